@@ -1,13 +1,13 @@
 """Reading of an elastic job's settings: [elastic] of job.toml, --nnodes MIN:MAX, --elastic-server, COORDINATOR of conf.py.
 
-The command line has priority. `--nnodes N` is a job of N nodes that is not elastic, whatever [elastic] has; N:N is an elastic job
-that waits for another node when it has lost one.
+The command line has priority. `--nnodes N` is a job of N nodes that is not elastic, whatever [elastic] has; N:N is an elastic
+job that waits for another node when it has lost one.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Type
+from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple, Type
 
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.config.cluster import Cluster
@@ -17,7 +17,6 @@ from clustertool.model.config.known_names import nearest
 from clustertool.model.quantities import DURATIONS, HIGHEST_PORT, seconds_of, whole
 
 PASSWORD, CA = "ETCD_PASSWORD", "ETCD_CA"  # names in SECRETS
-_KEYS = ("min", "max", "timeout", "grow", "backoff", "backoff_min", "backoff_max", "server")
 _SERVER = "https://[user@]host:port, several with commas between; or etcd://host:port"
 _URL = re.compile(
     r"(?P<scheme>https|http|etcd)://(?:(?P<user>[^@/:]+)(?P<password>:[^@/]*)?@)?"
@@ -46,11 +45,8 @@ def read_elastic(cluster: Cluster, table: Toml, nnodes: str, servers: Sequence[s
     Raises DataError for the table, UsageError for the options, ConfigError for COORDINATOR and SECRETS.
     """
     found = _table(table)
-    if is_range(nnodes):
-        found["minimum"], found["maximum"] = node_range(nnodes)
-    elif nnodes:
-        found["minimum"] = 0
-    if not found.get("minimum"):
+    low, high = node_range(nnodes) if is_range(nnodes) else (0, 0) if nnodes else (found["min"], found["max"])
+    if not low:
         if servers:
             raise UsageError(
                 "--elastic-server is for elastic jobs, and this job has a fixed number of nodes",
@@ -58,58 +54,53 @@ def read_elastic(cluster: Cluster, table: Toml, nnodes: str, servers: Sequence[s
             )
         return ElasticSettings()
     if mode not in ELASTIC_MODES:
-        what = f"an elastic job ({_range(found)} nodes) in mode {mode} is not possible"
+        what = f"an elastic job ({low}:{high or ''} nodes) in mode {mode} is not possible"
         raise UsageError(what, f"--nnodes N, or one of the modes {', '.join(ELASTIC_MODES)}")
+    if not high and not cluster.hosts:
+        raise DataError("job.toml: [elastic] has min and no max", "max = 4: no HOSTS state how many nodes there are")
     typed = [url for value in servers for url in value.split(",")]
-    urls = typed or found.pop("server", [])
-    found.pop("server", None)
-    if not found.get("maximum"):
-        if not cluster.hosts:
-            raise DataError(
-                "job.toml: [elastic] has min and no max", "max = 4: no HOSTS state how many nodes there are"
-            )
-        found["maximum"] = max(found["minimum"], len(cluster.hosts))
     where, error = ("--elastic-server", UsageError) if typed else ("job.toml: [elastic] server =", DataError)
+    server = _server(cluster, typed or found["server"], where, error)
     return ElasticSettings(
-        **found, server=_server(cluster, urls, where, error), coordinator=_coordinator(cluster, bool(urls))
+        minimum=low,
+        maximum=high or max(low, len(cluster.hosts)),
+        timeout=found["timeout"],
+        grow=found["grow"],
+        backoff=_backoff_of(found),
+        server=server,
+        coordinator="" if server.present else _coordinator(cluster),  # with a server it may be any node
     )
-
-
-def _range(found: Toml) -> str:
-    return f"{found['minimum']}:{found.get('maximum') or ''}"
 
 
 # -- [elastic] ----------------------------------------------------------------------------------------------------------
 
 
-def _table(table: Toml) -> Dict[str, Any]:
-    """The fields of ElasticSettings that the table has; `server` as a list of URLs. Raises DataError."""
-    found: Dict[str, Any] = {}
+def _table(table: Toml) -> Toml:
+    """The values of the table, and the defaults of the others. Raises DataError."""
+    found: Dict[str, object] = {**_DEFAULTS}
     for name, value in table.items():
         if name not in _READERS:
-            raise DataError(f"job.toml: [elastic] has the unknown key {name!r}", nearest(name, _KEYS, "known:"))
+            raise DataError(f"job.toml: [elastic] has the unknown key {name!r}", nearest(name, _READERS, "known:"))
         read, right = _READERS[name]
         found[name] = read(value)
         if found[name] is None:
             raise DataError(f"job.toml: [elastic] {name} = {value!r} is not right", f"{name} is {right}")
-    low, high = found.pop("min", 0), found.pop("max", 0)
+    checked: Toml = found
+    low, high = checked["min"], checked["max"]
     if low and high and low > high:
         raise DataError(f"job.toml: [elastic] min = {low} is more than max = {high}", "min = 2, max = 4")
     if high and not low:
         raise DataError("job.toml: [elastic] has max and no min", "min = 1 is the least number of nodes")
-    if low:
-        found["minimum"], found["maximum"] = low, high
-    return _with_backoff(found)
+    return checked
 
 
-def _with_backoff(found: Dict[str, Any]) -> Dict[str, Any]:
-    first, longest = found.pop("backoff", ElasticSettings.backoff)
-    first, longest = found.pop("backoff_min", first), found.pop("backoff_max", longest)
+def _backoff_of(found: Toml) -> Tuple[float, float]:
+    """Raises DataError."""
+    first, longest = found["backoff_min"] or found["backoff"][0], found["backoff_max"] or found["backoff"][1]
     if first > longest:
         what = f"job.toml: [elastic] the first back-off, {first:g} s, is longer than the longest, {longest:g} s"
         raise DataError(what, "backoff = [1, 30]: the first and the longest")
-    found["backoff"] = (first, longest)
-    return found
+    return first, longest
 
 
 def _count(value: object) -> Optional[int]:
@@ -135,7 +126,7 @@ def _urls(value: object) -> Optional[List[str]]:
 
 
 _TIME = f"a duration above 0: {DURATIONS}"
-_READERS: Dict[str, Tuple[Callable[[object], Any], str]] = {
+_READERS: Dict[str, Tuple[Callable[[object], object], str]] = {
     "min": (_count, NUMBER),
     "max": (_count, NUMBER),
     "timeout": (_duration, _TIME),
@@ -145,7 +136,17 @@ _READERS: Dict[str, Tuple[Callable[[object], Any], str]] = {
     "backoff_max": (_duration, _TIME),
     "server": (_urls, f'a URL, or a list of them: "{_SERVER}"'),
 }
-assert set(_READERS) == set(_KEYS)
+_DEFAULTS: Toml = {
+    "min": 0,
+    "max": 0,
+    "timeout": ElasticSettings.timeout,
+    "grow": ElasticSettings.grow,
+    "backoff": ElasticSettings.backoff,
+    "backoff_min": 0.0,
+    "backoff_max": 0.0,
+    "server": [],
+}
+assert set(_READERS) == set(_DEFAULTS)
 
 
 # -- the server, the coordinator ----------------------------------------------------------------------------------------
@@ -182,12 +183,10 @@ def _server(cluster: Cluster, texts: Sequence[str], where: str, error: Type[Clus
     return ElasticServer(tuple(dict.fromkeys(urls)), user, PASSWORD if user else "", ca)
 
 
-def _coordinator(cluster: Cluster, server: bool) -> str:
+def _coordinator(cluster: Cluster) -> str:
     """COORDINATOR, a host of HOSTS. Raises ConfigError."""
     name = cluster.coordinator
-    if not name or server:  # with a server any node may be the coordinator
-        return ""
-    if cluster.hosts and not any(name in (host.name, host.host, host.address) for host in cluster.hosts):
+    if name and cluster.hosts and not any(name in (host.name, host.host, host.address) for host in cluster.hosts):
         what = f"COORDINATOR = {name!r} is none of the hosts of {cluster.where or 'conf.py'}"
         raise ConfigError(what, f"one of {', '.join(host.name for host in cluster.hosts[:8])}")
     return name

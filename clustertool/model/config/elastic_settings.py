@@ -1,4 +1,4 @@
-"""Settings of an elastic job: how many nodes it may have, and what it does when nodes come and go. elastic_keys.py reads them."""
+"""Settings of an elastic job: how many nodes it may have, and how it follows their changes. elastic_keys.py reads them."""
 
 from __future__ import annotations
 
