@@ -15,6 +15,7 @@ from clustertool.engines.job_request import Advise, RunRequest, RunWish, make_pl
 from clustertool.errors import DataError, UsageError
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.elastic_keys import is_range, node_range
 from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import Options, read_job, resumes, valid_job_id
 from clustertool.model.hints import PROGRAM
@@ -67,8 +68,11 @@ def _refuse_endpoints(cluster: Cluster, options: Options) -> None:
 
 
 def limited(cluster: Cluster, options: Options) -> Cluster:
-    """--nnodes N: the first N hosts."""
+    """--nnodes N: the first N hosts. MIN:MAX: all of them, of which MAX take part."""
     if not options.nnodes:
+        return cluster
+    if is_range(options.nnodes):
+        node_range(options.nnodes)
         return cluster
     if not options.nnodes.isdecimal() or not 0 < int(options.nnodes) <= len(cluster.hosts):
         what = f"--nnodes {options.nnodes!r} is not valid"

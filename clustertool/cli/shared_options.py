@@ -128,7 +128,21 @@ RUN = (
         usual=f"ENGINE of conf.py, or {registry.DEFAULT}",
         group=_NODES,
     ),
-    Opt("nnodes", "use only the first N hosts", value="N", usual="all", group=_PROCESSES),
+    Opt(
+        "nnodes",
+        "use only the first N hosts; MIN:MAX: an elastic job, whose number of nodes may change while it runs",
+        value="N|MIN:MAX",
+        usual="all",
+        group=_PROCESSES,
+    ),
+    Opt(
+        "elastic-server",
+        "etcd for the epochs of an elastic job, which then may lose its coordinator: https://user@host:2379",
+        MANY,
+        value="URL,...",
+        usual="none",
+        group=_ENDING,
+    ),
     Opt(
         "nproc-per-node",
         "trainers on each node: a number, or one per device (gpu, xpu, npu, auto) or processor (cpu)",

@@ -121,6 +121,7 @@ class Cluster:
     device_visibility: str = _key("DEVICE_VISIBILITY", one_of(*VISIBILITIES), "")
     start_port: int = _key("START_PORT", _port, 0)
     lead_port: int = _key("LEAD_PORT", _port, 0)
+    coordinator: str = _key("COORDINATOR", _text, "")  # of elastic jobs: a host that is known to stay available
     relay: str = _key("RELAY", one_of("auto", "off"), "auto")
     dispatch: str = _key("DISPATCH", one_of(*CARRIERS), "swarm")  # what carries a workspace to the nodes
     container: ContainerSettings = _key("CONTAINER", read_conf, ContainerSettings())

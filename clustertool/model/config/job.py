@@ -11,6 +11,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 from clustertool.errors import ConfigError, DataError, UsageError
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.container_keys import merged, refuse_launcher
+from clustertool.model.config.elastic_keys import is_range, read_elastic
 from clustertool.model.config.elastic_settings import ElasticSettings
 from clustertool.model.config.hosts import VARIABLE, device_ids
 from clustertool.model.config.job_tables import (
@@ -170,6 +171,7 @@ class Options:
     job_workspace: str = ""
     host_counts: bool = False
     image: Optional[str] = None
+    elastic_server: Tuple[str, ...] = ()
 
 
 def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
@@ -207,7 +209,7 @@ def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
         auto_devices=devices == AUTO,
         nproc=None if options.nproc_per_node in COUNTED else _count(options.nproc_per_node, "--nproc-per-node", _NPROC),
         nproc_of=options.nproc_per_node if options.nproc_per_node in COUNTED else "",
-        nnodes=_count(options.nnodes, "--nnodes") or 0,
+        nnodes=0 if is_range(options.nnodes) else _count(options.nnodes, "--nnodes") or 0,
         ports=RequestedPorts(
             gloo=_port(options.http_port, "--http-port"), master=_port(options.master_port, "--master-port")
         ),
@@ -215,6 +217,7 @@ def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
         log_dir=options.log_dir,
         mpi=MpiSettings(file["mpi"], file["pservers"] or _asks_for_pservers(cluster, options)),
         container=container,
+        elastic=read_elastic(cluster, file["elastic"], options.nnodes, options.elastic_server, mode),
     )
 
 
