@@ -1,8 +1,8 @@
 """A lease is a node's right to have ranks of the present epoch. This module computes when it ends; it has no clock of its own.
 
-All times are seconds of one machine's CLOCK_BOOTTIME, which also runs while the machine is suspended. Times of two machines are
-never compared: a node measures from when it sent a beat, and the coordinator from when it received this beat, which is later. So
-a node's lease has ended when the coordinator gives the node up.
+All times are seconds of one machine's CLOCK_BOOTTIME, which also runs while the machine is suspended. Times of two machines
+are never compared: a node measures from when it sent a beat, and the coordinator from when it received this beat, which is
+later. So a node's lease has ended when the coordinator gives the node up.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class _OfElasticShapes(TypedDict, total=False):
 class SpecShape(_OfElasticShapes):
     """Only the coordinator's node has it."""
 
-    names: List[str]  # of all nodes, by their ids; in an elastic job also of those that are not in this epoch, "" if not known
+    names: List[str]  # of all nodes, by their ids; in an elastic job also of other epochs, "" if not known
     place: List[Tuple[str, int, int]]  # role, rank, node of all processes
 
 
