@@ -1,1 +1,1 @@
-"""Rules of elastic jobs: leases, epochs, and which nodes take part. Pure."""
+"""The rules of elastic jobs: leases of nodes, numbers of epochs, and when the next epoch may start."""

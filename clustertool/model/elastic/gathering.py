@@ -29,7 +29,7 @@ class Gathering(NamedTuple):
 
     number: of the epoch. began: when its gathering began. earliest: before this time ranks of the last epoch may live on a node
     that was lost. expected: members that will join again, because they have taken part and were not lost. patience: seconds to
-    wait for these. first: no epoch has begun so far.
+    wait for these. first: no epoch has begun so far. restarts: of --max-restarts that were used. cause: of the epoch.
     """
 
     number: int
@@ -41,6 +41,8 @@ class Gathering(NamedTuple):
     earliest: float = 0.0
     expected: FrozenSet[int] = frozenset()
     patience: float = 0.0
+    restarts: int = 0
+    cause: str = ""
 
     def readiness(self, present: Collection[int], now: float) -> Readiness:
         """present: the members that have joined."""
@@ -63,3 +65,8 @@ class Gathering(NamedTuple):
         """
         others = sorted(set(present) - {coordinator}, key=lambda member: (member not in self.expected, member))
         return (coordinator, *sorted(others[: self.maximum - 1]))
+
+
+def pause(short: int, least: float, most: float) -> float:
+    """Seconds before an epoch. short: how many epochs in a row ended early. least, most: see ElasticSettings.backoff."""
+    return min(most, least * 2.0 ** min(short, 30))

@@ -26,7 +26,7 @@ from clustertool.model.planning.probe_request import job_environment, probe_requ
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_requests import ProbeRequest
-    from clustertool.model.wire.spec_types import Spec
+    from clustertool.model.wire.spec_types import ElasticSpec, Spec
 
 _NO_SSH = ("ping", "ssh", "rsync")  # checks of the way that a laptop takes
 _OF_OTHERS = ("load",)  # an engine places other jobs on the same nodes
@@ -146,23 +146,19 @@ def _with_shared_roots(facts: ByNode) -> ByNode:
     return {n: replace(fact, root_id=f"hint/{fact.root_hint}") if n in doubtful else fact for n, fact in facts.items()}
 
 
-def specs(made: Plan, arrivals: Sequence[Arrival], engine: str, epoch: int = 0) -> Dict[int, Spec]:
-    """Each node's part of the plan. engine: what has started the nodes, "" for users. epoch: of an elastic job."""
+def specs(
+    made: Plan, arrivals: Sequence[Arrival], engine: str, elastic: "ElasticSpec | None" = None
+) -> Dict[int, Spec]:
+    """Each node's part of the plan. engine: what has started the nodes, "" for users. elastic: of the epoch."""
     found: Dict[int, Spec] = {}
     for node, request in requests.start(made, {}, {}).phases[0].requests.items():
         spec: Spec = request.fields["spec"]  # type: ignore[assignment]
         spec["first_path"] = arrivals[node].own.first_path or spec["first_path"]
         spec["engine"] = engine
         spec["allocated"] = list(made.nodes[node].facts.allocated or ())
-        elastic = made.job.elastic
-        if elastic.present:
-            spec["elastic"] = {
-                "epoch": epoch,
-                "lease": made.job.policy.loss_timeout,
-                "grow": elastic.grow,
-                "maximum": elastic.maximum,
-            }
-            spec["attempt"] = epoch
+        if elastic is not None:
+            spec["elastic"], spec["attempt"] = elastic, elastic["epoch"]
+            spec["header"]["epoch"], spec["header"]["lead"] = elastic["epoch"], spec["lead"]["node"]
         found[node] = spec
     return found
 

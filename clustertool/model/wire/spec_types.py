@@ -53,14 +53,27 @@ class SpecPolicy(TypedDict):
 
 
 class _OfElasticShapes(TypedDict, total=False):
-    nodes: List[int]  # those of this epoch; missing: all
+    nodes: List[int]  # of the present epoch; missing: 0, 1, ... for each of `names`
 
 
 class SpecShape(_OfElasticShapes):
     """Only the coordinator's node has it."""
 
-    names: List[str]  # of all nodes; of an elastic job by number, "" for those that do not take part
+    names: List[str]  # of all nodes, by their ids; in an elastic job also of other epochs, "" if not known
     place: List[Tuple[str, int, int]]  # role, rank, node of all processes
+
+
+class ElasticSpec(TypedDict):
+    """An epoch of an elastic job. Node ids are stable for the whole job, so those of one epoch may have gaps."""
+
+    epoch: int  # its number, which is that of its first attempt
+    lease: float  # seconds
+    grow: str  # "next": a machine that offers itself waits for the next epoch; "restart": it begins one
+    maximum: int  # nodes
+    members: int  # that have joined the job, with those on standby
+    waiting: List[str]  # names of the members on standby
+    restarts: int  # of --max-restarts that earlier epochs have used
+    store: bool  # epochs are records in a store: any node may coordinate, and each attempt is an epoch
 
 
 class _OfSomeJobs(TypedDict, total=False):
@@ -97,24 +110,15 @@ class ContainerSpec(RuntimeSpec):
     groups: List[int]  # the user's own on this node, the primary one first
 
 
-class SpecElastic(TypedDict):
-    """Only of elastic jobs. epoch: its number, which is that of the first attempt of this start. Times are seconds."""
-
-    epoch: int
-    lease: float  # after which a node without an acknowledged heartbeat has no ranks
-    grow: str  # "next", or "restart": a machine that offers itself starts an epoch
-    maximum: int
-
-
 class _LaunchFields(TypedDict, total=False):
     """Secrets, certificate and key are added in memory when the job starts; they are never on a disk."""
 
     certificate: str
     key: str
     shape: SpecShape
-    attempt: int  # the first one of this start; above 0 where an engine starts the job again
+    attempt: int  # the first one of this start; above 0 where an engine starts the job again, and in later epochs
+    elastic: ElasticSpec  # missing: the job has the same nodes for all of its life
     container: ContainerSpec  # missing: ranks run in no container
-    elastic: SpecElastic
     launcher: str  # "mpirun" where one starts the trainers, else missing: the supervisors do
     hostfile: str  # the text of mpirun's hostfile; only the coordinator's node has it
 

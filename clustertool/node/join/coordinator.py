@@ -37,6 +37,7 @@ from clustertool.node.system.tls_link import context, wait_for
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_requests import RelayRequest
     from clustertool.model.wire.join_messages import FetchOrder, PlaceOrder, RelayOrder
+    from clustertool.model.wire.spec_types import ElasticSpec
 
 TICK = 0.1  # seconds: a signal that is blocked wakes nothing
 _LAST_MESSAGE = 3.0  # seconds for the last message to all
@@ -306,8 +307,8 @@ class JoinCoordinator:
         self._decide(d.Done(COORDINATOR, round))
 
     def _place(self, round: int) -> None:
-        elastic = self._state.elastic
-        parts = specs(self._made, self._arrivals, self._join.engine, elastic.number if elastic is not None else 0)
+        elastic = self._elastic_spec()
+        parts = specs(self._made, self._arrivals, self._join.engine, elastic)
         attempt = self._node.first_attempt(parts[0]["job_dir"]) if elastic is None else 0
         if attempt:
             for part in parts.values():
@@ -325,6 +326,23 @@ class JoinCoordinator:
                 self._node.place(order)
             else:
                 self._members.send(connection, order)
+
+    def _elastic_spec(self) -> "ElasticSpec | None":
+        """What all members of an epoch know of it, None where the job is not elastic."""
+        gathering, settings = self._state.elastic, self._join.job.elastic
+        if gathering is None:
+            return None
+        waiting = [one.offer.hostname for one in self._state.standby]
+        return {
+            "epoch": gathering.number,
+            "lease": self._join.job.policy.loss_timeout,
+            "grow": settings.grow,
+            "maximum": settings.maximum,
+            "members": len(self._state.members) + len(waiting),
+            "waiting": waiting,
+            "restarts": gathering.restarts,
+            "store": settings.server.present,
+        }
 
     def _lead(self, action: d.Lead) -> None:
         """The port of joining becomes the lead's."""

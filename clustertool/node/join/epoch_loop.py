@@ -8,10 +8,10 @@ coordinator's supervisor (EpochEnd).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, FrozenSet, NamedTuple, Optional
+from typing import FrozenSet, NamedTuple, Optional
 
-from clustertool.model.elastic.epochs import EpochEnd, earliest_start, pause
-from clustertool.model.elastic.gathering import Gathering
+from clustertool.model.elastic.epochs import EpochEnd, earliest_start
+from clustertool.model.elastic.gathering import Gathering, pause
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint
 from clustertool.node.join.bundle_content import BundleContent
 from clustertool.node.join.coordinator import JoinCoordinator
@@ -21,9 +21,6 @@ from clustertool.node.join.joining_node import JoiningNode
 from clustertool.node.join.member_record import MemberRecord
 from clustertool.node.system.child_signals import Signals
 from clustertool.node.system.process_clock import boottime
-
-if TYPE_CHECKING:
-    from clustertool.model.wire.spec_types import Spec
 
 
 class Part(NamedTuple):
@@ -61,16 +58,10 @@ class EpochLoop:
             if end is None or spec is None:
                 return code
             self._prepare(end, frozenset(spec["shape"]["nodes"]) if "shape" in spec else frozenset())
-            self._join = self._of_next(spec, end.restarts_used)
+            lead = spec["lead"]
+            self._join = replace(self._join, coordinator=MeetingPoint(lead["host"], lead["port"]))
             part = Part(spec["node"], part.address)
             record = MemberRecord(spec)
-
-    def _of_next(self, spec: Spec, restarts_used: int) -> JoinFile:
-        """The join file of the next epoch: the coordinator's place is known, and restarts of ranks count for the whole job."""
-        job, lead = self._join.job, spec["lead"]
-        left = max(0, job.policy.max_restarts - restarts_used)
-        job = replace(job, policy=replace(job.policy, max_restarts=left))
-        return replace(self._join, job=job, coordinator=MeetingPoint(lead["host"], lead["port"]))
 
     def _prepare(self, end: EpochEnd, members: FrozenSet[int]) -> None:
         """What the next epoch waits for. members: of the epoch that has ended."""
@@ -88,5 +79,7 @@ class EpochLoop:
             earliest=max(earliest_start(end.lost, lease), now + pause(self._short, least, most)),
             expected=members - set(end.lost) - set(end.left),
             patience=lease,
+            restarts=end.restarts_used,
+            cause=end.why,
         )
         self._began = now
