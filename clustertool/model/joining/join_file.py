@@ -47,6 +47,7 @@ class OwnSettings:
     environment of the joining process, as on a machine alone. secrets: names of SECRETS whose values are here; only an
     offer has them. name: of this machine, as its engine knows it; "" for the host name. base: the parent of the job's
     directory, where the starter knows it; a machine of an elastic job that has one makes its record before the first plan.
+    entry: how conf.py names it (Host.entry), "" where no laptop started it.
     """
 
     root_dir: str = ""
@@ -61,6 +62,7 @@ class OwnSettings:
     secrets: Tuple[str, ...] = ()
     name: str = ""
     base: str = ""
+    entry: str = ""
 
 
 @dataclass(frozen=True)

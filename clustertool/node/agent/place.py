@@ -31,7 +31,7 @@ def place(agent: PlacingContext, request: PlaceRequest) -> Answer:
     """
     spec, release = request["spec"], request["release"]
     if may_be_placed_again(spec) and _started_before(spec):
-        _place_again(agent, spec)
+        _place_again(agent, spec, release)
         return {}
     root, base = str(spec["root"]), os.path.dirname(spec["job_dir"])
     files.make_root(root)
@@ -66,7 +66,7 @@ def may_be_placed_again(spec: Spec) -> bool:
 def _started_before(spec: Spec) -> bool:
     """Whether the directory of an earlier start is there. One that was placed by half is removed. Raises PreflightError."""
     try:
-        if not _belongs(spec["job_dir"], spec["token"]):
+        if not belongs(spec["job_dir"], spec["token"]):
             return False  # of another job: it cannot be made
     except NotFound:
         return False
@@ -76,15 +76,17 @@ def _started_before(spec: Spec) -> bool:
     return False
 
 
-def _place_again(agent: PlacingContext, spec: Spec) -> None:
-    """Other machines, addresses and ports, the same files. The engine has ended the earlier supervisor.
+def _place_again(agent: PlacingContext, spec: Spec, release: str) -> None:
+    """Other machines, addresses and ports, the same files. The earlier supervisor has ended.
 
-    Raises PreflightError.
+    A member of an elastic job has a record before its first epoch, and no workspace. Raises PreflightError, DispatchError.
     """
     job = files.open_job_dir(spec["job_dir"])
     try:
         Ledger(spec).place()
         _claim_ports(agent, spec)
+        if release and not os.path.exists(paths.JobPaths.at(spec["job_dir"]).spec):
+            release_store.unpack(release_store.Store(str(spec["root"])), release, files.path_of(job))
         files.remove(job, f"{paths.OURS}/control")
         _write_files(spec, job)
     except OSError as error:
@@ -127,7 +129,7 @@ def unplace(agent: PlacingContext, request: UnplaceRequest) -> Answer:
     with contextlib.suppress(NotFound):
         if request.get("again"):
             _take_back_claims(request["job_dir"])
-        elif _belongs(request["job_dir"], request["token"]):
+        elif belongs(request["job_dir"], request["token"]):
             _remove(request["job_dir"])
     return {}
 
@@ -148,7 +150,7 @@ def _take_back(spec: Spec) -> None:
         _remove(spec["job_dir"])
 
 
-def _belongs(job_dir: str, token: str) -> bool:
+def belongs(job_dir: str, token: str) -> bool:
     """Whether a job's directory was placed with this token. Raises NotFound."""
     known = ledger.read(paths.JobPaths.at(job_dir)).get("token")
     if known:

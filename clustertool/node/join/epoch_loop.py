@@ -18,7 +18,8 @@ from clustertool.node.join.coordinator import JoinCoordinator
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joiner import Joiner
 from clustertool.node.join.joining_node import JoiningNode
-from clustertool.node.join.member_record import MemberRecord
+from clustertool.node.join.member_record import MemberRecord, first_record
+from clustertool.node.storage import files
 from clustertool.node.system.child_signals import Signals
 from clustertool.node.system.process_clock import boottime
 
@@ -45,9 +46,10 @@ class EpochLoop:
         self._gathering = first
 
     def run(self, part: Part) -> int:
-        record: Optional[MemberRecord] = None
+        signals = Signals()
+        join = replace(self._join, index=part.number)
+        record = first_record(join, files.resolve(join.own.root_dir or join.cluster.root_dir))
         while True:
-            signals = Signals()
             node = JoiningNode(replace(self._join, index=part.number), self._report, self._umask, self._bundle)
             node.epoch.record = record
             if part.address:
@@ -61,7 +63,7 @@ class EpochLoop:
             lead = spec["lead"]
             self._join = replace(self._join, coordinator=MeetingPoint(lead["host"], lead["port"]))
             part = Part(spec["node"], part.address)
-            record = MemberRecord(spec)
+            signals, record = Signals(), MemberRecord(spec)
 
     def _prepare(self, end: EpochEnd, members: FrozenSet[int]) -> None:
         """What the next epoch waits for. members: of the epoch that has ended."""

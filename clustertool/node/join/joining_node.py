@@ -57,29 +57,38 @@ class OrderResult(NamedTuple):
 class EpochPart:
     """What only a member of an elastic job has.
 
-    record: its record while no supervisor runs, None before its first epoch. end: how the last epoch has ended, None if the job
-    is over. spec: of that epoch.
+    record: its record while no supervisor is prepared, None before the first one. end: how the last epoch has ended, None if
+    the job is over. spec: of that epoch.
     """
 
     def __init__(self) -> None:
         self.record: Optional[MemberRecord] = None
         self.end: Optional[EpochEnd] = None
         self.spec: Optional[Spec] = None
+        self._paused: Optional[MemberRecord] = None
 
     @property
     def stopped(self) -> Optional[ClustertoolError]:
         """The error that stands for a stop by the user."""
         return self.record.stopped if self.record is not None else None
 
+    def wires(self) -> List[object]:
+        return self.record.wires() if self.record is not None else []
+
+    def turn(self) -> None:
+        if self.record is not None:
+            self.record.turn()
+
     def pause(self) -> None:
         """A supervisor is to be prepared, which has the same events file and the same socket."""
         if self.record is not None:
             self.record.close()
+        self.record, self._paused = None, self.record
 
     def resume(self) -> None:
         """Its supervisor was taken back."""
-        if self.record is not None:
-            self.record = self.record.reopened()
+        if self._paused is not None:
+            self.record, self._paused = MemberRecord(self._paused.spec), None
 
     def fail(self, error: ClustertoolError, coordinates: bool) -> None:
         """The job does not go on here."""
@@ -159,7 +168,7 @@ class JoiningNode:
             self.report.warning(f"{error.filename} has the job's key and cannot be removed: {error.strerror}")
 
     def wires(self) -> List[object]:
-        own = self.epoch.record.wires() if self.epoch.record is not None else []
+        own = self.epoch.wires()
         return [*([self._busy] if self._busy is not None else []), *self._relay.wires(), *own]
 
     def probe(self, address: str) -> None:
@@ -202,8 +211,7 @@ class JoiningNode:
 
     def turn(self, ready: Set[int]) -> Optional[OrderResult]:
         """The result of the present order, once it is there."""
-        if self.epoch.record is not None and self._supervisor is None:
-            self.epoch.record.turn()
+        self.epoch.turn()
         fetched = self._turn_relay(ready)
         if fetched is not None:
             return fetched

@@ -7,14 +7,18 @@ prepared.
 from __future__ import annotations
 
 import os
+import socket
 import time
 from typing import TYPE_CHECKING, List, Optional, Tuple
 
 from clustertool.errors import ClustertoolError, NodeLost, NotFound, Terminated, TimedOut
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState
+from clustertool.model.joining.join_file import JoinFile
+from clustertool.model.joining.join_plan import unplanned_spec
 from clustertool.model.paths import OURS
 from clustertool.model.wire import record_lines
+from clustertool.node.agent import place
 from clustertool.node.jobs.ledger import Ledger
 from clustertool.node.storage import files
 from clustertool.node.storage.reserving_journal import ReservingJournal
@@ -81,10 +85,6 @@ class MemberRecord:
         self._events.close(durable=True)
         os.close(self._job)
 
-    def reopened(self) -> MemberRecord:
-        """The same record, once it was closed. Raises PreflightError, NotFound."""
-        return MemberRecord(self.spec)
-
     def _answer(self, request: SupervisorRequest) -> Tuple[SupervisorAnswer, bytes]:
         """Raises NotFound for what exists during an epoch only."""
         if request["type"] == "status":
@@ -110,6 +110,25 @@ class MemberRecord:
             "outcome": None,
             "ranks": [],
         }
+
+
+def first_record(join: JoinFile, root: str) -> Optional[MemberRecord]:
+    """The record of a machine that begins to take part, where the place of the job's directory is known before the plan.
+
+    A machine that was started again has a directory already. Raises PreflightError, UsageError.
+    """
+    if not join.own.base or join.index is None:
+        return None
+    spec = unplanned_spec(join, root, socket.gethostname())
+    files.make_root(root)
+    if join.own.base != root:
+        files.make_dir(root, os.path.basename(join.own.base))
+    if not (os.path.lexists(spec["job_dir"]) and place.belongs(spec["job_dir"], spec["token"])):
+        os.close(files.make_job_dir(spec["job_dir"]))
+    Ledger(spec).place()
+    record = MemberRecord(spec)
+    record.begin()
+    return record
 
 
 def outcome_of(error: ClustertoolError, node: Optional[int] = None) -> Outcome:
