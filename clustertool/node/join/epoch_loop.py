@@ -24,7 +24,7 @@ from clustertool.node.system.child_signals import Signals
 from clustertool.node.system.process_clock import boottime
 
 
-class Part(NamedTuple):
+class MemberPlace(NamedTuple):
     """The part of this machine in the next epoch. number: in the job, None until it has one. address: the
     coordinator's, if this machine coordinates, else ""."""
 
@@ -45,7 +45,7 @@ class EpochLoop:
         first = Gathering(0, elastic.minimum, elastic.maximum, elastic.timeout, self._began)
         self._gathering = first
 
-    def run(self, part: Part) -> int:
+    def run(self, part: MemberPlace) -> int:
         signals = Signals()
         join = replace(self._join, index=part.number)
         record = first_record(join, files.resolve(join.own.root_dir or join.cluster.root_dir))
@@ -61,9 +61,9 @@ class EpochLoop:
                 return code
             self._prepare(end, frozenset(spec["shape"]["nodes"]) if "shape" in spec else frozenset())
             lead = spec["lead"]
-            self._join = replace(self._join, coordinator=MeetingPoint(lead["host"], lead["port"]))
-            part = Part(spec["node"], part.address)
-            signals, record = Signals(), MemberRecord(spec)
+            self._join = replace(self._join, coordinator=MeetingPoint(lead["host"], lead["port"], lead["node"]))
+            part = MemberPlace(spec["node"], part.address)
+            signals, record = Signals(), MemberRecord(spec, self._join.for_others)
 
     def _prepare(self, end: EpochEnd, members: FrozenSet[int]) -> None:
         """What the next epoch waits for. members: of the epoch that has ended."""
