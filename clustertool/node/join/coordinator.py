@@ -360,8 +360,14 @@ class JoinCoordinator:
             self._node.launch(time.time())
         except ClustertoolError as error:
             self._decide(d.Failed(COORDINATOR, action.round, error))
-        else:
-            self._decide(d.Done(COORDINATOR, action.round))
+            return
+        elastic = self._state.elastic
+        if elastic is not None:
+            members = [one.offer.node or 0 for one in self._state.members]
+            self._node.record("epoch", attempt=elastic.number, **elastic.before.change(members, boottime()))
+            for one in self._state.standby:
+                self._node.record("standby", name=one.offer.hostname, address=one.offer.address)
+        self._decide(d.Done(COORDINATOR, action.round))
 
     def _abort(self, error: ClustertoolError) -> None:
         if not (isinstance(error, (Interrupted, Terminated)) and self._node.ask(error)):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import FrozenSet, NamedTuple, Optional
 
 from clustertool.model.elastic.epochs import EpochEnd, earliest_start
-from clustertool.model.elastic.gathering import Gathering, pause
+from clustertool.model.elastic.gathering import EpochBefore, Gathering, pause
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint
 from clustertool.node.join.bundle_content import BundleContent
 from clustertool.node.join.coordinator import JoinCoordinator
@@ -71,6 +71,8 @@ class EpochLoop:
         least, most = elastic.backoff
         self._short = self._short + 1 if now - self._began < most else 0
         lease = self._join.job.policy.loss_timeout
+        lost, released = frozenset(end.lost), frozenset(end.left)
+        before = EpochBefore(members, end.why, min(end.lost.values(), default=now), lost, released)
         self._gathering = Gathering(
             end.attempt + 1,
             elastic.minimum,
@@ -79,9 +81,9 @@ class EpochLoop:
             now,
             first=False,
             earliest=max(earliest_start(end.lost, lease), now + pause(self._short, least, most)),
-            expected=members - set(end.lost) - set(end.left),
+            expected=members - lost - released,
             patience=lease,
             restarts=end.restarts_used,
-            cause=end.why,
+            before=before,
         )
         self._began = now
