@@ -11,8 +11,9 @@ from clustertool.engines.job_request import Shown
 from clustertool.errors import BadAnswer, ClustertoolError, NotFound, Unreachable, raise_all
 from clustertool.fleet.fleet import Check, Fleet
 from clustertool.fleet.transfer.rsync_session import STALL
+from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.outcome import Key, some
-from clustertool.model.job.state import JobStatus, ProcessStatus
+from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import RankState
 from clustertool.model.masking import Hide
 from clustertool.model.paths import JobPaths
@@ -32,14 +33,15 @@ _SEARCHED = 400  # lines from the end that are searched for a traceback
 
 
 def places_of(
-    fleet: Fleet, status: JobStatus, asked: Shown, role: str = "", host: str = ""
+    fleet: Fleet, status: JobStatus, asked: Shown, role: str = "", host: str = "", attempt: int | None = None
 ) -> tuple[dict[Key, int], list[ClustertoolError]]:
     """(role, rank) -> the agent that has its log, and an error for each node that does not answer.
 
-    role: with "all", only processes of it. host: only processes on the node of this name. Raises NotFound for a rank or host
+    role: with "all", only processes of it. host: only processes on the node of this name. attempt: the newest one if None; the
+    nodes of an elastic job change. Raises NotFound for a rank or host
     that the job does not have, and these errors if there is no log to show.
     """
-    known = {key: process.node for key, process in status.processes.items()}
+    known = status.ranks_in(attempt)
     if isinstance(asked, str):
         wanted = role if asked == "all" else asked
         found = {key: node for key, node in known.items() if wanted in ("", key[0])}

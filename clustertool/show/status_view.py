@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from clustertool.model.job.job_container import JobContainer
+from clustertool.model.container.job_container import JobContainer
+from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.outcome import describe_exit
-from clustertool.model.job.state import ProcessStatus
 from clustertool.model.job.state_names import JobState, StartReason
 from clustertool.model.quantities import human_bytes, human_seconds
 from clustertool.model.roles import LAUNCHERS
@@ -35,6 +35,8 @@ _STARTS = {
 _LEVELS = {"bad": ("FAIL ", "red"), "warn": ("warn ", "yellow"), "ok": ("", ""), "skip": ("", "dim")}
 _PROCESSES = ("role", "rank", "node", "pid", "state", "since", "exit", "cpu", "memory", "step", "no output")
 _NODES = ("node", "state", "supervisor", "heartbeat", "note")
+_EPOCHS = ("epoch", "began", "nodes", "left", "joined", "cost", "cause")
+_FEW_OF_EPOCHS = Narrow(cut="cause", out=("began",))
 _JOBS = ("state", "user", "started", "duration", "nodes", "exit", "command")
 _FEW_OF_JOBS = Narrow(cut="command", out=("command", "nodes", "started"))
 _FEW_OF_PROCESSES = Narrow(out=("pid", "memory", "cpu"))
@@ -57,6 +59,31 @@ def status_tables(status: Shown, terminal: Terminal, now: float) -> None:
     table("", _PROCESSES, processes, terminal=terminal, narrow=_FEW_OF_PROCESSES)
     terminal.line()
     table("", _NODES, [_node(node, names) for node in status["nodes"]], terminal=terminal)
+    if len(status["epochs"]) > 1:
+        terminal.line()
+        table(
+            "",
+            _EPOCHS,
+            [epoch_row(epoch, names) for epoch in status["epochs"]],
+            terminal=terminal,
+            narrow=_FEW_OF_EPOCHS,
+        )
+
+
+def epoch_row(epoch: Shown, names: Mapping[int, str]) -> list[Cell]:
+    """One epoch of an elastic job as a row of _EPOCHS. names: of the nodes."""
+    left = [f"{names.get(node, f'node {node}')} ({why})" for node, why in epoch["left"]]
+    joined = [names.get(node, f"node {node}") for node in epoch["joined"]] if epoch["attempt"] else []
+    cost = f"{epoch['seconds']:.1f} s" if epoch["seconds"] else "-"
+    return [
+        str(epoch["attempt"]),
+        _time(epoch["t"]),
+        fold([names.get(node, f"node {node}") for node in epoch["nodes"]]),
+        ", ".join(left) or "-",
+        ", ".join(joined) or "-",
+        cost,
+        epoch["cause"] or "-",
+    ]
 
 
 def _verdict(status: Shown) -> str:

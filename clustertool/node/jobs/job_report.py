@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Dict, List, Mapping, Sequence, Tuple
 from clustertool.errors import NotFound
 from clustertool.model.job import progress as steps
 from clustertool.model.job import usage
+from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.outcome import Key
-from clustertool.model.job.state import ProcessStatus, ranks_of
+from clustertool.model.job.state import ranks_of
 from clustertool.model.job.state_names import RankState
 from clustertool.model.paths import OURS
 from clustertool.node.jobs.queries import record_of
