@@ -60,7 +60,7 @@ def places_of(
             fix = f"hosts: {', '.join(node.name for node in status.nodes.values())}"
             raise NotFound(f"no such rank on host {host!r}", fix)
     away = grouped((node, key) for key, node in found.items() if node in fleet.failed)
-    missing = [_unreachable(fleet, status, node, keys) for node, keys in away.items()]
+    missing = [_unreachable(fleet, status, node, keys, attempt) for node, keys in away.items()]
     found = {key: node for key, node in found.items() if node not in fleet.failed}
     if not found:
         raise_all(missing)
@@ -75,17 +75,21 @@ def require_attempt(status: JobStatus, attempt: int | None) -> None:
         raise NotFound(f"job {status.job} has no attempt {attempt}", have)
 
 
-def _unreachable(fleet: Fleet, status: JobStatus, node: int, keys: Sequence[Key]) -> ClustertoolError:
+def _unreachable(
+    fleet: Fleet, status: JobStatus, node: int, keys: Sequence[Key], attempt: int | None
+) -> ClustertoolError:
     """Why the logs of the ranks of a node cannot be read now, where they are, and what is known of these ranks."""
     why: ClustertoolError = fleet.failed[node]
     host, known = fleet.cluster.hosts[node], []
-    for process in (status.processes[key] for key in sorted(keys)):
+    for process in (status.processes[key] for key in sorted(keys) if key in status.processes):
         about = [process.state.value] if process.state is RankState.LOST else []
         about += [f"last step {process.step:.0f}"] if process.step is not None else []
         about += [f"last output {human_seconds(time.time() - process.output)} ago"] if process.output else []
         known.append(f"{role_name(process.role)} {process.rank}" + (f" ({', '.join(about)})" if about else ""))
-    first = status.processes[min(keys)]
-    log = first.log or JobPaths.log(first.role, first.rank, first.attempt)
+    role, rank = min(keys)
+    first = status.processes.get((role, rank))
+    newest = first is not None and attempt in (None, first.attempt)
+    log = (first.log if first and newest else "") or JobPaths.log(role, rank, attempt or 0)
     path = JobPaths(host.root_dir or fleet.cluster.root_dir, status.job).of(log)
     what = f"no log of {some(known)}: {why.what}"
     return type(why)(what, f"when {host.name} answers again: {path} on {host.name}", host.name)

@@ -70,7 +70,7 @@ def status_tables(status: Shown, terminal: Terminal, now: float) -> None:
         )
 
 
-def epoch_row(epoch: Shown, names: Mapping[int, str]) -> list[Cell]:
+def epoch_row(epoch: Shown, names: Mapping[int, str]) -> list[str]:
     """One epoch of an elastic job as a row of _EPOCHS. names: of the nodes."""
     left = [f"{names.get(node, f'node {node}')} ({why})" for node, why in epoch["left"]]
     joined = [names.get(node, f"node {node}") for node in epoch["joined"]] if epoch["attempt"] else []
