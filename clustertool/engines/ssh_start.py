@@ -114,7 +114,7 @@ class SshStart(Starter):
     def _examine_again(self) -> ByNode:
         again: ProbeWanted = {"job_workspace": self._request.options.job_workspace}
         container = self._request.spec.container if self._request.spec else NO_CONTAINER
-        gathered = preflight.probe(self._fleet, preflight.with_container(self._with_mpi(again), container))
+        gathered = preflight.probe(self._fleet, self._with_mpi(again), container)
         facts = {node: read_facts(node, answer) for node, answer in gathered.all().items()}
         return self._in_use(shared_roots.confirm(self._fleet, facts))
 

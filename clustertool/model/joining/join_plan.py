@@ -20,7 +20,6 @@ from clustertool.model.joining.join_file import JoinFile, OwnSettings
 from clustertool.model.joining.plain_form import WrongForm, from_plain
 from clustertool.model.mpirun.implementation import DAEMONS
 from clustertool.model.planning import requests
-from clustertool.model.planning.node_container import container_request
 from clustertool.model.planning.plan import Plan, PlannedNode, plan
 from clustertool.model.planning.probe_request import job_environment, probe_request
 
@@ -85,8 +84,6 @@ def probe_of(join: JoinFile, own: OwnSettings, address: str) -> ProbeRequest:
         asked["first_path"], asked["here"] = own.first_path or asked["first_path"], own.here
         asked["engine"], asked["packages"] = join.engine, list(DAEMONS)
         request["mpi"] = asked
-    if join.job.container:
-        request["container"] = container_request(join.job.container)
     if own.folder:
         request["job_workspace"], request["listing"] = own.folder, bool(join.job.shards)
     return request

@@ -11,13 +11,15 @@ from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.facts import ByNode
 
 if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import ProbeAnswer
     from clustertool.model.wire.agent_requests import ContainerWanted
     from clustertool.model.wire.spec_types import ContainerSpec
 
 
-def container_request(settings: ContainerSettings) -> ContainerWanted:
-    """What a probe is asked for a job in containers."""
-    return {"image": settings.image, "runtime": settings.runtime, "options": bool(settings.options)}
+def container_request(settings: ContainerSettings, probed: ProbeAnswer) -> ContainerWanted:
+    """What a node is asked for a job in containers. probed: what its probe has found."""
+    gpu = probed.get("device_kind") == "gpu" and bool(probed.get("devices"))
+    return {"image": settings.image, "runtime": settings.runtime, "options": bool(settings.options), "gpu": gpu}
 
 
 def containers(cluster: Cluster, settings: ContainerSettings, facts: ByNode) -> Dict[int, ContainerSpec]:

@@ -290,7 +290,7 @@ class EarlierRow(TypedDict):
     output: bool
 
 
-class ContainerAnswer(TypedDict):
+class ContainerAnswer(Answer):
     """model.container.container_facts.ContainerFacts describes the fields."""
 
     runtime: f.Runtime
@@ -356,7 +356,7 @@ class ProbeAnswer(Answer, total=False):
     no_proxy: f.Label
     mpirun: f.Label
     mpi_daemons: f.Few[f.Label]
-    container: ContainerAnswer
+    container: ContainerAnswer  # of a request of its own (PROBE_CONTAINER), which follows this one
     leftovers: f.PerJob[Tuple[f.Label, int]]
     examined: bool
     time: f.Time

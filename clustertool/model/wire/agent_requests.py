@@ -149,6 +149,7 @@ class ContainerWanted(TypedDict):
     image: str
     runtime: str
     options: bool  # the user has some
+    gpu: bool  # the node has GPUs of NVIDIA
 
 
 class EarlierWanted(TypedDict):
@@ -171,7 +172,6 @@ class ProbeWanted(TypedDict, total=False):
     release: str
     mpi: JobEnvironment  # of a job in mode mpi: packages are daemons of mpirun
     engine: str  # that has started the node and allocates its devices; "": none
-    container: ContainerWanted  # of a job in containers
 
 
 class ProbeRequest(ProbeWanted):

@@ -124,6 +124,9 @@ PROBE_FOR_RUN: Kind[r.ProbeRequest, a.ProbeAnswer] = Kind("probe-run", "probe.ru
 PROBE_FOR_CHECK: Kind[r.ProbeRequest, a.ProbeAnswer] = Kind(
     "probe-check", "probe.check_probe:probe_for_check", long=True
 )
+PROBE_CONTAINER: Kind[r.ContainerWanted, a.ContainerAnswer] = Kind(
+    "probe-container", "probe.container_probe:read_runtime", long=True
+)
 MEET: Kind[r.MeetRequest, a.SeenAnswer] = Kind("meet", "probe.shared_root:meet")
 LINK_OPEN: Kind[r.OpenRequest, a.OpenedAnswer] = Kind("link-open", "probe.link_test:open_ports")
 LINK_TRY: Kind[r.TryRequest, a.TriesAnswer] = Kind("link-try", "probe.link_test:try_targets")

@@ -129,7 +129,7 @@ class JoiningNode:
         self._spec = None
         container = self.join.job.container
         patience = PULL_END + _PROBE_END if container else _PROBE_END
-        self._busy = ChildTask(probing(request, self.root, install, container.pull), patience)
+        self._busy = ChildTask(probing(request, self.root, install, container), patience)
 
     def relay(self, order: RelayOrder) -> bool:
         """Start this machine's relay. False if it needs none: the order is done."""
