@@ -1,4 +1,4 @@
-"""Reading logs: which node has the log of a rank, and the lines that are there."""
+"""This module reads logs: which node has the log of a rank, and the lines that are there."""
 
 from __future__ import annotations
 

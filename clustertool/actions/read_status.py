@@ -1,4 +1,4 @@
-"""Reading the state of a job from the nodes' own records, process by process, with its verdict."""
+"""This module reads the state of a job from the nodes' own records, process by process, with its verdict."""
 
 from __future__ import annotations
 

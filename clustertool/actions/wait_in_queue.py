@@ -1,4 +1,4 @@
-"""Waiting until a queued job has started: until a node has a record of it."""
+"""This module waits until a queued job has started: until a node has a record of it."""
 
 from __future__ import annotations
 

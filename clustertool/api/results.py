@@ -1,4 +1,4 @@
-"""What the methods of a job return."""
+"""This module has what the methods of a job return."""
 
 from __future__ import annotations
 

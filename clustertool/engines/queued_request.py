@@ -1,4 +1,4 @@
-"""What engines with a queue have in common: refused options, typed settings, the command for lists of jobs, the plan of --dry.
+"""Engines with a queue have this in common: refused options, typed settings, the command for lists of jobs, the plan of --dry.
 
 That plan is made before the engine has chosen the nodes: it has what holds for any nodes, and placeholders.
 """

@@ -1,4 +1,4 @@
-"""The start of a job over ssh: check the nodes, plan, send the workspace, and start the processes."""
+"""This module starts a job over ssh: it checks the nodes, plans, sends the workspace, and starts the processes."""
 
 from __future__ import annotations
 

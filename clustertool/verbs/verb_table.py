@@ -1,4 +1,4 @@
-"""The table of verbs: the name, the help, the options and the function of each.
+"""The table of verbs has the name, the help, the options and the function of each.
 
 Parser, help and completion read only this table. The module of a verb is imported when the verb is called, because the
 libraries for connections take half a second to import.

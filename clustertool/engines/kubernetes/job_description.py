@@ -1,4 +1,4 @@
-"""What the objects of a job in the API server state about it: queued, running or ended, and why."""
+"""The objects of a job in the API server state whether it is queued, running or ended, and why."""
 
 from __future__ import annotations
 

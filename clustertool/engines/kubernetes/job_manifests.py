@@ -1,4 +1,4 @@
-"""The objects of a job that is to be run, made of its request: what `run` submits, and `export` writes."""
+"""This module makes the objects of a job from its request: what `run` submits, and `export` writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The objects of jobs in the API server: found by the labels of one owner, and deleted until none is left."""
+"""This module finds the objects of jobs in the API server by the labels of one owner, and deletes them until none is left."""
 
 from __future__ import annotations
 

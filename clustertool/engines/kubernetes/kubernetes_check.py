@@ -1,4 +1,4 @@
-"""The preflight of the engine kubernetes: what a job needs of the API server, the namespace and the nodes.
+"""The preflight of the engine kubernetes checks what a job needs of the API server, the namespace and the nodes.
 
 All findings are returned together. Where a right is missing that only this check needs, the finding is a warning.
 """

@@ -1,4 +1,4 @@
-"""The start of a job on Kubernetes: manifests, and a bundle with the job and its workspace in a Secret."""
+"""A job on Kubernetes starts by manifests, and by a bundle with the job and its workspace in a Secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cluster does to pods while a job is followed: a pod that was preempted is soon gone, and its reason with it."""
+"""The watch of pods reads what a cluster does to them: a pod that was preempted is soon gone, and its reason with it."""
 
 from __future__ import annotations
 

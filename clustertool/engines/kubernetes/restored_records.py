@@ -1,4 +1,4 @@
-"""The records of a node whose pod has ended, restored from the log of the pod in a private folder of this machine.
+"""The records of a node whose pod has ended are restored from the log of the pod in a private folder of this machine.
 
 An agent there answers as the one in the pod would have: state, report, logs of the ranks. The log is input of others, since
 programs of the job write to it: it decides what is in a file, and never where one is.

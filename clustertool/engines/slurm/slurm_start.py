@@ -1,4 +1,4 @@
-"""The start of a job in Slurm's queue: the workspace to the shared file system, a bundle with the job, a script, sbatch."""
+"""A job in Slurm's queue starts by a workspace on the shared file system, a bundle with the job, a script, and sbatch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line that starts a rank in a container, and the variables that travel with it.
+"""This module computes the command line that starts a rank in a container, and the variables that travel with it.
 
 No value of a variable is on a command line: the client of the runtime has them in its environment, and passes them by name.
 Variables that the client itself obeys (HOME, DOCKER_HOST) have another name on the way.

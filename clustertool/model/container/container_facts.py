@@ -1,4 +1,4 @@
-"""What the probe of a node reports of its container runtime and of a job's image there."""
+"""Container facts are what a node reports of its container runtime and of a job's image there."""
 
 from __future__ import annotations
 

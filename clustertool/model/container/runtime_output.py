@@ -1,4 +1,4 @@
-"""What container runtimes print about themselves and about images, as the probe reads it. Pure: text in, values out."""
+"""This module reads what container runtimes print about themselves and about images. Pure: text in, values out."""
 
 # Without `annotations` from __future__: with it, typing would compile each type of a NamedTuple (decision 26).
 

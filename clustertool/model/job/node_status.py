@@ -1,4 +1,4 @@
-"""A node's part of a job: the fold of the node's own events, and what it adds to the state of the job."""
+"""A node's part of a job is the fold of the node's own events. This module adds it to the state of the job."""
 
 from __future__ import annotations
 

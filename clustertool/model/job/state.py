@@ -1,4 +1,4 @@
-"""The fold of a job's events. Only this module decides in which state a job, its nodes and its ranks are.
+"""This module folds a job's events. It alone decides in which state a job, its nodes and its ranks are.
 
     state of a job   what the records of its nodes show, the first line that is true
     running          a supervisor lives, and ranks of that node have started

@@ -1,4 +1,4 @@
-"""The plan of a job whose machines joined: hosts from what they offered, facts from their probes, then the plan of any job."""
+"""This module plans a job whose machines joined: hosts from what they offered, facts from their probes, then as any job."""
 
 from __future__ import annotations
 

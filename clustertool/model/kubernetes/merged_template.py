@@ -1,4 +1,4 @@
-"""A user's template of pods, into which the tool merges its own: the tool's values have priority."""
+"""The tool merges its own template of pods into a user's: the tool's values have priority."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pods of a job: a template with the one container in which the joining process is PID 1."""
+"""The pods of a job have a template with one container, in which the joining process is PID 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a pod waits or has ended, by its object in the API: text for people, and the exit code of a job that it ends.
+"""The object of a pod states why it waits or has ended: text for people, and the exit code of a job that it ends.
 
 Objects come from the API server as JSON. They are read as input of others: a field of another type counts as absent.
 """

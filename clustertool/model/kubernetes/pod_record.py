@@ -1,4 +1,4 @@
-"""What a pod leaves behind when it has ended: a last line of JSON in its log, and the termination message of its container.
+"""A pod that has ended leaves a record behind: a last line of JSON in its log, and the termination message of its container.
 
 The line has the verdict and the records of the pod's node, so the laptop can show a job whose pods are gone. The message has
 the verdict only: the kubelet keeps 4096 bytes. Both are read as input of others: a program of the job can write to that log.

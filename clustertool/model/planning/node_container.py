@@ -1,4 +1,4 @@
-"""The container of a node's ranks: the job's settings, and what the node's probe knows of its runtime and the image."""
+"""This module plans the container of a node's ranks from the job's settings and what the node knows of runtime and image."""
 
 from __future__ import annotations
 

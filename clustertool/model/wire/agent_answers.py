@@ -1,4 +1,4 @@
-"""Types of what an agent answers to each request (messages.py). answers.py checks each answer by these types.
+"""An agent answers each request (messages.py) by one of these types. answers.py checks each answer by these types.
 
 A tuple here is a list in JSON. Times are seconds since the epoch by the node's clock, sizes are bytes. Nodes import this module
 for type checking only.

@@ -1,4 +1,4 @@
-"""Types of the requests to an agent, without `type`, `id` and `now`, which the agent client adds (messages.py).
+"""Requests to an agent have these types, without `type`, `id` and `now`, which the agent client adds (messages.py).
 
 A tuple here is a list in JSON. `job` is an id if `exact`, else what a user calls jobs (model/job/job_names). Modules import
 these types for type checking only.

@@ -1,4 +1,4 @@
-"""Messages between the supervisors of a job and its coordinator, and the rules by which one counts.
+"""The supervisors of a job exchange these messages with its coordinator. This module has the rules by which one counts.
 
 Every message has `type`, `attempt` (of the job, from 0) and `sender`, the incarnation of the process that sent it. `number` and
 `ack` belong to the mailbox (node/system/tls_link): a message with a number is sent again after a break, until it is

@@ -1,4 +1,4 @@
-"""The registry of requests: of each one the type, the code on the node that handles it, its answer, and its limits.
+"""The registry of requests has of each one the type, the code on the node that handles it, its answer, and its limits.
 
 A request on the wire is {"type", "id", "now", ...fields}: `id` pairs it with its answer, `now` is the laptop's clock. The
 answer is {"re": id, ...fields}, or {"re": id, "error": {kind, what, fix}}. {"re": id, "progress": count} may come before.

@@ -1,4 +1,4 @@
-"""Types of a spec: one node's part of a job's plan, as its supervisor reads it and as spec.json keeps it.
+"""A spec is one node's part of a job's plan, as its supervisor reads it and as spec.json keeps it.
 
 A tuple here is a list in JSON. `format`: model/job/formats. Modules import these types for type checking only.
 """

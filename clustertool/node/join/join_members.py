@@ -1,4 +1,4 @@
-"""Connections of the coordinator to the machines that join, from their offers to the start of the job."""
+"""The coordinator keeps connections to the machines that join, from their offers to the start of the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The probe of a node's container runtime: which one can be used, the image of a job there, and how GPUs get in.
+"""The probe of a node's container runtime reads which one can be used, a job's image there, and how GPUs get in.
 
 It runs the client of the runtime, and pulls nothing. It is a request of its own, since most jobs have no container, and its
 modules take 3 % of the CPU time of a `check`.

@@ -1,4 +1,4 @@
-"""The API server as one command uses it: objects as plain dicts, through the connections of the official client.
+"""This module uses the API server for one command: objects are plain dicts, through the connections of the official client.
 
 A response of 429 or 5xx is repeated, and a server that is away is waited for, for _PATIENCE seconds. What it refuses is
 raised at once. The models of the client are not used: their import takes longer than a request.

@@ -1,4 +1,4 @@
-"""The kinds of objects that are read and written, and where the API server has them."""
+"""This table names the kinds of objects that are read and written, and where the API server has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records of a pod's node, as the last line of its log has them."""
+"""This module packs the records of a pod's node into the last line of its log."""
 
 from __future__ import annotations
 

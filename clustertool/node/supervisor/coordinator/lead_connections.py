@@ -1,4 +1,4 @@
-"""Connections of the lead: those whose first message has not arrived, and those of the members, the other nodes of a job."""
+"""The lead has connections whose first message has not arrived, and those of the members, the other nodes of a job."""
 
 from __future__ import annotations
 
