@@ -78,7 +78,7 @@ class ProcessStatus:
     def stopped(self) -> bool:
         return self.state is RankState.STOPPED
 
-    def as_dict(self) -> Dict[str, Any]:
+    def as_dict(self) -> Dict[str, object]:
         """An entry of "processes" of `inv status --json`, without its note."""
         return {name: getattr(self, name) for name in _SHOWN.split()}
 

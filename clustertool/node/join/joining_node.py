@@ -34,6 +34,8 @@ from clustertool.node.system import processes
 from clustertool.node.system.child_signals import EndRequest
 
 if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
     from clustertool.model.wire.agent_requests import PlaceRequest
     from clustertool.model.wire.event_types import JobHeader
     from clustertool.model.wire.join_messages import FetchOrder, PlaceOrder, RelayOrder
@@ -114,7 +116,7 @@ class JoiningNode:
         except OSError as error:
             self.report.warning(f"{error.filename} has the job's key and cannot be removed: {error.strerror}")
 
-    def wires(self) -> List[object]:
+    def wires(self) -> List[FileDescriptorLike]:
         return [*([self._busy] if self._busy is not None else []), *self._relay.wires()]
 
     def probe(self, address: str) -> None:

@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 import time
-from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Set, Tuple, Union
+from typing import TYPE_CHECKING, List, NamedTuple, Optional, Set, Tuple, Union
 
 from clustertool.errors import NotFound, PreflightError
 from clustertool.model.job.outcome import Key, Outcome, read_outcome
@@ -42,6 +42,8 @@ from clustertool.node.system.child_signals import EndRequest, Signals
 from clustertool.node.system.tls_link import wait_for
 
 if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
     from clustertool.model.wire.lead_messages import Order, StopMessage
     from clustertool.model.wire.spec_types import Spec
     from clustertool.model.wire.supervisor_messages import (
@@ -157,7 +159,7 @@ class Supervisor:
         return self.outcome is not None and self.link.done
 
     def _turn(self) -> None:
-        readers: List[Any] = [self.signals.wake, *self.control.wires(), *self.link.wires()]
+        readers: List[FileDescriptorLike] = [self.signals.wake, *self.control.wires(), *self.link.wires()]
         if self.guard.sock is not None:
             readers.append(self.guard.sock)
         ready = wait_for(readers, self._wait())
@@ -198,7 +200,7 @@ class Supervisor:
         self.monitor.close()
         self.events.close(durable=True)
 
-    def record(self, kind: str, **fields: Any) -> None:
+    def record(self, kind: str, **fields: object) -> None:
         self.events.write(record_lines.written_event(kind, round(time.time(), 3), fields))
         self.ledger.note(kind, fields)
 

@@ -19,6 +19,8 @@ from clustertool.node.system.process_clock import ProcessClock
 from clustertool.node.system.tls_link import TlsLink, context, listen
 
 if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
     from clustertool.model.wire.event_types import OutcomeFields
     from clustertool.model.wire.field_types import RankOutput
     from clustertool.model.wire.lead_messages import DaemonOrder, MemberMessage, Order, StartOrder
@@ -78,7 +80,7 @@ class LeadServer(CoordinatorLink):
 
     # -- for the supervisor's loop --
 
-    def wires(self) -> List[Any]:
+    def wires(self) -> List[FileDescriptorLike]:
         return [*self._listener.wires(), *self._members.wires()]
 
     @property
@@ -297,7 +299,7 @@ class LeadServer(CoordinatorLink):
         end = self._state.ending
         self._record("phase", name=self._state.phase, **self._cause(), **({"end": end.state} if end else {}))
 
-    def _cause(self) -> Dict[str, Any]:
+    def _cause(self) -> Dict[str, object]:
         """Of an ending: the failures that are known now, the first one first. The followers print them before anything else."""
         if self._state.phase != "ending" or not self._state.culprits:
             return {}
