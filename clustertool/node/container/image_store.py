@@ -301,7 +301,7 @@ def _with_room(program: str, runtime: str, root: str, need: int = 0) -> Iterator
 
 
 def _free(place: str) -> int:
-    """Bytes; -1 if that cannot be known, as of the disk of a daemon elsewhere."""
+    """Bytes; -1 if that cannot be known, as of the disk of a daemon on another machine."""
     try:
         found = os.statvfs(place)
     except OSError:

@@ -71,7 +71,7 @@ class ClusterApi:
         self._connected = self._noted = False
         self._patient = 0
 
-    # -- where and who
+    # -- the namespace and the user
 
     @property
     def credentials(self) -> KubeCredentials:
