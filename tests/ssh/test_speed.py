@@ -5,6 +5,7 @@ The yardstick on 64 nodes is the leanest thing that does the same: an asyncssh l
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
@@ -170,8 +171,17 @@ def test_nodes_take_little_cpu_time(site):
     few = site(4, installed=False)
     few.conf(PYTHON=None)
     meter, workspace = Meter(few), sleeper(few)
-    first = meter(lambda: few.inv("jobs").ends(0))
-    meter.show("first jobs", first)
+
+    def first() -> Cost:
+        """The first command of a version on each node.
+
+        The earlier code is moved away: ext4 without a journal creates files slowly after deletions, which doubles the time.
+        """
+        for node in range(few.count):
+            with contextlib.suppress(FileNotFoundError):
+                (few.home(node) / ".cache/clustertool").rename(few.home(node) / f"code{time.monotonic_ns()}")
+        return meter(lambda: few.inv("jobs").ends(0))
+
     few.inv("dispatch", "-w", workspace).ends(0)
     found = meter.alternately(
         ROUNDS,
@@ -183,17 +193,19 @@ def test_nodes_take_little_cpu_time(site):
         dispatch=lambda: meter(lambda: few.inv("dispatch", "-w", workspace).ends(0)),
         run=lambda: starts(few, meter, workspace),
         status=lambda: meter(lambda: few.inv("status").ends(0)),  # of that job
+        first=first,
     )
     login = found.pop("exec").nodes
     bare = (found.pop("pythons").nodes - login) / few.count / STARTS
     slower = max(1.0, bare / BARE)
     print(f"\na bare Python {bare * 1000:.1f} ms: bounds times {slower:.2f}")
     assert login / few.count < 0.060 * slower
+    first_use = (found.pop("first").nodes - found["jobs"].nodes) / few.count
+    assert first_use < 0.400 * slower
     for name, cost in found.items():
         each = (cost.nodes - login) / few.count
         print(f"{name:10} {each * 1000:6.1f} ms without the login, {each / bare:5.2f} bare Pythons")
         assert each < (0.150 if name == "run" else 0.060) * slower, name
-    assert (first.nodes - found["jobs"].nodes) / few.count < 0.400 * slower
 
 
 def events(job: Path) -> str:
