@@ -205,6 +205,7 @@ class RankTable:
     def _open_log(self, rank: LocalRank, attempt: int) -> str:
         """Return why there can be no log, or ""."""
         rank.attempt, rank.log_name, rank.exit = attempt, self._paths.log(*rank.key, attempt), None
+        rank.container = None
         rank.recorded_size, rank.recorded_at = 0, 0.0
         if rank.log >= 0:
             os.close(rank.log)
