@@ -44,6 +44,7 @@ def contained(bench: Bench, store: Store) -> Iterator[Any]:
                 "digest": "",
                 "options": [],
                 "volumes": [],
+                "process_limit": store.runtime == "podman",
                 "uid": os.getuid(),
                 "groups": [os.getgid(), 4321],
                 **dict(container),

@@ -51,6 +51,7 @@ def read_runtime(wanted: ContainerWanted, gpu: bool) -> ContainerAnswer:
         "store": found.store,
         "store_free": -1,
         "gpu": _gpu(found) if gpu else "",
+        "process_limit": found.process_limit,
         "uid": os.getuid(),
         "groups": list(dict.fromkeys((os.getgid(), *os.getgroups()))),
     }

@@ -195,6 +195,7 @@ class RankTable:
         found = [rank for rank in self.running.values() if rank.container is not None and rank.container.find()]
         for rank in found:
             rank.oom = pressure.OomWatch(rank.main)
+            rank.sample()  # it may end before the next sample
         return found
 
     def _runs(self, rank: LocalRank, pid: int) -> None:
