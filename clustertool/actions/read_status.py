@@ -136,7 +136,9 @@ def error_of(status: JobStatus) -> ClustertoolError | None:
     if outcome.state is JobState.SUCCEEDED:
         return None
     if outcome.state is JobState.FAILED:
-        return JobFailed(outcome.reason, outcome.code)
+        failed = JobFailed(outcome.reason, outcome.code)
+        failed.source = outcome.source
+        return failed
     if outcome.state is JobState.STOPPED:
         stopped = Interrupted(outcome.reason) if outcome.code == 130 else Terminated(outcome.reason)
         stopped.code = outcome.code or 143

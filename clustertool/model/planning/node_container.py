@@ -54,6 +54,7 @@ def _container(settings: ContainerSettings, known: Mapping[int, ContainerFacts],
         "digest": _digest(known, own) if present else "",
         "options": list(settings.options),
         "volumes": list(settings.volumes),
+        "process_limit": own.process_limit,
         "uid": own.uid,
         "groups": list(own.groups),
     }

@@ -306,6 +306,7 @@ class ContainerAnswer(Answer):
     store: f.Label
     store_free: f.Signed
     gpu: f.Label
+    process_limit: bool
     uid: int
     groups: f.Some[int]
 

@@ -35,7 +35,8 @@ class Incarnation(NamedTuple):
 class RankExit(NamedTuple):
     """How a rank ended; these are also fields of the event `exited`. `error`, `consequence`: see outcome.Failure.
 
-    by_launcher: mpirun has ended it. The event has this as `stopped`.
+    by_launcher: mpirun has ended it. The event has this as `stopped`. of_runtime: the runtime of its container could not
+    start it, so the code is that of the runtime.
     """
 
     role: str
@@ -47,6 +48,7 @@ class RankExit(NamedTuple):
     error: int = 0
     consequence: bool = False
     by_launcher: bool = False
+    of_runtime: bool = False
 
     @property
     def key(self) -> Key:

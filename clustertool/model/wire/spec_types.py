@@ -89,6 +89,7 @@ class ContainerSpec(RuntimeSpec):
     digest: str  # by which nodes are compared and which status shows; "" if the runtime knows none
     options: List[str]
     volumes: List[str]
+    process_limit: bool  # the runtime has one by default
     uid: int
     groups: List[int]  # the user's own on this node, the primary one first
 

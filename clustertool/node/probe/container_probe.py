@@ -53,6 +53,7 @@ def read_runtime(node: NodeContext, wanted: ContainerWanted) -> ContainerAnswer:
         "store": found.store,
         "store_free": -1,
         "gpu": _gpu(found) if wanted["gpu"] else "",
+        "process_limit": found.process_limit,
         "uid": os.getuid(),
         "groups": list(dict.fromkeys((os.getgid(), *os.getgroups()))),
     }

@@ -293,7 +293,8 @@ class Supervisor:
         role, number = rank.key
         pid, why = self.ranks.start(rank, self.attempt)
         if why:
-            return [self._record_exit(rank, RankExit(role, number, pid, note=why))]
+            of_runtime = rank.container is not None  # its client does not start
+            return [self._record_exit(rank, RankExit(role, number, pid, note=why, of_runtime=of_runtime))]
         if rank.container is None:  # else when its program runs
             self._record_start(rank)
         if role == "pserver" and rank.spec["ready"]:
@@ -391,7 +392,8 @@ class Supervisor:
         note = rank.oom.verdict() if rank.oom and killed == signal.SIGKILL else ""
         if rank.container is not None and rank.container.orphaned:
             note = f"the process of {self.ranks.containers.runtime} that observed its container has ended"
-        if rank.container is not None and exit.code and not note and not rank.container.reached:
+        of_runtime = rank.container is not None and exit.code > 0 and not note and not rank.container.reached
+        if of_runtime:
             note = rank_error.of_runtime(self.job, rank.log_name, self.ranks.containers.runtime, exit.code)
         if not note:
             note = f"the disk of {self.spec['root']} is full" if self.monitor.disk_is_full() else ""
@@ -402,12 +404,12 @@ class Supervisor:
         elif exit.code or killed == signal.SIGABRT:  # libraries abort for errors of connections
             line = rank_error.last_line(self.job, rank.log_name)
         error, consequence = rank_error.classify(line)
-        return exit._replace(note=note, error=error, consequence=consequence)
+        return exit._replace(note=note, error=error, consequence=consequence, of_runtime=of_runtime)
 
     def _record_exit(self, rank: LocalRank, exit: RankExit, **usage: float) -> RankExit:
         rank.exit = exit
         fields = {**exit._asdict(), "stopped": exit.ended_by_others}
-        fields.pop("by_launcher")
+        del fields["by_launcher"], fields["of_runtime"]
         self.record("exited", **fields, attempt=self.attempt, **usage)
         return exit
 
