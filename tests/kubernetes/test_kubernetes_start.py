@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from clustertool.engines.base import ExportWish
 from clustertool.engines.job_request import RunRequest, RunWish
@@ -19,8 +20,6 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import Options, read_job
 from clustertool.model.kubernetes.object_names import object_name
 from tests.kubernetes.prepared_objects import Objects
-
-yaml = pytest.importorskip("yaml")
 
 
 class Silent:
