@@ -194,6 +194,8 @@ class ApiServer(contextlib.AbstractContextManager):
             return web.json_response(self.store.get(kind, namespace, name))
         with self.store.changed:
             items, version = self.store.list(kind, namespace, *_selectors(request)), str(self.store.version)
+        if "as=PartialObjectMetadataList" in request.headers.get("Accept", ""):
+            items = [{"metadata": one["metadata"]} for one in items]
         about = {"kind": f"{kind}List", "apiVersion": KINDS[kind].version, "metadata": {"resourceVersion": version}}
         return web.json_response({**about, "items": items})
 

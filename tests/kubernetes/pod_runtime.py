@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kubernetes.api_store import Obj, matches
-from tests.kubernetes.lab_pods import LabPod
+from tests.kubernetes.lab_pods import LabPod, PodmanPod
 from tests.lab.lab import PATH, Lab
 
 _PYTHON = f"{sys.base_prefix}/bin/python3"
@@ -73,9 +73,8 @@ class ApiPod(LabPod):
         if kill:
             self.end()
         elif not self._termed and self.popen.poll() is None:
-            self._termed = True
             with contextlib.suppress(ProcessLookupError):
-                self.term()
+                self._termed = self.term()
 
     def message(self) -> str:
         return self.termination.read_text()[:4096]
@@ -87,11 +86,22 @@ class ApiPod(LabPod):
         return [*space, *user, _PYTHON, "-c", _EXEC, *argv], {"env": env}
 
 
+class PodmanApiPod(ApiPod, PodmanPod):
+    """The same as a container of podman. It reads the hosts file that publish() writes."""
+
+    def _hosts(self) -> list[str]:
+        return ["--no-hosts"]
+
+    def exec(self, argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+        return self._podman("exec", "--interactive", self.name, *argv), {"env": {"PATH": PATH}}
+
+
 class LabRuntime:
     """The runtime of all machines of the cluster. A pod has a node of the lab for itself while it lives. image: folders of this
-    machine that images have besides Python."""
+    machine that images have besides Python. kind: of the pods."""
 
     image: tuple[str, ...] = ()
+    kind: type[ApiPod] = ApiPod
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab, self.folder = lab, folder
@@ -139,7 +149,7 @@ class LabRuntime:
         (secret,) = secrets.values()
         bundle, meta = base64.b64decode(secret["data"]["bundle.pyz"]), pod["metadata"]
         node = self._places[meta["uid"]]
-        made = ApiPod(self.lab, node, self.folder / meta["name"], pod, bundle, self._published, self.image)
+        made = self.kind(self.lab, node, self.folder / meta["name"], pod, bundle, self._published, self.image)
         self.pods[meta["uid"]] = made
         return made
 
