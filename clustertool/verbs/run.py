@@ -157,8 +157,12 @@ def _take_output(call: Call, engine: Engine, job: str) -> None:
         return
     except (ClustertoolError, OSError) as error:
         what = error.what if isinstance(error, ClustertoolError) else str(error)
+        left = f"the output is not fetched: {what}; its node waits, and resources stay reserved"
         again = f"{PROGRAM} fetch --job {job}, or give it up: {PROGRAM} stop --job {job}"
-        call.warn(f"the output is not fetched: {what}; its node waits, and resources stay reserved: {again}")
+        if isinstance(error, signals.STOPS):  # the job has ended well, and this command has not
+            error.what, error.fix = left, again
+            raise
+        call.warn(f"{left}: {again}")
 
 
 def follow_to_end(

@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from clustertool.engines.base import ExportWish
 from clustertool.engines.job_request import RunRequest, RunWish
@@ -19,8 +20,7 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import Options, read_job
 from clustertool.model.kubernetes.object_names import object_name
 from tests.kubernetes.prepared_objects import Objects
-
-yaml = pytest.importorskip("yaml")
+from tests.kubernetes.test_workload_manifests import WRONG_SETTINGS
 
 
 class Silent:
@@ -160,6 +160,54 @@ def test_what_cannot_be_submitted_is_refused_before_anything_is_sent(start):
         start(api).export(None, ExportWish(secrets=True))
     assert "pvc:CLAIM" in caught.value.fix
     assert api.created == []
+
+
+POD, CONTAINER = "spec.template.spec", "spec.template.spec.containers[0]"
+WRONG_PODS = [  # the user's template, and the path in the manifest
+    ({"nodeselector": {}}, f"{POD}.nodeselector"),
+    ({"sysctls": []}, f"{POD}.sysctls"),
+    ({"hostNetwork": "yes"}, f"{POD}.hostNetwork"),
+    ({"priority": "high"}, f"{POD}.priority"),
+    ({"dnsPolicy": "Some"}, f"{POD}.dnsPolicy"),
+    ({"runtimeClassName": 5}, f"{POD}.runtimeClassName"),
+    ({"schedulerName": ["volcano"]}, f"{POD}.schedulerName"),
+    ({"tolerations": [{"effect": "NoRun"}]}, f"{POD}.tolerations[0].effect"),
+    ({"tolerations": [{"efect": "NoSchedule"}]}, f"{POD}.tolerations[0].efect"),
+    ({"securityContext": {"runAsUser": "1000"}}, f"{POD}.securityContext.runAsUser"),
+    ({"imagePullSecrets": ["registry"]}, f"{POD}.imagePullSecrets[0]"),
+    ({"initContainers": [{"image": "x"}]}, f"{POD}.initContainers[0].name"),
+    ({"affinity": {"nodeAfinity": {}}}, f"{POD}.affinity.nodeAfinity"),
+    ({"volumes": [{"name": "a", "emptyDir": {"medium": 3}}]}, f"{POD}.volumes[2].emptyDir.medium"),
+    ({"volumes": [{"name": "a", "configMap": {"nam": "c"}}]}, f"{POD}.volumes[2].configMap.nam"),
+    ({"containers": [{"imagePullPolicy": "Maybe"}]}, f"{CONTAINER}.imagePullPolicy"),
+    ({"containers": [{"resources": {"limits": {"memory": "8GB "}}}]}, f"{CONTAINER}.resources.limits.memory"),
+    ({"containers": [{"env": [{"name": "A", "value": 1}]}]}, f"{CONTAINER}.env[2].value"),
+    ({"containers": [{"env": [{"name": "A"}, {"name": "A"}]}]}, f"{CONTAINER}.env[3].name"),
+    ({"containers": [{"workingDir": "here"}]}, f"{CONTAINER}.workingDir"),
+    ({"containers": [{"ports": [{"containerPort": 70000}]}]}, f"{CONTAINER}.ports[0].containerPort"),
+    ({"containers": [{"volumeMounts": [{"name": "a", "mountPath": "/x"}]}]}, f"{CONTAINER}.volumeMounts[2].name"),
+]
+
+
+@pytest.mark.parametrize(("spec", "path"), WRONG_PODS)
+def test_a_wrong_manifest_is_refused_before_anything_is_sent(start, tmp_path, spec, path):
+    containers = [{"name": "clustertool", **one} for one in spec.get("containers", [])]
+    text = yaml.safe_dump({"spec": {**spec, **({"containers": containers} if containers else {})}})
+    template, api = Path(tmp_path / "pod.yaml"), Objects()
+    template.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        start(api, settings={"pod_template": str(template)}).prepare()
+    assert f"{path} must be" in caught.value.what
+    assert not api.asked and api.created == []
+
+
+@pytest.mark.parametrize(("settings", "path"), WRONG_SETTINGS)
+def test_a_wrong_setting_is_refused_before_anything_is_sent(start, settings, path):
+    api = Objects()
+    with pytest.raises(ConfigError) as caught:
+        start(api, settings=settings).prepare()
+    assert path in f"{caught.value.what} {caught.value.fix}"
+    assert not api.asked and api.created == []
 
 
 def test_a_pod_template_is_read_from_its_file(start, tmp_path):

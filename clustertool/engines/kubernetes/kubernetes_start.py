@@ -44,6 +44,7 @@ class KubernetesStart(Starter):
     def prepare(self) -> Submission:
         """A workspace that does not fit into the Secret is sent by submit()."""
         request, caller = self._request, self._engine.caller
+        _ = self._made(request.wish.job_id).objects  # a wrong field is refused before anything is sent
         if request.wish.job_id:
             recorded, known = self._pods.earlier(request.wish.job_id)
             records = read_earlier({node: answer["jobs"] for node, answer in recorded.items()})
