@@ -86,7 +86,8 @@ def _unreachable(fleet: Fleet, status: JobStatus, node: int, keys: Sequence[Key]
     log = first.log or JobPaths.log(first.role, first.rank, first.attempt)
     path = JobPaths(host.root_dir or fleet.cluster.root_dir, status.job).of(log)
     what = f"no log of {some(known)}: {why.what}"
-    return type(why)(what, f"when {host.name} answers again: {path} on {host.name}", host.name)
+    gone = isinstance(why, NotFound) and why.fix  # there is nothing to read later
+    return type(why)(what, gone or f"when {host.name} answers again: {path} on {host.name}", host.name)
 
 
 def present(

@@ -43,6 +43,11 @@ def typed_settings(request: RunRequest) -> dict[str, object]:
     return typed
 
 
+def with_usual_command(spec: JobSpec) -> JobSpec:
+    """The same job where its files are not known here: the trainers then have a command."""
+    return replace(spec, trainer=replace(spec.trainer, command=spec.trainer.command or USUAL))
+
+
 def shown_command(spec: JobSpec) -> str:
     """The trainers' command in lists of jobs, cut."""
     return shlex.join(spec.trainer.command or USUAL)[:_COMMAND]

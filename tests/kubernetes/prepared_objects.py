@@ -37,7 +37,7 @@ class Objects:
     def get(self, kind, name):
         return self.objects.get(kind)
 
-    def delete(self, kind, name, foreground=True, uid=""):
+    def delete(self, kind, name, uid=""):
         assert self.patient
         assert uid == self.objects[kind]["metadata"]["uid"]
         self.deleted.append(kind)

@@ -226,7 +226,7 @@ def test_an_export_is_what_run_submits(start):
     starter._request.job_id = "words"
     starter.submit(starter.prepare())
     texts = list(yaml.safe_load_all(exported.text))
-    assert [one["kind"] for one in texts] == ["Job", "Service", "Secret"]
+    assert [one["kind"] for one in texts] == ["Job", "Secret", "Service"]
     for one in texts:
         submitted = api.objects[one["kind"]]
         assert one["metadata"].pop("namespace", "team") == submitted["metadata"].pop("namespace", "team")
@@ -240,10 +240,33 @@ def test_an_export_is_what_run_submits(start):
 
 def test_without_the_option_an_export_names_the_secret_and_has_nothing_of_it(start):
     exported = start(wish=RunWish(job_id="words")).export(Path("job.yaml"), ExportWish())
-    assert "# Pods of this job wait for the Secret ct-words with the key bundle.pyz" in exported.text
+    assert "# The pods wait for the Secret ct-words, which has the job and its key." in exported.text
     assert [one["kind"] for one in yaml.safe_load_all(exported.text)] == ["Job", "Service"]
     assert "v3rysecret" not in exported.text and base64.b64encode(b"v3rysecret").decode()[:10] not in exported.text
     assert exported.commands == ("kubectl apply -f job.yaml",)
+
+
+def test_the_secret_of_an_export_can_be_in_a_second_file(start, tmp_path):
+    wish, place = RunWish(job_id="words"), tmp_path / "secret.yaml"
+    exported = start(wish=wish).export(Path("job.yaml"), ExportWish(secrets_place=place))
+    assert [one["kind"] for one in yaml.safe_load_all(exported.text)] == ["Job", "Service"]
+    (secret,) = yaml.safe_load_all(exported.secrets)
+    (job, _) = yaml.safe_load_all(exported.text)
+    (name,) = (one["secret"]["secretName"] for one in job["spec"]["template"]["spec"]["volumes"] if "secret" in one)
+    assert secret["metadata"]["name"] == name == "ct-words" and list(secret["data"]) == ["bundle.pyz"]
+    assert secret["metadata"]["labels"] == job["metadata"]["labels"]
+    assert exported.commands == ("kubectl apply -f job.yaml", "kubectl apply -f secret.yaml")
+
+
+def test_files_that_pods_have_by_themselves_are_not_sent(start):
+    """By a key, or by --job-workspace."""
+    for starter in (start(settings={"workspace": "image:/app"}), start(job_workspace="/app")):
+        starter._request.spec = starter._request.workspace = None
+        starter.prepare()
+        bundle = base64.b64decode(starter._others[0]["data"]["bundle.pyz"])
+        with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
+            assert json.loads(archive.read("join.json"))["own"]["folder"] == "/app"
+            assert "workspace/manifest" not in archive.namelist()
 
 
 def test_the_native_form_is_of_one_dialect_and_has_no_secret(start):

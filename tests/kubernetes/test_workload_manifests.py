@@ -135,6 +135,14 @@ def test_the_service_and_the_secret_belong_to_the_workload() -> None:
     assert manifests(read_settings({"dialect": "jobset"}), ORDER).service is None
 
 
+def test_null_in_a_security_context_of_the_user_removes_ours() -> None:
+    users = {"spec": {"securityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": 7}}}
+    workload = manifests(read_settings({}), WorkloadOrder("a", "ann", "x:1", template=users)).workload
+    (template,) = pods(workload)
+    context = template["spec"]["securityContext"]
+    assert context == {"runAsNonRoot": True, "fsGroup": 7, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
 def test_a_template_of_the_user_gets_ours_merged_into_it() -> None:
     users = {
         "metadata": {"labels": {"cost": "7"}, "annotations": {"x": "y"}},
