@@ -68,8 +68,9 @@ class HostStatus:
 class Status:
     """A job at one moment. Times are seconds since the epoch.
 
-    ranks: its processes by role and rank. container: the image of its ranks, None without one. waits: what it waits for, in sentences. unreachable: nodes that did not answer, and
-    why; what is known of them comes from other nodes. json: the same as `clustertool status --json` prints it.
+    ranks: its processes by role and rank. container: the image of its ranks, None without one. waits: what it waits for, in
+    sentences. unreachable: nodes that did not answer, and why; what is known of them comes from other nodes. json: the same as
+    `clustertool status --json` prints it.
     """
 
     job: str

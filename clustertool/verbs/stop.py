@@ -88,7 +88,7 @@ def _nothing(fleet: Fleet) -> str:
 
 
 def _orphaned(engine: Engine, known: Mapping[int, JobsAnswer], about: Described) -> list[str]:
-    """Jobs that no supervisor controls any more, where none runs. Their processes may live: supervisor and guard were killed."""
+    """Jobs that no supervisor controls any more, where none runs. Their processes may live: the caretakers were killed."""
     lost = [job["id"] for job in merged(known, about) if job["state"] is JobState.LOST]
     return [job for job in lost if not by_engine(engine, about, job)]
 

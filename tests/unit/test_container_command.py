@@ -93,7 +93,11 @@ def test_a_runtime_with_a_limit_of_processes() -> None:
     ("path", "option", "bind"),
     [
         ("/r/JOBa", "--volume=/r/JOBa:/r/JOBa", "--bind=/r/JOBa:/r/JOBa"),
-        ("/r:1/a", "--mount=type=bind,source=/r:1/a,target=/r:1/a", "--mount=type=bind,source=/r:1/a,destination=/r:1/a"),
+        (
+            "/r:1/a",
+            "--mount=type=bind,source=/r:1/a,target=/r:1/a",
+            "--mount=type=bind,source=/r:1/a,destination=/r:1/a",
+        ),
         ("/r,1", "--volume=/r,1:/r,1", '--mount=type=bind,"source=/r,1","destination=/r,1"'),
         (
             '/r:1,"x',

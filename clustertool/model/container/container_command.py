@@ -129,7 +129,9 @@ def command(
         f"--label={NODE_LABEL}={spec['node']}",
     ]
     made += [f"--label={PLACE_LABEL}={place_of(spec['mark'])}", *_user(container)]
-    made += ["--pids-limit=-1"] if container["process_limit"] else []  # a rank has threads for each core, and data loaders
+    made += (
+        ["--pids-limit=-1"] if container["process_limit"] else []
+    )  # a rank has threads for each core, and data loaders
     made += [f"--ulimit={limit}={soft}:{hard}" for limit, (soft, hard) in around.limits.items()]
     made += [f"--workdir={spec['work_dir']}", *(_mount(path) for path in mounts)]
     made += [f"--volume={volume}" for volume in container["volumes"]]
