@@ -1,4 +1,4 @@
-"""Finding jobs: what the nodes know of jobs, which job is meant, and which node has which part of it."""
+"""This module finds jobs: what the nodes know of jobs, which job is meant, and which node has which part of it."""
 
 from __future__ import annotations
 

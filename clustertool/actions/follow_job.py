@@ -29,6 +29,7 @@ _RETRY = 1.0
 _CHECK = 0.2  # seconds between two checks of the nodes while frames arrive continuously
 _NAP = 1.0  # seconds between two checks after which this process was blocked: Ctrl+Z, a terminal that does not read
 _ASK = 5.0  # seconds between two questions to the engine whether the job has ended
+_MOMENT = 3.0  # seconds in which a node may end whose connection was lost: where an engine knows the end of nodes
 _LATE = 10.0  # seconds that records may come after the engine knows the end: a shared file system shows them late
 _RETURN = 3.0  # seconds that a node which broke off may take to come back once the verdict is known
 
@@ -141,7 +142,10 @@ class JobFollower:
         self._checked_at = self._verdict_at = self._alone_at = 0.0
         self._reopening: set[int] = set()
         self._left = False  # the caller reads no more items
-        self._away: set[int] = set()  # nodes whose lost connection was reported
+        self._away: set[int] = set()  # nodes whose connection was lost
+        self._unreported: dict[
+            int, tuple[float, str]
+        ] = {}  # those of which it is not shown so far: since when, and why
         self._engine = EngineQuestion(fleet, job)
 
     def start(self, request: FollowWanted) -> None:
@@ -231,10 +235,17 @@ class JobFollower:
                 self.watch.closed.setdefault(node, f"silent for {timeout:g} s")
         for node in sorted(self._broken & self.watch.nodes):
             if node not in self._away:
-                yield DisconnectNews(time.time(), self.watch.status.name(node), self.watch.closed[node])
+                self._unreported[node] = now, self.watch.closed[node]
             self._away.add(node)
             self._reopening.add(node)
             threading.Thread(target=self._reopen, args=(node,), daemon=True).start()
+        patience = 0.0 if self.fleet.engine_end is None else _MOMENT
+        for node, (since, why) in list(self._unreported.items()):
+            if node not in self._away or node in self.watch.ended:
+                del self._unreported[node]
+            elif now - since >= patience:
+                del self._unreported[node]
+                yield DisconnectNews(time.time(), self.watch.status.name(node), why)
 
     def _reopen(self, node: int) -> None:
         while not self._left and node not in self.watch.ended and node not in self.watch.refused:

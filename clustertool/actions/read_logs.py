@@ -1,4 +1,4 @@
-"""Reading logs: which node has the log of a rank, and the lines that are there."""
+"""This module reads logs: which node has the log of a rank, and the lines that are there."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def _unreachable(
     log = (first.log if first and newest else "") or JobPaths.log(role, rank, attempt or 0)
     path = JobPaths(host.root_dir or fleet.cluster.root_dir, status.job).of(log)
     what = f"no log of {some(known)}: {why.what}"
-    return type(why)(what, f"when {host.name} answers again: {path} on {host.name}", host.name)
+    gone = isinstance(why, NotFound) and why.fix  # there is nothing to read later
+    return type(why)(what, gone or f"when {host.name} answers again: {path} on {host.name}", host.name)
 
 
 def present(

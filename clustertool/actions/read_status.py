@@ -1,4 +1,4 @@
-"""Reading the state of a job from the nodes' own records, process by process, with its verdict."""
+"""This module reads the state of a job from the nodes' own records, process by process, with its verdict."""
 
 from __future__ import annotations
 
@@ -145,7 +145,9 @@ def error_of(status: JobStatus) -> ClustertoolError | None:
     if outcome.state is JobState.SUCCEEDED:
         return None
     if outcome.state is JobState.FAILED:
-        return JobFailed(outcome.reason, outcome.code)
+        failed = JobFailed(outcome.reason, outcome.code)
+        failed.source = outcome.source
+        return failed
     if outcome.state is JobState.STOPPED:
         stopped = Interrupted(outcome.reason) if outcome.code == 130 else Terminated(outcome.reason)
         stopped.code = outcome.code or 143

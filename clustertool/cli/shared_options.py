@@ -1,4 +1,4 @@
-"""Options that several verbs have, and the options of `run`, in the order of its help."""
+"""This module has the options of several verbs, and those of `run`, in the order of its help."""
 
 from __future__ import annotations
 

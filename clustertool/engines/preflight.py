@@ -24,7 +24,7 @@ from clustertool.model.planning.plan import Plan
 from clustertool.model.planning.probe_request import job_environment, probe_request
 from clustertool.model.wire.agent_answers import ProbeAnswer
 from clustertool.model.wire.agent_requests import JobEnvironment, ProbeWanted
-from clustertool.model.wire.messages import PROBE, PROBE_FOR_CHECK, PROBE_FOR_RUN, Request
+from clustertool.model.wire.messages import PROBE, PROBE_CONTAINER, PROBE_FOR_CHECK, PROBE_FOR_RUN, Request
 from clustertool.show.table import fold, grouped
 from clustertool.ssh.parallel import Gathered
 from clustertool.ssh.settings import settings
@@ -134,7 +134,7 @@ def examine(
     pinger = threading.Thread(target=_ping, args=(cluster, pings), daemon=True)
     if ping and "ping" not in cluster.checks_off:
         pinger.start()
-    gathered = probe(fleet.open(), with_container(request, container))
+    gathered = probe(fleet.open(), request, container)
     failed = {**fleet.failed, **gathered.failed}
     facts = {node: read_facts(node, answer) for node, answer in sorted(gathered.ok.items())}
     if pinger.is_alive() and failed:  # a ping decides nothing for a node that answered by ssh
@@ -163,17 +163,18 @@ def for_mpi(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> ProbeWan
     return {"mpi": {**job_environment(cluster, host, passed), "packages": list(DAEMONS)}}
 
 
-def with_container(request: Wanted, container: ContainerSettings) -> Wanted:
-    """The request, which also asks for the runtime and the image of a job in containers."""
+def probe(fleet: Fleet, request: Wanted, container: ContainerSettings = NO_CONTAINER) -> Gathered[ProbeAnswer]:
+    """One round trip to every node, and a second one for the runtime and the image of a job in containers.
+
+    `request` is what the caller wants to know besides.
+    """
+    gathered = fleet.ask({host.index: _question(fleet.cluster, host, request) for host in fleet.cluster.hosts})
     if not container:
-        return request
-    asked: ProbeWanted = {"container": container_request(container)}
-    return lambda host: {**(request(host) if callable(request) else request), **asked}
-
-
-def probe(fleet: Fleet, request: Wanted) -> Gathered[ProbeAnswer]:
-    """One round trip to every node. `request` is what the caller wants to know besides."""
-    return fleet.ask({host.index: _question(fleet.cluster, host, request) for host in fleet.cluster.hosts})
+        return gathered
+    asked = {node: PROBE_CONTAINER(container_request(container, answer)) for node, answer in gathered.ok.items()}
+    found = fleet.ask(asked)
+    answers: dict[int, ProbeAnswer] = {node: {**gathered.ok[node], "container": own} for node, own in found.ok.items()}
+    return Gathered(answers, {**gathered.failed, **found.failed})
 
 
 def _question(cluster: Cluster, host: Host, request: Wanted) -> Request[ProbeAnswer]:

@@ -18,7 +18,7 @@ class SshEngine(Engine):
 
     capabilities = Capabilities(needs_hosts=True, queues=False, sends_workspace=False, live_channels=True)
 
-    def open(self, lag: float | None = None, job: str = "") -> Fleet:
+    def open(self, lag: float | None = None, job: str = "", newest: bool = False) -> Fleet:
         return self.fleet.open(lag)
 
     def describe(self, known: Mapping[int, JobsAnswer]) -> dict[str, Description]:

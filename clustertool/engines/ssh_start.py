@@ -1,4 +1,4 @@
-"""The start of a job over ssh: check the nodes, plan, send the workspace, and start the processes."""
+"""This module starts a job over ssh: it checks the nodes, plans, sends the workspace, and starts the processes."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class SshStart(Starter):
     def _examine_again(self) -> ByNode:
         again: ProbeWanted = {"job_workspace": self._request.options.job_workspace}
         container = self._request.spec.container if self._request.spec else NO_CONTAINER
-        gathered = preflight.probe(self._fleet, preflight.with_container(self._with_mpi(again), container))
+        gathered = preflight.probe(self._fleet, self._with_mpi(again), container)
         facts = {node: read_facts(node, answer) for node, answer in gathered.all().items()}
         return self._in_use(shared_roots.confirm(self._fleet, facts))
 

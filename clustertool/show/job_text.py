@@ -1,4 +1,4 @@
-"""Sentences about a job: what happened, what it waits for, how it ended, and what a stop did on each node."""
+"""This module makes sentences about a job: what happened, what it waits for, how it ended, and what a stop did on each node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of verbs: the name, the help, the options and the function of each.
+"""The table of verbs has the name, the help, the options and the function of each.
 
 Parser, help and completion read only this table. The module of a verb is imported when the verb is called, because the
 libraries for connections take half a second to import.
@@ -243,6 +243,7 @@ VERBS = (
         "Write what run would submit: a script and a bundle with the job and its workspace, or manifests of Kubernetes.",
         Opt("to", "what to write: a new folder, or with kubernetes a new file", value="PLACE", usual="stdout"),
         Opt("with-secrets", "with kubernetes: the Secret, too, which has the job, its key and its secrets", FLAG),
+        Opt("secrets-to", "with kubernetes: a new file that gets the Secret alone", value="FILE"),
         Opt("native", "with kubernetes: a PaddleJob whose containers run the command themselves", FLAG),
         *RUN,
         *NODES,
@@ -252,7 +253,7 @@ VERBS = (
         positional=Positional("program", "[PROGRAM [ARGUMENT...]]", "what to run, as for run", rest=True),
         examples=(
             "export --engine slurm --workspace ./job --nnodes 2 --to ./exported",
-            "export --engine kubernetes --workspace ./job --with-secrets --to job.yaml",
+            "export --engine kubernetes --workspace ./job --to job.yaml --secrets-to secret.yaml",
         ),
     ),
     Verb(

@@ -170,6 +170,7 @@ def test_each_node_gets_its_container() -> None:
         "digest": DIGEST,
         "options": ["--shm-size=8g"],
         "volumes": ["/d:/d"],
+        "process_limit": False,
         "uid": 1000,
         "groups": [1000, 44],
     }

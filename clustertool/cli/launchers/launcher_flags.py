@@ -1,4 +1,4 @@
-"""The table of the options of other launchers: what each of them means here, or why it is not needed. Pure."""
+"""The table of the options of other launchers states what each of them means here, or why it is not needed. Pure."""
 
 from __future__ import annotations
 

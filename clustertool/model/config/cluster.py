@@ -84,7 +84,7 @@ def _checks(value: object) -> Tuple[str, ...]:
     return names
 
 
-def _key(name: str, read: Callable[[object], Any], default: Any) -> Any:
+def _key(name: str, read: Callable[[object], object], default: object) -> Any:
     """A field of Cluster that conf.py sets by this key. `read` raises ValueError saying what is right."""
     return field(default=default, metadata={"key": name, "read": read})
 

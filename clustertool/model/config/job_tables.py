@@ -1,4 +1,4 @@
-"""The tables of job.toml, checked: commands, shards, variables, outputs, and the options of mpirun."""
+"""This module checks the tables of job.toml: commands, shards, variables, outputs, and the options of mpirun."""
 
 from __future__ import annotations
 

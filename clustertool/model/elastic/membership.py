@@ -44,14 +44,16 @@ def read_change(event: Mapping[str, Any]) -> EpochChange:
     )
 
 
-class CoordinatorVotes:
+class EpochHeaders:
     """The node that coordinates each epoch of a job, as the headers of its nodes name it.
 
-    Most nodes decide, so a node cannot name itself where there are others. usual: where no node names one.
+    Most nodes decide, so a node cannot name itself where there are others. usual: where no node names one. placed: the newest
+    epoch of which the places of its ranks are known.
     """
 
     def __init__(self, usual: int) -> None:
         self._usual = usual
+        self.placed = 0
         self._epochs: "Dict[int, Counter[int]]" = {}
 
     def add(self, epoch: int, lead: int) -> None:

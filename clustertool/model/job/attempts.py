@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Tuple
+from typing import Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 from clustertool.model.elastic.membership import EpochChange
 from clustertool.model.job.outcome import Failure, Key
@@ -57,7 +57,7 @@ class ProcessStatus:
     def stopped(self) -> bool:
         return self.state is RankState.STOPPED
 
-    def as_dict(self) -> Dict[str, Any]:
+    def as_dict(self) -> Dict[str, object]:
         """An entry of "processes" of `inv status --json`, without its note."""
         return {name: getattr(self, name) for name in _SHOWN.split()}
 

@@ -1,4 +1,4 @@
-"""A node's part of a job: the fold of the node's own events, and what it adds to the state of the job."""
+"""A node's part of a job is the fold of the node's own events. This module adds it to the state of the job."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class NodeStatus(NodeRecord):
             alive = self.state is not NodeState.LOST and bool(self.supervisor or self.entered)
         return self.part_of(self.index, alive, self.unknown)
 
-    def as_dict(self) -> Dict[str, Any]:
+    def as_dict(self) -> Dict[str, object]:
         """An entry of "nodes" of `inv status --json`, without its "why"."""
         names = ("index", "name", "state", "supervisor", "survivors", "heartbeat", "lost", "skew", "unconnected")
         return {name: getattr(self, name) for name in names}

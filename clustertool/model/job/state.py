@@ -1,4 +1,4 @@
-"""The fold of a job's events. Only this module decides in which state a job, its nodes and its ranks are.
+"""This module folds a job's events. It alone decides in which state a job, its nodes and its ranks are.
 
     state of a job   what the records of its nodes show, the first line that is true
     running          a supervisor lives, and ranks of that node have started
@@ -20,7 +20,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any, Callable, Container, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
-from clustertool.model.elastic.membership import CoordinatorVotes, EpochChange, read_change
+from clustertool.model.elastic.membership import EpochChange, EpochHeaders, read_change
 from clustertool.model.job.attempts import Attempt, ProcessStatus
 from clustertool.model.job.caretakers import Event
 from clustertool.model.job.node_status import NodePart, NodeStatus, NodeTrouble
@@ -65,10 +65,9 @@ class JobStatus:
         )
         self.plan = plan
         self._begun: Set[int] = set()  # nodes of which a first event was read
-        self._placed = 0  # the newest epoch of which the places are known
         self._led = 0  # the newest attempt that the lead has begun
         self._outcomes: Dict[int, _Weighed] = {}  # of each node
-        self._leads = CoordinatorVotes(LEAD)
+        self._headers = EpochHeaders(LEAD)
 
     def apply(self, node: int, event: Event) -> None:
         here = self.nodes.setdefault(node, NodeStatus(node))
@@ -83,7 +82,7 @@ class JobStatus:
         """False for an event that `node` cannot know: of a rank that it does not run, or of the lead on another node."""
         kind = event.get("type")
         if kind in _OF_THE_LEAD:
-            return node == self._leads.of(self.nodes[node].epoch)
+            return node == self._headers.of(self.nodes[node].epoch)
         if kind not in _OF_A_RANK:
             return True
         return self.runs(node, (str(event["role"]), int(event["rank"])), event.get("attempt"))
@@ -115,7 +114,7 @@ class JobStatus:
     @property
     def lead(self) -> int:
         """The node that coordinates the job."""
-        return self._leads.newest
+        return self._headers.newest
 
     @property
     def epochs(self) -> List[EpochChange]:
@@ -233,15 +232,17 @@ class JobStatus:
         self.command, self.title = str(event.get("command", "")), str(event.get("job_name", ""))
         here.skew = float(event.get("skew", 0))
         epoch = here.epoch
-        self._leads.add(epoch, here.lead)
+        self._headers.add(epoch, here.lead)
         for index, name in enumerate(event.get("nodes", ())):
             node = self.nodes.setdefault(index, NodeStatus(index))
             node.name = str(name) or node.name
-        if not epoch or (event.get("places") and (epoch > self._placed or here.index == self._leads.of(epoch))):
-            self._placed = max(self._placed, epoch)
+        if not epoch or (
+            event.get("places") and (epoch > self._headers.placed or here.index == self._headers.of(epoch))
+        ):
+            self._headers.placed = max(self._headers.placed, epoch)
             self._place(event.get("places", ()), epoch)
         for p in event.get("processes", ()):
-            if epoch < self._placed or not self.runs(here.index, (str(p["role"]), int(p["rank"])), epoch):
+            if epoch < self._headers.placed or not self.runs(here.index, (str(p["role"]), int(p["rank"])), epoch):
                 continue
             process = self._process(here, p)
             process.local_rank, process.endpoint, process.log = int(p["local_rank"]), str(p["endpoint"]), str(p["log"])

@@ -1,4 +1,4 @@
-"""The plan of a job whose machines joined: hosts from what they offered, facts from their probes, then the plan of any job."""
+"""This module plans a job whose machines joined: hosts from what they offered, facts from their probes, then as any job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from clustertool.model.mpirun.implementation import DAEMONS
 from clustertool.model.paths import JobPaths
 from clustertool.model.planning import requests
 from clustertool.model.planning.environment import endpoint, mark
-from clustertool.model.planning.node_container import container_request
 from clustertool.model.planning.plan import Plan, PlannedNode, plan
 from clustertool.model.planning.probe_request import job_environment, probe_request
 
@@ -93,8 +92,6 @@ def probe_of(join: JoinFile, own: OwnSettings, address: str) -> ProbeRequest:
         asked["first_path"], asked["here"] = own.first_path or asked["first_path"], own.here
         asked["engine"], asked["packages"] = join.engine, list(DAEMONS)
         request["mpi"] = asked
-    if join.job.container:
-        request["container"] = container_request(join.job.container)
     if own.folder:
         request["job_workspace"], request["listing"] = own.folder, bool(join.job.shards)
     return request

@@ -1,4 +1,4 @@
-"""The processes of a job in mode mpi besides its ranks: one mpirun on node 0, and a daemon on each node with trainers."""
+"""A job in mode mpi has processes besides its ranks: one mpirun on node 0, and a daemon on each node with trainers."""
 
 from __future__ import annotations
 

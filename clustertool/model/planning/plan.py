@@ -308,7 +308,7 @@ def _container(made: ContainerSpec) -> Dict[str, object]:
     return {**{name: value for name, value in made.items() if name not in hidden}, "image": made["reference"]}
 
 
-def _process(process: PlannedProcess, secrets: Sequence[str]) -> Dict[str, Any]:
+def _process(process: PlannedProcess, secrets: Sequence[str]) -> Dict[str, object]:
     shown = ("role", "rank", "local_rank", "endpoint", "ports", "devices", "shards")
     return {
         **{name: getattr(process, name) for name in shown},

@@ -1,4 +1,4 @@
-"""Turns a plan into the requests that start its job, in phases that are barriers, and into those that stop it.
+"""This module turns a plan into the requests that start its job, in phases that are barriers, and into those that stop it.
 
 An agent on every node places the job, then launches its supervisor. The first node's supervisor is the coordinator.
 """

@@ -1,4 +1,4 @@
-"""Types of what an agent answers to each request (messages.py). answers.py checks each answer by these types.
+"""An agent answers each request (messages.py) by one of these types. answers.py checks each answer by these types.
 
 A tuple here is a list in JSON. Times are seconds since the epoch by the node's clock, sizes are bytes. Nodes import this module
 for type checking only.
@@ -290,7 +290,7 @@ class EarlierRow(TypedDict):
     output: bool
 
 
-class ContainerAnswer(TypedDict):
+class ContainerAnswer(Answer):
     """model.container.container_facts.ContainerFacts describes the fields."""
 
     runtime: f.Runtime
@@ -306,6 +306,7 @@ class ContainerAnswer(TypedDict):
     store: f.Label
     store_free: f.Signed
     gpu: f.Label
+    process_limit: bool
     uid: int
     groups: f.Some[int]
 
@@ -356,7 +357,7 @@ class ProbeAnswer(Answer, total=False):
     no_proxy: f.Label
     mpirun: f.Label
     mpi_daemons: f.Few[f.Label]
-    container: ContainerAnswer
+    container: ContainerAnswer  # of a request of its own (PROBE_CONTAINER), which follows this one
     leftovers: f.PerJob[Tuple[f.Label, int]]
     examined: bool
     time: f.Time

@@ -1,4 +1,4 @@
-"""Types of the requests to an agent, without `type`, `id` and `now`, which the agent client adds (messages.py).
+"""Requests to an agent have these types, without `type`, `id` and `now`, which the agent client adds (messages.py).
 
 A tuple here is a list in JSON. `job` is an id if `exact`, else what a user calls jobs (model/job/job_names). Modules import
 these types for type checking only.
@@ -149,6 +149,7 @@ class ContainerWanted(TypedDict):
     image: str
     runtime: str
     options: bool  # the user has some
+    gpu: bool  # the node has GPUs of NVIDIA
 
 
 class EarlierWanted(TypedDict):
@@ -171,7 +172,6 @@ class ProbeWanted(TypedDict, total=False):
     release: str
     mpi: JobEnvironment  # of a job in mode mpi: packages are daemons of mpirun
     engine: str  # that has started the node and allocates its devices; "": none
-    container: ContainerWanted  # of a job in containers
 
 
 class ProbeRequest(ProbeWanted):

@@ -1,4 +1,4 @@
-"""Types of the events that a node records about a job, one JSON object a line in events.jsonl. A tuple is a list in JSON.
+"""A node records events of these types about a job, one JSON object a line in events.jsonl. A tuple is a list in JSON.
 
 Records of the previous version have the type under another key: record_lines.py. Only the laptop imports this module at run
 time, and checks events by these types (answers.py).

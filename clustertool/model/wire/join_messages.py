@@ -1,4 +1,4 @@
-"""Messages between the machines that join a job and its coordinator, before their supervisors run.
+"""The machines that join a job exchange these messages with its coordinator, before their supervisors run.
 
 They travel as headers of frames over the job's mutual TLS, so the sender of each one has the job's key. From an offer on, both
 sides send a `beat` when they have nothing else to send: silence ends a connection. An order of a round is answered by `done` or

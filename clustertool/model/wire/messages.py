@@ -1,4 +1,4 @@
-"""The registry of requests: of each one the type, the code on the node that handles it, its answer, and its limits.
+"""The registry of requests has of each one the type, the code on the node that handles it, its answer, and its limits.
 
 A request on the wire is {"type", "id", "now", ...fields}: `id` pairs it with its answer, `now` is the laptop's clock. The
 answer is {"re": id, ...fields}, or {"re": id, "error": {kind, what, fix}}. {"re": id, "progress": count} may come before.
@@ -123,6 +123,9 @@ PROBE: Kind[r.ProbeRequest, a.ProbeAnswer] = Kind("probe", "probe.probe:probe", 
 PROBE_FOR_RUN: Kind[r.ProbeRequest, a.ProbeAnswer] = Kind("probe-run", "probe.run_probe:probe_for_run", long=True)
 PROBE_FOR_CHECK: Kind[r.ProbeRequest, a.ProbeAnswer] = Kind(
     "probe-check", "probe.check_probe:probe_for_check", long=True
+)
+PROBE_CONTAINER: Kind[r.ContainerWanted, a.ContainerAnswer] = Kind(
+    "probe-container", "probe.container_probe:read_runtime", long=True
 )
 MEET: Kind[r.MeetRequest, a.SeenAnswer] = Kind("meet", "probe.shared_root:meet")
 LINK_OPEN: Kind[r.OpenRequest, a.OpenedAnswer] = Kind("link-open", "probe.link_test:open_ports")

@@ -1,4 +1,4 @@
-"""Handler of the request to start a job: it detaches the supervisor from ssh (fork, setsid) and waits for its report."""
+"""The handler of a job's start detaches the supervisor from ssh (fork, setsid) and waits for its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers that place a job, which may fail, and take it back: its directory, its copy of the workspace, its files."""
+"""These handlers place a job, which may fail, and take it back: its directory, its copy of the workspace, its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers of the requests about one job: its events, what is left of its processes, its logs, and the report about it.
+"""These handlers answer requests about one job: events, what is left of its processes, its logs, and the report about it.
 
 The report is one answer of limited size, made of usage.jsonl, spec.json (secrets are masked in it) and parts of the logs.
 """

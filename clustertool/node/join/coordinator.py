@@ -1,4 +1,4 @@
-"""The coordinator of a job whose machines join: events for decide(), and its actions as messages, a plan and a start.
+"""The coordinator of a job whose machines join turns messages into events for decide(), and executes its actions.
 
 Its own machine takes part like the others, as connection 0.
 """

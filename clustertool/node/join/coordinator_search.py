@@ -1,4 +1,4 @@
-"""The search for the coordinator: connections to each address and port that may be its own, until JOIN_TIMEOUT."""
+"""The search for the coordinator connects to each address and port that may be its own, until JOIN_TIMEOUT."""
 
 from __future__ import annotations
 

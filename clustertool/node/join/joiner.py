@@ -25,6 +25,8 @@ from clustertool.node.system.process_clock import ProcessClock
 from clustertool.node.system.tls_link import TlsLink, beat, cause, context, tls_failed, wait_for
 
 if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
     from clustertool.model.wire.join_messages import FetchOrder, PlaceOrder, RelayOrder
 
 _LAST_MESSAGE = 1.0  # seconds
@@ -53,7 +55,7 @@ class Joiner:
 
     def run(self) -> int:
         while self._result is None:
-            wires: List[object] = [self._wire] if self._wire is not None else []
+            wires: List[FileDescriptorLike] = [self._wire] if self._wire is not None else []
             ready = wait_for([self._signals.wake, *self._node.wires(), *wires], TICK)
             try:
                 self._turn(ready)

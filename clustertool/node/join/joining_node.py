@@ -37,6 +37,8 @@ from clustertool.node.system import processes
 from clustertool.node.system.child_signals import EndRequest
 
 if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
     from clustertool.model.wire.agent_requests import PlaceRequest
     from clustertool.model.wire.event_types import JobHeader
     from clustertool.model.wire.join_messages import FetchOrder, PlaceOrder, RelayOrder
@@ -72,7 +74,7 @@ class EpochPart:
         """The error that stands for a stop by the user."""
         return self.record.stopped if self.record is not None else None
 
-    def wires(self) -> List[object]:
+    def wires(self) -> List[FileDescriptorLike]:
         return self.record.wires() if self.record is not None else []
 
     def turn(self) -> None:
@@ -167,7 +169,7 @@ class JoiningNode:
         except OSError as error:
             self.report.warning(f"{error.filename} has the job's key and cannot be removed: {error.strerror}")
 
-    def wires(self) -> List[object]:
+    def wires(self) -> List[FileDescriptorLike]:
         own = self.epoch.wires()
         return [*([self._busy] if self._busy is not None else []), *self._relay.wires(), *own]
 
@@ -183,7 +185,7 @@ class JoiningNode:
         self._spec = None
         container = self.join.job.container
         patience = PULL_END + _PROBE_END if container else _PROBE_END
-        self._busy = ChildTask(probing(request, self.root, install, container.pull), patience)
+        self._busy = ChildTask(probing(request, self.root, install, container), patience)
 
     def relay(self, order: RelayOrder) -> bool:
         """Start this machine's relay. False if it needs none: the order is done."""

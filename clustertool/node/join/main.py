@@ -1,4 +1,4 @@
-"""Entry of a joining process: read the join file, find out whether this machine is the coordinator, and join.
+"""A joining process begins here: it reads the join file, finds out whether this machine is the coordinator, and joins.
 
     main(["--file", "0", "--report"])            the join file from descriptor 0, progress as lines of JSON
     start_bundle(["bundle.pyz", "join", "--index", "2"])

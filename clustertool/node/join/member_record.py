@@ -26,6 +26,8 @@ from clustertool.node.supervisor.control_socket import ControlSocket
 from clustertool.node.system import processes
 
 if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
     from clustertool.model.wire.spec_types import Spec
     from clustertool.model.wire.supervisor_messages import LiveStatus, SupervisorAnswer, SupervisorRequest
 
@@ -52,7 +54,7 @@ class MemberRecord:
             self.close()
             raise
 
-    def wires(self) -> List[object]:
+    def wires(self) -> List[FileDescriptorLike]:
         return list(self._control.wires())
 
     def turn(self) -> None:

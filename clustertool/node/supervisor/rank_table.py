@@ -195,6 +195,7 @@ class RankTable:
         found = [rank for rank in self.running.values() if rank.container is not None and rank.container.find()]
         for rank in found:
             rank.oom = pressure.OomWatch(rank.main)
+            rank.sample()  # it may end before the next sample
         return found
 
     def _runs(self, rank: LocalRank, pid: int) -> None:
@@ -205,6 +206,7 @@ class RankTable:
     def _open_log(self, rank: LocalRank, attempt: int) -> str:
         """Return why there can be no log, or ""."""
         rank.attempt, rank.log_name, rank.exit = attempt, self._paths.log(*rank.key, attempt), None
+        rank.container = None
         rank.recorded_size, rank.recorded_at = 0, 0.0
         if rank.log >= 0:
             os.close(rank.log)

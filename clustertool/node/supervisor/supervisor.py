@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 import time
-from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Set, Tuple, Union
+from typing import TYPE_CHECKING, List, NamedTuple, Optional, Set, Tuple, Union
 
 from clustertool.errors import NotFound, PreflightError
 from clustertool.model.elastic.epochs import EpochEnd
@@ -43,6 +43,8 @@ from clustertool.node.system.child_signals import EndRequest, Signals
 from clustertool.node.system.tls_link import wait_for
 
 if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
     from clustertool.model.wire.lead_messages import Order, StopMessage
     from clustertool.model.wire.spec_types import Spec
     from clustertool.model.wire.supervisor_messages import (
@@ -159,7 +161,7 @@ class Supervisor:
         return self.outcome is not None and self.link.done
 
     def _turn(self) -> None:
-        readers: List[Any] = [self.signals.wake, *self.control.wires(), *self.link.wires()]
+        readers: List[FileDescriptorLike] = [self.signals.wake, *self.control.wires(), *self.link.wires()]
         if self.guard.sock is not None:
             readers.append(self.guard.sock)
         ready = wait_for(readers, self._wait())
@@ -200,7 +202,7 @@ class Supervisor:
         self.monitor.close()
         self.events.close(durable=True)
 
-    def record(self, kind: str, **fields: Any) -> None:
+    def record(self, kind: str, **fields: object) -> None:
         self.events.write(record_lines.written_event(kind, round(time.time(), 3), fields))
         self.ledger.note(kind, fields)
 
@@ -293,7 +295,8 @@ class Supervisor:
         role, number = rank.key
         pid, why = self.ranks.start(rank, self.attempt)
         if why:
-            return [self._record_exit(rank, RankExit(role, number, pid, note=why))]
+            of_runtime = rank.container is not None  # its client does not start
+            return [self._record_exit(rank, RankExit(role, number, pid, note=why, of_runtime=of_runtime))]
         if rank.container is None:  # else when its program runs
             self._record_start(rank)
         if role == "pserver" and rank.spec["ready"]:
@@ -391,7 +394,8 @@ class Supervisor:
         note = rank.oom.verdict() if rank.oom and killed == signal.SIGKILL else ""
         if rank.container is not None and rank.container.orphaned:
             note = f"the process of {self.ranks.containers.runtime} that observed its container has ended"
-        if rank.container is not None and exit.code and not note and not rank.container.reached:
+        of_runtime = rank.container is not None and exit.code > 0 and not note and not rank.container.reached
+        if of_runtime:
             note = rank_error.of_runtime(self.job, rank.log_name, self.ranks.containers.runtime, exit.code)
         if not note:
             note = f"the disk of {self.spec['root']} is full" if self.monitor.disk_is_full() else ""
@@ -402,12 +406,12 @@ class Supervisor:
         elif exit.code or killed == signal.SIGABRT:  # libraries abort for errors of connections
             line = rank_error.last_line(self.job, rank.log_name)
         error, consequence = rank_error.classify(line)
-        return exit._replace(note=note, error=error, consequence=consequence)
+        return exit._replace(note=note, error=error, consequence=consequence, of_runtime=of_runtime)
 
     def _record_exit(self, rank: LocalRank, exit: RankExit, **usage: float) -> RankExit:
         rank.exit = exit
         fields = {**exit._asdict(), "stopped": exit.ended_by_others}
-        fields.pop("by_launcher")
+        del fields["by_launcher"], fields["of_runtime"]
         self.record("exited", **fields, attempt=self.attempt, **usage)
         return exit
 

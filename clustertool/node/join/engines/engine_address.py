@@ -1,4 +1,4 @@
-"""The address of the coordinator, where its name is one of the engine's and no name server has it (yet)."""
+"""An engine has the address of the coordinator where no name server has its name (yet)."""
 
 from __future__ import annotations
 

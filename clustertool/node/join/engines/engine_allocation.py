@@ -1,4 +1,4 @@
-"""The allocation of a job whose machines join: that of its engine, or none."""
+"""A job whose machines join has the allocation of its engine, or none."""
 
 from __future__ import annotations
 
