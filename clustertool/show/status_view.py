@@ -66,7 +66,7 @@ def status_tables(status: Shown, terminal: Terminal, now: float) -> None:
     if status.get("pods"):
         terminal.line()
         table("", _PODS, [_pod(pod) for pod in status["pods"]], terminal=terminal)
-    if len(status["epochs"]) > 1:
+    if len(status.get("epochs", ())) > 1:
         terminal.line()
         table(
             "",
