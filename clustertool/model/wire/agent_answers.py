@@ -153,6 +153,31 @@ class CleanAnswer(Answer):
     kept: f.ByJob[Tuple[str, str]]  # of each job that cannot be removed, what and fix
 
 
+class JoinAnswer(Answer):
+    fresh: bool  # False: a process of this job runs on the node
+
+
+class _JoinReportFields(TypedDict, total=False):
+    what: f.ErrorText
+    fix: str
+    kind: f.ShortText
+    why: f.ErrorText
+    job_dir: f.Label
+    code: f.ExitCode
+    present: int
+    nnodes: int
+
+
+class JoinReportLine(_JoinReportFields):
+    """A report of a process that joins a job; node/join/join_report.py has their types."""
+
+    type: f.ShortText
+
+
+class JoinReportsAnswer(Answer):
+    reports: f.Few[JoinReportLine]
+
+
 # -- devices
 
 

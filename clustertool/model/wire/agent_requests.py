@@ -113,6 +113,18 @@ class LaunchRequest(_Now):
     key: str
 
 
+class JoinRequest(TypedDict):
+    """join: the text of a join file (model/joining/join_file.py), which has secrets and never lies on a disk."""
+
+    job: str
+    join: str
+
+
+class JoinReportsRequest(TypedDict):
+    job: str
+    seconds: float  # to wait for a report
+
+
 # -- devices
 
 

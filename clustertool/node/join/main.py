@@ -56,6 +56,15 @@ def main(arguments: Sequence[str], path: str = "") -> int:
     return _guarded(lambda: _start(arguments, path, report), report)
 
 
+def start_detached(reports: int, text: str, umask: int) -> None:
+    """Join in a process that an agent has detached. reports: a descriptor for progress as lines of JSON. text: the join file.
+    umask: that of the ranks."""
+    os.umask(umask)
+    processes.set_name("ct-join")
+    report = JoinReport(lines=False, also=reports, log=True)
+    _guarded(lambda: _join(join_file.from_json(text), report, None), report)
+
+
 def _start(arguments: Sequence[str], path: str, report: JoinReport) -> int:
     given = _arguments(arguments)
     if given.with_parent:
