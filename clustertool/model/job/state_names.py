@@ -23,6 +23,7 @@ class JobState(Name):
     FAILED = "failed"
     STOPPED = "stopped"
     TIMEOUT = "timeout"
+    NEXT_EPOCH = "next epoch"  # of an attempt of an elastic job, which goes on; no record of a job's end has it
 
 
 OUTCOMES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.LOST, JobState.STOPPED, JobState.TIMEOUT})

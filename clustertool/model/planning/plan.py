@@ -174,7 +174,8 @@ def _nodes(table: Table, listing: Sequence[str], passed: Pairs) -> Tuple[Planned
     nodes = []
     for host in table.cluster.hosts:
         facts = table.facts[host.index]
-        paths = p.JobPaths(p.base(facts.root, host.index, host.index in shared), table.identity.job_id)
+        base = host.base or p.base(facts.root, host.node_id, host.index in shared)
+        paths = p.JobPaths(base, table.identity.job_id)
         users = {**dict(table.cluster.env), **dict(host.env), **dict(passed), **dict(job.env)}
         processes = tuple(
             PlannedProcess(

@@ -65,6 +65,8 @@ class JobHeader(_JobId, total=False):
     places: f.PerRank[f.RankPlaces]  # of the ranks of all nodes; records of older versions have none
     processes: f.PerRank[ProcessPlan]
     restored: bool  # made of the ledger, as the events file was damaged
+    epoch: f.AttemptNumber  # of an elastic job: that of this header, and the node that coordinates it
+    lead: f.NodeIndex
 
 
 class JobEvent(EventBase, JobHeader):

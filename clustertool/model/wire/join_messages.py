@@ -71,7 +71,14 @@ class LeavingMessage(TypedDict):
     errors: List[JoinError]
 
 
-NodeMessage = Union[OfferMessage, JoinBeat, DoneMessage, FailedMessage, LeavingMessage]
+class StopJobMessage(TypedDict):
+    """The user ends an elastic job between two epochs, by a request to this machine."""
+
+    type: Literal["stop"]
+    errors: List[JoinError]
+
+
+NodeMessage = Union[OfferMessage, JoinBeat, DoneMessage, FailedMessage, LeavingMessage, StopJobMessage]
 
 # -- from the coordinator
 

@@ -52,11 +52,28 @@ class SpecPolicy(TypedDict):
     loss_timeout: float
 
 
-class SpecShape(TypedDict):
+class _OfElasticShapes(TypedDict, total=False):
+    nodes: List[int]  # of the present epoch; missing: 0, 1, ... for each of `names`
+
+
+class SpecShape(_OfElasticShapes):
     """Only the coordinator's node has it."""
 
-    names: List[str]  # of all nodes
+    names: List[str]  # of all nodes, by their ids; in an elastic job also of other epochs, "" if not known
     place: List[Tuple[str, int, int]]  # role, rank, node of all processes
+
+
+class ElasticSpec(TypedDict):
+    """An epoch of an elastic job. Node ids are stable for the whole job, so those of one epoch may have gaps."""
+
+    epoch: int  # its number, which is that of its first attempt
+    lease: float  # seconds
+    grow: str  # "next": a machine that offers itself waits for the next epoch; "restart": it begins one
+    maximum: int  # nodes
+    members: int  # that have joined the job, with those on standby
+    waiting: List[str]  # names of the members on standby
+    restarts: int  # of --max-restarts that earlier epochs have used
+    store: bool  # epochs are records in a store: any node may coordinate, and each attempt is an epoch
 
 
 class _OfSomeJobs(TypedDict, total=False):
@@ -99,7 +116,8 @@ class _LaunchFields(TypedDict, total=False):
     certificate: str
     key: str
     shape: SpecShape
-    attempt: int  # the first one of this start; above 0 where an engine starts the job again
+    attempt: int  # the first one of this start; above 0 where an engine starts the job again, and in later epochs
+    elastic: ElasticSpec  # missing: the job has the same nodes for all of its life
     container: ContainerSpec  # missing: ranks run in no container
     launcher: str  # "mpirun" where one starts the trainers, else missing: the supervisors do
     hostfile: str  # the text of mpirun's hostfile; only the coordinator's node has it

@@ -191,8 +191,8 @@ def placing(
             if node.placed:
                 with contextlib.suppress(OSError):
                     os.utime(node.placed)
-        again = bool(spec.get("attempt"))
-        if order != _KEEP and (again or fresh == [True]):
+        again = fresh == [False]
+        if order != _KEEP and fresh and (not again or place.may_be_placed_again(spec)):
             place.unplace(node, {"job_dir": spec["job_dir"], "token": spec["token"], "again": again})
 
     return body

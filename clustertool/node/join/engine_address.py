@@ -7,8 +7,8 @@ import re
 import socket
 from dataclasses import replace
 
-from clustertool.model.joining.join_decisions import COORDINATOR
 from clustertool.model.joining.join_file import JoinFile
+from clustertool.model.joining.join_offers import COORDINATOR
 from clustertool.model.kubernetes.pod_variables import KUBERNETES, POD_IP
 from clustertool.node.join import meeting
 from clustertool.node.system import programs

@@ -81,6 +81,13 @@ class JoinReport:
         for one, row in zip(singles(error), error_rows(error)):
             self._write("error", str(one), **{**row, "code": error.code})
 
+    def epoch_ended(self, outcome: Outcome) -> None:
+        """Of an elastic job, which goes on."""
+        self._write("epoch-ended", f"the epoch has ended: {outcome.reason}", why=outcome.reason)
+
+    def standby(self) -> None:
+        self._write("standby", "this machine is on standby: it takes part when the job needs it")
+
     def ended(self, outcome: Outcome) -> None:
         text = f"{outcome.state.value}: {outcome.reason}"
         self._write("ended", text, outcome=outcome.as_record(), code=outcome.code)

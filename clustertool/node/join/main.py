@@ -20,8 +20,8 @@ from typing import Callable, NoReturn, Optional, Sequence, Tuple
 from clustertool.errors import ClustertoolError, Interrupted, PreflightError, UsageError
 from clustertool.model.joining import join_file
 from clustertool.model.joining.engine_place import placed
-from clustertool.model.joining.join_decisions import COORDINATOR
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint
+from clustertool.model.joining.join_offers import COORDINATOR
 from clustertool.model.kubernetes.pod_variables import KUBERNETES
 from clustertool.model.paths import IN_POD
 from clustertool.model.quantities import HIGHEST_PORT, whole
@@ -29,6 +29,7 @@ from clustertool.node.join import meeting
 from clustertool.node.join.bundle_content import BundleContent, require_private
 from clustertool.node.join.coordinator import JoinCoordinator
 from clustertool.node.join.engine_address import with_address
+from clustertool.node.join.epoch_loop import EpochLoop, Part
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joiner import Joiner
 from clustertool.node.join.joining_node import JoiningNode
@@ -164,6 +165,8 @@ def _join(join: JoinFile, report: JoinReport, bundle: Optional[BundleContent]) -
     umask = os.umask(0o077)
     os.chdir("/")  # a joining process must not keep a file system in use
     path_trust.set_group(IN_POD if join.engine == KUBERNETES else join.cluster.root_dir_group)
+    if join.job.elastic.present:
+        return EpochLoop(join, report, umask, bundle).run(Part(*_role(join)))
     signals = Signals()
     index, address = _role(join)
     node = JoiningNode(replace(join, index=index), report, umask, bundle)

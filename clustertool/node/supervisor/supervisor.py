@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Set, Tuple, Union
 
 from clustertool.errors import NotFound, PreflightError
+from clustertool.model.elastic.epochs import EpochEnd
 from clustertool.model.job.outcome import Key, Outcome, read_outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import OURS
@@ -97,6 +98,7 @@ class Supervisor:
         self.shutdown: Optional[Shutdown] = None  # of this attempt
         self.servers = ListenWatch()
         self.outcome: Optional[Outcome] = None
+        self.epoch_end: Optional[EpochEnd] = None
         self.user_stop: Optional[_UserStop] = None
 
     @property

@@ -1,0 +1,81 @@
+"""The rules of epochs: which number the next one has, and when it may start its first rank.
+
+An epoch is one plan of the job, and has one coordinator. Its number is that of its first attempt. All times are seconds of
+CLOCK_BOOTTIME of the machine that coordinates.
+
+Without a store one process coordinates all epochs of the job. With a store (etcd) each epoch is a record there: the node that
+replaces the record of the epoch before it, by compare-and-swap, coordinates the epoch.
+
+1. claim() makes the record of the next epoch. It still has the nodes of the record before it, because these may have ranks.
+2. The members join. The coordinator waits until start_at().
+3. started() makes the record with the nodes of the plan. It is in the store before the first order to start is sent.
+"""
+
+from __future__ import annotations
+
+from typing import AbstractSet, Collection, FrozenSet, Iterable, Mapping, NamedTuple, Optional, Tuple
+
+from clustertool.model.elastic.lease import ends_by
+
+MARGIN = 1.0  # seconds between the end of the last lease and the first rank of the next epoch
+
+
+class EpochEnd(NamedTuple):
+    """How an epoch has ended on one node. Only the coordinator's has `lost` and `left`.
+
+    attempt: the last one of the epoch. why: for records. lost: when the last beat of each node came that is not proved to have
+    no ranks. left: nodes that were released. restarts_used: failures of ranks that count for max_restarts, in all epochs so
+    far. silent: this node has lost the epoch because its lease has ended.
+    """
+
+    attempt: int
+    why: str
+    lost: Mapping[int, float]
+    left: Tuple[int, ...] = ()
+    restarts_used: int = 0
+    silent: bool = False
+
+
+class EpochRecord(NamedTuple):
+    """An epoch in the store. nodes: all that may have ranks of this epoch or of one before it."""
+
+    number: int
+    coordinator: int
+    nodes: FrozenSet[int]
+
+
+def next_number(known: Iterable[int]) -> int:
+    """The number of the next epoch. known: all attempts that a present member, the coordinator or the store knows of."""
+    return max(known, default=-1) + 1
+
+
+def may_enter(number: int, last: int) -> bool:
+    """Whether a member may obey an epoch. last: the highest attempt that it has been in, -1 if none."""
+    return number > last
+
+
+def earliest_start(lost: Mapping[int, float], seconds: float) -> float:
+    """When the next epoch may start a rank, or 0.0 if it need not wait. lost: see EpochEnd. seconds: of the lease."""
+    return max((ends_by(received, seconds) + MARGIN for received in lost.values()), default=0.0)
+
+
+def winner_start(previous: AbstractSet[int], proved: Collection[int], won_at: float, seconds: float) -> float:
+    """The same for a node that has taken the epoch over in the store, from another coordinator.
+
+    previous: `nodes` of the record that it has replaced. proved: the nodes that have joined it, each of which has ended its
+    ranks. won_at: when the store's answer came. The coordinator before it acknowledges no beat after its own lease in the
+    store has ended, so the last lease of a node ends at most `seconds` after that.
+    """
+    return 0.0 if previous <= set(proved) else won_at + seconds + MARGIN
+
+
+def claim(previous: Optional[EpochRecord], coordinator: int, known: Iterable[int] = ()) -> EpochRecord:
+    """The record with which a node takes the next epoch. known: see next_number."""
+    if previous is None:
+        return EpochRecord(next_number(known), coordinator, frozenset())
+    return EpochRecord(next_number([previous.number, *known]), coordinator, previous.nodes)
+
+
+def started(record: EpochRecord, nodes: Collection[int]) -> EpochRecord:
+    """The record of an epoch that starts now: no node of an earlier epoch has ranks any more."""
+    return record._replace(nodes=frozenset(nodes))
