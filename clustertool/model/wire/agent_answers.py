@@ -154,7 +154,7 @@ class CleanAnswer(Answer):
 
 
 class JoinAnswer(Answer):
-    fresh: bool  # False: a process of this job runs on the node
+    state: f.JoinStart
 
 
 class _JoinReportFields(TypedDict, total=False):
@@ -162,6 +162,7 @@ class _JoinReportFields(TypedDict, total=False):
     fix: str
     kind: f.ShortText
     why: f.ErrorText
+    node: f.Label  # the name of the node that an error is about
     job_dir: f.Label
     code: f.ExitCode
     present: int

@@ -118,6 +118,12 @@ class JoinRequest(TypedDict):
 
     job: str
     join: str
+    code: str  # digest of the code that joins
+
+
+class JoinCodeRequest(TypedDict):
+    digest: str
+    data: str  # the modules that an agent does not have: name and text of each with NUL between them, zlib, in base64
 
 
 class JoinReportsRequest(TypedDict):

@@ -117,6 +117,7 @@ PLACE: Kind[r.PlaceRequest, a.Answer] = Kind("place", "agent.place:place", endle
 UNPLACE: Kind[r.UnplaceRequest, a.Answer] = Kind("unplace", "agent.place:unplace", long=True)
 LAUNCH: Kind[r.LaunchRequest, a.Answer] = Kind("start", "agent.launch:start", inline=True)
 JOIN: Kind[r.JoinRequest, a.JoinAnswer] = Kind("join", "agent.launch_member:join", inline=True)
+JOIN_CODE: Kind[r.JoinCodeRequest, a.Answer] = Kind("join-code", "agent.join_code:receive")
 JOIN_REPORTS: Kind[r.JoinReportsRequest, a.JoinReportsAnswer] = Kind("join-reports", "agent.launch_member:reports")
 END_JOIN: Kind[r.JoinReportsRequest, a.Answer] = Kind("join-end", "agent.launch_member:end")
 

@@ -12,13 +12,14 @@ import json
 import os
 import select
 import signal
+import threading
 import time
 from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, cast
 
 from clustertool.errors import InternalError, NotFound, PreflightError, UsageError
 from clustertool.model.hints import PROGRAM
 from clustertool.model.paths import is_job_id
-from clustertool.node.agent import detach
+from clustertool.node.agent import detach, join_code
 from clustertool.node.devices import nvml
 from clustertool.node.jobs.queries import record_of
 from clustertool.node.storage import files
@@ -41,6 +42,7 @@ _FIELDS = {
     "fix": str,
     "kind": str,
     "why": str,
+    "node": str,
     "job_dir": str,
     "code": int,
     "present": int,
@@ -82,31 +84,35 @@ _members: Dict[str, _Member] = {}  # of this agent, by job
 
 
 def join(agent: Agent, request: JoinRequest) -> JoinAnswer:
-    """Start a process that joins a job on this node, and becomes its supervisor. `fresh` False: one of this job runs here.
+    """Start a process that joins a job on this node, and becomes its supervisor, if none of this job runs here.
 
     Raises UsageError.
     """
     job = request["job"]
     if not is_job_id(job):
         raise UsageError(f"{job!r:.100} is no id of a job", "")
+    place = join_code.place_of(agent, request["code"])
+    if not place:
+        return {"state": "needs code"}
     kept: List[int] = []
     with contextlib.suppress(NotFound):
         record = record_of(agent, job)
         if record.supervised():
-            return {"fresh": False}
+            return {"state": "runs already"}
         lock = _lock(record.paths.dir)
         if lock is None:
-            return {"fresh": False}
+            return {"state": "runs already"}
         kept.append(lock)
     nvml.end()  # with --devices auto, this agent has read the cards
-    log = _memory()
+    log, theirs = _memory(), _pipe_with(request["join"].encode())
     try:
-        started = detach.begin("join.main:start_detached", (request["join"], agent.umask), log, kept)
+        arguments = (place, theirs, agent.umask, kept)
+        started = detach.begin("agent.join_code:become", arguments, log, (theirs, *kept))
     finally:
-        for descriptor in kept:
+        for descriptor in (theirs, *kept):
             os.close(descriptor)
     _members[job] = _Member(started, log)
-    return {"fresh": True}
+    return {"state": "started"}
 
 
 def reports(context: NodeContext, request: JoinReportsRequest) -> JoinReportsAnswer:
@@ -153,6 +159,18 @@ def _lock(job_dir: str) -> Optional[int]:
             os.close(descriptor)
             return None  # other errors: a file system without locks
     return descriptor
+
+
+def _pipe_with(data: bytes) -> int:
+    """The end of a pipe from which `data` is read. A thread writes it: a pipe has room for 64 KiB."""
+    theirs, ours = os.pipe()
+
+    def write() -> None:
+        with contextlib.suppress(OSError), open(ours, "wb") as file:
+            file.write(data)
+
+    threading.Thread(target=write, daemon=True).start()
+    return theirs
 
 
 def _memory() -> int:

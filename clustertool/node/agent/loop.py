@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, cast
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, NamedTuple, Optional, cast
 
 from clustertool.errors import ClustertoolError, PreflightError, as_wire
 from clustertool.model.wire.frames import Decoder, Header, encode
@@ -38,6 +38,14 @@ _RELAY_ORDERS = ("relay-sources", "relay-piece", "relay-beat")
 _ROOM = 1 << 20  # bytes that may wait for the channel before logs pause
 
 
+class CodeChecks(NamedTuple):
+    """Checks of the loader. safe: raises OSError for a path that another user can change. complete: whether a directory has all
+    files of the tool's code."""
+
+    safe: Callable[[str], None]
+    complete: Callable[[str], bool]
+
+
 class BaseContext(NodeContext):
     """The context of a request about another node: see node/jobs/shared_records.py."""
 
@@ -52,7 +60,7 @@ class BaseContext(NodeContext):
 class Agent(PlacingContext):
     """`hello` is the laptop's first message: root_dir, root_group (ROOT_DIR_GROUP), and entry (how conf.py names this node)."""
 
-    def __init__(self, hello: Header, inlet: int, outlet: int) -> None:
+    def __init__(self, hello: Header, inlet: int, outlet: int, code: CodeChecks) -> None:
         super().__init__(files.resolve(str(hello["root_dir"])), str(hello["entry"]))
         path_trust.set_group(str(hello["root_group"]))
         self._in, self._out = inlet, outlet
@@ -67,6 +75,7 @@ class Agent(PlacingContext):
         self._beat_at = self._report_at = 0.0
         self.placed = ""  # the records of a job that is being placed, or waits here until it is placed on all nodes
         self.umask = os.umask(0o077)
+        self.code = code
         self._open = True
 
     def run(self) -> None:
@@ -223,11 +232,11 @@ def _handler(kind: Kind[Any, Any]) -> Callable[[NodeContext, Header], Dict[str, 
     return cast("Callable[[NodeContext, Header], Dict[str, object]]", function)
 
 
-def main(hello: bytes, end: Callable[[], None]) -> None:
+def main(hello: bytes, end: Callable[[], None], safe: Callable[[str], None], complete: Callable[[str], bool]) -> None:
     """Run the agent on stdin and stdout, for the loader (fleet/node_bundle.py), which cleans up by `end`."""
     processes.set_name("ct-agent")
     try:
-        agent = Agent(json.loads(hello), 0, 1)
+        agent = Agent(json.loads(hello), 0, 1, CodeChecks(safe, complete))
         os.write(1, b"ready\n")
         agent.run()
     finally:
