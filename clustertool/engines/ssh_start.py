@@ -10,7 +10,7 @@ from clustertool.engines import earlier_work, preflight
 from clustertool.engines.base import Engine, Starter, Submission, Submitted
 from clustertool.engines.caller import pause
 from clustertool.engines.elastic import elastic_plan, member_files
-from clustertool.engines.elastic.member_files import Member, members
+from clustertool.engines.elastic.member_files import HostMember, members
 from clustertool.engines.elastic.member_start import MemberStart
 from clustertool.engines.image_distribution import ImageDistribution
 from clustertool.engines.job_request import RunRequest, check_ranks, make_plan
@@ -46,7 +46,7 @@ class SshStart(Starter):
     def __init__(self, engine: Engine, request: RunRequest) -> None:
         super().__init__(engine, request)
         self._brought: dict[int, ContainerFacts] = {}  # by node: the image that submit() has brought there
-        self._members: tuple[Member, ...] = ()  # of an elastic job: all hosts that take part, or may
+        self._members: tuple[HostMember, ...] = ()  # of an elastic job: all hosts that take part, or may
 
     @property
     def _fleet(self) -> Fleet:

@@ -17,7 +17,7 @@ from clustertool.model.planning.plan import Plan, below_home
 
 
 @dataclass(frozen=True)
-class Member:
+class HostMember:
     """A host that may take part in an elastic job. base: the parent of its directories of jobs. resumes: the ended job whose
     output it copies, "" if none."""
 
@@ -27,14 +27,14 @@ class Member:
     resumes: str = ""
 
 
-def members(cluster: Cluster, facts: ByNode, request: RunRequest) -> tuple[Member, ...]:
+def members(cluster: Cluster, facts: ByNode, request: RunRequest) -> tuple[HostMember, ...]:
     """All hosts of the cluster, by their numbers in the job."""
     shared, resumed = sharing(facts), request.resumed
     found = []
     for host in cluster.hosts:
         fact = facts[host.index]
         resumes = resumed.id if resumed is not None and host.index in resumed.with_output else ""
-        found.append(Member(host, fact, base(fact.root, host.index, host.index in shared), resumes))
+        found.append(HostMember(host, fact, base(fact.root, host.index, host.index in shared), resumes))
     return tuple(found)
 
 
@@ -61,12 +61,12 @@ def join_file(request: RunRequest, made: Plan, release: str, count: int) -> Join
     )
 
 
-def of_member(common: JoinFile, cluster: Cluster, member: Member, index: int | None) -> JoinFile:
+def of_member(common: JoinFile, cluster: Cluster, member: HostMember, index: int | None) -> JoinFile:
     """The join file of one node. index: its number in the job; None: the coordinator gives it one."""
     return replace(common, index=index, own=own_settings(common, cluster, member))
 
 
-def own_settings(common: JoinFile, cluster: Cluster, member: Member) -> OwnSettings:
+def own_settings(common: JoinFile, cluster: Cluster, member: HostMember) -> OwnSettings:
     """Of a host as conf.py has it."""
     host, workspace = member.host, common.job.job_workspace
     slots = host.on_slots(member.facts.devices) if host.slots is not None and host.devices is None else None

@@ -34,7 +34,7 @@ _FIX = "run it again"
 def place_of(agent: Agent, digest: str) -> str:
     """The directory of the code with this digest, "" if it is not there."""
     place = _place(digest)
-    if not agent.code.complete(place):
+    if not agent.start.complete(place):
         return ""
     with contextlib.suppress(OSError):
         os.utime(place)  # it is in use
@@ -51,7 +51,7 @@ def receive(agent: Agent, request: JoinCodeRequest) -> Answer:
     data = "\0".join(text for name in sorted(files) for text in (name, files[name])).encode()
     wanted = _place(request["digest"])
     try:
-        place, end = install(data, request["digest"], wanted, agent.code.safe, agent.code.complete)
+        place, end = install(data, request["digest"], wanted, agent.start.safe, agent.start.complete)
     except (OSError, ValueError) as error:
         raise PreflightError(f"the code of an elastic job cannot be installed: {error}", _FIX) from None
     if place != wanted:

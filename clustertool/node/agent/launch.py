@@ -34,7 +34,7 @@ def start(agent: Agent, request: LaunchRequest) -> Answer:
     try:
         log = files.open_append(job, SUPERVISOR_ERRORS)
         try:
-            started = detach.begin("agent.launch:supervise", (spec, job, agent.umask), log, (job,))
+            started = detach.begin("agent.launch:supervise", (spec, job, agent.start.umask), log, (job,))
         finally:
             os.close(log)
         with open(started.report, "rb") as file:

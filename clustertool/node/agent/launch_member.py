@@ -106,7 +106,7 @@ def join(agent: Agent, request: JoinRequest) -> JoinAnswer:
     nvml.end()  # with --devices auto, this agent has read the cards
     log, theirs = _memory(), _pipe_with(request["join"].encode())
     try:
-        arguments = (place, theirs, agent.umask, kept)
+        arguments = (place, theirs, agent.start.umask, kept)
         started = detach.begin("agent.join_code:become", arguments, log, (theirs, *kept))
     finally:
         for descriptor in (theirs, *kept):

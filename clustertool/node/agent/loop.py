@@ -38,10 +38,14 @@ _RELAY_ORDERS = ("relay-sources", "relay-piece", "relay-beat")
 _ROOM = 1 << 20  # bytes that may wait for the channel before logs pause
 
 
-class CodeChecks(NamedTuple):
-    """Checks of the loader. safe: raises OSError for a path that another user can change. complete: whether a directory has all
-    files of the tool's code."""
+class AgentStart(NamedTuple):
+    """What an agent has from its start. umask: of the login session.
 
+    safe: of the loader; raises OSError for a path that another user can change. complete: of the loader; whether a directory
+    has all files of the tool's code.
+    """
+
+    umask: int
     safe: Callable[[str], None]
     complete: Callable[[str], bool]
 
@@ -58,9 +62,10 @@ class BaseContext(NodeContext):
 
 
 class Agent(PlacingContext):
-    """`hello` is the laptop's first message: root_dir, root_group (ROOT_DIR_GROUP), and entry (how conf.py names this node)."""
+    """`hello` is the laptop's first message: root_dir, root_group (ROOT_DIR_GROUP), and entry (how conf.py names this node).
+    checks: see AgentStart."""
 
-    def __init__(self, hello: Header, inlet: int, outlet: int, code: CodeChecks) -> None:
+    def __init__(self, hello: Header, inlet: int, outlet: int, *checks: Callable[[str], Any]) -> None:
         super().__init__(files.resolve(str(hello["root_dir"])), str(hello["entry"]))
         path_trust.set_group(str(hello["root_group"]))
         self._in, self._out = inlet, outlet
@@ -74,8 +79,7 @@ class Agent(PlacingContext):
         self.relay: Optional[RelayProcess] = None
         self._beat_at = self._report_at = 0.0
         self.placed = ""  # the records of a job that is being placed, or waits here until it is placed on all nodes
-        self.umask = os.umask(0o077)
-        self.code = code
+        self.start = AgentStart(os.umask(0o077), *checks)
         self._open = True
 
     def run(self) -> None:
@@ -236,7 +240,7 @@ def main(hello: bytes, end: Callable[[], None], safe: Callable[[str], None], com
     """Run the agent on stdin and stdout, for the loader (fleet/node_bundle.py), which cleans up by `end`."""
     processes.set_name("ct-agent")
     try:
-        agent = Agent(json.loads(hello), 0, 1, CodeChecks(safe, complete))
+        agent = Agent(json.loads(hello), 0, 1, safe, complete)
         os.write(1, b"ready\n")
         agent.run()
     finally:
