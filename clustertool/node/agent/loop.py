@@ -63,9 +63,11 @@ class BaseContext(NodeContext):
 
 class Agent(PlacingContext):
     """`hello` is the laptop's first message: root_dir, root_group (ROOT_DIR_GROUP), and entry (how conf.py names this node).
-    checks: see AgentStart."""
+    safe, complete: see AgentStart."""
 
-    def __init__(self, hello: Header, inlet: int, outlet: int, *checks: Callable[[str], Any]) -> None:
+    def __init__(
+        self, hello: Header, inlet: int, outlet: int, safe: Callable[[str], None], complete: Callable[[str], bool]
+    ) -> None:
         super().__init__(files.resolve(str(hello["root_dir"])), str(hello["entry"]))
         path_trust.set_group(str(hello["root_group"]))
         self._in, self._out = inlet, outlet
@@ -79,7 +81,7 @@ class Agent(PlacingContext):
         self.relay: Optional[RelayProcess] = None
         self._beat_at = self._report_at = 0.0
         self.placed = ""  # the records of a job that is being placed, or waits here until it is placed on all nodes
-        self.start = AgentStart(os.umask(0o077), *checks)
+        self.start = AgentStart(os.umask(0o077), safe, complete)
         self._open = True
 
     def run(self) -> None:
