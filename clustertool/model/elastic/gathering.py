@@ -15,7 +15,7 @@ All times are seconds of one clock, which also counts while the machine is suspe
 from __future__ import annotations
 
 from enum import Enum
-from typing import Collection, FrozenSet, NamedTuple, Tuple
+from typing import Collection, Dict, FrozenSet, NamedTuple, Tuple
 
 
 class Readiness(Enum):
@@ -24,13 +24,41 @@ class Readiness(Enum):
     FAIL = "fail"  # too few nodes for too long
 
 
+class EpochBefore(NamedTuple):
+    """The epoch before, as the record of the next one needs it. why: of its end. since: when its ranks did useful work last.
+
+    lost, released: members that were lost, and that a user released.
+    """
+
+    members: FrozenSet[int] = frozenset()
+    why: str = ""
+    since: float = 0.0
+    lost: FrozenSet[int] = frozenset()
+    released: FrozenSet[int] = frozenset()
+
+    def change(self, members: Collection[int], now: float) -> Dict[str, object]:
+        """The fields of the event of an epoch with these members that begins now."""
+        gone = sorted(self.members - set(members))
+
+        def why(member: int) -> str:
+            return "lost" if member in self.lost else "released" if member in self.released else "not there"
+
+        return {
+            "nodes": sorted(members),
+            "left": [[member, why(member)] for member in gone],
+            "joined": sorted(set(members) - self.members),
+            "cause": self.why,
+            "seconds": round(now - self.since, 1) if self.members else 0.0,
+        }
+
+
 class Gathering(NamedTuple):
     """What one epoch needs.
 
     number: of the epoch. began: when its gathering began. earliest: before this time ranks of the last epoch may live on a node
     that was lost. expected: members that will join again, because they have taken part and were not lost. patience: seconds to
-    wait for these. first: no epoch has begun so far. started: how many machines are started at first. restarts: of
-    --max-restarts that were used. cause: of the epoch.
+    wait for these. first: no epoch has begun so far. restarts: of --max-restarts that were used. before: the last epoch.
+    started: how many machines are started at first, 0 for the maximum.
     """
 
     number: int
@@ -43,8 +71,8 @@ class Gathering(NamedTuple):
     expected: FrozenSet[int] = frozenset()
     patience: float = 0.0
     restarts: int = 0
-    cause: str = ""
-    started: int = 0  # 0: the maximum
+    before: EpochBefore = EpochBefore()
+    started: int = 0
 
     def readiness(self, present: Collection[int], now: float) -> Readiness:
         """present: the members that have joined."""

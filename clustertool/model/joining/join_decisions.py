@@ -103,11 +103,13 @@ class Failed(NamedTuple):
 
 class Planned(NamedTuple):
     """The plan is made, or `error` says why there is none. fetch: machines lack the workspace. later: node 0 lacks it, too: the
-    laptop sends it, and this event comes again then."""
+    laptop sends it, and this event comes again then. failures: the same as errors of single machines, where it consists of such
+    errors."""
 
     error: Optional[ClustertoolError] = None
     fetch: bool = False
     later: bool = False
+    failures: Tuple[Tuple[int, ClustertoolError], ...] = ()
 
 
 class Signalled(NamedTuple):
@@ -436,14 +438,14 @@ def _again(state: JoinState) -> Step:
     assert error is not None
     failed = frozenset(connection for connection, _ in state.failures)
     if state.elastic is not None and COORDINATOR not in failed and state.phase != "leading":
-        return _without_failed(state, failed)
+        return _without_failed(state)
     if state.phase != "placing" or state.tries >= _TRIES or not only(error, PortInUse):
         return _abort(state, error)
     state, order = _order(state._replace(tries=state.tries + 1), "undoing")
     return state, (order,)
 
 
-def _without_failed(state: JoinState, failed: FrozenSet[int]) -> Step:
+def _without_failed(state: JoinState) -> Step:
     """The machines that failed leave an elastic job, each with its error. One whose port was taken meanwhile stays."""
     errors = {connection: error for connection, error in state.failures if not only(error, PortInUse)}
     if state.elastic is not None and state.elastic.first and len(state.members) - len(errors) < state.elastic.minimum:
@@ -467,7 +469,10 @@ def _of_node(state: JoinState, connection: int, error: ClustertoolError) -> Clus
 
 def _planned(state: JoinState, event: Planned) -> Step:
     if event.error is not None:
-        return _abort(state, event.error)
+        failed = frozenset(connection for connection, _ in event.failures)
+        if state.elastic is None or not failed or COORDINATOR in failed:
+            return _abort(state, event.error)
+        return _without_failed(state._replace(failures=event.failures))
     if event.later:
         return state._replace(phase="awaiting"), ()
     state, order = _order(state, "relaying" if event.fetch else "placing")

@@ -30,10 +30,12 @@ Pairs = Tuple[Tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class MeetingPoint:
-    """Where the coordinator listens: a host name or an address, and a port. 0: ports that the job id determines."""
+    """Where the coordinator listens: a host name or an address, and a port. 0: ports that the job id determines. member: its
+    number in the job."""
 
     host: str
     port: int = 0
+    member: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,11 @@ class JoinFile:
     def offered(self) -> OwnSettings:
         """The settings of this machine as the coordinator gets them."""
         return replace(self.own, secrets=tuple(name for name, _ in self.secrets))
+
+    @property
+    def for_others(self) -> bytes:
+        """The join file of another machine, as JSON: without an index and what counts on this machine only. It has the key."""
+        return to_json(replace(self, index=None, own=OwnSettings())).encode()
 
 
 def patience(given: Optional[float], engine: str = "") -> float:

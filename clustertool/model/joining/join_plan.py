@@ -172,18 +172,19 @@ def unplanned_spec(join: JoinFile, root: str, hostname: str) -> Spec:
 
     root: ROOT_DIR of this machine. It has no processes, and the coordinator is the one of the start.
     """
-    number, own, who = join.index or 0, join.own, join.identity
+    number, own, identity = join.index or 0, join.own, join.identity
     name = own.name or hostname
-    paths = JobPaths(own.base, who.job_id)
-    where = endpoint(join.coordinator.host, join.coordinator.port)
+    paths = JobPaths(own.base, identity.job_id)
+    meets = join.coordinator
+    where = endpoint(meets.host, meets.port)
     spec = {
-        "job": who.job_id,
+        "job": identity.job_id,
         "node": number,
         "name": name,
         "root": root,
         "job_dir": paths.dir,
-        "mark": mark(who.job_id, number, who.token),
-        "token": who.token,
+        "mark": mark(identity.job_id, number, identity.token),
+        "token": identity.token,
         "lead": {
             "node": 0,
             "name": "",
@@ -193,24 +194,24 @@ def unplanned_spec(join: JoinFile, root: str, hostname: str) -> Spec:
         },
         "header": {
             "format": FORMAT,
-            "id": who.job_id,
+            "id": identity.job_id,
             "node": number,
             "name": name,
             "entry": own.entry,
             "hostname": hostname,
             "nodes": [name if node == number else "" for node in range(number + 1)],
-            "created": who.created,
-            "owner": who.owner,
-            "asked": who.asked,
-            "job_name": who.name,
-            "workspace": who.workspace,
+            "created": identity.created,
+            "owner": identity.owner,
+            "asked": identity.asked,
+            "job_name": identity.name,
+            "workspace": identity.workspace,
             "mode": join.job.mode,
             "command": " ".join(join.job.trainer.command or ())[:200],
             "output": join.job.output,
             "work_dir": paths.dir,
             "processes": [],
             "places": [],
-            "lead": 0,
+            "lead": meets.member,
         },
     }
     return cast("Spec", spec)

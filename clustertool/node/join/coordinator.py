@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from typing import TYPE_CHECKING, Dict, Mapping, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from clustertool.errors import ClustertoolError, Interrupted, NodeLost, PreflightError, Terminated
+from clustertool.errors import ClustertoolError, Interrupted, NodeLost, PreflightError, Terminated, as_one, singles
 from clustertool.model.dispatch import topology
 from clustertool.model.elastic.gathering import Gathering
 from clustertool.model.facts import Facts
@@ -247,10 +247,19 @@ class JoinCoordinator:
                 return d.Planned(later=True)
             return self._with_workspace()
         except ClustertoolError as error:
-            return d.Planned(error)
+            return d.Planned(error, failures=self._of_machines(error, [host.name for host in cluster.hosts]))
         except _MALFORMED as error:
             what = f"the facts of {'this machine' if name else 'the machines'} are not valid: {error!r:.200}"
             return d.Planned(PreflightError(what, "install the same version on all machines", name))
+
+    def _of_machines(self, error: ClustertoolError, names: Sequence[str]) -> Tuple[Tuple[int, ClustertoolError], ...]:
+        """An error as those of single machines, () if it is not only about single ones. names: of the nodes."""
+        found: Dict[int, List[ClustertoolError]] = {}
+        for one in singles(error):
+            if one.node not in names:
+                return ()
+            found.setdefault(self._order[names.index(one.node)], []).append(one)
+        return tuple((connection, as_one(errors) or error) for connection, errors in found.items())
 
     def _with_workspace(self) -> d.Planned:
         """Node 0 has the workspace, if it is sent: do the others have it? Raises DispatchError."""
@@ -351,8 +360,14 @@ class JoinCoordinator:
             self._node.launch(time.time())
         except ClustertoolError as error:
             self._decide(d.Failed(COORDINATOR, action.round, error))
-        else:
-            self._decide(d.Done(COORDINATOR, action.round))
+            return
+        elastic = self._state.elastic
+        if elastic is not None:
+            members = [one.offer.node or 0 for one in self._state.members]
+            self._node.record("epoch", attempt=elastic.number, **elastic.before.change(members, boottime()))
+            for one in self._state.standby:
+                self._node.record("standby", name=one.offer.hostname, address=one.offer.address)
+        self._decide(d.Done(COORDINATOR, action.round))
 
     def _abort(self, error: ClustertoolError) -> None:
         if not (isinstance(error, (Interrupted, Terminated)) and self._node.ask(error)):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import FrozenSet, NamedTuple, Optional
 
 from clustertool.model.elastic.epochs import EpochEnd, earliest_start
-from clustertool.model.elastic.gathering import Gathering, pause
+from clustertool.model.elastic.gathering import EpochBefore, Gathering, pause
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint
 from clustertool.node.join.bundle_content import BundleContent
 from clustertool.node.join.coordinator import JoinCoordinator
@@ -24,7 +24,7 @@ from clustertool.node.system.child_signals import Signals
 from clustertool.node.system.process_clock import boottime
 
 
-class Part(NamedTuple):
+class MemberPlace(NamedTuple):
     """The part of this machine in the next epoch. number: in the job, None until it has one. address: the
     coordinator's, if this machine coordinates, else ""."""
 
@@ -45,7 +45,7 @@ class EpochLoop:
         first = Gathering(0, elastic.minimum, elastic.maximum, elastic.timeout, self._began, started=join.nnodes)
         self._gathering = first
 
-    def run(self, part: Part) -> int:
+    def run(self, part: MemberPlace) -> int:
         signals = Signals()
         join = replace(self._join, index=part.number)
         record = first_record(join, files.resolve(join.own.root_dir or join.cluster.root_dir))
@@ -61,9 +61,9 @@ class EpochLoop:
                 return code
             self._prepare(end, frozenset(spec["shape"]["nodes"]) if "shape" in spec else frozenset())
             lead = spec["lead"]
-            self._join = replace(self._join, coordinator=MeetingPoint(lead["host"], lead["port"]))
-            part = Part(spec["node"], part.address)
-            signals, record = Signals(), MemberRecord(spec)
+            self._join = replace(self._join, coordinator=MeetingPoint(lead["host"], lead["port"], lead["node"]))
+            part = MemberPlace(spec["node"], part.address)
+            signals, record = Signals(), MemberRecord(spec, self._join.for_others)
 
     def _prepare(self, end: EpochEnd, members: FrozenSet[int]) -> None:
         """What the next epoch waits for. members: of the epoch that has ended."""
@@ -71,6 +71,8 @@ class EpochLoop:
         least, most = elastic.backoff
         self._short = self._short + 1 if now - self._began < most else 0
         lease = self._join.job.policy.loss_timeout
+        lost, released = frozenset(end.lost), frozenset(end.left)
+        before = EpochBefore(members, end.why, min(end.lost.values(), default=now), lost, released)
         self._gathering = Gathering(
             end.attempt + 1,
             elastic.minimum,
@@ -79,9 +81,9 @@ class EpochLoop:
             now,
             first=False,
             earliest=max(earliest_start(end.lost, lease), now + pause(self._short, least, most)),
-            expected=members - set(end.lost) - set(end.left),
+            expected=members - lost - released,
             patience=lease,
             restarts=end.restarts_used,
-            cause=end.why,
+            before=before,
         )
         self._began = now

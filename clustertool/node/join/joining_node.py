@@ -23,7 +23,7 @@ from clustertool.node.agent import launch
 from clustertool.node.jobs.records import Record
 from clustertool.node.join.bundle_content import BundleContent
 from clustertool.node.join.child_task import PULL_END, UNDO, ChildTask, placing, probing
-from clustertool.node.join.engine_allocation import allocation_of
+from clustertool.node.join.engines.engine_allocation import allocation_of
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.member_record import MemberRecord, outcome_of
 from clustertool.node.join.pods.output_volume import link_output
@@ -88,7 +88,7 @@ class EpochPart:
     def resume(self) -> None:
         """Its supervisor was taken back."""
         if self._paused is not None:
-            self.record, self._paused = MemberRecord(self._paused.spec), None
+            self.record, self._paused = MemberRecord(self._paused.spec, self._paused.bundle), None
 
     def fail(self, error: ClustertoolError, coordinates: bool) -> None:
         """The job does not go on here."""
@@ -261,7 +261,10 @@ class JoiningNode:
         spec["secrets"] = dict(self.join.secrets)
         spec["certificate"], spec["key"] = self.join.identity.certificate, self.join.identity.key
         spec["header"]["skew"] = launch.counted_skew(time.time() - now)
-        origin = Origin(self._bundle.data if self._bundle is not None else b"", self._allocation)
+        bundle = self._bundle.data if self._bundle is not None else b""
+        if self.join.job.elastic.present:  # a machine that `grow` adds gets the code of the node from its laptop
+            bundle = self.join.for_others
+        origin = Origin(bundle, self._allocation)
         supervisor = Supervisor(spec, files.open_job_dir(spec["job_dir"]), self._umask, origin)
         task = processes.identify(self._placed.pid)
         supervisor.guard.spared = (task,) if task is not None else ()  # if this process dies, it takes the job back

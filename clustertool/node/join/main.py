@@ -28,8 +28,8 @@ from clustertool.model.quantities import HIGHEST_PORT, whole
 from clustertool.node.join import meeting
 from clustertool.node.join.bundle_content import BundleContent, require_private
 from clustertool.node.join.coordinator import JoinCoordinator
-from clustertool.node.join.engine_address import with_address
-from clustertool.node.join.epoch_loop import EpochLoop, Part
+from clustertool.node.join.engines.engine_address import with_address
+from clustertool.node.join.epoch_loop import EpochLoop, MemberPlace
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joiner import Joiner
 from clustertool.node.join.joining_node import JoiningNode
@@ -168,7 +168,7 @@ def _join(join: JoinFile, report: JoinReport, bundle: Optional[BundleContent]) -
     os.chdir("/")  # a joining process must not keep a file system in use
     path_trust.set_group(IN_POD if join.engine == KUBERNETES else join.cluster.root_dir_group)
     if join.job.elastic.present:
-        return EpochLoop(join, report, umask, bundle).run(Part(*_role(join)))
+        return EpochLoop(join, report, umask, bundle).run(MemberPlace(*_role(join)))
     signals = Signals()
     index, address = _role(join)
     node = JoiningNode(replace(join, index=index), report, umask, bundle)
@@ -179,7 +179,8 @@ def _join(join: JoinFile, report: JoinReport, bundle: Optional[BundleContent]) -
 
 def _role(join: JoinFile) -> Tuple[Optional[int], str]:
     """The index of this machine, and the coordinator's address if it is that. Raises PreflightError."""
-    if join.index not in (None, COORDINATOR):
+    coordinator = join.coordinator.member
+    if join.index not in (None, coordinator):
         return join.index, ""
     address = meeting.own_address(join.coordinator.host)
     if join.index is None and not address:
@@ -190,7 +191,7 @@ def _role(join: JoinFile) -> Tuple[Optional[int], str]:
         except (OSError, UnicodeError) as error:
             what = f"the coordinator's host {join.coordinator.host} is not known here: {error}"
             raise PreflightError(what, "name an address of this machine") from None
-    return COORDINATOR, address
+    return coordinator, address
 
 
 if __name__ == "__main__":

@@ -34,11 +34,11 @@ _TOUCH = 0.5  # seconds between two heartbeats
 
 
 class MemberRecord:
-    """`spec`: of the last epoch. Call turn() each loop, and close() once."""
+    """`spec`: of the last epoch. bundle: what another machine needs to join. Call turn() each loop, and close() once."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, bundle: bytes) -> None:
         """Raises PreflightError, NotFound."""
-        self.spec = spec
+        self.spec, self.bundle = spec, bundle
         self.stopped: Optional[ClustertoolError] = None  # the user has ended the job here
         self._job = files.open_job_dir(spec["job_dir"])
         self._events = ReservingJournal(files.open_append(self._job, f"{OURS}/events.jsonl"), _ROOM)
@@ -89,6 +89,8 @@ class MemberRecord:
         """Raises NotFound for what exists during an epoch only."""
         if request["type"] == "status":
             return self._status(), b""
+        if request["type"] == "bundle":
+            return {"type": "bundle"}, self.bundle
         if request["type"] == "stop":
             error = Terminated(request["by"])
             error.code = request["code"]
@@ -126,7 +128,7 @@ def first_record(join: JoinFile, root: str) -> Optional[MemberRecord]:
     if not (os.path.lexists(spec["job_dir"]) and place.belongs(spec["job_dir"], spec["token"])):
         os.close(files.make_job_dir(spec["job_dir"]))
     Ledger(spec).place()
-    record = MemberRecord(spec)
+    record = MemberRecord(spec, join.for_others)
     record.begin()
     return record
 
