@@ -102,7 +102,7 @@ def _follow(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, made: P
     fleet = engine.fleet
     hide, copy = mask(order.secrets.values()), log_copy.of_job(call, made.job_id)
     lines = RankLines(call.terminal, hide=hide)
-    follow = FollowSession(call, fleet, inbox, made.job_id, lines, ending(engine), copy=copy)
+    follow = FollowSession(call, fleet, inbox, made.job_id, lines, ending(engine), copy=copy, revive=engine.revive)
     if exact:
         follow.watch.status.plan = made.ranks
     follow.start({"logs": wanted(call), "tail": None}, made.job.policy.grace)
@@ -127,7 +127,7 @@ def follow_starts(
     copy = log_copy.of_job(call, job)
     while True:
         lines = RankLines(call.terminal, hide=hide)
-        follow = FollowSession(call, engine.fleet, inbox, job, lines, ending(engine), copy=copy)
+        follow = FollowSession(call, engine.fleet, inbox, job, lines, ending(engine), copy=copy, revive=engine.revive)
         follow.start(request, grace)
 
         def ended(session: FollowSession = follow) -> None:

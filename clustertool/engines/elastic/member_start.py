@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import queue
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clustertool.engines.caller import Caller
+from clustertool.engines.elastic.member_join import ANSWER, CODE, NEEDS_CODE, STARTED, code_request, join_request
 from clustertool.errors import ClustertoolError, PreflightError, Unreachable, raise_all
 from clustertool.fleet.fleet import Fleet
-from clustertool.fleet.joining import join_process
 from clustertool.model.job.stop_result import read_undo
 from clustertool.model.joining.join_errors import read_error
-from clustertool.model.joining.join_file import JoinFile, to_json
-from clustertool.model.wire.agent_answers import Answer, JoinAnswer, JoinReportLine
-from clustertool.model.wire.messages import END_JOIN, JOIN, JOIN_CODE, JOIN_REPORTS, Request
+from clustertool.model.joining.join_file import JoinFile
+from clustertool.model.wire.agent_answers import JoinAnswer, JoinReportLine
+from clustertool.model.wire.messages import END_JOIN, JOIN_REPORTS
 from clustertool.show.job_text import show_results
 from clustertool.ssh.parallel import Gathered, in_background
 
 _WAIT = 2.0  # seconds that a node waits for a report
 _TURN = 0.05
-_ANSWER = 30.0  # seconds for the answer to a request
-_CODE = 120.0  # and to receive the code and compile it
 _END = 45.0  # seconds for a node to take back what it has begun
-
-
-def join_request(file: JoinFile) -> Request[JoinAnswer]:
-    """The request to start a process that joins."""
-    return JOIN({"job": file.identity.job_id, "join": to_json(file), "code": file.code})
-
-
-def code_request() -> Request[Answer]:
-    """The request that brings the code of such a process to a node which needs it."""
-    data = base64.b64encode(join_process.additional()).decode()
-    return JOIN_CODE({"digest": join_process.digest(), "data": data})
 
 
 @dataclass(frozen=True)
@@ -68,7 +54,7 @@ class MemberStart:
             for node, error in gathered.failed.items():
                 self._leave_out(node, error)
             for node, answer in gathered.ok.items():
-                if answer["state"] != "started":
+                if answer["state"] != STARTED:
                     what = f"a process of job {self._job} runs there already"
                     self._leave_out(node, PreflightError(what, "take another --job-id", self._fleet.name(node)))
             for node in self._left:
@@ -83,12 +69,12 @@ class MemberStart:
     def _ask(self) -> Gathered[JoinAnswer]:
         """Send the join files, and the code where it is missing."""
         wanted = {node: join_request(file) for node, file in self._files.items()}
-        gathered = self._fleet.ask(wanted, _ANSWER)
-        needy = [node for node, answer in gathered.ok.items() if answer["state"] == "needs code"]
+        gathered = self._fleet.ask(wanted, ANSWER)
+        needy = [node for node, answer in gathered.ok.items() if answer["state"] == NEEDS_CODE]
         if not needy:
             return gathered
-        sent = self._fleet.ask(dict.fromkeys(needy, code_request()), _CODE)
-        again = self._fleet.ask({node: wanted[node] for node in sent.ok}, _ANSWER)
+        sent = self._fleet.ask(dict.fromkeys(needy, code_request()), CODE)
+        again = self._fleet.ask({node: wanted[node] for node in sent.ok}, ANSWER)
         ok = {node: answer for node, answer in gathered.ok.items() if node not in needy}
         return Gathered({**ok, **again.ok}, {**gathered.failed, **sent.failed, **again.failed})
 
@@ -110,7 +96,7 @@ class MemberStart:
             try:
                 while not self._closed:
                     request = JOIN_REPORTS({"job": self._job, "seconds": _WAIT})
-                    for report in self._fleet.ask_one(node, request, _ANSWER)["reports"]:
+                    for report in self._fleet.ask_one(node, request, ANSWER)["reports"]:
                         self._arrived.put(_Arrived(node, report))
             except ClustertoolError as error:
                 self._arrived.put(_Arrived(node, error))

@@ -37,6 +37,7 @@ class _SummaryDetails(TypedDict, total=False):
     ended: Optional[f.Time]
     asked: f.Label  # the id of --job-id
     name: f.Label  # of the job
+    elastic: bool
 
 
 class JobSummary(_SummaryDetails):
@@ -155,6 +156,10 @@ class CleanAnswer(Answer):
 
 class JoinAnswer(Answer):
     state: f.JoinStart
+
+
+class LeaveAnswer(Answer):
+    left: bool  # False: the node has accepted the request, and takes part still
 
 
 class _JoinReportFields(TypedDict, total=False):

@@ -119,6 +119,13 @@ class JoinRequest(TypedDict):
     job: str
     join: str
     code: str  # digest of the code that joins
+    again: bool  # also where the node was released, or its part of the job has ended
+
+
+class LeaveRequest(TypedDict):
+    job: str
+    by: str
+    seconds: float  # to wait until the node has left
 
 
 class JoinCodeRequest(TypedDict):

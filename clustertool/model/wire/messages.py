@@ -119,6 +119,7 @@ LAUNCH: Kind[r.LaunchRequest, a.Answer] = Kind("start", "agent.launch:start", in
 JOIN: Kind[r.JoinRequest, a.JoinAnswer] = Kind("join", "agent.launch_member:join", inline=True)
 JOIN_CODE: Kind[r.JoinCodeRequest, a.Answer] = Kind("join-code", "agent.join_code:receive")
 JOIN_REPORTS: Kind[r.JoinReportsRequest, a.JoinReportsAnswer] = Kind("join-reports", "agent.launch_member:reports")
+LEAVE: Kind[r.LeaveRequest, a.LeaveAnswer] = Kind("leave", "agent.leave_request:leave")
 END_JOIN: Kind[r.JoinReportsRequest, a.Answer] = Kind("join-end", "agent.launch_member:end")
 
 # -- checks before a job: see node/probe, node/devices

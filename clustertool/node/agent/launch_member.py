@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, cast
 
 from clustertool.errors import InternalError, NotFound, PreflightError, UsageError
 from clustertool.model.hints import PROGRAM
+from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import is_job_id
 from clustertool.node.agent import detach, join_code
+from clustertool.node.agent.leave_request import has_left
 from clustertool.node.devices import nvml
 from clustertool.node.jobs.queries import record_of
+from clustertool.node.jobs.records import Record
 from clustertool.node.storage import files
 from clustertool.node.system import processes
 
@@ -99,6 +102,8 @@ def join(agent: Agent, request: JoinRequest) -> JoinAnswer:
         record = record_of(agent, job)
         if record.supervised():
             return {"state": "runs already"}
+        if not request["again"] and _is_over(record):
+            return {"state": "left"}
         lock = _lock(record.paths.dir)
         if lock is None:
             return {"state": "runs already"}
@@ -146,6 +151,13 @@ def _member(job: str) -> _Member:
     if member is None:
         raise NotFound(f"this command has started no process of job {job} here", "")
     return member
+
+
+def _is_over(record: Record) -> bool:
+    """Whether this node takes no part in the job any more: it was released, or the job has ended. A node that the others have
+    lost may come back."""
+    own = record.own()
+    return has_left(record) or (own.ended is not None and own.ended.state is not JobState.LOST)
 
 
 def _lock(job_dir: str) -> Optional[int]:
