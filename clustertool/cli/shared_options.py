@@ -137,6 +137,13 @@ RUN = (
         group=_PROCESSES,
     ),
     Opt(
+        "elastic-timeout",
+        "how long an elastic job waits for nodes: for MAX at its start, and for MIN later, before it ends",
+        value="DURATION",
+        usual="timeout of [elastic] in job.toml, or 5m",
+        group=_ENDING,
+    ),
+    Opt(
         "elastic-server",
         "etcd for the epochs of an elastic job, which then may lose its coordinator: https://user@host:2379",
         MANY,
