@@ -25,6 +25,7 @@ HERE = Opt(
 )
 PLACES = (*HOSTS, HERE, JSON)
 JOB = Opt("job", "the job: its id, a unique prefix of it, or its name", short="j", value="JOB", usual="your newest")
+HOST = Opt("host", "a host of HOSTS, or a new one: [user@]host[:port]", MANY, value="HOST,...")
 ROLE = Opt("role", "the role that --rank counts in", "trainer", value="ROLE", choices=ROLES, usual="trainer")
 WORKSPACE = Opt("workspace", "the folder to send to every node", short="w", value="DIR")
 _WHAT, _PROCESSES, _PS, _ENDING = (
@@ -134,6 +135,13 @@ RUN = (
         value="N|MIN:MAX",
         usual="all",
         group=_PROCESSES,
+    ),
+    Opt(
+        "elastic-timeout",
+        "how long an elastic job waits for nodes: for MAX at its start, and for MIN later, before it ends",
+        value="DURATION",
+        usual="timeout of [elastic] in job.toml, or 5m",
+        group=_ENDING,
     ),
     Opt(
         "elastic-server",

@@ -59,6 +59,7 @@ class Capabilities:
     live_channels: open() has an agent on each node of a running job. Such an agent knows which processes live, and stops them.
     Else the agents only read records, and the engine alone knows whether a job has ended.
     requeues: a job may go back to the queue, and then has records of its earlier run.
+    elastic: its jobs may follow nodes that come and go.
     """
 
     needs_hosts: bool
@@ -66,6 +67,7 @@ class Capabilities:
     sends_workspace: bool
     live_channels: bool
     requeues: bool = False
+    elastic: bool = False
 
 
 @dataclass(frozen=True)
@@ -258,6 +260,18 @@ class Engine(ABC):
     def nodes(self) -> Sequence[EngineNode]:
         """The nodes of an engine that has no agents there. Raises ClustertoolError."""
         raise NotImplementedError
+
+    def revive(self, job: str, node: int) -> bool:
+        """Start a node of an elastic job again that does not take part in it, and whose agent is open. Returns whether it was
+        started. Called in a thread. Raises ClustertoolError."""
+        return False
+
+    def grow(self, job: str, hosts: Sequence[Host]) -> Mapping[str, str]:
+        """Start further nodes of an elastic job that runs, or nodes of it again that do not take part. The fleet is open.
+
+        Returns {name: what becomes of it}. Raises UsageError where the engine chooses the nodes; ClustertoolError."""
+        what = f"the engine {self.fleet.cluster.engine} chooses the nodes itself"
+        raise UsageError(what, "ask it for more nodes, which join the job by themselves")
 
     def forget(self, jobs: Collection[str]) -> None:  # noqa: B027 - most engines keep nothing
         """Remove what the engine itself keeps of jobs whose records were removed. Raises ClustertoolError."""

@@ -77,23 +77,27 @@ class Examined:
         for (column, text, fix), nodes in alike.items():
             caller.warn(f"{folding(self.cluster)(nodes)}: {column}: {text} ({fix})")
 
-    def good(self, caller: Caller, most: int = 0) -> Examined:
+    def good(self, caller: Caller, most: int = 0, least: int = 1, first: str = "") -> Examined:
         """--skip-bad: without the nodes that failed, numbered anew; with --nnodes the first `most` of them.
 
-        Raises what is wrong if none is left, or fewer than `most`.
+        first: the host that becomes node 0, "" for the first one that is good. Raises what is wrong if fewer than `least` or
+        `most` are left, or if `first` is not.
         """
         hosts, wrong = self.cluster.hosts, errors(self.findings)
         bad = set(self.failed) | {finding.node for finding in wrong}
         good = [host for host in hosts if host.index not in bad]
-        if len(good) < max(1, most):
-            if most:
-                caller.warn(f"{len(good)} of {len(hosts)} nodes are ready, --nnodes needs {most}")
+        chief = next((host for host in good if first in (host.name, host.host, host.address)), None) if first else None
+        if len(good) < max(least, most) or (first and chief is None):
+            if len(good) < max(most, least if least > 1 else 0):
+                caller.warn(f"{len(good)} of {len(hosts)} nodes are ready, --nnodes needs {max(most, least)}")
+            elif first and chief is None:
+                caller.warn(f"{first} is not ready, and it is COORDINATOR")
             self.require()
         for node in sorted(bad):
             why = next((f for f in wrong if f.node == node), None)
             text = f"{why.column}: {why.text} ({why.fix})" if why else short(self.failed[node])
             caller.warn(f"{hosts[node].name} is left out: {text}")
-        good = good[:most] if most else good
+        good = sorted(good, key=lambda host: host is not chief)[: most or None]
         new = {host.index: number for number, host in enumerate(good)}
         facts = {new[node]: replace(fact, node=new[node]) for node, fact in self.facts.items() if node in new}
         findings = tuple(replace(f, node=new[f.node]) for f in self.findings if f.node in new)

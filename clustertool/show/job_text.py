@@ -15,7 +15,7 @@ from clustertool.model.quantities import count
 from clustertool.model.roles import LAUNCHERS, MPIRUN, ROLES, role_name
 from clustertool.model.wire.event_types import Event
 from clustertool.show.table import gather, grouped, ranges
-from clustertool.watch.news import DisconnectNews, FailureNews, News, PhaseNews, RefusedNews
+from clustertool.watch.news import DisconnectNews, FailureNews, News, PhaseNews, RefusedNews, RevivedNews
 from clustertool.watch.verdict import culprit, errors
 from clustertool.watch.waits import ConnectWait, Firewall, ListenWait, Wait
 
@@ -78,6 +78,8 @@ def news_text(news: News | Wait) -> str:
         return f"{news.node}: {news.why}; it is not followed any more"
     if isinstance(news, DisconnectNews):
         return f"{news.node}: connection lost ({news.why}), trying again"
+    if isinstance(news, RevivedNews):
+        return f"{news.node}: it answers again, and joins the job"
     return _event(news.node, news.event)
 
 

@@ -105,22 +105,24 @@ def perform(call: Call, order: RunRequest) -> None:
             return
         submitted = starter.submit(submission)
         if not engine.capabilities.queues:
-            assert submitted.plan is not None
-            _follow(call, order, engine, inbox, submitted.plan)
+            assert submission.plan is not None
+            _follow(call, order, engine, inbox, submitted.plan or submission.plan, submitted.plan is not None)
         elif given.detach:
             _tell_left(call, submitted.job_id, "submitted")
         elif wait_for_start(call, engine, submitted.job_id, order.grace):
             _follow_queued(call, order, engine, inbox, submitted.job_id)
 
 
-def _follow(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, made: Plan) -> None:
+def _follow(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, made: Plan, exact: bool) -> None:
+    """exact: `made` is the plan that was started. Else the nodes have made one."""
     fleet = engine.fleet
     hide, copy = mask(order.secrets.values()), log_copy.of_job(call, made.job_id)
     lines = RankLines(call.terminal, hide=hide)
-    follow = FollowSession(call, fleet, inbox, made.job_id, lines, ending(engine), copy=copy)
-    follow.watch.status.plan = made.ranks
+    follow = FollowSession(call, fleet, inbox, made.job_id, lines, ending(engine), copy=copy, revive=engine.revive)
+    if exact:
+        follow.watch.status.plan = made.ranks
     follow.start({"logs": wanted(call), "tail": None}, made.job.policy.grace)
-    if call.given.detach and detached(call, follow, made.job_id, len(made.processes)):
+    if call.given.detach and detached(call, follow, made.job_id, len(made.processes) if exact else 0):
         order.ended(made)
         return
     follow_to_end(call, fleet, inbox, follow, hide, lambda: order.ended(made))
@@ -141,7 +143,7 @@ def follow_starts(
     copy = log_copy.of_job(call, job)
     while True:
         lines = RankLines(call.terminal, hide=hide)
-        follow = FollowSession(call, engine.fleet, inbox, job, lines, ending(engine), copy=copy)
+        follow = FollowSession(call, engine.fleet, inbox, job, lines, ending(engine), copy=copy, revive=engine.revive)
         follow.start(request, grace)
 
         def ended(session: FollowSession = follow) -> None:
@@ -285,10 +287,10 @@ def _cancel(call: Call, engine: Engine, job: str, error: ClustertoolError, grace
 
 def detached(call: Call, follow: FollowSession, job_id: str, total: int) -> bool:
     """Wait until all `total` processes run, then return. False if the job has ended, or is ending: then follow it; and if the
-    user has left it before."""
+    user has left it before. total: 0 for those of the plan that the nodes have made."""
 
     def all_started(status: JobStatus) -> bool:
-        return status.outcome is not None or started(status) >= total
+        return status.outcome is not None or started(status) >= (total or max(1, len(status.processes)))
 
     follow.run(all_started)
     if follow.detached or follow.watch.status.outcome is not None or follow.stopper.stopping:

@@ -146,6 +146,14 @@ def test_a_password_on_the_command_line_is_refused_and_not_shown(url: str) -> No
     assert "s3cret" not in caught.value.what + caught.value.fix
 
 
+def test_the_timeout_of_the_command_line() -> None:
+    assert read({"elastic": {"min": 1, "timeout": 5}}, elastic_timeout="2m").timeout == 120.0
+    with pytest.raises(UsageError, match="--elastic-timeout 'soon' is not right"):
+        read(nnodes="1:2", elastic_timeout="soon")
+    with pytest.raises(UsageError, match="--elastic-timeout is for elastic jobs"):
+        read(nnodes="2", elastic_timeout="2m")
+
+
 def test_a_server_needs_an_elastic_job() -> None:
     with pytest.raises(UsageError, match="a fixed number of nodes"):
         read(elastic_server=("http://a",))

@@ -7,7 +7,7 @@ job that waits for another node when it has lost one.
 from __future__ import annotations
 
 import re
-from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple, Type
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Type
 
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.config.cluster import Cluster
@@ -39,19 +39,26 @@ def is_range(text: str) -> bool:
     return ":" in text
 
 
-def read_elastic(cluster: Cluster, table: Toml, nnodes: str, servers: Sequence[str], mode: str) -> ElasticSettings:
+class TypedElastic(NamedTuple):
+    """--nnodes, --elastic-server and --elastic-timeout as they were typed."""
+
+    nnodes: str = ""
+    servers: Tuple[str, ...] = ()
+    timeout: str = ""
+
+
+def read_elastic(cluster: Cluster, table: Toml, options: TypedElastic, mode: str) -> ElasticSettings:
     """The settings of a job; table: [elastic]. Those of a job that is not elastic are the defaults.
 
     Raises DataError for the table, UsageError for the options, ConfigError for COORDINATOR and SECRETS.
     """
-    found = _table(table)
+    found, nnodes, servers = _table(table), options.nnodes, options.servers
     low, high = node_range(nnodes) if is_range(nnodes) else (0, 0) if nnodes else (found["min"], found["max"])
     if not low:
-        if servers:
-            raise UsageError(
-                "--elastic-server is for elastic jobs, and this job has a fixed number of nodes",
-                "add --nnodes MIN:MAX, or leave it out",
-            )
+        if servers or options.timeout:
+            option = "--elastic-server" if servers else "--elastic-timeout"
+            what = f"{option} is for elastic jobs, and this job has a fixed number of nodes"
+            raise UsageError(what, "add --nnodes MIN:MAX, or leave it out")
         return ElasticSettings()
     if mode not in ELASTIC_MODES:
         what = f"an elastic job ({low}:{high or ''} nodes) in mode {mode} is not possible"
@@ -64,12 +71,20 @@ def read_elastic(cluster: Cluster, table: Toml, nnodes: str, servers: Sequence[s
     return ElasticSettings(
         minimum=low,
         maximum=high or max(low, len(cluster.hosts)),
-        timeout=found["timeout"],
+        timeout=_timeout(options.timeout) if options.timeout else found["timeout"],
         grow=found["grow"],
         backoff=_backoff_of(found),
         server=server,
         coordinator="" if server.present else _coordinator(cluster),  # with a server it may be any node
     )
+
+
+def _timeout(text: str) -> float:
+    """--elastic-timeout. Raises UsageError."""
+    seconds = _duration(text)
+    if seconds is None:
+        raise UsageError(f"--elastic-timeout {text!r} is not right", _TIME)
+    return seconds
 
 
 # -- [elastic] ----------------------------------------------------------------------------------------------------------

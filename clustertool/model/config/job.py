@@ -11,7 +11,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 from clustertool.errors import ConfigError, DataError, UsageError
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.container_keys import merged, refuse_launcher
-from clustertool.model.config.elastic_keys import is_range, read_elastic
+from clustertool.model.config.elastic_keys import TypedElastic, is_range, read_elastic
 from clustertool.model.config.elastic_settings import ElasticSettings
 from clustertool.model.config.hosts import VARIABLE, device_ids
 from clustertool.model.config.job_tables import (
@@ -172,6 +172,7 @@ class Options:
     host_counts: bool = False
     image: Optional[str] = None
     elastic_server: Tuple[str, ...] = ()
+    elastic_timeout: str = ""
 
 
 def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
@@ -217,8 +218,13 @@ def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
         log_dir=options.log_dir,
         mpi=MpiSettings(file["mpi"], file["pservers"] or _asks_for_pservers(cluster, options)),
         container=container,
-        elastic=read_elastic(cluster, file["elastic"], options.nnodes, options.elastic_server, mode),
+        elastic=read_elastic(cluster, file["elastic"], typed_elastic(options), mode),
     )
+
+
+def typed_elastic(options: Options) -> TypedElastic:
+    """What the command line has of an elastic job."""
+    return TypedElastic(options.nnodes, options.elastic_server, options.elastic_timeout)
 
 
 def valid_job_id(text: str, option: str = "--job-id") -> str:

@@ -2,7 +2,7 @@
 
     epoch    condition, the first line that is true                               result
     any      a lost node may still have living ranks (`earliest`)                 WAIT
-    first    the maximum has joined                                               START
+    first    the maximum has joined, or all that are started at first             START
     first    `timeout` has not passed                                             WAIT
     later    a node that is expected has not joined, for `patience` at most       WAIT
     any      at least the minimum has joined                                      START
@@ -58,6 +58,7 @@ class Gathering(NamedTuple):
     number: of the epoch. began: when its gathering began. earliest: before this time ranks of the last epoch may live on a node
     that was lost. expected: members that will join again, because they have taken part and were not lost. patience: seconds to
     wait for these. first: no epoch has begun so far. restarts: of --max-restarts that were used. before: the last epoch.
+    started: how many machines are started at first, 0 for the maximum.
     """
 
     number: int
@@ -71,13 +72,14 @@ class Gathering(NamedTuple):
     patience: float = 0.0
     restarts: int = 0
     before: EpochBefore = EpochBefore()
+    started: int = 0
 
     def readiness(self, present: Collection[int], now: float) -> Readiness:
         """present: the members that have joined."""
         late = now - self.began >= self.timeout
         if now < self.earliest:
             return Readiness.WAIT
-        if self.first and len(present) < self.maximum and not late:
+        if self.first and len(present) < min(self.maximum, self.started or self.maximum) and not late:
             return Readiness.WAIT
         waited = now - max(self.began, self.earliest)
         if not self.expected <= set(present) and waited < self.patience and not late:

@@ -49,7 +49,8 @@ class OwnSettings:
     environment of the joining process, as on a machine alone. secrets: names of SECRETS whose values are here; only an
     offer has them. name: of this machine, as its engine knows it; "" for the host name. base: the parent of the job's
     directory, where the starter knows it; a machine of an elastic job that has one makes its record before the first plan.
-    entry: how conf.py names it (Host.entry), "" where no laptop started it.
+    entry: how conf.py names it (Host.entry), "" where no laptop started it. roles: as in HOSTS. resume: the ended job whose
+    output is copied here when the job is placed.
     """
 
     root_dir: str = ""
@@ -65,6 +66,8 @@ class OwnSettings:
     name: str = ""
     base: str = ""
     entry: str = ""
+    roles: Optional[Tuple[Tuple[str, Optional[int]], ...]] = None
+    resume: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,9 @@ class EngineSettings:
 class JoinFile:
     """See the module. `version` and `code`: of clustertool, and the digest of the code that joins (all machines need the same).
 
-    cluster: without hosts. nnodes: how many machines the job has; the most of an elastic one. index: of this machine, 0 is the
-    coordinator; None: the machine that owns the coordinator's address is it, and the others are numbered by their addresses.
+    cluster: without hosts. nnodes: how many machines the job has; of an elastic one, how many are started at first. index: of
+    this machine, 0 is the coordinator; None: the machine that owns the coordinator's address is it, and the others are numbered
+    by their addresses.
     engine: what starts the machines, "" for a user. Its variables state the index and the coordinator's host (engine_place.py).
     of_engine: more about that.
     names: of all machines, as the engine knows them; it starts them together. Its variables state them as well.

@@ -67,7 +67,7 @@ def cluster_of(join: JoinFile, arrivals: Sequence[Arrival], port: int) -> Cluste
             address=one.address,
             devices=one.own.devices,
             nproc=one.own.nproc,
-            roles=((roles[node], None),) if roles else None,
+            roles=((roles[node], None),) if roles else one.own.roles,
             env=one.own.env,
             root_dir=one.own.root_dir,
             name=name(node, one),

@@ -192,7 +192,7 @@ def _nodes(table: Table, listing: Sequence[str], passed: Pairs) -> Tuple[Planned
             if seat.node == host.index
         )
         processes += tuple(_launcher(one, users, paths) for one in launching.get(host.index, ()))
-        work_dir = _below_home(job.job_workspace, facts.home) if job.job_workspace else paths.dir
+        work_dir = below_home(job.job_workspace, facts.home) if job.job_workspace else paths.dir
         kind, container = table.kinds[host.index], contained.get(host.index)
         nodes.append(PlannedNode(host, facts, paths.dir, work_dir, kind, processes, container))
     return tuple(nodes)
@@ -227,7 +227,7 @@ def _require_shards(nodes: Sequence[PlannedNode], folder: str) -> None:
     raise_all(errors)
 
 
-def _below_home(path: str, home: str) -> str:
+def below_home(path: str, home: str) -> str:
     """--job-workspace as this node means it: `~` is the home there, and so is where a relative path begins."""
     return posixpath.normpath(posixpath.join(home, path[2:] if path.startswith("~/") else "" if path == "~" else path))
 

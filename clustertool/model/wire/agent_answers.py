@@ -37,6 +37,7 @@ class _SummaryDetails(TypedDict, total=False):
     ended: Optional[f.Time]
     asked: f.Label  # the id of --job-id
     name: f.Label  # of the job
+    elastic: bool
 
 
 class JobSummary(_SummaryDetails):
@@ -151,6 +152,36 @@ class CleanAnswer(Answer):
     running: f.PerJob[f.JobId]
     freed: int  # bytes
     kept: f.ByJob[Tuple[str, str]]  # of each job that cannot be removed, what and fix
+
+
+class JoinAnswer(Answer):
+    state: f.JoinStart
+
+
+class LeaveAnswer(Answer):
+    left: bool  # False: the node has accepted the request, and takes part still
+
+
+class _JoinReportFields(TypedDict, total=False):
+    what: f.ErrorText
+    fix: str
+    kind: f.ShortText
+    why: f.ErrorText
+    node: f.Label  # the name of the node that an error is about
+    job_dir: f.Label
+    code: f.ExitCode
+    present: int
+    nnodes: int
+
+
+class JoinReportLine(_JoinReportFields):
+    """A report of a process that joins a job; node/join/join_report.py has their types."""
+
+    type: f.ShortText
+
+
+class JoinReportsAnswer(Answer):
+    reports: f.Few[JoinReportLine]
 
 
 # -- devices

@@ -113,6 +113,31 @@ class LaunchRequest(_Now):
     key: str
 
 
+class JoinRequest(TypedDict):
+    """join: the text of a join file (model/joining/join_file.py), which has secrets and never lies on a disk."""
+
+    job: str
+    join: str
+    code: str  # digest of the code that joins
+    again: bool  # also where the node was released, or its part of the job has ended
+
+
+class LeaveRequest(TypedDict):
+    job: str
+    by: str
+    seconds: float  # to wait until the node has left
+
+
+class JoinCodeRequest(TypedDict):
+    digest: str
+    data: str  # the modules that an agent does not have: name and text of each with NUL between them, zlib, in base64
+
+
+class JoinReportsRequest(TypedDict):
+    job: str
+    seconds: float  # to wait for a report
+
+
 # -- devices
 
 

@@ -116,6 +116,11 @@ FOLLOW: Kind[r.FollowRequest, a.Answer] = Kind("follow", "agent.job_requests:fol
 PLACE: Kind[r.PlaceRequest, a.Answer] = Kind("place", "agent.place:place", endless=True)
 UNPLACE: Kind[r.UnplaceRequest, a.Answer] = Kind("unplace", "agent.place:unplace", long=True)
 LAUNCH: Kind[r.LaunchRequest, a.Answer] = Kind("start", "agent.launch:start", inline=True)
+JOIN: Kind[r.JoinRequest, a.JoinAnswer] = Kind("join", "agent.launch_member:join", inline=True)
+JOIN_CODE: Kind[r.JoinCodeRequest, a.Answer] = Kind("join-code", "agent.join_code:receive")
+JOIN_REPORTS: Kind[r.JoinReportsRequest, a.JoinReportsAnswer] = Kind("join-reports", "agent.launch_member:reports")
+LEAVE: Kind[r.LeaveRequest, a.LeaveAnswer] = Kind("leave", "agent.leave_request:leave")
+END_JOIN: Kind[r.JoinReportsRequest, a.Answer] = Kind("join-end", "agent.launch_member:end")
 
 # -- checks before a job: see node/probe, node/devices
 

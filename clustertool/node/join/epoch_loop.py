@@ -42,7 +42,7 @@ class EpochLoop:
         self._elastic = elastic
         self._short = 0  # epochs in a row that ended early
         self._began = boottime()  # the present epoch
-        first = Gathering(0, elastic.minimum, elastic.maximum, elastic.timeout, self._began)
+        first = Gathering(0, elastic.minimum, elastic.maximum, elastic.timeout, self._began, started=join.nnodes)
         self._gathering = first
 
     def run(self, part: MemberPlace) -> int:

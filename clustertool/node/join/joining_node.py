@@ -208,7 +208,7 @@ class JoiningNode:
             if volume:
                 link_output(spec, volume, self._umask)
 
-        request: PlaceRequest = {"spec": spec, "release": order["release"], "resume": ""}
+        request: PlaceRequest = {"spec": spec, "release": order["release"], "resume": self.join.own.resume}
         self._busy = ChildTask(placing(request, finish=finish), UNDO)
 
     def turn(self, ready: Set[int]) -> Optional[OrderResult]:

@@ -57,6 +57,17 @@ def main(arguments: Sequence[str], path: str = "") -> int:
     return _guarded(lambda: _start(arguments, path, report), report)
 
 
+def start_detached(reports: int, source: int, umask: int, *kept: int) -> None:
+    """Join in a process that an agent has detached. reports: a descriptor for progress as lines of JSON. source: that of the
+    join file. umask: that of the ranks. kept: descriptors that stay open as long as this process lives."""
+    for descriptor in (reports, source, *kept):
+        os.set_inheritable(descriptor, False)
+    os.umask(umask)
+    processes.set_name("ct-join")
+    report = JoinReport(lines=False, also=reports, log=True)
+    _guarded(lambda: _join(_read(str(source)), report, None), report)
+
+
 def _start(arguments: Sequence[str], path: str, report: JoinReport) -> int:
     given = _arguments(arguments)
     if given.with_parent:
