@@ -109,7 +109,7 @@ def test_hostile_presences_are_refused(value: bytes) -> None:
 
 
 class _Candidate(NamedTuple):
-    """seen: its last read. sent: a request: the read whose revisions are its conditions, and its record. number: what it wants."""
+    """seen: its last read. sent: a request: the read whose revisions are its conditions, and its record. number: it wants."""
 
     seen: StoreContent | None = None
     sent: tuple[StoreContent, StoreRecord] | None = None
@@ -160,7 +160,7 @@ def _next(world: _World) -> list[_World]:
 
 
 def test_no_epoch_has_two_coordinators_whatever_the_order() -> None:
-    """All orders of the requests of three candidates for three epochs, with delayed requests and two leases that end at any time."""
+    """All orders of the requests of three candidates for three epochs, with late requests and two leases that end at any time."""
     first = _World(StoreContent(), 0, (_Candidate(),) * 3, 2)
     known, rest, most = {first}, [first], 0
     while rest:
