@@ -11,13 +11,15 @@ from clustertool.model.name_enum import Name
 class JobState(Name):
     """QUEUED: no node has a record of the job. STARTING: it is placed, and no rank has started. The last five: its outcome.
 
-    LOST also stands for a job without an outcome if no supervisor lives.
+    LOST also stands for a job without an outcome if no supervisor lives. NEXT_EPOCH is the result of an epoch of an elastic
+    job for its members, which go on. It is neither a state nor an outcome of a job.
     """
 
     QUEUED = "queued"
     STARTING = "starting"
     RUNNING = "running"
     UNKNOWN = "unknown"
+    NEXT_EPOCH = "next epoch"
     LOST = "lost"
     SUCCEEDED = "succeeded"
     FAILED = "failed"

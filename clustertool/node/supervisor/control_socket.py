@@ -10,7 +10,7 @@ import errno
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from clustertool.errors import ClustertoolError, PreflightError, UsageError, as_wire
 from clustertool.model.paths import OURS
@@ -31,6 +31,16 @@ _REQUEST = 1 << 16  # bytes
 _TURN = 1 << 20  # bytes of an answer that are sent before others have their turn
 Waiting = Tuple[str, str, int]  # the type of a request, and the process that it is about
 Answer = Callable[["SupervisorRequest"], Union[Tuple["SupervisorAnswer", bytes], Waiting]]
+
+
+class UserRequests(NamedTuple):
+    """What agents on this node have requested: the end of the job, by what, with which exit code, and when by the clock of the
+    machine (0.0: not); and to release this node, by what ("": not)."""
+
+    by: str = ""
+    code: int = 0
+    stop_at: float = 0.0
+    leave_by: str = ""
 
 
 class ControlClient:

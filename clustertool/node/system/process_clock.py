@@ -11,6 +11,11 @@ import time
 NAP = 1.0  # seconds between two turns after which this process counts as blocked for the rest of them
 
 
+def boottime() -> float:
+    """Seconds of a clock that also counts while the machine is suspended, or this process is stopped."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class ProcessClock:
     """turn() each loop. A pause between two turns counts as NAP seconds at most, however long it was."""
 
