@@ -1,4 +1,5 @@
-"""How long a workspace takes to all nodes: ours, a parallel rsync loop and `clush --copy`, on a shaped cluster.
+"""This program measures how long a workspace takes to all nodes: ours, a parallel rsync loop and `clush --copy`, on a shaped
+cluster; and what each command takes.
 
     make bench                                     # every case of CASES
     make bench ARGS="--only cold-16 --rounds 3 --json bench.json"
@@ -61,7 +62,8 @@ CASES = (
     Case("small-files", 16, 20_000, 1_000, "100mbit", "1gbit", 1.5),
 )
 WARM = Case("warm-64", 64, 100, 50_000, "100mbit", "1gbit", 1.3)
-
+COMMANDS = Case("commands-64", 64, 100, 50_000, "100mbit", "1gbit", 0)
+_BARE = "for _ in 0 1 2 3 4 5 6 7 8 9; do python3 -ESs -c pass; done"
 
 _BYTES, _OURS = 1.1, 60_000  # over the uplink: times the yardstick's, and bytes for each node
 _STRANGERS = 30  # nodes; to ask for each other's hardware addresses, all namespaces of a machine have one table of 1024
@@ -155,6 +157,22 @@ class Bench:
     def nothing(self) -> dict[str, float]:
         return self.run(*INV, "exec", "--command", "true")
 
+    def bare_pythons(self) -> dict[str, float]:
+        """Ten starts of a bare Python on each node: by it the CPU times of two machines can be compared."""
+        return self.run(*INV, "exec", "--command", _BARE)
+
+    def check(self) -> dict[str, float]:
+        return self.run(*INV, "check")
+
+    def jobs(self) -> dict[str, float]:
+        return self.run(*INV, "jobs")
+
+    def start(self) -> dict[str, float]:
+        """A run until its ranks have started: they only sleep. Then it is stopped, which is not measured."""
+        found = self.run(*INV, "run", "--workspace", "job", "--detach")
+        self.run(*INV, "stop", "--force")
+        return found
+
     def change(self) -> dict[str, float]:
         (self.job / "d0/f0").write_bytes(os.urandom(10_000))
         return self.ours()
@@ -208,6 +226,24 @@ def warm(rounds: int, folder: Path) -> Runs:
         bench.lab.close()
 
 
+def commands(rounds: int, folder: Path) -> Runs:
+    bench = Bench(COMMANDS, folder)
+    try:
+        (bench.job / "job.toml").write_text('[trainer]\ncommand = ["sleep", "1000"]\n')
+        bench.ours()
+        tools = {
+            "exec true": bench.nothing,
+            "exec ten Pythons": bench.bare_pythons,
+            "check": bench.check,
+            "jobs": bench.jobs,
+            "dispatch": bench.ours,
+            "run --detach": bench.start,
+        }
+        return measure(tools, rounds, bench.wake)
+    finally:
+        bench.lab.close()
+
+
 def table(case: Case, found: Runs, limits: dict[str, float]) -> list[dict[str, object]]:
     """Print one case; the first tool is the yardstick, of cold nodes also for what crosses the uplink."""
     rows: list[dict[str, object]] = []
@@ -220,7 +256,7 @@ def table(case: Case, found: Runs, limits: dict[str, float]) -> list[dict[str, o
         ratio = statistics.median(one["alone"] / first for one, first in zip(runs, base))
         limit = limits.get(tool)
         judged = f"at most {limit:g}: {_met(ratio <= limit)}" if limit else ""
-        if limit and case is not WARM:
+        if limit and case in CASES:
             judged += f", at most {most / 1e6:.1f} MB: {_met(sent <= most)}"
         cpu = f"CPU: laptop {laptop:.2f} s, each node {nodes / case.nodes * 1000:.0f} ms"
         print(f"{name:16} {tool:20} {seconds:8.2f} s, without the nodes' CPU {alone:8.2f} s {ratio:7.2f} x", end=" ")
@@ -266,6 +302,8 @@ def main() -> None:
         if not given.only or WARM.name in given.only:
             limits = {"nothing changed": WARM.limit, "one file changed": 1.6}
             rows += table(WARM, warm(given.rounds, _new(Path(folder) / "warm")), limits)
+        if not given.only or COMMANDS.name in given.only:
+            rows += table(COMMANDS, commands(given.rounds, _new(Path(folder) / "commands")), {})
     given.json.write_text(json.dumps({"cpus": os.cpu_count(), "rounds": given.rounds, "rows": rows}, indent=1))
     print(f"all numbers: {given.json}")
 

@@ -1,1 +1,1 @@
-"""What verbs and the Python API do on a cluster: read the configuration, start, find, follow and stop jobs, fetch output."""
+"""Actions do what verbs and the Python API need of a cluster: read the configuration, start, find, follow and stop jobs."""

@@ -1,4 +1,4 @@
-"""The report of a job, made of the records of all nodes."""
+"""This module makes the report of a job from the records of all nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding jobs: what the nodes know of jobs, which job is meant, and which node has which part of it."""
+"""This module finds jobs: what the nodes know of jobs, which job is meant, and which node has which part of it."""
 
 from __future__ import annotations
 
@@ -280,8 +280,21 @@ def where(
 
 def _nodes(parts: Iterable[JobSummary]) -> list[str]:
     """The names of a job's nodes, as most of the nodes that name them do."""
+    parts = list(parts)
+    if any(part.get("elastic") for part in parts):
+        return _names_of_epochs(part["nodes"] or [] for part in parts)
     votes = Counter(tuple(str(name) for name in part["nodes"]) for part in parts if part["nodes"])
     return list(votes.most_common(1)[0][0]) if votes else []
+
+
+def _names_of_epochs(lists: Iterable[Sequence[str]]) -> list[str]:
+    """The same for an elastic job: a node knows those that have joined while it took part. For each number, most count."""
+    votes: list[Counter[str]] = []
+    for names in lists:
+        votes += [Counter() for _ in range(len(names) - len(votes))]
+        for number, name in enumerate(names):
+            votes[number].update([name] if name else [])
+    return [(found.most_common(1) or [(f"node{number}", 0)])[0][0] for number, found in enumerate(votes)]
 
 
 def _picked(found: list[ListedJob], prefix: str, running: bool) -> ListedJob:

@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 from clustertool.errors import BadAnswer, ClustertoolError, NotFound
@@ -20,15 +20,17 @@ from clustertool.model.wire.messages import ATTACHED, FOLLOW
 from clustertool.model.wire.stream_messages import StreamFrame
 from clustertool.watch.job_view import Item, JobView
 from clustertool.watch.lines import Frame
-from clustertool.watch.news import DisconnectNews
+from clustertool.watch.news import DisconnectNews, RevivedNews
 
 BEAT = 1.0  # seconds between two reports that a job is followed
 _QUEUE = 64  # frames of up to 256 KiB that wait for a slow reader
 _FULL = 1.0  # seconds between two checks whether there is a reader
 _RETRY = 1.0
+_LONGEST_RETRY = 30.0  # for a node of an elastic job that the others have lost
 _CHECK = 0.2  # seconds between two checks of the nodes while frames arrive continuously
 _NAP = 1.0  # seconds between two checks after which this process was blocked: Ctrl+Z, a terminal that does not read
 _ASK = 5.0  # seconds between two questions to the engine whether the job has ended
+_MOMENT = 3.0  # seconds in which a node may end whose connection was lost: where an engine knows the end of nodes
 _LATE = 10.0  # seconds that records may come after the engine knows the end: a shared file system shows them late
 _RETURN = 3.0  # seconds that a node which broke off may take to come back once the verdict is known
 
@@ -127,13 +129,80 @@ class EngineQuestion:
             self._asking = False
 
 
+class LostNodes:
+    """The nodes of an elastic job that do not take part: each one is started again, by a follower that stays attached.
+
+    take() frames and turn() regularly. returned(): the connection to a node was opened again. All but turn() may be called in
+    threads.
+    """
+
+    def __init__(self, follower: JobFollower, job: str, revive: Callable[[str, int], bool] | None) -> None:
+        self._follower, self._job, self._revive = follower, job, revive
+        self._elastic = False
+        self._tries: Counter[int] = Counter()  # by node
+        self._next: dict[int, float] = {}  # when a node is tried again
+        self._busy: set[int] = set()
+        self._revived: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def take(self, frame: Frame) -> None:
+        header = frame[1]
+        if header["type"] == "events" and not self._elastic:
+            self._elastic = any(event.get("type") == "job" and "lead" in event for event in header["events"])
+
+    def pause(self, node: int) -> float:
+        """Seconds before the next attempt to open a lost connection."""
+        if not (self._elastic and self._follower.lost(node)):
+            return _RETRY
+        self._tries[node] += 1
+        return float(min(_LONGEST_RETRY, _RETRY * 2 ** min(self._tries[node] - 1, 10)))
+
+    def returned(self, node: int) -> None:
+        self._tries[node] = 0
+        self._next[node] = 0.0
+
+    def turn(self, now: float) -> Iterator[RevivedNews]:
+        watch = self._follower.watch
+        with contextlib.suppress(queue.Empty):
+            yield RevivedNews(time.time(), watch.status.name(self._revived.get_nowait()))
+        if not self._elastic or self._revive is None or watch.status.outcome is not None:
+            return
+        for node in watch.nodes - set(watch.closed) - self._busy:
+            due = self._next.get(node)
+            if due is not None and now >= due or due is None and self._follower.lost(node):
+                self._busy.add(node)
+                threading.Thread(target=self._start, args=(node, self._revive), daemon=True).start()
+
+    def _start(self, node: int, revive: Callable[[str, int], bool]) -> None:
+        try:
+            if revive(self._job, node):
+                self._revived.put(node)
+            self._tries[node] = 0
+            self._next.pop(node, None)
+            if self._follower.lost(node):
+                self._next[node] = time.monotonic() + _LONGEST_RETRY
+        except ClustertoolError:
+            self._tries[node] += 1
+            self._next[node] = time.monotonic() + min(_LONGEST_RETRY, _RETRY * 2 ** min(self._tries[node], 10))
+        finally:
+            self._busy.discard(node)
+
+
 class JobFollower:
     """Follows one job: start(), then items() until the job is over. `watch` has what is known of the job.
 
-    patient: an interrupt does not end the first requests. pieces: the bytes of logs are items, too.
+    patient: an interrupt does not end the first requests. pieces: the bytes of logs are items, too. revive: starts a node of an
+    elastic job again that does not take part; returns whether it was started, or raises ClustertoolError.
     """
 
-    def __init__(self, fleet: Fleet, inbox: Inbox, job: str, patient: bool = False, pieces: bool = False) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        inbox: Inbox,
+        job: str,
+        patient: bool = False,
+        pieces: bool = False,
+        revive: Callable[[str, int], bool] | None = None,
+    ) -> None:
         self.fleet = fleet
         self.watch = JobView(frozenset(range(len(fleet.cluster.hosts))), pieces=pieces)
         self._inbox, self._job, self._patient = inbox, job, patient
@@ -141,8 +210,12 @@ class JobFollower:
         self._checked_at = self._verdict_at = self._alone_at = 0.0
         self._reopening: set[int] = set()
         self._left = False  # the caller reads no more items
-        self._away: set[int] = set()  # nodes whose lost connection was reported
+        self._away: set[int] = set()  # nodes whose connection was lost
+        self._unreported: dict[
+            int, tuple[float, str]
+        ] = {}  # those of which it is not shown so far: since when, and why
         self._engine = EngineQuestion(fleet, job)
+        self._lost_nodes = LostNodes(self, job, revive)
 
     def start(self, request: FollowWanted) -> None:
         """Request events and logs from every node."""
@@ -164,6 +237,7 @@ class JobFollower:
                 check()
                 if frame is not None:
                     yield from self.watch.take(*frame, now)
+                    self._lost_nodes.take(frame)
                 if frame is None or now - self._checked_at > _CHECK:
                     if now - (self._checked_at or now) > _NAP:
                         self.watch.blocked(now - self._checked_at, now)
@@ -171,6 +245,7 @@ class JobFollower:
                     yield from self.watch.idle(now)
                     yield from self.watch.remind(time.time())
                     yield from self._check_nodes(now)
+                    yield from self._lost_nodes.turn(now)
                     if self._engine.ended_for(now) > _LATE or self._given_up(now):
                         yield from self.watch.end_by_engine(self._engine.reason, time.time())
             yield from self.watch.rest()
@@ -195,7 +270,7 @@ class JobFollower:
         self._verdict_at = self._verdict_at or time.monotonic()
         late = time.monotonic() - self._verdict_at > _RETURN
         left = self.watch.nodes - self.watch.ended
-        return all(self._lost(node) or (node in self.watch.closed and late) for node in left)
+        return all(self.lost(node) or (node in self.watch.closed and late) for node in left)
 
     @property
     def _broken(self) -> set[int]:
@@ -206,7 +281,7 @@ class JobFollower:
     @property
     def missed(self) -> list[int]:
         """Nodes that did not come back for the end: what they wrote last was not seen."""
-        return [node for node in sorted(self._away - self.watch.ended) if not self._lost(node)]
+        return [node for node in sorted(self._away - self.watch.ended) if not self.lost(node)]
 
     def refusals(self) -> list[ClustertoolError]:
         """The errors of nodes that sent something not valid, if the verdict is not known because of that."""
@@ -215,7 +290,7 @@ class JobFollower:
         fix = f"the job may still run: {PROGRAM} stop --job {self._job}; check its records on that node"
         return [BadAnswer(why, fix, self.watch.status.name(node)) for node, why in sorted(self.watch.refused.items())]
 
-    def _lost(self, node: int) -> bool:
+    def lost(self, node: int) -> bool:
         """Whether the lead has given this node up."""
         known = self.watch.status.nodes.get(node)
         return known is not None and known.state is NodeState.LOST
@@ -231,14 +306,21 @@ class JobFollower:
                 self.watch.closed.setdefault(node, f"silent for {timeout:g} s")
         for node in sorted(self._broken & self.watch.nodes):
             if node not in self._away:
-                yield DisconnectNews(time.time(), self.watch.status.name(node), self.watch.closed[node])
+                self._unreported[node] = now, self.watch.closed[node]
             self._away.add(node)
             self._reopening.add(node)
             threading.Thread(target=self._reopen, args=(node,), daemon=True).start()
+        patience = 0.0 if self.fleet.engine_end is None else _MOMENT
+        for node, (since, why) in list(self._unreported.items()):
+            if node not in self._away or node in self.watch.ended:
+                del self._unreported[node]
+            elif now - since >= patience:
+                del self._unreported[node]
+                yield DisconnectNews(time.time(), self.watch.status.name(node), why)
 
     def _reopen(self, node: int) -> None:
         while not self._left and node not in self.watch.ended and node not in self.watch.refused:
-            time.sleep(_RETRY)
+            time.sleep(self._lost_nodes.pause(node))
             try:
                 agent = self.fleet.reopen(node)
                 if self._left:  # the fleet may have closed its connections before this one
@@ -250,13 +332,14 @@ class JobFollower:
                 self._inbox.put(node, {"type": "closed", "why": error.what, "refused": True}, b"")
                 break
             except ClustertoolError as error:
-                if self.watch.status.outcome is not None or self._lost(node):
+                if self.watch.status.outcome is not None or self.lost(node):
                     self.watch.closed[node] = error.what
                     break
                 continue
             self.watch.received[node] = time.monotonic()
             self.watch.closed.pop(node, None)
             self._away.discard(node)
+            self._lost_nodes.returned(node)
             break
         self._reopening.discard(node)
 

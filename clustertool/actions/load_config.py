@@ -36,14 +36,22 @@ from clustertool.ssh import settings
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def cluster(caller: Caller, selection: Selection, start_local: bool, of_hosts: str = "", instead: str = "") -> Cluster:
+def cluster(
+    caller: Caller,
+    selection: Selection,
+    start_local: bool,
+    of_hosts: str = "",
+    instead: str = "",
+    conf: Conf | None = None,
+) -> Cluster:
     """The cluster that is selected; its source is a note.
 
     start_local: without a conf.py, start the embedded cluster if necessary; else use the hosts that are stored for the selected
     job, or the embedded cluster if it runs. of_hosts: the command, if it works on HOSTS and needs them; instead: what
-    to do without them.
+    to do without them. conf: what read_conf() has returned, if it was called.
     """
-    conf = read_conf(selection) if not selection.here else Conf()
+    if conf is None:
+        conf = read_conf(selection) if not selection.here else Conf()
     known = None if start_local else _of_job(selection, conf.values, conf.where)
     if known is not None and known.cluster is not None:
         found = known.cluster

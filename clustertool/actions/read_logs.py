@@ -1,4 +1,4 @@
-"""Reading logs: which node has the log of a rank, and the lines that are there."""
+"""This module reads logs: which node has the log of a rank, and the lines that are there."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from clustertool.engines.job_request import Shown
 from clustertool.errors import BadAnswer, ClustertoolError, NotFound, Unreachable, raise_all
 from clustertool.fleet.fleet import Check, Fleet
 from clustertool.fleet.transfer.rsync_session import STALL
+from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.outcome import Key, some
-from clustertool.model.job.state import JobStatus, ProcessStatus
+from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import RankState
 from clustertool.model.masking import Hide
 from clustertool.model.paths import JobPaths
@@ -32,14 +33,15 @@ _SEARCHED = 400  # lines from the end that are searched for a traceback
 
 
 def places_of(
-    fleet: Fleet, status: JobStatus, asked: Shown, role: str = "", host: str = ""
+    fleet: Fleet, status: JobStatus, asked: Shown, role: str = "", host: str = "", attempt: int | None = None
 ) -> tuple[dict[Key, int], list[ClustertoolError]]:
     """(role, rank) -> the agent that has its log, and an error for each node that does not answer.
 
-    role: with "all", only processes of it. host: only processes on the node of this name. Raises NotFound for a rank or host
+    role: with "all", only processes of it. host: only processes on the node of this name. attempt: the newest one if None; the
+    nodes of an elastic job change. Raises NotFound for a rank or host
     that the job does not have, and these errors if there is no log to show.
     """
-    known = {key: process.node for key, process in status.processes.items()}
+    known = status.ranks_in(attempt)
     if isinstance(asked, str):
         wanted = role if asked == "all" else asked
         found = {key: node for key, node in known.items() if wanted in ("", key[0])}
@@ -58,7 +60,7 @@ def places_of(
             fix = f"hosts: {', '.join(node.name for node in status.nodes.values())}"
             raise NotFound(f"no such rank on host {host!r}", fix)
     away = grouped((node, key) for key, node in found.items() if node in fleet.failed)
-    missing = [_unreachable(fleet, status, node, keys) for node, keys in away.items()]
+    missing = [_unreachable(fleet, status, node, keys, attempt) for node, keys in away.items()]
     found = {key: node for key, node in found.items() if node not in fleet.failed}
     if not found:
         raise_all(missing)
@@ -73,20 +75,25 @@ def require_attempt(status: JobStatus, attempt: int | None) -> None:
         raise NotFound(f"job {status.job} has no attempt {attempt}", have)
 
 
-def _unreachable(fleet: Fleet, status: JobStatus, node: int, keys: Sequence[Key]) -> ClustertoolError:
+def _unreachable(
+    fleet: Fleet, status: JobStatus, node: int, keys: Sequence[Key], attempt: int | None
+) -> ClustertoolError:
     """Why the logs of the ranks of a node cannot be read now, where they are, and what is known of these ranks."""
     why: ClustertoolError = fleet.failed[node]
     host, known = fleet.cluster.hosts[node], []
-    for process in (status.processes[key] for key in sorted(keys)):
+    for process in (status.processes[key] for key in sorted(keys) if key in status.processes):
         about = [process.state.value] if process.state is RankState.LOST else []
         about += [f"last step {process.step:.0f}"] if process.step is not None else []
         about += [f"last output {human_seconds(time.time() - process.output)} ago"] if process.output else []
         known.append(f"{role_name(process.role)} {process.rank}" + (f" ({', '.join(about)})" if about else ""))
-    first = status.processes[min(keys)]
-    log = first.log or JobPaths.log(first.role, first.rank, first.attempt)
+    role, rank = min(keys)
+    first = status.processes.get((role, rank))
+    newest = first is not None and attempt in (None, first.attempt)
+    log = (first.log if first and newest else "") or JobPaths.log(role, rank, attempt or 0)
     path = JobPaths(host.root_dir or fleet.cluster.root_dir, status.job).of(log)
     what = f"no log of {some(known)}: {why.what}"
-    return type(why)(what, f"when {host.name} answers again: {path} on {host.name}", host.name)
+    gone = isinstance(why, NotFound) and why.fix  # there is nothing to read later
+    return type(why)(what, gone or f"when {host.name} answers again: {path} on {host.name}", host.name)
 
 
 def present(

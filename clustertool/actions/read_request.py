@@ -12,14 +12,20 @@ from clustertool.actions import load_config
 from clustertool.engines import registry
 from clustertool.engines.caller import Caller
 from clustertool.engines.job_request import Advise, RunRequest, RunWish, make_plan, no_advice
+from clustertool.engines.queued_request import with_usual_command
 from clustertool.errors import DataError, UsageError
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.elastic_keys import is_range, node_range
 from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import Options, read_job, resumes, valid_job_id
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.job_names import FRESH, NEWEST
 from clustertool.model.planning.plan import given_facts
+
+_WORKSPACES = (
+    f"{PROGRAM} run --workspace DIR (sent to every node; . is this folder), or --job-workspace DIR (there already)"
+)
 
 
 def read_request(
@@ -27,10 +33,8 @@ def read_request(
 ) -> RunRequest:
     """The request, on the cluster that `find` finds. Raises UsageError, DataError, ConfigError; no connection is open yet."""
     folder, there = wish.folder, options.job_workspace
-    if bool(folder) == bool(there):
-        what = "--workspace and --job-workspace cannot be given together" if folder else "run needs a workspace"
-        fix = f"{PROGRAM} run --workspace DIR (sent to every node; . is this folder), or --job-workspace DIR (there already)"
-        raise UsageError(what, fix)
+    if folder and there:
+        raise UsageError("--workspace and --job-workspace cannot be given together", _WORKSPACES)
     if there and not there.startswith(("/", "~/")):
         fix = "give its path on the nodes: /srv/job or ~/job"
         raise UsageError(f"--job-workspace {there!r} is relative", fix)
@@ -39,23 +43,33 @@ def read_request(
             valid_job_id(text, option)
     toml = load_config.workspace_toml(Path(folder)) if folder else {}
     found = find()
+    table = load_config.workspace_settings(Path(folder), found.engine) if folder else {}
+    # Nodes of an engine may have the files by themselves. Of a folder here only job.toml counts then.
+    of_engine = str(table.get("workspace") or found.settings.get("workspace") or "")
+    if not (folder or there or of_engine):
+        raise no_workspace()
     cluster = limited(found, options) if load_config.needs_hosts(found) else found
     if not load_config.needs_hosts(found):
         _refuse_endpoints(found, options)
     registry.refuse_settings(cluster.engine, wish.settings)
     checked = read_job(cluster, toml, options)  # without a folder job.toml is on the nodes: only the options, for now
-    workspace, spec = (load_config.workspace(caller, Path(folder)), checked) if folder else (None, None)
+    workspace = load_config.workspace(caller, Path(folder)) if folder and not of_engine else None
+    spec = None if there else with_usual_command(checked) if of_engine else checked
     secrets = {} if wish.dry else load_config.secrets(cluster)
     passed = load_config.passed(cluster)
     request = RunRequest(cluster, options, wish, spec, workspace, wish.job_id, secrets, passed)
     request.advise = advise
-    request.table = load_config.workspace_settings(Path(folder), cluster.engine) if folder else {}
-    request.origin, request.resumes = str(Path(folder).resolve()) if folder else there, resumes(toml)
+    request.table = table
+    request.origin, request.resumes = of_engine or (str(Path(folder).resolve()) if folder else there), resumes(toml)
     if spec is not None:
         check_alone(request)
     if wish.skip_bad:
         request.cluster = found  # of which the first N that are fit are taken
     return request
+
+
+def no_workspace() -> UsageError:
+    return UsageError("run needs a workspace", _WORKSPACES)
 
 
 def _refuse_endpoints(cluster: Cluster, options: Options) -> None:
@@ -67,8 +81,11 @@ def _refuse_endpoints(cluster: Cluster, options: Options) -> None:
 
 
 def limited(cluster: Cluster, options: Options) -> Cluster:
-    """--nnodes N: the first N hosts."""
+    """--nnodes N: the first N hosts. MIN:MAX: all of them, of which MAX take part."""
     if not options.nnodes:
+        return cluster
+    if is_range(options.nnodes):
+        node_range(options.nnodes)
         return cluster
     if not options.nnodes.isdecimal() or not 0 < int(options.nnodes) <= len(cluster.hosts):
         what = f"--nnodes {options.nnodes!r} is not valid"

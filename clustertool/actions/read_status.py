@@ -1,23 +1,25 @@
-"""Reading the state of a job from the nodes' own records, process by process, with its verdict."""
+"""This module reads the state of a job from the nodes' own records, process by process, with its verdict."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from clustertool.actions.find_jobs import ListedJob, state_text
 from clustertool.engines.base import Description, EngineState
 from clustertool.errors import ClustertoolError, Interrupted, JobFailed, NodeLost, Survivors, Terminated, TimedOut
+from clustertool.model.container.job_container import container_of
 from clustertool.model.hints import PROGRAM
-from clustertool.model.job.job_container import container_of
 from clustertool.model.job.node_status import NodeStatus
 from clustertool.model.job.rank_places import unpack
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState
 from clustertool.model.wire.agent_answers import StatusAnswer
+from clustertool.model.wire.event_types import Event, JobEvent
 from clustertool.show.job_text import blocked_text, firewall_text, trouble_text, wait_text
 from clustertool.show.status_view import rank_note, start_text
 from clustertool.watch.waits import blocked, lost_coordinator, suspects, waits
@@ -58,13 +60,19 @@ def read(answers: Mapping[int, StatusAnswer], known: Description | None = None) 
 
 def _plan(answers: Mapping[int, StatusAnswer]) -> dict[tuple[str, int], int] | None:
     """The node of each rank, as most nodes have it: one node cannot add ranks. None if no node has it (older records)."""
-    first = [event for _, answer in sorted(answers.items()) for event in answer["events"][:1]]
-    headers = [event for event in first if event["type"] == "job" and event.get("places")]
+    headers = [header for _, answer in sorted(answers.items()) for header in islice(_planned(answer["events"]), 1)]
     votes = Counter(json.dumps([event["places"], len(event.get("nodes", ()))]) for event in headers)
     if not votes:
         return None
     places, nodes = json.loads(votes.most_common(1)[0][0])
     return {(role, rank): node for role, rank, node in unpack(places, nodes)}
+
+
+def _planned(events: Iterable[Event]) -> Iterator[JobEvent]:
+    """The headers of the first epoch that have the places of its ranks."""
+    for event in events:
+        if event["type"] == "job" and event.get("places") and not event.get("epoch"):
+            yield event
 
 
 def queued_dict(job: ListedJob) -> StatusJson:
@@ -104,6 +112,7 @@ def as_dict(answers: Mapping[int, StatusAnswer], known: Description | None = Non
         "command": found.command,
         "container": container.as_dict() if container else None,
         "attempt": found.attempt,
+        "epochs": [epoch.as_dict() for epoch in found.epochs],
         "processes": processes,
         "nodes": [{**node.as_dict(), "why": trouble_text(node.trouble)} for _, node in sorted(found.nodes.items())],
         "waits": [*map(blocked_text, waited)] or [*map(wait_text, waits(found, time.time()))] or start,
@@ -136,7 +145,9 @@ def error_of(status: JobStatus) -> ClustertoolError | None:
     if outcome.state is JobState.SUCCEEDED:
         return None
     if outcome.state is JobState.FAILED:
-        return JobFailed(outcome.reason, outcome.code)
+        failed = JobFailed(outcome.reason, outcome.code)
+        failed.source = outcome.source
+        return failed
     if outcome.state is JobState.STOPPED:
         stopped = Interrupted(outcome.reason) if outcome.code == 130 else Terminated(outcome.reason)
         stopped.code = outcome.code or 143

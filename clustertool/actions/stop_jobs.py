@@ -1,4 +1,4 @@
-"""Stopping jobs on all nodes, and the proof per node that no process of them is left."""
+"""This module stops jobs on all nodes, and proves per node that no process of them is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting until a queued job has started: until a node has a record of it."""
+"""This module waits until a queued job has started: until a node has a record of it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,18 @@ _TURN = 0.05  # and between two calls of the check
 _EARLIER = 30.0  # seconds in which a job that runs again replaces the records of its earlier run
 
 
-def until_started(engine: Engine, job: str, check: Check) -> Iterator[Description]:
+class CannotStart(PreflightError):
+    """A job that was stuck for too long."""
+
+
+def until_started(engine: Engine, job: str, check: Check, limit: float = 0.0) -> Iterator[Description]:
     """What the engine knows of a job, each time that it changes, until all of its supervisors have started.
 
-    check: is called several times a second, and raises what ends this. Raises PreflightError if the job has ended before.
+    check: is called several times a second, and raises what ends this. limit: seconds that the job may be stuck, 0.0 for ever.
+    Raises PreflightError if the job has ended before, CannotStart if it is stuck.
     """
     before: Description | None = None
+    stuck_at = 0.0
     poll = _POLL
     running_at = 0.0  # when it was first known to run
     while True:
@@ -44,9 +50,15 @@ def until_started(engine: Engine, job: str, check: Check) -> Iterator[Descriptio
             if parts and not earlier and _placed(parts, whole=found.state is not EngineState.ENDED):
                 return
             if found.state is EngineState.ENDED:
+                cause = engine.cause(job)
+                reasons = dict.fromkeys(filter(None, (cause[0] if cause is not None else "", found.reason)))
                 what = f"job {job} has ended before a node had a record of it"
                 fix = f"{PROGRAM} check --deep tests the nodes; {PROGRAM} run starts the job again"
-                raise PreflightError(what + f": {found.reason}" * bool(found.reason), fix)
+                raise PreflightError(": ".join([what, "; ".join(reasons)]) if reasons else what, fix)
+        stuck_at = (stuck_at or time.monotonic()) if found.stuck else 0.0
+        if limit and stuck_at and time.monotonic() - stuck_at > limit:
+            what = f"job {job} has not started for {limit:g} s: {found.stuck}"
+            raise CannotStart(what, "correct what is named there; JOIN_TIMEOUT in conf.py is the limit")
         if before is None or replace(found, since=before.since) != before:
             yield found
         unchanged = before is not None and before.state is found.state is EngineState.QUEUED

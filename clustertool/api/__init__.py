@@ -34,6 +34,7 @@ from clustertool.errors import (
     Unreachable,
     UsageError,
 )
+from clustertool.model.container.job_container import JobContainer
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState, RankState
 
@@ -48,6 +49,7 @@ __all__ = [
     "HostStatus",
     "Interrupted",
     "Job",
+    "JobContainer",
     "JobFailed",
     "JobState",
     "LogLine",

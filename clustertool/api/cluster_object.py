@@ -1,4 +1,4 @@
-"""A cluster as an object: it runs jobs and finds them."""
+"""A cluster is an object that runs jobs and finds them."""
 
 from __future__ import annotations
 

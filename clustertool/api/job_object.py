@@ -1,4 +1,4 @@
-"""A job of a cluster, as an object. Each method opens connections of its own and closes them, as a command does."""
+"""A job of a cluster is an object. Each method opens connections of its own and closes them, as a command does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of run() and wait(): values for a program, and a bar in a notebook.
+"""This module reports the progress of run() and wait(): values for a program, and a bar in a notebook.
 
 IPython is used if the program runs in its kernel; it is never imported here.
 """

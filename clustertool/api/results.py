@@ -1,4 +1,4 @@
-"""What the methods of a job return."""
+"""This module has what the methods of a job return."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clustertool.actions.read_status import StatusJson
+from clustertool.model.container.job_container import JobContainer
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import OUTCOMES, JobState, NodeState, RankState
 
@@ -67,8 +68,9 @@ class HostStatus:
 class Status:
     """A job at one moment. Times are seconds since the epoch.
 
-    ranks: its processes by role and rank. waits: what it waits for, in sentences. unreachable: nodes that did not answer, and
-    why; what is known of them comes from other nodes. json: the same as `clustertool status --json` prints it.
+    ranks: its processes by role and rank. container: the image of its ranks, None without one. waits: what it waits for, in
+    sentences. unreachable: nodes that did not answer, and why; what is known of them comes from other nodes. json: the same as
+    `clustertool status --json` prints it.
     """
 
     job: str
@@ -78,6 +80,7 @@ class Status:
     ended: float | None
     ranks: tuple[RankStatus, ...]
     hosts: tuple[HostStatus, ...]
+    container: JobContainer | None
     waits: tuple[str, ...]
     outcome: Outcome | None
     unreachable: Mapping[str, str]
@@ -110,4 +113,5 @@ def status_of(found: StatusJson, outcome: Outcome | None, unreachable: Mapping[s
     )
     times = (found["created"], found["started"], found["ended"])
     state, waits = JobState(found["state"]), tuple(found["waits"])
-    return Status(str(found["job"]), state, *times, ranks, hosts, waits, outcome, unreachable, found)
+    container = JobContainer(**found["container"]) if found["container"] else None
+    return Status(str(found["job"]), state, *times, ranks, hosts, container, waits, outcome, unreachable, found)

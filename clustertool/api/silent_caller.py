@@ -1,4 +1,4 @@
-"""The API as the caller of actions: it prints nothing, asks nothing, and takes no signal."""
+"""The API is a caller of actions that prints nothing, asks nothing, and takes no signal."""
 
 from __future__ import annotations
 

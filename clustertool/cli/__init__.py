@@ -1,1 +1,1 @@
-"""The command line of `clustertool`: its parser, its help and its completion, all made from one table of commands."""
+"""This package has the command line of `clustertool`: parser, help and completion are made from one table of commands."""

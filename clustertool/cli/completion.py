@@ -1,4 +1,4 @@
-"""Completion of the command line for bash, zsh and fish.
+"""This module completes the command line for bash, zsh and fish.
 
 A shell calls `clustertool --complete -- clustertool run --wo` with the arguments up to the cursor, the last one incomplete or
 empty; the answer is one candidate a line. Where there is none, the shell completes files.

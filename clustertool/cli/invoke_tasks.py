@@ -29,7 +29,7 @@ def make_task(verb: Verb) -> VerbTask:
 
     bare = [option for option in verb.options if option.bare]
 
-    def run(task_context: Context, /, **values: Any) -> None:
+    def run(task_context: Context, /, **values: object) -> None:
         empty = {verb.positional.name: ()} if verb.positional else {}  # Invoke has none that may be left out
         values.update((option.attribute, option.bare) for option in bare if values[option.attribute] is True)
         dry = bool(task_context.config.run.dry)

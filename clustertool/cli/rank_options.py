@@ -1,4 +1,4 @@
-"""Options that name one running rank, into which a command goes: exec --in-job."""
+"""These options name one running rank, into which a command goes: exec --in-job."""
 
 from __future__ import annotations
 

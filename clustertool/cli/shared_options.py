@@ -1,4 +1,4 @@
-"""Options that several verbs have, and the options of `run`, in the order of its help."""
+"""This module has the options of several verbs, and those of `run`, in the order of its help."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ HERE = Opt(
 )
 PLACES = (*HOSTS, HERE, JSON)
 JOB = Opt("job", "the job: its id, a unique prefix of it, or its name", short="j", value="JOB", usual="your newest")
+HOST = Opt("host", "a host of HOSTS, or a new one: [user@]host[:port]", MANY, value="HOST,...")
 ROLE = Opt("role", "the role that --rank counts in", "trainer", value="ROLE", choices=ROLES, usual="trainer")
 WORKSPACE = Opt("workspace", "the folder to send to every node", short="w", value="DIR")
 _WHAT, _PROCESSES, _PS, _ENDING = (
@@ -128,7 +129,28 @@ RUN = (
         usual=f"ENGINE of conf.py, or {registry.DEFAULT}",
         group=_NODES,
     ),
-    Opt("nnodes", "use only the first N hosts", value="N", usual="all", group=_PROCESSES),
+    Opt(
+        "nnodes",
+        "use only the first N hosts; MIN:MAX: an elastic job, whose number of nodes may change while it runs",
+        value="N|MIN:MAX",
+        usual="all",
+        group=_PROCESSES,
+    ),
+    Opt(
+        "elastic-timeout",
+        "how long an elastic job waits for nodes: for MAX at its start, and for MIN later, before it ends",
+        value="DURATION",
+        usual="timeout of [elastic] in job.toml, or 5m",
+        group=_ENDING,
+    ),
+    Opt(
+        "elastic-server",
+        "etcd for the epochs of an elastic job, which then may lose its coordinator: https://user@host:2379",
+        MANY,
+        value="URL,...",
+        usual="none",
+        group=_ENDING,
+    ),
     Opt(
         "nproc-per-node",
         "trainers on each node: a number, or one per device (gpu, xpu, npu, auto) or processor (cpu)",

@@ -1,4 +1,4 @@
-"""Suggestions for a name with a typing error."""
+"""This module suggests names for one with a typing error."""
 
 from __future__ import annotations
 

@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from clustertool.engines.caller import Caller
-from clustertool.errors import ClustertoolError, UsageError
+from clustertool.errors import ClustertoolError, NotFound, UsageError
 from clustertool.fleet.agent_client import Sink
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.this_machine import Link
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.engine_node import EngineNode
+from clustertool.model.job_pod import JobPod
 from clustertool.model.name_enum import Name
 from clustertool.model.planning.plan import Plan
 from clustertool.model.wire.agent_answers import JobsAnswer, StopAnswer
@@ -58,6 +59,7 @@ class Capabilities:
     live_channels: open() has an agent on each node of a running job. Such an agent knows which processes live, and stops them.
     Else the agents only read records, and the engine alone knows whether a job has ended.
     requeues: a job may go back to the queue, and then has records of its earlier run.
+    elastic: its jobs may follow nodes that come and go.
     """
 
     needs_hosts: bool
@@ -65,6 +67,7 @@ class Capabilities:
     sends_workspace: bool
     live_channels: bool
     requeues: bool = False
+    elastic: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ class Description:
     reason: why it is queued, or why its state is not known. since: when it came into this state. expected: when a queued job
     may start. job_name, asked (the id of --job-id), command, nodes: what no node can answer while the job is queued.
     ending: of a job that runs: the engine has ended it, and waits for what is left on its nodes. cause: why it has ended nodes
-    of the job, and the exit code of a job that ends because of that.
+    of the job, and the exit code of a job that ends because of that. stuck: why it does not start although it is no longer in a
+    queue, such as an image that cannot be pulled; "" otherwise.
     """
 
     state: EngineState
@@ -87,6 +91,7 @@ class Description:
     asked: str = ""
     ending: bool = False
     cause: tuple[str, int] | None = None
+    stuck: str = ""
 
     @property
     def why(self) -> str:
@@ -121,19 +126,23 @@ class Submission:
 
 @dataclass(frozen=True)
 class ExportWish:
-    """How an export is to be. secrets: with those of the job. native: without the node side of clustertool."""
+    """How an export is to be. secrets: with those of the job. secrets_place: the file that has them alone. native: without the
+    node side of clustertool."""
 
     secrets: bool = False
+    secrets_place: Path | None = None
     native: bool = False
 
 
 @dataclass(frozen=True)
 class Exported:
-    """text: what the caller writes, "" if the folder has it. note: what to do with it. commands: submit it then."""
+    """text: what the caller writes, "" if the folder has it. secrets: what it writes to ExportWish.secrets_place. note: what to
+    do with it. commands: submit it then."""
 
     commands: tuple[str, ...] = ()
     text: str = ""
     note: str = ""
+    secrets: str = ""
 
 
 @dataclass(frozen=True)
@@ -183,9 +192,10 @@ class Engine(ABC):
         return None
 
     @abstractmethod
-    def open(self, lag: float | None = None, job: str = "") -> Fleet:
+    def open(self, lag: float | None = None, job: str = "", newest: bool = False) -> Fleet:
         """Connect to agents that can read the records of jobs. What fails is in Fleet.failed. lag: see Fleet.open. job: what a
-        user calls the jobs that are wanted, "" for all; an engine may leave out the nodes of others.
+        user calls the jobs that are wanted, "" for all; an engine may leave out the nodes of others. newest: of all jobs only
+        the newest is wanted, and those that run.
 
         An engine with a queue is called again after a job has left it, and connects to what was not there before.
         """
@@ -227,9 +237,17 @@ class Engine(ABC):
         known. Raises ClustertoolError."""
         return False
 
+    def pods(self, job: str) -> Sequence[JobPod]:
+        """The pods of a job, in the order of its nodes; () where an engine has none. Raises ClustertoolError."""
+        return ()
+
     def holds_output(self, job: str) -> bool:
         """Whether nodes of a job that has ended wait until its output was fetched. Raises ClustertoolError."""
         return False
+
+    def without_files(self, job: str, error: NotFound) -> NotFound:
+        """The error of a fetch that has found nothing, as the engine explains it. Raises ClustertoolError."""
+        return error
 
     def release(self, job: str) -> None:  # noqa: B027 - most engines hold nothing
         """The output of a job was fetched: its nodes do not wait any more. Raises ClustertoolError."""
@@ -242,6 +260,18 @@ class Engine(ABC):
     def nodes(self) -> Sequence[EngineNode]:
         """The nodes of an engine that has no agents there. Raises ClustertoolError."""
         raise NotImplementedError
+
+    def revive(self, job: str, node: int) -> bool:
+        """Start a node of an elastic job again that does not take part in it, and whose agent is open. Returns whether it was
+        started. Called in a thread. Raises ClustertoolError."""
+        return False
+
+    def grow(self, job: str, hosts: Sequence[Host]) -> Mapping[str, str]:
+        """Start further nodes of an elastic job that runs, or nodes of it again that do not take part. The fleet is open.
+
+        Returns {name: what becomes of it}. Raises UsageError where the engine chooses the nodes; ClustertoolError."""
+        what = f"the engine {self.fleet.cluster.engine} chooses the nodes itself"
+        raise UsageError(what, "ask it for more nodes, which join the job by themselves")
 
     def forget(self, jobs: Collection[str]) -> None:  # noqa: B027 - most engines keep nothing
         """Remove what the engine itself keeps of jobs whose records were removed. Raises ClustertoolError."""

@@ -1,4 +1,4 @@
-"""Earlier jobs of the same work: the id after one with the same --job-id has ended, and the output that --resume continues."""
+"""Earlier jobs of the same work decide the id where one with this --job-id ended, and the output that --resume continues."""
 
 from __future__ import annotations
 

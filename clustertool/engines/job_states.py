@@ -1,4 +1,4 @@
-"""The state of a job by its records, and by what its engine knows: an agent that only reads records cannot know what runs."""
+"""The state of a job follows from its records and its engine: an agent that only reads records cannot know what runs."""
 
 from __future__ import annotations
 

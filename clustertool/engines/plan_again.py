@@ -1,4 +1,4 @@
-"""Starting a plan again with other ports or devices, where another job took them between probe and claim."""
+"""This module starts a plan again with other ports or devices, where another job took them between probe and claim."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from clustertool.model.planning.plan import Plan
 from clustertool.model.planning.probe_request import job_environment, probe_request
 from clustertool.model.wire.agent_answers import ProbeAnswer
 from clustertool.model.wire.agent_requests import JobEnvironment, ProbeWanted
-from clustertool.model.wire.messages import PROBE, PROBE_FOR_CHECK, PROBE_FOR_RUN, Request
+from clustertool.model.wire.messages import PROBE, PROBE_CONTAINER, PROBE_FOR_CHECK, PROBE_FOR_RUN, Request
 from clustertool.show.table import fold, grouped
 from clustertool.ssh.parallel import Gathered
 from clustertool.ssh.settings import settings
@@ -77,23 +77,27 @@ class Examined:
         for (column, text, fix), nodes in alike.items():
             caller.warn(f"{folding(self.cluster)(nodes)}: {column}: {text} ({fix})")
 
-    def good(self, caller: Caller, most: int = 0) -> Examined:
+    def good(self, caller: Caller, most: int = 0, least: int = 1, first: str = "") -> Examined:
         """--skip-bad: without the nodes that failed, numbered anew; with --nnodes the first `most` of them.
 
-        Raises what is wrong if none is left, or fewer than `most`.
+        first: the host that becomes node 0, "" for the first one that is good. Raises what is wrong if fewer than `least` or
+        `most` are left, or if `first` is not.
         """
         hosts, wrong = self.cluster.hosts, errors(self.findings)
         bad = set(self.failed) | {finding.node for finding in wrong}
         good = [host for host in hosts if host.index not in bad]
-        if len(good) < max(1, most):
-            if most:
-                caller.warn(f"{len(good)} of {len(hosts)} nodes are ready, --nnodes needs {most}")
+        chief = next((host for host in good if first in (host.name, host.host, host.address)), None) if first else None
+        if len(good) < max(least, most) or (first and chief is None):
+            if len(good) < max(most, least if least > 1 else 0):
+                caller.warn(f"{len(good)} of {len(hosts)} nodes are ready, --nnodes needs {max(most, least)}")
+            elif first and chief is None:
+                caller.warn(f"{first} is not ready, and it is COORDINATOR")
             self.require()
         for node in sorted(bad):
             why = next((f for f in wrong if f.node == node), None)
             text = f"{why.column}: {why.text} ({why.fix})" if why else short(self.failed[node])
             caller.warn(f"{hosts[node].name} is left out: {text}")
-        good = good[:most] if most else good
+        good = sorted(good, key=lambda host: host is not chief)[: most or None]
         new = {host.index: number for number, host in enumerate(good)}
         facts = {new[node]: replace(fact, node=new[node]) for node, fact in self.facts.items() if node in new}
         findings = tuple(replace(f, node=new[f.node]) for f in self.findings if f.node in new)
@@ -134,7 +138,7 @@ def examine(
     pinger = threading.Thread(target=_ping, args=(cluster, pings), daemon=True)
     if ping and "ping" not in cluster.checks_off:
         pinger.start()
-    gathered = probe(fleet.open(), with_container(request, container))
+    gathered = probe(fleet.open(), request, container)
     failed = {**fleet.failed, **gathered.failed}
     facts = {node: read_facts(node, answer) for node, answer in sorted(gathered.ok.items())}
     if pinger.is_alive() and failed:  # a ping decides nothing for a node that answered by ssh
@@ -163,17 +167,18 @@ def for_mpi(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> ProbeWan
     return {"mpi": {**job_environment(cluster, host, passed), "packages": list(DAEMONS)}}
 
 
-def with_container(request: Wanted, container: ContainerSettings) -> Wanted:
-    """The request, which also asks for the runtime and the image of a job in containers."""
+def probe(fleet: Fleet, request: Wanted, container: ContainerSettings = NO_CONTAINER) -> Gathered[ProbeAnswer]:
+    """One round trip to every node, and a second one for the runtime and the image of a job in containers.
+
+    `request` is what the caller wants to know besides.
+    """
+    gathered = fleet.ask({host.index: _question(fleet.cluster, host, request) for host in fleet.cluster.hosts})
     if not container:
-        return request
-    asked: ProbeWanted = {"container": container_request(container)}
-    return lambda host: {**(request(host) if callable(request) else request), **asked}
-
-
-def probe(fleet: Fleet, request: Wanted) -> Gathered[ProbeAnswer]:
-    """One round trip to every node. `request` is what the caller wants to know besides."""
-    return fleet.ask({host.index: _question(fleet.cluster, host, request) for host in fleet.cluster.hosts})
+        return gathered
+    asked = {node: PROBE_CONTAINER(container_request(container, answer)) for node, answer in gathered.ok.items()}
+    found = fleet.ask(asked)
+    answers: dict[int, ProbeAnswer] = {node: {**gathered.ok[node], "container": own} for node, own in found.ok.items()}
+    return Gathered(answers, {**gathered.failed, **found.failed})
 
 
 def _question(cluster: Cluster, host: Host, request: Wanted) -> Request[ProbeAnswer]:

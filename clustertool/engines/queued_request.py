@@ -1,4 +1,4 @@
-"""What engines with a queue have in common: refused options, typed settings, the command for lists of jobs, the plan of --dry.
+"""Engines with a queue have this in common: refused options, typed settings, the command for lists of jobs, the plan of --dry.
 
 That plan is made before the engine has chosen the nodes: it has what holds for any nodes, and placeholders.
 """
@@ -41,6 +41,11 @@ def typed_settings(request: RunRequest) -> dict[str, object]:
     if request.options.nnodes:
         typed["nodes"] = request.options.nnodes
     return typed
+
+
+def with_usual_command(spec: JobSpec) -> JobSpec:
+    """The same job where its files are not known here: the trainers then have a command."""
+    return replace(spec, trainer=replace(spec.trainer, command=spec.trainer.command or USUAL))
 
 
 def shown_command(spec: JobSpec) -> str:

@@ -1,4 +1,4 @@
-"""The table of engines. Their modules are imported when they are used: the command line reads only the names."""
+"""The table of engines names their modules, which are imported when they are used: the command line reads only the names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The start of a job over ssh: check the nodes, plan, send the workspace, and start the processes."""
+"""This module starts a job over ssh: it checks the nodes, plans, sends the workspace, and starts the processes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from dataclasses import replace
 from clustertool.engines import earlier_work, preflight
 from clustertool.engines.base import Engine, Starter, Submission, Submitted
 from clustertool.engines.caller import pause
+from clustertool.engines.elastic import elastic_plan, member_files
+from clustertool.engines.elastic.member_files import HostMember, members
+from clustertool.engines.elastic.member_start import MemberStart
 from clustertool.engines.image_distribution import ImageDistribution
 from clustertool.engines.job_request import RunRequest, check_ranks, make_plan
 from clustertool.engines.job_toml import job_toml
@@ -20,10 +23,11 @@ from clustertool.fleet import node_bundle, shared_roots, stored_hosts
 from clustertool.fleet.fleet import Answers, Fleet, carry_out, devices_of, module_request
 from clustertool.fleet.identity import identity, job_id
 from clustertool.model.checks.container_findings import different
+from clustertool.model.config.elastic_settings import ElasticSettings
 from clustertool.model.config.job import read_job, resumes
 from clustertool.model.container.container_facts import ContainerFacts
 from clustertool.model.container.container_settings import NO_CONTAINER, ContainerSettings
-from clustertool.model.facts import ByNode, read_facts, with_devices
+from clustertool.model.facts import ByNode, Identity, read_facts, with_devices
 from clustertool.model.job.stop_result import StopResult, read_result, read_undo
 from clustertool.model.planning import requests
 from clustertool.model.planning.plan import Plan, given_facts, needs_probe, with_containers
@@ -42,6 +46,7 @@ class SshStart(Starter):
     def __init__(self, engine: Engine, request: RunRequest) -> None:
         super().__init__(engine, request)
         self._brought: dict[int, ContainerFacts] = {}  # by node: the image that submit() has brought there
+        self._members: tuple[HostMember, ...] = ()  # of an elastic job: all hosts that take part, or may
 
     @property
     def _fleet(self) -> Fleet:
@@ -50,25 +55,76 @@ class SshStart(Starter):
     def prepare(self) -> Submission:
         request = self._request
         wish, spec = request.wish, request.spec
+        if spec is not None and spec.elastic.present:
+            elastic_plan.refuse(request)
         if wish.dry and spec is not None and not wish.skip_bad and not needs_probe(request.cluster, spec):
-            return _submission(make_plan(request, given_facts(request.cluster)))
+            return self._submission(self._make_plan(given_facts(request.cluster)))
         facts = self._examine()
         if wish.dry:
-            return _submission(make_plan(request, facts))
-        return _submission(self._plan_when_free(shared_roots.confirm(self._fleet, facts)))
+            return self._submission(self._make_plan(facts))
+        facts = shared_roots.confirm(self._fleet, facts)
+        if self._elastic.present:
+            self._members = members(request.cluster, facts, request)
+        return self._submission(self._plan_when_free(facts))
 
     def submit(self, submission: Submission) -> Submitted:
-        """The plan of the submission, or a later one if another job took one of its ports between probe and claim."""
+        """The plan of the submission, or a later one if another job took one of its ports between probe and claim.
+
+        The nodes of an elastic job make their plans themselves.
+        """
         assert submission.plan is not None
         made = submission.plan
-        made = self._bring_image(made)
-        releases = self._dispatch(made)
-        self._send_nvml(made)
+        if self._elastic.present:
+            self._start_members(made)
+            return Submitted(made.job_id)
+        made = self._bring_image(made, _facts(made))
+        releases = self._dispatch(_facts(made))
+        self._send_nvml(_with_cards(made))
         made = self._start(made, releases)
-        problem = stored_hosts.remember(made.identity, made.cluster)
+        self._remember(made)
+        return Submitted(made.job_id, made)
+
+    @property
+    def _elastic(self) -> ElasticSettings:
+        """Those of the request, as far as they are known."""
+        return self._request.spec.elastic if self._request.spec is not None else ElasticSettings()
+
+    def _make_plan(self, facts: ByNode, identity: Identity | None = None) -> Plan:
+        """The plan of the request; of an elastic job, that of the nodes that are there, at most MAX."""
+        request, elastic = self._request, self._elastic
+        if not elastic.present:
+            return make_plan(request, facts, identity)
+        first = elastic_plan.first_hosts(request.cluster, elastic)
+        number = {host.name: host.index for host in request.cluster.hosts}
+        known = {host.index: replace(facts[number[host.name]], node=host.index) for host in first.hosts}
+        return make_plan(replace(request, cluster=first), known, identity)
+
+    def _submission(self, made: Plan) -> Submission:
+        stands = elastic_plan.stands(made, self._request.cluster) if self._elastic.present else ""
+        return Submission(made.job_id, made, stands=stands)
+
+    def _remember(self, made: Plan) -> None:
+        """Later commands find the job without a conf.py."""
+        problem = stored_hosts.remember(made.identity, replace(made.cluster, hosts=self._fleet.cluster.hosts))
         if problem:
             self._engine.caller.warn(problem)
-        return Submitted(made.job_id, made)
+
+    def _start_members(self, made: Plan) -> None:
+        """Send the workspace to all hosts, and start a process that joins the job on each of them."""
+        caller, request = self._engine.caller, self._request
+        facts = {member.host.index: member.facts for member in self._members}
+        made = self._bring_image(made, facts)
+        releases = self._dispatch(facts)
+        self._send_nvml({node: fact for node, fact in facts.items() if fact.devices and fact.device_kind == "gpu"})
+        total, elastic = len(self._members), self._elastic
+        caller.note(f"job {made.job_id}: {made.job.mode}, elastic, {elastic.text} nodes, on {count(total, 'node')}")
+        common = member_files.join_file(request, made, releases.get(0, ""), total)
+        files = {
+            member.host.index: member_files.of_member(common, request.cluster, member, member.host.index)
+            for member in self._members
+        }
+        MemberStart(caller, self._fleet, files, elastic.minimum).run()
+        self._remember(made)
 
     def _examine(self) -> ByNode:
         """Facts of all nodes, or every node's errors. Completes the request when job.toml is on the nodes."""
@@ -80,8 +136,12 @@ class SshStart(Starter):
         container = request.spec.container if request.spec else NO_CONTAINER
         asked = self._with_mpi(wanted)
         examined = self._room(preflight.examine(self._fleet, asked, ports=False, container=container))
-        if request.wish.skip_bad:
-            examined = examined.good(caller, int(options.nnodes or 0))
+        elastic = self._elastic
+        if request.wish.skip_bad or elastic.present:
+            if elastic.present:
+                examined = examined.good(caller, least=elastic.minimum, first=elastic.coordinator)
+            else:
+                examined = examined.good(caller, int(options.nnodes or 0))
             request.cluster = examined.cluster
             self._fleet.keep(request.cluster)
             examined = self._room(examined)  # fewer trainers read more shards each
@@ -91,6 +151,8 @@ class SshStart(Starter):
         if request.spec is None:
             toml = job_toml(facts[0].job_toml)
             request.spec, request.resumes = read_job(request.cluster, toml, request.options), resumes(toml)
+            if request.spec.elastic.present:
+                elastic_plan.refuse(request)
             if request.spec.by_mpirun or request.spec.container:  # that was not known when the nodes were asked
                 facts = self._examine_job(wanted, request.spec.container)
         earlier_work.settle(caller, request, facts)
@@ -114,7 +176,7 @@ class SshStart(Starter):
     def _examine_again(self) -> ByNode:
         again: ProbeWanted = {"job_workspace": self._request.options.job_workspace}
         container = self._request.spec.container if self._request.spec else NO_CONTAINER
-        gathered = preflight.probe(self._fleet, preflight.with_container(self._with_mpi(again), container))
+        gathered = preflight.probe(self._fleet, self._with_mpi(again), container)
         facts = {node: read_facts(node, answer) for node, answer in gathered.all().items()}
         return self._in_use(shared_roots.confirm(self._fleet, facts))
 
@@ -135,7 +197,7 @@ class SshStart(Starter):
     def _plan(self, facts: ByNode) -> Plan:
         caller, request, wish = self._engine.caller, self._request, self._request.wish
         mine = identity(request.job_id or job_id(), wish.job_id, wish.name or wish.job_id, request.origin)
-        made = make_plan(request, facts, mine)
+        made = self._make_plan(facts, mine)
         check_ranks(request, made)
         earlier_work.hint(caller, request, made)
         for warning in made.warnings:
@@ -160,23 +222,25 @@ class SshStart(Starter):
             pause(caller, random.uniform(*_PAUSE))
             facts = self._examine_again()
 
-    def _dispatch(self, made: Plan) -> Mapping[int, str]:
+    def _dispatch(self, facts: ByNode) -> Mapping[int, str]:
         """Send the workspace; node -> the release it has now."""
         request = self._request
         if request.workspace is None:
             return {}
-        facts = _facts(made)
         shares = portions(request.workspace, request.cluster, facts, request.spec)
         sent = send(self._engine.caller, self._fleet, request.workspace, shares, facts)
         raise_all(list(sent.failed.values()))
         return {node: portion.release for node, portion in shares.items()}
 
-    def _bring_image(self, made: Plan) -> Plan:
-        """The plan, whose containers name the image as each node has it now. Raises PreflightErrors where these differ."""
+    def _bring_image(self, made: Plan, facts: ByNode) -> Plan:
+        """Bring the image to the nodes of `facts`. Returns the plan, whose containers name the image as each node has it now.
+
+        Raises PreflightErrors where these differ.
+        """
         spec = self._request.spec
         if spec is None or not spec.container:
             return made
-        self._brought = ImageDistribution(self._engine.caller, self._fleet, spec.container, _facts(made)).run()
+        self._brought = ImageDistribution(self._engine.caller, self._fleet, spec.container, facts).run()
         names = {node: self._fleet.name(node) for node in self._brought}
         wrong = different(self._brought, names)
         raise_all([PreflightError(one.text, one.fix, names[node]) for node, one in wrong.items()])
@@ -190,12 +254,10 @@ class SshStart(Starter):
         job = replace(made.job, container=replace(made.job.container, pull="missing"))
         return with_containers(replace(made, job=job), facts)
 
-    def _send_nvml(self, made: Plan) -> None:
-        """To nodes of which the job has NVIDIA's cards, and which do not have it: what the cards do is recorded with it."""
-        with_cards, facts = {process.node for process in made.processes if process.devices}, _facts(made)
-        nodes = [node for node in with_cards if facts[node].devices and made.nodes[node].device_kind == "gpu"]
-        if nodes:
-            lacking = [node for node in nodes if node_bundle.nvml()[0] not in facts[node].modules]
+    def _send_nvml(self, facts: ByNode) -> None:
+        """To these nodes, if they do not have it: what the cards do is recorded with it."""
+        if facts:
+            lacking = [node for node, fact in facts.items() if node_bundle.nvml()[0] not in fact.modules]
             self._fleet.ask(dict.fromkeys(lacking, module_request()))
 
     def _start(self, made: Plan, releases: Mapping[int, str]) -> Plan:
@@ -223,7 +285,7 @@ class SshStart(Starter):
             request.job_id = made.job_id
             later = self._with_image(self._plan_when_free(self._examine_again()))
             if only(error, DeviceInUse):  # other devices may be other trainers, which read other shards
-                releases = self._dispatch(later)
+                releases = self._dispatch(_facts(later))
             return later
 
         try:
@@ -246,8 +308,11 @@ class SshStart(Starter):
         carry_out(requests.start(made, releases, request.secrets, request.resumed), self._fleet, note)
 
 
-def _submission(made: Plan) -> Submission:
-    return Submission(made.job_id, made)
+def _with_cards(made: Plan) -> ByNode:
+    """The facts of nodes of which the job has NVIDIA's cards."""
+    used = {process.node for process in made.processes if process.devices}
+    facts = _facts(made)
+    return {node: facts[node] for node in used if facts[node].devices and made.nodes[node].device_kind == "gpu"}
 
 
 def _facts(made: Plan) -> ByNode:

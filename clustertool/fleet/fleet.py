@@ -52,7 +52,8 @@ class Fleet:
 
         Where agents only read records, engine_end() asks the engine why a job has ended: None if it has not, or if that is not
         known. None in its place: the agents know themselves. records_of() is asked before a lost agent is opened again: the
-        base of its records on the shared directory if its node has ended, None if it runs. needed: see SharedDirectory."""
+        base of its records on the shared directory if its node has ended, None if it runs. needed: see SharedDirectory.
+        no_records(): the error of a node, by its name, of which the shared directory has nothing."""
         self.cluster = cluster
         self.check = check
         self.agents: dict[int, AgentClient] = {}
@@ -67,6 +68,7 @@ class Fleet:
         self.engine_end: Callable[[str], str | None] | None = None
         self.records_of: Callable[[Host], str | None] = lambda host: None
         self.needed: Needed = lambda base, kind, fields: None
+        self.no_records: Callable[[str], NotFound] = no_records
         self.shared: Fleet | None = None  # of open_shared(): the one host, for requests about it
         self._directory: SharedDirectory | None = None
 
@@ -224,7 +226,7 @@ class Fleet:
         known_hosts = [hosts[node] for node in places]
         for node in [node for node in old if old[node] < 0]:
             name = names[node]
-            self.failed[node] = not_listed(known_hosts, name) if self._directory is None else no_records(name)
+            self.failed[node] = not_listed(known_hosts, name) if self._directory is None else self.no_records(name)
 
     def own_names(self) -> Sequence[Host]:
         """The hosts whose names identify them: those of conf.py. On a shared directory only the number of a node counts."""

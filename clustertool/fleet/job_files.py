@@ -1,4 +1,4 @@
-"""The files of stored jobs, by their names. Its import is fast: completion needs no more (job_places.py has their content)."""
+"""This module finds files of stored jobs by their names. Its import is fast: completion needs no more than job names."""
 
 from __future__ import annotations
 

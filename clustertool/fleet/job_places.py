@@ -1,4 +1,4 @@
-"""The places of jobs: which hosts have the jobs that this user has started from this machine.
+"""This module stores the places of jobs: which hosts have the jobs that this user has started from this machine.
 
     state directory/jobs/<id>.json      one file per job, 0600, in a folder of this user (0700); the newest 256 of them
 

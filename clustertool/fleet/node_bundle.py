@@ -38,7 +38,7 @@ _JOIN = "join"  # the folder of node/ that only nodes need which no laptop start
 # The types of messages are for the type checker, and for the laptop's checks.
 _TYPES = "agent_answers agent_requests answers event_types field_types join_messages shape spec_types stream_messages".split()
 _INSTALLER = "node/agent/install.py"
-_BY_THEMSELVES = "framework_probe install".split()  # these run by themselves, and are sent as text (program)
+_BY_THEMSELVES = ("framework_probe",)  # runs by itself, and is sent as text (program)
 
 _making = threading.Lock()  # the threads of all nodes ask at once
 
@@ -68,6 +68,12 @@ def _content() -> tuple[str, bytes]:
     files = {path.relative_to(_ROOT.parent).as_posix(): path.read_text("utf-8") for path in paths}
     data = "\0".join(text for file in files.items() for text in file).encode()
     return named(data), data
+
+
+def names() -> frozenset[str]:
+    """The files of the code, as paths from the folder above the package."""
+    with _making:
+        return frozenset(_content()[1].decode().split("\0")[::2])
 
 
 @lru_cache(maxsize=2)
@@ -165,7 +171,7 @@ elif os.stat(place).st_mtime < time.time() - 86400:
         pass
 sys.path.append(place)  # last: it is searched for our modules only
 from clustertool.node.agent.loop import main
-main(hello, end)
+main(hello, end, safe, complete)
 """
 
 # All that `ps` on a node shows of the above: without quotes, so that it can stand between those of a shell.

@@ -1,4 +1,4 @@
-"""Variables that launchers compute for processes, or read as their own options. No job gets those of a shell.
+"""Launchers compute these variables for processes, or read them as their own options. No job gets those of a shell.
 
 Sources: paddle.distributed.launch 2.6.2 and 3.3.1 (controllers/*.py, context/args_envs.py), its elastic manager, PaddleCloud's
 operator, the old paddle.py, torchrun of torch 2.13.

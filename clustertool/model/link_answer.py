@@ -1,4 +1,4 @@
-"""The result of one connection between two nodes. A node sends the value; another text is the system's own error message."""
+"""A link answer is the result of one connection. A node sends the value; another text is the system's error message."""
 
 from __future__ import annotations
 

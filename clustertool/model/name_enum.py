@@ -1,4 +1,4 @@
-"""The base of all enums whose values are strings."""
+"""This class is the base of all enums whose values are strings."""
 
 from __future__ import annotations
 

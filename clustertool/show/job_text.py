@@ -1,8 +1,9 @@
-"""Sentences about a job: what happened, what it waits for, how it ended, and what a stop did on each node."""
+"""This module makes sentences about a job: what happened, what it waits for, how it ended, and what a stop did on each node."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.node_status import NodeTrouble
@@ -14,7 +15,7 @@ from clustertool.model.quantities import count
 from clustertool.model.roles import LAUNCHERS, MPIRUN, ROLES, role_name
 from clustertool.model.wire.event_types import Event
 from clustertool.show.table import gather, grouped, ranges
-from clustertool.watch.news import DisconnectNews, FailureNews, News, PhaseNews, RefusedNews
+from clustertool.watch.news import DisconnectNews, FailureNews, News, PhaseNews, RefusedNews, RevivedNews
 from clustertool.watch.verdict import culprit, errors
 from clustertool.watch.waits import ConnectWait, Firewall, ListenWait, Wait
 
@@ -77,6 +78,8 @@ def news_text(news: News | Wait) -> str:
         return f"{news.node}: {news.why}; it is not followed any more"
     if isinstance(news, DisconnectNews):
         return f"{news.node}: connection lost ({news.why}), trying again"
+    if isinstance(news, RevivedNews):
+        return f"{news.node}: it answers again, and joins the job"
     return _event(news.node, news.event)
 
 
@@ -111,6 +114,8 @@ def _event(node: str, event: Event) -> str:
     if event["type"] == "disk":
         became = "is full: what is printed now is lost" if event["full"] else "has room again"
         return f"{node}: the disk of {event['root']} {became}"
+    if event["type"] in _OF_EPOCHS:
+        return _OF_EPOCHS[event["type"]](node, event)
     if event["type"] == "restart":
         return f"attempt {event['attempt']} begins in {event['pause']:g} s"
     if event["type"] == "frozen":
@@ -123,6 +128,32 @@ def _event(node: str, event: Event) -> str:
     if event["type"] == "supervisor-lost":
         return f"{node}: {event.get('why')}; its processes were ended"
     return f"{node}: still alive: {', '.join(event['survivors'])}" if event["type"] == "clean" else ""
+
+
+def _epoch(node: str, event: Mapping[str, Any]) -> str:
+    changes = [f"{count(len(event[change]), 'node')} {change}" for change in ("left", "joined") if event[change]]
+    changed = f" ({', '.join(changes)})" if changes else ""
+    cost = f", {event['seconds']:g} s after the last useful work" if event["seconds"] else ""
+    return f"epoch {event['attempt']} begins with {count(len(event['nodes']), 'node')}{changed}{cost}"
+
+
+def _below(node: str, event: Mapping[str, Any]) -> str:
+    waits = f"the job waits for nodes: {event['present']} of at least {event['minimum']} are there"
+    return f"{waits}; it ends after {event['seconds']:g} s"
+
+
+def _lease(node: str, event: Mapping[str, Any]) -> str:
+    return (
+        f"{node}: the coordinator has not acknowledged a heartbeat for {event['seconds']:g} s, so its ranks were ended"
+    )
+
+
+_OF_EPOCHS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
+    "epoch": _epoch,
+    "standby": lambda node, event: f"{event['name']} is on standby: it takes part when the job needs it",
+    "below-minimum": _below,
+    "lease-lost": _lease,
+}
 
 
 def stop_text(result: StopResult) -> str:

@@ -1,4 +1,4 @@
-"""The name of the program that the user typed."""
+"""This module finds the name of the program that the user typed."""
 
 from __future__ import annotations
 

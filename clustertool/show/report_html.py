@@ -28,7 +28,7 @@ _WORDY = 12  # percent of the timeline that a bar needs for a label
 _MOST_NEWS = 40  # sentences of what happened
 _QUIET = 5.0  # seconds without output that are reported
 _LISTED = 6  # stragglers listed at the top, and last lines
-_LEAST = 0.1  # least cores of a chart's scale: below that, clock ticks look like work
+_LEAST = 0.1  # least cores of a chart's scale: below that, single clock ticks would fill the chart
 _GOING = (JobState.STARTING, JobState.RUNNING)
 
 

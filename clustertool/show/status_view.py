@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from clustertool.model.job.job_container import JobContainer
+from clustertool.model.container.job_container import JobContainer
+from clustertool.model.hints import PROGRAM
+from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.outcome import describe_exit
-from clustertool.model.job.state import ProcessStatus
 from clustertool.model.job.state_names import JobState, StartReason
 from clustertool.model.quantities import human_bytes, human_seconds
 from clustertool.model.roles import LAUNCHERS
@@ -35,6 +36,9 @@ _STARTS = {
 _LEVELS = {"bad": ("FAIL ", "red"), "warn": ("warn ", "yellow"), "ok": ("", ""), "skip": ("", "dim")}
 _PROCESSES = ("role", "rank", "node", "pid", "state", "since", "exit", "cpu", "memory", "step", "no output")
 _NODES = ("node", "state", "supervisor", "heartbeat", "note")
+_EPOCHS = ("epoch", "began", "nodes", "left", "joined", "cost", "cause")
+_FEW_OF_EPOCHS = Narrow(cut="cause", out=("began",))
+_PODS = ("pod", "cluster node", "phase", "restarts", "reason")
 _JOBS = ("state", "user", "started", "duration", "nodes", "exit", "command")
 _FEW_OF_JOBS = Narrow(cut="command", out=("command", "nodes", "started"))
 _FEW_OF_PROCESSES = Narrow(out=("pid", "memory", "cpu"))
@@ -49,6 +53,8 @@ def status_tables(status: Shown, terminal: Terminal, now: float) -> None:
         terminal.line(f"  {wait}", "yellow")
     if status["advice"]:
         terminal.line(f"  fix: {status['advice']}")
+    if status.get("holds_output"):
+        terminal.line(f"  {output_wait_text(status['job'])}", "yellow")
     for name, text in _summary(status, now).items():
         if text:
             terminal.line(f"{name + ':':9} {text}")
@@ -57,6 +63,40 @@ def status_tables(status: Shown, terminal: Terminal, now: float) -> None:
     table("", _PROCESSES, processes, terminal=terminal, narrow=_FEW_OF_PROCESSES)
     terminal.line()
     table("", _NODES, [_node(node, names) for node in status["nodes"]], terminal=terminal)
+    if status.get("pods"):
+        terminal.line()
+        table("", _PODS, [_pod(pod) for pod in status["pods"]], terminal=terminal)
+    if len(status.get("epochs", ())) > 1:
+        terminal.line()
+        table(
+            "",
+            _EPOCHS,
+            [epoch_row(epoch, names) for epoch in status["epochs"]],
+            terminal=terminal,
+            narrow=_FEW_OF_EPOCHS,
+        )
+
+
+def epoch_row(epoch: Shown, names: Mapping[int, str]) -> list[str]:
+    """One epoch of an elastic job as a row of _EPOCHS. names: of the nodes."""
+    left = [f"{names.get(node, f'node {node}')} ({why})" for node, why in epoch["left"]]
+    joined = [names.get(node, f"node {node}") for node in epoch["joined"]] if epoch["attempt"] else []
+    cost = f"{epoch['seconds']:.1f} s" if epoch["seconds"] else "-"
+    return [
+        str(epoch["attempt"]),
+        _time(epoch["t"]),
+        fold([names.get(node, f"node {node}") for node in epoch["nodes"]]),
+        ", ".join(left) or "-",
+        ", ".join(joined) or "-",
+        cost,
+        epoch["cause"] or "-",
+    ]
+
+
+def output_wait_text(job: str) -> str:
+    """What a node does that waits for a fetch, and the commands that end it."""
+    what = "its first node waits for a fetch of the output, and its resources, GPUs too, stay reserved"
+    return f"{what}: {PROGRAM} fetch --job {job}, or give the output up: {PROGRAM} stop --job {job}"
 
 
 def _verdict(status: Shown) -> str:
@@ -219,6 +259,10 @@ def _node(node: Shown, names: Mapping[int, str]) -> Sequence[object]:
         "" if beat is None else f"{human_seconds(beat)} ago",
         Cell("; ".join(filter(None, [node["why"] or away, clock, alive])), "red" if alive else ""),
     )
+
+
+def _pod(pod: Shown) -> Sequence[object]:
+    return pod["pod"], pod["host"], pod["phase"], pod["restarts"], pod["reason"]
 
 
 def _job(job: Shown, now: float) -> Sequence[object]:

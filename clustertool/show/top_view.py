@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.text import Text
 
@@ -192,7 +191,7 @@ class Screen:
     def _safe(self, text: str) -> str:
         return self._terminal.printable(self._hide(text))
 
-    def as_dict(self, model: TopModel, failed: Mapping[str, str], now: float) -> dict[str, Any]:
+    def as_dict(self, model: TopModel, failed: Mapping[str, str], now: float) -> dict[str, object]:
         """The documented JSON of `inv top --json`."""
         ranks = model.processes("rank", "", self._away(model, failed, now))
         names = ("job", "role", "rank", "node", "state", "pid", "cpu", "memory", "heartbeat")
@@ -231,7 +230,7 @@ def speed(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
-def _device_dict(row: Row) -> dict[str, Any]:
+def _device_dict(row: Row) -> dict[str, object]:
     """Of one card, or of the processors of a node without cards."""
     return {
         "device": row.label or row.what,

@@ -183,7 +183,7 @@ class HostKeyPolicy:
         self._to = to
         self._learned = learned
 
-    def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
+    def missing_host_key(self, client: object, hostname: str, key: Any) -> None:
         new = known_hosts(self._to).verify(self._to, key.get_name(), key.get_base64())
         if new:
             self._learned(new)

@@ -67,7 +67,7 @@ def _connect(to: SshSettings, sock: Any, prompter: Prompter, deadline: float) ->
     left = max(0.1, deadline - time.monotonic())
     known = host_keys.known_hosts(to)
 
-    def transport(sock: Any, **options: Any) -> Transport:
+    def transport(sock: Any, **options: object) -> Transport:
         made = Transport(sock, **options)
         made._preferred_keys = known.algorithms(to.host_key_name)
         made.channel_timeout = made.handshake_timeout = to.connect_timeout

@@ -1,4 +1,4 @@
-"""How one host is reached: conf.py first, then ssh's own configuration, then ssh's defaults. Nothing is opened here.
+"""Settings define how one host is reached: by conf.py, then ssh's configuration, then ssh's defaults. Nothing is opened here.
 
 `ssh -G` reads the configuration, and refuses files that another user can have written. One call takes 4 ms of CPU, so
 that one answer serves all hosts if no line of the configuration depends on the host. Without an ssh client paramiko

@@ -1,4 +1,4 @@
-"""What opens shells on a node, or programs without one: an ssh connection, or a link of another kind."""
+"""A link opens shells on a node, or programs without one: an ssh connection, or a link of another kind."""
 
 from __future__ import annotations
 

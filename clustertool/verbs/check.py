@@ -7,7 +7,6 @@ import secrets
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from clustertool.actions import load_config
 from clustertool.engines import preflight, registry
@@ -46,7 +45,7 @@ def check(call: Call) -> None:
         return
     spec, passed = load_config.scattered(cluster, toml), dict(load_config.passed(cluster))
     order, ear = trial.read_order(call, cluster, toml, tuple(passed.items())), trial.TrialFollower(len(cluster.hosts))
-    more: dict[str, Any] = {}
+    more: dict[str, object] = {}
     workspace = load_config.workspace(call, folder) if folder else None
     with Fleet(cluster, signals.check, ear.put, User()) as fleet:
         examined = preflight.examine(fleet, lambda host: _wanted(cluster, host, toml, passed), container=container)
@@ -99,7 +98,7 @@ def _mesh(call: Call, fleet: Fleet, examined: Examined, made: Plan | None) -> Me
     return link_check.mesh(fleet, examined.facts, ports, bool(call.given.bandwidth))
 
 
-def _tell(call: Call, examined: Examined, meshed: Meshed | None, more: Mapping[str, Any]) -> None:
+def _tell(call: Call, examined: Examined, meshed: Meshed | None, more: Mapping[str, object]) -> None:
     """The matrix, and an error if there is one in it."""
     cluster, rows, bad = examined.cluster, examined.rows(), errors(examined.findings)
     if call.json:

@@ -92,6 +92,8 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
         _join(call, launch, folder, conf, meeting)
         return
     cluster = _cluster(call, launch, folder, conf)
+    if ":" not in call.given.nnodes:
+        _without_elastic(call)
     options = _options(call, launch, folder, cluster)
     order = read_order(call, options, lambda: cluster)
     teller = _Teller(call, launch, folder, order)
@@ -124,6 +126,9 @@ def _join(call: Call, launch: Launch, folder: Path, conf: Conf, meeting: TypedMe
     devices = foreign_options.names_devices(launch)
     cluster = load_config.joining(call, conf, meeting.nodes, folder, devices)
     cluster = _with_launcher_options(cluster, launch)
+    call.given.nnodes = _range(launch)
+    if not launch.elastic:
+        _without_elastic(call)
     if launch.join.static:  # the machines meet at this port, so it is not that of the trainers
         call.given.master_port = ""
     options = _options(call, launch, folder, cluster)
@@ -156,17 +161,36 @@ def _cluster(call: Call, launch: Launch, folder: Path, conf: Conf) -> Cluster:
     if not load_config.needs_hosts(cluster):
         if launch.total:
             raise UsageError("a total number of processes needs hosts", "give --nnodes and --nproc-per-node")
-        given.nnodes = str(launch.nodes[1]) if launch.nodes else given.nnodes
+        given.nnodes = _range(launch) or (str(launch.nodes[1]) if launch.nodes else given.nnodes)
     elif launch.nodes:
         low, high = launch.nodes
         if low > there:
             what = f"--nnodes {low}: there {'is' if there == 1 else 'are'} {count(there, 'node')}"
             raise UsageError(what, f"name the nodes with --ips=a,b or in conf.py, or {EVERYWHERE}")
-        given.nnodes = str(min(high, there))
+        given.nnodes = _range(launch) or str(min(high, there))
+        if launch.elastic and all(host.here for host in cluster.hosts):
+            given.nnodes = "1"
     if launch.total:
         cluster = replace(cluster, hosts=share_out(cluster.hosts[: int(given.nnodes or there)], launch.total))
         given.nnodes = ""
     return cluster
+
+
+def _without_elastic(call: Call) -> None:
+    """Options of elastic jobs have no effect where the number of nodes is fixed, as in the other launchers."""
+    given = call.given
+    for name, nothing in (("elastic_server", ()), ("elastic_timeout", "")):
+        if getattr(given, name):
+            option = name.replace("_", "-")
+            call.note(
+                f"note: --{option} is not needed: the number of nodes is fixed; --nnodes MIN:MAX makes it elastic"
+            )
+            setattr(given, name, nothing)
+
+
+def _range(launch: Launch) -> str:
+    """MIN:MAX, as `run` has it; "" for a job that is not elastic."""
+    return "{}:{}".format(*launch.nodes) if launch.elastic and launch.nodes else ""
 
 
 def _with_launcher_options(cluster: Cluster, launch: Launch) -> Cluster:

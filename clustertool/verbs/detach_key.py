@@ -1,4 +1,4 @@
-"""The key that leaves a job alone while it is followed: Ctrl+D at the terminal.
+"""Ctrl+D at the terminal leaves a job alone while it is followed.
 
 The terminal stays in its line mode, where Ctrl+D makes an end of file. So no mode has to be restored, however the program ends,
 and a question for a password is asked as ever: the same thread reads the answer and the key.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from clustertool.actions.fetch_output import fetch_output, require_inside
 from clustertool.actions.find_jobs import attach_to
-from clustertool.errors import UsageError
+from clustertool.errors import NotFound, UsageError
 from clustertool.model.hints import PROGRAM
 from clustertool.model.paths import LOGS_MARK, folder_of
 from clustertool.model.quantities import count, human_bytes
@@ -26,7 +26,10 @@ def fetch(call: Call) -> None:
         fleet = engine.fleet
         job = attach_to(engine, given.job)["id"]
         to = Path(given.to or folder_of(job)).expanduser()  # a shell leaves the ~ of --to=~/results
-        found = fetch_output(fleet, signals.check, job, to, given.rank, role, given.path)
+        try:
+            found = fetch_output(fleet, signals.check, job, to, given.rank, role, given.path)
+        except NotFound as error:
+            raise engine.without_files(job, error) from None
         for rank, done in found.items():
             process = f"rank {rank}" if role == "trainer" else f"{role} {rank}"
             if done.files:

@@ -128,6 +128,7 @@ class FollowSession:
 
     ends: how an interrupt stops the job; Ctrl+D leaves it alone (run, attach). None: an interrupt only leaves (logs -f: raises
     Interrupted), and news of the job that are no warnings are not shown. copy: gets the logs that are shown, and rank 0's.
+    revive: see JobFollower.
     """
 
     def __init__(
@@ -139,11 +140,13 @@ class FollowSession:
         lines: RankLines,
         ends: Ending | None,
         copy: LocalLogs | None = None,
+        revive: Callable[[str, int], bool] | None = None,
     ) -> None:
         self.lines, self.copy = lines, copy
         self._hidden: list[tuple[str, int]] = []  # ranks whose logs are copied and not shown
         self._call, self._job, self._stops = call, job, ends is not None
-        self._follower = JobFollower(fleet, inbox, job, patient=ends is not None, pieces=copy is not None)
+        patient, pieces = ends is not None, copy is not None
+        self._follower = JobFollower(fleet, inbox, job, patient=patient, pieces=pieces, revive=revive)
         self.stopper = JobStopper(call, fleet, job, ends)
         self._key = DetachKey()
         self.detached = False

@@ -210,7 +210,7 @@ def _start(call: Call, fleet: Fleet, facts: ByNode, order: TrialRequest, mine: I
         carry_out(requests.start(made, {}, {}), fleet, lambda phase, answers: None)
 
     def plan_again(error: ClustertoolError) -> Plan:
-        answers = preflight.probe(fleet, preflight.with_container({}, order.spec.container)).all()
+        answers = preflight.probe(fleet, {}, order.spec.container).all()
         return make({node: replace(read_facts(node, a), root_id=facts[node].root_id) for node, a in answers.items()})
 
     return start_again(call, make(facts), start, plan_again, (PortInUse,))

@@ -56,7 +56,7 @@ def opened(call: Call, sink: Sink | None = None, lag: float | None = None, newes
         selection = replace(selection, job="")
     cluster = load_config.cluster(call, selection, start_local=False)
     with registry.engine_of(cluster)(cluster, call, sink) as engine:
-        engine.open(lag, selection.job or "")
+        engine.open(lag, selection.job or "", newest)
         yield engine
 
 

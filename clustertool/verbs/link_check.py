@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from clustertool.engines.preflight import folding, short
 from clustertool.errors import ClustertoolError
@@ -98,7 +97,7 @@ class _Links:
         return speeds, sum(len(now) for now in rounds[allowed:])
 
 
-def as_json(meshed: Meshed, cluster: Cluster) -> dict[str, Any]:
+def as_json(meshed: Meshed, cluster: Cluster) -> dict[str, object]:
     return {
         "told": meshed.coverage,
         "links": [

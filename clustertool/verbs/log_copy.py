@@ -1,4 +1,4 @@
-"""--log-dir and --fetch-logs of run and attach: copy the logs of a job to a folder of this machine."""
+"""--log-dir and --fetch-logs of run and attach copy the logs of a job to a folder of this machine."""
 
 from __future__ import annotations
 

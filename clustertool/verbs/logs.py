@@ -70,7 +70,7 @@ def logs(call: Call) -> None:
         job = found["id"]
         status = read(fleet.ask_all(STATUS({"job": job})))
         require_attempt(status, attempt)
-        places, missing = places_of(fleet, status, asked, "" if given.all_ranks else given.role, given.host)
+        places, missing = places_of(fleet, status, asked, "" if given.all_ranks else given.role, given.host, attempt)
         request.update({"job": job, "logs": list(places)})
         if call.given.raw:
             if request["attempt"] is None:  # one log, not all attempts' one after the other

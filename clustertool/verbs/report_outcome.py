@@ -11,7 +11,7 @@ from clustertool.actions.read_logs import last_lines
 from clustertool.actions.read_status import error_of
 from clustertool.errors import ClustertoolError, Interrupted, JobFailed, NodeLost, NotFound, Terminated
 from clustertool.fleet.fleet import Fleet
-from clustertool.model.job.state import ProcessStatus
+from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.state_names import JobState
 from clustertool.model.masking import Hide
 from clustertool.model.paths import JobPaths

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from clustertool.actions import load_config
 from clustertool.actions.fetch_output import fetch_output
 from clustertool.actions.find_jobs import attach_to, state_text
 from clustertool.actions.follow_job import Inbox, started
-from clustertool.actions.wait_in_queue import until_started
+from clustertool.actions.wait_in_queue import CannotStart, until_started
 from clustertool.engines import registry
 from clustertool.engines.base import Engine, ExportWish, Submission
 from clustertool.engines.job_request import RunRequest
@@ -21,6 +21,7 @@ from clustertool.model.hints import PROGRAM
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState
 from clustertool.model.job.stop_result import read_result
+from clustertool.model.joining.join_file import patience
 from clustertool.model.masking import Hide, mask
 from clustertool.model.paths import LOGS_MARK, folder_of
 from clustertool.model.planning.container_lines import container_lines
@@ -34,32 +35,35 @@ from clustertool.show.prefix import RankLines
 from clustertool.verbs import log_copy, report_outcome, signals
 from clustertool.verbs.detach_key import DetachKey
 from clustertool.verbs.follow_session import FollowSession, ending
-from clustertool.verbs.run_request import read_options, read_order, wanted, with_program
+from clustertool.verbs.run_request import find_cluster, read_options, read_order, wanted, with_program
 from clustertool.verbs.verb import Call
+
+_SLOW = 2.0  # seconds after which the screen shows what a command does
 
 
 def run(call: Call) -> None:
     options = with_program(call, read_options(call))
-    perform(call, read_order(call, options, lambda: load_config.cluster(call, call.selection, start_local=True)))
+    perform(call, read_order(call, options, find_cluster(call, options)))
 
 
 def export(call: Call) -> None:
     """Write what run would submit, for a scheduler to which this machine has no way."""
     given = call.given
-    place = Path(given.to).absolute() if given.to else None
-    if place is not None and (place.exists() or not place.parent.is_dir()):
-        raise UsageError(f"{place} exists, or the folder above it does not", "give a new place: --to PLACE")
+    place, apart = _new_place(given.to, "--to"), _new_place(given.secrets_to, "--secrets-to")
+    if apart is not None and (given.with_secrets or apart == place):
+        raise UsageError("--secrets-to writes the secrets to a file of their own", "leave --with-secrets out")
     options = with_program(call, read_options(call))
-    order = read_order(call, options, lambda: load_config.cluster(call, call.selection, start_local=True))
+    order = read_order(call, options, find_cluster(call, options))
     with registry.engine_of(order.cluster)(order.cluster, call) as engine:
-        wish = ExportWish(secrets=given.with_secrets, native=given.native)
+        wish = ExportWish(secrets=given.with_secrets, secrets_place=apart, native=given.native)
         made = registry.starter_of(engine, order).export(place, wish)
+    if apart is not None:
+        _write_private(apart, made.secrets)
     if place is None:
         call.answer({"text": made.text}) if call.json else call.terminal.raw(made.text.encode())
         return
     if made.text:
-        with open(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(made.text)
+        _write_private(place, made.text)
         call.terminal.line(str(place))
     else:
         names = sorted(path.name for path in place.iterdir())
@@ -71,6 +75,18 @@ def export(call: Call) -> None:
     if call.json:
         written = {"file": str(place)} if made.text else {"folder": str(place), "files": names}
         call.answer({**written, "commands": list(made.commands)})
+
+
+def _new_place(given: str, option: str) -> Path | None:
+    place = Path(given).absolute() if given else None
+    if place is not None and (place.exists() or not place.parent.is_dir()):
+        raise UsageError(f"{place} exists, or the folder above it does not", f"give a new place: {option} PLACE")
+    return place
+
+
+def _write_private(place: Path, text: str) -> None:
+    with open(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 def perform(call: Call, order: RunRequest) -> None:
@@ -89,22 +105,24 @@ def perform(call: Call, order: RunRequest) -> None:
             return
         submitted = starter.submit(submission)
         if not engine.capabilities.queues:
-            assert submitted.plan is not None
-            _follow(call, order, engine, inbox, submitted.plan)
+            assert submission.plan is not None
+            _follow(call, order, engine, inbox, submitted.plan or submission.plan, submitted.plan is not None)
         elif given.detach:
             _tell_left(call, submitted.job_id, "submitted")
         elif wait_for_start(call, engine, submitted.job_id, order.grace):
             _follow_queued(call, order, engine, inbox, submitted.job_id)
 
 
-def _follow(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, made: Plan) -> None:
+def _follow(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, made: Plan, exact: bool) -> None:
+    """exact: `made` is the plan that was started. Else the nodes have made one."""
     fleet = engine.fleet
     hide, copy = mask(order.secrets.values()), log_copy.of_job(call, made.job_id)
     lines = RankLines(call.terminal, hide=hide)
-    follow = FollowSession(call, fleet, inbox, made.job_id, lines, ending(engine), copy=copy)
-    follow.watch.status.plan = made.ranks
+    follow = FollowSession(call, fleet, inbox, made.job_id, lines, ending(engine), copy=copy, revive=engine.revive)
+    if exact:
+        follow.watch.status.plan = made.ranks
     follow.start({"logs": wanted(call), "tail": None}, made.job.policy.grace)
-    if call.given.detach and detached(call, follow, made.job_id, len(made.processes)):
+    if call.given.detach and detached(call, follow, made.job_id, len(made.processes) if exact else 0):
         order.ended(made)
         return
     follow_to_end(call, fleet, inbox, follow, hide, lambda: order.ended(made))
@@ -125,7 +143,7 @@ def follow_starts(
     copy = log_copy.of_job(call, job)
     while True:
         lines = RankLines(call.terminal, hide=hide)
-        follow = FollowSession(call, engine.fleet, inbox, job, lines, ending(engine), copy=copy)
+        follow = FollowSession(call, engine.fleet, inbox, job, lines, ending(engine), copy=copy, revive=engine.revive)
         follow.start(request, grace)
 
         def ended(session: FollowSession = follow) -> None:
@@ -143,11 +161,19 @@ def follow_starts(
 
 def _take_output(call: Call, engine: Engine, job: str) -> None:
     """Fetch the output that a node holds, so that its resources become free at once. What fails is a warning."""
-    to = Path(folder_of(job))
+    to, began, shown = Path(folder_of(job)), time.monotonic(), False
+
+    def check() -> None:
+        nonlocal shown
+        if not shown and time.monotonic() - began > _SLOW:
+            shown = True
+            call.note(f"job {job}: fetching its output; its first node keeps its resources, GPUs too, until then")
+        signals.check()
+
     try:
         if not engine.holds_output(job):
             return
-        done = fetch_output(engine.fleet, signals.check, job, to)[0]
+        done = fetch_output(engine.fleet, check, job, to)[0]
         if done.files:
             (to / LOGS_MARK).touch()
             size = f"{count(done.files, 'file')}, {human_bytes(done.bytes)}"
@@ -157,8 +183,12 @@ def _take_output(call: Call, engine: Engine, job: str) -> None:
         return
     except (ClustertoolError, OSError) as error:
         what = error.what if isinstance(error, ClustertoolError) else str(error)
+        left = f"the output is not fetched: {what}; its node waits, and resources stay reserved"
         again = f"{PROGRAM} fetch --job {job}, or give it up: {PROGRAM} stop --job {job}"
-        call.warn(f"the output is not fetched: {what}; its node waits, and resources stay reserved: {again}")
+        if isinstance(error, signals.STOPS):  # the job has ended well, and this command has not
+            error.what, error.fix = left, again
+            raise
+        call.warn(f"{left}: {again}")
 
 
 def follow_to_end(
@@ -222,12 +252,16 @@ def wait_for_start(call: Call, engine: Engine, job: str, grace: float) -> bool:
     if key.readable:
         call.note("Ctrl+C cancels the job; Ctrl+D detaches: the job stays in the queue")
     try:
-        for known in until_started(engine, job, check):
+        for known in until_started(engine, job, check, patience(engine.fleet.cluster.join_timeout)):
             call.note(f"job {job}: {state_text(known)}")
     except _Detached:
         _tell_left(call, job, "queued", "detached")
         return False
     except signals.STOPS as error:
+        _cancel(call, engine, job, error, grace)
+        error.fix = ""
+        raise
+    except CannotStart as error:
         _cancel(call, engine, job, error, grace)
         raise
     return True
@@ -245,7 +279,7 @@ def _cancel(call: Call, engine: Engine, job: str, error: ClustertoolError, grace
     how: StopHow = {"by": error.what, "code": error.code, "grace": grace, "force": False}
     call.note(f"{error.what}: cancelling job {job}")
     answers = engine.cancel(job, how)
-    error.fix = signals.count.job = ""
+    signals.count.job = ""
     if not answers:
         call.note(f"job {job} was cancelled before its start")
     show_results({node: read_result(one, job) for node, one in answers.items()}, call.note)
@@ -253,10 +287,10 @@ def _cancel(call: Call, engine: Engine, job: str, error: ClustertoolError, grace
 
 def detached(call: Call, follow: FollowSession, job_id: str, total: int) -> bool:
     """Wait until all `total` processes run, then return. False if the job has ended, or is ending: then follow it; and if the
-    user has left it before."""
+    user has left it before. total: 0 for those of the plan that the nodes have made."""
 
     def all_started(status: JobStatus) -> bool:
-        return status.outcome is not None or started(status) >= total
+        return status.outcome is not None or started(status) >= (total or max(1, len(status.processes)))
 
     follow.run(all_started)
     if follow.detached or follow.watch.status.outcome is not None or follow.stopper.stopping:

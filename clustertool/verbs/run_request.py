@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from clustertool.actions.read_request import read_request
+from clustertool.actions import load_config
+from clustertool.actions.read_request import no_workspace, read_request
 from clustertool.cli.launchers import nested_launcher
 from clustertool.engines import registry
 from clustertool.engines.job_request import RunRequest, RunWish, Shown
@@ -45,6 +46,19 @@ def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> Run
         return "" if given.nested else nested_launcher.warning(made, options, call.typed)
 
     return read_request(call, options, wish, find, advise)
+
+
+def find_cluster(call: Call, options: Options) -> Callable[[], Cluster]:
+    """What finds the cluster of a run. Without a workspace it must have a conf.py, and no embedded cluster is started."""
+
+    def find() -> Cluster:
+        named = one_of(call, "workspace", "job-dispatch-package") or options.job_workspace
+        conf = load_config.read_conf(call.selection)
+        if not (named or conf.values):
+            raise no_workspace()
+        return load_config.cluster(call, call.selection, start_local=True, conf=conf)
+
+    return find
 
 
 def read_options(call: Call) -> Options:

@@ -24,6 +24,10 @@ def status(call: Call) -> None:
             answers = fleet.ask_all(STATUS({"job": job}))
             doubt(fleet, listed, answers)
             found = as_dict(answers, proof(fleet, listed))
+        pods = engine.pods(job)
+        if pods:
+            found["pods"] = [pod.as_dict() for pod in pods]
+            found["holds_output"] = found["outcome"] is not None and engine.holds_output(job)
         if role:
             found["processes"] = [process for process in found["processes"] if process["role"] == role]
         if call.json:

@@ -59,9 +59,10 @@ def stop(call: Call) -> None:
         wanted = list(first)
         if call.given.all or not first:
             wanted = list(dict.fromkeys([*first, *_wanted(call, fleet, known, about)]))
-        if call.given.dry or not wanted:
-            nothing = "nothing to stop" + " on the nodes that answered" * bool(fleet.failed)
-            call.terminal.line(f"would stop: {', '.join(wanted)}" if wanted else nothing)
+        orphaned = [] if wanted else _orphaned(engine, known, about)
+        if call.given.dry or not (wanted or orphaned):
+            wanted += orphaned
+            call.terminal.line(f"would stop: {', '.join(wanted)}" if wanted else _nothing(fleet))
             if call.json:
                 done = exit_json(as_one(list(fleet.failed.values())), "tool")
                 call.answer({"would_stop": wanted} if call.given.dry else {"jobs": {}, "exit": done})
@@ -69,14 +70,32 @@ def stop(call: Call) -> None:
         of_engine = [job for job in wanted if job not in first and by_engine(engine, about, job)]
         ended, refused = _cancelled(engine, of_engine, how)
         cancelled = [job for job, of_nodes in ended.items() if not of_nodes]
-        answers = stop_jobs(fleet, [job for job in wanted if job not in of_engine], how, known)
+        answers = stop_jobs(fleet, [job for job in [*wanted, *orphaned] if job not in of_engine], how, known)
+        answers = {job: nodes for job, nodes in answers.items() if job not in orphaned or _found(job, nodes)}
         answers.update((job, dict(of_nodes)) for job, of_nodes in ended.items() if of_nodes)
+        if orphaned and not answers:
+            call.terminal.line(_nothing(fleet))
         for job, nodes in first.items():
             answers[job].update(clean(job, nodes))
         lost = () if call.given.job else [job["id"] for job in merged(known) if job["state"] is JobState.LOST]
         if call.given.only or call.given.skip:
             answers = _asked(call, fleet, answers)
         _tell(call, answers, fleet.silent if call.given.job else fleet.failed, lost, cancelled, refused)
+
+
+def _nothing(fleet: Fleet) -> str:
+    return "nothing to stop" + " on the nodes that answered" * bool(fleet.failed)
+
+
+def _orphaned(engine: Engine, known: Mapping[int, JobsAnswer], about: Described) -> list[str]:
+    """Jobs that no supervisor controls any more, where none runs. Their processes may live: the caretakers were killed."""
+    lost = [job["id"] for job in merged(known, about) if job["state"] is JobState.LOST]
+    return [job for job in lost if not by_engine(engine, about, job)]
+
+
+def _found(job: str, nodes: Mapping[str, Stopped]) -> bool:
+    """Whether a stop has found something of a job."""
+    return any(read_result(answer, job).state in (StopState.CLEAN, StopState.SURVIVORS) for answer in nodes.values())
 
 
 def _cancelled(

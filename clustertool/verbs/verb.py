@@ -16,7 +16,6 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from types import SimpleNamespace
-from typing import Any
 
 from clustertool import __version__
 from clustertool.actions.selection import Selection
@@ -163,7 +162,7 @@ def role_of(text: str) -> str:
     return role
 
 
-def run(verb: Verb, values: Mapping[str, Any], dry: bool) -> int:
+def run(verb: Verb, values: Mapping[str, object], dry: bool) -> int:
     """Carry out a verb and return the exit code.
 
     values: its options and positional arguments by attribute. dry: --dry stood before the verb.

@@ -1,4 +1,4 @@
-"""The table of verbs: the name, the help, the options and the function of each.
+"""The table of verbs has the name, the help, the options and the function of each.
 
 Parser, help and completion read only this table. The module of a verb is imported when the verb is called, because the
 libraries for connections take half a second to import.
@@ -15,6 +15,7 @@ from clustertool.cli.shared_options import (
     COPIES,
     ENGINES,
     GRACE,
+    HOST,
     IMAGE,
     JOB,
     JSON,
@@ -84,6 +85,28 @@ VERBS = (
         purpose=_RUN,
         also="kill cancel abort end",
         examples=("stop", "stop --all --grace 30s"),
+    ),
+    Verb(
+        "grow",
+        "Add hosts to an elastic job that runs, or start lost nodes of it again.",
+        HOST,
+        replace(JOB, usual="the only running one"),
+        *NODES,
+        target="elastic.grow:grow",
+        purpose=_RUN,
+        also="add scale join expand",
+        examples=("grow --host node5", "grow --host me@10.0.0.9:2222 --job 20260102"),
+    ),
+    Verb(
+        "shrink",
+        "Release nodes of an elastic job that runs: the next epoch begins without them.",
+        HOST,
+        replace(JOB, usual="the only running one"),
+        *NODES,
+        target="elastic.shrink:shrink",
+        purpose=_RUN,
+        also="release drain",
+        examples=("shrink --host node5",),
     ),
     Verb(
         "jobs",
@@ -243,6 +266,7 @@ VERBS = (
         "Write what run would submit: a script and a bundle with the job and its workspace, or manifests of Kubernetes.",
         Opt("to", "what to write: a new folder, or with kubernetes a new file", value="PLACE", usual="stdout"),
         Opt("with-secrets", "with kubernetes: the Secret, too, which has the job, its key and its secrets", FLAG),
+        Opt("secrets-to", "with kubernetes: a new file that gets the Secret alone", value="FILE"),
         Opt("native", "with kubernetes: a PaddleJob whose containers run the command themselves", FLAG),
         *RUN,
         *NODES,
@@ -252,7 +276,7 @@ VERBS = (
         positional=Positional("program", "[PROGRAM [ARGUMENT...]]", "what to run, as for run", rest=True),
         examples=(
             "export --engine slurm --workspace ./job --nnodes 2 --to ./exported",
-            "export --engine kubernetes --workspace ./job --with-secrets --to job.yaml",
+            "export --engine kubernetes --workspace ./job --to job.yaml --secrets-to secret.yaml",
         ),
     ),
     Verb(

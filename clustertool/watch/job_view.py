@@ -160,8 +160,7 @@ class JobView:
         """What is new in a piece: one that came over a connection we had given up may be here already."""
         key, attempt, log = (str(header["role"]), int(header["rank"])), int(header["attempt"]), str(header["log"])
         offsets, start = self.offsets.setdefault(node, {}), int(header["off"])
-        known = key in self.status.processes and self.status.runs(node, key, attempt)
-        if not known or log != JobPaths.log(*key, attempt):
+        if not self.status.has_rank(node, key, attempt) or log != JobPaths.log(*key, attempt):
             why = f"it sent a log ({log[:80]}) of {role_name(key[0])} {key[1]}, which it does not run"
             return self._refuse(node, why)
         at = offsets.get(log, start)
@@ -231,6 +230,7 @@ class JobView:
         if event["type"] == "phase" and self.status.phase != before:
             roles = frozenset(role for role in ROLES if self.status.of(role))
             end = JobState(event["end"]) if event.get("end") else None
+            end = None if end is JobState.NEXT_EPOCH else end
             news = PhaseNews(t, self.status.phase, self.status.attempt, roles, end)
             nothing = news.phase == "ending" and end is JobState.SUCCEEDED and "pserver" not in roles  # is left to end
             return news if news.phase in _PHASES and not nothing else None
@@ -238,5 +238,7 @@ class JobView:
             self._lost.add(int(event["node"]))
             return EventNews(t, self.status.name(int(event["node"])), event)
         reported = event["type"] in ("disk", "restart", "frozen", "elsewhere", "supervisor-lost")
+        reported |= event["type"] in ("standby", "below-minimum", "lease-lost")
+        reported |= event["type"] == "epoch" and bool(event["attempt"])
         survived = event["type"] == "clean" and bool(event.get("survivors"))
         return EventNews(t, name, event) if reported or survived else None

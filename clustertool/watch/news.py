@@ -63,4 +63,12 @@ class DisconnectNews:
     why: str
 
 
-News = FailureNews | PhaseNews | EventNews | RefusedNews | DisconnectNews
+@dataclass(frozen=True)
+class RevivedNews:
+    """A node of an elastic job that was lost answers, and was started again."""
+
+    t: float
+    node: str
+
+
+News = FailureNews | PhaseNews | EventNews | RefusedNews | DisconnectNews | RevivedNews

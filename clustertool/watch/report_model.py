@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clustertool.model.job.job_container import JobContainer, container_of
+from clustertool.model.container.job_container import JobContainer, container_of
+from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.node_status import NodeTrouble
 from clustertool.model.job.outcome import Key, Outcome, describe_exit
-from clustertool.model.job.state import JobStatus, ProcessStatus
+from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState, NodeState, RankState
 from clustertool.model.job.usage import rates
 from clustertool.model.masking import Hide

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.outcome import Outcome, alike
-from clustertool.model.job.state import JobStatus, ProcessStatus
+from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState
 
 

@@ -20,7 +20,7 @@ DIES = """
 def test_collective_trainers_learn_what_one_learns(example):
     digits = example("digits-paddle")
     four = digits.run("--nproc-per-node", 2, "--all-ranks").ends(0)
-    assert digits.outputs() == [["model.pdparams"], []]
+    assert digits.outputs() == [["checkpoints", "model.pdparams"], ["checkpoints"]]
     curves = [curve(four, rank) for rank in range(4)]
     assert len(curves[0]) == 20
     assert curves.count(curves[0]) == 4, "all trainers know the loss of all"

@@ -23,7 +23,7 @@ DIES = """
 def test_four_trainers_learn_what_one_learns(example):
     digits = example("digits-torch")
     four = digits.run("--nproc-per-node", 2, "--all-ranks").ends(0)
-    assert digits.outputs() == [["model.pt"], []]
+    assert digits.outputs() == [["checkpoints", "model.pt"], ["checkpoints"]]
     curves = [curve(four, rank) for rank in range(4)]
     assert len(curves[0]) == 20
     assert curves.count(curves[0]) == 4, "all trainers know the loss of all"
@@ -85,6 +85,8 @@ def test_a_trainer_that_dies_is_named_and_can_be_restarted(example):
     failed = digits.run("--nproc-per-node", 2).ends(3)
     assert "Out of all 4 trainers, the trainer process with rank=[2] was aborted" in failed.err
     again = digits.run("--nproc-per-node", 2, "--max-restarts", 1).ends(0)
+    assert "] resumed at step 24 (from rank 0)\n" in again.out
+    assert len(curve(again, 0)) == 20, "no epoch is learned twice"
     assert curve(again, 0, "accuracy")[-1] > 0.95
     digits.site.gone()
 

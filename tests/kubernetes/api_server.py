@@ -8,492 +8,281 @@ with ApiServer(PlainPods(tmp_path)) as server:
 
 from __future__ import annotations
 
-import base64
-import datetime
-import ipaddress
+import asyncio
+import contextlib
 import json
-import os
-import select
-import socket
 import ssl
-import subprocess
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from wsproto.connection import Connection, ConnectionType
-from wsproto.events import BytesMessage, CloseConnection, Message, Ping, TextMessage
-from wsproto.utilities import generate_accept_token
+import trustme
+from aiohttp import WSMsgType, web
 
-from clustertool.engines.kubernetes.api.object_kinds import KINDS
-from tests.kubernetes.api_store import ApiError, Obj, Store, now
-from tests.kubernetes.controllers import Controllers, Runtime
+from clustertool.engines.kubernetes.api.object_kinds import KINDS, ObjectKind
+from tests.kubernetes.api_store import ApiError, Obj, Store
+from tests.kubernetes.containers import Container, Runtime
+from tests.kubernetes.controllers import Controllers
+from tests.kubernetes.kubeconfigs import kubeconfig
 
-VERSION = {"major": "1", "minor": "34", "gitVersion": "v1.34.0", "platform": "linux/amd64"}
-CHANNELS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 ADDRESS = "127.0.0.1"
-REVIEWS = ("selfsubjectaccessreviews", "selfsubjectreviews")
+CHANNELS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+STDIN, STDOUT, STDERR, STATUS, CLOSE = 0, 1, 2, 3, 255
+METHODS = {"create": "POST", "delete": "DELETE"}  # else GET
+LARGEST = 3 << 20  # bytes of a request
+POLL = 0.05
+Answer = Callable[[web.Request, str, str, str], Awaitable[web.StreamResponse]]
 
 
-class ApiServer:
-    """users: token -> name. requests: (verb, resource, name) of all so far. throttle: that many requests get 429."""
+class ApiServer(contextlib.AbstractContextManager):
+    """users: token -> name. requests: (verb, resource, name) of all so far. busy: (verb, resource) of those that get 429."""
 
-    def __init__(self, runtime: Runtime, sockets: list[socket.socket] | None = None, **nodes: int) -> None:
-        self.users, self.rights = {"token-of-tester": "tester"}, {"tester": None}  # type: dict[str, str], dict[str, Any]
-        self.kinds = dict(KINDS)
+    def __init__(self, runtime: Runtime, **nodes: int) -> None:
+        self.users: dict[str, str] = {}
+        self.rights: dict[str, Any] = {}
+        self.add_user("tester")
         self.requests: list[tuple[str, str, str]] = []
-        self.throttle = 0
-        self.gone = threading.Event()  # no connection is accepted
-        self.ended = False
-        self.connections: set[socket.socket] = set()
+        self.busy: set[tuple[str, str]] = set()
         self.store, self.runtime = Store(), runtime
         self.controllers = Controllers(self.store, runtime, **nodes)
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.ca = _certificate(self.context)
-        self.sockets = sockets or [socket.create_server((ADDRESS, 0))]
-        self.servers = [self._serve(one) for one in self.sockets]
-
-    def __enter__(self) -> ApiServer:
-        return self
+        self.authority = trustme.CA()
+        self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.authority.issue_cert(ADDRESS).configure_cert(self.tls)
+        self.loop, self.port = asyncio.new_event_loop(), 0
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+        self.runner = web.AppRunner(self._application(), handler_cancellation=True, shutdown_timeout=0.1)
+        self._do(self.runner.setup())
+        self._do(self._listen())
 
     def __exit__(self, *_: object) -> None:
-        self.ended = True
-        for server in self.servers:
-            server.shutdown()
-            server.server_close()
-        self._cut()
+        self._do(self.runner.cleanup())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(30)
         self.controllers.close()
         assert not self.controllers.errors, self.controllers.errors
 
-    def url(self, number: int = 0) -> str:
-        return "https://{}:{}".format(*self.sockets[number].getsockname())
-
-    def kubeconfig(self, path: Path, user: str = "tester", namespace: str = "default", number: int = 0) -> Path:
-        token = next((token for token, name in self.users.items() if name == user), "wrong")
-        cluster = {"server": self.url(number), "certificate-authority-data": base64.b64encode(self.ca).decode()}
-        context = {"cluster": "lab", "user": user, "namespace": namespace}
-        text = {"apiVersion": "v1", "kind": "Config", "current-context": "lab", "preferences": {}}
-        lists = {
-            "clusters": [{"name": "lab", "cluster": cluster}],
-            "contexts": [{"name": "lab", "context": context}],
-            "users": [{"name": user, "user": {"token": token}}],
-        }
-        path.write_text(json.dumps({**text, **lists}))
-        path.chmod(0o600)
-        return path
+    def kubeconfig(self, path: Path, user: str = "tester") -> Path:
+        """The token of a user that is not known is wrong."""
+        address, authority = f"https://{ADDRESS}:{self.port}", self.authority.cert_pem.bytes()
+        return kubeconfig(path, address, {"token": f"token-of-{user}"}, authority)
 
     def add_user(self, name: str, rules: Any = None) -> None:
         self.users[f"token-of-{name}"], self.rights[name] = name, rules
 
-    def away(self, seconds: float) -> None:
-        """End all connections, and accept none for so long."""
-        self.gone.set()
-        self._cut()
-        threading.Timer(seconds, self.gone.clear).start()
-
     def allowed(self, user: str, verb: str, group: str, resource: str) -> bool:
-        rules = self.rights.get(user, ())
+        rules = self.rights[user]
         return rules is None or any(
-            (verb in r["verbs"] or "*" in r["verbs"]) and group in r["apiGroups"] and resource in r["resources"]
-            for r in rules
+            verb in rule["verbs"] and group in rule["apiGroups"] and resource in rule["resources"] for rule in rules
         )
 
-    def _cut(self) -> None:
-        for connection in list(self.connections):
-            try:
-                connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue
+    def away(self, seconds: float) -> None:
+        """Break all connections, and refuse new ones for so long."""
+        self._do(self._leave(seconds))
 
-    def _serve(self, listener: socket.socket) -> ThreadingHTTPServer:
-        owner = self
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
 
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
+    async def _listen(self) -> None:
+        self.site = web.TCPSite(self.runner, ADDRESS, self.port, ssl_context=self.tls)
+        await self.site.start()
+        self.port = self.runner.addresses[0][1]
 
-            def verify_request(self, request: Any, address: Any) -> bool:
-                return not owner.gone.is_set()
+    async def _leave(self, seconds: float) -> None:
+        await self.site.stop()
+        for connection in list(self.runner.server.connections):
+            connection.transport.abort()
+        self.loop.call_later(seconds, lambda: self.loop.create_task(self._listen()))
 
-            def finish_request(self, request: Any, address: Any) -> None:
-                try:
-                    with owner.context.wrap_socket(request, server_side=True) as connection:
-                        owner.connections.add(connection)
-                        try:
-                            Handler(connection, address, self)
-                        finally:
-                            owner.connections.discard(connection)
-                except OSError:
-                    return
+    # -- requests
 
-            def handle_error(self, request: Any, address: Any) -> None:
-                return
+    def _application(self) -> web.Application:
+        app = web.Application(middlewares=[self._checked], client_max_size=LARGEST)
+        app.router.add_get("/{top:api|apis}", self._groups)
+        app.router.add_get("/api/{version}", self._resources)
+        app.router.add_get("/apis/{group}/{version}", self._resources)
+        app.router.add_post("/apis/{group}/v1/{review:selfsubject(access)?reviews}", self._review)
+        for kind in KINDS.values():
+            for verb in ("list", "create"):
+                self._add(app, kind.path("{namespace}"), kind, verb, self._objects)
+            for verb in ("get", "delete"):
+                self._add(app, kind.path("{namespace}", "{name}"), kind, verb, self._objects)
+        for sub, answer in (("/log", self._log), ("/exec", self._exec)):
+            self._add(app, KINDS["Pod"].path("{namespace}", "{name}") + sub, KINDS["Pod"], "get", answer, sub)
+        return app
 
-        class Handler(_Handler):
-            api = owner
+    def _add(self, app: web.Application, path: str, kind: ObjectKind, verb: str, answer: Answer, sub: str = "") -> None:
+        """A route for users that have the right to this verb of the kind."""
 
-        server = Server(listener.getsockname(), Handler, bind_and_activate=False)
-        server.socket.close()
-        server.socket = listener
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        return server
+        async def allowed(request: web.Request) -> web.StreamResponse:
+            user, at = self._user(request), request.match_info
+            namespace, name = at.get("namespace", ""), at.get("name", "")
+            watch = verb == "list" and request.query.get("watch") in ("1", "true")
+            did, resource = "watch" if watch else verb, kind.plural + sub
+            self._note(did, resource, name)
+            for need in (did, "create") if sub == "/exec" else (did,):
+                if not self.allowed(user, need, kind.group, resource):
+                    what = f'cannot {need} resource "{resource}" in API group "{kind.group}"'
+                    where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
+                    text = f'{kind.resource} is forbidden: User "{user}" {what} {where}'
+                    raise ApiError(403, "Forbidden", text)
+            return await (self._watch if watch else answer)(request, kind.name, namespace, name)
 
+        app.router.add_route(METHODS.get(verb, "GET"), path, allowed)
 
-class _Handler(BaseHTTPRequestHandler):
-    api: ApiServer
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def log_message(self, *_: object) -> None:
-        return
-
-    def _any(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        url = urlsplit(self.path)
-        self.query = parse_qs(url.query, keep_blank_values=True)
+    @web.middleware
+    async def _checked(self, request: web.Request, handler: Any) -> web.StreamResponse:
         try:
-            if self.api.throttle > 0:
-                self.api.throttle -= 1
-                text = "too many requests, please try again later"
-                raise ApiError(429, "TooManyRequests", text, headers={"Retry-After": "1"})
-            user = self.api.users.get(self.headers.get("Authorization", "").removeprefix("Bearer "))
-            if user is None:
-                raise ApiError(401, "Unauthorized", "Unauthorized")
-            self._route(user, url.path.strip("/").split("/"), json.loads(body) if body else {})
+            self._user(request)
+            return await handler(request)
         except ApiError as error:
-            self._send(error.body, error.code, error.headers)
-        except (BrokenPipeError, ConnectionError, ssl.SSLError):
-            self.close_connection = True
+            return web.json_response(error.body, status=error.code, headers=error.headers)
+        except web.HTTPError as error:  # no route, or too large
+            return web.json_response(ApiError(error.status, error.reason, error.reason).body, status=error.status)
 
-    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _any
+    def _user(self, request: web.Request) -> str:
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if token not in self.users:
+            raise ApiError(401, "Unauthorized", "Unauthorized")
+        return self.users[token]
 
-    def _one(self, name: str) -> str:
-        return self.query.get(name, [""])[0]
+    def _note(self, verb: str, resource: str, name: str = "") -> None:
+        self.requests.append((verb, resource, name))
+        if (verb, resource) in self.busy:
+            raise ApiError(429, "TooManyRequests", "too many requests, try again later", {"Retry-After": "1"})
 
-    def _send(self, body: Any, code: int = 200, headers: dict[str, str] | None = None) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(code)
-        for key, value in {
-            "Content-Type": "application/json",
-            "Content-Length": str(len(data)),
-            **(headers or {}),
-        }.items():
-            self.send_header(key, value)
-        self.end_headers()
-        self.wfile.write(data)
+    async def _groups(self, request: web.Request) -> web.StreamResponse:
+        if request.match_info["top"] == "api":
+            return web.json_response({"kind": "APIVersions", "versions": ["v1"]})
+        groups = []
+        for version in sorted({kind.version for kind in KINDS.values() if kind.group}):
+            one = {"groupVersion": version, "version": version.partition("/")[2]}
+            groups.append({"name": version.partition("/")[0], "versions": [one], "preferredVersion": one})
+        return web.json_response({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
 
-    def _route(self, user: str, parts: list[str], body: Obj) -> None:
-        api, method = self.api, self.command
-        if parts == ["version"]:
-            self._send(VERSION)
-            return
-        if parts[0] not in ("api", "apis") or len(parts) < (3 if parts[0] == "api" else 4):
-            self._discover(parts)
-            return
-        version = parts[1] if parts[0] == "api" else "/".join(parts[1:3])
-        rest = parts[2:] if parts[0] == "api" else parts[3:]
-        if rest[0] in REVIEWS:
-            self._review(user, rest[0], body)
-            return
-        namespace = ""
-        if rest[0] == "namespaces" and len(rest) > 2:
-            namespace, rest = rest[1], rest[2:]
-        plural, name, sub = [*rest, "", ""][:3]
-        kind = next((k for k in api.kinds.values() if (k.version, k.plural) == (version, plural)), None)
-        if kind is None:
-            raise ApiError(404, "NotFound", "the server could not find the requested resource")
-        watch = self._one("watch") in ("1", "true")
-        verb = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete" if name else "deletecollection"}
-        did = verb.get(method) or ("get" if name else "watch" if watch else "list")
-        api.requests.append((did, plural + f"/{sub}" * bool(sub), name))
-        for need in (did, "create") if sub == "exec" else (did,):
-            if not api.allowed(user, need, kind.group, plural + f"/{sub}" * bool(sub)):
-                named = f' "{name}"' if name else ""
-                what = f'cannot {need} resource "{plural}{f"/{sub}" * bool(sub)}" in API group "{kind.group}"'
-                where = f' in the namespace "{namespace}"' if namespace else " at the cluster scope"
-                text = f'{kind.resource}{named} is forbidden: User "{user}" {what}{where}'
-                raise ApiError(403, "Forbidden", text, details={"kind": plural, "group": kind.group})
-        store, selectors = api.store, (self._one("labelSelector"), self._one("fieldSelector"))
-        if sub == "log":
-            self._log(store.get("Pod", namespace, name))
-        elif sub == "exec":
-            self._exec(store.get("Pod", namespace, name))
-        elif method == "GET" and name:
-            self._send(store.get(kind.name, namespace, name))
-        elif watch:
-            self._watch(kind.name, namespace, *selectors)
-        elif method == "GET":
-            with store.changed:
-                items, at = store.list(kind.name, namespace, *selectors), str(store.version)
-            meta = {"resourceVersion": at}
-            self._send({"kind": f"{kind.name}List", "apiVersion": version, "metadata": meta, "items": items})
-        elif method == "POST":
-            self._send(store.create(kind.name, namespace, body, dry=bool(self._one("dryRun"))), 201)
-        elif method == "DELETE":
-            for one in ("gracePeriodSeconds", "propagationPolicy"):
-                if self._one(one):
-                    body[one] = self._one(one)
-            every = [name] if name else [o["metadata"]["name"] for o in store.list(kind.name, namespace, *selectors)]
-            left = [store.delete(kind.name, namespace, one, body) for one in every]
-            self._send(left[0] if name else {"kind": "Status", "apiVersion": "v1", "status": "Success"})
-        else:
-            self._change(kind.name, namespace, name, sub, body)
+    async def _resources(self, request: web.Request) -> web.StreamResponse:
+        version, verbs = "/".join(request.match_info.values()), ["create", "delete", "get", "list", "watch"]
+        rows = [
+            {"name": kind.plural, "kind": kind.name, "namespaced": kind.namespaced, "verbs": verbs}
+            for kind in KINDS.values()
+            if kind.version == version
+        ]
+        return web.json_response({"kind": "APIResourceList", "groupVersion": version, "resources": rows})
 
-    def _change(self, kind: str, namespace: str, name: str, sub: str, body: Obj) -> None:
-        def change(obj: Obj) -> None:
-            at = (body.get("metadata") or {}).get("resourceVersion")
-            if at and at != obj["metadata"]["resourceVersion"]:
-                text = f'Operation cannot be fulfilled on {kind} "{name}": the object has been modified'
-                raise ApiError(409, "Conflict", text)
-            if self.command == "PATCH":
-                _merge(obj, body)
-            else:
-                kept = {} if sub == "status" or "status" not in obj else {"status": obj["status"]}
-                obj.update({**body, **kept})
-
-        self.api.store.get(kind, namespace, name)
-        self._send(self.api.store.update(kind, namespace, name, change))
-
-    def _discover(self, parts: list[str]) -> None:
-        kinds = self.api.kinds.values()
-        versions = sorted({kind.version for kind in kinds} | {"authorization.k8s.io/v1"} - {"v1"})
-        if parts == ["api"]:
-            self._send({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []})
-        elif parts == ["apis"]:
-            groups = []
-            for version in versions:
-                if "/" in version:
-                    one = {"groupVersion": version, "version": version.partition("/")[2]}
-                    groups.append({"name": version.partition("/")[0], "versions": [one], "preferredVersion": one})
-            self._send({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
-        elif "/".join(parts[1:]) in versions or parts == ["api", "v1"]:
-            version = "/".join(parts[1:])
-            verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
-            rows = []
-            for k in kinds:
-                if k.version == version:
-                    row = {"name": k.plural, "singularName": k.name.lower(), "namespaced": k.namespaced, "kind": k.name}
-                    rows.append({**row, "verbs": verbs})
-            self._send({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": rows})
-        else:
-            raise ApiError(404, "NotFound", "the server could not find the requested resource")
-
-    def _review(self, user: str, which: str, body: Obj) -> None:
-        if which == "selfsubjectreviews":
-            self._send({**body, "status": {"userInfo": {"username": user, "groups": []}}}, 201)
-            return
+    async def _review(self, request: web.Request) -> web.StreamResponse:
+        body, user = await request.json(), self._user(request)
+        self._note("create", request.match_info["review"])
+        if request.match_info["review"] == "selfsubjectreviews":
+            return web.json_response({**body, "status": {"userInfo": {"username": user}}}, status=201)
         asked = body["spec"]["resourceAttributes"]
-        resource = asked.get("resource", "") + (f"/{asked['subresource']}" if asked.get("subresource") else "")
-        good = self.api.allowed(user, asked.get("verb", ""), asked.get("group", ""), resource)
-        self._send({**body, "status": {"allowed": good}}, 201)
+        resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
+        good = self.allowed(user, asked["verb"], asked.get("group", ""), resource)
+        return web.json_response({**body, "status": {"allowed": good}}, status=201)
 
-    # -- streams
+    # -- objects
 
-    def _here(self) -> bool:
-        """Whether the client and this server are still there."""
-        readable = select.select([self.connection], [], [], 0)[0]
-        return not (self.api.ended or (readable and not self.connection.recv(1)))
+    async def _objects(self, request: web.Request, kind: str, namespace: str, name: str) -> web.StreamResponse:
+        body = await request.json() if request.can_read_body else {}
+        if request.method == "POST":
+            return web.json_response(self.store.create(kind, namespace, body), status=201)
+        if request.method == "DELETE":
+            return web.json_response(self.store.delete(kind, namespace, name, {**request.query, **body}))
+        if name:
+            return web.json_response(self.store.get(kind, namespace, name))
+        with self.store.changed:
+            items, version = self.store.list(kind, namespace, *_selectors(request)), str(self.store.version)
+        if "as=PartialObjectMetadataList" in request.headers.get("Accept", ""):
+            items = [{"metadata": one["metadata"]} for one in items]
+        about = {"kind": f"{kind}List", "apiVersion": KINDS[kind].version, "metadata": {"resourceVersion": version}}
+        return web.json_response({**about, "items": items})
 
-    def _chunks(self, kind: str) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
+    async def _watch(self, request: web.Request, kind: str, namespace: str, name: str) -> web.StreamResponse:
+        end = time.monotonic() + float(request.query.get("timeoutSeconds", 1800))
+        version = int(request.query["resourceVersion"])
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
 
-    def _chunk(self, data: bytes) -> None:
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
-        self.wfile.flush()
+        async def send(type_: str, obj: Obj) -> None:
+            await response.write(json.dumps({"type": type_, "object": obj}).encode() + b"\n")
 
-    def _watch(self, kind: str, namespace: str, labels: str, fields: str) -> None:
-        store, end = self.api.store, time.monotonic() + float(self._one("timeoutSeconds") or 1800)
-        version = int(self._one("resourceVersion") or 0)
-        self._chunks("application/json")
-        if not version:
-            with store.changed:
-                found, version = store.list(kind, namespace, labels, fields), store.version
-            for obj in found:
-                self._chunk(json.dumps({"type": "ADDED", "object": obj}).encode() + b"\n")
-        wait = lambda: time.monotonic() < end and self._here()  # noqa: E731
-        marked = time.monotonic()
-        for type_, obj in store.watch(kind, namespace, labels, fields, version, wait):
-            if not type_ and self._one("allowWatchBookmarks") and time.monotonic() > marked + 5:
-                marked, type_ = time.monotonic(), "BOOKMARK"
-                obj = {"kind": kind, "metadata": {"resourceVersion": str(store.version)}}
-            if type_:
-                self._chunk(json.dumps({"type": type_, "object": obj}).encode() + b"\n")
-        self._chunk(b"")
-
-    def _log(self, pod: Obj) -> None:
-        name, file = pod["metadata"]["name"], self._container(pod)
-        if file is None:
-            container = pod["spec"]["containers"][0]["name"]
-            text = f'container "{container}" in pod "{name}" is waiting to start: ContainerCreating'
-            raise ApiError(400, "BadRequest", text)
-        self._chunks("text/plain")
-        left = int(self._one("limitBytes") or 1 << 40)
-        for line in self._lines(pod, file.log):
-            self._chunk(line[:left])
-            left -= len(line)
-            if left <= 0:
-                break
-        self._chunk(b"")
-
-    def _lines(self, pod: Obj, path: Path) -> Iterator[bytes]:
-        """Lines of a log with time stamps in front, as the request wants them."""
-        since = self._one("sinceTime")
-        if self._one("sinceSeconds"):
-            since = now(-int(self._one("sinceSeconds")))
-        stamps, follow = self._one("timestamps") == "true", self._one("follow") == "true"
-        with path.open("rb") as log:
-            if self._one("tailLines"):
-                lines = log.read().splitlines(keepends=True)
-                keep = int(self._one("tailLines"))
-                log.seek(sum(map(len, lines[: max(len(lines) - keep, 0)])))
-            while True:
-                over = self._container(pod).poll() is not None  # type: ignore[union-attr]
-                while line := log.readline():
-                    if not line.endswith(b"\n"):
-                        log.seek(-len(line), os.SEEK_CUR)
-                        break
-                    stamp, _, text = line.partition(b" ")
-                    if stamp.decode()[:19] >= since[:19]:
-                        yield line if stamps else text
-                if over or not follow or not self._here():
-                    return
-                time.sleep(0.05)
-
-    def _container(self, pod: Obj) -> Any:
-        if pod["spec"].get("nodeName") in self.api.controllers.lost:
-            raise ApiError(500, "InternalError", "Get containerLogs: dial tcp 10.0.0.1:10250: no route to host")
-        return self.api.controllers.containers.get(pod["metadata"]["uid"])
-
-    def _exec(self, pod: Obj) -> None:
-        container = self._container(pod)
-        if container is None or container.poll() is not None:
-            name = pod["spec"]["containers"][0]["name"]
-            raise ApiError(500, "InternalError", f'container not found ("{name}")')
-        offered = [one.strip() for one in self.headers.get("Sec-WebSocket-Protocol", "").split(",")]
-        protocol = next(one for one in CHANNELS if one in offered)
-        accept = generate_accept_token(self.headers["Sec-WebSocket-Key"].encode()).decode()
-        self.send_response(101)
-        for key, value in (("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Accept", accept)):
-            self.send_header(key, value)
-        self.send_header("Sec-WebSocket-Protocol", protocol)
-        self.end_headers()
-        self.close_connection = True
+        await response.prepare(request)
         try:
-            process = container.exec(self.query["command"])
-        except FileNotFoundError as error:
-            text = f'error executing command in container: exec: "{error.filename}": executable file not found in $PATH'
-            status = ApiError(500, "InternalError", text).body
-            self._frame(Connection(ConnectionType.SERVER), 3, json.dumps(status).encode())
-            return
-        with process:
-            try:
-                self._stream(process, protocol)
-            finally:
+            while time.monotonic() < end:
+                version, events = self.store.since(version, kind, namespace, *_selectors(request))
+                for event in events:
+                    await send(*event)
+                await asyncio.sleep(POLL)
+            if request.query.get("allowWatchBookmarks"):
+                await send("BOOKMARK", {"kind": kind, "metadata": {"resourceVersion": str(version)}})
+        except ApiError as error:
+            await send("ERROR", error.body)
+        return response
+
+    # -- containers
+
+    async def _log(self, request: web.Request, kind: str, namespace: str, name: str) -> web.StreamResponse:
+        container = self._container(namespace, name)
+        if container is None:
+            raise ApiError(400, "BadRequest", f'container in pod "{name}" is waiting to start: ContainerCreating')
+        with container.log.open("rb") as log:
+            lines = log.readlines()
+        first = max(0, len(lines) - int(request.query.get("tailLines", len(lines))))
+        return web.Response(body=b"".join(lines[first:]), content_type="text/plain")
+
+    def _container(self, namespace: str, name: str) -> Container | None:
+        """None before it has started."""
+        pod = self.store.get("Pod", namespace, name)
+        if pod["spec"].get("nodeName") in self.controllers.lost:
+            raise ApiError(500, "InternalError", "Get containerLogs: dial tcp 10.0.0.1:10250: no route to host")
+        return self.controllers.containers.get(pod["metadata"]["uid"])
+
+    async def _exec(self, request: web.Request, kind: str, namespace: str, name: str) -> web.StreamResponse:
+        container = self._container(namespace, name)
+        if container is None or container.poll() is not None:
+            raise ApiError(500, "InternalError", f"container not found in pod {name}")
+        channel = web.WebSocketResponse(protocols=CHANNELS, max_msg_size=0)
+        await channel.prepare(request)
+        argv, options = container.exec(request.query.getall("command"))
+        process = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE, stderr=PIPE, **options)
+        typing = asyncio.create_task(_pass_on(channel, process))
+        try:
+            await asyncio.gather(_show(channel, STDOUT, process.stdout), _show(channel, STDERR, process.stderr))
+            status = json.dumps(_status(await process.wait())).encode()
+            await channel.send_bytes(bytes([STATUS]) + status)
+            await channel.close()
+        finally:
+            typing.cancel()
+            if process.returncode is None:
                 process.kill()
-
-    def _frame(self, socket_: Connection, channel: int, data: bytes) -> None:
-        self.connection.sendall(socket_.send(BytesMessage(data=bytes([channel]) + data)))
-
-    def _stream(self, process: subprocess.Popen[bytes], protocol: str) -> None:
-        """Pass on data in one thread, as TLS demands, until the program and its streams have ended."""
-        assert process.stdin and process.stdout and process.stderr
-        web, stdin, pending = Connection(ConnectionType.SERVER), process.stdin, bytearray()
-        streams = {process.stdout: 1, process.stderr: 2}
-        os.set_blocking(stdin.fileno(), False)
-        closing = False
-        while streams:
-            reads: list[Any] = [*streams, *([self.connection] if len(pending) < 1 << 20 else [])]
-            ready, writable, _ = select.select(reads, [stdin] if pending else [], [], 0.5)
-            if self.api.ended:
-                return
-            if self.connection in ready or self.connection.pending():
-                data = self.connection.recv(1 << 16)
-                web.receive_data(data or None)
-                for event in web.events() if data else [CloseConnection(code=1000)]:
-                    if isinstance(event, CloseConnection):
-                        return
-                    if isinstance(event, Ping):
-                        self.connection.sendall(web.send(event.response()))
-                    if isinstance(event, Message):
-                        raw = event.data.encode() if isinstance(event, TextMessage) else bytes(event.data)
-                        if not hasattr(self, "channel"):
-                            self.channel, raw = raw[0], raw[1:]
-                        if self.channel == 0:
-                            pending += raw
-                        closing = closing or (self.channel == 255 and raw == b"\0" and protocol == CHANNELS[0])
-                        if event.message_finished:
-                            del self.channel
-            if writable:
-                try:
-                    del pending[: os.write(stdin.fileno(), pending)]
-                except BrokenPipeError:
-                    pending.clear()
-            if closing and not pending and not stdin.closed:
-                stdin.close()
-            for stream in [one for one in streams if one in ready]:
-                if data := os.read(stream.fileno(), 1 << 15):
-                    self._frame(web, streams[stream], data)
-                else:
-                    del streams[stream]
-        code = process.wait()
-        body: Obj = {"metadata": {}, "status": "Success"}
-        if code:
-            causes = {"causes": [{"reason": "ExitCode", "message": str(code if code > 0 else 128 - code)}]}
-            text = f"command terminated with non-zero exit code: exit status {code}"
-            body = {
-                "metadata": {},
-                "status": "Failure",
-                "reason": "NonZeroExitCode",
-                "message": text,
-                "details": causes,
-            }
-        self._frame(web, 3, json.dumps(body).encode())
-        self.connection.sendall(web.send(CloseConnection(code=1000)))
+        return channel
 
 
-def _merge(obj: Obj, patch: Obj) -> None:
-    for key, value in patch.items():
-        if value is None:
-            obj.pop(key, None)
-        elif isinstance(value, dict) and isinstance(obj.get(key), dict):
-            _merge(obj[key], value)
-        else:
-            obj[key] = value
+async def _pass_on(channel: web.WebSocketResponse, process: Process) -> None:
+    """What the client sends is the program's stdin."""
+    async for message in channel:
+        raw = message.data.encode() if message.type is WSMsgType.TEXT else message.data
+        number, data = raw[0], raw[1:]
+        if number == STDIN:
+            process.stdin.write(data)
+            await process.stdin.drain()
+        elif (number, data) == (CLOSE, bytes([STDIN])):
+            process.stdin.close()
 
 
-def _certificate(context: ssl.SSLContext) -> bytes:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "lab")])
-    today = datetime.datetime.now(datetime.timezone.utc)
-    day = datetime.timedelta(days=1)
-    places = [x509.IPAddress(ipaddress.ip_address(one)) for one in (ADDRESS, "10.77.254.1")]
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(today - day)
-        .not_valid_after(today + day)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName(places), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    pem = made.public_bytes(serialization.Encoding.PEM)
-    encoding = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(pem + key.private_bytes(*encoding))
-        file.flush()
-        context.load_cert_chain(file.name)
-    return pem
+async def _show(channel: web.WebSocketResponse, number: int, stream: asyncio.StreamReader) -> None:
+    while data := await stream.read(1 << 15):
+        await channel.send_bytes(bytes([number]) + data)
+
+
+def _status(code: int) -> Obj:
+    """The final status of a program."""
+    if not code:
+        return {"status": "Success"}
+    cause = {"reason": "ExitCode", "message": str(code if code > 0 else 128 - code)}
+    return {"status": "Failure", "reason": "NonZeroExitCode", "details": {"causes": [cause]}}
+
+
+def _selectors(request: web.Request) -> tuple[str, str]:
+    return request.query.get("labelSelector", ""), request.query.get("fieldSelector", "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,28 +13,15 @@ import pytest
 from tests.kubernetes.kube_site import KubeSite, lab_server
 from tests.lab.lab import Lab, why_not
 
+_DEMANDED = os.environ.get("DEMAND_ENGINES") == "1"
 _NODES = 7  # two jobs of three pods, and one that comes back
-_NEEDED = ("kubernetes", "kubernetes_validate", "wsproto", "yaml")
-
-
-def why_no_kubernetes() -> str:
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    return f"missing: {', '.join(missing)}" if missing else why_not()
-
-
-@pytest.fixture(scope="session")
-def kubernetes_here() -> None:
-    """Skip where the packages are not installed. DEMAND_ENGINES=1: fail."""
-    reason = why_no_kubernetes()
-    if reason and os.environ.get("DEMAND_ENGINES") == "1":
-        pytest.fail(f"DEMAND_ENGINES=1, but {reason}")
-    if reason:
-        pytest.skip(reason)
 
 
 @pytest.fixture(scope="module")
-def machines(kubernetes_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """The machines of a cluster, for all tests of a module."""
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """The machines of a cluster, for all tests of a module. Skip where no lab can run. DEMAND_ENGINES=1: fail."""
+    if reason := why_not():
+        pytest.fail(f"DEMAND_ENGINES=1, but {reason}") if _DEMANDED else pytest.skip(reason)
     with Lab(_NODES, tmp_path_factory.mktemp("kube") / "lab") as lab:
         yield lab
 
@@ -55,9 +41,8 @@ def site(machines: Lab, tmp_path: Path) -> Iterator[KubeSite]:
 @pytest.fixture
 def kubectl_here() -> None:
     if shutil.which("kubectl") is None:
-        if os.environ.get("DEMAND_ENGINES") == "1":
-            pytest.fail("DEMAND_ENGINES=1, but there is no kubectl")
-        pytest.skip("there is no kubectl")
+        why = "there is no kubectl: scripts/engine-packages.sh installs it"
+        pytest.fail(why) if _DEMANDED else pytest.skip(why)
 
 
 @pytest.fixture

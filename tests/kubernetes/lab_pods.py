@@ -179,18 +179,21 @@ class LabPod:
         return 0
 
     def child(self, name: str) -> int:
-        """The pid of a process below PID 1, by its name, as this machine sees it; 0: there is none."""
+        """The pid of a process below PID 1, by its name, as this machine sees it."""
         todo = [self.first]
         while todo and todo[0]:
             pid = todo.pop()
             todo += _children(pid)
             if _comm(pid) == name:
                 return pid
-        return 0
+        raise AssertionError(f"there is no process {name}: {self.shown}")
 
-    def term(self) -> None:
-        """As the kubelet ends a pod."""
-        os.kill(self.first, signal.SIGTERM)
+    def term(self) -> bool:
+        """As the kubelet ends a pod. False: its first process has not begun, or has ended."""
+        pid = self.first
+        if pid:  # 0 would be the group of these tests
+            os.kill(pid, signal.SIGTERM)
+        return pid > 0
 
     def wait(self, seconds: float = SOON) -> int:
         try:
@@ -292,7 +295,7 @@ class PodmanPod(LabPod):
         options = [
             *(f"--volume={here}:{there}" for here, there in mounts.items()),
             *(f"--env={name}={value}" for name, value in base.items()),
-            *(f"--add-host={host(n)}:{self.lab.address(n)}" for n in range(self.lab.n)),
+            *self._hosts(),
             f"--user={self.uid}:{self.uid}",
             f"--hostname={pod_name(self.node)}",
             f"--name={self.name}",
@@ -314,12 +317,17 @@ class PodmanPod(LabPod):
                 start_new_session=True,
             )
 
+    def _hosts(self) -> list[str]:
+        """The options that give the container the names of the others."""
+        return [f"--add-host={host(n)}:{self.lab.address(n)}" for n in range(self.lab.n)]
+
     def _podman(self, *argv: str) -> list[str]:
         store = [f"--root={self.folder}/store", f"--runroot={self.run_root}", f"--tmpdir={self.folder}/tmp"]
         return ["podman", *store, "--storage-driver=vfs", "--runtime=runc", "--cgroup-manager=cgroupfs", *argv]
 
-    def term(self) -> None:
+    def term(self) -> bool:
         os.kill(self.popen.pid, signal.SIGTERM)  # podman passes it on to PID 1
+        return True
 
     def end(self) -> None:
         subprocess.run(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import threading
-import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.kubernetes.api_store import Obj
 
@@ -28,26 +28,13 @@ class PlainContainer:
                 self.env[variable["name"]] = variable.get("value", "")
         argv = [*one.get("command", ()), *one.get("args", ())]
         options = {"cwd": folder, "env": self.env, "start_new_session": True, "stdin": subprocess.DEVNULL}
-        out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        self.process = subprocess.Popen(argv, **options, **out)  # type: ignore[call-overload]
-        self.log.touch()
-        self.copier = threading.Thread(target=self._copy, daemon=True)
-        self.copier.start()
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, **options)
         self.termed = False
 
-    def _copy(self) -> None:
-        """Put the time in front of each line, as a container runtime does."""
-        with self.log.open("ab", buffering=0) as log:
-            for line in self.process.stdout:
-                stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000000000Z", time.gmtime()).encode()
-                log.write(stamp + b" " + line.rstrip(b"\n") + b"\n")
-
     def poll(self) -> int | None:
-        if self.process.poll() is None:
-            return None
-        self.copier.join(5)
-        code = self.process.returncode
-        return code if code >= 0 else 128 - code
+        code = self.process.poll()
+        return code if code is None or code >= 0 else 128 - code
 
     def signal(self, kill: bool) -> None:
         if self.process.poll() is None and (kill or not self.termed):
@@ -60,23 +47,21 @@ class PlainContainer:
         file = self.folder / "termination"
         return file.read_text()[:4096] if file.exists() else ""
 
-    def exec(self, argv: list[str]) -> subprocess.Popen[bytes]:
-        pipe = subprocess.PIPE
-        return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, cwd=self.folder, env=self.env)
+    def exec(self, argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+        return [*argv], {"cwd": self.folder, "env": self.env}
 
 
 class PlainPods:
-    """The runtime of all nodes. published: the names that Services give to pods."""
+    """The runtime of all nodes, without names of pods."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.published: list[tuple[str, list[str]]] = []
 
     def address(self, pod: Obj) -> str:
         return "127.0.0.1"
 
-    def names(self, published: list[tuple[str, list[str]]]) -> None:
-        self.published = published
+    def publish(self, services: Sequence[Obj], pods: Sequence[Obj]) -> None:
+        return
 
     def start(self, pod: Obj, secrets: dict[str, Obj]) -> PlainContainer:
         return PlainContainer(self.folder / pod["metadata"]["name"], pod)

@@ -6,15 +6,15 @@ import base64
 import contextlib
 import os
 import shutil
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from tests.kubernetes.api_store import Obj
-from tests.kubernetes.lab_pods import LabPod
+from tests.kubernetes.api_store import Obj, matches
+from tests.kubernetes.lab_pods import LabPod, PodmanPod
 from tests.lab.lab import PATH, Lab
 
 _PYTHON = f"{sys.base_prefix}/bin/python3"
@@ -23,7 +23,7 @@ Published = list[tuple[str, list[str]]]  # an address, and its names
 
 
 class ApiPod(LabPod):
-    """A pod whose container is that of an object. Its log has times, as that of a container runtime."""
+    """A pod whose container is that of an object."""
 
     def __init__(
         self, lab: Lab, node: int, folder: Path, pod: Obj, bundle: bytes, names: Published, image: tuple[str, ...]
@@ -51,10 +51,10 @@ class ApiPod(LabPod):
         self.at("etc/hosts").write_text("\n".join(lines) + "\n")
 
     def _copy(self, inlet: int) -> None:
-        with os.fdopen(inlet, "rb") as lines, self.log.open("ab", buffering=0) as log:
-            for line in lines:
-                stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000000000Z", time.gmtime()).encode()
-                log.write(stamp + b" " + line.rstrip(b"\n") + b"\n")
+        """As a container runtime does, whose pipe can be full."""
+        with os.fdopen(inlet, "rb", buffering=0) as source, self.log.open("ab", buffering=0) as log:
+            while data := source.read(1 << 16):
+                log.write(data)
 
     @property
     def shown(self) -> str:
@@ -73,28 +73,35 @@ class ApiPod(LabPod):
         if kill:
             self.end()
         elif not self._termed and self.popen.poll() is None:
-            self._termed = True
             with contextlib.suppress(ProcessLookupError):
-                self.term()
+                self._termed = self.term()
 
     def message(self) -> str:
         return self.termination.read_text()[:4096]
 
-    def exec(self, argv: list[str]) -> subprocess.Popen[bytes]:
+    def exec(self, argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
         space = ["nsenter", "-t", str(self.first), "-m", "-p", "-u", "-n", "-i"]
         user = ["chroot", f"--userspec={self.uid}:{self.uid}", "--groups=", str(self.root)]
         env = {"PATH": f"{sys.base_prefix}/bin:{PATH}", "HOME": "/", **self._env}
-        pipe = subprocess.PIPE
-        return subprocess.Popen(
-            [*space, *user, _PYTHON, "-c", _EXEC, *argv], stdin=pipe, stdout=pipe, stderr=pipe, env=env
-        )
+        return [*space, *user, _PYTHON, "-c", _EXEC, *argv], {"env": env}
+
+
+class PodmanApiPod(ApiPod, PodmanPod):
+    """The same as a container of podman. It reads the hosts file that publish() writes."""
+
+    def _hosts(self) -> list[str]:
+        return ["--no-hosts"]
+
+    def exec(self, argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+        return self._podman("exec", "--interactive", self.name, *argv), {"env": {"PATH": PATH}}
 
 
 class LabRuntime:
     """The runtime of all machines of the cluster. A pod has a node of the lab for itself while it lives. image: folders of this
-    machine that images have besides Python."""
+    machine that images have besides Python. kind: of the pods."""
 
     image: tuple[str, ...] = ()
+    kind: type[ApiPod] = ApiPod
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab, self.folder = lab, folder
@@ -118,18 +125,31 @@ class LabRuntime:
                 time.sleep(0.1)
         return self.lab.address(self._places[uid])
 
-    def names(self, published: Published) -> None:
-        if published != self._published:
-            self._published = published
-            for pod in self.pods.values():
-                pod.publish(published)
+    def publish(self, services: Sequence[Obj], pods: Sequence[Obj]) -> None:
+        found: Published = []
+        for service in services:
+            namespace, name = service["metadata"]["namespace"], service["metadata"]["name"]
+            selector = ",".join(f"{key}={value}" for key, value in service["spec"]["selector"].items())
+            for pod in pods:
+                spec, address = pod["spec"], pod["status"].get("podIP")
+                if (
+                    address
+                    and spec.get("subdomain") == name
+                    and matches(pod, selector, f"metadata.namespace={namespace}")
+                ):
+                    ends = ("", f".{namespace}", f".{namespace}.svc", f".{namespace}.svc.cluster.local")
+                    found.append((address, [f"{spec['hostname']}.{name}{end}" for end in ends]))
+        if found != self._published:
+            self._published = found
+            for one in self.pods.values():
+                one.publish(found)
 
     def start(self, pod: Obj, secrets: Mapping[str, Obj]) -> ApiPod:
         self.address(pod)
         (secret,) = secrets.values()
         bundle, meta = base64.b64decode(secret["data"]["bundle.pyz"]), pod["metadata"]
         node = self._places[meta["uid"]]
-        made = ApiPod(self.lab, node, self.folder / meta["name"], pod, bundle, self._published, self.image)
+        made = self.kind(self.lab, node, self.folder / meta["name"], pod, bundle, self._published, self.image)
         self.pods[meta["uid"]] = made
         return made
 

@@ -5,13 +5,13 @@ import contextlib
 
 class Objects:
     """In the place of a ClusterApi: the objects by their kinds. fails: {kind: error of its creation}. late: kinds that exist
-    although their creation has failed."""
+    although their creation has failed. asked: whether the user's name was."""
 
     namespace, where = "team", "one (example:6443)"
 
     def __init__(self, fails=(), late=()):
         self.objects, self.fails, self.late = {}, dict(fails), late
-        self.created, self.deleted, self.patient = [], [], 0
+        self.created, self.deleted, self.patient, self.asked = [], [], 0, False
 
     @contextlib.contextmanager
     def patiently(self):
@@ -20,6 +20,7 @@ class Objects:
         self.patient -= 1
 
     def user(self):
+        self.asked = True
         return "ann"
 
     def create(self, one):
@@ -36,7 +37,7 @@ class Objects:
     def get(self, kind, name):
         return self.objects.get(kind)
 
-    def delete(self, kind, name, foreground=True, uid=""):
+    def delete(self, kind, name, uid=""):
         assert self.patient
         assert uid == self.objects[kind]["metadata"]["uid"]
         self.deleted.append(kind)

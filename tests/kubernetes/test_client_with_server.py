@@ -9,10 +9,6 @@ from collections import namedtuple
 
 import pytest
 
-pytest.importorskip("kubernetes")
-pytest.importorskip("kubernetes_validate")
-pytest.importorskip("wsproto")
-
 from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
 from clustertool.engines.kubernetes.pod_link import PodLink
 from clustertool.errors import AuthError

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import os
 import socket
 import struct
 import subprocess
@@ -15,14 +14,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from clustertool.engines.kubernetes.api.pod_channel import WebsocketMessages, exit_code
-
-if os.environ.get("DEMAND_ENGINES") != "1":
-    pytest.importorskip("kubernetes")
-
 from clustertool.engines.kubernetes.api.api_errors import AlreadyExists
 from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
+from clustertool.engines.kubernetes.api.pod_channel import WebsocketMessages, exit_code
 from clustertool.errors import AuthError, ConfigError, NotFound, PreflightError, Unreachable
+from tests.kubernetes.kubeconfigs import kubeconfig
 
 Place = namedtuple("Place", "context namespace", defaults=("", ""))
 POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "labels": {"clustertool/job": "j1"}}}
@@ -110,25 +106,16 @@ def frame(data):
     return b"\x82" + size + data
 
 
-def kubeconfig(folder, port, user=None):
-    named = lambda kind, content: [{"name": "one", kind: content}]  # noqa: E731
-    text = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "one",
-        "clusters": named("cluster", {"server": f"http://127.0.0.1:{port}"}),
-        "users": named("user", user or {"token": "s3cret"}),
-        "contexts": named("context", {"cluster": "one", "user": "one", "namespace": "team"}),
-    }
-    path = folder / "kubeconfig"
-    path.write_text(json.dumps(text))
-    return path
+def config(folder, port, user=None):
+    return str(
+        kubeconfig(folder / "kubeconfig", f"http://127.0.0.1:{port}", user or {"token": "s3cret"}, namespace="team")
+    )
 
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     server = Answers()
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, server.port)))
+    monkeypatch.setenv("KUBECONFIG", config(tmp_path, server.port))
     yield server
     server.close()
 
@@ -302,13 +289,13 @@ def test_the_kubeconfig_is_checked(tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="there is no kubeconfig"):
         ClusterApi(Place()).get("Pod", "a")
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, 1)))
+    monkeypatch.setenv("KUBECONFIG", config(tmp_path, 1))
     with pytest.raises(ConfigError, match="no context 'two'"):
         ClusterApi(Place("two")).get("Pod", "a")
     plugin = {
         "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "/none/login", "interactiveMode": "Never"}
     }
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, 1, plugin)))
+    monkeypatch.setenv("KUBECONFIG", config(tmp_path, 1, plugin))
     with pytest.raises(AuthError, match="no credentials for the user one"):
         ClusterApi(Place()).get("Pod", "a")
 

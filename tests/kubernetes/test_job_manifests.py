@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from clustertool.engines.job_request import RunRequest, RunWish
 from clustertool.engines.kubernetes.job_manifests import JobManifests, as_yaml, job_manifests
@@ -19,8 +20,6 @@ from clustertool.fleet.identity import identity
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import Options, read_job
 from clustertool.model.container.container_settings import ContainerSettings
-
-yaml = pytest.importorskip("yaml")
 
 
 def made(folder: Path, size: int = 0, **settings: Any) -> JobManifests:

@@ -26,7 +26,7 @@ class ObjectsInMemory:
     def user(self) -> str:
         return self._user
 
-    def listed(self, kind: str, labels: Any = None, fields: str = "") -> list[dict[str, Any]]:
+    def listed(self, kind: str, labels: Any = None, fields: str = "", whole: bool = True) -> list[dict[str, Any]]:
         if kind in self.refused:
             raise AuthError(f"may not list {kind}")
         if self.deleted and kind == "Pod" and self._slow:
@@ -36,8 +36,8 @@ class ObjectsInMemory:
         wanted = (labels or {}).items()
         return [one for one in self.objects if one["kind"] == kind and wanted <= one["metadata"]["labels"].items()]
 
-    def delete(self, kind: str, name: str, foreground: bool = True, uid: str = "", grace: int | None = None) -> bool:
-        assert foreground and uid and (kind == "Pod" or grace is None)
+    def delete(self, kind: str, name: str, uid: str = "", grace: int | None = None) -> bool:
+        assert uid and (kind == "Pod" or grace is None)
         self.graces.append(grace)
         self.deleted.append(uid)
         return True

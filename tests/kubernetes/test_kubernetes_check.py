@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from clustertool.engines.kubernetes.kubernetes_check import CheckedJob, of_cluster, quantity, rights, shown
+from clustertool.engines.kubernetes.kubernetes_check import CheckedJob, PodGroup, of_cluster, quantity, rights, shown
 from clustertool.errors import AuthError, ClustertoolError, NotFound
 
 GPU = "nvidia.com/gpu"
@@ -53,8 +53,10 @@ def prepared(*nodes, **more):
     return Prepared(objects, **more)
 
 
-def found(api, **job):
-    findings = list(of_cluster(api, CheckedJob(**job)))
+def found(api, groups=None, **job):
+    """The findings of a job. pods, requests, limits: of its only group of pods."""
+    one = PodGroup(**{name: job.pop(name) for name in PodGroup._fields if name in job})
+    findings = list(of_cluster(api, CheckedJob(groups=groups or (one,), **job)))
     assert all(one.node == 0 for one in findings)
     return [(one.level, one.text) for one in findings]
 
@@ -103,6 +105,23 @@ def test_a_quota_is_compared_with_what_all_pods_need():
 )
 def test_what_no_node_can_give_is_an_error(job, text):
     assert ("error", text) in found(prepared(), **job)
+
+
+def test_each_role_counts_with_its_own_resources():
+    """Pservers need no GPU."""
+    groups = (PodGroup(2, limits={GPU: "8", "memory": "1Gi"}), PodGroup(4, limits={"memory": "2Gi"}))
+    quota = {"metadata": {"name": "q"}, "status": {"hard": {"limits.memory": "9Gi", "pods": "5"}}}
+    levels = found(prepared(objects={"ResourceQuota": [quota]}), groups)
+    assert [text for level, text in levels if level == "error"] == [
+        "the job needs 6 pods, and the quota q has 5",
+        "the job needs 10Gi limits.memory, and the quota q has 9Gi",
+    ]
+
+
+def test_a_queue_of_kueue_needs_a_further_right():
+    api = prepared(refused=[("list", "workloads")])
+    assert found(api, queue=True)[0] == ("warn", "ann may not in the namespace team: list workloads.kueue.x-k8s.io")
+    assert found(api, queue=False)[0] == ("ok", "ok")
 
 
 def test_nodes_that_take_no_pods_do_not_count():

@@ -23,6 +23,7 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.job.state_names import StopState
 from clustertool.model.job.stop_result import read_result
 from clustertool.model.kubernetes import pod_record
+from clustertool.model.kubernetes.object_names import JobAbout, notes
 from clustertool.model.kubernetes.pod_log import PodLine, written
 from clustertool.model.kubernetes.pod_places import FIRST_LABEL, INDEX_LABEL
 from clustertool.model.kubernetes.pod_record import PodEnd
@@ -130,12 +131,53 @@ def test_a_pod_that_runs_again_gets_a_new_agent(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_read_is_a_failure_of_its_node_only(tmp_path: Path) -> None:
     objects = objects_of("a", tmp_path)
     end(objects)
+    del objects[1]["status"]["containerStatuses"][0]["state"]["terminated"]["message"]
     api = PodsInMemory("ann", [*objects, *objects_of("b", tmp_path / "b")])
     api.unreadable = True
     with engine(api) as opened:
         fleet = opened.open()
         assert [error.what for error in fleet.failed.values()] == ["the kubelet does not answer"]
         assert {host.host for host in fleet.cluster.hosts if not host.here} == {"ct-a", "ct-b"}
+
+
+def test_the_termination_message_stands_for_a_log_that_cannot_be_read(tmp_path: Path) -> None:
+    objects = objects_of("a", tmp_path)
+    end(objects)
+    api = PodsInMemory("ann", objects)
+    api.unreadable = True
+    with engine(api) as opened:
+        fleet = opened.open()
+        assert not fleet.failed
+        (job,) = [job for answer in fleet.ask_all(LIST_JOBS({"job": "a"})).values() for job in answer["jobs"]]
+        assert (job["state"], job["code"], job["reason"]) == ("failed", 7, END.reason)
+        (agent,) = [agent for agent in fleet.agents.values() if agent.ask(LIST_JOBS({"job": "a"}))["jobs"]]
+        with pytest.raises(PreflightError, match="the kubelet does not answer"):
+            agent.ask(LIST_FILES({"job": "a", "exact": True}))
+
+
+def test_of_all_jobs_the_newest_and_those_that_run_are_read(tmp_path: Path) -> None:
+    objects = []
+    for number, job in enumerate(("old", "running", "new")):
+        of_job = objects_of(job, tmp_path / job)
+        of_job[0]["metadata"]["annotations"].update(notes(job, "ann", JobAbout(created=1000.0 + number)))
+        objects += of_job
+        if job != "running":
+            end(of_job)
+    with engine(PodsInMemory("ann", objects)) as opened:
+        opened.open(newest=True)
+        assert set(opened._ended.places) == {"ct-running", "ct-new"}
+        opened.open()
+        assert set(opened._ended.places) == {"ct-running", "ct-new", "ct-old"}
+
+
+def test_the_pods_of_a_job_are_in_the_order_of_its_nodes(tmp_path: Path) -> None:
+    objects = objects_of("a", tmp_path)
+    first = {**objects[1], "metadata": {**objects[1]["metadata"], "name": "x", "uid": "x"}, "spec": {"nodeName": "n1"}}
+    objects[1]["metadata"]["labels"][INDEX_LABEL] = "1"
+    first["metadata"]["labels"] = {**objects[1]["metadata"]["labels"], INDEX_LABEL: "0"}
+    with engine(PodsInMemory("ann", [*objects, first])) as opened:
+        found = [(pod.pod, pod.node, pod.host, pod.phase) for pod in opened.pods("a")]
+    assert found == [("x", 0, "n1", "Running"), ("ct-a", 1, "", "Running")]
 
 
 def test_only_the_pods_of_the_job_that_is_asked_for_are_opened(tmp_path: Path) -> None:

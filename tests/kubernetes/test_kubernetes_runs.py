@@ -11,6 +11,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.cli import until
+from tests.kubernetes.api_server import ApiServer
+from tests.kubernetes.api_store import Obj
+from tests.kubernetes.cluster_faults import evict, kill_for_memory, lose_node, preempt
 from tests.kubernetes.kube_site import KubeSite
 
 TRAIN = """
@@ -252,27 +255,23 @@ def test_a_user_without_rights_gets_the_fix_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    ("failure", "code", "text"),
+    ("fault", "code", "text"),
     [
-        ("evict", 75, "Evicted by the node: The node was low on resource: memory"),
-        ("preempt", 75, "preempted by a pod of a higher priority"),
-        ("lose", 75, "node lost"),
-        ("oom", 137, "OOMKilled"),
+        (evict, 75, "Evicted by the node: The node was low on resource: memory"),
+        (preempt, 75, "preempted by a pod of a higher priority"),
+        (lose_node, 75, "node lost"),
+        (kill_for_memory, 137, "OOMKilled"),
     ],
 )
-def test_the_verdict_names_what_the_cluster_has_done(job: KubeSite, failure: str, code: int, text: str) -> None:
+def test_the_verdict_names_what_the_cluster_has_done(
+    job: KubeSite, fault: Callable[[ApiServer, Obj], None], code: int, text: str
+) -> None:
     command = job.start(*run("--env", "STEPS=400"))
     command.says("rank 2 of 3")
-    controllers, pod = job.server.controllers, job.pods()[1]
-    if failure == "oom":
-        controllers.kill(pod, "OOMKilled")
-    elif failure == "lose":
-        controllers.lose(pod["spec"]["nodeName"])
-    else:
-        getattr(controllers, failure)(pod)
+    fault(job.server, job.pods()[1])
     done = command.wait(90)
     assert (done.code, text in done.err) == (code, True), (done.code, done.err)
-    if failure != "preempt":  # its pods are gone, and all that they have left
+    if fault is not preempt:  # its pods are gone, and all that they have left
         assert text in json.dumps(job.inv("status", "--json").json)
 
 

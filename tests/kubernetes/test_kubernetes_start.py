@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from clustertool.engines.base import ExportWish
 from clustertool.engines.job_request import RunRequest, RunWish
@@ -19,8 +20,7 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import Options, read_job
 from clustertool.model.kubernetes.object_names import object_name
 from tests.kubernetes.prepared_objects import Objects
-
-yaml = pytest.importorskip("yaml")
+from tests.kubernetes.test_workload_manifests import WRONG_SETTINGS
 
 
 class Silent:
@@ -162,6 +162,54 @@ def test_what_cannot_be_submitted_is_refused_before_anything_is_sent(start):
     assert api.created == []
 
 
+POD, CONTAINER = "spec.template.spec", "spec.template.spec.containers[0]"
+WRONG_PODS = [  # the user's template, and the path in the manifest
+    ({"nodeselector": {}}, f"{POD}.nodeselector"),
+    ({"sysctls": []}, f"{POD}.sysctls"),
+    ({"hostNetwork": "yes"}, f"{POD}.hostNetwork"),
+    ({"priority": "high"}, f"{POD}.priority"),
+    ({"dnsPolicy": "Some"}, f"{POD}.dnsPolicy"),
+    ({"runtimeClassName": 5}, f"{POD}.runtimeClassName"),
+    ({"schedulerName": ["volcano"]}, f"{POD}.schedulerName"),
+    ({"tolerations": [{"effect": "NoRun"}]}, f"{POD}.tolerations[0].effect"),
+    ({"tolerations": [{"efect": "NoSchedule"}]}, f"{POD}.tolerations[0].efect"),
+    ({"securityContext": {"runAsUser": "1000"}}, f"{POD}.securityContext.runAsUser"),
+    ({"imagePullSecrets": ["registry"]}, f"{POD}.imagePullSecrets[0]"),
+    ({"initContainers": [{"image": "x"}]}, f"{POD}.initContainers[0].name"),
+    ({"affinity": {"nodeAfinity": {}}}, f"{POD}.affinity.nodeAfinity"),
+    ({"volumes": [{"name": "a", "emptyDir": {"medium": 3}}]}, f"{POD}.volumes[2].emptyDir.medium"),
+    ({"volumes": [{"name": "a", "configMap": {"nam": "c"}}]}, f"{POD}.volumes[2].configMap.nam"),
+    ({"containers": [{"imagePullPolicy": "Maybe"}]}, f"{CONTAINER}.imagePullPolicy"),
+    ({"containers": [{"resources": {"limits": {"memory": "8GB "}}}]}, f"{CONTAINER}.resources.limits.memory"),
+    ({"containers": [{"env": [{"name": "A", "value": 1}]}]}, f"{CONTAINER}.env[2].value"),
+    ({"containers": [{"env": [{"name": "A"}, {"name": "A"}]}]}, f"{CONTAINER}.env[3].name"),
+    ({"containers": [{"workingDir": "here"}]}, f"{CONTAINER}.workingDir"),
+    ({"containers": [{"ports": [{"containerPort": 70000}]}]}, f"{CONTAINER}.ports[0].containerPort"),
+    ({"containers": [{"volumeMounts": [{"name": "a", "mountPath": "/x"}]}]}, f"{CONTAINER}.volumeMounts[2].name"),
+]
+
+
+@pytest.mark.parametrize(("spec", "path"), WRONG_PODS)
+def test_a_wrong_manifest_is_refused_before_anything_is_sent(start, tmp_path, spec, path):
+    containers = [{"name": "clustertool", **one} for one in spec.get("containers", [])]
+    text = yaml.safe_dump({"spec": {**spec, **({"containers": containers} if containers else {})}})
+    template, api = Path(tmp_path / "pod.yaml"), Objects()
+    template.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        start(api, settings={"pod_template": str(template)}).prepare()
+    assert f"{path} must be" in caught.value.what
+    assert not api.asked and api.created == []
+
+
+@pytest.mark.parametrize(("settings", "path"), WRONG_SETTINGS)
+def test_a_wrong_setting_is_refused_before_anything_is_sent(start, settings, path):
+    api = Objects()
+    with pytest.raises(ConfigError) as caught:
+        start(api, settings=settings).prepare()
+    assert path in f"{caught.value.what} {caught.value.fix}"
+    assert not api.asked and api.created == []
+
+
 def test_a_pod_template_is_read_from_its_file(start, tmp_path):
     template = Path(tmp_path / "pod.yaml")
     template.write_text("metadata:\n  annotations:\n    team: words\n")
@@ -178,7 +226,7 @@ def test_an_export_is_what_run_submits(start):
     starter._request.job_id = "words"
     starter.submit(starter.prepare())
     texts = list(yaml.safe_load_all(exported.text))
-    assert [one["kind"] for one in texts] == ["Job", "Service", "Secret"]
+    assert [one["kind"] for one in texts] == ["Job", "Secret", "Service"]
     for one in texts:
         submitted = api.objects[one["kind"]]
         assert one["metadata"].pop("namespace", "team") == submitted["metadata"].pop("namespace", "team")
@@ -192,10 +240,33 @@ def test_an_export_is_what_run_submits(start):
 
 def test_without_the_option_an_export_names_the_secret_and_has_nothing_of_it(start):
     exported = start(wish=RunWish(job_id="words")).export(Path("job.yaml"), ExportWish())
-    assert "# Pods of this job wait for the Secret ct-words with the key bundle.pyz" in exported.text
+    assert "# The pods wait for the Secret ct-words, which has the job and its key." in exported.text
     assert [one["kind"] for one in yaml.safe_load_all(exported.text)] == ["Job", "Service"]
     assert "v3rysecret" not in exported.text and base64.b64encode(b"v3rysecret").decode()[:10] not in exported.text
     assert exported.commands == ("kubectl apply -f job.yaml",)
+
+
+def test_the_secret_of_an_export_can_be_in_a_second_file(start, tmp_path):
+    wish, place = RunWish(job_id="words"), tmp_path / "secret.yaml"
+    exported = start(wish=wish).export(Path("job.yaml"), ExportWish(secrets_place=place))
+    assert [one["kind"] for one in yaml.safe_load_all(exported.text)] == ["Job", "Service"]
+    (secret,) = yaml.safe_load_all(exported.secrets)
+    (job, _) = yaml.safe_load_all(exported.text)
+    (name,) = (one["secret"]["secretName"] for one in job["spec"]["template"]["spec"]["volumes"] if "secret" in one)
+    assert secret["metadata"]["name"] == name == "ct-words" and list(secret["data"]) == ["bundle.pyz"]
+    assert secret["metadata"]["labels"] == job["metadata"]["labels"]
+    assert exported.commands == ("kubectl apply -f job.yaml", "kubectl apply -f secret.yaml")
+
+
+def test_files_that_pods_have_by_themselves_are_not_sent(start):
+    """By a key, or by --job-workspace."""
+    for starter in (start(settings={"workspace": "image:/app"}), start(job_workspace="/app")):
+        starter._request.spec = starter._request.workspace = None
+        starter.prepare()
+        bundle = base64.b64decode(starter._others[0]["data"]["bundle.pyz"])
+        with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
+            assert json.loads(archive.read("join.json"))["own"]["folder"] == "/app"
+            assert "workspace/manifest" not in archive.namelist()
 
 
 def test_the_native_form_is_of_one_dialect_and_has_no_secret(start):

@@ -10,6 +10,8 @@ import string
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+import kubernetes_validate
 import pytest
 
 from clustertool.model.kubernetes.kubernetes_settings import read_settings
@@ -28,14 +30,12 @@ KINDS = {"plain": {}, "gpus": {"resources": {"nvidia.com/gpu": 4}}, "full": FULL
 
 def check(one: dict[str, Any]) -> None:
     """Raises ValidationError."""
-    kubernetes_validate = pytest.importorskip("kubernetes_validate")
     for version in VERSIONS:
         kubernetes_validate.validate(one, version, strict=True)
 
 
 def check_custom(one: dict[str, Any]) -> None:
     """The object itself, its pods, and the Jobs that it makes."""
-    jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads((Path(__file__).parent / f"schemas/{one['kind'].lower()}.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(one)
     for job in one["spec"].get("replicatedJobs", ()):
@@ -77,7 +77,7 @@ def test_the_schemas_are_strict(dialect: str, path: str) -> None:
     spec = workload["spec"]
     place = spec if path == "spec" else spec["replicatedJobs"][0] if dialect == "jobset" else spec["ps"]
     place["unknown"] = 1
-    with pytest.raises(pytest.importorskip("jsonschema").ValidationError, match="unknown"):
+    with pytest.raises(jsonschema.ValidationError, match="unknown"):
         check_custom(workload)
 
 

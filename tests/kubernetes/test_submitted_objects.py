@@ -8,8 +8,6 @@ from clustertool.errors import Interrupted, PreflightError, Unreachable
 from clustertool.model.kubernetes.workload import owned
 from tests.kubernetes.prepared_objects import Objects
 
-pytest.importorskip("yaml")
-
 
 def manifest(kind, version="v1", job="j1", **more):
     return {

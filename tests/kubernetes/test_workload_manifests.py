@@ -135,6 +135,14 @@ def test_the_service_and_the_secret_belong_to_the_workload() -> None:
     assert manifests(read_settings({"dialect": "jobset"}), ORDER).service is None
 
 
+def test_null_in_a_security_context_of_the_user_removes_ours() -> None:
+    users = {"spec": {"securityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": 7}}}
+    workload = manifests(read_settings({}), WorkloadOrder("a", "ann", "x:1", template=users)).workload
+    (template,) = pods(workload)
+    context = template["spec"]["securityContext"]
+    assert context == {"runAsNonRoot": True, "fsGroup": 7, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
 def test_a_template_of_the_user_gets_ours_merged_into_it() -> None:
     users = {
         "metadata": {"labels": {"cost": "7"}, "annotations": {"x": "y"}},
@@ -272,42 +280,6 @@ def test_pods_of_one_job_cannot_differ() -> None:
         for template in pods(manifests(read_settings({**by_role, "dialect": "jobset"}), ORDER).workload)
     ]
     assert limits == [{"cpu": "4"}, {"cpu": "1"}]
-
-
-# deploy/examples/wide_and_deep_service.yaml of github.com/PaddleFlow/paddle-operator (Apache-2.0)
-EXAMPLE_CONTAINER = {"name": "paddle", "image": "registry.baidubce.com/paddle-operator/demo-wide-and-deep:v1"}
-EXAMPLE: dict[str, Any] = {
-    "apiVersion": "batch.paddlepaddle.org/v1",
-    "kind": "PaddleJob",
-    "metadata": {"name": "wide-ande-deep-service"},
-    "spec": {
-        "intranet": "Service",
-        "cleanPodPolicy": "Never",
-        "withGloo": 1,
-        "worker": {"replicas": 2, "template": {"spec": {"containers": [EXAMPLE_CONTAINER]}}},
-        "ps": {"replicas": 2, "template": {"spec": {"containers": [EXAMPLE_CONTAINER]}}},
-    },
-}
-
-
-@pytest.mark.parametrize("is_native", [False, True])
-def test_a_paddlejob_has_each_field_of_the_operators_example(is_native: bool) -> None:
-    nodes = {"trainer": 2, "pserver": 2}
-    own = {"intranet": "Service", "with_gloo": 1}
-    settings = read_settings({"dialect": "paddlejob", "nodes": nodes, "paddlejob": own})
-    order = WorkloadOrder("wide", "ann", EXAMPLE_CONTAINER["image"])
-    commands = dict.fromkeys(nodes, ["python", "train.py"])
-    ours = native(settings, order, commands) if is_native else manifests(settings, order).workload
-    assert ours["apiVersion"] == EXAMPLE["apiVersion"] and ours["kind"] == EXAMPLE["kind"]
-    assert set(ours["spec"]) == set(EXAMPLE["spec"])
-    for name, value in EXAMPLE["spec"].items():
-        if name not in ("worker", "ps"):
-            assert ours["spec"][name] == value
-            continue
-        assert ours["spec"][name]["replicas"] == value["replicas"]
-        (container,) = ours["spec"][name]["template"]["spec"]["containers"]
-        assert container["image"] == EXAMPLE_CONTAINER["image"]
-    assert field_errors({**EXAMPLE}) == [], "the operator's own example has no unknown field"
 
 
 def test_the_native_form_leaves_the_operators_variables_to_it() -> None:

@@ -351,13 +351,16 @@ def test_a_program_with_a_code_of_the_runtime(site: LabSite, code: int) -> None:
     done = one_rank(site, "sh train.sh", text=f"echo end; exit {code}\n").ends(code)
     assert f"trainer 0 on node0 ended with exit code {code}\n" in done.err
     assert "podman" not in done.err.partition(f"exit code {code}")[2]
+    assert done.last.startswith(f"clustertool: exit {code} (job): ")
 
 
-@pytest.mark.chaos
 def test_an_option_that_the_runtime_refuses(site: LabSite) -> None:
-    """The note has the runtime's own message."""
+    """The note has the runtime's own message, and the code is not that of the job."""
     done = one_rank(site, "sh train.sh", options=["--no-such-option"]).ends(125)
     assert re.search("trainer 0 on node0 .*125.*podman.*no-such-option", done.err)
+    assert done.last == "clustertool: exit 125 (tool): trainer 0 on node0 failed"
+    found = site.inv("status", "--json").ends(0).json["outcome"]
+    assert (found["code"], found["source"]) == (125, "tool")
 
 
 def test_a_rank_beyond_its_memory_limit(site: LabSite) -> None:

@@ -119,6 +119,46 @@ def test_a_daemon_is_killed_and_started_again(docker_site: LabSite) -> None:
     docker_daemon.no_containers(docker_site)
 
 
+def test_a_session_inside_a_rank(docker_site: LabSite) -> None:
+    """A command and a shell on a terminal; TERM reaches neither, and a stop ends both."""
+    command = start(docker_site)
+    inside = docker_site.clustertool(
+        "exec", "--in-job", "--rank", 1, "--", "sh", "-c", "echo $RANK $IMAGE_WORD in $PWD; exit 6"
+    ).ends(6)
+    assert inside.out == f"1 image in /root/clustertool/{docker_site.jobs(1)[-1].name}\n"
+    shell = docker_site.start("exec", "--in-job", "--rank", 0, terminal=True, env={"TERM": "dumb"})
+    shell.says("trainer 0 on")
+    shell.type("echo at $RANK $IMAGE_WORD; trap '' HUP TERM; tty >output/tty\r")
+    shell.says("at 0 image$")
+    docker_site.inv("stop").ends(0)
+    command.wait().ends(143)
+    shell.wait()
+    docker_daemon.no_containers(docker_site)
+
+
+def test_folders_with_colons(docker_site: LabSite) -> None:
+    """In ROOT_DIR, and in the folder that --job-workspace names."""
+    folder = docker_site.home(1) / "jobs:1,a"
+    try:
+        for node in range(2):
+            place = docker_site.home(node) / "work:2/job"
+            place.mkdir(parents=True)
+            (place / "train.sh").write_text("pwd; echo kept >$CLUSTERTOOL_OUTPUT/kept\n")
+        for option, value in (("--workspace", "colon"), ("--job-workspace", "/root/work:2/job")):
+            docker_site.workspace("colon", train_sh="pwd; echo kept >$CLUSTERTOOL_OUTPUT/kept\n")
+            root = {"ROOT_DIR": "~/jobs:1,a"}
+            docker_site.conf(CONTAINER=containers.settings(runtime="docker"), GRACE=2, LOSS_TIMEOUT=3, **root)
+            done = docker_site.inv("run", option, value, "--script", "sh train.sh", "--rank", 1).ends(0)
+            names = [path for path in folder.iterdir() if path.name.startswith("JOB")]
+            newest = max(names, key=lambda path: path.stat().st_ctime)
+            assert (newest / "output/kept").read_text() == "kept\n"
+            wanted = f"/root/jobs:1,a/{newest.name}" if value == "colon" else value
+            assert wanted in done.out, done.out
+    finally:
+        docker_site.conf(CONTAINER=containers.settings(runtime="docker"), GRACE=2, LOSS_TIMEOUT=3, CONNECT_TIMEOUT=5)
+    docker_daemon.no_containers(docker_site)
+
+
 def test_a_command_that_the_image_does_not_have(docker_site: LabSite) -> None:
     done = docker_site.inv("run", "-w", "job", "--only", "node0", "--script", "no-such-program").ends(127)
     assert "no-such-program does not exist in the image" in done.out + done.err

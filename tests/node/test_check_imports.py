@@ -12,6 +12,8 @@ import clustertool
 UNUSED = {"ast", "ctypes", "dataclasses", "encodings.idna", "inspect", "ssl", "tokenize", "traceback"}
 # The records of jobs with the fold of their events take 4 ms.
 UNUSED |= {f"clustertool.{name}" for name in ("model.job.state_names", "model.job.outcome", "node.jobs.records")}
+# Only a job in containers needs them: its probe is a request of its own. They take 4 million instructions.
+UNUSED |= {"glob", "clustertool.node.probe.container_probe", "clustertool.model.container.runtime_output"}
 # The first call of compile() takes 2 ms. typing calls it for a type that is text, as each one is in the body of a NamedTuple.
 CODE = """
 import builtins, sys

@@ -44,6 +44,7 @@ def contained(bench: Bench, store: Store) -> Iterator[Any]:
                 "digest": "",
                 "options": [],
                 "volumes": [],
+                "process_limit": store.runtime == "podman",
                 "uid": os.getuid(),
                 "groups": [os.getgid(), 4321],
                 **dict(container),
@@ -91,7 +92,8 @@ def test_rank_of_a_container(contained: Any) -> None:
 def test_how_a_program_ends(contained: Any, command: Any, code: int, number: int) -> None:
     with containers.oom_kills(False):
         job = contained(command)
-        assert job.ended()["state"] == "failed"
+        ended = job.ended()
+    assert (ended["state"], ended["source"]) == ("failed", "job")
     event = job.until("exited")[0]
     assert (event["code"], event.get("signal", 0), event.get("note", "")) == (code, number, "")
     job.gone()
@@ -102,7 +104,18 @@ def test_runtime_that_fails(contained: Any, store: Store) -> None:
     event = job.until("exited")[0]
     start = f"{store.runtime} did not start its container (exit code 125): "
     assert event["code"] == 125 and event["note"].startswith(start) and "no-such-option" in event["note"]
-    job.ended()
+    ended = job.ended()
+    assert (ended["code"], ended["source"]) == (125, "tool")
+    job.gone()
+
+
+def test_client_that_does_not_exist(contained: Any) -> None:
+    """It was there when the node was probed."""
+    job = contained("true", container={"program": "/nowhere/podman"})
+    event = job.until("exited")[0]
+    assert (event["code"], event["note"]) == (127, "cannot start '/nowhere/podman': No such file or directory")
+    ended = job.ended()
+    assert (ended["code"], ended["source"]) == (127, "tool")
     job.gone()
 
 

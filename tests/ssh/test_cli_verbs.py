@@ -15,6 +15,7 @@ from tests.cases import HELLO
 from tests.cli import SOON, until
 
 SLACK = 20.0
+CARETAKERS = ("ct-supervisor", "ct-guard")
 
 WAITS = """
     import os, signal, sys, time
@@ -152,6 +153,28 @@ def test_stop_of_some_hosts_with_a_job_that_was_lost_long_ago(pair):
     assert "did not answer" not in done.err and lost not in done.out
     assert pair.inv("stop", "--all", "--skip", pair.name(0)).ends(0).out == "nothing to stop\n"
     assert pair.inv("stop", "--all").ends(0).out == "nothing to stop\n"
+
+
+def test_stop_finds_ranks_without_supervisors_and_guards(pair):
+    """Nothing controls the job any more, so it is lost, and its ranks run on. A stop without --job ends them."""
+    lost = detached(pair)
+
+    def living(caretakers=False):
+        return [process for process in pair.living() if (process.name in CARETAKERS) == caretakers]
+
+    until(lambda: len(living()) == 2, 30, lambda: f"two ranks: {pair.living()}")
+    caretakers = living(caretakers=True)
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them sees the others die
+        for process in caretakers:
+            os.kill(process.pid, number)
+    until(lambda: not living(caretakers=True), 30, lambda: f"their end: {pair.living()}")
+    assert len(living()) == 2
+    assert pair.inv("stop", "--dry").ends(0).out == f"would stop: {lost}\n"
+    (line,) = pair.inv("stop").ends(0).out.splitlines()
+    assert line.startswith(f"job {lost}: ") and line.endswith(": clean"), line
+    assert not pair.living()
+    assert pair.inv("stop").ends(0).out == "nothing to stop\n"
+    assert pair.inv("stop", "--json").ends(0).json["jobs"] == {}
 
 
 def test_stop_with_several_running_jobs(pair):

@@ -5,6 +5,7 @@ The yardstick on 64 nodes is the leanest thing that does the same: an asyncssh l
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
@@ -24,6 +25,10 @@ from tests.nodes_cpu import NodesCpu
 pytestmark = pytest.mark.chaos
 NODES = 64
 ROUNDS = 5
+# The bounds of CPU time are for a machine on which a bare Python takes these seconds (decision 26).
+BARE = 0.007
+STARTS = 10
+PYTHONS = f"for _ in {' '.join('x' * STARTS)}; do python3 -ESs -c pass; done"
 
 LOOP = """
 import asyncio, sys, asyncssh
@@ -160,29 +165,47 @@ def test_64_nodes_cost_little_more_than_ssh_itself(site):
 def test_nodes_take_little_cpu_time(site):
     """Four nodes: with more of them on one machine, each finds the processes of all others in /proc.
 
-    `exec` is a login and a shell, which the other commands have as well.
+    `exec` is a login and a shell, which the other commands have as well. A busy machine, or one with slower processors, has
+    bounds that are higher by as much as a bare Python takes longer there, started in turns with the commands and as they are.
     """
     few = site(4, installed=False)
     few.conf(PYTHON=None)
     meter, workspace = Meter(few), sleeper(few)
-    first = meter(lambda: few.inv("jobs").ends(0))
-    meter.show("first jobs", first)
+
+    def first() -> Cost:
+        """The first command of a version on each node.
+
+        The earlier code is moved away: ext4 without a journal creates files slowly after deletions, which doubles the time.
+        """
+        for node in range(few.count):
+            with contextlib.suppress(FileNotFoundError):
+                (few.home(node) / ".cache/clustertool").rename(few.home(node) / f"code{time.monotonic_ns()}")
+        return meter(lambda: few.inv("jobs").ends(0))
+
     few.inv("dispatch", "-w", workspace).ends(0)
     found = meter.alternately(
         ROUNDS,
-        min,
+        statistics.median,
         exec=lambda: meter(lambda: few.inv("exec", "--command", "true").ends(0)),
+        pythons=lambda: meter(lambda: few.inv("exec", "--command", PYTHONS).ends(0)),
         check=lambda: meter(lambda: few.inv("check")),
         jobs=lambda: meter(lambda: few.inv("jobs").ends(0)),
         dispatch=lambda: meter(lambda: few.inv("dispatch", "-w", workspace).ends(0)),
         run=lambda: starts(few, meter, workspace),
         status=lambda: meter(lambda: few.inv("status").ends(0)),  # of that job
+        first=first,
     )
     login = found.pop("exec").nodes
-    assert login / few.count < 0.060
+    bare = (found.pop("pythons").nodes - login) / few.count / STARTS
+    slower = max(1.0, bare / BARE)
+    print(f"\na bare Python {bare * 1000:.1f} ms: bounds times {slower:.2f}")
+    assert login / few.count < 0.060 * slower
+    first_use = (found.pop("first").nodes - found["jobs"].nodes) / few.count
+    assert first_use < 0.400 * slower
     for name, cost in found.items():
-        assert (cost.nodes - login) / few.count < (0.150 if name == "run" else 0.060), name
-    assert (first.nodes - found["jobs"].nodes) / few.count < 0.400
+        each = (cost.nodes - login) / few.count
+        print(f"{name:10} {each * 1000:6.1f} ms without the login, {each / bare:5.2f} bare Pythons")
+        assert each < (0.150 if name == "run" else 0.060) * slower, name
 
 
 def events(job: Path) -> str:

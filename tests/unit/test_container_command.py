@@ -29,6 +29,7 @@ def spec(**more: Any) -> Any:
 
 def container(**more: Any) -> Any:
     made = {"runtime": "podman", "program": "/usr/bin/podman", "rootless": False, "image": "sha256:12", "digest": ""}
+    made["process_limit"] = False
     return {**made, "reference": "img:1", "options": [], "volumes": [], "uid": 7, "groups": [8, 9], **more}
 
 
@@ -80,6 +81,36 @@ def test_without_root() -> None:
     assert "--user=0:0" in line(runtime="docker", rootless=True)
     assert {"--userns=keep-id", "--group-add=keep-groups"} < set(line(rootless=True))
     assert "--group-add=keep-groups" not in line(rootless=True, options=["--group-add", "44"])
+
+
+def test_a_runtime_with_a_limit_of_processes() -> None:
+    """A user's own limit stands behind ours, and the last one counts."""
+    found = line(process_limit=True, options=["--pids-limit=64"])
+    assert [option for option in found if "pids" in option] == ["--pids-limit=-1", "--pids-limit=64"]
+
+
+@pytest.mark.parametrize(
+    ("path", "option", "bind"),
+    [
+        ("/r/JOBa", "--volume=/r/JOBa:/r/JOBa", "--bind=/r/JOBa:/r/JOBa"),
+        (
+            "/r:1/a",
+            "--mount=type=bind,source=/r:1/a,target=/r:1/a",
+            "--mount=type=bind,source=/r:1/a,destination=/r:1/a",
+        ),
+        ("/r,1", "--volume=/r,1:/r,1", '--mount=type=bind,"source=/r,1","destination=/r,1"'),
+        (
+            '/r:1,"x',
+            '--mount=type=bind,"source=/r:1,""x","target=/r:1,""x"',
+            '--mount=type=bind,"source=/r:1,""x","destination=/r:1,""x"',
+        ),
+    ],
+)
+def test_folders_whose_names_have_separators(path: str, option: str, bind: str) -> None:
+    where = spec(job_dir=path, work_dir=path)
+    for runtime, wanted in (("podman", option), ("docker", option), ("apptainer", bind)):
+        found = command(container(runtime=runtime), where, process(), [], AROUND)
+        assert [one for one in found if one.startswith(("--volume", "--mount", "--bind"))] == [wanted]
 
 
 def test_names() -> None:

@@ -12,9 +12,9 @@ from clustertool.model.checks.each_node import check
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.container.container_facts import ContainerFacts
 from clustertool.model.container.container_settings import ContainerSettings
+from clustertool.model.container.job_container import container_of
 from clustertool.model.facts import Facts, read_facts
 from clustertool.model.finding import Finding, Seen
-from clustertool.model.job.job_container import container_of
 from clustertool.model.planning import requests
 from clustertool.model.planning.plan import as_dict, needs_probe, with_containers
 from tests.unit.cases import cluster_of, facts_of, hosts, job_of, plan_of
@@ -170,6 +170,7 @@ def test_each_node_gets_its_container() -> None:
         "digest": DIGEST,
         "options": ["--shm-size=8g"],
         "volumes": ["/d:/d"],
+        "process_limit": False,
         "uid": 1000,
         "groups": [1000, 44],
     }

@@ -18,7 +18,7 @@ from clustertool.errors import (
     UsageError,
 )
 from clustertool.model.joining import join_decisions as d
-from clustertool.model.joining.join_decisions import Offer
+from clustertool.model.joining.join_offers import Offer
 from clustertool.model.wire.lead_messages import Incarnation
 
 

@@ -21,6 +21,7 @@ MEETINGS: list[tuple[str, dict[str, Any]]] = [
     ("--master=http://10.0.0.1:8090 --nnodes=2 --rank=1", {"host": "10.0.0.1", "port": 8090, "index": 1}),
     ("--master Node0:8090 --nnodes 3 --rank -1", {"host": "node0", "nodes": 3, "index": None}),
     ("--master [fe80::1]:8090 --nnodes 2", {"host": "fe80::1", "port": 8090, "endpoint": "[fe80::1]:8090"}),
+    ("--master a:1 --nnodes 1:4", {"nodes": 4}),
     ("--rdzv-endpoint=node0 --nnodes=2:2", {"host": "node0", "port": 29400}),
     ("--rdzv_endpoint fe80::1 --nnodes 2", {"host": "fe80::1", "port": 29400}),
     ("--rdzv-endpoint a:1 --rdzv-id 100 --rdzv-backend c10d --nnodes 2", {"run_id": "100", "salt": "100"}),
@@ -66,7 +67,6 @@ def test_a_conf_with_hosts_names_the_nodes() -> None:
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("--master a:1 --nnodes 1:4", "--nnodes 1:4"),
         ("--master a:1 --nnodes 20000", "--nnodes 20000"),
         ("--master a --nnodes 2", "--master 'a'"),
         ("--master a:0 --nnodes 2", "--master 'a:0'"),

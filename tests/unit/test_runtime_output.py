@@ -58,6 +58,22 @@ def test_podman_as_root_and_as_a_user() -> None:
     assert found.store == "/home/ann/.local/share/containers/storage"
     found = read_info("podman", 0, podman(False, cgroupVersion="v1"), "", "root")
     assert (found.version, found.rootless, found.cgroup, found.problem) == ("4.3.1", False, "v1", "")
+    assert found.process_limit
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "manager", "controllers", "limit"),
+    [
+        ("v2", "systemd", ["memory", "pids"], True),
+        ("v2", "systemd", ["memory"], False),
+        ("v2", "cgroupfs", ["memory", "pids"], False),
+        ("v1", "systemd", ["memory", "pids"], False),
+    ],
+)
+def test_whether_podman_without_root_limits_processes(cgroup: str, manager: str, controllers: Any, limit: bool) -> None:
+    """Where it cannot, it prints a warning about the option, which the log of the rank would have."""
+    out = podman(True, cgroupVersion=cgroup, cgroupManager=manager, cgroupControllers=controllers)
+    assert read_info("podman", 0, out, "", "ann").process_limit is limit
 
 
 def test_podman_without_a_range_of_uids() -> None:

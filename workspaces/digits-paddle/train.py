@@ -2,6 +2,9 @@
 
 A step takes the same lines of every shard, wherever that shard is read. So the batch of all trainers together, and
 with it the whole training, is the same for any number of trainers: one process and twelve print the same losses.
+
+Each node writes a checkpoint after each epoch (checkpoint.py). A training that is started again continues after the
+newest one, also with another number of trainers: its losses are those of a training that was never interrupted.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import os
 import sys
 from pathlib import Path
 
+import checkpoint
 import numpy as np
 import paddle
 import paddle.distributed as dist
@@ -81,11 +85,14 @@ def main() -> None:
     dist.init_parallel_env()
     paddle.seed(1)
     net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-    together = paddle.DataParallel(net)
     optimizer = paddle.optimizer.Momentum(args.lr, 0.9, parameters=net.parameters())
-    for epoch in range(1, args.epochs + 1):
+    step = checkpoint.resume(net, optimizer)
+    together = paddle.DataParallel(net)
+    for epoch in range(step // STEPS + 1, args.epochs + 1):
         loss = train(together, optimizer, shards, epoch)
-        print(f"epoch={epoch} loss={loss:.6f} accuracy={accuracy(net, test):.4f}", flush=True)
+        step += STEPS
+        checkpoint.save(step, net, optimizer)
+        print(f"epoch={epoch} step={step} loss={loss:.6f} accuracy={accuracy(net, test):.4f}", flush=True)
     if dist.get_rank() == 0:
         save(net)
 

@@ -2,6 +2,9 @@
 
 A step takes the same lines of every shard, wherever that shard is read. So the batch of all trainers together, and
 with it the whole training, is the same for any number of trainers: one process and twelve print the same losses.
+
+Each node writes a checkpoint after each epoch (checkpoint.py). A training that is started again continues after the
+newest one, also with another number of trainers: its losses are those of a training that was never interrupted.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import os
 import sys
 from pathlib import Path
 
+import checkpoint
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -95,11 +99,14 @@ def main() -> None:
     dist.init_process_group(args.backend or ("nccl" if device.type == "cuda" else "gloo"))
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
-    together = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9)
-    for epoch in range(1, args.epochs + 1):
+    step = checkpoint.resume(net, optimizer)
+    together = DistributedDataParallel(net)
+    for epoch in range(step // STEPS + 1, args.epochs + 1):
         loss = train(together, optimizer, shards, epoch)
-        print(f"epoch={epoch} loss={loss:.6f} accuracy={accuracy(net, test):.4f}", flush=True)
+        step += STEPS
+        checkpoint.save(step, net, optimizer)
+        print(f"epoch={epoch} step={step} loss={loss:.6f} accuracy={accuracy(net, test):.4f}", flush=True)
     if dist.get_rank() == 0:
         save(net)
     dist.destroy_process_group()

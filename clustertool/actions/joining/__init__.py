@@ -1,1 +1,1 @@
-"""Joining a job: what a machine does on which the same command is typed as on the others."""
+"""This package joins a job from a machine on which the same command is typed as on the others."""

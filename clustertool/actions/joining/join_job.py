@@ -1,4 +1,4 @@
-"""Joining a job: what a command that is typed on every machine gives to the process that joins the job on this machine."""
+"""A command that is typed on every machine gives this to the process that joins the job on this machine."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What other launchers understand: their command lines, and the variables that they read."""
+"""This package reads what other launchers understand: their command lines and variables."""

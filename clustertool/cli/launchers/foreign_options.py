@@ -178,6 +178,10 @@ def _finish(launch: Launch) -> None:
             launch.options[name] = (launch.options[name],) if launch.options[name] else ()
     if any(launch.options.get(name) for name in _PS):
         launch.implied = "ps"
+    if launch.elastic and launch.total:
+        raise UsageError(
+            "-np counts the trainers of all nodes, which an elastic job does not know", "--nproc-per-node N"
+        )
     if launch.alone and launch.listed:
         raise UsageError(f"--standalone is this machine alone, {launch.listed_by} names nodes", "give one of them")
     if launch.options.get("nproc-per-node") and (launch.total or launch.listed_by == "-H"):

@@ -61,14 +61,12 @@ class JoinOptions:
 def meeting(typed: JoinOptions, nodes: tuple[int, int] | None, master_port: str) -> TypedMeeting | None:
     """What the options mean, where nothing else names nodes. None for a job of this machine alone.
 
-    nodes: of --nnodes. master_port: of --master-port. Raises UsageError.
+    nodes: of --nnodes; of MIN:MAX, MAX is how many machines are waited for at the start. master_port: of --master-port.
+    Raises UsageError.
     """
     if not typed.named or nodes is None or nodes[1] == 1:
         return None
-    low, high = nodes
-    if low != high:
-        what = f"--nnodes {low}:{high}: a command that is typed on each machine needs their exact number"
-        raise UsageError(what, f"--nnodes {high} on each of them")
+    high = nodes[1]
     if high > MOST_MACHINES:
         raise UsageError(f"--nnodes {high} is out of range", f"at most {MOST_MACHINES} machines")
     if typed.rdzv_backend not in _BACKENDS:

@@ -1,4 +1,4 @@
-"""The table of the options of other launchers: what each of them means here, or why it is not needed. Pure."""
+"""The table of the options of other launchers states what each of them means here, or why it is not needed. Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from clustertool.cli.launchers.join_options import JoinOptions
 from clustertool.errors import UsageError
+from clustertool.model.config.elastic_keys import is_range
 from clustertool.model.config.hostfile import Listed, read_host_list, split_list
 from clustertool.model.quantities import HIGHEST_PORT, whole
 
@@ -46,6 +47,11 @@ class Launch:
     typed: dict[str, str] = field(default_factory=dict)  # as fleetrun prints them: name_with_underscores -> value
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def elastic(self) -> bool:
+        """Whether a range of nodes was typed, by --nnodes or --np."""
+        return any(is_range(self.typed.get(name, "")) for name in ("nnodes", "np"))
+
 
 Effect = Callable[[Launch, str], None]  # of an option with its value; "" for a switch
 
@@ -82,6 +88,11 @@ def _nnodes(launch: Launch, value: str) -> None:
     if not 0 < low <= high:
         raise UsageError(f"--nnodes {value!r} is no number of nodes", "--nnodes 4, or MIN:MAX: --nnodes 2:4")
     launch.nodes = (low, high)
+
+
+def _elastic_server(launch: Launch, value: str) -> None:
+    """Of the older fleetrun, which knows only etcd, without a scheme."""
+    launch.options["elastic-server"] = tuple(url if "://" in url else f"etcd://{url}" for url in value.split(","))
 
 
 def _ips(launch: Launch, value: str) -> None:
@@ -243,7 +254,7 @@ FLAGS = (
         "--nnodes",
         "PT",
         "N",
-        "use the first N nodes; of MIN:MAX as many as there are; typed on each machine: the number of machines",
+        "use the first N nodes; MIN:MAX: an elastic job; typed on each machine: the number of machines",
         _nnodes,
     ),
     Flag("-H", "M", "A:2,B:2", "nodes in rank order with their slots: one trainer each, on the first devices", _hosts),
@@ -316,8 +327,8 @@ FLAGS = (
     Flag("--scale", "L", "N", f"0 only: {_FIXED}", _off_only("--scale")),
     Flag("--shutdown-timeout", "T", "S", "seconds between TERM and KILL (--grace)", "grace"),
     _unneeded("--force", "L", "BOOL", _FIXED),
-    _unneeded("--elastic-timeout", "P", "S", _FIXED),
-    _unneeded("--elastic-server", "L", "E", "the first node leads the job, no etcd does"),
+    Flag("--elastic-timeout", "P", "S", "how long an elastic job waits for nodes"),
+    Flag("--elastic-server", "L", "E", "etcd for the epochs of an elastic job (--nnodes MIN:MAX)", _elastic_server),
     _unneeded("--monitor-interval", "T", "S", "the end of a process is seen at once"),
     _unneeded("--signals-to-handle", "T", "S", "Ctrl+C and TERM end the whole job, HUP leaves it running"),
     _refused("--elastic-pre-hook", "L", "CMD", "write it into PRELUDE in conf.py, which runs before each process"),

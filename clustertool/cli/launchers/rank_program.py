@@ -1,4 +1,4 @@
-"""The program `clusterrun`: as one rank of another launcher's (--under), or else the verb.
+"""The program `clusterrun` is one rank of another launcher's (--under), or else the verb.
 
     srun --ntasks-per-node=4 clusterrun --under slurm train.py
     mpirun -hostfile H clusterrun --under mpi --hosts H train.py

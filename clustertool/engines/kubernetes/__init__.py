@@ -1,1 +1,1 @@
-"""The engine kubernetes: jobs are pods of an Indexed Job, a JobSet or a PaddleJob."""
+"""The engine kubernetes runs jobs as pods of an Indexed Job, a JobSet or a PaddleJob."""

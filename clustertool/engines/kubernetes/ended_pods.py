@@ -1,15 +1,22 @@
-"""Pods that have ended: their records are read from the last line of their logs, and the logs of ranks when they are wanted."""
+"""Pods that have ended: their records are read from the last line of their logs, and the logs of ranks when they are wanted.
+
+Where the log cannot be read, or has no such line, the termination message has the verdict.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from clustertool.engines.kubernetes.restored_records import RestoredRecords
-from clustertool.errors import ClustertoolError, NotFound
+from clustertool.errors import ClustertoolError, DataError, NotFound
 from clustertool.model.config.hosts import Host
+from clustertool.model.kubernetes import pod_record
+from clustertool.model.kubernetes.object_names import JobAbout
+from clustertool.model.kubernetes.pod_reasons import PodView
 from clustertool.model.paths import node_of
 from clustertool.model.wire.messages import CLEAN, LIST_JOBS, STATUS
 from clustertool.ssh.parallel import each
@@ -36,6 +43,7 @@ class EndedPods:
         self._wanted: set[str] = set()
         self._read: set[str] = set()  # pods whose records are here
         self._whole: set[str] = set()  # and their logs, too
+        self._stated: dict[str, bytes] = {}  # events from the termination message, by pod
         self.places: dict[str, Place] = {}
         self.failed: dict[str, ClustertoolError] = {}
 
@@ -49,9 +57,13 @@ class EndedPods:
     def place(self, pod: str, job: str, node: int) -> None:
         self.places[pod] = job, node
 
-    def add(self, pod: str) -> None:
+    def add(self, pod: PodView, about: JobAbout) -> None:
         """One that has ended, for read()."""
-        self._wanted.add(pod)
+        self._wanted.add(pod.name)
+        with contextlib.suppress(DataError):
+            end = pod_record.read_message(pod.message)
+            if (end.job, end.node) == self.places[pod.name]:
+                self._stated[pod.name] = pod_record.stated_events(end, about, pod.ended_at or about.created)
 
     def has(self, pod: str) -> bool:
         return pod in self._read
@@ -73,7 +85,13 @@ class EndedPods:
         job, node = self.places[pod]
         with self._lock_of(pod):
             if pod not in self._read:
-                self._records.restore(job, node, self._api.log(pod, tail=1), logs=False)
+                stated = self._stated.get(pod, b"")
+                try:
+                    self._records.restore(job, node, self._api.log(pod, tail=1), logs=False, stated=stated)
+                except ClustertoolError:
+                    if not stated:
+                        raise
+                    self._records.restore(job, node, (), logs=False, stated=stated)
                 self._read.add(pod)
                 self.failed.pop(pod, None)
         return node

@@ -1,30 +1,34 @@
-"""What the objects of a job in the API server state about it: queued, running or ended, and why."""
+"""The objects of a job in the API server state whether it is queued, running or ended, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import NamedTuple
 
 from clustertool.engines.base import Description, EngineState
 from clustertool.engines.kubernetes.api.object_kinds import Object
+from clustertool.errors import DataError
 from clustertool.model.kubernetes.object_names import QUEUE_LABEL, about_of
 from clustertool.model.kubernetes.pod_reasons import (
+    PodFault,
     PodView,
     condition,
     end_of,
     fields,
     is_true,
     items,
+    seconds,
     text,
     view,
     waits_for,
     with_message,
 )
+from clustertool.model.kubernetes.pod_record import PodEnd, read_message
 
 _ENDS = {"Job": ("Failed", "Complete"), "JobSet": ("Failed", "Completed")}  # types of conditions
 _ENDINGS = ("FailureTarget", "SuccessCriteriaMet")  # of a Job whose pods are being ended
 _PADDLE_ENDS = ("Failed", "Completed", "Succeed", "Succeeded", "Aborted", "Terminated")  # status.phase
+_LAST = 300  # characters of a log
 _CREATING = 60.0  # seconds in which the Secret of a job is created
 _REFUSED = ("FailedCreate", "FailedScheduling", "FailedMount", "FailedAttachVolume")  # reasons of events
 
@@ -50,13 +54,13 @@ def described(found: JobObjects) -> Description:
     over, why, at = _over(found.workload)
     deleted = bool(text(metadata, "deletionTimestamp"))
     ending = over or deleted or any(is_true(condition(status, kind)) for kind in _ENDINGS)
-    cause = end_of(pods)
+    cause = end_of(pods) or (_never_joined(pods) if over and not alive else None)
     if runs:
         reason = cause[0] if cause else "its objects are being deleted" if deleted else waits_for(pods)
         began = seconds(text(status, "startTime")) or made
         state = Description(EngineState.RUNNING, reason, began, ending=ending)
     elif over and not alive:
-        state = Description(EngineState.ENDED, cause[0] if cause else why, at or made)
+        state = Description(EngineState.ENDED, cause[0] if cause else stated_end(pods) or why, at or made)
     elif ending or len(alive) < len(pods):  # its controller has not seen yet that its pods have ended
         state = Description(EngineState.RUNNING, cause[0] if cause else why, made, ending=ending or not alive)
     else:
@@ -71,7 +75,40 @@ def described(found: JobObjects) -> Description:
         asked=about.asked,
         ending=state.ending,
         cause=cause,
+        stuck=stuck(pods) if not over else "",
     )
+
+
+def stuck(pods: Sequence[PodView]) -> str:
+    """The first pod that was placed on a node of the cluster and cannot start there, with the reason."""
+    return next((f"pod {pod.name}: {pod.reason}" for pod in pods if pod.fault is PodFault.IMAGE), "")
+
+
+def stated_end(pods: Sequence[PodView]) -> str:
+    """What the first pod that has failed states about it: the verdict, or the last lines of its log. "" if none does."""
+    for pod in pods:
+        if pod.code > 0 and pod.message:
+            found = _end_of(pod)
+            stated = found.reason if found is not None else " ".join(pod.message.split())[-_LAST:]
+            return f"pod {pod.name}: {text({'': stated}, '')}"
+    return ""
+
+
+def _never_joined(pods: Sequence[PodView]) -> tuple[str, int] | None:
+    """What is stated about a job that no node has joined, so no record has its end; and the exit code of the first pod that has
+    failed."""
+    ends = [end for end in map(_end_of, pods) if end is not None]
+    stated = stated_end(pods)
+    if not stated or any(end.node >= 0 for end in ends):
+        return None
+    return stated, next(pod.code for pod in pods if pod.code > 0)
+
+
+def _end_of(pod: PodView) -> PodEnd | None:
+    try:
+        return read_message(pod.message)
+    except DataError:
+        return None
 
 
 def queued_reason(found: JobObjects, pods: Sequence[PodView]) -> str:
@@ -96,14 +133,6 @@ def queued_reason(found: JobObjects, pods: Sequence[PodView]) -> str:
 def _of_secret(event: Object, name: str) -> bool:
     """Whether it is about the Secret of the job, which is created after the workload."""
     return text(event, "reason") == "FailedMount" and f'secret "{name}" not found' in text(event, "message")
-
-
-def seconds(written: str) -> float:
-    """A time of the API server as seconds since the epoch; 0.0 if it is none."""
-    try:
-        return datetime.fromisoformat(written.replace("Z", "+00:00")).timestamp()
-    except (ValueError, OverflowError):
-        return 0.0
 
 
 def _over(workload: Object) -> tuple[bool, str, float]:

@@ -1,4 +1,4 @@
-"""The objects of a job that is to be run, made of its request: what `run` submits, and `export` writes."""
+"""This module makes the objects of a job from its request: what `run` submits, and `export` writes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from clustertool import __version__
 from clustertool.engines.job_request import RunRequest
+from clustertool.engines.kubernetes import native_pod
 from clustertool.engines.kubernetes.api.object_kinds import Manifest
 from clustertool.engines.queued_request import USUAL, ExpectedNodes, shown_command, typed_settings
 from clustertool.errors import ConfigError
@@ -21,7 +22,7 @@ from clustertool.model.kubernetes import workload
 from clustertool.model.kubernetes.kubernetes_settings import KubernetesSettings, read_settings
 from clustertool.model.kubernetes.object_names import JobAbout
 from clustertool.model.kubernetes.pod_manifest import WorkloadOrder, output_folder, pod_root, workspace_folder
-from clustertool.model.kubernetes.pod_places import coordinator_host, node_roles, pod_hosts
+from clustertool.model.kubernetes.pod_places import PADDLE_ROLES, PADDLEJOB, coordinator_host, node_roles, pod_hosts
 from clustertool.model.kubernetes.pod_variables import KUBERNETES
 from clustertool.model.kubernetes.resource_quantity import quantity
 
@@ -65,12 +66,21 @@ class JobManifests:
         )
 
     def native(self) -> Manifest:
-        """The PaddleJob whose containers run the command themselves. Raises ConfigError."""
-        command = self.request.spec.trainer.command if self.request.spec else ()
-        commands = {role: command or USUAL for role, _ in self.settings.nodes}
-        settings = replace(self.settings, dialect="paddlejob")
+        """The PaddleJob whose containers run the commands themselves. Where a role has no end of its own, a small program does,
+        which ends it with the workers. Raises ConfigError."""
         spec = self.request.spec
-        env = (*self.request.cluster.env, *(spec.env if spec else ()), *self.request.passed)
+        assert spec is not None
+        own = {"pserver": spec.pserver.command, "heter": spec.heter[0].command if spec.heter else ()}
+        trainers = spec.trainer.command or USUAL
+        commands = {role: tuple(own.get(role) or trainers) for role, _ in self.settings.nodes}
+        if set(commands) & set(own):
+            program = Path(native_pod.__file__).read_text("utf-8")
+            start = self.request.cluster.python, "-c", program
+            commands = {role: (*start, PADDLE_ROLES[role], *command) for role, command in commands.items()}
+        there = self.request.options.job_workspace
+        place = self.settings.workspace or (f"image:{there}" if there else "")
+        settings = replace(self.settings, dialect=PADDLEJOB, workspace=place)
+        env = (*self.request.cluster.env, *spec.env, *self.request.passed)
         return workload.native(settings, replace(self.order, env=tuple(dict(env).items())), commands)
 
     def bundle(self) -> tuple[bytes, bool]:
@@ -169,5 +179,18 @@ def _template(settings: KubernetesSettings, where: str) -> Manifest:
 
 def as_yaml(*manifests: Manifest) -> str:
     """The objects as the documents of one file."""
-    texts = [yaml.safe_dump(one, sort_keys=False, allow_unicode=True) for one in manifests]
-    return "---\n".join(texts)
+    return "---\n".join(yaml.dump(one, Dumper=_dumper(), sort_keys=False, allow_unicode=True) for one in manifests)
+
+
+def _dumper() -> type:
+    """Text of several lines is written as a block."""
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc]
+        pass
+
+    def text(dumper: yaml.SafeDumper, data: str) -> yaml.Node:
+        style = "|" if "\n" in data else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+    Dumper.add_representer(str, text)
+    return Dumper

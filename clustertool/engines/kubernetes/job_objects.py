@@ -1,4 +1,4 @@
-"""The objects of jobs in the API server: found by the labels of one owner, and deleted until none is left."""
+"""This module finds the objects of jobs in the API server by the labels of one owner, and deletes them until none is left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from clustertool.errors import AuthError, ClustertoolError, Survivors, raise_all
 from clustertool.model.hints import PROGRAM
 from clustertool.model.kubernetes.object_names import JOB_LABEL, OWNER_LABEL, job_hash, job_of, owner_hash
 from clustertool.model.kubernetes.pod_places import WORKLOADS
-from clustertool.model.kubernetes.pod_reasons import fields, text
+from clustertool.model.kubernetes.pod_reasons import fields, seconds, text
+from clustertool.model.kubernetes.workload import KEPT
 
 Manifest = dict[str, object]
 _KEPT = ("Secret", "Service")  # what a job has besides its workload and the pods
@@ -27,11 +28,11 @@ class ObjectReader(Protocol):
 
     def user(self) -> str: ...
 
-    def listed(self, kind: str, labels: Mapping[str, str] | None = None, fields: str = "") -> list[Manifest]: ...
+    def listed(
+        self, kind: str, labels: Mapping[str, str] | None = None, fields: str = "", whole: bool = True
+    ) -> list[Manifest]: ...
 
-    def delete(
-        self, kind: str, name: str, foreground: bool = True, uid: str = "", grace: int | None = None
-    ) -> bool: ...
+    def delete(self, kind: str, name: str, uid: str = "", grace: int | None = None) -> bool: ...
 
 
 class JobStore:
@@ -56,6 +57,10 @@ class JobStore:
         """None if this user has none with this id. Raises ClustertoolError."""
         return self._found(self._labels(job)).get(job)
 
+    def pods(self, job: str) -> list[Manifest]:
+        """Those of one job. Raises ClustertoolError."""
+        return self._api.listed("Pod", self._labels(job))
+
     def describe(self) -> dict[str, Description]:
         """The state of each job. Raises ClustertoolError."""
         found = self.all()
@@ -70,9 +75,10 @@ class JobStore:
     def remove(
         self, job: str, seconds: float, turn: Callable[[], None] = lambda: None, grace: int | None = None
     ) -> bool:
-        """Delete the workload in the foreground, and wait until it, its pods, the Secret and the Service are gone. False if
-        there was nothing. turn: called several times a second. grace: seconds that pods have, if not their own. Raises
-        Survivors after `seconds`, ClustertoolError."""
+        """Delete the workload, and wait until it, its pods, the Secret and the Service are gone. False if there was nothing.
+
+        turn: called several times a second. grace: seconds that pods have, if not their own. Raises Survivors after `seconds`,
+        ClustertoolError."""
         end, asked = time.monotonic() + seconds, set[str]()
         while True:
             left = self._left(job)
@@ -91,12 +97,18 @@ class JobStore:
             time.sleep(_POLL)
 
     def _left(self, job: str) -> list[Manifest]:
-        """All objects with the labels of this job. Objects of other dialects than its own may be out of this user's rights."""
+        """Objects with the labels of this job. The Secret and the Service are left out as long as others are there: they go
+        with the workload."""
         labels = self._labels(job)
-        found = self._workloads(labels)
-        for kind in ("Pod", *_KEPT):
-            found += self._api.listed(kind, labels)
-        return found
+        found = [*self._workloads(labels), *self._api.listed("Pod", labels)]
+        return found or [one for kind in _KEPT for one in self._api.listed(kind, labels, whole=False)]
+
+    def abandoned(self) -> list[Manifest]:
+        """Secrets and Services of this user whose workload is gone: those that kubectl has applied have no owner. They are as
+        old as an ended workload becomes. A workload that this user may not list has pods. Raises ClustertoolError."""
+        jobs = {_job_label(one) for one in (*self._workloads(self.owner), *self._api.listed("Pod", self.owner))}
+        kept = [one for kind in _KEPT for one in self._api.listed(kind, self.owner, whole=False)]
+        return [one for one in kept if _job_label(one) not in jobs and time.time() - _created(one) > KEPT]
 
     def _labels(self, job: str) -> dict[str, str]:
         return {**self.owner, JOB_LABEL: job_hash(job)}
@@ -105,7 +117,7 @@ class JobStore:
         workloads, pods = self._workloads(labels), self._api.listed("Pod", labels)
         by_hash: dict[str, list[Manifest]] = {}
         for pod in pods:
-            by_hash.setdefault(text(fields(fields(pod, "metadata"), "labels"), JOB_LABEL), []).append(pod)
+            by_hash.setdefault(_job_label(pod), []).append(pod)
         uids = {text(fields(one, "metadata"), "uid") for one in workloads}
         tops = [one for one in workloads if not any(owned([one], uid) for uid in uids)]
         return {job: JobObjects(one, by_hash.get(job_hash(job), ())) for one in tops for job in [job_of(one)] if job}
@@ -150,6 +162,14 @@ def _to_delete(left: Sequence[Manifest], hurry: bool) -> list[Manifest]:
     workloads = [one for one in left if one["kind"] in WORKLOADS.values()]
     pods = [one for one in left if one["kind"] == "Pod"] if hurry else []
     return [*workloads, *pods] if workloads else list(left)
+
+
+def _job_label(of: Manifest) -> str:
+    return text(fields(fields(of, "metadata"), "labels"), JOB_LABEL)
+
+
+def _created(of: Manifest) -> float:
+    return seconds(text(fields(of, "metadata"), "creationTimestamp"))
 
 
 def _name(of: Manifest) -> str:

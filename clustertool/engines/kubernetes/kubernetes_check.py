@@ -1,4 +1,4 @@
-"""The preflight of the engine kubernetes: what a job needs of the API server, the namespace and the nodes.
+"""The preflight of the engine kubernetes checks what a job needs of the API server, the namespace and the nodes.
 
 All findings are returned together. Where a right is missing that only this check needs, the finding is a warning.
 """
@@ -21,6 +21,7 @@ from clustertool.ssh.parallel import each
 _COLUMN = "queue"
 _ROLE = "docs/kubernetes.md has a Role with all of them"
 _WIDTH = 8  # reviews of rights at a time
+_CHANGES = ("create", "get", "list", "delete")  # verbs on what a job has
 
 
 class Right(NamedTuple):
@@ -38,36 +39,48 @@ class Right(NamedTuple):
         return f"{self.verb} {resource}{f'.{self.group}' if self.group else ''}"
 
 
+class PodGroup(NamedTuple):
+    """Pods that ask for the same. requests, limits: of one pod, as quantities by their names; requests that are absent are as
+    the limits."""
+
+    pods: int = 1
+    requests: Mapping[str, str] = {}
+    limits: Mapping[str, str] = {}
+
+    @property
+    def each(self) -> dict[str, str]:
+        """What one pod requests."""
+        return {**self.limits, **self.requests}
+
+
 @dataclass(frozen=True)
 class CheckedJob:
-    """What a job would ask for. kind: of its workload. requests, limits: of one pod, as quantities by their names; requests
-    that are absent are as the limits."""
+    """What a job would ask for. kind: of its workload. queue: whether one is set. groups: its pods, by their roles."""
 
     kind: str = "Job"
-    pods: int = 1
-    requests: Mapping[str, str] = field(default_factory=dict)
-    limits: Mapping[str, str] = field(default_factory=dict)
+    groups: Sequence[PodGroup] = (PodGroup(),)
+    queue: bool = False
     pull_secrets: Sequence[str] = ()
     service_account: str = ""
     node_selector: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def needs(self) -> dict[str, Decimal]:
-        """What all pods request together."""
-        one = {**self.limits, **self.requests}
-        return {name: quantity(text) * self.pods for name, text in one.items()}
+    def pods(self) -> int:
+        return sum(group.pods for group in self.groups)
 
 
-def rights(kind: str) -> tuple[Right, ...]:
-    """What a user of the engine needs. Exec by a websocket is a GET: older API servers want `get`, newer ones `create`."""
+def rights(kind: str, queue: bool = False) -> tuple[Right, ...]:
+    """What a user of the engine needs. queue: of Kueue. Exec by a websocket is a GET: older API servers want `get`, newer ones
+    `create`."""
     workload = KINDS[kind]
-    found = [Right(verb, workload.group, workload.plural) for verb in ("create", "get", "list", "delete")]
-    found += [Right(verb, "", "pods") for verb in ("get", "list", "watch")]
+    found = [Right(verb, workload.group, workload.plural) for verb in _CHANGES]
+    found += [Right(verb, "", "pods") for verb in ("get", "list", "watch", "delete")]
     found += [Right("get", "", "pods", "log"), Right("get", "", "pods", "exec"), Right("create", "", "pods", "exec")]
-    for name in ("secrets", "services"):
-        found += [Right(verb, "", name) for verb in ("create", "delete")]
-    found += [Right("list", "", "events", needed=False), Right("list", "", "resourcequotas", needed=False)]
-    return (*found, Right("list", "", "nodes", needed=False))
+    found += [Right(verb, "", name) for name in ("secrets", "services") for verb in _CHANGES]
+    found += [Right("list", "", name, needed=False) for name in ("events", "resourcequotas", "nodes")]
+    if queue and kind != "PaddleJob":
+        found.append(Right("list", KINDS["Workload"].group, KINDS["Workload"].plural, needed=False))
+    return tuple(found)
 
 
 def of_cluster(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
@@ -83,7 +96,7 @@ def of_cluster(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
 
 
 def of_rights(api: ClusterApi, job: CheckedJob, user: str) -> Iterator[Finding]:
-    wanted = rights(job.kind)
+    wanted = rights(job.kind, job.queue)
     gathered = each(wanted, lambda one: api.allowed(one.verb, one.group, one.resource, one.subresource), width=_WIDTH)
     allowed = gathered.all()
     missing = [right for number, right in enumerate(wanted) if not allowed[number]]
@@ -154,23 +167,23 @@ def of_quota(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
 def of_devices(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
     """Whether nodes have what the pods ask for: in each node what one of them needs, and in all together what all need."""
     nodes = [node for node in api.listed("Node", job.node_selector) if usable(node)]
-    one = {**job.limits, **job.requests}
     if not nodes:
         what = "no node is ready" + (" that has these labels" if job.node_selector else "")
         yield Finding(0, _COLUMN, "error", what, 'correct KUBERNETES["node_selector"]' if job.node_selector else "")
         return
-    for name, text in one.items():
-        wanted, column = quantity(text), "devices" if "/" in name else _COLUMN
-        having = [_allocatable(node, name) for node in nodes]
-        fit = sum(int(amount // wanted) for amount in having) if wanted else job.pods
-        if not fit:
-            what = f"a pod needs {shown(wanted)} {name}, and no node has more than {shown(max(having))}"
-            yield Finding(0, column, "error", what, 'correct KUBERNETES["resources"]; gpus shows what nodes have')
-        elif fit < job.pods:
-            what = f"the nodes have room for {fit} pods with {shown(wanted)} {name}, and the job has {job.pods}"
-            yield Finding(0, column, "error", what, "use fewer pods, or smaller ones")
-        elif "/" in name:
-            yield Finding(0, column, "ok", f"{shown(sum(having, Decimal()))} {name}")
+    for group in job.groups:
+        for name, text in group.each.items():
+            wanted, column = quantity(text), "devices" if "/" in name else _COLUMN
+            having = [_allocatable(node, name) for node in nodes]
+            fit = sum(int(amount // wanted) for amount in having) if wanted else group.pods
+            if not fit:
+                what = f"a pod needs {shown(wanted)} {name}, and no node has more than {shown(max(having))}"
+                yield Finding(0, column, "error", what, 'correct KUBERNETES["resources"]; gpus shows what nodes have')
+            elif fit < group.pods:
+                what = f"the nodes have room for {fit} pods with {shown(wanted)} {name}, and the job has {group.pods}"
+                yield Finding(0, column, "error", what, "use fewer pods, or smaller ones")
+            elif "/" in name:
+                yield Finding(0, column, "ok", f"{shown(sum(having, Decimal()))} {name}")
 
 
 def usable(node: Object) -> bool:
@@ -202,10 +215,15 @@ def _allocatable(node: Object, name: str) -> Decimal:
 def _of_quota(job: CheckedJob) -> dict[str, Decimal]:
     """What the job needs, by the names that quotas have."""
     found = {"pods": Decimal(job.pods), "count/pods": Decimal(job.pods)}
-    for name, amount in job.needs.items():
-        found[f"requests.{name}"] = amount
-        if name in ("cpu", "memory"):
-            found[name] = amount
-    for name, text in job.limits.items():
-        found[f"limits.{name}"] = quantity(text) * job.pods
+
+    def add(name: str, amount: Decimal) -> None:
+        found[name] = found.get(name, Decimal()) + amount
+
+    for group in job.groups:
+        for name, text in group.each.items():
+            add(f"requests.{name}", quantity(text) * group.pods)
+            if name in ("cpu", "memory"):
+                add(name, quantity(text) * group.pods)
+        for name, text in group.limits.items():
+            add(f"limits.{name}", quantity(text) * group.pods)
     return found

@@ -19,8 +19,9 @@ from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
 from clustertool.engines.kubernetes.api.object_kinds import Manifest, Object
 from clustertool.engines.kubernetes.api.pod_channel import PodChannel
 from clustertool.engines.kubernetes.ended_pods import EndedPods
+from clustertool.engines.kubernetes.job_description import JobObjects
 from clustertool.engines.kubernetes.job_objects import JobStore, ObjectReader
-from clustertool.engines.kubernetes.kubernetes_check import CheckedJob, of_cluster
+from clustertool.engines.kubernetes.kubernetes_check import CheckedJob, PodGroup, of_cluster
 from clustertool.engines.kubernetes.pod_link import PodLink
 from clustertool.engines.kubernetes.pod_watch import PodWatch
 from clustertool.engines.preflight import Examined
@@ -36,9 +37,10 @@ from clustertool.model.hints import PROGRAM
 from clustertool.model.job.job_names import can_mean
 from clustertool.model.job.state_names import OUTCOMES, StopState
 from clustertool.model.job.stop_result import read_result
+from clustertool.model.job_pod import JobPod
 from clustertool.model.kubernetes.kubernetes_settings import read_settings
 from clustertool.model.kubernetes.node_view import node_view
-from clustertool.model.kubernetes.object_names import about_of
+from clustertool.model.kubernetes.object_names import JobAbout, about_of
 from clustertool.model.kubernetes.pod_manifest import GRACE_MORE, pod_root, root_of
 from clustertool.model.kubernetes.pod_places import WORKLOADS, node_of_pod
 from clustertool.model.kubernetes.pod_reasons import fields, text, view
@@ -88,9 +90,11 @@ class KubernetesEngine(Engine):
         self.store = JobStore(self.api)
         self._ended = EndedPods(self.api)
         self._followed = sink is not None
+        self._output = settings.output
         self._watch = PodWatch(self.api)
         self._live: Fleet | None = None  # of live()
         self.fleet.records_of, self.fleet.needed = self._records_of, self._ended.need
+        self.fleet.no_records = _no_records
 
     def __exit__(self, *details: object) -> None:
         try:
@@ -103,14 +107,15 @@ class KubernetesEngine(Engine):
 
     # -- agents
 
-    def open(self, lag: float | None = None, job: str = "") -> Fleet:
-        """Connect to the pods that run, and read the records of those that have ended. A pod is the host of its name.
+    def open(self, lag: float | None = None, job: str = "", newest: bool = False) -> Fleet:
+        """Connect to the pods that run, and read the records of those that have ended: a request for each of them. A pod is the
+        host of its name.
 
         One that ends while its agent starts is read again."""
         if self._followed:
             self._watch.start(self.store.owner)
         while True:
-            fleet = self._open(lag, job)
+            fleet = self._open(lag, job, newest)
             failed = [
                 host.host for host in fleet.cluster.hosts if isinstance(fleet.failed.get(host.index), PreflightError)
             ]
@@ -128,13 +133,10 @@ class KubernetesEngine(Engine):
             time.sleep(_POLL)
         return False
 
-    def _open(self, lag: float | None, job: str) -> Fleet:
+    def _open(self, lag: float | None, job: str, newest: bool) -> Fleet:
         running: dict[str, Host] = {}
-        for name, found in self.store.all().items():
-            about = about_of(found.workload)
-            if not job or can_mean(job, name, about.asked, about.name):
-                for pod in found.pods:
-                    self._take(name, pod, running)
+        for name, objects in self._wanted(job, newest).items():
+            self._take(name, objects, running)
         self._ended.read(self.caller.check)
         running.update(self._ended.unreadable())
         self.fleet.open_shared(this_machine.host(str(self._ended.root)))
@@ -142,14 +144,34 @@ class KubernetesEngine(Engine):
         new = [host for pod, host in running.items() if pod not in kept]
         return self.fleet.open_more(new, lambda host: not host.here and host.host not in kept, lag)
 
-    def _take(self, job: str, pod: Object, running: dict[str, Host]) -> None:
-        """Add a pod to those that have ended, or to those that run; one that waits has no node."""
-        seen, node = view(pod), node_of_pod(pod)
-        if node is None:
-            return
+    def _wanted(self, job: str, newest: bool) -> dict[str, JobObjects]:
+        """The jobs that open() is to know, by their ids."""
+        found: dict[str, JobObjects] = {}
+        created: dict[str, float] = {}
+        for name, objects in self.store.all().items():
+            about = about_of(objects.workload)
+            if objects.pods and (not job or can_mean(job, name, about.asked, about.name)):
+                found[name], created[name] = objects, about.created
+        if newest and not job:
+            last = max(created, key=lambda name: (created[name], name), default="")
+            ended = [name for name, objects in found.items() if all(view(pod).ended for pod in objects.pods)]
+            for name in set(ended) - {last}:
+                del found[name]
+        return found
+
+    def _take(self, job: str, objects: JobObjects | None, running: dict[str, Host], first: bool = False) -> None:
+        """Add the pods of a job to those that have ended, or to those that run; one that waits has no node. first: only that of
+        node 0."""
+        for pod in objects.pods if objects is not None else ():
+            node = node_of_pod(pod)
+            if objects is not None and node is not None and (node == 0 or not first):
+                self._take_pod(job, node, pod, about_of(objects.workload), running)
+
+    def _take_pod(self, job: str, node: int, pod: Object, about: JobAbout, running: dict[str, Host]) -> None:
+        seen = view(pod)
         self._ended.place(seen.name, job, node)
         if seen.ended:
-            self._ended.add(seen.name)
+            self._ended.add(seen, about)
         elif seen.phase == "Running":
             root = root_of(pod) or pod_root(self.fleet.cluster.root_dir)
             name = text(fields(pod, "spec"), "hostname") or seen.name
@@ -157,11 +179,8 @@ class KubernetesEngine(Engine):
 
     def first_pod(self, job: str) -> Host | None:
         """The pod of node 0, if it runs."""
-        found = self.store.one(job)
         running: dict[str, Host] = {}
-        for pod in found.pods if found is not None else ():
-            if node_of_pod(pod) == 0:
-                self._take(job, pod, running)
+        self._take(job, self.store.one(job), running, first=True)
         return next(iter(running.values()), None)
 
     def reach(self, host: Host) -> Link | None:
@@ -237,10 +256,8 @@ class KubernetesEngine(Engine):
         """Ask the agents in its pods to end the ranks, then delete its workload in the foreground: pods without an agent get
         TERM. Returns when no object is left, which proves that no process is. Raises Survivors."""
         with self.api.patiently():
-            found = self.store.one(job)
             running: dict[str, Host] = {}
-            for pod in found.pods if found is not None else ():
-                self._take(job, pod, running)
+            self._take(job, self.store.one(job), running)
             answers = self._stop(job, running, how)
             if self._followed:  # those that were placed leave their last records before they are deleted
                 results = {pod: read_result(answers[host.name], job).state for pod, host in running.items()}
@@ -287,26 +304,46 @@ class KubernetesEngine(Engine):
             if not agent.host.here and self._ended.places.get(agent.host.host) == (job, 0):
                 agent.ask(RELEASE({"job": job, "exact": True}))
 
+    def pods(self, job: str) -> Sequence[JobPod]:
+        pods = [(node_of_pod(pod), view(pod)) for pod in self.store.pods(job)]
+        found = [JobPod(seen.name, node, seen.host, seen.phase, seen.reason, seen.restarts) for node, seen in pods]
+        return sorted(found, key=lambda pod: (pod.node is None, pod.node or 0, pod.pod))
+
     def holds_output(self, job: str) -> bool:
         pods = [pod for pod, place in self._ended.places.items() if place == (job, 0)]
         found = [self.api.get("Pod", pod) for pod in pods]
         return any(pod is not None and not view(pod).ended for pod in found)
 
+    def without_files(self, job: str, error: NotFound) -> NotFound:
+        if any(pod.phase == "Running" for pod in self.pods(job)):
+            return error
+        fix = f"{PROGRAM} run has fetched the output if it was attached; KUBERNETES['output'] puts it on a volume"
+        if self._output:
+            fix = f"the output of its nodes is on {self._output}, in folders whose names begin with JOB{job}"
+        return NotFound("its pod has ended, and its files with it", fix, error.node)
+
     def forget(self, jobs: Collection[str]) -> None:
         for job in jobs:
             self.store.remove(job, GRACE_MORE + _LEAVING, self.caller.check)
+        for one in self.store.abandoned():
+            kind, about = str(one["kind"]), fields(one, "metadata")
+            if self.api.delete(kind, text(about, "name"), uid=text(about, "uid")):
+                self.caller.note(f"removed {kind.lower()} {text(about, 'name')}: its job is gone")
 
     def check(self, settings: Mapping[str, object], deep: bool) -> Examined:
         """The API server, and what a job of these settings needs there. The cluster counts as one node."""
         assert isinstance(self.api, ClusterApi)
         cluster = self.fleet.cluster
         read = read_settings(cluster.settings, None, settings, cluster.where)
-        resources = read.resources_of("trainer")
+        groups = [
+            PodGroup(count, resources.get("requests", {}), resources.get("limits", {}))
+            for role, count in read.nodes
+            for resources in [read.resources_of(role)]
+        ]
         job = CheckedJob(
             kind=WORKLOADS[read.dialect],
-            pods=read.node_count,
-            requests=resources.get("requests", {}),
-            limits=resources.get("limits", {}),
+            groups=groups,
+            queue=bool(read.queue),
             pull_secrets=read.image_pull_secrets,
             service_account=read.service_account,
             node_selector=read.node_selector,
@@ -321,3 +358,10 @@ class KubernetesEngine(Engine):
         except AuthError as error:
             fix = "ask for the right to list nodes: docs/kubernetes.md has a ClusterRole for it"
             raise AuthError(error.what, fix, error.node) from None
+
+
+def _no_records(node: str) -> NotFound:
+    why = "Kubernetes deletes the pods that still run when another one has failed"
+    return NotFound(
+        "its pod was deleted, and its records with it", f"{why}: {PROGRAM} run --log-dir DIR keeps the logs", node
+    )

@@ -1,4 +1,4 @@
-"""The start of a job on Kubernetes: manifests, and a bundle with the job and its workspace in a Secret."""
+"""A job on Kubernetes starts by manifests, and by a bundle with the job and its workspace in a Secret."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from clustertool.engines.kubernetes.first_pod import send_to_first_pod
 from clustertool.engines.kubernetes.job_manifests import JobManifests, as_yaml, job_manifests, settings_of
 from clustertool.engines.kubernetes.kubernetes_engine import KubernetesEngine
 from clustertool.engines.kubernetes.submitted_objects import SubmittedObjects, documents
-from clustertool.engines.queued_request import expected_plan, refuse_lease, refuse_options
+from clustertool.engines.queued_request import expected_plan, refuse_lease, refuse_options, with_usual_command
 from clustertool.errors import ClustertoolError, PreflightError, UsageError
 from clustertool.fleet import stored_hosts
 from clustertool.fleet.identity import identity, job_id
+from clustertool.model.config.job import read_job
 from clustertool.model.container.container_settings import NO_CONTAINER
 from clustertool.model.job.earlier_jobs import read_earlier
 from clustertool.model.kubernetes.pod_places import PADDLEJOB
@@ -44,6 +45,7 @@ class KubernetesStart(Starter):
     def prepare(self) -> Submission:
         """A workspace that does not fit into the Secret is sent by submit()."""
         request, caller = self._request, self._engine.caller
+        _ = self._made(request.wish.job_id).objects  # a wrong field is refused before anything is sent
         if request.wish.job_id:
             recorded, known = self._pods.earlier(request.wish.job_id)
             records = read_earlier({node: answer["jobs"] for node, answer in recorded.items()})
@@ -78,15 +80,16 @@ class KubernetesStart(Starter):
         """The objects of the request. job: its id, "" for a new one. Their owner is not known so far.
 
         Raises UsageError, ConfigError, DataError."""
-        request = self._request
+        request, wish = self._request, self._request.wish
         refuse_options(request)
         self._settings = settings_of(request)
-        spec = request.spec
-        if spec is None or (request.workspace is None and not self._settings.workspace):
-            fix = 'give --workspace DIR, or set KUBERNETES["workspace"] to image:/path or pvc:CLAIM/path'
-            raise UsageError("the job has no files", fix)
-        refuse_lease(spec, "give --timeout")
-        wish = request.wish
+        if self._settings.workspace and wish.folder:
+            self._engine.caller.note(
+                f"the workspace is {self._settings.workspace}: of {wish.folder} only job.toml is read"
+            )
+        if request.spec is None:  # --job-workspace: a job.toml in the pods cannot be read from here
+            request.spec = with_usual_command(read_job(request.cluster, {}, request.options))
+        refuse_lease(request.spec, "give --timeout")
         made = identity(job or job_id(), wish.job_id, wish.name or wish.job_id, request.origin)
         sent = None if self._settings.workspace else request.workspace
         return job_manifests(replace(request, workspace=sent), made)
@@ -98,20 +101,33 @@ class KubernetesStart(Starter):
         if wish.native:
             if made.settings.dialect != PADDLEJOB:
                 raise UsageError("--native is a form of the dialect paddlejob", "add --dialect paddlejob")
-            if wish.secrets:
-                raise UsageError("--native has no Secret", "leave --with-secrets out")
-            return Exported((apply,), as_yaml(made.native()))
+            if wish.secrets or wish.secrets_place is not None:
+                raise UsageError("--native has no Secret", "leave --with-secrets and --secrets-to out")
+            text = as_yaml(made.native())
+            if self._settings.workspace or self._request.options.job_workspace:
+                return Exported((apply,), text)
+            what = (
+                'the files of the job must be in the image, or name them: workspace = "image:/path" or "pvc:CLAIM/path"'
+            )
+            return Exported((apply,), f"# No workspace is sent: {what}\n{text}", what)
         made = replace(made, order=replace(made.order, owner=self._owner(made.order.owner)))
         objects = made.objects
-        found = [objects.workload, *([objects.service] if objects.service else [])]
+        service = [objects.service] if objects.service else []
         if wish.secrets:
-            text = as_yaml(*found, secret(made.order, _bundle(made)))
+            text = as_yaml(objects.workload, secret(made.order, _bundle(made)), *service)
             return Exported((apply,), text, f"it has the key and the secrets of the job: {_PRIVATE}")
         head = (
-            f"# Pods of this job wait for the Secret {objects.secret_name} with the key bundle.pyz: the job and its key.\n"
-            "# `export --with-secrets` writes all of it, and `run` creates all of it.\n"
+            f"# The pods wait for the Secret {objects.secret_name}, which has the job and its key. It is not in this file:\n"
+            "# `export --secrets-to FILE` writes it to a second file, `export --with-secrets` into the same one.\n"
         )
-        return Exported((apply,), head + as_yaml(*found))
+        text = head + as_yaml(objects.workload, *service)
+        if wish.secrets_place is None:
+            return Exported(
+                (apply,), text, f"its pods wait for the Secret {objects.secret_name}: see the head of the file"
+            )
+        note = f"{wish.secrets_place} has the key and the secrets of the job: {_PRIVATE}"
+        both = (apply, f"kubectl apply -f {wish.secrets_place.name}")
+        return Exported(both, text, note, as_yaml(secret(made.order, _bundle(made))))
 
     def _owner(self, user: str) -> str:
         """By whose name later commands find the job. user: of this machine, where no API server answers."""

@@ -1,4 +1,4 @@
-"""The way to a node that is a pod: programs in its container, by exec. The image needs no shell."""
+"""A node that is a pod is reached by programs in its container, by exec. The image needs no shell."""
 
 from __future__ import annotations
 

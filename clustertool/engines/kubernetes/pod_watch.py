@@ -1,4 +1,4 @@
-"""What the cluster does to pods while a job is followed: a pod that was preempted is soon gone, and its reason with it."""
+"""The watch of pods reads what a cluster does to them: a pod that was preempted is soon gone, and its reason with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 from clustertool.engines.kubernetes.api.object_kinds import Manifest, Object
 from clustertool.errors import ClustertoolError
 from clustertool.model.kubernetes.object_names import JOB_LABEL, job_hash
-from clustertool.model.kubernetes.pod_reasons import PodView, end_of, fields, text, view
+from clustertool.model.kubernetes.pod_reasons import PodFault, PodView, end_of, fields, text, view
 
 _PAUSE = 5.0  # seconds after the server has refused a watch
 
@@ -31,6 +31,7 @@ class PodWatch:
         self._views: dict[
             str, dict[str, PodView]
         ] = {}  # those that explain the end of a job, by its hash and their names
+        self._stuck: dict[str, dict[str, PodView]] = {}  # those that have not started because of their images
 
     def start(self, labels: Mapping[str, str]) -> None:
         """labels: of the pods. Called again it does nothing."""
@@ -42,14 +43,22 @@ class PodWatch:
         self._closed.set()
 
     def cause(self, job: str) -> tuple[str, int] | None:
-        """Why pods of a job have ended, and the exit code of that."""
-        return end_of(list(self._views.get(job_hash(job), {}).values()))
+        """Why pods of a job have ended or never started, and the exit code of that."""
+        found = end_of(list(self._views.get(job_hash(job), {}).values()))
+        waiting = list(self._stuck.get(job_hash(job), {}).values())
+        if found is not None or not waiting:
+            return found
+        return f"pod {waiting[0].name}: {waiting[0].reason}", waiting[0].exit_code
 
     def take(self, pod: Object) -> None:
         """Keep what an object of a pod states."""
         found = view(pod)
+        of_job = text(fields(fields(pod, "metadata"), "labels"), JOB_LABEL)
+        if found.fault is PodFault.IMAGE:
+            self._stuck.setdefault(of_job, {})[found.name] = found
+        elif not found.deleted and found.fault is PodFault.NONE:
+            self._stuck.get(of_job, {}).pop(found.name, None)
         if end_of([found]) is not None:
-            of_job = text(fields(fields(pod, "metadata"), "labels"), JOB_LABEL)
             self._views.setdefault(of_job, {}).setdefault(found.name, found)
 
     def _run(self, labels: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""The records of a node whose pod has ended, restored from the log of the pod in a private folder of this machine.
+"""The records of a node whose pod has ended are restored from the log of the pod in a private folder of this machine.
 
 An agent there answers as the one in the pod would have: state, report, logs of the ranks. The log is input of others, since
 programs of the job write to it: it decides what is in a file, and never where one is.
@@ -47,9 +47,12 @@ class RestoredRecords:
     def close(self) -> None:
         self._folder.cleanup()
 
-    def restore(self, job: str, node: int, log: Iterable[bytes], logs: bool = True) -> RestoredNode:
-        """log: of its pod, or its end, in pieces. logs: restore those of the ranks, which are not there so far. A pod that had
-        not joined leaves nothing. Raises what reading it raises, OSError."""
+    def restore(
+        self, job: str, node: int, log: Iterable[bytes], logs: bool = True, stated: bytes = b""
+    ) -> RestoredNode:
+        """log: of its pod, or its end, in pieces. logs: restore those of the ranks, which are not there so far. stated: events
+        that count where the log has no record. A pod that had not joined leaves nothing. Raises what reading it raises,
+        OSError."""
         root = self.root / f"node{node}"
         paths = JobPaths(str(root), job)
         last = b""
@@ -73,6 +76,8 @@ class RestoredRecords:
             Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
         Path(paths.of(OURS, "marker")).touch()
         if record is None or (record.end.job, record.end.node) != (job, node):
+            if stated:
+                Path(paths.events).write_bytes(stated)
             return RestoredNode(root, None)
         for name, data in record.files.items():
             Path(paths.ledger if name == LEDGER else paths.of(OURS, name)).write_bytes(data)

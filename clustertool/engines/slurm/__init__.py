@@ -1,1 +1,1 @@
-"""The engine slurm: jobs of Slurm's queue, whose nodes join by themselves."""
+"""The engine slurm runs jobs in Slurm's queue, whose nodes join by themselves."""

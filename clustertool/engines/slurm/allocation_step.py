@@ -1,4 +1,4 @@
-"""A job in the allocation of the shell in which it is typed: a step, whose srun goes on when this command has ended."""
+"""A job in the allocation of the shell in which it is typed is a step, whose srun goes on when this command has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nodes that Slurm will choose, as --dry shows them."""
+"""This module describes the nodes that Slurm will choose, for --dry."""
 
 from __future__ import annotations
 

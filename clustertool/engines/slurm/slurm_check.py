@@ -1,4 +1,4 @@
-"""The preflight of the engine slurm: the login host, what Slurm answers to the settings, and what a compute node sees."""
+"""The preflight of the engine slurm checks the login host, what Slurm answers to the settings, and what a compute node sees."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class SlurmEngine(Engine):
             self._live.close()
         super().__exit__()
 
-    def open(self, lag: float | None = None, job: str = "") -> Fleet:
+    def open(self, lag: float | None = None, job: str = "", newest: bool = False) -> Fleet:
         with self._opening:
             return self.fleet.open_shared(self.host)
 

@@ -1,4 +1,4 @@
-"""Slurm as its programs on the login host know it. An agent there runs them, and keeps the folders of submitted jobs."""
+"""An agent on the login host runs the programs of Slurm, and keeps the folders of submitted jobs."""
 
 from __future__ import annotations
 

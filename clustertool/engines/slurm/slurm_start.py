@@ -1,4 +1,4 @@
-"""The start of a job in Slurm's queue: the workspace to the shared file system, a bundle with the job, a script, sbatch."""
+"""A job in Slurm's queue starts by a workspace on the shared file system, a bundle with the job, a script, and sbatch."""
 
 from __future__ import annotations
 
@@ -252,8 +252,8 @@ class SlurmStart(Starter):
 
     def export(self, place: Path | None, wish: ExportWish) -> Exported:
         """The script, and the bundle with the workspace. No connection is opened, and the nodes find ROOT_DIR themselves."""
-        if wish.secrets or wish.native:
-            option = "--native" if wish.native else "--with-secrets"
+        options = (("--native", wish.native), ("--with-secrets", wish.secrets), ("--secrets-to", wish.secrets_place))
+        for option in (name for name, given in options if given):
             raise UsageError(f"{option} is an option of manifests of Kubernetes", "leave it out")
         if place is None:
             raise UsageError("export needs a folder", "give --to DIR, which does not exist")

@@ -1,4 +1,4 @@
-"""Channels to the nodes of a running Slurm job: steps of srun, which shells on the login host start."""
+"""Channels to the nodes of a running Slurm job are steps of srun, which shells on the login host start."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class WorkspaceCache:
         except (OSError, ValueError):
             return {}
 
-    def _save(self, name: str, value: Any) -> None:
+    def _save(self, name: str, value: object) -> None:
         with contextlib.suppress(OSError):
             self._write(name, json.dumps(value).encode())
 

@@ -1,4 +1,4 @@
-"""Images of this machine, saved as files for a dispatch. They are kept, so that an image is saved once.
+"""Images of this machine are saved as files for a dispatch. They are kept, so that an image is saved once.
 
 ~/.cache/clustertool/images/<id>-<kind> has the files; a folder has this name only once it is complete.
 """

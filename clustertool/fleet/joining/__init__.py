@@ -1,1 +1,1 @@
-"""Machines that join a job: bundles, joining processes, and the secret of machines on which one command is typed."""
+"""Machines join a job with what this package makes: bundles, joining processes, the secret of machines with a typed command."""

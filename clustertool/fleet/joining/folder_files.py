@@ -1,4 +1,4 @@
-"""The files of a folder in which a job runs in place: their names, and a digest of the program in it.
+"""This module lists the files of a folder in which a job runs in place, and computes a digest of the program in it.
 
 Nothing is sent. The digest shows that two machines have different programs. It does not cover data and results, which are large
 and may differ.

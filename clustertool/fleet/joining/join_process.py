@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import zlib
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -30,9 +31,21 @@ def command(*options: str) -> list[str]:
 def code() -> Mapping[str, str]:
     """{name: text} of the modules that a joining process may import."""
     paths = sorted({path for pattern in _FILES for path in _ROOT.glob(pattern)})
-    return {path.relative_to(_ROOT.parent).as_posix(): path.read_text("utf-8") for path in paths}
+    texts = {path.relative_to(_ROOT.parent).as_posix(): path.read_text("utf-8") for path in paths}
+    return dict(sorted(texts.items()))
 
 
 def digest() -> str:
     """Of the code: all machines of a job need the same."""
-    return node_bundle.named("".join(f"{name}\0{text}\0" for name, text in code().items()).encode())
+    return node_bundle.named(_joined(code()))
+
+
+@lru_cache(maxsize=1)
+def additional() -> bytes:
+    """The modules that an agent does not have (node/agent/join_code.py): name and text of each, with NUL between them; zlib."""
+    have = node_bundle.names()
+    return zlib.compress(_joined({name: text for name, text in code().items() if name not in have}), 9)
+
+
+def _joined(files: Mapping[str, str]) -> bytes:
+    return "\0".join(text for file in files.items() for text in file).encode()

@@ -1,4 +1,4 @@
-"""The secret of machines that start one job together without ssh, and the certificate that each machine derives from it.
+"""Machines that start one job together without ssh have a secret, from which each of them derives the same certificate.
 
 All machines that have the same secret derive the same certificate and key, byte for byte, so the job's mutual TLS admits them
 and no others. The certificate is visible to any program that connects to the coordinator. A secret that can be guessed can

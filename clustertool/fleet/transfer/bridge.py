@@ -1,4 +1,4 @@
-"""What rsync starts in place of ssh: it hands rsync's two pipes and the remote command to the tool, then waits.
+"""rsync starts this program in place of ssh: it hands rsync's two pipes and the remote command to the tool, then waits.
 
     rsync -e "python -SE bridge.py FD" SOURCE node:TARGET
 

@@ -1,4 +1,4 @@
-"""The logs of a job in a folder of this machine, while they grow on the nodes.
+"""This module copies the logs of a job to a folder of this machine, while they grow on the nodes.
 
     FOLDER/JOB<id>/workerlog.0      the bytes of the log
     FOLDER/workerlog.0              a link to it, made with its first byte

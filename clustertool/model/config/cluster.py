@@ -84,7 +84,7 @@ def _checks(value: object) -> Tuple[str, ...]:
     return names
 
 
-def _key(name: str, read: Callable[[object], Any], default: Any) -> Any:
+def _key(name: str, read: Callable[[object], object], default: object) -> Any:
     """A field of Cluster that conf.py sets by this key. `read` raises ValueError saying what is right."""
     return field(default=default, metadata={"key": name, "read": read})
 
@@ -121,6 +121,7 @@ class Cluster:
     device_visibility: str = _key("DEVICE_VISIBILITY", one_of(*VISIBILITIES), "")
     start_port: int = _key("START_PORT", _port, 0)
     lead_port: int = _key("LEAD_PORT", _port, 0)
+    coordinator: str = _key("COORDINATOR", _text, "")  # of elastic jobs: a host that is known to stay available
     relay: str = _key("RELAY", one_of("auto", "off"), "auto")
     dispatch: str = _key("DISPATCH", one_of(*CARRIERS), "swarm")  # what carries a workspace to the nodes
     container: ContainerSettings = _key("CONTAINER", read_conf, ContainerSettings())

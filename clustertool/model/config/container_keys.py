@@ -1,4 +1,4 @@
-"""Reading of the container's settings: CONTAINER of conf.py, [container] of job.toml, and --image, in this order.
+"""This module reads the container's settings: CONTAINER of conf.py, [container] of job.toml, and --image, in this order.
 
 A later source replaces the values of an earlier one key by key.
 """

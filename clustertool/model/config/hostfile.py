@@ -124,14 +124,14 @@ def pick(hosts: Sequence[Host], asked: Sequence[Host]) -> Tuple[Host, ...]:
     """Each host of --ips or -H is an entry of HOSTS with this host or address, or else a new host. In this order."""
     free, found = list(hosts), []
     for host in asked:
-        known = next((entry for entry in free if _means(host, entry)), None)
+        known = next((entry for entry in free if means(host, entry)), None)
         if known is not None:
             free.remove(known)
         found.append(known.with_slots(host) if known else host)
     return numbered(found)
 
 
-def _means(name: Host, entry: Host) -> bool:
+def means(name: Host, entry: Host) -> bool:
     """Whether a name of --ips means this entry of HOSTS. The entry may have a user and a port that the name does not have."""
     same = name.host in (entry.host, entry.address, entry.name)
     return same and name.user in ("", entry.user) and name.port in (0, entry.port)

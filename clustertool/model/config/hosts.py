@@ -25,7 +25,12 @@ _KEYS = {"host", "user", "port", "address", "devices", "nproc", "slots", "roles"
 
 @dataclass(frozen=True)
 class Host:
-    """One node. "" , 0 and None mean: not given, so ssh's configuration or the node's probe answers."""
+    """One node. "" , 0 and None mean: not given, so ssh's configuration or the node's probe answers.
+
+    index: its position in the plan. member: its number in an elastic job, which stays the same where positions change. base:
+    the parent of the job's directory, where it is known before the plan. conf_entry: its `entry`, where this object was made
+    of what the node itself knows.
+    """
 
     index: int
     host: str
@@ -41,11 +46,20 @@ class Host:
     name: str = ""
     twin: int = 0  # how many entries before this one name the same account and machine
     here: bool = False  # this machine itself: no ssh
+    member: Optional[int] = None
+    base: str = ""
+    conf_entry: str = ""
+
+    @property
+    def node_id(self) -> int:
+        """The number by which records know it."""
+        return self.index if self.member is None else self.member
 
     @property
     def entry(self) -> str:
         """How conf.py reaches this node: what later commands know it by."""
-        return f"{self.user}@{self.host}:{self.port}" + (f"#{self.twin}" if self.twin else "")
+        own = f"{self.user}@{self.host}:{self.port}" + (f"#{self.twin}" if self.twin else "")
+        return self.conf_entry or own
 
     def on_slots(self, devices: Tuple[int, ...]) -> Tuple[int, ...]:
         """Those of the node's devices that belong to the host's slots; more slots than devices share them in turns."""

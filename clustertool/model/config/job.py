@@ -11,6 +11,8 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 from clustertool.errors import ConfigError, DataError, UsageError
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.container_keys import merged, refuse_launcher
+from clustertool.model.config.elastic_keys import TypedElastic, is_range, read_elastic
+from clustertool.model.config.elastic_settings import ElasticSettings
 from clustertool.model.config.hosts import VARIABLE, device_ids
 from clustertool.model.config.job_tables import (
     COMMANDS,
@@ -111,6 +113,7 @@ class JobSpec:
     log_dir: str = ""
     mpi: MpiSettings = MpiSettings()
     container: ContainerSettings = ContainerSettings()
+    elastic: ElasticSettings = ElasticSettings()
 
     @property
     def by_mpirun(self) -> bool:
@@ -168,6 +171,8 @@ class Options:
     job_workspace: str = ""
     host_counts: bool = False
     image: Optional[str] = None
+    elastic_server: Tuple[str, ...] = ()
+    elastic_timeout: str = ""
 
 
 def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
@@ -205,7 +210,7 @@ def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
         auto_devices=devices == AUTO,
         nproc=None if options.nproc_per_node in COUNTED else _count(options.nproc_per_node, "--nproc-per-node", _NPROC),
         nproc_of=options.nproc_per_node if options.nproc_per_node in COUNTED else "",
-        nnodes=_count(options.nnodes, "--nnodes") or 0,
+        nnodes=0 if is_range(options.nnodes) else _count(options.nnodes, "--nnodes") or 0,
         ports=RequestedPorts(
             gloo=_port(options.http_port, "--http-port"), master=_port(options.master_port, "--master-port")
         ),
@@ -213,7 +218,13 @@ def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
         log_dir=options.log_dir,
         mpi=MpiSettings(file["mpi"], file["pservers"] or _asks_for_pservers(cluster, options)),
         container=container,
+        elastic=read_elastic(cluster, file["elastic"], typed_elastic(options), mode),
     )
+
+
+def typed_elastic(options: Options) -> TypedElastic:
+    """What the command line has of an elastic job."""
+    return TypedElastic(options.nnodes, options.elastic_server, options.elastic_timeout)
 
 
 def valid_job_id(text: str, option: str = "--job-id") -> str:

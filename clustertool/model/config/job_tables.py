@@ -1,4 +1,4 @@
-"""The tables of job.toml, checked: commands, shards, variables, outputs, and the options of mpirun."""
+"""This module checks the tables of job.toml: commands, shards, variables, outputs, and the options of mpirun."""
 
 from __future__ import annotations
 
@@ -44,12 +44,14 @@ _TABLES: Dict[str, Tuple[str, ...]] = {
     "mpi": ("options",),
     "container": tuple(field.name for field in fields(ContainerSettings)),
 }
+_READ_LATER = ("elastic",)  # tables whose keys their own reader checks
 
 
 def read_tables(toml: Toml) -> Dict[str, Any]:
     for key, value in toml.items():
-        if key not in ("mode", "resume", "env", *_TABLES):
-            raise DataError(f"job.toml: unknown key {key!r}", f"known: mode, resume, env, {', '.join(_TABLES)}")
+        if key not in ("mode", "resume", "env", *_TABLES, *_READ_LATER):
+            known = ", ".join(("mode", "resume", "env", *_TABLES, *_READ_LATER))
+            raise DataError(f"job.toml: unknown key {key!r}", f"known: {known}")
         if key == "mode":
             if value not in tuple(MODES):
                 raise DataError(f"job.toml: mode = {value!r} is not known", f"one of {', '.join(MODES)}")
@@ -80,6 +82,7 @@ def read_tables(toml: Toml) -> Dict[str, Any]:
         "policy": toml.get("policy", {}),
         "mpi": _mpi_options(toml.get("mpi", {}).get("options", [])),
         "container": toml.get("container", {}),  # container_keys.py reads its values
+        "elastic": toml.get("elastic", {}),  # elastic_keys.py reads its values
         "pservers": "pserver" in toml,
     }
 

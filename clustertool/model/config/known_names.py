@@ -1,4 +1,4 @@
-"""The fix of an error about a name that is not known."""
+"""This module writes the fix of an error about a name that is not known."""
 
 from __future__ import annotations
 

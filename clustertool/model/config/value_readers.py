@@ -1,4 +1,4 @@
-"""Readers of values of conf.py and job.toml that several keys share. Each raises ValueError, which states what is right."""
+"""Readers convert values of conf.py and job.toml, for several keys. Each raises ValueError, which states what is right."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Ranks in containers: settings, command lines, and what nodes report of runtimes and images. Pure."""
+"""This package describes ranks in containers: settings, command lines, what nodes report of runtimes and images. Pure."""

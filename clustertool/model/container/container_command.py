@@ -1,4 +1,4 @@
-"""The command line that starts a rank in a container, and the variables that travel with it.
+"""This module computes the command line that starts a rank in a container, and the variables that travel with it.
 
 No value of a variable is on a command line: the client of the runtime has them in its environment, and passes them by name.
 Variables that the client itself obeys (HOME, DOCKER_HOST) have another name on the way.
@@ -129,11 +129,24 @@ def command(
         f"--label={NODE_LABEL}={spec['node']}",
     ]
     made += [f"--label={PLACE_LABEL}={place_of(spec['mark'])}", *_user(container)]
+    made += (
+        ["--pids-limit=-1"] if container["process_limit"] else []
+    )  # a rank has threads for each core, and data loaders
     made += [f"--ulimit={limit}={soft}:{hard}" for limit, (soft, hard) in around.limits.items()]
-    made += [f"--workdir={spec['work_dir']}", *(f"--volume={path}:{path}" for path in mounts)]
+    made += [f"--workdir={spec['work_dir']}", *(_mount(path) for path in mounts)]
     made += [f"--volume={volume}" for volume in container["volumes"]]
     made += [f"--env={name}" for name in names]
     return [*made, *options, *container["options"], container["image"], *_shell(argv)]
+
+
+def _mount(path: str) -> str:
+    """The option for a folder at the same path. --volume splits its value at each colon; --mount has fields of CSV."""
+    return f"--mount=type=bind,{_fields(path, 'target')}" if ":" in path else f"--volume={path}:{path}"
+
+
+def _fields(path: str, target: str) -> str:
+    fields = (f"{name}={path}" for name in ("source", target))
+    return ",".join('"' + field.replace('"', '""') + '"' if "," in path or '"' in path else field for field in fields)
 
 
 def _shell(argv: List[str]) -> List[str]:
@@ -151,10 +164,16 @@ def _user(container: ContainerSpec) -> List[str]:
     return [f"--user={user}:{groups[0]}", *(f"--group-add={group}" for group in groups[1:])]
 
 
+def _bind(path: str) -> str:
+    """The same for apptainer, whose --bind splits its value at commas too."""
+    plain = not any(sign in path for sign in ',:"')
+    return f"--bind={path}:{path}" if plain else f"--mount=type=bind,{_fields(path, 'destination')}"
+
+
 def _apptainer(container: ContainerSpec, spec: Spec, options: List[str], mounts: List[str]) -> List[str]:
     # Without --no-eval a shell evaluates the values of variables: `$` in them, and the text of the wrapper.
     made = [container["program"], "exec", "--cleanenv", "--no-eval", "--no-home", f"--pwd={spec['work_dir']}"]
-    made += [f"--bind={path}:{path}" for path in mounts] + [f"--bind={volume}" for volume in container["volumes"]]
+    made += [_bind(path) for path in mounts] + [f"--bind={volume}" for volume in container["volumes"]]
     return [*made, *options, *container["options"], container["image"]]
 
 

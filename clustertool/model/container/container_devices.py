@@ -1,4 +1,4 @@
-"""Devices in a rank's container: which options give the client of a runtime the devices of their kind. Pure.
+"""Devices get into a rank's container by options of the runtime's client, which depend on their kind. Pure.
 
 A container gets all devices of its node, and the planned variables (CUDA_VISIBLE_DEVICES ...) select among them, as without a
 container. A container with some of them would number these from 0, and the planned numbers are those of the node.

@@ -1,4 +1,4 @@
-"""What the probe of a node reports of its container runtime and of a job's image there."""
+"""Container facts are what a node reports of its container runtime and of a job's image there."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ class ContainerFacts:
     image_id: "" where the image is not there. digest: that of the registry's manifest, else the id with its hash. size:
     bytes of the image in the store. store_free: bytes free where images are kept. gpu: CDI or HOOK of runtime_output.py, ""
     for neither.
+    process_limit: it limits the processes and threads of a container by default (podman: 2048), and can allow more.
     uid, groups: of the user; the primary group is the first one.
     """
 
@@ -30,5 +31,6 @@ class ContainerFacts:
     store: str = ""
     store_free: int = -1
     gpu: str = ""
+    process_limit: bool = False
     uid: int = 0
     groups: Tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Names of container runtimes and of settings. Apart from the settings, so that a node imports no dataclass for a name."""
+"""This module names container runtimes and settings. It is apart from the settings: a node imports no dataclass for a name."""
 
 from __future__ import annotations
 

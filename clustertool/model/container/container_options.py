@@ -1,4 +1,4 @@
-"""The options of a container's runtime that a user may add, and those that the tool itself sets."""
+"""This table has the options of a container's runtime that a user may add, and those that the tool itself sets."""
 
 from __future__ import annotations
 

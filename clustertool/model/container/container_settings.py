@@ -1,4 +1,4 @@
-"""The container of a job's ranks: CONTAINER of conf.py, [container] of job.toml, and --image."""
+"""Container settings describe the container of a job's ranks: CONTAINER of conf.py, [container] of job.toml, and --image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command lines of docker, podman and apptainer that inspect, pull, save and load images.
+"""This module has the command lines of docker, podman and apptainer that inspect, pull, save and load images.
 
 An image travels as a folder of files: COPY_DIR has the manifest, the configuration and the layers as podman's transport `dir:`
 writes them, compressed; COPY_ARCHIVE has the files of a tar archive as `docker save` writes it; COPY_FILE has one .sif file.

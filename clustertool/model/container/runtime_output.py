@@ -1,4 +1,4 @@
-"""What container runtimes print about themselves and about images, as the probe reads it. Pure: text in, values out."""
+"""This module reads what container runtimes print about themselves and about images. Pure: text in, values out."""
 
 # Without `annotations` from __future__: with it, typing would compile each type of a NamedTuple (decision 26).
 
@@ -23,6 +23,7 @@ class Runtime(NamedTuple):
     cgroup: str = ""
     store: str = ""
     nvidia: bool = False  # docker knows NVIDIA's runtime
+    process_limit: bool = False  # it limits the processes of a container by default
     problem: str = ""
     fix: str = ""
 
@@ -81,8 +82,13 @@ def _podman(found: Mapping[str, object], user: str) -> Runtime:
     if rootless and len(ranges) < 2:
         fix = f"as root: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}; then podman system migrate"
         return Runtime("", problem=f"{user} has no range of uids in /etc/subuid, which podman needs", fix=fix)
-    named = version.get("Version") or "?"
-    return Runtime(str(named), rootless, str(host.get("cgroupVersion", "")), str(store.get("graphRoot", "")))
+    named, cgroup = version.get("Version") or "?", str(host.get("cgroupVersion", ""))
+    # Without root it can set limits only where systemd delegates them.
+    delegated = (
+        cgroup == "v2" and host.get("cgroupManager") == "systemd" and "pids" in _list(host.get("cgroupControllers"))
+    )
+    limit = not rootless or delegated
+    return Runtime(str(named), rootless, cgroup, str(store.get("graphRoot", "")), process_limit=limit)
 
 
 def _failed(runtime: str, err: str, user: str) -> Runtime:

@@ -1,4 +1,4 @@
-"""Which devices a process sees: the variables of each kind of devices, and what their values name."""
+"""Variables of each kind of devices decide which devices a process sees. This module knows what their values name."""
 
 from __future__ import annotations
 

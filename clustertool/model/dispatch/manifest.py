@@ -70,7 +70,7 @@ def line(entry: Entry) -> bytes:
     return _as_json(entry, ", ").encode() + b"\n"
 
 
-def _as_json(values: Iterable[Any], separator: str) -> str:
+def _as_json(values: Iterable[object], separator: str) -> str:
     """A list of strings and whole numbers as json.dumps() writes it. json.dumps() makes an encoder for each list and is
     half as fast."""
     quote = json.encoder.encode_basestring_ascii

@@ -1,4 +1,4 @@
-"""The processes that take care of a node's part of a job, from the node's own events: supervisor, guard and gauge."""
+"""This module finds the processes that take care of a node's part of a job in its own events: supervisor, guard and gauge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users call a job: its id, the beginning of its id, the id that they asked for, or its name."""
+"""A user names a job by its id, the beginning of its id, the id that was asked for, or its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's part of a job: the fold of the node's own events, and what it adds to the state of the job."""
+"""A node's part of a job is the fold of the node's own events. This module adds it to the state of the job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class NodePart(NamedTuple):
     """The state of one node's part of a job. `code` and `reason` are of its outcome; of UNKNOWN `reason` is the cause.
 
     `final`: the lead has decided this outcome. Else a node has recorded it, which may have been cut off from the lead.
-    `ended`: when the node recorded its end, by its clock; 0.0 before.
+    `ended`: when the node recorded its end, by its clock; 0.0 before. `lead`: the node that coordinates the job, as it knows.
     """
 
     node: int
@@ -25,21 +25,21 @@ class NodePart(NamedTuple):
     start: StartReason = StartReason.NONE
     final: bool = False
     ended: float = 0.0
+    lead: int = LEAD
 
     @property
     def may_run(self) -> bool:
         """Whether processes of the job may live there, as far as the node knows."""
         return self.state in (JobState.RUNNING, JobState.UNKNOWN) or self.start is StartReason.JOINING
 
-    @property
-    def weight(self) -> Tuple[int, bool, bool, int]:
+    def weight(self, lead: int) -> Tuple[int, bool, bool, int]:
         """The part of the least weight decides. Of equal ones the lead's node is the first, then one without success."""
         order = {JobState.RUNNING: 0, JobState.UNKNOWN: 2}.get(self.state, 6)
         if self.state is JobState.STARTING:
             order = 1 if self.start is StartReason.JOINING else 7
         elif self.code is not None and self.state in OUTCOMES:
-            order = 3 if self.final and self.node == LEAD else 5 if self.state is JobState.LOST else 4
-        return order, self.node != LEAD, self.state is JobState.SUCCEEDED, self.node
+            order = 3 if self.final and self.node == lead else 5 if self.state is JobState.LOST else 4
+        return order, self.node != lead, self.state is JobState.SUCCEEDED, self.node
 
 
 def read_part(summary: Mapping[str, Any]) -> NodePart:
@@ -47,7 +47,8 @@ def read_part(summary: Mapping[str, Any]) -> NodePart:
     code, start = summary["code"], StartReason(summary.get("start", ""))
     state, reason = JobState(summary["state"]), str(summary["reason"] or "")
     node, final = int(summary["node"] or 0), bool(summary.get("final"))
-    return NodePart(node, state, None if code is None else int(code), reason, start, final)
+    lead = int(summary.get("lead", LEAD))
+    return NodePart(node, state, None if code is None else int(code), reason, start, final, lead=lead)
 
 
 class NodeRecord(CaretakerRecord):
@@ -56,6 +57,7 @@ class NodeRecord(CaretakerRecord):
     def __init__(self) -> None:
         super().__init__()
         self.known = False  # it has a record of the job
+        self.lead, self.epoch = LEAD, 0  # of its newest header
         self.began = 0.0  # when the first supervisor started, by the clock of the node
         self.entered = False  # a rank was started, or could not be; also if it is not known whether one was
         self.step = ""  # the newest event about starting and stopping ranks
@@ -77,7 +79,8 @@ class NodeRecord(CaretakerRecord):
         if kind == "supervisor":
             self.began = self.began or float(event.get("t", 0))
         elif kind == "job":  # a second one: the engine has started the job again
-            self.entered = bool(event.get("restored"))
+            self.entered = self.entered if "epoch" in event else bool(event.get("restored"))
+            self.lead, self.epoch = int(event.get("lead", LEAD)), int(event.get("epoch", 0))
             self.verdict = self.ended = None
             self.ended_at, self.survivors = 0.0, []
         elif kind in ("started", "exited"):
@@ -95,6 +98,9 @@ class NodeRecord(CaretakerRecord):
 
     def part_of(self, node: int, alive: bool, unknown: str = "") -> NodePart:
         """`alive`: a supervisor is recorded and lives. `unknown`: why the state of its processes is not known."""
+        return self._part(node, alive, unknown)._replace(lead=self.lead)
+
+    def _part(self, node: int, alive: bool, unknown: str) -> NodePart:
         outcome = self.verdict or self.ended
         if self.ended is None and self.damaged and not alive:
             return NodePart(node, JobState.UNKNOWN, reason=unknown or "its records are damaged")
@@ -154,7 +160,7 @@ class NodeStatus(NodeRecord):
             alive = self.state is not NodeState.LOST and bool(self.supervisor or self.entered)
         return self.part_of(self.index, alive, self.unknown)
 
-    def as_dict(self) -> Dict[str, Any]:
+    def as_dict(self) -> Dict[str, object]:
         """An entry of "nodes" of `inv status --json`, without its "why"."""
         names = ("index", "name", "state", "supervisor", "survivors", "heartbeat", "lost", "skew", "unconnected")
         return {name: getattr(self, name) for name in names}

@@ -54,14 +54,14 @@ class Outcome(NamedTuple):
     brief: str = ""  # the reason in few words, if it has such a form
     engine: Optional[EngineEnd] = None  # where an engine has ended the job
 
-    def as_record(self) -> Dict[str, Any]:
+    def as_record(self) -> Dict[str, object]:
         """The fields of an event."""
         lists = {"culprits": list(map(list, self.culprits)), "victims": list(map(list, self.victims))}
         fields = {**self._asdict(), **lists}
         end = fields.pop("engine")
         return fields if end is None else {**fields, "engine": end._asdict()}
 
-    def as_dict(self) -> Dict[str, Any]:
+    def as_dict(self) -> Dict[str, object]:
         """The "outcome" of JSON answers."""
         fields = self.as_record()
         del fields["brief"]

@@ -1,4 +1,4 @@
-"""The start of a rank's program: the exit code and the reason where it cannot be started, and the shell script for a prelude.
+"""A rank's program that cannot be started has an exit code and a reason. This module has also the script for a prelude.
 
 It is apart from outcome.py, which a probe does not need.
 """

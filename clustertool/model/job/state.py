@@ -1,4 +1,4 @@
-"""The fold of a job's events. Only this module decides in which state a job, its nodes and its ranks are.
+"""This module folds a job's events. It alone decides in which state a job, its nodes and its ranks are.
 
     state of a job   what the records of its nodes show, the first line that is true
     running          a supervisor lives, and ranks of that node have started
@@ -16,95 +16,28 @@ attempt: a rank that starts again is another ProcessStatus, and `processes` has 
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
-from typing import Any, Callable, Container, Dict, FrozenSet, Iterable, List, Mapping, Optional, Set, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
+from clustertool.model.elastic.membership import EpochChange, EpochHeaders, read_change
+from clustertool.model.job.attempts import Attempt, ProcessStatus
 from clustertool.model.job.caretakers import Event
 from clustertool.model.job.node_status import NodePart, NodeStatus, NodeTrouble
-from clustertool.model.job.outcome import LEAD, Failure, Key, Outcome, exit_code
+from clustertool.model.job.outcome import LEAD, Key, Outcome, exit_code
 from clustertool.model.job.rank_places import MOST, unpack
 from clustertool.model.job.state_names import OUTCOMES, JobState, NodeCause, NodeState, RankState
 
-_OF_THE_LEAD = frozenset({"phase", "lost", "absent", "restart", "verdict"})
+_OF_THE_LEAD = frozenset({"phase", "lost", "absent", "restart", "verdict", "epoch", "standby", "below-minimum"})
 _OF_A_RANK = frozenset({"started", "listening", "elsewhere", "exited", "frozen", "thawed"})
-
-
-_SHOWN = "role rank node local_rank endpoint log state pid since code signal stopped attempt error epoch step output"
-
-
-class Life:
-    """What a rank did in one attempt. Times are by the laptop's clock."""
-
-    def __init__(self) -> None:
-        self.start = 0  # the start time of its process, as the kernel counts it
-        self.listening = False  # at its endpoint
-        self.listens = ""  # at another address, and where
-        self.guarded = False  # its supervisor was lost, and the guard ended it
-        self.states: List[Tuple[float, RankState]] = []  # and since when
-        self.consequence = False  # it failed, and its last line is about a lost connection
-        self.cpu = 0.0  # seconds, at its end
-        self.memory = 0.0  # bytes at most, at its end
-
-
-class ProcessStatus:
-    """A rank in the newest attempt that it has entered, or in the first one."""
-
-    def __init__(self, role: str, rank: int, node: int, attempt: int = 0) -> None:
-        self.role, self.rank, self.node, self.attempt = role, rank, node, attempt
-        self.local_rank = 0
-        self.endpoint = self.log = ""
-        self.state = RankState.WAITING
-        self.pid = 0
-        self.since = 0.0
-        self.code: Optional[int] = None
-        self.signal = 0
-        self.note = ""  # why it could not start, or ended
-        self.error = 0  # of a failure: equal numbers for equal last lines of the log
-        self.epoch: Optional[float] = None  # the last one that it printed, like step
-        self.step: Optional[float] = None
-        self.output = 0.0  # when it printed last, or was started if it printed nothing; 0 if that is not known
-        self.life = Life()
-
-    @property
-    def key(self) -> Key:
-        return self.role, self.rank
-
-    def failure(self, node: str = "") -> Failure:
-        """`node`: the name of its node."""
-        how = (self.code or 0, self.signal, self.note, self.error, self.attempt, self.life.consequence)
-        return Failure(self.role, self.rank, node, *how)
-
-    @property
-    def stopped(self) -> bool:
-        return self.state is RankState.STOPPED
-
-    def as_dict(self) -> Dict[str, Any]:
-        """An entry of "processes" of `inv status --json`, without its note."""
-        return {name: getattr(self, name) for name in _SHOWN.split()}
-
-
-class Attempt:
-    """`places`: the node of each of its ranks, if that is known. `ranks`: those that were started in it.
-
-    `began`, `ended`: the first start and the last end of a rank of it; 0.0 if there was none.
-    """
-
-    def __init__(self, number: int, places: Optional[Mapping[Key, int]]) -> None:
-        self.number, self.places = number, places
-        self.ranks: Dict[Key, ProcessStatus] = {}
-        self.phase = ""
-        self.began = self.ended = 0.0
-
-    @property
-    def nodes(self) -> FrozenSet[int]:
-        """The nodes that take part, as far as they are known."""
-        started = {process.node for process in self.ranks.values()}
-        return frozenset(started if self.places is None else self.places.values())
 
 
 def decide(parts: Iterable[NodePart]) -> NodePart:
     """The part that stands for the job; QUEUED if there is none."""
-    return min(parts, key=lambda part: part.weight, default=NodePart(LEAD, JobState.QUEUED))
+    known = list(parts)
+    votes = Counter(part.lead for part in known)
+    lead = max(votes, key=lambda one: (votes[one], -one), default=LEAD)
+    return min(known, key=lambda part: part.weight(lead), default=NodePart(LEAD, JobState.QUEUED))
 
 
 _Weighed = Tuple[Tuple[int, bool, int], Outcome]  # an outcome that nodes have recorded; the least weight counts
@@ -133,7 +66,8 @@ class JobStatus:
         self.plan = plan
         self._begun: Set[int] = set()  # nodes of which a first event was read
         self._led = 0  # the newest attempt that the lead has begun
-        self._outcomes: Dict[bool, _Weighed] = {}  # of the lead's node (True), and of the others
+        self._outcomes: Dict[int, _Weighed] = {}  # of each node
+        self._headers = EpochHeaders(LEAD)
 
     def apply(self, node: int, event: Event) -> None:
         here = self.nodes.setdefault(node, NodeStatus(node))
@@ -148,7 +82,7 @@ class JobStatus:
         """False for an event that `node` cannot know: of a rank that it does not run, or of the lead on another node."""
         kind = event.get("type")
         if kind in _OF_THE_LEAD:
-            return node == LEAD
+            return node == self._headers.of(self.nodes[node].epoch)
         if kind not in _OF_A_RANK:
             return True
         return self.runs(node, (str(event["role"]), int(event["rank"])), event.get("attempt"))
@@ -161,12 +95,32 @@ class JobStatus:
         process = self.processes.get(key)
         return process.node == node if process is not None else len(self.processes) < MOST
 
+    def ranks_in(self, attempt: Optional[int] = None) -> Dict[Key, int]:
+        """The node of each rank in an attempt, or in the newest one."""
+        places = self._places(attempt) if attempt is not None else None
+        return dict(places) if places is not None else {key: process.node for key, process in self.processes.items()}
+
+    def has_rank(self, node: int, key: Key, attempt: int) -> bool:
+        """Whether a node is known to run a rank in an attempt."""
+        return self.runs(node, key, attempt) and (self._places(attempt) is not None or key in self.processes)
+
     # -- answers
 
     @property
     def attempt(self) -> int:
         """The number of the newest one."""
         return max(self.attempts, default=0)
+
+    @property
+    def lead(self) -> int:
+        """The node that coordinates the job."""
+        return self._headers.newest
+
+    @property
+    def epochs(self) -> List[EpochChange]:
+        """Of an elastic job, in their order."""
+        found = [attempt.epoch for _, attempt in sorted(self.attempts.items())]
+        return [epoch for epoch in found if epoch is not None]
 
     @property
     def phase(self) -> str:
@@ -180,10 +134,9 @@ class JobStatus:
 
         As long as the lead's node runs, another node cannot end the job by what it sends.
         """
-        lead = self.nodes.get(LEAD)
-        gone = LEAD in self.silent or (lead is not None and lead.state in (NodeState.ENDED, NodeState.LOST))
-        deciding = (True, False) if gone else (True,)
-        found = [self._outcomes[of_lead] for of_lead in deciding if of_lead in self._outcomes]
+        lead = self.nodes.get(self.lead)
+        gone = self.lead in self.silent or (lead is not None and lead.state in (NodeState.ENDED, NodeState.LOST))
+        found = [one for node, one in self._outcomes.items() if gone or node == self.lead]
         chosen = min(found, key=lambda one: one[0][0])[1] if found else None
         if chosen is None or chosen.state is not JobState.LOST or self.cause is None:
             return chosen
@@ -278,11 +231,18 @@ class JobStatus:
         self.owner, self.created = str(event.get("owner", "")), float(event.get("created", 0))
         self.command, self.title = str(event.get("command", "")), str(event.get("job_name", ""))
         here.skew = float(event.get("skew", 0))
+        epoch = here.epoch
+        self._headers.add(epoch, here.lead)
         for index, name in enumerate(event.get("nodes", ())):
-            self.nodes.setdefault(index, NodeStatus(index)).name = str(name)
-        self._place(event.get("places", ()), 0)
+            node = self.nodes.setdefault(index, NodeStatus(index))
+            node.name = str(name) or node.name
+        if not epoch or (
+            event.get("places") and (epoch > self._headers.placed or here.index == self._headers.of(epoch))
+        ):
+            self._headers.placed = max(self._headers.placed, epoch)
+            self._place(event.get("places", ()), epoch)
         for p in event.get("processes", ()):
-            if not self.runs(here.index, (str(p["role"]), int(p["rank"])), 0):
+            if epoch < self._headers.placed or not self.runs(here.index, (str(p["role"]), int(p["rank"])), epoch):
                 continue
             process = self._process(here, p)
             process.local_rank, process.endpoint, process.log = int(p["local_rank"]), str(p["endpoint"]), str(p["log"])
@@ -292,7 +252,7 @@ class JobStatus:
     def _begin_again(self, here: NodeStatus) -> None:
         """An engine has started the job again: how it ended before does not count."""
         here.state, here.trouble, here.lost, here.unconnected = NodeState.UNKNOWN, NodeTrouble(), None, {}
-        self._outcomes.pop(here.index == LEAD, None)
+        self._outcomes.pop(here.index, None)
         self.ended = 0.0
 
     def _on_supervisor(self, here: NodeStatus, event: Event) -> None:
@@ -320,6 +280,11 @@ class JobStatus:
             if process.state.alive or (process.state is RankState.LOST and process.pid):
                 self._enter(here, process, float(event.get("t", 0)), RankState.STOPPED)
                 process.life.guarded = True
+
+    def _on_epoch_ended(self, here: NodeStatus, event: Event) -> None:
+        """The job goes on, and the node waits for the next epoch."""
+        if here.state is not NodeState.LOST:
+            here.state = NodeState.RUNNING
 
     def _on_ended(self, here: NodeStatus, event: Event) -> None:
         here.state = NodeState.ENDED
@@ -377,6 +342,11 @@ class JobStatus:
         self._attempt(self._led)
         if event.get("places"):
             self._place(event["places"], self._led)
+
+    def _on_epoch(self, here: NodeStatus, event: Event) -> None:
+        change = read_change(event)._replace(t=float(event.get("t", 0)) - here.skew)
+        self._led = change.attempt
+        self._attempt(change.attempt).epoch = change
 
     def _on_lost(self, here: NodeStatus, event: Event) -> None:
         node = int(event["node"])
@@ -451,8 +421,8 @@ class JobStatus:
 
         Of equal weight, the lead's node is the first, then a node that knows of a failure, then the one of the least number.
         """
-        found, of_lead = ((weight, outcome.state is JobState.SUCCEEDED, here.index), outcome), here.index == LEAD
-        self._outcomes[of_lead] = min(found, self._outcomes.get(of_lead, found), key=lambda one: one[0])
+        found = (weight, outcome.state is JobState.SUCCEEDED, here.index), outcome
+        self._outcomes[here.index] = min(found, self._outcomes.get(here.index, found), key=lambda one: one[0])
 
 
 # A node chooses the type of an event: only these types, whose fields are checked, reach a handler.
@@ -473,6 +443,8 @@ _HANDLERS: Dict[str, Callable[[JobStatus, NodeStatus, Event], None]] = {
     "exited": JobStatus._on_exited,
     "phase": JobStatus._on_phase,
     "restart": JobStatus._on_restart,
+    "epoch": JobStatus._on_epoch,
+    "epoch-ended": JobStatus._on_epoch_ended,
     "lost": JobStatus._on_lost,
     "absent": JobStatus._on_absent,
     "verdict": JobStatus._on_verdict,

@@ -1,4 +1,4 @@
-"""The result of a stop on one node, as the laptop knows it: of the node's answer, or of its last event."""
+"""The laptop reads the result of a stop on one node from the node's answer, or from its last event."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How nodes join a job that no laptop starts: what each joining process gets, and what the coordinator decides."""
+"""Nodes join a job that no laptop starts. This package has what each joining process gets, and what the coordinator decides."""

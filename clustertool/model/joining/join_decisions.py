@@ -24,6 +24,13 @@
     any*       a machine fails, leaves or is lost   over       Abort
     any        the coordinator is interrupted       over       Abort (130, 143)
 
+    Of an elastic job (`gathering` is present):
+    gathering  enough machines, see gathering.py    probing    Number, Order(probe)
+    gathering  too few for too long                 over       Abort (75)
+    any*       another machine fails, leaves or     undoing    Refuse, Order(undo)
+               is lost
+    undoing    all have undone it                   gathering
+
     * but for gathering. Failures in answer to an order are collected until all machines have answered.
     ** but for gathering, awaiting, fetching and placing, which take as long as the workspace is large.
 
@@ -35,39 +42,27 @@ coordinator's own machine is connection 0 and never leaves. Times are seconds of
 
 from __future__ import annotations
 
-import ipaddress
 from copy import copy
-from typing import Callable, Dict, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Callable, Dict, FrozenSet, NamedTuple, Optional, Set, Tuple, Union
 
-from clustertool.errors import ClustertoolError, NodeLost, PortInUse, PreflightError, Several, UsageError, as_one, only
+from clustertool.errors import ClustertoolError, NodeLost, PortInUse, Several, UsageError, as_one, only
+from clustertool.model.elastic.gathering import Gathering, Readiness
 from clustertool.model.job.outcome import some
 from clustertool.model.joining.join_errors import messages_of
-from clustertool.model.wire.lead_messages import Incarnation
+from clustertool.model.joining.join_offers import (
+    COORDINATOR,
+    JoinedNode,
+    Offer,
+    index_taken,
+    is_same,
+    ordered,
+    other_code,
+    too_many_fix,
+    with_numbers,
+)
 
-COORDINATOR = 0  # its connection, and its index
 _ANSWER = 180.0  # seconds for an answer to an order that copies nothing: a file system that is gone never gives one
 _TRIES = 5  # plans that are made because of a port that another job has taken meanwhile
-
-
-class Offer(NamedTuple):
-    """What the coordinator knows of a machine before the plan. node: the index that it asks for, None for any."""
-
-    node: Optional[int]
-    nnodes: int
-    version: str
-    code: str
-    sender: Incarnation
-    address: str
-    hostname: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.hostname} ({self.address})"
-
-
-class JoinedNode(NamedTuple):
-    connection: int
-    offer: Offer
 
 
 # -- events -----------------------------------------------------------------------------------------------------------
@@ -108,11 +103,13 @@ class Failed(NamedTuple):
 
 class Planned(NamedTuple):
     """The plan is made, or `error` says why there is none. fetch: machines lack the workspace. later: node 0 lacks it, too: the
-    laptop sends it, and this event comes again then."""
+    laptop sends it, and this event comes again then. failures: the same as errors of single machines, where it consists of such
+    errors."""
 
     error: Optional[ClustertoolError] = None
     fetch: bool = False
     later: bool = False
+    failures: Tuple[Tuple[int, ClustertoolError], ...] = ()
 
 
 class Signalled(NamedTuple):
@@ -186,7 +183,8 @@ Action = Union[Refuse, Drop, Wait, Number, Order, MakePlan, Lead, Go, Abort]
 class JoinState(NamedTuple):
     """`own`: the coordinator's own offer. `round`: of the last order. `answered`: connections that have answered it.
 
-    names: of all machines by index, where `engine` starts them together.
+    names: of all machines by index, where `engine` starts them together. elastic: how the machines of an epoch are chosen.
+    standby: those that are connected, and do not take part in it.
     """
 
     own: Offer
@@ -201,6 +199,8 @@ class JoinState(NamedTuple):
     failures: Tuple[Tuple[int, ClustertoolError], ...] = ()
     tries: int = 1
     asked: Tuple[int, float] = (0, 0.0)  # a round, and when it was seen first
+    elastic: Optional[Gathering] = None
+    standby: Tuple[JoinedNode, ...] = ()
 
     @property
     def ended(self) -> bool:
@@ -237,74 +237,42 @@ def _offered(state: JoinState, event: Offered) -> Step:
     if _member(state, event.connection) is not None:
         return state, ()  # an offer counts once
     if offer.code != own.code:
-        return state, (Refuse(event.connection, _other_code(offer, own)),)
-    if offer.nnodes != own.nnodes:
+        return state, (Refuse(event.connection, other_code(offer, own)),)
+    if offer.nnodes != own.nnodes and state.elastic is None:
         what = f"{offer.hostname} was started for {offer.nnodes} nodes, the coordinator {own.name} for {own.nnodes}"
         return state, (Refuse(event.connection, UsageError(what, "give the same number of nodes on all machines")),)
     if state.phase != "gathering":
-        return state, _refuse_late(state, event)
-    same = [member for member in state.members if _same(member, offer)]
+        return state, (Drop(event.connection),) if state.elastic is not None else _refuse_late(state, event)
+    same = [member for member in state.members if is_same(member, offer)]
     left = tuple(member for member in state.members if member not in same)
     twin = next((one for one in left if offer.node is not None and one.offer.node == offer.node), None)
     if twin is not None:
-        return state, (Refuse(event.connection, _taken(offer, twin.offer)),)
+        return state, (Refuse(event.connection, index_taken(offer, twin.offer)),)
     since = event.now if state.since is None else state.since
     state = state._replace(members=(*left, JoinedNode(event.connection, offer)), since=since)
     state, actions = _gathered(state)
     return state, (*(Drop(member.connection) for member in same), *actions)
 
 
-def _same(member: JoinedNode, offer: Offer) -> bool:
-    """Whether a machine has connected again. Two containers of one machine may have a boot, a pid and a start in common."""
-    known = member.offer
-    return member.connection != COORDINATOR and (known.sender, known.hostname) == (offer.sender, offer.hostname)
-
-
 def _gathered(state: JoinState) -> Step:
-    if len(state.members) < state.own.nnodes:
+    if state.elastic is not None or len(state.members) < state.own.nnodes:
         return state, (Wait(len(state.members), missing(state)),)
-    state = state._replace(members=_ordered(state.members))
+    return _number(state._replace(members=ordered(state.members)))
+
+
+def _number(state: JoinState) -> Step:
+    """All machines are there. Their order is that of their node ids."""
     number = Number(tuple(member.connection for member in state.members))
     state, order = _order(state, "probing")
     return state, (Wait(len(state.members), ()), number, order)
 
 
-def _ordered(members: Sequence[JoinedNode]) -> Tuple[JoinedNode, ...]:
-    """Members by node id. An index is a node id. The others get the free ones: by address, then by the process."""
-    indexed = {member.offer.node: member for member in members if member.offer.node is not None}
-    rest = iter(sorted((one for one in members if one.offer.node is None), key=lambda one: _by_address(one.offer)))
-    return tuple(indexed[node] if node in indexed else next(rest) for node in range(len(members)))
-
-
-def _by_address(offer: Offer) -> Tuple[int, int, str, Incarnation]:
-    """Addresses as numbers: 10.0.0.9 is before 10.0.0.10."""
-    try:
-        address = ipaddress.ip_address(offer.address.partition("%")[0])
-    except ValueError:
-        return 9, 0, offer.address, offer.sender
-    return address.version, int(address), "", offer.sender
-
-
 def missing(state: JoinState) -> Tuple[int, ...]:
     """The indices without a machine; () where a machine has joined without an index, which may get any of them."""
     indices = [member.offer.node for member in state.members]
-    if any(member.offer.node is None for member in state.members):
+    if state.elastic is not None or any(member.offer.node is None for member in state.members):
         return ()
     return tuple(index for index in range(state.own.nnodes) if index not in indices)
-
-
-def _other_code(offer: Offer, own: Offer) -> ClustertoolError:
-    def version(one: Offer) -> str:
-        return f"clustertool {one.version} (code {one.code[:8]})"
-
-    what = f"{offer.hostname} has {version(offer)}, the coordinator {own.name} has {version(own)}"
-    return PreflightError(what, "install the same version on all machines")
-
-
-def _taken(offer: Offer, first: Offer) -> ClustertoolError:
-    role = "is the coordinator" if first.node == COORDINATOR else "has joined as it and is connected"
-    what = f"index {offer.node} is in use: {first.name}, process {first.sender.pid}, {role}"
-    return UsageError(what, "give each machine an index of its own, or end that process")
 
 
 def _refuse_late(state: JoinState, event: Offered) -> Tuple[Action, ...]:
@@ -313,16 +281,14 @@ def _refuse_late(state: JoinState, event: Offered) -> Tuple[Action, ...]:
     return (Refuse(event.connection, UsageError(what, too_many_fix())),)
 
 
-def too_many_fix() -> str:
-    return "start the command on as many machines as it has nodes, or raise the number of nodes on all of them"
-
-
 def _gone(state: JoinState, event: Gone) -> Step:
     member = _member(state, event.connection)
     if member is None:
-        return state, ()
+        return state._replace(standby=tuple(one for one in state.standby if one.connection != event.connection)), ()
     if state.phase == "gathering":
         return _without(state, event.connection)
+    if state.elastic is not None:
+        return _gather_again(state, frozenset({event.connection}))
     what = f"{member.offer.name} was lost before the job started: {event.why}"
     return _abort(state, NodeLost(what, "see what ended it there, and start the job again"))
 
@@ -330,7 +296,9 @@ def _gone(state: JoinState, event: Gone) -> Step:
 def _left(state: JoinState, event: Left) -> Step:
     if _member(state, event.connection) is None:
         return state, ()
-    alone = state.phase == "gathering" and not state.names
+    if state.elastic is not None and state.phase != "gathering":
+        return _gather_again(state, frozenset({event.connection}))
+    alone = state.phase == "gathering" and (state.elastic is not None or not state.names)
     return _without(state, event.connection) if alone else _abort(state, event.error)
 
 
@@ -346,6 +314,8 @@ def _member(state: JoinState, connection: int) -> Optional[JoinedNode]:
 def _tick(state: JoinState, event: Tick) -> Step:
     if state.phase in _QUICK:
         return _waited(state, event.now)
+    if state.phase == "gathering" and state.elastic is not None:
+        return _may_begin(state, state.elastic, event.now)
     if state.phase != "gathering" or state.since is None or event.now - state.since < state.timeout:
         return state, ()
     return _abort(state, _too_few(state))
@@ -359,8 +329,39 @@ def _waited(state: JoinState, now: float) -> Step:
     if now - since < _ANSWER:
         return state, ()
     silent = [one.offer.name for one in state.members if one.connection not in _done_with(state)]
+    late = frozenset(one.connection for one in state.members) - _done_with(state)
+    if state.elastic is not None and COORDINATOR not in late:
+        state, actions = _gather_again(state, late)
+        return state, (*map(Drop, sorted(late)), *actions)
     what = f"no answer to `{_ORDERS[state.phase]}` for {_ANSWER:g} s from {some(silent)}"
     return _abort(state, NodeLost(what, "see whether its devices and the file system of ROOT_DIR answer there"))
+
+
+def _may_begin(state: JoinState, elastic: Gathering, now: float) -> Step:
+    """The epoch, once enough machines are there."""
+    numbered = with_numbers(state.members)
+    present = list(numbered)
+    ready = elastic.readiness(present, now)
+    if ready is Readiness.WAIT:
+        return state, ()
+    if ready is Readiness.FAIL:
+        there = some([member.offer.name for member in state.members])
+        what = f"{there}: {len(present)} of at least {elastic.minimum} nodes are there after {elastic.timeout:g} s"
+        fix = "start the job on more machines; [elastic] timeout in job.toml is the time that it waits for them"
+        return _abort(state, NodeLost(what, fix))
+    chosen = elastic.taking_part(present, state.own.node or COORDINATOR)
+    state = state._replace(
+        members=tuple(numbered[number] for number in chosen),
+        standby=tuple(member for number, member in numbered.items() if number not in chosen),
+    )
+    return _number(state)
+
+
+def _gather_again(state: JoinState, gone: FrozenSet[int]) -> Step:
+    """Connections do not take part any more: the others undo what they have done for this epoch, and gather again."""
+    members = tuple(one for one in state.members if one.connection not in gone)
+    state, order = _order(state._replace(members=(*members, *state.standby), standby=()), "undoing")
+    return state, (order,)
 
 
 def _too_few(state: JoinState) -> ClustertoolError:
@@ -407,6 +408,8 @@ def _answered(state: JoinState) -> Step:
         return state, ()
     if state.failures:
         return _again(state)
+    if state.phase == "undoing" and state.elastic is not None:
+        return state._replace(phase="gathering"), ()
     if state.phase == "probing":
         return state._replace(phase="planning"), (MakePlan(),)
     if state.phase == "leading":
@@ -433,10 +436,25 @@ def _again(state: JoinState) -> Step:
     """Errors of all machines together. Where only ports were taken meanwhile, another plan finds others."""
     error = as_one([_of_node(state, connection, error) for connection, error in state.failures])
     assert error is not None
+    failed = frozenset(connection for connection, _ in state.failures)
+    if state.elastic is not None and COORDINATOR not in failed and state.phase != "leading":
+        return _without_failed(state)
     if state.phase != "placing" or state.tries >= _TRIES or not only(error, PortInUse):
         return _abort(state, error)
     state, order = _order(state._replace(tries=state.tries + 1), "undoing")
     return state, (order,)
+
+
+def _without_failed(state: JoinState) -> Step:
+    """The machines that failed leave an elastic job, each with its error. One whose port was taken meanwhile stays."""
+    errors = {connection: error for connection, error in state.failures if not only(error, PortInUse)}
+    if state.elastic is not None and state.elastic.first and len(state.members) - len(errors) < state.elastic.minimum:
+        error = as_one([_of_node(state, connection, error) for connection, error in state.failures])
+        assert error is not None
+        return _abort(state, error)
+    refused = tuple(Refuse(connection, _of_node(state, connection, error)) for connection, error in errors.items())
+    state, actions = _gather_again(state, frozenset(errors))
+    return state, (*refused, *actions)
 
 
 def _of_node(state: JoinState, connection: int, error: ClustertoolError) -> ClustertoolError:
@@ -451,7 +469,10 @@ def _of_node(state: JoinState, connection: int, error: ClustertoolError) -> Clus
 
 def _planned(state: JoinState, event: Planned) -> Step:
     if event.error is not None:
-        return _abort(state, event.error)
+        failed = frozenset(connection for connection, _ in event.failures)
+        if state.elastic is None or not failed or COORDINATOR in failed:
+            return _abort(state, event.error)
+        return _without_failed(state._replace(failures=event.failures))
     if event.later:
         return state._replace(phase="awaiting"), ()
     state, order = _order(state, "relaying" if event.fetch else "placing")

@@ -1,4 +1,4 @@
-"""Errors of the machines that join, as they travel between them and as the joining process reports them."""
+"""Errors of the machines that join have the form in which they travel between them and in which they are reported."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from clustertool.model.quantities import HIGHEST_PORT
 
 JOIN_FORMAT = 1
 JOIN_TIMEOUT = 600.0  # seconds, from the first node that has joined
+MOST_MEMBERS = 100_000  # numbers of machines in an elastic job, those that have left included
 _TOGETHER = {"slurm": 120.0}  # the same where an engine starts all nodes at once
 _FIX = "write it again with the same version of clustertool"
 Pairs = Tuple[Tuple[str, str], ...]
@@ -29,10 +30,12 @@ Pairs = Tuple[Tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class MeetingPoint:
-    """Where the coordinator listens: a host name or an address, and a port. 0: ports that the job id determines."""
+    """Where the coordinator listens: a host name or an address, and a port. 0: ports that the job id determines. member: its
+    number in the job."""
 
     host: str
     port: int = 0
+    member: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,10 @@ class OwnSettings:
     with other files or another command than the coordinator, whose command runs. nproc and devices: as in HOSTS. first_path: in
     front of PATH of the ranks. env: variables of the ranks here. here: the ranks get PATH and the path of the linker from the
     environment of the joining process, as on a machine alone. secrets: names of SECRETS whose values are here; only an
-    offer has them. name: of this machine, as its engine knows it; "" for the host name.
+    offer has them. name: of this machine, as its engine knows it; "" for the host name. base: the parent of the job's
+    directory, where the starter knows it; a machine of an elastic job that has one makes its record before the first plan.
+    entry: how conf.py names it (Host.entry), "" where no laptop started it. roles: as in HOSTS. resume: the ended job whose
+    output is copied here when the job is placed.
     """
 
     root_dir: str = ""
@@ -58,6 +64,10 @@ class OwnSettings:
     here: bool = False
     secrets: Tuple[str, ...] = ()
     name: str = ""
+    base: str = ""
+    entry: str = ""
+    roles: Optional[Tuple[Tuple[str, Optional[int]], ...]] = None
+    resume: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,8 +91,9 @@ class EngineSettings:
 class JoinFile:
     """See the module. `version` and `code`: of clustertool, and the digest of the code that joins (all machines need the same).
 
-    cluster: without hosts. nnodes: how many machines the job has. index: of this machine, 0 is the coordinator; None: the
-    machine that owns the coordinator's address is the coordinator, and the others are numbered by their addresses.
+    cluster: without hosts. nnodes: how many machines the job has; of an elastic one, how many are started at first. index: of
+    this machine, 0 is the coordinator; None: the machine that owns the coordinator's address is it, and the others are numbered
+    by their addresses.
     engine: what starts the machines, "" for a user. Its variables state the index and the coordinator's host (engine_place.py).
     of_engine: more about that.
     names: of all machines, as the engine knows them; it starts them together. Its variables state them as well.
@@ -114,6 +125,11 @@ class JoinFile:
         """The settings of this machine as the coordinator gets them."""
         return replace(self.own, secrets=tuple(name for name, _ in self.secrets))
 
+    @property
+    def for_others(self) -> bytes:
+        """The join file of another machine, as JSON: without an index and what counts on this machine only. It has the key."""
+        return to_json(replace(self, index=None, own=OwnSettings())).encode()
+
 
 def patience(given: Optional[float], engine: str = "") -> float:
     """Seconds for the joining. given: JOIN_TIMEOUT of conf.py, None if it is not set. engine: what starts the machines."""
@@ -144,7 +160,7 @@ def check(join: JoinFile) -> JoinFile:
     """The same join file. Raises UsageError for numbers out of range."""
     if join.nnodes < 1:
         raise UsageError(f"a job of {join.nnodes} nodes", "--nnodes is 1 or more")
-    if join.index is not None and not 0 <= join.index < join.nnodes:
+    if join.index is not None and not 0 <= join.index < (join.nnodes if not join.job.elastic.present else MOST_MEMBERS):
         fix = f"the machines of a job of {join.nnodes} nodes have the indices 0 to {join.nnodes - 1}"
         raise UsageError(f"index {join.index} is out of range", fix)
     roles = join.of_engine.roles

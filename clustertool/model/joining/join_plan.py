@@ -1,11 +1,11 @@
-"""The plan of a job whose machines joined: hosts from what they offered, facts from their probes, then the plan of any job."""
+"""This module plans a job whose machines joined: hosts from what they offered, facts from their probes, then as any job."""
 
 from __future__ import annotations
 
 import posixpath
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Dict, List, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Tuple, cast
 
 from clustertool.errors import PreflightError, raise_all
 from clustertool.model.checks.each_node import check, errors
@@ -15,18 +15,20 @@ from clustertool.model.config.job import JobSpec
 from clustertool.model.container.container_names import MISSING, REGISTRY
 from clustertool.model.facts import ByNode, Facts, may_share
 from clustertool.model.finding import Finding, Seen
+from clustertool.model.job.formats import FORMAT
 from clustertool.model.job.outcome import some
 from clustertool.model.joining.join_file import JoinFile, OwnSettings
 from clustertool.model.joining.plain_form import WrongForm, from_plain
 from clustertool.model.mpirun.implementation import DAEMONS
+from clustertool.model.paths import JobPaths
 from clustertool.model.planning import requests
-from clustertool.model.planning.node_container import container_request
+from clustertool.model.planning.environment import endpoint, mark
 from clustertool.model.planning.plan import Plan, PlannedNode, plan
 from clustertool.model.planning.probe_request import job_environment, probe_request
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_requests import ProbeRequest
-    from clustertool.model.wire.spec_types import Spec
+    from clustertool.model.wire.spec_types import ElasticSpec, Spec
 
 _NO_SSH = ("ping", "ssh", "rsync")  # checks of the way that a laptop takes
 _OF_OTHERS = ("load",)  # an engine places other jobs on the same nodes
@@ -35,11 +37,13 @@ _UNREAD = frozenset({"earlier"})  # facts that no plan reads
 
 @dataclass(frozen=True)
 class Arrival:
-    """A machine that has joined; its position in a sequence is its node id. address: its training address."""
+    """A machine that has joined; its position in a sequence is its node id. address: its training address. member: its number
+    in an elastic job."""
 
     hostname: str
     address: str
     own: OwnSettings
+    member: Optional[int] = None
 
 
 def cluster_of(join: JoinFile, arrivals: Sequence[Arrival], port: int) -> Cluster:
@@ -63,11 +67,14 @@ def cluster_of(join: JoinFile, arrivals: Sequence[Arrival], port: int) -> Cluste
             address=one.address,
             devices=one.own.devices,
             nproc=one.own.nproc,
-            roles=((roles[node], None),) if roles else None,
+            roles=((roles[node], None),) if roles else one.own.roles,
             env=one.own.env,
             root_dir=one.own.root_dir,
             name=name(node, one),
             here=one.own.here,
+            member=one.member,
+            base=one.own.base,
+            conf_entry=one.own.entry,
         )
         for node, one in enumerate(arrivals)
     )
@@ -85,8 +92,6 @@ def probe_of(join: JoinFile, own: OwnSettings, address: str) -> ProbeRequest:
         asked["first_path"], asked["here"] = own.first_path or asked["first_path"], own.here
         asked["engine"], asked["packages"] = join.engine, list(DAEMONS)
         request["mpi"] = asked
-    if join.job.container:
-        request["container"] = container_request(join.job.container)
     if own.folder:
         request["job_workspace"], request["listing"] = own.folder, bool(join.job.shards)
     return request
@@ -142,16 +147,71 @@ def _with_shared_roots(facts: ByNode) -> ByNode:
     return {n: replace(fact, root_id=f"hint/{fact.root_hint}") if n in doubtful else fact for n, fact in facts.items()}
 
 
-def specs(made: Plan, arrivals: Sequence[Arrival], engine: str) -> Dict[int, Spec]:
-    """Each node's part of the plan. engine: what has started the nodes, "" for users."""
+def specs(
+    made: Plan, arrivals: Sequence[Arrival], engine: str, elastic: "ElasticSpec | None" = None
+) -> Dict[int, Spec]:
+    """Each node's part of the plan. engine: what has started the nodes, "" for users. elastic: of the epoch."""
     found: Dict[int, Spec] = {}
     for node, request in requests.start(made, {}, {}).phases[0].requests.items():
         spec: Spec = request.fields["spec"]  # type: ignore[assignment]
         spec["first_path"] = arrivals[node].own.first_path or spec["first_path"]
         spec["engine"] = engine
         spec["allocated"] = list(made.nodes[node].facts.allocated or ())
+        if elastic is not None:
+            spec["elastic"], spec["attempt"] = elastic, elastic["epoch"]
+            spec["header"]["epoch"], spec["header"]["lead"] = elastic["epoch"], spec["lead"]["node"]
         found[node] = spec
     return found
+
+
+def unplanned_spec(join: JoinFile, root: str, hostname: str) -> Spec:
+    """What is known of a member of an elastic job before its first plan: enough for its record.
+
+    root: ROOT_DIR of this machine. It has no processes, and the coordinator is the one of the start.
+    """
+    number, own, identity = join.index or 0, join.own, join.identity
+    name = own.name or hostname
+    paths = JobPaths(own.base, identity.job_id)
+    meets = join.coordinator
+    where = endpoint(meets.host, meets.port)
+    spec = {
+        "job": identity.job_id,
+        "node": number,
+        "name": name,
+        "root": root,
+        "job_dir": paths.dir,
+        "mark": mark(identity.job_id, number, identity.token),
+        "token": identity.token,
+        "lead": {
+            "node": 0,
+            "name": "",
+            "host": join.coordinator.host,
+            "port": join.coordinator.port,
+            "endpoint": where,
+        },
+        "header": {
+            "format": FORMAT,
+            "id": identity.job_id,
+            "node": number,
+            "name": name,
+            "entry": own.entry,
+            "hostname": hostname,
+            "nodes": [name if node == number else "" for node in range(number + 1)],
+            "created": identity.created,
+            "owner": identity.owner,
+            "asked": identity.asked,
+            "job_name": identity.name,
+            "workspace": identity.workspace,
+            "mode": join.job.mode,
+            "command": " ".join(join.job.trainer.command or ())[:200],
+            "output": join.job.output,
+            "work_dir": paths.dir,
+            "processes": [],
+            "places": [],
+            "lead": meets.member,
+        },
+    }
+    return cast("Spec", spec)
 
 
 def _hidden(cluster: Cluster) -> Tuple[Tuple[str, str], ...]:

@@ -1,4 +1,4 @@
-"""Checks of plain values by their form. Each finds what is wrong, with the path of the field: `containers[0].image`."""
+"""These checks compare values with a form. Each finds what is wrong, with the path of the field: `containers[0].image`."""
 
 from __future__ import annotations
 

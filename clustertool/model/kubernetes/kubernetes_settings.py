@@ -1,4 +1,4 @@
-"""The settings of the engine kubernetes: KUBERNETES of conf.py, [kubernetes] of job.toml, and options of the command line.
+"""Settings of the engine kubernetes come from KUBERNETES of conf.py, [kubernetes] of job.toml, and options.
 
 A later source replaces the value of an earlier one. "" and None mean: not given. A value that is an object or a list has the
 form that it has in a manifest, and an error names the path of its field.

@@ -1,4 +1,4 @@
-"""A user's template of pods, into which the tool merges its own: the tool's values have priority."""
+"""The tool merges its own template of pods into a user's: the tool's values have priority."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _KEYS = {
     "imagePullSecrets": "name",
 }
 _WHOLE = ("command", "args")  # lists that are replaced
-_OF_USER = ("securityContext",)  # where the user's value has priority: rules of a cluster need other ones
+# Where the user's value has priority, and null removes ours: rules of a cluster, or the user of an image, need other ones.
+_OF_USER = ("securityContext",)
 
 
 def merge(users: Manifest, ours: Manifest) -> Manifest:
@@ -24,12 +25,16 @@ def merge(users: Manifest, ours: Manifest) -> Manifest:
     for name, value in ours.items():
         theirs = users.get(name)
         if isinstance(theirs, dict) and isinstance(value, dict):
-            found[name] = merge(value, theirs) if name in _OF_USER else merge(theirs, value)
+            found[name] = _without_null(merge(value, theirs)) if name in _OF_USER else merge(theirs, value)
         elif isinstance(theirs, list) and isinstance(value, list) and name not in _WHOLE:
             found[name] = _lists(theirs, value, _KEYS.get(name, ""))
         else:
             found[name] = value
     return found
+
+
+def _without_null(fields: Manifest) -> Manifest:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _lists(theirs: List[Manifest], ours: List[Manifest], key: str) -> List[Manifest]:

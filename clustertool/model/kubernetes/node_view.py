@@ -1,4 +1,4 @@
-"""A node of the cluster by its object in the API: what of it pods can get."""
+"""This module reads a node of the cluster from its object in the API: what of it pods can get."""
 
 from __future__ import annotations
 

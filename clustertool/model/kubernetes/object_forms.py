@@ -1,4 +1,4 @@
-"""The forms of the objects that are submitted. A field that is not here is an error before anything is sent.
+"""This module has the forms of the objects that are submitted. A field that is not here is an error before anything is sent.
 
 They follow batch/v1, core/v1, jobset.x-k8s.io/v1alpha2 and batch.paddlepaddle.org/v1. The rare parts of a pod
 (probes, DNS, sources of volumes) are left to the API server.

@@ -1,4 +1,4 @@
-"""Names, labels and annotations of the objects of a job. An object has the whole id and the owner's name as annotations: a
+"""This module names and labels the objects of a job. An object has the whole id and the owner's name as annotations: a
 label holds 63 characters of a small alphabet, so labels have their hashes."""
 
 from __future__ import annotations

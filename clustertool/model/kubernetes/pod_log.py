@@ -1,4 +1,4 @@
-"""The lines of the ranks in the log of a pod, which has those of all ranks of its node: `[trainer 3] text`.
+"""The log of a pod has the lines of all ranks of its node: `[trainer 3] text`.
 
 After a restart by --max-restarts they are `[trainer 3 attempt 1] text`. A line that is longer than a piece, or that its program
 has not ended, goes on in the next one of this rank: `[trainer 3 +] text`. So the logs can be restored byte for byte. A line of

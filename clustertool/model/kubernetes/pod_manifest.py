@@ -1,4 +1,4 @@
-"""The pods of a job: a template with the one container in which the joining process is PID 1."""
+"""The pods of a job have a template with one container, in which the joining process is PID 1."""
 
 from __future__ import annotations
 
@@ -100,11 +100,17 @@ def pod_template(settings: KubernetesSettings, order: WorkloadOrder, group: Role
 def native_template(settings: KubernetesSettings, order: WorkloadOrder, role: str, command: List[str]) -> Manifest:
     """The template of the pods of a role that run a user's command themselves. Raises ConfigError."""
     container, volumes = container_and_volumes(settings, order, role)
-    container["command"] = command
+    container["command"] = [_literal(part) for part in command]
+    container["env"] = [{"name": name, "value": _literal(value)} for name, value in order.env]
     folder = workspace_folder(settings, order)
     if folder:
         container["workingDir"] = folder
     return _merged(settings, order, {}, {**_spec(settings, order), "containers": [container], "volumes": volumes})
+
+
+def _literal(text: str) -> str:
+    """A text of which Kubernetes expands nothing: it replaces $(NAME), and $$ by $."""
+    return text.replace("$", "$$") if "$(" in text or "$$" in text else text
 
 
 def _spec(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:

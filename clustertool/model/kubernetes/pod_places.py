@@ -1,4 +1,4 @@
-"""Which pod is which node of a job, in each dialect: trainers are the first nodes, then pservers, then heter trainers."""
+"""Each dialect states which pod is which node of a job: trainers are the first nodes, then pservers, then heter trainers."""
 
 from __future__ import annotations
 

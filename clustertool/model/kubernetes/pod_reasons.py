@@ -1,10 +1,11 @@
-"""Why a pod waits or has ended, by its object in the API: text for people, and the exit code of a job that it ends.
+"""The object of a pod states why it waits or has ended: text for people, and the exit code of a job that it ends.
 
 Objects come from the API server as JSON. They are read as input of others: a field of another type counts as absent.
 """
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.model.name_enum import Name
@@ -72,7 +73,7 @@ _HOW_OTHERS_LEFT = (PodFault.NODE_LOST, PodFault.PREEMPTED, PodFault.EVICTED, Po
 class PodView(NamedTuple):
     """A pod as `status` shows it. reason: with the message of the API server. host: the node of the cluster, "" before one
     is chosen. code: the exit code of its process, -1 while there is none. message: the termination message. deleted: it is
-    being deleted."""
+    being deleted. ended_at: when its process ended, seconds since the epoch; 0.0 if that is not known."""
 
     name: str
     phase: str
@@ -83,6 +84,7 @@ class PodView(NamedTuple):
     code: int
     message: str = ""
     deleted: bool = False
+    ended_at: float = 0.0
 
     @property
     def ended(self) -> bool:
@@ -121,6 +123,7 @@ def view(pod: Object) -> PodView:
         code if ended else -1,
         message if isinstance(message, str) else "",
         bool(text(metadata, "deletionTimestamp")),
+        seconds(text(ended, "finishedAt")),
     )
 
 
@@ -131,6 +134,14 @@ def end_of(pods: Sequence[PodView]) -> Optional[Tuple[str, int]]:
     """
     found = _worst(pods, _HOW_OTHERS_LEFT)
     return None if found is None else (f"pod {found.name}: {found.reason}", found.exit_code)
+
+
+def seconds(written: str) -> float:
+    """A time of the API server as seconds since the epoch; 0.0 if it is none."""
+    try:
+        return datetime.fromisoformat(written.replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def waits_for(pods: Sequence[PodView]) -> str:

@@ -1,4 +1,4 @@
-"""What a pod leaves behind when it has ended: a last line of JSON in its log, and the termination message of its container.
+"""A pod that has ended leaves a record behind: a last line of JSON in its log, and the termination message of its container.
 
 The line has the verdict and the records of the pod's node, so the laptop can show a job whose pods are gone. The message has
 the verdict only: the kubelet keeps 4096 bytes. Both are read as input of others: a program of the job can write to that log.
@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import zlib
 from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple, cast
 
 from clustertool.errors import DataError
+from clustertool.model.job import formats
+from clustertool.model.job.outcome import Outcome
+from clustertool.model.job.state_names import OUTCOMES, JobState
+from clustertool.model.kubernetes.object_names import JobAbout
 from clustertool.model.paths import is_job_id
 
 FORMAT = 1
@@ -27,6 +32,7 @@ _MOST_LOGS = 4096
 _MOST_NODES = 99999
 _CUTS = (4, 16, 64)
 _SMALL = 64 << 10  # bytes of a file that stays as it is
+_RANK = re.compile(r"[a-z]{1,20} [0-9]{1,9}")
 Log = Tuple[str, int]  # name in the job's directory, size in bytes
 
 
@@ -94,6 +100,18 @@ def read_message(text: str) -> PodEnd:
         raise _wrong(f"{error!r:.200}") from None
 
 
+def stated_events(end: PodEnd, about: JobAbout, ended: float) -> bytes:
+    """Events of a node of which only the termination message is known. ended: seconds since the epoch."""
+    known = {"created": about.created, "command": about.command, "mode": about.mode, "job_name": about.name}
+    header = {"type": "job", "t": about.created, "format": formats.FORMAT, "id": end.job, "node": end.node, **known}
+    state = JobState(end.state)
+    source = "job" if state in (JobState.SUCCEEDED, JobState.FAILED) else "tool"
+    culprits = tuple((role, int(rank)) for role, _, rank in (one.partition(" ") for one in end.failed))
+    outcome = Outcome(state, end.code, source, end.reason, culprits, node=end.node)
+    events = (header, {"type": "ended", "t": ended, **outcome.as_record()})
+    return b"".join(json.dumps(event).encode() + b"\n" for event in events)
+
+
 def _fields(end: PodEnd) -> Dict[str, object]:
     return {"clustertool": FORMAT, **end._asdict(), "reason": end.reason[:_LONGEST], "failed": list(end.failed)}
 
@@ -105,9 +123,11 @@ def _read(fields: Mapping[str, object]) -> PodEnd:
     job, state, reason = (fields[name] for name in ("job", "state", "reason"))
     if not (isinstance(job, str) and isinstance(state, str) and isinstance(reason, str)):
         raise TypeError("no text")
-    if not (job == "" or is_job_id(job)) or len(state) > 32:
-        raise ValueError("no job, or no state")
-    failed = tuple(str(rank)[:64] for rank in cast("List[object]", fields["failed"])[:_MOST_LOGS])
+    if not (job == "" or is_job_id(job)) or JobState(state) not in OUTCOMES:
+        raise ValueError("no job, or no outcome")
+    failed = tuple(str(rank) for rank in cast("List[object]", fields["failed"])[:_MOST_LOGS])
+    if not all(map(_RANK.fullmatch, failed)):
+        raise ValueError("a failed rank that is none")
     node, code = _number(fields["node"], -1, _MOST_NODES), _number(fields["code"], 0, 255)
     return PodEnd(job, node, state, reason[:_LONGEST], code, failed)
 

@@ -1,4 +1,4 @@
-"""The variables of a pod that state its place in the job: of an Indexed Job, of PaddleJob's operator, of the manifest."""
+"""Variables of a pod state its place in the job: those of an Indexed Job, of PaddleJob's operator, of the manifest."""
 
 from __future__ import annotations
 

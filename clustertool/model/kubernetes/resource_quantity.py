@@ -1,4 +1,4 @@
-"""Resource quantities of Kubernetes, as in requests, limits, quotas and what nodes have: `500m`, `32Gi`, `1e3`."""
+"""This module reads resource quantities of Kubernetes, as in requests, limits, quotas and nodes: `500m`, `32Gi`, `1e3`."""
 
 from __future__ import annotations
 

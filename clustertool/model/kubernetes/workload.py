@@ -1,4 +1,4 @@
-"""The objects of a job as manifests: the workload in one of three dialects, its headless Service, and the Secret."""
+"""This module makes the manifests of a job: the workload in one of three dialects, its headless Service, and the Secret."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""MPI: what its launchers state by variables, and how they are called, as pure code."""
+"""Launchers of MPI state a rank's place by variables. This package reads them. Pure."""

@@ -1,4 +1,4 @@
-"""A process of mpirun as one rank: the environment that `run` would give it, from the launcher's variables and a hostfile.
+"""A process of mpirun becomes one rank: it gets the environment of `run`, by the launcher's variables and a hostfile.
 
 mpirun -hostfile H -n 8 clusterrun --under mpi --hosts H train.py
 """

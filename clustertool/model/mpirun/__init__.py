@@ -1,1 +1,1 @@
-"""mpirun of a job in mode mpi: its implementation, its command line, its hostfile, and what users may add. Pure."""
+"""A job in mode mpi starts by mpirun: its implementation, its command line, its hostfile, and what users may add. Pure."""

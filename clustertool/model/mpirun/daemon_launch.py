@@ -1,4 +1,4 @@
-"""What mpirun and the supervisors of the nodes agree on: names of nodes and files, and the command that starts a daemon."""
+"""mpirun and the supervisors agree on what is here: names of nodes and files, and the command that starts a daemon."""
 
 from __future__ import annotations
 

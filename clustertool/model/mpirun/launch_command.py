@@ -1,4 +1,4 @@
-"""The command line of mpirun, its hostfile, and the variables of its daemons.
+"""This module computes the command line of mpirun, its hostfile, and the variables of its daemons.
 
 Ranks are started by daemons, one on each node with trainers, and each daemon by the supervisor of its node. So mpirun must
 not start a rank or a daemon by itself, on its own node neither: all hosts have names that are no addresses of any machine.

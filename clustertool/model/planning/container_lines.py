@@ -1,4 +1,4 @@
-"""The command lines by which a plan's containers start, for --dry."""
+"""This module computes the command lines by which a plan's containers start, for --dry."""
 
 from __future__ import annotations
 

@@ -74,6 +74,10 @@ class Table:
         names = self.facts[node].allocated
         return [str(number) if names is None else names[number] for number in ids]
 
+    def node_id(self, seat: Seat) -> int:
+        """The number by which records know its node."""
+        return self.cluster.hosts[seat.node].node_id
+
     @property
     def master(self) -> str:
         """The address of the first trainer's node."""
@@ -128,7 +132,7 @@ def _tool(table: Table, seat: Seat, paths: JobPaths) -> Env:
         "CLUSTERTOOL_SHARDS": paths.shards(seat.role, seat.rank),
         "CLUSTERTOOL_OUTPUT": paths.of(table.job.output),
         "CLUSTERTOOL_ATTEMPT": "0",
-        "CLUSTERTOOL_MARK": mark(table.identity.job_id, seat.node, table.identity.token),
+        "CLUSTERTOOL_MARK": mark(table.identity.job_id, table.node_id(seat), table.identity.token),
     }
 
 

@@ -1,4 +1,4 @@
-"""One rank of a job that another launcher has started: the environment that `run` would give it.
+"""This module plans one rank that another launcher has started: the environment that `run` would give it.
 
 Each process computes the whole job by itself, so all of them must come to the same ranks, hosts and ports.
 """

@@ -1,4 +1,4 @@
-"""The processes of a job in mode mpi besides its ranks: one mpirun on node 0, and a daemon on each node with trainers."""
+"""A job in mode mpi has processes besides its ranks: one mpirun on node 0, and a daemon on each node with trainers."""
 
 from __future__ import annotations
 
@@ -67,5 +67,5 @@ def _own(table: Table, seat: Seat) -> Env:
         "CLUSTERTOOL_NNODES": str(len(table.addresses)),
         "CLUSTERTOOL_HOSTS": ",".join(table.addresses),
         "CLUSTERTOOL_ATTEMPT": "0",
-        "CLUSTERTOOL_MARK": mark(table.identity.job_id, seat.node, table.identity.token),
+        "CLUSTERTOOL_MARK": mark(table.identity.job_id, table.node_id(seat), table.identity.token),
     }

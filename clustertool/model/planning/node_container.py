@@ -1,4 +1,4 @@
-"""The container of a node's ranks: the job's settings, and what the node's probe knows of its runtime and the image."""
+"""This module plans the container of a node's ranks from the job's settings and what the node knows of runtime and image."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.facts import ByNode
 
 if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import ProbeAnswer
     from clustertool.model.wire.agent_requests import ContainerWanted
     from clustertool.model.wire.spec_types import ContainerSpec
 
 
-def container_request(settings: ContainerSettings) -> ContainerWanted:
-    """What a probe is asked for a job in containers."""
-    return {"image": settings.image, "runtime": settings.runtime, "options": bool(settings.options)}
+def container_request(settings: ContainerSettings, probed: ProbeAnswer) -> ContainerWanted:
+    """What a node is asked for a job in containers. probed: what its probe has found."""
+    gpu = probed.get("device_kind") == "gpu" and bool(probed.get("devices"))
+    return {"image": settings.image, "runtime": settings.runtime, "options": bool(settings.options), "gpu": gpu}
 
 
 def containers(cluster: Cluster, settings: ContainerSettings, facts: ByNode) -> Dict[int, ContainerSpec]:
@@ -52,6 +54,7 @@ def _container(settings: ContainerSettings, known: Mapping[int, ContainerFacts],
         "digest": _digest(known, own) if present else "",
         "options": list(settings.options),
         "volumes": list(settings.volumes),
+        "process_limit": own.process_limit,
         "uid": own.uid,
         "groups": list(own.groups),
     }

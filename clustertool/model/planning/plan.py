@@ -174,7 +174,8 @@ def _nodes(table: Table, listing: Sequence[str], passed: Pairs) -> Tuple[Planned
     nodes = []
     for host in table.cluster.hosts:
         facts = table.facts[host.index]
-        paths = p.JobPaths(p.base(facts.root, host.index, host.index in shared), table.identity.job_id)
+        base = host.base or p.base(facts.root, host.node_id, host.index in shared)
+        paths = p.JobPaths(base, table.identity.job_id)
         users = {**dict(table.cluster.env), **dict(host.env), **dict(passed), **dict(job.env)}
         processes = tuple(
             PlannedProcess(
@@ -191,7 +192,7 @@ def _nodes(table: Table, listing: Sequence[str], passed: Pairs) -> Tuple[Planned
             if seat.node == host.index
         )
         processes += tuple(_launcher(one, users, paths) for one in launching.get(host.index, ()))
-        work_dir = _below_home(job.job_workspace, facts.home) if job.job_workspace else paths.dir
+        work_dir = below_home(job.job_workspace, facts.home) if job.job_workspace else paths.dir
         kind, container = table.kinds[host.index], contained.get(host.index)
         nodes.append(PlannedNode(host, facts, paths.dir, work_dir, kind, processes, container))
     return tuple(nodes)
@@ -226,7 +227,7 @@ def _require_shards(nodes: Sequence[PlannedNode], folder: str) -> None:
     raise_all(errors)
 
 
-def _below_home(path: str, home: str) -> str:
+def below_home(path: str, home: str) -> str:
     """--job-workspace as this node means it: `~` is the home there, and so is where a relative path begins."""
     return posixpath.normpath(posixpath.join(home, path[2:] if path.startswith("~/") else "" if path == "~" else path))
 
@@ -307,7 +308,7 @@ def _container(made: ContainerSpec) -> Dict[str, object]:
     return {**{name: value for name, value in made.items() if name not in hidden}, "image": made["reference"]}
 
 
-def _process(process: PlannedProcess, secrets: Sequence[str]) -> Dict[str, Any]:
+def _process(process: PlannedProcess, secrets: Sequence[str]) -> Dict[str, object]:
     shown = ("role", "rank", "local_rank", "endpoint", "ports", "devices", "shards")
     return {
         **{name: getattr(process, name) for name in shown},

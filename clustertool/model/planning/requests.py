@@ -1,4 +1,4 @@
-"""Turns a plan into the requests that start its job, in phases that are barriers, and into those that stop it.
+"""This module turns a plan into the requests that start its job, in phases that are barriers, and into those that stop it.
 
 An agent on every node places the job, then launches its supervisor. The first node's supervisor is the coordinator.
 """
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, List, Mapping, Tuple, cast
 
 from clustertool.model.job.formats import FORMAT
-from clustertool.model.job.rank_places import pack
+from clustertool.model.job.rank_places import Place, pack
 from clustertool.model.planning.environment import endpoint, mark
 from clustertool.model.planning.plan import Plan, PlannedNode, PlannedProcess, masked
 from clustertool.model.roles import MPIRUN
@@ -52,7 +52,7 @@ def start(
     """
     trainers = [process for process in plan.processes if process.role == "trainer"]
     endpoints = [process.endpoint for process in sorted(trainers, key=lambda process: process.rank)]
-    places = pack((process.role, process.rank, process.node) for process in plan.processes)
+    places = pack(_places(plan))
     certificate, key = plan.identity.certificate, plan.identity.key
     place, launch, unplace = {}, {}, {}
     for node in plan.nodes:
@@ -79,7 +79,7 @@ def spec(plan: Plan, node: PlannedNode, endpoints: list[str], places: List[RankP
     made: Spec = {
         "format": FORMAT,
         "job": plan.job_id,
-        "node": host.index,
+        "node": host.node_id,
         "name": host.name,
         "root": node.facts.root,
         "job_dir": node.job_dir,
@@ -87,9 +87,9 @@ def spec(plan: Plan, node: PlannedNode, endpoints: list[str], places: List[RankP
         "output": job.output,
         "log_dir": job.log_dir,
         "here": host.here,
-        "mark": mark(plan.job_id, host.index, plan.identity.token),
+        "mark": mark(plan.job_id, host.node_id, plan.identity.token),
         "token": plan.identity.token,
-        "lead": {"node": lead.index, "name": lead.name, "host": ip, "port": port, "endpoint": endpoint(ip, port)},
+        "lead": {"node": lead.node_id, "name": lead.name, "host": ip, "port": port, "endpoint": endpoint(ip, port)},
         "policy": cast("SpecPolicy", asdict(job.policy)),
         "prelude": cluster.prelude,
         "ld_library_path": cluster.ld_library_path,
@@ -108,11 +108,22 @@ def spec(plan: Plan, node: PlannedNode, endpoints: list[str], places: List[RankP
     if host is lead and job.by_mpirun:
         made["hostfile"] = plan.hostfile
     if host is lead:
-        made["shape"] = {
-            "names": [other.host.name for other in plan.nodes],
-            "place": [(process.role, process.rank, process.node) for process in plan.processes],
-        }
+        made["shape"] = {"names": _names(plan), "place": _places(plan)}
+        if plan.job.elastic.present:
+            made["shape"]["nodes"] = sorted(other.host.node_id for other in plan.nodes)
     return made
+
+
+def _places(plan: Plan) -> List[Place]:
+    """Role, rank and node of all processes; nodes as the records know them."""
+    nodes = [node.host.node_id for node in plan.nodes]
+    return [(process.role, process.rank, nodes[process.node]) for process in plan.processes]
+
+
+def _names(plan: Plan) -> List[str]:
+    """The nodes' names; "" for a node of an elastic job that does not take part."""
+    found = {node.host.node_id: node.host.name for node in plan.nodes}
+    return [found.get(node, "") for node in range(max(found) + 1)]
 
 
 def _common(processes: Tuple[PlannedProcess, ...]) -> dict[str, str]:
@@ -148,11 +159,11 @@ def _header(plan: Plan, node: PlannedNode, places: List[RankPlaces]) -> JobHeade
     header: JobHeader = {
         "format": FORMAT,
         "id": plan.job_id,
-        "node": node.host.index,
+        "node": node.host.node_id,
         "name": node.host.name,
         "entry": node.host.entry,
         "hostname": node.facts.hostname,
-        "nodes": [other.host.name for other in plan.nodes],
+        "nodes": _names(plan),
         "created": plan.identity.created,
         "owner": plan.identity.owner,
         "asked": plan.identity.asked,

@@ -1,4 +1,4 @@
-"""Variables of the user's shell that clusterrun obeys as fleetrun does, where no HOSTS of a conf.py name the nodes. Pure.
+"""clusterrun obeys these variables of the user's shell as fleetrun does, where no HOSTS of a conf.py name the nodes. Pure.
 
 `run` reads none of them.
 """

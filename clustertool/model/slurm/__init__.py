@@ -1,1 +1,1 @@
-"""Slurm: what its programs and its variables state, and what is submitted to it, as pure code."""
+"""This package reads what programs and variables of Slurm state, and writes what is submitted to it. Pure."""

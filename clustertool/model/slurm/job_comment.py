@@ -1,4 +1,4 @@
-"""The comment of a Slurm job, or the name of a step, that runs a job of the tool."""
+"""The comment of a Slurm job, or the name of a step, states which job of the tool it runs."""
 
 from __future__ import annotations
 

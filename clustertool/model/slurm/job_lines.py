@@ -1,4 +1,4 @@
-"""The lines of `scontrol -o show job`: one for each job, with the fields in Slurm's order.
+"""This module reads the lines of `scontrol -o show job`: one for each job, with the fields in Slurm's order.
 
 The name and the comment of a job are its owner's text, without quotes, and can have the form of fields. So the fields
 before the state are read as one sequence, and of a field that comes twice the first one counts.

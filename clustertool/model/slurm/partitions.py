@@ -1,4 +1,4 @@
-"""The limits of partitions, from the lines of `scontrol -o show partition`, and what of a job is beyond them.
+"""This module reads the limits of partitions (`scontrol -o show partition`), and finds what of a job is beyond them.
 
 sbatch takes such a job (EnforcePartLimits=NO, the default), and it stays in the queue.
 """

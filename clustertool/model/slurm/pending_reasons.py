@@ -1,4 +1,4 @@
-"""The reasons of pending jobs that do not go away by waiting: squeue(1), JOB REASON CODES."""
+"""This table has the reasons of pending jobs that do not go away by waiting: squeue(1), JOB REASON CODES."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answers of squeue and sinfo, in formats of ours: one line for each job or step, one for each node and partition.
+"""squeue and sinfo answer in formats of ours: one line for each job or step, one for each node and partition.
 
 Run both with TIME_FORMAT of job_lines.py. squeue answers for all jobs of a user at once, but forgets a job soon after its end.
 """

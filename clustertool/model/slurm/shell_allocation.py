@@ -1,4 +1,4 @@
-"""An allocation in which a command is typed: in a shell of salloc, in a batch script, or in a step with a shell.
+"""A command can be typed in an allocation: in a shell of salloc, in a batch script, or in a step with a shell.
 
 The variables are in salloc(1), sbatch(1) and srun(1), OUTPUT ENVIRONMENT VARIABLES.
 """

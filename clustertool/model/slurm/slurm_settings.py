@@ -1,4 +1,4 @@
-"""The settings of the engine slurm: SLURM of conf.py, [slurm] of job.toml, and options of the command line, in this order.
+"""Settings of the engine slurm come from SLURM of conf.py, [slurm] of job.toml, and options of the command line, in this order.
 
 A key has the name and the form of an option of sbatch. A later source replaces the value of an earlier one; only `options` are
 added. "" and None mean: not given.

@@ -1,4 +1,4 @@
-"""Times as the programs of Slurm read and write them."""
+"""This module reads and writes times as the programs of Slurm do."""
 
 from __future__ import annotations
 

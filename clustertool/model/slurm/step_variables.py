@@ -1,4 +1,4 @@
-"""The variables that srun sets for each task of a step (srun(1), OUTPUT ENVIRONMENT VARIABLES)."""
+"""srun sets these variables for each task of a step (srun(1), OUTPUT ENVIRONMENT VARIABLES)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The script of a job, with the one command that starts a task on each node (sbatch(1), srun(1)).
+"""The script of a job has one command, which starts a task on each node (sbatch(1), srun(1)).
 
 sbatch gets it with options. In an allocation that is there, a shell runs it.
 """

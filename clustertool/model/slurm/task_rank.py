@@ -1,4 +1,4 @@
-"""A task of srun as one rank: the environment that `run` would give it, from srun's variables (srun(1), OUTPUT ENVIRONMENT).
+"""A task of srun becomes one rank: it gets the environment of `run`, by srun's variables (srun(1), OUTPUT ENVIRONMENT).
 
 srun --ntasks-per-node=4 clusterrun --under slurm train.py
 """

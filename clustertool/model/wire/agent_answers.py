@@ -1,4 +1,4 @@
-"""Types of what an agent answers to each request (messages.py). answers.py checks each answer by these types.
+"""An agent answers each request (messages.py) by one of these types. answers.py checks each answer by these types.
 
 A tuple here is a list in JSON. Times are seconds since the epoch by the node's clock, sizes are bytes. Nodes import this module
 for type checking only.
@@ -37,6 +37,7 @@ class _SummaryDetails(TypedDict, total=False):
     ended: Optional[f.Time]
     asked: f.Label  # the id of --job-id
     name: f.Label  # of the job
+    elastic: bool
 
 
 class JobSummary(_SummaryDetails):
@@ -151,6 +152,36 @@ class CleanAnswer(Answer):
     running: f.PerJob[f.JobId]
     freed: int  # bytes
     kept: f.ByJob[Tuple[str, str]]  # of each job that cannot be removed, what and fix
+
+
+class JoinAnswer(Answer):
+    state: f.JoinStart
+
+
+class LeaveAnswer(Answer):
+    left: bool  # False: the node has accepted the request, and takes part still
+
+
+class _JoinReportFields(TypedDict, total=False):
+    what: f.ErrorText
+    fix: str
+    kind: f.ShortText
+    why: f.ErrorText
+    node: f.Label  # the name of the node that an error is about
+    job_dir: f.Label
+    code: f.ExitCode
+    present: int
+    nnodes: int
+
+
+class JoinReportLine(_JoinReportFields):
+    """A report of a process that joins a job; node/join/join_report.py has their types."""
+
+    type: f.ShortText
+
+
+class JoinReportsAnswer(Answer):
+    reports: f.Few[JoinReportLine]
 
 
 # -- devices
@@ -290,7 +321,7 @@ class EarlierRow(TypedDict):
     output: bool
 
 
-class ContainerAnswer(TypedDict):
+class ContainerAnswer(Answer):
     """model.container.container_facts.ContainerFacts describes the fields."""
 
     runtime: f.Runtime
@@ -306,6 +337,7 @@ class ContainerAnswer(TypedDict):
     store: f.Label
     store_free: f.Signed
     gpu: f.Label
+    process_limit: bool
     uid: int
     groups: f.Some[int]
 
@@ -356,7 +388,7 @@ class ProbeAnswer(Answer, total=False):
     no_proxy: f.Label
     mpirun: f.Label
     mpi_daemons: f.Few[f.Label]
-    container: ContainerAnswer
+    container: ContainerAnswer  # of a request of its own (PROBE_CONTAINER), which follows this one
     leftovers: f.PerJob[Tuple[f.Label, int]]
     examined: bool
     time: f.Time

@@ -1,4 +1,4 @@
-"""Types of the requests to an agent, without `type`, `id` and `now`, which the agent client adds (messages.py).
+"""Requests to an agent have these types, without `type`, `id` and `now`, which the agent client adds (messages.py).
 
 A tuple here is a list in JSON. `job` is an id if `exact`, else what a user calls jobs (model/job/job_names). Modules import
 these types for type checking only.
@@ -113,6 +113,31 @@ class LaunchRequest(_Now):
     key: str
 
 
+class JoinRequest(TypedDict):
+    """join: the text of a join file (model/joining/join_file.py), which has secrets and never lies on a disk."""
+
+    job: str
+    join: str
+    code: str  # digest of the code that joins
+    again: bool  # also where the node was released, or its part of the job has ended
+
+
+class LeaveRequest(TypedDict):
+    job: str
+    by: str
+    seconds: float  # to wait until the node has left
+
+
+class JoinCodeRequest(TypedDict):
+    digest: str
+    data: str  # the modules that an agent does not have: name and text of each with NUL between them, zlib, in base64
+
+
+class JoinReportsRequest(TypedDict):
+    job: str
+    seconds: float  # to wait for a report
+
+
 # -- devices
 
 
@@ -149,6 +174,7 @@ class ContainerWanted(TypedDict):
     image: str
     runtime: str
     options: bool  # the user has some
+    gpu: bool  # the node has GPUs of NVIDIA
 
 
 class EarlierWanted(TypedDict):
@@ -171,7 +197,6 @@ class ProbeWanted(TypedDict, total=False):
     release: str
     mpi: JobEnvironment  # of a job in mode mpi: packages are daemons of mpirun
     engine: str  # that has started the node and allocates its devices; "": none
-    container: ContainerWanted  # of a job in containers
 
 
 class ProbeRequest(ProbeWanted):

@@ -1,4 +1,4 @@
-"""Types of the events that a node records about a job, one JSON object a line in events.jsonl. A tuple is a list in JSON.
+"""A node records events of these types about a job, one JSON object a line in events.jsonl. A tuple is a list in JSON.
 
 Records of the previous version have the type under another key: record_lines.py. Only the laptop imports this module at run
 time, and checks events by these types (answers.py).
@@ -6,7 +6,7 @@ time, and checks events by these types (answers.py).
 
 from __future__ import annotations
 
-from typing import Annotated, List, Literal, Optional, TypedDict, Union
+from typing import Annotated, List, Literal, Optional, Tuple, TypedDict, Union
 
 from clustertool.model.wire import field_types as f
 
@@ -65,6 +65,8 @@ class JobHeader(_JobId, total=False):
     places: f.PerRank[f.RankPlaces]  # of the ranks of all nodes; records of older versions have none
     processes: f.PerRank[ProcessPlan]
     restored: bool  # made of the ledger, as the events file was damaged
+    epoch: f.AttemptNumber  # of an elastic job: that of this header, and the node that coordinates it
+    lead: f.NodeIndex
 
 
 class JobEvent(EventBase, JobHeader):
@@ -139,6 +141,54 @@ class _PhaseFields(TypedDict, total=False):
 class PhaseEvent(EventBase, _PhaseFields):
     type: Literal["phase"]
     name: f.Label  # of the lead: joining, pserver, trainer, ending
+
+
+class EpochEvent(EventBase):
+    """An epoch of an elastic job begins: the nodes that take part, those of the last one that do not, and new ones.
+
+    cause: why the last epoch has ended. seconds: from the last useful work of its ranks until now.
+    """
+
+    type: Literal["epoch"]
+    attempt: f.AttemptNumber
+    nodes: f.PerNode[f.NodeIndex]
+    left: f.PerNode[Tuple[f.NodeIndex, f.Label]]
+    joined: f.PerNode[f.NodeIndex]
+    cause: str
+    seconds: float
+
+
+class EpochEndedEvent(EventBase):
+    """An epoch has ended on this node; the job goes on."""
+
+    type: Literal["epoch-ended"]
+    attempt: f.AttemptNumber
+    why: str
+
+
+class LeaseLostEvent(EventBase):
+    """The node has ended its ranks, since the coordinator did not acknowledge its heartbeats for `seconds`."""
+
+    type: Literal["lease-lost"]
+    attempt: f.AttemptNumber
+    seconds: float
+
+
+class StandbyEvent(EventBase):
+    """A machine that has joined an elastic job, and does not take part in this epoch."""
+
+    type: Literal["standby"]
+    name: f.Label
+    address: f.Label
+
+
+class BelowMinimumEvent(EventBase):
+    """The job waits for nodes; it ends if it is below its minimum for `seconds`."""
+
+    type: Literal["below-minimum"]
+    present: int
+    minimum: int
+    seconds: float
 
 
 class AbsentEvent(EventBase):
@@ -225,5 +275,6 @@ _OfNode = Union[JobEvent, SupervisorEvent, CaretakerEvent, DiskEvent, Unconnecte
 _OfRank = Union[StartedEvent, RankEvent, OtherAddressEvent, ExitedEvent]
 _OfLead = Union[PhaseEvent, AbsentEvent, LostEvent, RestartEvent]
 _OfEnd = Union[StoppingEvent, CleanEvent, OutcomeEvent]
-Event = Annotated[Union[_OfNode, _OfRank, _OfLead, _OfEnd], AnyEvent]
+_OfEpochs = Union[EpochEvent, EpochEndedEvent, LeaseLostEvent, StandbyEvent, BelowMinimumEvent]
+Event = Annotated[Union[_OfNode, _OfRank, _OfLead, _OfEpochs, _OfEnd], AnyEvent]
 Events = Annotated[List[Event], 200_000]  # of one job on one node

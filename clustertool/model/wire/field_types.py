@@ -1,4 +1,4 @@
-"""Types of the fields of what nodes send, each with the check that a value must pass before other code uses it.
+"""Fields of what nodes send have these types, each with the check that a value must pass before other code uses it.
 
 A program of a job can change the records and the tool's code on its node, so nothing that a node sends is trusted. shape.py
 makes the check of a message from the types of its fields. `int` and `float` alone are not negative, `str` has at most 65,536
@@ -43,6 +43,7 @@ Role = Annotated[str, one_of(ROLES)]
 LogRole = Annotated[str, one_of((*ROLES, "file"))]
 ReleaseName = Annotated[str, matching(lambda name: len(name) == 32 and not name.strip("0123456789abcdef"), "a release")]
 Runtime = Annotated[str, one_of(("", "docker", "podman", "apptainer"))]
+JoinStart = Annotated[str, one_of(("started", "runs already", "needs code", "left"))]  # after a request to join a job
 EntryKind = Annotated[str, one_of(("file", "dir", "link"))]
 JobStateName = Annotated[str, one_of(JobState)]
 OutcomeName = Annotated[str, one_of(OUTCOMES)]

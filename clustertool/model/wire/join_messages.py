@@ -1,4 +1,4 @@
-"""Messages between the machines that join a job and its coordinator, before their supervisors run.
+"""The machines that join a job exchange these messages with its coordinator, before their supervisors run.
 
 They travel as headers of frames over the job's mutual TLS, so the sender of each one has the job's key. From an offer on, both
 sides send a `beat` when they have nothing else to send: silence ends a connection. An order of a round is answered by `done` or
@@ -71,7 +71,14 @@ class LeavingMessage(TypedDict):
     errors: List[JoinError]
 
 
-NodeMessage = Union[OfferMessage, JoinBeat, DoneMessage, FailedMessage, LeavingMessage]
+class StopJobMessage(TypedDict):
+    """The user ends an elastic job between two epochs, by a request to this machine."""
+
+    type: Literal["stop"]
+    errors: List[JoinError]
+
+
+NodeMessage = Union[OfferMessage, JoinBeat, DoneMessage, FailedMessage, LeavingMessage, StopJobMessage]
 
 # -- from the coordinator
 

@@ -1,4 +1,4 @@
-"""Messages between the supervisors of a job and its coordinator, and the rules by which one counts.
+"""The supervisors of a job exchange these messages with its coordinator. This module has the rules by which one counts.
 
 Every message has `type`, `attempt` (of the job, from 0) and `sender`, the incarnation of the process that sent it. `number` and
 `ack` belong to the mailbox (node/system/tls_link): a message with a number is sent again after a break, until it is
@@ -38,7 +38,8 @@ class Incarnation(NamedTuple):
 class RankExit(NamedTuple):
     """How a rank ended; these are also fields of the event `exited`. `error`, `consequence`: see outcome.Failure.
 
-    by_launcher: mpirun has ended it. The event has this as `stopped`.
+    by_launcher: mpirun has ended it. The event has this as `stopped`. of_runtime: the runtime of its container could not
+    start it, so the code is that of the runtime.
     """
 
     role: str
@@ -50,6 +51,7 @@ class RankExit(NamedTuple):
     error: int = 0
     consequence: bool = False
     by_launcher: bool = False
+    of_runtime: bool = False
 
     @property
     def key(self) -> Key:

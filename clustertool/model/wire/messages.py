@@ -1,4 +1,4 @@
-"""The registry of requests: of each one the type, the code on the node that handles it, its answer, and its limits.
+"""The registry of requests has of each one the type, the code on the node that handles it, its answer, and its limits.
 
 A request on the wire is {"type", "id", "now", ...fields}: `id` pairs it with its answer, `now` is the laptop's clock. The
 answer is {"re": id, ...fields}, or {"re": id, "error": {kind, what, fix}}. {"re": id, "progress": count} may come before.
@@ -116,6 +116,11 @@ FOLLOW: Kind[r.FollowRequest, a.Answer] = Kind("follow", "agent.job_requests:fol
 PLACE: Kind[r.PlaceRequest, a.Answer] = Kind("place", "agent.place:place", endless=True)
 UNPLACE: Kind[r.UnplaceRequest, a.Answer] = Kind("unplace", "agent.place:unplace", long=True)
 LAUNCH: Kind[r.LaunchRequest, a.Answer] = Kind("start", "agent.launch:start", inline=True)
+JOIN: Kind[r.JoinRequest, a.JoinAnswer] = Kind("join", "agent.launch_member:join", inline=True)
+JOIN_CODE: Kind[r.JoinCodeRequest, a.Answer] = Kind("join-code", "agent.join_code:receive")
+JOIN_REPORTS: Kind[r.JoinReportsRequest, a.JoinReportsAnswer] = Kind("join-reports", "agent.launch_member:reports")
+LEAVE: Kind[r.LeaveRequest, a.LeaveAnswer] = Kind("leave", "agent.leave_request:leave")
+END_JOIN: Kind[r.JoinReportsRequest, a.Answer] = Kind("join-end", "agent.launch_member:end")
 
 # -- checks before a job: see node/probe, node/devices
 
@@ -123,6 +128,9 @@ PROBE: Kind[r.ProbeRequest, a.ProbeAnswer] = Kind("probe", "probe.probe:probe", 
 PROBE_FOR_RUN: Kind[r.ProbeRequest, a.ProbeAnswer] = Kind("probe-run", "probe.run_probe:probe_for_run", long=True)
 PROBE_FOR_CHECK: Kind[r.ProbeRequest, a.ProbeAnswer] = Kind(
     "probe-check", "probe.check_probe:probe_for_check", long=True
+)
+PROBE_CONTAINER: Kind[r.ContainerWanted, a.ContainerAnswer] = Kind(
+    "probe-container", "probe.container_probe:read_runtime", long=True
 )
 MEET: Kind[r.MeetRequest, a.SeenAnswer] = Kind("meet", "probe.shared_root:meet")
 LINK_OPEN: Kind[r.OpenRequest, a.OpenedAnswer] = Kind("link-open", "probe.link_test:open_ports")

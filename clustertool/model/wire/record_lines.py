@@ -1,4 +1,4 @@
-"""Lines of JSON that this and the previous version exchange: events on disk, and orders to a supervisor of that version."""
+"""This and the previous version exchange lines of JSON: events on disk, and orders to a supervisor of that version."""
 
 from __future__ import annotations
 

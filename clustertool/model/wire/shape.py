@@ -109,7 +109,7 @@ _PLAIN: dict[object, Check] = {str: text(1 << 16), int: whole(), float: number()
 
 
 @lru_cache(maxsize=None)
-def check_of(hint: Any) -> Check:
+def check_of(hint: object) -> Check:
     """The check of values of a type, made when it is first used."""
     if hint in _PLAIN:
         return _PLAIN[hint]

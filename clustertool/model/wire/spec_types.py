@@ -1,4 +1,4 @@
-"""Types of a spec: one node's part of a job's plan, as its supervisor reads it and as spec.json keeps it.
+"""A spec is one node's part of a job's plan, as its supervisor reads it and as spec.json keeps it.
 
 A tuple here is a list in JSON. `format`: model/job/formats. Modules import these types for type checking only.
 """
@@ -113,6 +113,7 @@ class ContainerSpec(RuntimeSpec):
     digest: str  # by which nodes are compared and which status shows; "" if the runtime knows none
     options: List[str]
     volumes: List[str]
+    process_limit: bool  # the runtime has one by default
     uid: int
     groups: List[int]  # the user's own on this node, the primary one first
 

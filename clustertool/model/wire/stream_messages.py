@@ -1,4 +1,4 @@
-"""Types of frames that an agent sends without a request: a followed job, and the reports of the node's relay.
+"""An agent sends frames of these types without a request: a followed job, and the reports of the node's relay.
 
 answers.py checks each frame by these types before other code gets it. A tuple here is a list in JSON. Nodes import this module
 for type checking only.

@@ -1,4 +1,4 @@
-"""Messages on a supervisor's socket: a connection carries one request and its answer, each in a frame (frames.py).
+"""A connection to a supervisor's socket carries one request and its answer, each in a frame (frames.py).
 
 The sender is a process of the same user on the node: an agent, or a program that starts ranks itself. Every message has `type`.
 

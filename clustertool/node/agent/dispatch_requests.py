@@ -1,4 +1,4 @@
-"""Handlers of the requests for a relay: it is a child of the agent, which passes its messages on."""
+"""These handlers answer the requests for a relay: it is a child of the agent, which passes its messages on."""
 
 from __future__ import annotations
 

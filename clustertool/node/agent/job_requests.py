@@ -1,4 +1,4 @@
-"""Handlers of requests to a job that runs here: to follow it, for its bundle, and to let its pod end.
+"""These handlers answer requests to a job that runs here: to follow it, for its bundle, and to let its pod end.
 
 The agent's loop sends what a follower reads.
 """

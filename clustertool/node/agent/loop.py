@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, cast
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, NamedTuple, Optional, cast
 
 from clustertool.errors import ClustertoolError, PreflightError, as_wire
 from clustertool.model.wire.frames import Decoder, Header, encode
@@ -38,6 +38,18 @@ _RELAY_ORDERS = ("relay-sources", "relay-piece", "relay-beat")
 _ROOM = 1 << 20  # bytes that may wait for the channel before logs pause
 
 
+class AgentStart(NamedTuple):
+    """What an agent has from its start. umask: of the login session.
+
+    safe: of the loader; raises OSError for a path that another user can change. complete: of the loader; whether a directory
+    has all files of the tool's code.
+    """
+
+    umask: int
+    safe: Callable[[str], None]
+    complete: Callable[[str], bool]
+
+
 class BaseContext(NodeContext):
     """The context of a request about another node: see node/jobs/shared_records.py."""
 
@@ -50,9 +62,12 @@ class BaseContext(NodeContext):
 
 
 class Agent(PlacingContext):
-    """`hello` is the laptop's first message: root_dir, root_group (ROOT_DIR_GROUP), and entry (how conf.py names this node)."""
+    """`hello` is the laptop's first message: root_dir, root_group (ROOT_DIR_GROUP), and entry (how conf.py names this node).
+    safe, complete: see AgentStart."""
 
-    def __init__(self, hello: Header, inlet: int, outlet: int) -> None:
+    def __init__(
+        self, hello: Header, inlet: int, outlet: int, safe: Callable[[str], None], complete: Callable[[str], bool]
+    ) -> None:
         super().__init__(files.resolve(str(hello["root_dir"])), str(hello["entry"]))
         path_trust.set_group(str(hello["root_group"]))
         self._in, self._out = inlet, outlet
@@ -66,7 +81,7 @@ class Agent(PlacingContext):
         self.relay: Optional[RelayProcess] = None
         self._beat_at = self._report_at = 0.0
         self.placed = ""  # the records of a job that is being placed, or waits here until it is placed on all nodes
-        self.umask = os.umask(0o077)
+        self.start = AgentStart(os.umask(0o077), safe, complete)
         self._open = True
 
     def run(self) -> None:
@@ -223,11 +238,11 @@ def _handler(kind: Kind[Any, Any]) -> Callable[[NodeContext, Header], Dict[str, 
     return cast("Callable[[NodeContext, Header], Dict[str, object]]", function)
 
 
-def main(hello: bytes, end: Callable[[], None]) -> None:
+def main(hello: bytes, end: Callable[[], None], safe: Callable[[str], None], complete: Callable[[str], bool]) -> None:
     """Run the agent on stdin and stdout, for the loader (fleet/node_bundle.py), which cleans up by `end`."""
     processes.set_name("ct-agent")
     try:
-        agent = Agent(json.loads(hello), 0, 1)
+        agent = Agent(json.loads(hello), 0, 1, safe, complete)
         os.write(1, b"ready\n")
         agent.run()
     finally:

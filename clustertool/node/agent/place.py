@@ -1,4 +1,4 @@
-"""Handlers that place a job, which may fail, and take it back: its directory, its copy of the workspace, its files."""
+"""These handlers place a job, which may fail, and take it back: its directory, its copy of the workspace, its files."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 def place(agent: PlacingContext, request: PlaceRequest) -> Answer:
     """Make the job's directory with everything in it that the contract names. Undone when it fails.
 
-    A job that its engine starts again keeps its directory.
+    A job that its engine starts again, and one that begins another epoch, keeps its directory.
     """
     spec, release = request["spec"], request["release"]
-    if spec.get("attempt") and _started_before(spec):
-        _place_again(agent, spec)
+    if may_be_placed_again(spec) and _started_before(spec):
+        _place_again(agent, spec, release)
         return {}
     root, base = str(spec["root"]), os.path.dirname(spec["job_dir"])
     files.make_root(root)
@@ -58,10 +58,15 @@ def place(agent: PlacingContext, request: PlaceRequest) -> Answer:
     return {}
 
 
+def may_be_placed_again(spec: Spec) -> bool:
+    """Whether the job may have a directory here: the engine has started it again, or it is elastic."""
+    return bool(spec.get("attempt")) or "elastic" in spec
+
+
 def _started_before(spec: Spec) -> bool:
     """Whether the directory of an earlier start is there. One that was placed by half is removed. Raises PreflightError."""
     try:
-        if not _belongs(spec["job_dir"], spec["token"]):
+        if not belongs(spec["job_dir"], spec["token"]):
             return False  # of another job: it cannot be made
     except NotFound:
         return False
@@ -71,15 +76,17 @@ def _started_before(spec: Spec) -> bool:
     return False
 
 
-def _place_again(agent: PlacingContext, spec: Spec) -> None:
-    """Other machines, addresses and ports, the same files. The engine has ended the earlier supervisor.
+def _place_again(agent: PlacingContext, spec: Spec, release: str) -> None:
+    """Other machines, addresses and ports, the same files. The earlier supervisor has ended.
 
-    Raises PreflightError.
+    A member of an elastic job has a record before its first epoch, and no workspace. Raises PreflightError, DispatchError.
     """
     job = files.open_job_dir(spec["job_dir"])
     try:
         Ledger(spec).place()
         _claim_ports(agent, spec)
+        if release and not os.path.exists(paths.JobPaths.at(spec["job_dir"]).spec):
+            release_store.unpack(release_store.Store(str(spec["root"])), release, files.path_of(job))
         files.remove(job, f"{paths.OURS}/control")
         _write_files(spec, job)
     except OSError as error:
@@ -122,7 +129,7 @@ def unplace(agent: PlacingContext, request: UnplaceRequest) -> Answer:
     with contextlib.suppress(NotFound):
         if request.get("again"):
             _take_back_claims(request["job_dir"])
-        elif _belongs(request["job_dir"], request["token"]):
+        elif belongs(request["job_dir"], request["token"]):
             _remove(request["job_dir"])
     return {}
 
@@ -143,7 +150,7 @@ def _take_back(spec: Spec) -> None:
         _remove(spec["job_dir"])
 
 
-def _belongs(job_dir: str, token: str) -> bool:
+def belongs(job_dir: str, token: str) -> bool:
     """Whether a job's directory was placed with this token. Raises NotFound."""
     known = ledger.read(paths.JobPaths.at(job_dir)).get("token")
     if known:
@@ -159,7 +166,7 @@ def _belongs(job_dir: str, token: str) -> bool:
 
 def _write_files(spec: Spec, job: int) -> None:
     job_paths = paths.JobPaths.at(spec["job_dir"])
-    files.create(job, f"{paths.OURS}/spec.json", json.dumps(spec).encode(), exclusive=not spec.get("attempt"))
+    files.create(job, f"{paths.OURS}/spec.json", json.dumps(spec).encode(), exclusive=not may_be_placed_again(spec))
     files.create(job, "nodefile", f"{spec['node']}\n".encode(), exclusive=False)
     for name in ("log", spec["output"]):
         os.makedirs(os.path.join(files.path_of(job), name), mode=0o755, exist_ok=True)
@@ -170,7 +177,7 @@ def _write_files(spec: Spec, job: int) -> None:
         firsts.setdefault(process["role"], os.path.basename(process["log"]))
         listed = "".join(os.path.join(spec["work_dir"], shard) + "\n" for shard in process["shards"])
         name = f"{paths.OURS}/shards-{process['role']}-{process['rank']}"
-        files.create(job, name, os.fsencode(listed), exclusive=not spec.get("attempt"))
+        files.create(job, name, os.fsencode(listed), exclusive=not may_be_placed_again(spec))
     for role, target in firsts.items():
         files.link(job, job_paths.first_log(role), target)
     if spec["log_dir"]:

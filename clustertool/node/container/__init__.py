@@ -1,1 +1,1 @@
-"""Containers of ranks on a node: their start, their first processes, their removal, and their images."""
+"""This package starts and removes the containers of ranks on a node, and keeps their images."""

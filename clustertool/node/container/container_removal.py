@@ -1,4 +1,4 @@
-"""The removal of a job's containers on a node, and the proof that none is left. The label on each container finds them.
+"""This module removes a job's containers on a node, and proves that none is left. The label on each container finds them.
 
 A supervisor starts it as a child (Removal), since its loop must not wait. A guard and a stop without supervisor wait: remove().
 """

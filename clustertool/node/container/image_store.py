@@ -1,4 +1,4 @@
-"""Images in the store of a node's container runtime: inspect, pull, save as files, load from a release.
+"""This module handles images in the store of a container runtime: inspect, pull, save as files, load from a release.
 
 A saved image travels as a release (node/storage/release_store.py), so pieces that the node has from an earlier image are not
 sent again. podman reads a folder of files, which lies in ROOT_DIR/.clustertool/images until podman has loaded it. docker reads
@@ -301,7 +301,7 @@ def _with_room(program: str, runtime: str, root: str, need: int = 0) -> Iterator
 
 
 def _free(place: str) -> int:
-    """Bytes; -1 if that cannot be known, as of the disk of a daemon elsewhere."""
+    """Bytes; -1 if that cannot be known, as of the disk of a daemon on another machine."""
     try:
         found = os.statvfs(place)
     except OSError:

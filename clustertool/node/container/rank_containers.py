@@ -1,4 +1,4 @@
-"""The containers of a node's ranks, for their supervisor: how they start, which processes are in them, how they end.
+"""The supervisor handles the containers of its ranks: how they start, which processes are in them, how they end.
 
 The child of the supervisor is the client of the runtime (`podman run`). The rank itself is the container's first process, whose
 pid the wrapper inside reports in a file.

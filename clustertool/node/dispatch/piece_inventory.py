@@ -1,4 +1,4 @@
-"""The inventory of a relay: the manifest of the release that comes, and which of its pieces are in the node's store."""
+"""The inventory of a relay has the manifest of the release that comes, and which of its pieces are in the node's store."""
 
 from __future__ import annotations
 

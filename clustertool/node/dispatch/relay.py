@@ -16,7 +16,7 @@ import os
 import socket
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Deque, Dict, List, Optional
+from typing import TYPE_CHECKING, Deque, Dict, List, Optional
 
 from clustertool.model.dispatch import fetch_scheduler as fetch
 from clustertool.model.dispatch import manifest, topology
@@ -73,7 +73,7 @@ class LaptopLink:
     def wants_write(self) -> bool:
         return bool(self._out)
 
-    def report(self, kind: str, **more: Any) -> None:
+    def report(self, kind: str, **more: object) -> None:
         self._out += encode({"type": f"relay-{kind}", **more})
         self._flush()
 
@@ -187,7 +187,7 @@ class Relay:
             why = list(self._scheduler.failures.values())
             self._laptop.report("idle", lacks=topology.bits(lacking), live=self._scheduler.live, why=why)
 
-    def _progress(self) -> Dict[str, Any]:
+    def _progress(self) -> Dict[str, object]:
         """For a report; each piece that came from the laptop is in one report."""
         came, self._from_laptop = self._from_laptop, []
         left = self._inventory.bytes_of(self._scheduler.lacking)

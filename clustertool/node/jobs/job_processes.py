@@ -1,4 +1,4 @@
-"""The processes that take care of a job on this node, from its records. Apart from records.py, as a probe needs no more."""
+"""This module finds the processes that take care of a job, in its records. A probe needs no more of records.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers of the requests about one job: its events, what is left of its processes, its logs, and the report about it.
+"""These handlers answer requests about one job: events, what is left of its processes, its logs, and the report about it.
 
 The report is one answer of limited size, made of usage.jsonl, spec.json (secrets are masked in it) and parts of the logs.
 """
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Dict, List, Mapping, Sequence, Tuple
 from clustertool.errors import NotFound
 from clustertool.model.job import progress as steps
 from clustertool.model.job import usage
+from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.outcome import Key
-from clustertool.model.job.state import ProcessStatus, ranks_of
+from clustertool.model.job.state import ranks_of
 from clustertool.model.job.state_names import RankState
 from clustertool.model.paths import OURS
 from clustertool.node.jobs.queries import record_of

@@ -47,7 +47,7 @@ class Ledger:
         files.make_dir(self._paths.base, OURS, _FOLDER)
         self._write(durable=True)
 
-    def note(self, kind: str, fields: Mapping[str, Any]) -> None:
+    def note(self, kind: str, fields: Mapping[str, object]) -> None:
         """Store an event of a supervisor, a guard or the end. If the disk is full it is lost: events.jsonl has it too."""
         if kind in CARETAKERS:
             self._entry[kind] = [fields["pid"], fields["start"]]

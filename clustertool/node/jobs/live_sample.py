@@ -13,8 +13,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple, cast
 
 from clustertool.errors import NotFound
+from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.node_status import NodeStatus
-from clustertool.model.job.state import JobStatus, ProcessStatus
+from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import RankState
 from clustertool.model.wire.record_lines import read_events
 from clustertool.node.devices import read

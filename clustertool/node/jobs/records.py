@@ -51,7 +51,9 @@ class Record(JobProcesses):
         """Its header is the first event, or the content of spec.json, the ledger, or else the directory itself."""
         paths = JobPaths(base, job)
         trouble = None
-        header = _first_event(paths) or _planned(paths) or ledger.read(paths).get("header", {})
+        header: Mapping[str, object] = _first_event(paths) or _planned(paths) or ledger.read(paths).get("header", {})
+        if "lead" in header:  # of an elastic job: a later epoch may have other nodes
+            header = ledger.read(paths).get("header") or header
         try:
             formats.require_known(header, paths.events)
         except PreflightError as error:
@@ -190,6 +192,7 @@ class Record(JobProcesses):
             "final": part.final,
             "started": self._by_laptop(header.get("t")),  # of the first event: the supervisor wrote it when it started
             "ended": self._by_laptop(part.ended),
+            "elastic": "lead" in header,
         }
 
     def _by_laptop(self, t: object) -> Optional[float]:

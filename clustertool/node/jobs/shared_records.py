@@ -1,4 +1,4 @@
-"""Records of other nodes on a directory that this machine shares with them, for an engine without an agent on each node.
+"""This module reads records of other nodes on a shared directory, for an engine without an agent on each node.
 
 A base is the folder of a node in a shared ROOT_DIR, by its name: node0, node1, ... (model/paths.base). "" is ROOT_DIR itself,
 where the nodes that do not share it, or the only node of a job, have their jobs. Whatever host name a record below a base has,

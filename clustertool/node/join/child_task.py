@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Callable, Dict, List, Optional, cast
 
 from clustertool.errors import ClustertoolError, InternalError, PreflightError
 from clustertool.model.container.container_names import ALWAYS, NEVER
+from clustertool.model.container.container_settings import NO_CONTAINER, ContainerSettings
 from clustertool.model.joining.join_errors import error_rows, read_errors
+from clustertool.model.planning.node_container import container_request
 from clustertool.model.wire.messages import PLACE, PROBE
 from clustertool.node.agent import place
 from clustertool.node.container.image_store import pull_image
+from clustertool.node.probe.container_probe import read_runtime
 from clustertool.node.probe.probe import probe
 from clustertool.node.system import processes
 from clustertool.node.system.child_signals import END
@@ -111,18 +114,19 @@ def _become(body: Callable[[int, int], None], orders: int, answer: int) -> None:
 
 
 def probing(
-    request: ProbeRequest, root: str, prepare: Callable[[], None], pull: str = NEVER
+    request: ProbeRequest, root: str, prepare: Callable[[], None], container: ContainerSettings = NO_CONTAINER
 ) -> Callable[[int, int], None]:
     """The body of a task that calls prepare(), which may raise ClustertoolError, probes this machine, and pulls the image of
-    the request where `pull` of CONTAINER wants that. An order ends the pull."""
+    the job's containers where `pull` of CONTAINER wants that. An order ends the pull."""
     node = NodeContext(root, "")
     replies: List[Reply] = []
 
     def facts() -> Reply:
         prepare()
         found = probe(node, request)
-        if "container" in found:
-            _pull_image(node, found["container"], request["container"]["image"], pull)
+        if container:
+            found["container"] = read_runtime(node, container_request(container, found))
+            _pull_image(node, found["container"], container)
         return {"facts": found}
 
     def body(orders: int, answer: int) -> None:
@@ -138,14 +142,14 @@ def probing(
     return body
 
 
-def _pull_image(node: NodeContext, known: ContainerAnswer, image: str, pull: str) -> None:
-    """Where it is wanted, and add the image to the facts of the runtime. pull: of CONTAINER. Raises DispatchError, NotFound.
+def _pull_image(node: NodeContext, known: ContainerAnswer, container: ContainerSettings) -> None:
+    """Where it is wanted, and add the image to the facts of the runtime. Raises DispatchError, NotFound.
 
     No laptop brings images to machines that join, so each machine pulls its own.
     """
-    if not known["runtime"] or pull == NEVER or (known["image_id"] and pull != ALWAYS):
+    if not known["runtime"] or container.pull == NEVER or (known["image_id"] and container.pull != ALWAYS):
         return
-    found = pull_image(node, {"runtime": known["runtime"], "program": known["program"], "image": image})
+    found = pull_image(node, {"runtime": known["runtime"], "program": known["program"], "image": container.image})
     known["image_id"], known["digest"], known["size"] = found["image_id"], found["digest"], found["size"]
 
 
@@ -191,8 +195,8 @@ def placing(
             if node.placed:
                 with contextlib.suppress(OSError):
                     os.utime(node.placed)
-        again = bool(spec.get("attempt"))
-        if order != _KEEP and (again or fresh == [True]):
+        again = fresh == [False]
+        if order != _KEEP and fresh and (not again or place.may_be_placed_again(spec)):
             place.unplace(node, {"job_dir": spec["job_dir"], "token": spec["token"], "again": again})
 
     return body

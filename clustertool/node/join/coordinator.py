@@ -1,4 +1,4 @@
-"""The coordinator of a job whose machines join: events for decide(), and its actions as messages, a plan and a start.
+"""The coordinator of a job whose machines join turns messages into events for decide(), and executes its actions.
 
 Its own machine takes part like the others, as connection 0.
 """
@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from typing import TYPE_CHECKING, Dict, Mapping, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from clustertool.errors import ClustertoolError, Interrupted, NodeLost, PreflightError, Terminated
+from clustertool.errors import ClustertoolError, Interrupted, NodeLost, PreflightError, Terminated, as_one, singles
 from clustertool.model.dispatch import topology
+from clustertool.model.elastic.gathering import Gathering
 from clustertool.model.facts import Facts
 from clustertool.model.finding import Seen
 from clustertool.model.joining import join_decisions as d
 from clustertool.model.joining.join_errors import error_rows, read_errors
-from clustertool.model.joining.join_file import OwnSettings
+from clustertool.model.joining.join_file import MOST_MEMBERS, OwnSettings
+from clustertool.model.joining.join_offers import COORDINATOR, Offer
 from clustertool.model.joining.join_plan import Arrival, cluster_of, facts_of, plan_of, specs
 from clustertool.model.joining.plain_form import from_plain
 from clustertool.model.planning.environment import endpoint
@@ -29,11 +31,13 @@ from clustertool.node.join.joining_node import JoiningNode
 from clustertool.node.supervisor.allocation import End
 from clustertool.node.supervisor.coordinator.lead_connections import LeadListener
 from clustertool.node.system.child_signals import EndRequest, Signals
+from clustertool.node.system.process_clock import boottime
 from clustertool.node.system.tls_link import context, wait_for
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_requests import RelayRequest
     from clustertool.model.wire.join_messages import FetchOrder, PlaceOrder, RelayOrder
+    from clustertool.model.wire.spec_types import ElasticSpec
 
 TICK = 0.1  # seconds: a signal that is blocked wakes nothing
 _LAST_MESSAGE = 3.0  # seconds for the last message to all
@@ -44,9 +48,11 @@ _MOST_RANKS = 4096  # of one machine: a plan has each of them
 
 
 class JoinCoordinator:
-    """run() returns the exit code of this node. `address`: the coordinator's, of this machine."""
+    """run() returns the exit code of this node. `address`: the coordinator's, of this machine. elastic: what an epoch needs."""
 
-    def __init__(self, node: JoiningNode, report: JoinReport, signals: Signals, address: str) -> None:
+    def __init__(
+        self, node: JoiningNode, report: JoinReport, signals: Signals, address: str, elastic: Optional[Gathering] = None
+    ) -> None:
         """Raises PreflightError where the port cannot be used."""
         join = node.join
         self._join, self._node, self._report, self._signals = join, node, report, signals
@@ -55,16 +61,16 @@ class JoinCoordinator:
         ctx = context(join.identity.certificate, join.identity.key, server=True)
         listener = LeadListener(ctx, sock, join.nnodes, _MAX_HEADER)
         self._members = JoinMembers(listener, join.cluster.loss_timeout)
-        own = node.offer(address, d.COORDINATOR)
-        self._settings: Dict[int, OwnSettings] = {d.COORDINATOR: join.offered}
+        own = node.offer(address, join.index if elastic is not None else COORDINATOR)
+        self._settings: Dict[int, OwnSettings] = {COORDINATOR: join.offered}
         self._seen: Dict[int, str] = {}  # the coordinator's address, as the machine of each connection sees it
         self._order: Tuple[int, ...] = ()  # connections by node id
         self._facts: Dict[int, Tuple[object, float]] = {}  # of each connection, and when they came
         self._asked_at = 0.0
         self._ports: Dict[int, int] = {}  # of each connection's relay
         self._result: Optional[int] = None  # the exit code
-        self._state = d.JoinState(own, join.join_timeout, join.names, join.engine)
-        self._decide(d.Offered(d.COORDINATOR, own, time.monotonic()))
+        self._state = d.JoinState(own, join.join_timeout, join.names, join.engine, elastic=elastic)
+        self._decide(d.Offered(COORDINATOR, own, boottime()))
 
     def run(self) -> int:
         while self._result is None and not self._state.ended:
@@ -75,7 +81,9 @@ class JoinCoordinator:
                 self._take(arrived)
             self._take_own(ready)
             self._await_workspace()
-            self._decide(d.Tick(time.monotonic()))
+            if self._node.epoch.stopped is not None:
+                self._decide(d.Signalled(self._node.epoch.stopped))
+            self._decide(d.Tick(boottime()))
         return self._result if self._result is not None else self._explained()
 
     def _explained(self) -> int:
@@ -111,7 +119,9 @@ class JoinCoordinator:
             if offer.code == self._state.own.code:  # another version has other settings, and is refused
                 self._settings[connection] = read_settings(message)
                 self._seen[connection] = _address(message["coordinator"])
-            return d.Offered(connection, offer, time.monotonic())
+            return d.Offered(connection, offer, boottime())
+        if kind == "stop" and self._state.elastic is not None:
+            return d.Signalled(read_errors(message["errors"]))
         if kind == "leaving":
             return d.Left(connection, read_errors(message["errors"]))
         if kind == "failed":
@@ -128,12 +138,12 @@ class JoinCoordinator:
         if result is None:
             return
         if result.facts is not None:
-            self._facts[d.COORDINATOR] = result.facts, time.time()
-        self._ports[d.COORDINATOR] = result.port
+            self._facts[COORDINATOR] = result.facts, time.time()
+        self._ports[COORDINATOR] = result.port
         if result.error is not None:
-            self._decide(d.Failed(d.COORDINATOR, self._state.round, result.error))
+            self._decide(d.Failed(COORDINATOR, self._state.round, result.error))
         else:
-            self._decide(d.Done(d.COORDINATOR, self._state.round))
+            self._decide(d.Done(COORDINATOR, self._state.round))
 
     # -- decisions --
 
@@ -160,6 +170,8 @@ class JoinCoordinator:
         elif isinstance(action, d.Lead):
             self._lead(action)
         elif isinstance(action, d.Go):
+            for one in self._state.standby:  # they connect again, and wait at the lead
+                self._members.close(one.connection)
             self._members.end({"type": "go"}, _LAST_MESSAGE, until_closed=True)
             self._signals.close()
             self._result = self._node.run()
@@ -198,19 +210,27 @@ class JoinCoordinator:
             self._place(action.round)
         elif action.kind == "undo":
             self._node.undo()
-            self._decide(d.Done(d.COORDINATOR, action.round))
+            self._decide(d.Done(COORDINATOR, action.round))
 
     def _address_for_others(self) -> str:
         """This machine's address. If its own name is a loopback address (127.0.1.1 in /etc/hosts), the one that others use."""
-        seen = [self._seen[connection] for connection in self._order if connection != d.COORDINATOR]
+        seen = [self._seen[connection] for connection in self._order if connection != COORDINATOR]
         others = [address for address in seen if not meeting.loopback(address)]
         return others[0] if others and meeting.loopback(self._address) else self._address
 
     def _plan(self) -> d.Planned:
         """Make the plan."""
         members = {member.connection: member.offer for member in self._state.members}
-        addresses = {**{one: members[one].address for one in self._order}, d.COORDINATOR: self._address}
-        self._arrivals = [Arrival(members[one].hostname, addresses[one], self._settings[one]) for one in self._order]
+        addresses = {**{one: members[one].address for one in self._order}, COORDINATOR: self._address}
+        self._arrivals = [
+            Arrival(
+                members[one].hostname,
+                addresses[one],
+                self._settings[one],
+                members[one].node if self._state.elastic is not None else None,
+            )
+            for one in self._order
+        ]
         cluster = cluster_of(self._join, self._arrivals, self._port)
         facts: Dict[int, Facts] = {}
         asked: Dict[int, Tuple[float, float]] = {}
@@ -227,10 +247,19 @@ class JoinCoordinator:
                 return d.Planned(later=True)
             return self._with_workspace()
         except ClustertoolError as error:
-            return d.Planned(error)
+            return d.Planned(error, failures=self._of_machines(error, [host.name for host in cluster.hosts]))
         except _MALFORMED as error:
             what = f"the facts of {'this machine' if name else 'the machines'} are not valid: {error!r:.200}"
             return d.Planned(PreflightError(what, "install the same version on all machines", name))
+
+    def _of_machines(self, error: ClustertoolError, names: Sequence[str]) -> Tuple[Tuple[int, ClustertoolError], ...]:
+        """An error as those of single machines, () if it is not only about single ones. names: of the nodes."""
+        found: Dict[int, List[ClustertoolError]] = {}
+        for one in singles(error):
+            if one.node not in names:
+                return ()
+            found.setdefault(self._order[names.index(one.node)], []).append(one)
+        return tuple((connection, as_one(errors) or error) for connection, errors in found.items())
 
     def _with_workspace(self) -> d.Planned:
         """Node 0 has the workspace, if it is sent: do the others have it? Raises DispatchError."""
@@ -256,7 +285,7 @@ class JoinCoordinator:
         facts = {node: made.facts for node, made in enumerate(self._made.nodes)}
         lacking = workspace_relay.receivers(facts, self._join.release)
         for node, connection in enumerate(self._order):
-            own = connection == d.COORDINATOR
+            own = connection == COORDINATOR
             request: RelayRequest = {**self._request, "address": self._arrivals[node].address, "helper": own}
             order: RelayOrder = {
                 "type": "relay",
@@ -282,18 +311,19 @@ class JoinCoordinator:
                 "sources": of.get(node, []),
                 "degree": topology.degree(len(relays)),
             }
-            if connection != d.COORDINATOR:
+            if connection != COORDINATOR:
                 self._members.send(connection, order)
-        self._decide(d.Done(d.COORDINATOR, round))
+        self._decide(d.Done(COORDINATOR, round))
 
     def _place(self, round: int) -> None:
-        parts = specs(self._made, self._arrivals, self._join.engine)
-        attempt = self._node.first_attempt(parts[0]["job_dir"])
+        elastic = self._elastic_spec()
+        parts = specs(self._made, self._arrivals, self._join.engine, elastic)
+        attempt = self._node.first_attempt(parts[0]["job_dir"]) if elastic is None else 0
         if attempt:
             for part in parts.values():
                 part["attempt"] = attempt
         for node, connection in enumerate(self._order):
-            own = connection == d.COORDINATOR
+            own = connection == COORDINATOR
             order: PlaceOrder = {
                 "type": "place",
                 "round": round,
@@ -306,15 +336,38 @@ class JoinCoordinator:
             else:
                 self._members.send(connection, order)
 
+    def _elastic_spec(self) -> "ElasticSpec | None":
+        """What all members of an epoch know of it, None where the job is not elastic."""
+        gathering, settings = self._state.elastic, self._join.job.elastic
+        if gathering is None:
+            return None
+        waiting = [one.offer.hostname for one in self._state.standby]
+        return {
+            "epoch": gathering.number,
+            "lease": self._join.job.policy.loss_timeout,
+            "grow": settings.grow,
+            "maximum": settings.maximum,
+            "members": len(self._state.members) + len(waiting),
+            "waiting": waiting,
+            "restarts": gathering.restarts,
+            "store": settings.server.present,
+        }
+
     def _lead(self, action: d.Lead) -> None:
         """The port of joining becomes the lead's."""
         self._members.stop_listening()
         try:
             self._node.launch(time.time())
         except ClustertoolError as error:
-            self._decide(d.Failed(d.COORDINATOR, action.round, error))
-        else:
-            self._decide(d.Done(d.COORDINATOR, action.round))
+            self._decide(d.Failed(COORDINATOR, action.round, error))
+            return
+        elastic = self._state.elastic
+        if elastic is not None:
+            members = [one.offer.node or 0 for one in self._state.members]
+            self._node.record("epoch", attempt=elastic.number, **elastic.before.change(members, boottime()))
+            for one in self._state.standby:
+                self._node.record("standby", name=one.offer.hostname, address=one.offer.address)
+        self._decide(d.Done(COORDINATOR, action.round))
 
     def _abort(self, error: ClustertoolError) -> None:
         if not (isinstance(error, (Interrupted, Terminated)) and self._node.ask(error)):
@@ -326,6 +379,7 @@ class JoinCoordinator:
         self._report.failed(error)
         self._members.end({"type": "abort", "errors": error_rows(error)}, _LAST_MESSAGE, until_closed=True)
         self._node.undo()
+        self._node.epoch.fail(error, coordinates=True)
         self._node.leave_allocation(End(silent=silent))
         return error.code
 
@@ -336,16 +390,16 @@ def interrupted(request: EndRequest, hostname: str) -> ClustertoolError:
     return Interrupted(what) if request.code == Interrupted.code else Terminated(what)
 
 
-def read_offer(message: Header) -> d.Offer:
+def read_offer(message: Header) -> Offer:
     """Raises one of _MALFORMED."""
     index, nnodes = message["index"], message["nnodes"]
     version, code, hostname = (_text(message[name]) for name in ("version", "code", "hostname"))
-    if type(nnodes) is not int or not (index is None or (type(index) is int and 0 <= index < nnodes)):
+    if type(nnodes) is not int or not (index is None or (type(index) is int and 0 <= index < MOST_MEMBERS)):
         raise ValueError("an offer with a wrong index")
     if not hostname:
         raise ValueError("an offer without a host name")
     address = _address(message["address"])
-    return d.Offer(index, nnodes, version, code, read_incarnation(message["sender"]), address, hostname)
+    return Offer(index, nnodes, version, code, read_incarnation(message["sender"]), address, hostname)
 
 
 def read_settings(message: Header) -> OwnSettings:

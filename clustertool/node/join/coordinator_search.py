@@ -1,4 +1,4 @@
-"""The search for the coordinator: connections to each address and port that may be its own, until JOIN_TIMEOUT."""
+"""The search for the coordinator connects to each address and port that may be its own, until JOIN_TIMEOUT."""
 
 from __future__ import annotations
 
@@ -71,6 +71,8 @@ class CoordinatorSearch:
     def found(self) -> None:
         """The coordinator has answered."""
         self._cause, self._tls_since, self._to_try = "", None, []
+        if self._join.job.elastic.present:  # the time is that without a coordinator
+            self._began = time.monotonic()
 
     def failed(self, now: float, why: str, tls: bool) -> None:
         """An attempt has failed, or a connection has ended. tls: it failed in TLS. Raises AuthError if that does not change."""

@@ -1,14 +1,17 @@
-"""Connections of the coordinator to the machines that join, from their offers to the start of the job."""
+"""The coordinator keeps connections to the machines that join, from their offers to the start of the job."""
 
 from __future__ import annotations
 
 import time
-from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from clustertool.model.wire.frames import Header
 from clustertool.node.supervisor.coordinator.lead_connections import LeadListener
 from clustertool.node.system.process_clock import ProcessClock
 from clustertool.node.system.tls_link import TlsLink, beat
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
 
 _MAX_BACKLOG = 64 << 20  # bytes that a machine has not read
 
@@ -36,7 +39,7 @@ class JoinMembers:
         self._next = 1
         self._beat_at = 0.0
 
-    def wires(self) -> List[object]:
+    def wires(self) -> List[FileDescriptorLike]:
         return [*(self._listener.wires() if self._listener else []), *self._links.values()]
 
     def turn(self, ready: Set[int]) -> Iterator[Arrived]:

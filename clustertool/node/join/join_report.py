@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Dict, Optional, Sequence
 
 from clustertool.errors import ClustertoolError, singles
 from clustertool.model.job.outcome import some
 from clustertool.model.joining.join_errors import error_rows
+from clustertool.model.paths import SUPERVISOR_ERRORS
 from clustertool.model.planning.environment import endpoint
 from clustertool.node.storage import files
 
@@ -21,11 +23,13 @@ _PROGRAM = "clustertool join"
 
 
 class JoinReport:
-    """`lines`: JSON on stdout. `also`: a descriptor that gets the JSON, too. The same fact is not reported twice in a row."""
+    """`lines`: JSON on stdout. `also`: a descriptor that gets the JSON, too. log: stderr becomes a file of the job when this is
+    placed. The same fact is not reported twice in a row."""
 
-    def __init__(self, lines: bool, also: Optional[int] = None) -> None:
+    def __init__(self, lines: bool, also: Optional[int] = None, log: bool = False) -> None:
         self._lines = lines
         self._also = also
+        self._log = log
         self._last: Dict[str, object] = {}
 
     def waiting(self, present: int, nnodes: int, missing: Sequence[int], where: str, names: Sequence[str]) -> None:
@@ -46,6 +50,9 @@ class JoinReport:
 
     def planned(self, spec: Spec) -> None:
         """The job is placed here."""
+        if self._log:
+            self._log = False
+            _write_to(spec["job_dir"])
         own = [(process["role"], process["rank"], process["log"]) for process in spec["processes"]]
         shown = ", ".join(f"{role} {rank}" for role, rank, _ in own) or "no process"
         self._write(
@@ -74,6 +81,13 @@ class JoinReport:
         for one, row in zip(singles(error), error_rows(error)):
             self._write("error", str(one), **{**row, "code": error.code})
 
+    def epoch_ended(self, outcome: Outcome) -> None:
+        """Of an elastic job, which goes on."""
+        self._write("epoch-ended", f"the epoch has ended: {outcome.reason}", why=outcome.reason)
+
+    def standby(self) -> None:
+        self._write("standby", "this machine is on standby: it takes part when the job needs it")
+
     def ended(self, outcome: Outcome) -> None:
         text = f"{outcome.state.value}: {outcome.reason}"
         self._write("ended", text, outcome=outcome.as_record(), code=outcome.code)
@@ -92,6 +106,16 @@ class JoinReport:
             else:
                 sys.stderr.write(f"{_PROGRAM}: {_harmless(text)}\n")
                 sys.stderr.flush()
+
+
+def _write_to(job_dir: str) -> None:
+    """What this process writes to stderr goes to a file of the job."""
+    with contextlib.suppress(OSError, ClustertoolError):
+        job = files.open_job_dir(job_dir)
+        with files.closing(job):
+            log = files.open_append(job, SUPERVISOR_ERRORS)
+            with files.closing(log):
+                os.dup2(log, 2)
 
 
 def _harmless(text: str) -> str:

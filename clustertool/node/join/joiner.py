@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, List, Optional, Set, Tuple, cast
 
 from clustertool.errors import ClustertoolError, NodeLost
+from clustertool.model.job.outcome import Outcome, read_outcome
 from clustertool.model.joining.join_errors import error_rows, read_errors
 from clustertool.model.joining.plain_form import to_plain
 from clustertool.model.wire.frames import Header
@@ -24,6 +25,8 @@ from clustertool.node.system.process_clock import ProcessClock
 from clustertool.node.system.tls_link import TlsLink, beat, cause, context, tls_failed, wait_for
 
 if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
     from clustertool.model.wire.join_messages import FetchOrder, PlaceOrder, RelayOrder
 
 _LAST_MESSAGE = 1.0  # seconds
@@ -52,7 +55,7 @@ class Joiner:
 
     def run(self) -> int:
         while self._result is None:
-            wires: List[object] = [self._wire] if self._wire is not None else []
+            wires: List[FileDescriptorLike] = [self._wire] if self._wire is not None else []
             ready = wait_for([self._signals.wake, *self._node.wires(), *wires], TICK)
             try:
                 self._turn(ready)
@@ -60,6 +63,7 @@ class Joiner:
                 self._close()
                 self._node.undo()
                 self._report.failed(error)
+                self._node.epoch.fail(error, coordinates=False)
                 self._result = error.code
         return self._result
 
@@ -71,6 +75,9 @@ class Joiner:
         result = self._node.turn(ready)
         if result is not None:
             self._answer(result)
+        if self._node.epoch.stopped is not None:
+            self._leave(self._node.epoch.stopped, "stop")
+            raise self._node.epoch.stopped
         if self._wire is None:
             self._wire, self._accepted = self._search.connect(now), False
             return
@@ -122,10 +129,11 @@ class Joiner:
         self._close()
         if self._signal is not None:
             raise interrupted(self._signal, self._node.name)
-        if self._bound:
+        if self._bound and not self._join.job.elastic.present:
             what = f"the coordinator {self._search.where} was lost before the job started: {why}"
             raise NodeLost(what, "see what ended it there, and start the job again")
-        self._node.undo()  # a probe, whose result is not wanted any more
+        self._node.undo()  # a probe, whose result is not wanted any more; in an elastic job, all that was done for the epoch
+        self._bound = False
         self._search.failed(now, why, tls)
 
     def _close(self) -> None:
@@ -145,10 +153,10 @@ class Joiner:
             raise error
         self._signal = self._signal or request
 
-    def _leave(self, error: ClustertoolError) -> None:
-        """Report to the coordinator that this machine leaves; it ends the job if it has its plan."""
+    def _leave(self, error: ClustertoolError, kind: str = "leaving") -> None:
+        """Report to the coordinator that this machine leaves; it ends the job if it has its plan. kind: of the message."""
         if self._wire is not None and self._wire.secure:
-            self._wire.send({"type": "leaving", "errors": error_rows(error)})
+            self._wire.send({"type": kind, "errors": error_rows(error)})
             until = time.monotonic() + _LAST_MESSAGE
             while self._wire.backlog and time.monotonic() < until:
                 self._wire.flush()
@@ -184,8 +192,17 @@ class Joiner:
             self._close()
             self._signals.close()
             self._result = self._node.run(self._signal)
+        elif kind == "over":
+            self._over(read_outcome(message["outcome"]))
         elif kind in ("abort", "refused"):
             raise read_errors(message["errors"])
+
+    def _over(self, outcome: Outcome) -> None:
+        """The job has ended, in whose last epoch this machine did not take part."""
+        self._close()
+        self._report.ended(outcome)
+        self._node.epoch.over(outcome)
+        self._result = outcome.code
 
     def _wait(self, message: Header) -> None:
         present, nnodes = int(message["present"]), int(message["nnodes"])

@@ -8,10 +8,12 @@ import time
 from typing import TYPE_CHECKING, List, NamedTuple, Optional, Set, cast
 
 from clustertool.errors import ClustertoolError, InternalError
+from clustertool.model.elastic.epochs import EpochEnd
+from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState
-from clustertool.model.joining.join_decisions import Offer
 from clustertool.model.joining.join_errors import ended_by_engine
 from clustertool.model.joining.join_file import JoinFile
+from clustertool.model.joining.join_offers import Offer
 from clustertool.model.joining.join_plan import probe_of
 from clustertool.model.kubernetes.pod_variables import KUBERNETES
 from clustertool.model.paths import JobPaths
@@ -21,8 +23,9 @@ from clustertool.node.agent import launch
 from clustertool.node.jobs.records import Record
 from clustertool.node.join.bundle_content import BundleContent
 from clustertool.node.join.child_task import PULL_END, UNDO, ChildTask, placing, probing
-from clustertool.node.join.engine_allocation import allocation_of
+from clustertool.node.join.engines.engine_allocation import allocation_of
 from clustertool.node.join.join_report import JoinReport
+from clustertool.node.join.member_record import MemberRecord, outcome_of
 from clustertool.node.join.pods.output_volume import link_output
 from clustertool.node.join.pods.workspace_upload import WorkspaceUpload
 from clustertool.node.join.workspace_relay import WorkspaceRelay
@@ -34,6 +37,8 @@ from clustertool.node.system import processes
 from clustertool.node.system.child_signals import EndRequest
 
 if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
     from clustertool.model.wire.agent_requests import PlaceRequest
     from clustertool.model.wire.event_types import JobHeader
     from clustertool.model.wire.join_messages import FetchOrder, PlaceOrder, RelayOrder
@@ -49,6 +54,55 @@ class OrderResult(NamedTuple):
     error: Optional[ClustertoolError] = None
     facts: object = None
     port: int = 0
+
+
+class EpochPart:
+    """What only a member of an elastic job has.
+
+    record: its record while no supervisor is prepared, None before the first one. end: how the last epoch has ended, None if
+    the job is over. spec: of that epoch.
+    """
+
+    def __init__(self) -> None:
+        self.record: Optional[MemberRecord] = None
+        self.end: Optional[EpochEnd] = None
+        self.spec: Optional[Spec] = None
+        self._paused: Optional[MemberRecord] = None
+
+    @property
+    def stopped(self) -> Optional[ClustertoolError]:
+        """The error that stands for a stop by the user."""
+        return self.record.stopped if self.record is not None else None
+
+    def wires(self) -> List[FileDescriptorLike]:
+        return self.record.wires() if self.record is not None else []
+
+    def turn(self) -> None:
+        if self.record is not None:
+            self.record.turn()
+
+    def pause(self) -> None:
+        """A supervisor is to be prepared, which has the same events file and the same socket."""
+        if self.record is not None:
+            self.record.close()
+        self.record, self._paused = None, self.record
+
+    def resume(self) -> None:
+        """Its supervisor was taken back."""
+        if self._paused is not None:
+            self.record, self._paused = MemberRecord(self._paused.spec, self._paused.bundle), None
+
+    def fail(self, error: ClustertoolError, coordinates: bool) -> None:
+        """The job does not go on here."""
+        if self.record is not None:
+            self.over(outcome_of(error, self.record.spec["lead"]["node"]), coordinates)
+
+    def over(self, outcome: Outcome, coordinates: bool = False) -> None:
+        """The job has ended."""
+        if self.record is not None:
+            self.record.end(outcome, coordinates)
+            self.record.close()
+            self.record = None
 
 
 class JoiningNode:
@@ -71,6 +125,7 @@ class JoiningNode:
         self._fetches = False  # the present order is about the workspace
         self._spec: Optional[Spec] = None  # once the job is to be placed
         self._supervisor: Optional[Supervisor] = None
+        self.epoch = EpochPart()
 
     @property
     def name(self) -> str:
@@ -114,8 +169,9 @@ class JoiningNode:
         except OSError as error:
             self.report.warning(f"{error.filename} has the job's key and cannot be removed: {error.strerror}")
 
-    def wires(self) -> List[object]:
-        return [*([self._busy] if self._busy is not None else []), *self._relay.wires()]
+    def wires(self) -> List[FileDescriptorLike]:
+        own = self.epoch.wires()
+        return [*([self._busy] if self._busy is not None else []), *self._relay.wires(), *own]
 
     def probe(self, address: str) -> None:
         request = probe_of(self.join, self.join.own, address)
@@ -129,7 +185,7 @@ class JoiningNode:
         self._spec = None
         container = self.join.job.container
         patience = PULL_END + _PROBE_END if container else _PROBE_END
-        self._busy = ChildTask(probing(request, self.root, install, container.pull), patience)
+        self._busy = ChildTask(probing(request, self.root, install, container), patience)
 
     def relay(self, order: RelayOrder) -> bool:
         """Start this machine's relay. False if it needs none: the order is done."""
@@ -152,11 +208,12 @@ class JoiningNode:
             if volume:
                 link_output(spec, volume, self._umask)
 
-        request: PlaceRequest = {"spec": spec, "release": order["release"], "resume": ""}
+        request: PlaceRequest = {"spec": spec, "release": order["release"], "resume": self.join.own.resume}
         self._busy = ChildTask(placing(request, finish=finish), UNDO)
 
     def turn(self, ready: Set[int]) -> Optional[OrderResult]:
         """The result of the present order, once it is there."""
+        self.epoch.turn()
         fetched = self._turn_relay(ready)
         if fetched is not None:
             return fetched
@@ -206,14 +263,19 @@ class JoiningNode:
         spec["secrets"] = dict(self.join.secrets)
         spec["certificate"], spec["key"] = self.join.identity.certificate, self.join.identity.key
         spec["header"]["skew"] = launch.counted_skew(time.time() - now)
-        origin = Origin(self._bundle.data if self._bundle is not None else b"", self._allocation)
+        bundle = self._bundle.data if self._bundle is not None else b""
+        if self.join.job.elastic.present:  # a machine that `grow` adds gets the code of the node from its laptop
+            bundle = self.join.for_others
+        origin = Origin(bundle, self._allocation)
         supervisor = Supervisor(spec, files.open_job_dir(spec["job_dir"]), self._umask, origin)
         task = processes.identify(self._placed.pid)
         supervisor.guard.spared = (task,) if task is not None else ()  # if this process dies, it takes the job back
+        self.epoch.pause()
         try:
             supervisor.prepare()
         except ClustertoolError:
             supervisor.leave()
+            self.epoch.resume()
             raise
         self._supervisor = supervisor
 
@@ -222,6 +284,7 @@ class JoiningNode:
         if self._supervisor is not None:
             self._supervisor.leave()
             self._supervisor = None
+            self.epoch.resume()
         self._end_task()
         self._relay.end()
         if self._placed is not None:
@@ -241,6 +304,10 @@ class JoiningNode:
         supervisor.run()
         outcome = supervisor.outcome
         assert outcome is not None, "the supervisor runs until it knows the outcome"
+        if outcome.state is JobState.NEXT_EPOCH:
+            self.epoch.end, self.epoch.spec = supervisor.epoch_end, self._spec
+            self.report.epoch_ended(outcome)
+            return outcome.code
         self.report.ended(outcome)
         if supervisor.leads or supervisor.link.silent:
             end = End(supervisor.leads, supervisor.link.silent, outcome.state is JobState.LOST)
@@ -248,6 +315,13 @@ class JoiningNode:
         if supervisor.leads and not self._allocation.comes_back(outcome):
             self._remove_bundle()
         return outcome.code
+
+    def record(self, kind: str, **fields: object) -> None:
+        """An event of this node: of its supervisor, or between two epochs."""
+        if self._supervisor is not None:
+            self._supervisor.record(kind, **fields)
+        elif self.epoch.record is not None:
+            self.epoch.record.record(kind, **fields)
 
     def first_attempt(self, job_dir: str) -> int:
         """The number of the first attempt of this start: how often the engine has started the job before, or more where there

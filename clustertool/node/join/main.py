@@ -1,4 +1,4 @@
-"""Entry of a joining process: read the join file, find out whether this machine is the coordinator, and join.
+"""A joining process begins here: it reads the join file, finds out whether this machine is the coordinator, and joins.
 
     main(["--file", "0", "--report"])            the join file from descriptor 0, progress as lines of JSON
     start_bundle(["bundle.pyz", "join", "--index", "2"])
@@ -20,15 +20,16 @@ from typing import Callable, NoReturn, Optional, Sequence, Tuple
 from clustertool.errors import ClustertoolError, Interrupted, PreflightError, UsageError
 from clustertool.model.joining import join_file
 from clustertool.model.joining.engine_place import placed
-from clustertool.model.joining.join_decisions import COORDINATOR
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint
+from clustertool.model.joining.join_offers import COORDINATOR
 from clustertool.model.kubernetes.pod_variables import KUBERNETES
 from clustertool.model.paths import IN_POD
 from clustertool.model.quantities import HIGHEST_PORT, whole
 from clustertool.node.join import meeting
 from clustertool.node.join.bundle_content import BundleContent, require_private
 from clustertool.node.join.coordinator import JoinCoordinator
-from clustertool.node.join.engine_address import with_address
+from clustertool.node.join.engines.engine_address import with_address
+from clustertool.node.join.epoch_loop import EpochLoop, MemberPlace
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joiner import Joiner
 from clustertool.node.join.joining_node import JoiningNode
@@ -54,6 +55,17 @@ def main(arguments: Sequence[str], path: str = "") -> int:
     report = JoinReport(lines="--report" in arguments)
     processes.set_name("ct-join")
     return _guarded(lambda: _start(arguments, path, report), report)
+
+
+def start_detached(reports: int, source: int, umask: int, *kept: int) -> None:
+    """Join in a process that an agent has detached. reports: a descriptor for progress as lines of JSON. source: that of the
+    join file. umask: that of the ranks. kept: descriptors that stay open as long as this process lives."""
+    for descriptor in (reports, source, *kept):
+        os.set_inheritable(descriptor, False)
+    os.umask(umask)
+    processes.set_name("ct-join")
+    report = JoinReport(lines=False, also=reports, log=True)
+    _guarded(lambda: _join(_read(str(source)), report, None), report)
 
 
 def _start(arguments: Sequence[str], path: str, report: JoinReport) -> int:
@@ -155,6 +167,8 @@ def _join(join: JoinFile, report: JoinReport, bundle: Optional[BundleContent]) -
     umask = os.umask(0o077)
     os.chdir("/")  # a joining process must not keep a file system in use
     path_trust.set_group(IN_POD if join.engine == KUBERNETES else join.cluster.root_dir_group)
+    if join.job.elastic.present:
+        return EpochLoop(join, report, umask, bundle).run(MemberPlace(*_role(join)))
     signals = Signals()
     index, address = _role(join)
     node = JoiningNode(replace(join, index=index), report, umask, bundle)
@@ -165,7 +179,8 @@ def _join(join: JoinFile, report: JoinReport, bundle: Optional[BundleContent]) -
 
 def _role(join: JoinFile) -> Tuple[Optional[int], str]:
     """The index of this machine, and the coordinator's address if it is that. Raises PreflightError."""
-    if join.index not in (None, COORDINATOR):
+    coordinator = join.coordinator.member
+    if join.index not in (None, coordinator):
         return join.index, ""
     address = meeting.own_address(join.coordinator.host)
     if join.index is None and not address:
@@ -176,7 +191,7 @@ def _role(join: JoinFile) -> Tuple[Optional[int], str]:
         except (OSError, UnicodeError) as error:
             what = f"the coordinator's host {join.coordinator.host} is not known here: {error}"
             raise PreflightError(what, "name an address of this machine") from None
-    return COORDINATOR, address
+    return coordinator, address
 
 
 if __name__ == "__main__":

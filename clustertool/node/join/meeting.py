@@ -1,4 +1,4 @@
-"""Where the machines of a job meet: the addresses and the ports of the coordinator."""
+"""The machines of a job meet at the addresses and the ports of the coordinator."""
 
 from __future__ import annotations
 

@@ -15,6 +15,8 @@ from clustertool.node.dispatch.relay_process import RelayProcess
 from clustertool.node.storage.release_store import Store, damaged
 
 if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
     from clustertool.model.facts import Identity
     from clustertool.model.wire.agent_requests import RelayRequest
     from clustertool.model.wire.frames import Header
@@ -100,7 +102,7 @@ class WorkspaceRelay:
         self._process.send({"type": "relay-sources", "sources": order["sources"], "degree": order["degree"]}, b"")
         return True
 
-    def wires(self) -> List[object]:
+    def wires(self) -> List[FileDescriptorLike]:
         return [self._process] if self._process is not None else []
 
     def turn(self, ready: Set[int]) -> bool:

@@ -1,1 +1,1 @@
-"""Ranks that mpirun starts: the programs that it calls on nodes, which ask the supervisor of their node."""
+"""mpirun calls these programs on nodes, which ask the supervisor of their node."""

@@ -1,4 +1,4 @@
-"""The ranks of a node that mpirun starts: which ones the plan puts here, and whether mpirun has ended them."""
+"""mpirun starts the ranks of a node. This module knows which ones the plan puts here, and whether mpirun has ended them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripts that mpirun and its daemons call on a node, and the variables by which they find them.
+"""This module writes the scripts that mpirun and its daemons call on a node, and the variables by which they find them.
 
 The program of all ranks is one fixed text on the command line of mpirun, and paths differ between nodes. So the text names a
 variable (RANK_VARIABLE), which is set for mpirun and for each daemon, and names the script of its own node.

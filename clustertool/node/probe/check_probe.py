@@ -1,4 +1,4 @@
-"""The probe of `check`: the facts of each probe, and those that take longer."""
+"""The probe of `check` reads the facts of each probe, and those that take longer."""
 
 from __future__ import annotations
 

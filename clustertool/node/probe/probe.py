@@ -15,7 +15,7 @@ from clustertool.model.devices import visibility
 from clustertool.model.launcher_variables import cpus_of_task
 from clustertool.node.devices import detect, locks
 from clustertool.node.ports import claims, listeners, reservations
-from clustertool.node.probe import container_probe, job_environment
+from clustertool.node.probe import job_environment
 from clustertool.node.probe.network_addresses import interfaces, nic_of
 from clustertool.node.storage import files
 from clustertool.node.system import path_trust, pressure, private_directory, processes, programs, users
@@ -89,8 +89,6 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
         answer.update(_workspace(request["job_workspace"], request.get("listing", True), problems))
     if request.get("mpi"):
         answer.update(job_environment.read_mpi(request["mpi"]))
-    if request.get("container"):
-        answer["container"] = container_probe.read_runtime(request["container"], kind == "gpu" and bool(devices))
     return timed(answer, began)
 
 

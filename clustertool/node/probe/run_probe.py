@@ -1,4 +1,4 @@
-"""The probe of `run`: the facts of each probe, and the earlier jobs that a new one may belong to."""
+"""The probe of `run` reads the facts of each probe, and the earlier jobs that a new one may belong to."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import json
 import os
 import stat
 import struct
-from typing import Any, Iterable, Iterator, List, Union
+from typing import Iterable, Iterator, List, Union
 
 from clustertool.errors import NotFound, PreflightError, UsageError
 from clustertool.model.hints import PROGRAM
@@ -300,7 +300,7 @@ class Journal:
         # An earlier writer may have died in the middle of a line.
         self._torn = os.fstat(fd).st_size > 0
 
-    def write(self, *values: Any) -> None:
+    def write(self, *values: object) -> None:
         """JSON, a line each."""
         self.lines([json.dumps(value, separators=(",", ":")).encode() for value in values])
 

@@ -1,4 +1,4 @@
-"""A journal for which room on the disk is reserved: the records of a job go on where its ranks fill the disk."""
+"""A journal reserves room on the disk: the records of a job go on where its ranks fill the disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The session folders of a job on one node: where mpirun, its daemons and its ranks have sockets and shared memory.
+"""The session folders of a job on one node have the sockets and the shared memory of mpirun, its daemons and its ranks.
 
 They are private (0700), and on file systems of this machine. Sockets need a short path, and shared memory one in memory.
 Their names come from the job's marker, so that a guard or a stop without supervisor finds them.

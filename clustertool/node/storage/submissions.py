@@ -1,4 +1,4 @@
-"""The folder of a job that was given to a scheduler, from its submission until it is cancelled or cleaned (JobPaths.queue).
+"""A job that was given to a scheduler has a folder (JobPaths.queue), from its submission until it is cancelled or cleaned.
 
     bundle.pyz          0600: has the job's key; the coordinator removes it once all nodes have joined
     job.sh              what the scheduler runs

@@ -1,4 +1,4 @@
-"""A copy of a folder on the same node: blocks are shared where the file system can, and no link is followed."""
+"""This module copies a folder on its node: blocks are shared where the file system can, and no link is followed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The requests of the programs that mpirun calls: the rank wrappers, and on the coordinator's node the launch agents."""
+"""The supervisor answers the programs that mpirun calls: the rank wrappers, and on the coordinator's node the launch agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of prctl(2) that tie a process to the processes that it starts, and to the one that has started it.
+"""This module ties a process, by prctl(2), to the processes that it starts, and to the one that has started it.
 
 They are apart from processes.py: an agent does not need them, and to import ctypes takes 1.5 ms of CPU time.
 """

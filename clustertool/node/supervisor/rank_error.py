@@ -1,4 +1,4 @@
-"""The error of a rank that failed: from its error file, or else the last line of its log.
+"""The error of a rank that failed is in its error file, or else in the last line of its log.
 
 PyTorch's `@record` writes the exception that ended the program to TORCHELASTIC_ERROR_FILE. The form is that of
 torch.distributed.elastic.multiprocessing.errors: {"message": {"message": "ValueError: ...", ...}}, where the outer message may

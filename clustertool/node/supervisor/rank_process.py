@@ -152,7 +152,7 @@ def start(
         with _as_the_rank(umask, file_limit):
             return _spawn(rank, log), ""
     except OSError as error:
-        name = process["argv"][0] if client or not spec["prelude"] else command(spec, process)[0]
+        name = (client[0] if client else command(spec, process))[0]
         code, why = not_started(error, name)
         with contextlib.suppress(OSError):
             files.write_all(log, f"clustertool: {why}\n".encode())

@@ -209,6 +209,7 @@ class RankTable:
         found = [rank for rank in self.running.values() if rank.container is not None and rank.container.find()]
         for rank in found:
             rank.oom = pressure.OomWatch(rank.main)
+            rank.sample()  # it may end before the next sample
         return found
 
     def _runs(self, rank: LocalRank, pid: int) -> None:
@@ -219,6 +220,7 @@ class RankTable:
     def _open_log(self, rank: LocalRank, attempt: int) -> str:
         """Return why there can be no log, or ""."""
         rank.attempt, rank.log_name, rank.exit = attempt, self._paths.log(*rank.key, attempt), None
+        rank.container = None
         rank.recorded_size, rank.recorded_at = 0, 0.0
         if rank.log >= 0:
             os.close(rank.log)
@@ -236,7 +238,8 @@ class RankTable:
         note = rank.oom.verdict() if rank.oom and killed == signal.SIGKILL else ""
         if rank.container is not None and rank.container.orphaned:
             note = f"the process of {runtime} that observed its container has ended"
-        if rank.container is not None and exit.code and not note and not rank.container.reached:
+        of_runtime = rank.container is not None and exit.code > 0 and not note and not rank.container.reached
+        if of_runtime:
             note = rank_error.of_runtime(self._job, rank.log_name, runtime, exit.code)
         note, line = note or disk, b""
         recorded = rank_error.read_file(self._job, role, number, self._spec.get("secrets", {}).values())
@@ -245,7 +248,7 @@ class RankTable:
         elif exit.code or killed == signal.SIGABRT:  # libraries abort for errors of connections
             line = rank_error.last_line(self._job, rank.log_name)
         error, consequence = rank_error.classify(line)
-        return exit._replace(note=note, error=error, consequence=consequence)
+        return exit._replace(note=note, error=error, consequence=consequence, of_runtime=of_runtime)
 
     def status(self, attempt: int, leads: bool, stopping: str, outcome: Optional[Outcome]) -> LiveStatus:
         """Return what a request for the status of this node gets. stopping: see LiveStatus."""

@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 import time
-from typing import TYPE_CHECKING, Any, List, Optional, Set, Tuple, Union
+from typing import TYPE_CHECKING, List, Optional, Set, Tuple, Union
 
 from clustertool.errors import NotFound, PreflightError
 from clustertool.model.elastic.epochs import EpochEnd
@@ -45,6 +45,8 @@ from clustertool.node.system.child_signals import EndRequest, Signals, changed_c
 from clustertool.node.system.tls_link import wait_for
 
 if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
     from clustertool.model.wire.lead_messages import Order, StopMessage
     from clustertool.model.wire.spec_types import Spec
     from clustertool.model.wire.supervisor_messages import (
@@ -156,7 +158,7 @@ class Supervisor:
     def _turn(self) -> None:
         signals = self.signals
         assert signals is not None, "prepare() comes before run()"
-        readers: List[Any] = [signals.wake, *self.control.wires(), *self.link.wires()]
+        readers: List[FileDescriptorLike] = [signals.wake, *self.control.wires(), *self.link.wires()]
         if self.guard.sock is not None:
             readers.append(self.guard.sock)
         ready = wait_for(readers, self._wait())
@@ -215,7 +217,7 @@ class Supervisor:
         if leave_by:
             self.record("left", why=leave_by)
 
-    def record(self, kind: str, **fields: Any) -> None:
+    def record(self, kind: str, **fields: object) -> None:
         self.events.write(record_lines.written_event(kind, round(time.time(), 3), fields))
         self.ledger.note(kind, fields)
 
@@ -325,7 +327,8 @@ class Supervisor:
         role, number = rank.key
         pid, why = self.ranks.start(rank, self.attempt)
         if why:
-            return [self._record_exit(rank, RankExit(role, number, pid, note=why))]
+            of_runtime = rank.container is not None  # its client does not start
+            return [self._record_exit(rank, RankExit(role, number, pid, note=why, of_runtime=of_runtime))]
         if rank.container is None:  # else when its program runs
             self._record_start(rank)
         if role == "pserver" and rank.spec["ready"]:
@@ -421,7 +424,7 @@ class Supervisor:
     def _record_exit(self, rank: LocalRank, exit: RankExit, **usage: float) -> RankExit:
         rank.exit = exit
         fields = {**exit._asdict(), "stopped": exit.ended_by_others}
-        fields.pop("by_launcher")
+        del fields["by_launcher"], fields["of_runtime"]
         self.record("exited", **fields, attempt=self.attempt, **usage)
         return exit
 

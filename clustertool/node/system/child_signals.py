@@ -1,4 +1,4 @@
-"""The supervisor's signals: a child's end wakes its loop, and a request to end is read with the process that sent it.
+"""Signals reach the supervisor: a child's end wakes its loop, and a request to end is read with the process that sent it.
 
 Requests to end stay blocked, because only a blocked signal can be read with its sender. Ranks start with an empty mask.
 """

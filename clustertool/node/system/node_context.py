@@ -1,4 +1,4 @@
-"""The context of a request: what its handler knows of the node besides the request itself."""
+"""The context of a request is what its handler knows of the node besides the request itself."""
 
 from __future__ import annotations
 

@@ -13,9 +13,12 @@ import select
 import socket
 import ssl
 from collections import deque
-from typing import Any, Callable, Deque, Iterable, Iterator, List, Optional, Set, Tuple, Union
+from typing import TYPE_CHECKING, Callable, Deque, Iterable, Iterator, List, Optional, Set, Tuple, Union
 
 from clustertool.model.wire.frames import Decoder, Frame, FrameError, Header, Sink, head
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
 
 _CHUNK = 1 << 16
 _RECORD = 1 << 14  # what TLS gives at a time
@@ -78,7 +81,7 @@ def dial(address: str, port: int) -> socket.socket:
     return sock
 
 
-def wait_for(readers: Iterable[Any], seconds: float) -> Set[int]:
+def wait_for(readers: Iterable[FileDescriptorLike], seconds: float) -> Set[int]:
     """The descriptors that are ready within `seconds`, of any number: poll, since select() ends at 1024.
 
     A reader is a descriptor, or has one. One with a true `wants_write` is also ready when it can be written.

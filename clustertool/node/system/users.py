@@ -1,4 +1,4 @@
-"""Users and groups of this node by name."""
+"""This module finds users and groups of this node by name."""
 
 from __future__ import annotations
 

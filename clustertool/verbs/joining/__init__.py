@@ -1,1 +1,1 @@
-"""A command that is typed on every machine."""
+"""This package runs a command that is typed on every machine."""

@@ -1,1 +1,1 @@
-"""The API server of Kubernetes as one command uses it: objects, logs, and programs in pods."""
+"""This package uses the API server of Kubernetes for one command: objects, logs, and programs in pods."""

@@ -1,4 +1,4 @@
-"""What the API server's refusals mean: the error of the tool, with the fix."""
+"""Refusals of the API server become errors of the tool, with the fix."""
 
 from __future__ import annotations
 

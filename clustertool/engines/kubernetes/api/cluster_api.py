@@ -1,4 +1,4 @@
-"""The API server as one command uses it: objects as plain dicts, through the connections of the official client.
+"""This module uses the API server for one command: objects are plain dicts, through the connections of the official client.
 
 A response of 429 or 5xx is repeated, and a server that is away is waited for, for _PATIENCE seconds. What it refuses is
 raised at once. The models of the client are not used: their import takes longer than a request.
@@ -39,6 +39,8 @@ _PAGE = 500  # objects of a response to a list
 _CHUNK = 64 << 10
 _WATCH = 240  # seconds after which the server ends a watch, and it is begun again
 _LONGEST_LINE = 8 << 20
+_ANY = "application/json, */*"
+_METADATA = f"application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, {_ANY}"
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _WHOAMI = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 
@@ -71,7 +73,7 @@ class ClusterApi:
         self._connected = self._noted = False
         self._patient = 0
 
-    # -- where and who
+    # -- the namespace and the user
 
     @property
     def credentials(self) -> KubeCredentials:
@@ -130,10 +132,12 @@ class ClusterApi:
             return self._json("GET", found.path(self.namespace, name), self._asked_of("get", found, name))
         return None
 
-    def listed(self, kind: str, labels: Mapping[str, str] | None = None, fields: str = "") -> list[Manifest]:
-        """The objects with these labels, in the namespace if the kind has one. fields: a field selector. [] where the
-        server does not know the kind."""
-        return self._listed(KINDS[kind], labels or {}, fields)[0]
+    def listed(
+        self, kind: str, labels: Mapping[str, str] | None = None, fields: str = "", whole: bool = True
+    ) -> list[Manifest]:
+        """The objects with these labels, in the namespace if the kind has one. fields: a field selector. whole: else their
+        metadata are enough: a Secret may have 1 MiB. [] where the server does not know the kind."""
+        return self._listed(KINDS[kind], labels or {}, fields, _ANY if whole else _METADATA)[0]
 
     def versions(self, kind: str) -> tuple[str, ...]:
         """The resources that the server has in the version of this kind. Raises NotFound where it does not have the kind."""
@@ -164,14 +168,14 @@ class ClusterApi:
                 return present
             raise
 
-    def delete(self, kind: str, name: str, foreground: bool = True, uid: str = "", grace: int | None = None) -> bool:
-        """Begin to delete an object; False if it is not there. foreground: after everything that it owns. uid: only that
-        one, and not a later one of the same name. grace: seconds between TERM and KILL of a pod, None for its own."""
+    def delete(self, kind: str, name: str, uid: str = "", grace: int | None = None) -> bool:
+        """Begin to delete an object and what it owns; False if it is not there. uid: only that one, and not a later one of the
+        same name. grace: seconds between TERM and KILL of a pod, None for its own."""
         found = KINDS[kind]
         body: Manifest = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
-            "propagationPolicy": "Foreground" if foreground else "Background",
+            "propagationPolicy": "Foreground" if found.foreground else "Background",
         }
         if grace is not None:
             body["gracePeriodSeconds"] = grace
@@ -246,20 +250,22 @@ class ClusterApi:
 
     # -- requests
 
-    def _listed(self, kind: ObjectKind, labels: Mapping[str, str], fields: str) -> tuple[list[Manifest], str]:
+    def _listed(
+        self, kind: ObjectKind, labels: Mapping[str, str], fields: str, accept: str = _ANY
+    ) -> tuple[list[Manifest], str]:
         """The objects and the version of the list."""
         asked, start = self._asked_of("list", kind), ""
         items: list[Manifest] = []
         while True:
             query = {**_selectors(labels, fields), "limit": _PAGE, **({"continue": start} if start else {})}
             try:
-                page = self._json("GET", kind.path(self.namespace), asked, query)
+                page = self._json("GET", kind.path(self.namespace), asked, query, accept=accept)
             except NotFound:
                 return [], ""
             except Expired:  # the list has changed too much between two pages
                 items, start = [], ""
                 continue
-            items += [{"apiVersion": kind.version, "kind": kind.name, **one} for one in page.get("items") or []]
+            items += [{**one, "apiVersion": kind.version, "kind": kind.name} for one in page.get("items") or []]
             about = page.get("metadata") or {}
             start = str(about.get("continue") or "")
             if not start:
@@ -305,8 +311,9 @@ class ClusterApi:
         query: Mapping[str, object] | None = None,
         body: Manifest | None = None,
         failed: Callable[[ClustertoolError], None] = lambda error: None,
+        accept: str = _ANY,
     ) -> Manifest:
-        response = self._response(method, path, asked, query, body, _READ, failed)
+        response = self._response(method, path, asked, query, body, _READ, failed, accept)
         try:
             data = response.read(_MOST + 1)
         except HTTPError as error:
@@ -326,6 +333,7 @@ class ClusterApi:
         body: Manifest | None,
         read: float | None,
         failed: Callable[[ClustertoolError], None] = lambda error: None,
+        accept: str = _ANY,
     ) -> urllib3.BaseHTTPResponse:
         """A successful response that is not read. failed: gets the errors of attempts that are repeated."""
         began, attempt = time.monotonic(), 0
@@ -333,7 +341,7 @@ class ClusterApi:
         while True:
             pause = _PAUSES[min(attempt, len(_PAUSES) - 1)] * random.uniform(0.8, 1.2)
             try:
-                response = self._attempt(method, path, query, data, read)
+                response = self._attempt(method, path, query, data, read, accept)
                 self._connected = True
                 if response.status < 300:
                     return response
@@ -354,13 +362,19 @@ class ClusterApi:
             attempt += 1
 
     def _attempt(
-        self, method: str, path: str, query: Mapping[str, object] | None, data: bytes | None, read: float | None
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None,
+        data: bytes | None,
+        read: float | None,
+        accept: str,
     ) -> urllib3.BaseHTTPResponse:
         known = self.credentials
         url = f"{known.host}{path}{'?' if query else ''}{urlencode(query or {})}"
 
         def send(_: str) -> urllib3.BaseHTTPResponse | HTTPError:
-            headers = {"Accept": "application/json, */*", "User-Agent": "clustertool", **known.headers()}
+            headers = {"Accept": accept, "User-Agent": "clustertool", **known.headers()}
             if data is not None:
                 headers["Content-Type"] = "application/json"
             timeout = urllib3.Timeout(connect=_CONNECT, read=read)

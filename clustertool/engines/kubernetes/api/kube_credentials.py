@@ -1,4 +1,4 @@
-"""The way to an API server: its address, TLS and credentials, from the user's kubeconfig by the official client."""
+"""This module reads the way to an API server (address, TLS, credentials) from the user's kubeconfig by the official client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kinds of objects that are read and written, and where the API server has them."""
+"""This table names the kinds of objects that are read and written, and where the API server has them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ Manifest = dict[str, Json]
 
 @dataclass(frozen=True)
 class ObjectKind:
-    """A kind of objects. version: apiVersion of its objects. plural: its name in paths and in rights."""
+    """A kind of objects. version: apiVersion of its objects. plural: its name in paths and in rights. foreground: an object is
+    deleted after everything that it owns, else before."""
 
     name: str
     version: str
     plural: str
     namespaced: bool = True
+    foreground: bool = True
 
     @property
     def group(self) -> str:
@@ -47,7 +49,8 @@ _ALL = (
     ObjectKind("Namespace", "v1", "namespaces", namespaced=False),
     ObjectKind("Job", "batch/v1", "jobs"),
     ObjectKind("JobSet", "jobset.x-k8s.io/v1alpha2", "jobsets"),
-    ObjectKind("PaddleJob", "batch.paddlepaddle.org/v1", "paddlejobs"),
+    # The operator makes the pods of a PaddleJob again as long as its object is there, also while that is being deleted.
+    ObjectKind("PaddleJob", "batch.paddlepaddle.org/v1", "paddlejobs", foreground=False),
     ObjectKind("Workload", "kueue.x-k8s.io/v1beta1", "workloads"),
     ObjectKind("CustomResourceDefinition", "apiextensions.k8s.io/v1", "customresourcedefinitions", namespaced=False),
 )

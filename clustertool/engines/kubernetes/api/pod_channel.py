@@ -1,4 +1,4 @@
-"""A channel to a program in a pod: the exec websocket of the official client, with the used functions of paramiko's channel.
+"""A channel to a program in a pod is the exec websocket of the official client, with the used functions of paramiko's channel.
 
 One thread moves bytes between the websocket and bounded buffers: TLS allows one thread at a time.
 """

@@ -1,1 +1,1 @@
-"""A joining process in a pod of Kubernetes: the first process of the pod, its log, and what it leaves behind."""
+"""This package runs a joining process in a pod: the first process of the pod, its log, and what it leaves behind."""

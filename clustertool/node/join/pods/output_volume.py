@@ -1,4 +1,4 @@
-"""The output of a job on a volume: the folder of the output becomes a link to one of the volume."""
+"""The output of a job can be on a volume: its folder becomes a link to one of the volume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines of all ranks of a pod, written to its stdout as they grow. model/kubernetes/pod_log.py has their form.
+"""This module writes the lines of all ranks of a pod to its stdout as they grow. model/kubernetes/pod_log.py has their form.
 
 The log of a pod is read by the container runtime, which may be slow or stand still, so a thread writes it. Its memory has a
 limit: of each log one piece, and the part of a line.

@@ -33,7 +33,7 @@ from clustertool.node.system.child_signals import EndRequest, Signals
 NAME = "ct-pod"
 _TICK = 0.2
 _LEFT = 20.0  # seconds for the guard of a supervisor that has died, and for what else is left
-_DRAIN = 20.0  # seconds for the rest of the logs: who reads stdout may be slow
+_DRAIN = 20.0  # seconds for the rest of the logs: a reader of stdout may be slow
 _ASKED = 5.0  # both, in a pod that is to end
 _LARGEST = 1 << 20  # bytes of a report
 _STATES = {

@@ -1,4 +1,4 @@
-"""The records of a pod's node, as the last line of its log has them."""
+"""This module packs the records of a pod's node into the last line of its log."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ import os
 from typing import Dict, List
 
 from clustertool.model.kubernetes.pod_record import EVENTS, GROWTH, LEDGER, SPEC, USAGE, Log
+from clustertool.model.masking import HIDDEN
 from clustertool.model.paths import LOG_NAMES, JobPaths
+from clustertool.node.jobs import ledger
 from clustertool.node.storage import files
 
 _MOST = 4 << 20  # bytes of a file: its first line, and its end
 
 
 def read_records(paths: JobPaths) -> Dict[str, bytes]:
-    """Those that are there, by their names."""
+    """Those that are there, by their names, without the token of the job: nodes of it may still listen."""
     found: Dict[str, bytes] = {}
     places = {EVENTS: paths.events, LEDGER: paths.ledger, SPEC: paths.spec, GROWTH: paths.growth, USAGE: paths.usage}
     for name, path in places.items():
         with contextlib.suppress(OSError):
             found[name] = _read(path)
-    return found
+    token = str(ledger.read(paths).get("token") or "").encode()
+    return {name: data.replace(token, HIDDEN.encode()) for name, data in found.items()} if token else found
 
 
 def _read(path: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The workspace that the laptop sends into the store of node 0, by a dispatch to an agent in that pod.
+"""The laptop sends the workspace into the store of node 0, by a dispatch to an agent in that pod.
 
 The release appears in the store by one rename when all its pieces are there, so no message is needed about the end.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Set
+from typing import TYPE_CHECKING, List, Optional, Sequence, Set
 
 from clustertool.model.elastic.epochs import EpochEnd
 from clustertool.model.job.outcome import Key, Outcome
@@ -10,6 +10,8 @@ from clustertool.node.supervisor.coordinator.lease_keeper import LeaseKeeper
 from clustertool.node.supervisor.usage_recorder import Reached
 
 if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
     from clustertool.model.wire.lead_messages import MemberMessage, Order, RankExit
 
 
@@ -55,7 +57,7 @@ class CoordinatorLink:
         """Whether a node was lost because nothing came from it: what has started its supervisor waits for it."""
         return False
 
-    def wires(self) -> List[Any]:
+    def wires(self) -> Sequence[FileDescriptorLike]:
         return []
 
     def post(self, message: MemberMessage) -> None:

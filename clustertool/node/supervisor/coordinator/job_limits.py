@@ -1,4 +1,4 @@
-"""The limits of time of a job: --timeout for all of it, --lease for the time without a laptop, and that of mpirun's end."""
+"""A job has limits of time: --timeout for all of it, --lease for the time without a laptop, and that of mpirun's end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections of the lead: those whose first message has not arrived, and those of the members, the other nodes of a job."""
+"""The lead has connections whose first message has not arrived, and those of the members, the other nodes of a job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import time
 from socket import socket
 from ssl import SSLContext
-from typing import TYPE_CHECKING, Any, Collection, Dict, Iterable, Iterator, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Collection, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from clustertool.model.elastic.lease import is_silent
 from clustertool.model.wire.frames import Header
@@ -14,6 +14,8 @@ from clustertool.node.system.process_clock import ProcessClock, boottime
 from clustertool.node.system.tls_link import Mailbox, TlsLink, beat, join_patience
 
 if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
     from clustertool.model.wire.field_types import RankOutput
     from clustertool.model.wire.lead_messages import Incarnation
 
@@ -51,7 +53,7 @@ class LeadListener:
         self._socket = sock
         self._max_header = max_header
 
-    def wires(self) -> List[Any]:
+    def wires(self) -> List[FileDescriptorLike]:
         return [self._socket, *(wire for wires in self._pending.values() for wire in wires)]
 
     def turn(self, now: float, ready: Optional[Set[int]]) -> Iterator[Tuple[TlsLink, List[Header]]]:

@@ -350,7 +350,8 @@ def failure(state: State) -> Outcome:
     first = state.culprits[0]
     code = exit_code(first.code, first.signal) or 1
     keys = tuple(exit.key for exit in state.culprits)
-    return Outcome(JobState.FAILED, code, "job", reason(state), keys, node=state.shape.node_of[first.key])
+    source = "tool" if first.of_runtime else "job"  # whose code it is
+    return Outcome(JobState.FAILED, code, source, reason(state), keys, node=state.shape.node_of[first.key])
 
 
 def reason(state: State) -> str:

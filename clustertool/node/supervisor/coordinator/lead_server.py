@@ -25,6 +25,8 @@ from clustertool.node.system.process_clock import ProcessClock, boottime
 from clustertool.node.system.tls_link import TlsLink, context, listen
 
 if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
     from clustertool.model.wire.event_types import OutcomeFields
     from clustertool.model.wire.field_types import RankOutput
     from clustertool.model.wire.lead_messages import DaemonOrder, MemberMessage, Order, StartOrder
@@ -90,7 +92,7 @@ class LeadServer(CoordinatorLink):
 
     # -- for the supervisor's loop --
 
-    def wires(self) -> List[Any]:
+    def wires(self) -> List[FileDescriptorLike]:
         return [*self._listener.wires(), *self._members.wires(), *(self._standby.wires() if self._standby else [])]
 
     @property
@@ -364,7 +366,7 @@ class LeadServer(CoordinatorLink):
         known = {"end": end.state} if end is not None and end.state is not JobState.NEXT_EPOCH else {}
         self._record("phase", name=self._state.phase, **self._cause(), **known)
 
-    def _cause(self) -> Dict[str, Any]:
+    def _cause(self) -> Dict[str, object]:
         """Of an ending: the failures that are known now, the first one first. The followers print them before anything else."""
         if self._state.phase != "ending" or not self._state.culprits:
             return {}
@@ -442,12 +444,12 @@ def _event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[e.Even
 
 
 def _exit(ranks: FrozenSet[Key], item: Sequence[Any]) -> RankExit:
-    role, rank, code, number, stopped, note, error, consequence, by_launcher = item
+    role, rank, code, number, stopped, note, error, consequence, by_launcher, of_runtime = item
     key = _key(ranks, role, rank)
     if not (0 <= int(code) <= 255 and 0 <= int(number) <= 127):
         raise ValueError("an exit code or a signal that does not exist")
     exit = RankExit(*key, int(code), int(number), bool(stopped), str(note), int(error), bool(consequence))
-    return exit._replace(by_launcher=bool(by_launcher))
+    return exit._replace(by_launcher=bool(by_launcher), of_runtime=bool(of_runtime))
 
 
 def _number(value: Any) -> Optional[float]:

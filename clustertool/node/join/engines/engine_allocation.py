@@ -1,4 +1,4 @@
-"""The allocation of a job whose machines join: that of its engine, or none."""
+"""A job whose machines join has the allocation of its engine, or none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from clustertool.errors import NodeLost
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.model.kubernetes.pod_variables import KUBERNETES
-from clustertool.node.join.slurm_allocation import SlurmAllocation
+from clustertool.node.join.engines.slurm_allocation import SlurmAllocation
 from clustertool.node.supervisor.allocation import Allocation
 
 _ENDED = "Kubernetes has ended its pod"

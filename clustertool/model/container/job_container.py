@@ -1,4 +1,4 @@
-"""The image of a job's containers and its digest, of the first events of its nodes."""
+"""This module reads the image of a job's containers and its digest from the first events of its nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job of Slurm, as its coordinator sees it: scontrol, run once when a signal ends the job, knows the reason."""
+"""The coordinator of a Slurm job runs scontrol once when a signal ends the job: it knows the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The address of the coordinator, where its name is one of the engine's and no name server has it (yet)."""
+"""An engine has the address of the coordinator where no name server has its name (yet)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 import socket
 from dataclasses import replace
 
-from clustertool.model.joining.join_decisions import COORDINATOR
 from clustertool.model.joining.join_file import JoinFile
+from clustertool.model.joining.join_offers import COORDINATOR
 from clustertool.model.kubernetes.pod_variables import KUBERNETES, POD_IP
 from clustertool.node.join import meeting
 from clustertool.node.system import programs

@@ -1,0 +1,62 @@
+"""What the first plan of an elastic job covers, and which options do not fit a plan that is made again at each epoch. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from clustertool.engines.job_request import RunRequest
+from clustertool.errors import UsageError
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.elastic_settings import ElasticSettings
+from clustertool.model.config.hosts import Host
+from clustertool.model.planning.plan import Plan
+from clustertool.model.quantities import count
+from clustertool.show.table import fold
+
+
+def refuse(request: RunRequest) -> None:
+    """Raises UsageError for an option that names what only the coordinator of an epoch can choose, and for too few hosts."""
+    spec, wish = request.spec, request.wish
+    assert spec is not None
+    elastic = spec.elastic
+    listed = spec.trainer.endpoints or spec.pserver.endpoints
+    not_there = (
+        (wish.wait, "--wait", "the nodes wait for each other, and not for devices"),
+        (spec.auto_devices, "--devices auto", "name the devices, or leave it out"),
+        (spec.only_where_read, "--only-where-read", "the shards are split again at each epoch, so each node gets all"),
+        (bool(listed), "a list of endpoints", "give numbers: --server-num, --worker-num"),
+    )
+    for given, option, fix in not_there:
+        if given:
+            raise UsageError(f"{option} is not possible in an elastic job ({elastic.text} nodes)", fix)
+    there = len(request.cluster.hosts)
+    if elastic.minimum > there:
+        what = f"an elastic job of {elastic.text} nodes: there {'is' if there == 1 else 'are'} {count(there, 'node')}"
+        raise UsageError(
+            what, f"name more hosts in {request.cluster.where or 'conf.py'}, or start with fewer: --nnodes"
+        )
+
+
+def first_hosts(cluster: Cluster, elastic: ElasticSettings) -> Cluster:
+    """The nodes of the first epoch if all of them join: COORDINATOR and the next ones, at most `maximum`."""
+    hosts = cluster.hosts
+    chief = next((host for host in hosts if elastic.coordinator in (host.name, host.host, host.address)), None)
+    first = sorted(hosts, key=lambda host: host is not chief) if elastic.coordinator else list(hosts)
+    return replace(cluster, hosts=_numbered(first[: elastic.maximum]))
+
+
+def _numbered(hosts: Sequence[Host]) -> tuple[Host, ...]:
+    return tuple(replace(host, index=number) for number, host in enumerate(hosts))
+
+
+def stands(made: Plan, cluster: Cluster) -> str:
+    """What --dry states about the plan. cluster: with all hosts."""
+    elastic = made.job.elastic
+    shown = {node.host.name for node in made.nodes}
+    standby = [host.name for host in cluster.hosts if host.name not in shown]
+    text = (
+        f"elastic job: this is the plan for {count(len(made.nodes), 'node')}. It is made again at each epoch, for the "
+    )
+    text += f"{elastic.minimum} to {elastic.maximum} nodes that are there"
+    return text + f"; on standby: {fold(standby)}" * bool(standby)

@@ -1,0 +1,89 @@
+"""Growth of an elastic job that runs: hosts of conf.py or new ones join it, or join it again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from clustertool.engines import preflight
+from clustertool.engines.caller import Caller
+from clustertool.engines.elastic.member_join import ANSWER, STARTED, common_file, join_node
+from clustertool.errors import ClustertoolError, raise_all
+from clustertool.fleet import stored_hosts
+from clustertool.fleet.fleet import Fleet, module_request
+from clustertool.model.config.hosts import Host
+from clustertool.model.joining.join_errors import read_error
+from clustertool.model.joining.join_file import JoinFile
+from clustertool.model.wire.messages import JOIN_REPORTS
+from clustertool.ssh.parallel import each
+
+_PATIENCE = 60.0  # seconds for a node to reach the coordinator
+_WAIT = 2.0  # seconds that a node waits for a report
+_JOINED = {
+    "waiting": "has joined, and waits for the next epoch",
+    "standby": "has joined, and is on standby",
+    "planned": "takes part",
+    "started": "takes part",
+}
+_NOT_STARTED = {"runs already": "takes part already"}
+
+
+class Growth:
+    """run() adds hosts to the job whose nodes `fleet` has, numbered as the job numbers them."""
+
+    def __init__(self, caller: Caller, fleet: Fleet, job: str) -> None:
+        self._caller, self._fleet, self._job = caller, fleet, job
+
+    def run(self, hosts: Sequence[Host]) -> Mapping[str, str]:
+        """{name of each host: what has become of it}. A host that the job has as a node joins again under its number.
+
+        Raises the errors of all hosts."""
+        common = common_file(self._fleet, self._job)
+        named = [self._known(host) or host for host in hosts]
+        numbered = tuple(replace(host, index=number) for number, host in enumerate(named))
+        cluster = replace(self._fleet.cluster, hosts=numbered)
+        with Fleet(cluster, self._caller.check, None, self._caller.person()) as fleet:
+            examined = preflight.examine(fleet, {}, ports=False, container=common.job.container)
+            examined.require()
+            examined.warn(self._caller)
+            cards = [node for node, fact in examined.facts.items() if fact.devices and fact.device_kind == "gpu"]
+            fleet.ask(dict.fromkeys(cards, module_request()))
+            numbers = {host.index: host for host in numbered}
+            done = each(numbers, lambda host: self._join(fleet, host, common), check=self._caller.check)
+            self._remember(common, numbered)
+            raise_all(list(done.failed.values()))
+        return {numbers[node].name: text for node, text in done.ok.items()}
+
+    def _known(self, host: Host) -> Host | None:
+        """The node of the job that this host is."""
+        return next((known for known in self._fleet.cluster.hosts if known.entry == host.entry), None)
+
+    def _join(self, fleet: Fleet, host: Host, common: JoinFile) -> str:
+        known = self._known(host)
+        state = join_node(fleet, host.index, common, known.index if known is not None else None, again=True)
+        if state != STARTED:
+            return _NOT_STARTED.get(state, state)
+        until = time.monotonic() + _PATIENCE
+        errors: list[ClustertoolError] = []
+        while time.monotonic() < until:
+            for report in fleet.ask_one(host.index, JOIN_REPORTS({"job": self._job, "seconds": _WAIT}), ANSWER)[
+                "reports"
+            ]:
+                if report["type"] == "error":
+                    fields = {name: report.get(name, "") for name in ("kind", "what", "fix")}
+                    errors.append(read_error({**fields, "node": host.name, "code": report.get("code")}))
+                elif report["type"] in _JOINED:
+                    return _JOINED[report["type"]]
+            raise_all(errors)
+        return "was started, and has not reached the coordinator so far"
+
+    def _remember(self, common: JoinFile, hosts: Sequence[Host]) -> None:
+        """Later commands on this machine find the new nodes, too."""
+        known = self._fleet.cluster.hosts
+        new = [host for host in hosts if self._known(host) is None]
+        if new:
+            listed = tuple(replace(host, index=number) for number, host in enumerate((*known, *new)))
+            problem = stored_hosts.remember(common.identity, replace(self._fleet.cluster, hosts=listed))
+            if problem:
+                self._caller.warn(problem)

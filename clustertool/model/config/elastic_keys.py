@@ -1,0 +1,207 @@
+"""Reading of an elastic job's settings: [elastic] of job.toml, --nnodes MIN:MAX, --elastic-server, COORDINATOR of conf.py.
+
+The command line has priority. `--nnodes N` is a job of N nodes that is not elastic, whatever [elastic] has; N:N is an elastic
+job that waits for another node when it has lost one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Type
+
+from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.elastic_settings import ELASTIC_MODES, GROWS, ElasticServer, ElasticSettings
+from clustertool.model.config.job_tables import MOST, NUMBER, Toml
+from clustertool.model.config.known_names import nearest
+from clustertool.model.quantities import DURATIONS, HIGHEST_PORT, seconds_of, whole
+
+PASSWORD, CA = "ETCD_PASSWORD", "ETCD_CA"  # names in SECRETS
+_SERVER = "https://[user@]host:port, several with commas between; or etcd://host:port"
+_URL = re.compile(
+    r"(?P<scheme>https|http|etcd)://(?:(?P<user>[^@/:]+)(?P<password>:[^@/]*)?@)?"
+    r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::(?P<port>[0-9]{1,5}))?/?"
+)
+_USUAL_PORT = 2379  # etcd's
+
+
+def node_range(text: str, option: str = "--nnodes") -> Tuple[int, int]:
+    """MIN:MAX or N, which is N:N here. Raises UsageError."""
+    low, colon, high = text.partition(":")
+    least, most = whole(low, 1, MOST), whole(high if colon else low, 1, MOST)
+    if least is None or most is None or least > most:
+        raise UsageError(f"{option} {text!r} is no number of nodes", f"{option} 4, or MIN:MAX: {option} 2:4")
+    return least, most
+
+
+def is_range(text: str) -> bool:
+    """Whether --nnodes is MIN:MAX, which makes a job elastic."""
+    return ":" in text
+
+
+class TypedElastic(NamedTuple):
+    """--nnodes, --elastic-server and --elastic-timeout as they were typed."""
+
+    nnodes: str = ""
+    servers: Tuple[str, ...] = ()
+    timeout: str = ""
+
+
+def read_elastic(cluster: Cluster, table: Toml, options: TypedElastic, mode: str) -> ElasticSettings:
+    """The settings of a job; table: [elastic]. Those of a job that is not elastic are the defaults.
+
+    Raises DataError for the table, UsageError for the options, ConfigError for COORDINATOR and SECRETS.
+    """
+    found, nnodes, servers = _table(table), options.nnodes, options.servers
+    low, high = node_range(nnodes) if is_range(nnodes) else (0, 0) if nnodes else (found["min"], found["max"])
+    if not low:
+        if servers or options.timeout:
+            option = "--elastic-server" if servers else "--elastic-timeout"
+            what = f"{option} is for elastic jobs, and this job has a fixed number of nodes"
+            raise UsageError(what, "add --nnodes MIN:MAX, or leave it out")
+        return ElasticSettings()
+    if mode not in ELASTIC_MODES:
+        what = f"an elastic job ({low}:{high or ''} nodes) in mode {mode} is not possible"
+        raise UsageError(what, f"--nnodes N, or one of the modes {', '.join(ELASTIC_MODES)}")
+    if not high and not cluster.hosts:
+        raise DataError("job.toml: [elastic] has min and no max", "max = 4: no HOSTS state how many nodes there are")
+    typed = [url for value in servers for url in value.split(",")]
+    where, error = ("--elastic-server", UsageError) if typed else ("job.toml: [elastic] server =", DataError)
+    server = _server(cluster, typed or found["server"], where, error)
+    return ElasticSettings(
+        minimum=low,
+        maximum=high or max(low, len(cluster.hosts)),
+        timeout=_timeout(options.timeout) if options.timeout else found["timeout"],
+        grow=found["grow"],
+        backoff=_backoff_of(found),
+        server=server,
+        coordinator="" if server.present else _coordinator(cluster),  # with a server it may be any node
+    )
+
+
+def _timeout(text: str) -> float:
+    """--elastic-timeout. Raises UsageError."""
+    seconds = _duration(text)
+    if seconds is None:
+        raise UsageError(f"--elastic-timeout {text!r} is not right", _TIME)
+    return seconds
+
+
+# -- [elastic] ----------------------------------------------------------------------------------------------------------
+
+
+def _table(table: Toml) -> Toml:
+    """The values of the table, and the defaults of the others. Raises DataError."""
+    found: Dict[str, object] = {**_DEFAULTS}
+    for name, value in table.items():
+        if name not in _READERS:
+            raise DataError(f"job.toml: [elastic] has the unknown key {name!r}", nearest(name, _READERS, "known:"))
+        read, right = _READERS[name]
+        found[name] = read(value)
+        if found[name] is None:
+            raise DataError(f"job.toml: [elastic] {name} = {value!r} is not right", f"{name} is {right}")
+    checked: Toml = found
+    low, high = checked["min"], checked["max"]
+    if low and high and low > high:
+        raise DataError(f"job.toml: [elastic] min = {low} is more than max = {high}", "min = 2, max = 4")
+    if high and not low:
+        raise DataError("job.toml: [elastic] has max and no min", "min = 1 is the least number of nodes")
+    return checked
+
+
+def _backoff_of(found: Toml) -> Tuple[float, float]:
+    """Raises DataError."""
+    first, longest = found["backoff_min"] or found["backoff"][0], found["backoff_max"] or found["backoff"][1]
+    if first > longest:
+        what = f"job.toml: [elastic] the first back-off, {first:g} s, is longer than the longest, {longest:g} s"
+        raise DataError(what, "backoff = [1, 30]: the first and the longest")
+    return first, longest
+
+
+def _count(value: object) -> Optional[int]:
+    return None if isinstance(value, str) else whole(value, 1, MOST)
+
+
+def _duration(value: object) -> Optional[float]:
+    return seconds_of(value) or None
+
+
+def _grow(value: object) -> Optional[str]:
+    return next((known for known in GROWS if known == value), None)
+
+
+def _backoff(value: object) -> Optional[Tuple[float, float]]:
+    pair = [_duration(one) for one in value] if isinstance(value, list) else []
+    return (pair[0], pair[1]) if len(pair) == 2 and pair[0] and pair[1] else None
+
+
+def _urls(value: object) -> Optional[List[str]]:
+    urls = value.split(",") if isinstance(value, str) else value
+    return urls if isinstance(urls, list) and urls and all(isinstance(url, str) for url in urls) else None
+
+
+_TIME = f"a duration above 0: {DURATIONS}"
+_READERS: Dict[str, Tuple[Callable[[object], object], str]] = {
+    "min": (_count, NUMBER),
+    "max": (_count, NUMBER),
+    "timeout": (_duration, _TIME),
+    "grow": (_grow, '"next" or "restart"'),
+    "backoff": (_backoff, 'the first and the longest time between two attempts: [1, 30], or ["1s", "30s"]'),
+    "backoff_min": (_duration, _TIME),
+    "backoff_max": (_duration, _TIME),
+    "server": (_urls, f'a URL, or a list of them: "{_SERVER}"'),
+}
+_DEFAULTS: Toml = {
+    "min": 0,
+    "max": 0,
+    "timeout": ElasticSettings.timeout,
+    "grow": ElasticSettings.grow,
+    "backoff": ElasticSettings.backoff,
+    "backoff_min": 0.0,
+    "backoff_max": 0.0,
+    "server": [],
+}
+assert set(_READERS) == set(_DEFAULTS)
+
+
+# -- the server, the coordinator ----------------------------------------------------------------------------------------
+
+
+def _server(cluster: Cluster, texts: Sequence[str], where: str, error: Type[ClustertoolError]) -> ElasticServer:
+    """Raises `error`; its text has no password."""
+    urls: List[str] = []
+    users: Set[str] = set()
+    encrypted = False
+    for text in filter(None, (text.strip() for text in texts)):
+        match = _URL.fullmatch(text)
+        port = whole(match["port"] or _USUAL_PORT, 1, HIGHEST_PORT) if match else None
+        if match is not None and match["password"]:
+            what = f"{where} has the password of {match['user']}, which any user could read there"
+            raise error(
+                what, f'leave it out: https://{match["user"]}@{match["host"]}; SECRETS = ["{PASSWORD}"] in conf.py'
+            )
+        if match is None or port is None:
+            raise error(f"{where} {re.sub('//[^@]*@', '//***@', text)!r} is no URL of an etcd server", _SERVER)
+        if match["user"]:
+            users.add(match["user"])
+        encrypted = encrypted or match["scheme"] == "https"
+        urls.append(f"{'https' if match['scheme'] == 'https' else 'http'}://{match['host']}:{port}")
+    if len(users) > 1:
+        raise error(f"{where} has the users {', '.join(sorted(users))}", "the servers of one etcd have the same users")
+    user = next(iter(users), "")
+    if user and not encrypted:
+        raise error(f"{where} would send the password of {user} unencrypted", f"https://{user}@host:port")
+    if user and PASSWORD not in cluster.secrets:
+        what = f"{where} names the user {user}, and SECRETS of {cluster.where or 'conf.py'} has no {PASSWORD}"
+        raise error(what, f'export {PASSWORD}=..., and SECRETS = ["{PASSWORD}"] in conf.py')
+    ca = CA if encrypted and CA in cluster.secrets else ""
+    return ElasticServer(tuple(dict.fromkeys(urls)), user, PASSWORD if user else "", ca)
+
+
+def _coordinator(cluster: Cluster) -> str:
+    """COORDINATOR, a host of HOSTS. Raises ConfigError."""
+    name = cluster.coordinator
+    if name and cluster.hosts and not any(name in (host.name, host.host, host.address) for host in cluster.hosts):
+        what = f"COORDINATOR = {name!r} is none of the hosts of {cluster.where or 'conf.py'}"
+        raise ConfigError(what, f"one of {', '.join(host.name for host in cluster.hosts[:8])}")
+    return name

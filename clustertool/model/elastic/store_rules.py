@@ -1,0 +1,175 @@
+"""The rules of the store of epochs: what its content means, and what a member of the job may do.
+
+The store (etcd) has two keys of a job, and each answer shows both at one moment:
+
+- `epoch`: the record of the newest epoch. It is replaced by compare-and-swap only, so no epoch has two coordinators.
+- `coordinator`: the presence of its coordinator. It belongs to a lease in the store, which ends soon after the coordinator.
+
+A node may have ranks of an epoch until `ttl` seconds after it *sent* the newest request whose answer confirms the epoch. The
+winner of a later epoch has replaced the record after that request. So no node has ranks of an earlier epoch after `won_at` +
+ttl of the winner, whatever the store does with its leases. All times are seconds of CLOCK_BOOTTIME of one machine.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from enum import Enum
+from typing import NamedTuple, Optional, Tuple
+
+from clustertool.model.quantities import HIGHEST_PORT
+from clustertool.model.wire.lead_messages import Incarnation, read_incarnation
+
+_HIGHEST = 1 << 31  # of a number in a record
+_LONGEST = 256  # characters of a text in a record
+_MOST_NODES = 1 << 16
+
+
+class StoreRecord(NamedTuple):
+    """An epoch in the store.
+
+    epoch: its number, that of its first attempt. attempt: the highest number that the coordinator has used in it. member,
+    address, port, incarnation: the coordinator, and where it is reached. job: identifies the job among those with the same id.
+    nodes: all that may have ranks of this epoch or of an earlier one. restarts: failures that count for max_restarts, in all
+    epochs so far. over: the exit code of the job, None while it runs.
+    """
+
+    epoch: int
+    member: int
+    address: str
+    port: int
+    incarnation: Incarnation
+    job: str
+    attempt: int
+    nodes: Tuple[int, ...] = ()
+    restarts: int = 0
+    over: Optional[int] = None
+
+
+class StoreContent(NamedTuple):
+    """What one linearizable read of both keys shows.
+
+    revision: at which the record was written, 0 if there is none. presence: the coordinator whose lease has not ended, None if
+    there is none. since: the revision at which this presence began, 0 if there is none.
+    """
+
+    record: Optional[StoreRecord] = None
+    revision: int = 0
+    presence: Optional[Incarnation] = None
+    since: int = 0
+
+
+class Standing(Enum):
+    """What a content means to a candidate.
+
+    CLAIM: it may replace the record. WAIT: another coordinator is present. WON: the epoch is its own. LOST: another one has
+    this epoch or a later one. OVER: the job has ended. FOREIGN: another job with the same id runs.
+    """
+
+    CLAIM = "claim"
+    WAIT = "wait"
+    WON = "won"
+    LOST = "lost"
+    OVER = "over"
+    FOREIGN = "foreign"
+
+
+def beat(loss_timeout: float) -> float:
+    """Seconds between two requests that confirm the epoch."""
+    return min(1.0, loss_timeout / 4)
+
+
+def ttl(loss_timeout: float) -> int:
+    """Whole seconds of the leases in the store, and for which an answer confirms the epoch.
+
+    Three beats longer than the timeout, so that an outage of the store that is shorter than the timeout has no effect: the last
+    confirmation before it is up to one beat old, and the first one after it may need two.
+    """
+    return math.ceil(loss_timeout + 3 * beat(loss_timeout))
+
+
+def standing(content: StoreContent, claim: StoreRecord) -> Standing:
+    """What a candidate with this record may do."""
+    record, other = content.record, content.presence is not None and content.presence != claim.incarnation
+    if record is None:
+        return Standing.WAIT if other else Standing.CLAIM
+    if record.job != claim.job:
+        return Standing.FOREIGN if content.presence is not None and record.over is None else Standing.CLAIM
+    if record.over is not None:
+        return Standing.OVER
+    if record.epoch == claim.epoch and record.incarnation == claim.incarnation:
+        return Standing.WON
+    if record.attempt >= claim.epoch:
+        return Standing.LOST
+    return Standing.WAIT if other else Standing.CLAIM
+
+
+def confirms(content: StoreContent, job: str, epoch: int) -> bool:
+    """Whether no later epoch than this one has begun. A member whose epoch is not confirmed is outdated."""
+    record = content.record
+    return record is not None and record.job == job and record.epoch == epoch
+
+
+def is_present(content: StoreContent, record: StoreRecord) -> bool:
+    """Whether this coordinator's presence is in the store."""
+    return content.presence == record.incarnation
+
+
+def may_restore(content: StoreContent, record: StoreRecord) -> bool:
+    """Whether a coordinator may put its presence back, after the store has ended its lease early: no one has taken over."""
+    return confirms(content, record.job, record.epoch) and content.presence is None
+
+
+def write(record: StoreRecord) -> bytes:
+    """The value of the key `epoch`."""
+    return json.dumps(record._asdict()).encode()
+
+
+def read(value: bytes) -> StoreRecord:
+    """The record of a value. Raises ValueError: whatever can write to the store may have written it."""
+    try:
+        fields = json.loads(value)
+    except RecursionError:
+        raise ValueError("a record that is nested too deep") from None
+    if not isinstance(fields, dict):
+        raise ValueError("a record that is no object")
+    nodes, over = fields.get("nodes"), fields.get("over")
+    if not isinstance(nodes, list) or len(nodes) > _MOST_NODES:
+        raise ValueError("a record whose nodes are no list")
+    return StoreRecord(
+        _number(fields.get("epoch")),
+        _number(fields.get("member")),
+        _text(fields.get("address")),
+        _number(fields.get("port"), HIGHEST_PORT),
+        read_incarnation(fields.get("incarnation")),
+        _text(fields.get("job")),
+        _number(fields.get("attempt")),
+        tuple(_number(node) for node in nodes),
+        _number(fields.get("restarts")),
+        None if over is None else _number(over, 255),
+    )
+
+
+def write_presence(incarnation: Incarnation) -> bytes:
+    """The value of the key `coordinator`."""
+    return json.dumps(incarnation).encode()
+
+
+def read_presence(value: bytes) -> Incarnation:
+    """Raises ValueError."""
+    try:
+        return read_incarnation(json.loads(value))
+    except RecursionError:
+        raise ValueError("a presence that is nested too deep") from None
+
+
+def _number(value: object, highest: int = _HIGHEST) -> int:
+    if type(value) is not int or not 0 <= value <= highest:
+        raise ValueError("a number in the record is not valid")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or len(value) > _LONGEST or not value.isprintable():
+        raise ValueError("a text in the record is not valid")
+    return value

@@ -1,0 +1,23 @@
+"""A job pod is a pod in which a node of a job runs, as its engine knows it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Dict, Optional
+
+
+@dataclass(frozen=True)
+class JobPod:
+    """node: its number in the job; None if the pod does not state one. host: the node of the cluster, "" before one is chosen.
+    reason: why the pod waits or has ended, "" if there is nothing to say. restarts: of its container."""
+
+    pod: str
+    node: Optional[int]
+    host: str
+    phase: str
+    reason: str = ""
+    restarts: int = 0
+
+    def as_dict(self) -> Dict[str, object]:
+        """For the answer of `status --json`."""
+        return asdict(self)

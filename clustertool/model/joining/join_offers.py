@@ -1,0 +1,81 @@
+"""What machines that join a job offer, and the order in which they get their numbers. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Dict, NamedTuple, Optional, Sequence, Tuple
+
+from clustertool.errors import ClustertoolError, PreflightError, UsageError
+from clustertool.model.wire.lead_messages import Incarnation
+
+COORDINATOR = 0  # its connection, and mostly its index
+
+
+class Offer(NamedTuple):
+    """What the coordinator knows of a machine before the plan. node: the index that it asks for, None for any."""
+
+    node: Optional[int]
+    nnodes: int
+    version: str
+    code: str
+    sender: Incarnation
+    address: str
+    hostname: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.hostname} ({self.address})"
+
+
+class JoinedNode(NamedTuple):
+    connection: int
+    offer: Offer
+
+
+def is_same(member: JoinedNode, offer: Offer) -> bool:
+    """Whether a machine has connected again. Two containers of one machine may have a boot, a pid and a start in common."""
+    known = member.offer
+    return member.connection != COORDINATOR and (known.sender, known.hostname) == (offer.sender, offer.hostname)
+
+
+def ordered(members: Sequence[JoinedNode]) -> Tuple[JoinedNode, ...]:
+    """Members by node id. An index is a node id. The others get the free ones: by address, then by the process."""
+    indexed = {member.offer.node: member for member in members if member.offer.node is not None}
+    rest = iter(sorted((one for one in members if one.offer.node is None), key=lambda one: _by_address(one.offer)))
+    return tuple(indexed[node] if node in indexed else next(rest) for node in range(len(members)))
+
+
+def _by_address(offer: Offer) -> Tuple[int, int, str, Incarnation]:
+    """Addresses as numbers: 10.0.0.9 is before 10.0.0.10."""
+    try:
+        address = ipaddress.ip_address(offer.address.partition("%")[0])
+    except ValueError:
+        return 9, 0, offer.address, offer.sender
+    return address.version, int(address), "", offer.sender
+
+
+def with_numbers(members: Sequence[JoinedNode]) -> Dict[int, JoinedNode]:
+    """Members by their numbers in the job. A machine without a number gets the lowest free one."""
+    found = {member.offer.node: member for member in members if member.offer.node is not None}
+    for member in sorted((one for one in members if one.offer.node is None), key=lambda one: _by_address(one.offer)):
+        number = next(free for free in range(len(members)) if free not in found)
+        found[number] = member._replace(offer=member.offer._replace(node=number))
+    return found
+
+
+def other_code(offer: Offer, own: Offer) -> ClustertoolError:
+    def version(one: Offer) -> str:
+        return f"clustertool {one.version} (code {one.code[:8]})"
+
+    what = f"{offer.hostname} has {version(offer)}, the coordinator {own.name} has {version(own)}"
+    return PreflightError(what, "install the same version on all machines")
+
+
+def index_taken(offer: Offer, first: Offer) -> ClustertoolError:
+    role = "is the coordinator" if first.node == COORDINATOR else "has joined as it and is connected"
+    what = f"index {offer.node} is in use: {first.name}, process {first.sender.pid}, {role}"
+    return UsageError(what, "give each machine an index of its own, or end that process")
+
+
+def too_many_fix() -> str:
+    return "start the command on as many machines as it has nodes, or raise the number of nodes on all of them"

@@ -1,0 +1,48 @@
+"""A request to release this node from an elastic job: its supervisor passes it on, and the next epoch begins without it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, cast
+
+from clustertool.errors import NotFound, PreflightError
+from clustertool.model.hints import PROGRAM
+from clustertool.node.jobs import supervisor_client
+from clustertool.node.jobs.queries import record_of
+from clustertool.node.jobs.records import Record
+from clustertool.node.system.node_context import NodeContext
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import LeaveAnswer
+    from clustertool.model.wire.agent_requests import LeaveRequest
+    from clustertool.model.wire.supervisor_messages import SupervisorRequest
+
+_PATIENCE = 10.0  # seconds for a supervisor to accept the request
+_POLL = 0.1
+
+
+def leave(context: NodeContext, request: LeaveRequest) -> LeaveAnswer:
+    """Release this node. Returns when it has left, at most after `seconds`. Raises NotFound, PreflightError, and what the
+    supervisor answers: between two epochs there is nothing to release."""
+    record = record_of(context, request["job"])
+    if not record.supervised():
+        raise NotFound(f"job {record.job} does not run here", f"{PROGRAM} status --job {record.job} shows its nodes")
+    command = cast("SupervisorRequest", {"type": "leave", "by": request["by"]})
+    if supervisor_client.ask(record.paths, command, _PATIENCE) is None:
+        what = f"the supervisor of job {record.job} does not answer"
+        raise PreflightError(what, f"try again, or end the job: {PROGRAM} stop --job {record.job}")
+    until = time.monotonic() + request["seconds"]
+    while time.monotonic() < until:
+        if has_left(record) and not record.supervised():
+            return {"left": True}
+        time.sleep(_POLL)
+    return {"left": False}
+
+
+def has_left(record: Record) -> bool:
+    """Whether the node was released, and has not joined again."""
+    last = ""
+    for event in record.events():
+        if event.get("type") in ("left", "supervisor"):
+            last = str(event["type"])
+    return last == "left"

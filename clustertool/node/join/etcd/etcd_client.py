@@ -1,0 +1,409 @@
+"""A client of etcd's JSON gateway (/v3/ of etcd 3.4 and later), with the standard library only.
+
+A call tries each server once, beginning with the one that answered last. It ends in time, also if a server sends one byte a
+second. What a server sends is untrusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import json
+import socket
+import ssl
+import time
+from base64 import b64decode, b64encode
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from urllib.parse import urlsplit
+
+from clustertool.node.system.process_clock import boottime
+
+_PORT = 2379
+_MAX_BODY = 1 << 20
+_CHUNK = 1 << 16
+_LONGEST = 200  # characters of a server's text in a message
+_BROKEN = (http.client.HTTPException, OSError, ValueError)
+# Codes of gRPC with which another server would answer alike: invalid argument, not found, denied, failed precondition.
+_FINAL = (3, 5, 7, 9)
+_UNAUTHENTICATED = 16
+# Texts for requests whose token is missing or too old; the codes of some are those of other errors.
+_TOKEN_TEXTS = ("invalid auth token", "user name is empty", "revision of auth store is old")
+_NO_AUTHENTICATION = "authentication is not enabled"
+_NO_LEASE = "requested lease not found"
+
+Json = Dict[str, object]
+
+
+class EtcdError(Exception):
+    """The text states the server and what happened. `final`: the server has refused the request itself."""
+
+    def __init__(self, text: str, final: bool = False) -> None:
+        super().__init__(text)
+        self.final = final
+
+
+class EtcdAccess(NamedTuple):
+    """urls: https://host:port, http://host:port or etcd://host:port. user: "" for none. ca: certificates in PEM that sign those
+    of the servers; "" for the system's."""
+
+    urls: Tuple[str, ...]
+    user: str = ""
+    password: str = ""
+    ca: str = ""
+
+
+class KeyValue(NamedTuple):
+    """A key's value, the revisions at which it was created and written, and its lease (0: none)."""
+
+    value: bytes
+    created: int
+    written: int
+    lease: int = 0
+
+
+class Put(NamedTuple):
+    key: str
+    value: bytes
+    lease: int = 0
+
+
+class Unchanged(NamedTuple):
+    """A condition of a change: the key was written at this revision last, or created at it. 0: there is no such key."""
+
+    key: str
+    revision: int
+    created: bool = False
+
+
+class _Server(NamedTuple):
+    url: str
+    host: str
+    port: int
+    tls: bool
+
+
+class EtcdClient:
+    """`patience`: seconds for a TCP connection, and for the rest of a request.
+
+    sent_at: when the request was sent whose answer came last, by CLOCK_BOOTTIME. cluster: the id of the servers' cluster, once
+    it is known. Raises EtcdError, here for a wrong URL or CA.
+    """
+
+    def __init__(self, access: EtcdAccess, patience: Tuple[float, float]) -> None:
+        self.sent_at = 0.0
+        self._access, self._patience = access, patience
+        self._servers = [_server(url) for url in access.urls]
+        if not self._servers:
+            raise EtcdError("no URL of etcd is given")
+        self._tls = _context(access.ca) if any(server.tls for server in self._servers) else None
+        self._token: Optional[str] = None if access.user else ""
+        self._connection: Optional[http.client.HTTPConnection] = None
+        self._link: Optional[_TimedSocket] = None
+        self.cluster = ""
+
+    def read(self, *keys: str) -> List[Optional[KeyValue]]:
+        """The keys at one moment, by a linearizable read. None: there is no such key."""
+        ranges = [{"request_range": {"key": _text64(key)}} for key in keys]
+        answer = self._call("kv/txn", {"success": ranges})
+        return [_pair(one, "response_range") for one in _objects(answer, "responses", len(keys))]
+
+    def change(self, unchanged: Sequence[Unchanged], puts: Sequence[Put] = (), removed: Sequence[str] = ()) -> bool:
+        """Write and remove keys at one moment if all conditions are met. False: one of them is not."""
+        done = [{"request_put": {"key": _text64(p.key), "value": _bytes64(p.value), "lease": p.lease}} for p in puts]
+        ends = [{"request_delete_range": {"key": _text64(key)}} for key in removed]
+        answer = self._call("kv/txn", {"compare": [_compare(one) for one in unchanged], "success": [*done, *ends]})
+        succeeded = answer.get("succeeded", False)
+        if type(succeeded) is not bool:
+            raise EtcdError(f"{self._servers[0].url}: an answer that is not valid", True)
+        return succeeded
+
+    def grant(self, seconds: int) -> int:
+        """The id of a new lease. etcd may keep it for longer, never for less."""
+        answer = self._call("lease/grant", {"TTL": seconds})
+        number = _whole(answer, "ID")
+        if number <= 0 or _whole(answer, "TTL") < seconds:
+            raise EtcdError(f"{self._servers[0].url}: a lease that is shorter than requested", True)
+        return number
+
+    def keep(self, lease: int) -> bool:
+        """Renew a lease. False: it has ended."""
+        result = self._call("lease/keepalive", {"ID": lease}).get("result")
+        return isinstance(result, dict) and _whole(result, "TTL") > 0
+
+    def revoke(self, lease: int) -> None:
+        """End a lease now; its keys are removed."""
+        try:
+            self._call("lease/revoke", {"ID": lease})
+        except EtcdError as error:
+            if _NO_LEASE not in str(error):
+                raise
+
+    def close(self) -> None:
+        if self._link:
+            self._link.shut()
+        self._connection = self._link = None
+
+    def _call(self, path: str, message: Mapping[str, object]) -> Json:
+        problems = []
+        for _ in self._servers:
+            try:
+                return self._authorized(path, message)
+            except EtcdError as error:
+                if error.final:
+                    raise
+                problems.append(str(error))
+            self.close()
+            self._servers = [*self._servers[1:], self._servers[0]]
+        raise EtcdError("; ".join(problems))
+
+    def _authorized(self, path: str, message: Mapping[str, object]) -> Json:
+        """The answer of the first server, with a new token if the present one is not valid any more."""
+        known = self._token is not None
+        try:
+            self._authenticate()
+            return self._exchange(path, message)
+        except _TokenError:
+            if not known or not self._access.user:
+                raise
+        self._token = None
+        self._authenticate()
+        return self._exchange(path, message)
+
+    def _authenticate(self) -> None:
+        if self._token is not None:
+            return
+        try:
+            names = {"name": self._access.user, "password": self._access.password}
+            token = self._exchange("auth/authenticate", names).get("token")
+        except EtcdError as error:
+            if _NO_AUTHENTICATION not in str(error):
+                raise
+            token = ""
+        if not isinstance(token, str) or not token.isascii() or not (token == "" or token.isprintable()):
+            raise EtcdError(f"{self._servers[0].url}: a token that is not valid", True)
+        self._token = token
+
+    def _exchange(self, path: str, message: Mapping[str, object]) -> Json:
+        """One request to the first server. A connection that it has closed meanwhile is opened once more."""
+        server, body = self._servers[0], json.dumps(message).encode()
+        kept = self._connection is not None
+        end = time.monotonic() + self._patience[1]
+        try:
+            try:
+                status, data, sent_at = self._request(server, path, body, end)
+            except (http.client.RemoteDisconnected, ConnectionError):
+                if not kept:
+                    raise
+                self.close()
+                status, data, sent_at = self._request(server, path, body, end)
+            answer = _parse(data, status)
+        except ssl.SSLCertVerificationError as error:
+            text = f"{server.url}: its certificate is not accepted: {error.verify_message}"
+            raise self._failed(text) from None
+        except _BROKEN as error:
+            raise self._failed(f"{server.url}: {_reason(error)}") from None
+        _refuse(server.url, answer, status)
+        self._require_cluster(server.url, answer)
+        self.sent_at = sent_at
+        return answer
+
+    def _failed(self, text: str) -> EtcdError:
+        self.close()
+        return EtcdError(text)
+
+    def _require_cluster(self, url: str, answer: Json) -> None:
+        """Two clusters of etcd would number epochs independently."""
+        result = answer.get("result")
+        header = (result if isinstance(result, dict) else answer).get("header")
+        cluster = str(header.get("cluster_id", "")) if isinstance(header, dict) else ""
+        if cluster and self.cluster and cluster != self.cluster:
+            raise self._failed(f"{url}: this server belongs to another cluster of etcd")
+        self.cluster = self.cluster or cluster
+
+    def _request(self, server: _Server, path: str, body: bytes, end: float) -> Tuple[int, bytes, float]:
+        """Status, body, and when it was sent. end: by when it must be over, by time.monotonic()."""
+        if self._connection is None or self._link is None:
+            self._link = _TimedSocket(self._connect(server, end))
+            self._connection = http.client.HTTPConnection(server.host, server.port)
+            self._connection.sock = self._link
+        self._link.end = end
+        headers = {"Content-Type": "application/json"}
+        if self._token:
+            headers["Authorization"] = self._token
+        sent_at = boottime()
+        self._connection.request("POST", f"/v3/{path}", body, headers)
+        response = self._connection.getresponse()
+        data = b""
+        while True:
+            chunk = response.read(_CHUNK)
+            data += chunk
+            if not chunk:
+                break
+            if len(data) > _MAX_BODY:
+                raise ValueError(f"an answer of more than {_MAX_BODY} bytes")
+        if response.will_close:
+            self.close()
+        return response.status, data, sent_at
+
+    def _connect(self, server: _Server, end: float) -> socket.socket:
+        raw = socket.create_connection((server.host, server.port), self._patience[0])
+        with contextlib.ExitStack() as stack:
+            stack.callback(raw.close)
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            link = raw
+            if server.tls and self._tls:
+                raw.settimeout(max(0.01, end - time.monotonic()))
+                link = self._tls.wrap_socket(raw, server_hostname=server.host)
+            stack.pop_all()
+        return link
+
+
+class _TokenError(EtcdError):
+    """The token of the request is missing or not valid any more."""
+
+
+class _TimedSocket:
+    """What http.client uses of a socket. Each call ends at `end`, by time.monotonic()."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.end = 0.0
+        self._sock = sock
+
+    def receive(self, buffer: memoryview) -> int:
+        self._limit()
+        return self._sock.recv_into(buffer)
+
+    def sendall(self, data: bytes) -> None:
+        self._limit()
+        self._sock.sendall(data)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """An answer is read from it."""
+        return io.BufferedReader(_AnswerStream(self))
+
+    def close(self) -> None:
+        """http.client calls it before the last answer is read."""
+
+    def shut(self) -> None:
+        self._sock.close()
+
+    def _limit(self) -> None:
+        left = self.end - time.monotonic()
+        if left <= 0:
+            raise socket.timeout("timed out")
+        self._sock.settimeout(left)
+
+
+class _AnswerStream(io.RawIOBase):
+    def __init__(self, link: _TimedSocket) -> None:
+        self._link = link
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        return self._link.receive(buffer)
+
+
+def _server(url: str) -> _Server:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or _PORT
+    except ValueError:
+        host, port = None, 0
+    if not host or parts.scheme not in ("https", "http", "etcd") or parts.username or parts.path.strip("/"):
+        raise EtcdError(f"{url!r} is no URL of etcd: write https://HOST:{_PORT}", True)
+    return _Server(url, host, port, parts.scheme == "https")
+
+
+def _context(ca: str) -> ssl.SSLContext:
+    """With a CA, only what it has signed is accepted."""
+    try:
+        made = ssl.create_default_context(cadata=ca or None)
+    except (ssl.SSLError, ValueError):
+        raise EtcdError("the CA of etcd is no certificate in PEM form", True) from None
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    return made
+
+
+def _parse(data: bytes, status: int) -> Json:
+    try:
+        answer = json.loads(data)
+    except (ValueError, RecursionError):
+        answer = None
+    if isinstance(answer, dict):
+        return answer
+    if status == 404:
+        raise ValueError("no JSON gateway is there (HTTP 404): start etcd 3.4 or later with --enable-grpc-gateway")
+    raise ValueError(f"an answer that is not etcd's (HTTP {status})")
+
+
+def _refuse(url: str, answer: Json, status: int) -> None:
+    """Raise EtcdError for an answer that is an error. Errors of a stream are one object deeper."""
+    inner = answer.get("error")
+    error = inner if isinstance(inner, dict) else answer
+    if status == 200 and inner is None:
+        return
+    text = str(error.get("message") or error.get("error") or f"HTTP {status}")
+    code = error.get("code", error.get("grpc_code"))
+    clean = "".join(char if char.isprintable() else "?" for char in text[:_LONGEST])
+    if code == _UNAUTHENTICATED or any(part in clean for part in _TOKEN_TEXTS):
+        raise _TokenError(f"{url}: {clean}", True)
+    raise EtcdError(f"{url}: {clean}", code in _FINAL)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, socket.timeout):
+        return "no answer in time"
+    if isinstance(error, http.client.RemoteDisconnected):
+        return "the server closed the connection"
+    text = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
+    return "".join(char if char.isprintable() else "?" for char in text[:_LONGEST])
+
+
+def _compare(one: Unchanged) -> Json:
+    target, field = ("CREATE", "create_revision") if one.created else ("MOD", "mod_revision")
+    return {"key": _text64(one.key), "target": target, "result": "EQUAL", field: one.revision}
+
+
+def _pair(response: Mapping[str, object], kind: str) -> Optional[KeyValue]:
+    found = response.get(kind)
+    pairs = _objects(found, "kvs") if isinstance(found, dict) else []
+    if not pairs:
+        return None
+    pair = pairs[0]
+    value = pair.get("value", "")
+    try:
+        data = b64decode(value, validate=True) if isinstance(value, str) else None
+    except ValueError:
+        data = None
+    if data is None:
+        raise EtcdError("an answer of etcd with a value that is not valid", True)
+    return KeyValue(data, *(_whole(pair, name) for name in ("create_revision", "mod_revision", "lease")))
+
+
+def _objects(answer: Mapping[str, object], name: str, count: int = -1) -> List[Json]:
+    """The list of objects in a field. count: how many there must be."""
+    found = answer.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found) or count not in (-1, len(found)):
+        raise EtcdError(f"an answer of etcd whose {name} are not valid", True)
+    return found
+
+
+def _whole(answer: Mapping[str, object], name: str) -> int:
+    """A number of 64 bits, which the gateway writes as a text. 0 if it is not there."""
+    value = answer.get(name, 0)
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
+        return int(value)
+    if type(value) is int and 0 <= value < 1 << 63:
+        return value
+    raise EtcdError(f"an answer of etcd whose {name} is no number", True)
+
+
+def _text64(text: str) -> str:
+    return _bytes64(text.encode())
+
+
+def _bytes64(data: bytes) -> str:
+    return b64encode(data).decode()

@@ -1,0 +1,144 @@
+"""The record of a member of an elastic job while no supervisor runs: its events, and the socket for requests of its user.
+
+A supervisor writes the same events file and has the same socket during an epoch, so this record is closed before one is
+prepared.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, List, Optional, Tuple
+
+from clustertool.errors import ClustertoolError, NodeLost, NotFound, Terminated, TimedOut
+from clustertool.model.job.outcome import Outcome
+from clustertool.model.job.state_names import JobState
+from clustertool.model.joining.join_file import JoinFile
+from clustertool.model.joining.join_plan import unplanned_spec
+from clustertool.model.paths import OURS
+from clustertool.model.wire import record_lines
+from clustertool.node.agent import place
+from clustertool.node.jobs.ledger import Ledger
+from clustertool.node.storage import files
+from clustertool.node.storage.reserving_journal import ReservingJournal
+from clustertool.node.supervisor.control_socket import ControlSocket
+from clustertool.node.system import processes
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
+    from clustertool.model.wire.spec_types import Spec
+    from clustertool.model.wire.supervisor_messages import LiveStatus, SupervisorAnswer, SupervisorRequest
+
+_ROOM = 16 << 10  # bytes of the events file that are kept free on the disk for the last events
+_TOUCH = 0.5  # seconds between two heartbeats
+
+
+class MemberRecord:
+    """`spec`: of the last epoch. bundle: what another machine needs to join. Call turn() each loop, and close() once."""
+
+    def __init__(self, spec: Spec, bundle: bytes) -> None:
+        """Raises PreflightError, NotFound."""
+        self.spec, self.bundle = spec, bundle
+        self.stopped: Optional[ClustertoolError] = None  # the user has ended the job here
+        self._job = files.open_job_dir(spec["job_dir"])
+        self._events = ReservingJournal(files.open_append(self._job, f"{OURS}/events.jsonl"), _ROOM)
+        self._ledger = Ledger(spec)
+        self._control = ControlSocket(self._job)
+        self._touched_at = 0.0
+        try:
+            files.remove(self._job, f"{OURS}/control")  # of a supervisor that was killed
+            self._control.create(spec)
+        except ClustertoolError:
+            self.close()
+            raise
+
+    def wires(self) -> List[FileDescriptorLike]:
+        return list(self._control.wires())
+
+    def turn(self) -> None:
+        self._control.turn(self._answer)
+        now = time.monotonic()
+        if now - self._touched_at > _TOUCH:
+            self._touched_at = now
+            self._control.touch()
+        self._events.flush()
+
+    def record(self, kind: str, **fields: object) -> None:
+        self._events.write(record_lines.written_event(kind, round(time.time(), 3), fields))
+        self._ledger.note(kind, fields)
+
+    def begin(self) -> None:
+        """Make the first record of the job here: its header, and this process as the one that takes care of it."""
+        me = os.getpid()
+        self.record("job", **self.spec["header"])
+        start = getattr(processes.stat(me), "start", 0)
+        self.record("supervisor", pid=me, start=start, boot=processes.boot_id(), space=processes.space())
+
+    def end(self, outcome: Outcome, coordinates: bool) -> None:
+        """Record the end of the job. coordinates: this member decides the outcome."""
+        if coordinates:
+            self.record("verdict", **outcome.as_record())
+        self.record("ended", **outcome.as_record())
+
+    def close(self) -> None:
+        self._control.remove()
+        self._events.close(durable=True)
+        os.close(self._job)
+
+    def _answer(self, request: SupervisorRequest) -> Tuple[SupervisorAnswer, bytes]:
+        """Raises NotFound for what exists during an epoch only."""
+        if request["type"] == "status":
+            return self._status(), b""
+        if request["type"] == "bundle":
+            return {"type": "bundle"}, self.bundle
+        if request["type"] == "stop":
+            error = Terminated(request["by"])
+            error.code = request["code"]
+            self.stopped = self.stopped or error
+        elif request["type"] != "attached":
+            what = f"no ranks run on {self.spec['name']}: the job waits for its next epoch"
+            raise NotFound(what, "try again when it has begun")
+        return {"type": "accepted"}, b""
+
+    def _status(self) -> LiveStatus:
+        spec = self.spec
+        return {
+            "type": "status",
+            "job": spec["job"],
+            "node": spec["node"],
+            "attempt": spec.get("attempt", 0),
+            "leads": spec["node"] == spec["lead"]["node"],
+            "stopping": "",
+            "outcome": None,
+            "ranks": [],
+        }
+
+
+def first_record(join: JoinFile, root: str) -> Optional[MemberRecord]:
+    """The record of a machine that begins to take part, where the place of the job's directory is known before the plan.
+
+    A machine that was started again has a directory already. Raises PreflightError, UsageError.
+    """
+    if not join.own.base or join.index is None:
+        return None
+    spec = unplanned_spec(join, root, socket.gethostname())
+    files.make_root(root)
+    if join.own.base != root:
+        files.make_dir(root, os.path.basename(join.own.base))
+    if not (os.path.lexists(spec["job_dir"]) and place.belongs(spec["job_dir"], spec["token"])):
+        os.close(files.make_job_dir(spec["job_dir"]))
+    Ledger(spec).place()
+    record = MemberRecord(spec, join.for_others)
+    record.begin()
+    return record
+
+
+def outcome_of(error: ClustertoolError, node: Optional[int] = None) -> Outcome:
+    """How a job ends that cannot begin another epoch."""
+    kinds = ((NodeLost, JobState.LOST), (TimedOut, JobState.TIMEOUT), (Terminated, JobState.STOPPED))
+    state = next((state for kind, state in kinds if isinstance(error, kind)), JobState.FAILED)
+    if error.code == 130:
+        state = JobState.STOPPED
+    return Outcome(state, error.code, "tool", error.what, node=-1 if node is None else node)

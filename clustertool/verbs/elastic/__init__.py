@@ -1,0 +1,1 @@
+"""Verbs about the nodes of an elastic job."""

@@ -1,0 +1,33 @@
+"""A job on the test API server whose pods are containers of podman."""
+
+from __future__ import annotations
+
+import json
+
+from tests import containers
+from tests.kubernetes.kube_site import KubeSite
+from tests.kubernetes.pod_runtime import PodmanApiPod
+
+TRAIN = """
+    import json, os
+    status = open("/proc/self/status").read().split("\\n")
+    caps = [line.split()[1] for line in status if line.startswith(("CapEff", "NoNewPrivs"))]
+    print(json.dumps([os.getuid(), os.environ["IMAGE_WORD"], os.environ["RANK"], *caps]), flush=True)
+    with open(os.environ["CLUSTERTOOL_OUTPUT"] + "/model.txt", "w") as file:
+        file.write("done")
+"""
+
+
+def test_a_job_in_containers_of_a_cluster(site: KubeSite, kubectl_here: None) -> None:
+    containers.demand()
+    site.runtime.kind = PodmanApiPod
+    site.workspace(train_py=TRAIN)
+    done = site.inv("run", "--workspace", "job", "--all-ranks").ends(0)
+    assert (site.folder / f"JOB{done.job}/model.txt").read_text() == "done"
+    for rank in range(3):
+        expected = json.dumps([1000, "image", str(rank), "0000000000000000", "1"])
+        assert f"[trainer {rank} ct-{done.job}-{rank}] {expected}" in done.out
+        pod = site.objects("Pod")[rank]["metadata"]["name"]
+        assert expected in site.kubectl("logs", pod)
+    site.inv("clean", "--job", done.job).ends(0)
+    site.is_empty()

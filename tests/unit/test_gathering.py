@@ -1,0 +1,212 @@
+"""Gathering for an epoch: when it begins, and with which nodes; histories of the coordinator of an elastic job."""
+
+from __future__ import annotations
+
+import pytest
+
+from clustertool.errors import ClustertoolError, NodeLost, PortInUse, PreflightError
+from clustertool.model.elastic.gathering import Gathering, Readiness, pause
+from clustertool.model.joining import join_decisions as d
+from clustertool.model.joining.join_offers import Offer
+from clustertool.model.wire.lead_messages import Incarnation
+
+WAIT, START, FAIL = Readiness.WAIT, Readiness.START, Readiness.FAIL
+FIRST = Gathering(0, 2, 4, 300.0, 100.0)
+THREE = FIRST._replace(maximum=3)
+LATER = Gathering(3, 2, 4, 300.0, 100.0, first=False, earliest=111.0, expected=frozenset({0, 1, 2}), patience=10.0)
+
+
+@pytest.mark.parametrize(
+    ("present", "now", "expected"),
+    [
+        ((0,), 100.0, WAIT),
+        ((0, 1), 399.0, WAIT),
+        ((0, 1, 2, 3), 100.0, START),
+        ((0, 1, 2, 3, 4), 100.0, START),
+        ((0, 1), 400.0, START),
+        ((0,), 400.0, FAIL),
+    ],
+)
+def test_the_first_epoch(present: tuple[int, ...], now: float, expected: Readiness) -> None:
+    assert FIRST.readiness(present, now) is expected
+
+
+@pytest.mark.parametrize(
+    ("present", "now", "expected"),
+    [
+        ((0, 1, 2), 110.9, WAIT),  # a lost node may still have ranks
+        ((0, 1, 2), 111.0, START),
+        ((0, 1, 2, 7), 111.0, START),
+        ((0, 1), 120.9, WAIT),  # one that is expected
+        ((0, 1), 121.0, START),
+        ((0, 7), 121.0, START),
+        ((0,), 121.0, WAIT),
+        ((0,), 399.0, WAIT),
+        ((0,), 400.0, FAIL),
+        ((0, 5), 400.0, START),
+    ],
+)
+def test_a_later_epoch(present: tuple[int, ...], now: float, expected: Readiness) -> None:
+    assert LATER.readiness(present, now) is expected
+
+
+def test_ranks_of_a_lost_node_may_live_after_the_timeout() -> None:
+    late = LATER._replace(earliest=500.0)
+    assert late.readiness((0, 1, 2), 450.0) is WAIT and late.readiness((0, 1, 2), 500.0) is START
+
+
+@pytest.mark.parametrize(
+    ("present", "coordinator", "expected"),
+    [
+        ((2, 1, 0), 0, (0, 1, 2)),
+        ((0, 1, 2, 3, 4, 5), 0, (0, 1, 2, 3)),
+        ((9, 8, 0, 1, 2), 0, (0, 1, 2, 8)),  # those of the last epoch stay
+        ((9, 8, 3, 4, 5), 9, (9, 3, 4, 5)),  # the coordinator is the first node
+    ],
+)
+def test_which_nodes_take_part(present: tuple[int, ...], coordinator: int, expected: tuple[int, ...]) -> None:
+    assert LATER.taking_part(present, coordinator) == expected
+
+
+def test_the_pause_grows() -> None:
+    assert [pause(short, 1.0, 30.0) for short in range(7)] == [1, 2, 4, 8, 16, 30, 30]
+
+
+# -- the coordinator --------------------------------------------------------------------------------------------------
+
+
+class History:
+    """A coordinator of an elastic job of 2 to 3 nodes."""
+
+    def __init__(self, gathering: Gathering = THREE) -> None:
+        own = Offer(0, 3, "1.0", "c0de", Incarnation("boot0", 100, 1), "10.0.0.0", "node0")
+        self.state = d.JoinState(own, 300.0, elastic=gathering)
+        self.after(d.Offered(0, own, 100.0))
+
+    def after(self, event: d.Event) -> tuple[d.Action, ...]:
+        self.state, actions = d.decide(self.state, event)
+        return actions
+
+    def offers(self, connection: int, number: int | None = -1) -> tuple[d.Action, ...]:
+        sender = Incarnation(f"boot{connection}", 100 + connection, 1)
+        node = connection if number == -1 else number
+        offer = Offer(node, 3, "1.0", "c0de", sender, f"10.0.0.{connection}", f"node{connection}")
+        return self.after(d.Offered(connection, offer, 100.0))
+
+    def tick(self, now: float) -> tuple[d.Action, ...]:
+        return self.after(d.Tick(now))
+
+    def done(self, *connections: int) -> tuple[d.Action, ...]:
+        actions: tuple[d.Action, ...] = ()
+        for connection in connections:
+            actions = self.after(d.Done(connection, self.state.round))
+        return actions
+
+    def placing(self) -> History:
+        self.offers(1)
+        self.offers(2)
+        assert self.tick(100.0) == (d.Wait(3, ()), d.Number((0, 1, 2)), d.Order("probe", 1))
+        self.done(0, 1, 2)
+        self.after(d.Planned())
+        assert self.state.phase == "placing"
+        return self
+
+
+def undone(actions: tuple[d.Action, ...]) -> list[str]:
+    return [action.kind for action in actions if isinstance(action, d.Order)]
+
+
+def test_the_order_of_nodes_is_that_of_their_numbers() -> None:
+    history = History()
+    history.offers(5, 7)
+    history.offers(6, 2)
+    assert history.tick(100.0)[1] == d.Number((0, 6, 5))
+
+
+def test_machines_without_a_number_get_the_free_ones() -> None:
+    history = History()
+    history.offers(5, None)
+    history.offers(6, 1)
+    history.tick(100.0)
+    assert [one.offer.node for one in history.state.members] == [0, 1, 2]
+    assert [one.connection for one in history.state.members] == [0, 6, 5]
+
+
+def test_those_beyond_the_maximum_wait() -> None:
+    history = History()
+    for connection in (1, 2, 3):
+        history.offers(connection)
+    assert history.tick(100.0)[1] == d.Number((0, 1, 2))
+    assert [one.connection for one in history.state.standby] == [3]
+    assert history.offers(4) == (d.Drop(4),)  # it comes again when the epoch has begun
+
+
+def test_a_machine_that_is_lost_while_the_job_is_placed() -> None:
+    """The others undo what they have done, and the epoch begins without it."""
+    history = History().placing()
+    assert undone(history.after(d.Gone(1, "closed"))) == ["undo"]
+    assert history.done(0, 2) == () and history.state.phase == "gathering"
+    assert history.tick(101.0) == ()  # the maximum is not there
+    assert history.tick(400.0)[1] == d.Number((0, 2))
+
+
+def test_a_machine_on_standby_takes_the_place_of_a_lost_one() -> None:
+    history = History(THREE._replace(maximum=2))
+    history.offers(1)
+    history.offers(2)
+    history.tick(100.0)
+    history.after(d.Gone(1, "closed"))
+    history.done(0, 2)
+    assert history.tick(101.0)[1] == d.Number((0, 2))
+
+
+def test_a_machine_that_cannot_place_the_job_leaves() -> None:
+    history = History().placing()
+    history.done(0, 1)
+    error = PreflightError("the disk is full", "make room")
+    refuse, order = history.after(d.Failed(2, history.state.round, error))
+    assert isinstance(refuse, d.Refuse) and refuse.connection == 2 and refuse.error.node == "node2"
+    assert isinstance(order, d.Order) and order.kind == "undo"
+    assert [one.connection for one in history.state.members] == [0, 1]
+
+
+def test_a_port_that_was_taken_meanwhile_keeps_the_machine() -> None:
+    history = History().placing()
+    history.done(0, 1)
+    assert undone(history.after(d.Failed(2, history.state.round, PortInUse("port 1", "x")))) == ["undo"]
+    assert len(history.state.members) == 3
+
+
+def test_too_few_machines_can_place_the_job() -> None:
+    """The first epoch ends with their errors."""
+    history = History().placing()
+    history.done(0)
+    history.after(d.Failed(1, history.state.round, PreflightError("disk one", "x")))
+    (abort,) = history.after(d.Failed(2, history.state.round, PreflightError("disk two", "x")))
+    assert isinstance(abort, d.Abort) and "disk one" in str(abort.error) and "disk two" in str(abort.error)
+
+
+def test_the_coordinator_cannot_place_the_job() -> None:
+    history = History().placing()
+    history.done(1, 2)
+    (abort,) = history.after(d.Failed(0, history.state.round, PreflightError("full", "x")))
+    assert isinstance(abort, d.Abort)
+
+
+def test_a_machine_that_does_not_answer_is_dropped() -> None:
+    history = History()
+    history.offers(1)
+    history.offers(2)
+    history.tick(100.0)
+    history.tick(101.0)
+    history.done(0, 1)
+    drop, order = history.tick(282.0)
+    assert drop == d.Drop(2) and isinstance(order, d.Order) and order.kind == "undo"
+
+
+def test_too_few_for_too_long() -> None:
+    history = History()
+    (abort,) = history.tick(400.0)
+    assert isinstance(abort, d.Abort) and isinstance(abort.error, NodeLost)
+    error: ClustertoolError = abort.error
+    assert "1 of at least 2 nodes are there after 300 s" in error.what
