@@ -13,6 +13,8 @@ import time
 from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from clustertool.errors import ClustertoolError, PreflightError, UsageError, as_wire
+from clustertool.model.job.outcome import Outcome
+from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import OURS
 from clustertool.model.wire.frames import Decoder, FrameError, Header, head
 from clustertool.model.wire.supervisor_messages import read_request
@@ -34,13 +36,18 @@ Answer = Callable[["SupervisorRequest"], Union[Tuple["SupervisorAnswer", bytes],
 
 
 class UserRequests(NamedTuple):
-    """What agents on this node have requested: the end of the job, by what, with which exit code, and when by the clock of the
-    machine (0.0: not); and to release this node, by what ("": not)."""
+    """What was requested on this node: the end of the job, by what ("": not) and with which exit code, and when an agent has
+    requested that, by the clock of the machine (0.0: not); and to release this node, by what ("": not)."""
 
     by: str = ""
     code: int = 0
     stop_at: float = 0.0
     leave_by: str = ""
+
+    @property
+    def stopped(self) -> Optional[Outcome]:
+        """The outcome of a job that is stopped by the request, None if there is none."""
+        return Outcome(JobState.STOPPED, self.code, "tool", self.by) if self.by else None
 
 
 class ControlClient:

@@ -4,7 +4,7 @@ It reports to the lead first, in the supervisor's place, so that the others need
 keeper sends heartbeats to the guard, and replaces a guard that dies, is stopped or sends nothing.
 
 In an elastic job the keeper also sends the end of the node's lease whenever it is renewed. If the supervisor does not run at
-that time, the guard ends the ranks, and nothing else: the supervisor may run again, and then joins the next epoch.
+that time, the guard ends the ranks, and nothing else: the supervisor may run again minutes later, and joins the next epoch.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _LEASE = b"L"  # before the end of a lease in seconds of CLOCK_BOOTTIME, and a n
 _LEASE_ENDED = b"E"  # from the guard, before it ends the ranks
 _RENEWALS = 20  # ends of a lease that are sent in the time that it lasts, at most
 _KILL_TIME = 2.0  # seconds for the ranks to end; one that the kernel blocks is left to the supervisor
+_FROZEN = 300.0  # seconds that the supervisor of an elastic job may be frozen
 _START = 30.0  # seconds that a supervisor may take to its first beat: a loaded machine starts many at once
 _BUSY = 60.0  # the same for one that is ready to run and gets no processor
 _REPORT_TIME = 0.5  # seconds that the lead may take to receive the end of a supervisor
@@ -47,6 +48,11 @@ _FAREWELL = 2.0
 def patience(spec: Spec) -> float:
     """Seconds of silence after which supervisor and guard call each other frozen, by the clock of the one that waits."""
     return max(2.0, spec["policy"]["loss_timeout"])
+
+
+def _patience_with_supervisor(spec: Spec) -> float:
+    """The guard's. In an elastic job the lease ends the ranks of a supervisor that is frozen, and it may go on later."""
+    return max(_FROZEN, patience(spec)) if "elastic" in spec else patience(spec)
 
 
 class GuardKeeper:
@@ -104,7 +110,7 @@ class GuardKeeper:
 
     def renew(self, end: float, seconds: float) -> None:
         """The node's lease ends then, by CLOCK_BOOTTIME. seconds: how long it lasts."""
-        if abs(end - self._lease_end) < seconds / _RENEWALS:
+        if end == self._lease_end or abs(end - self._lease_end) < seconds / _RENEWALS:
             return
         self._lease_end = end
         if self.sock is not None:
@@ -190,11 +196,11 @@ def run(
                 data = sock.recv(4096)
             if _QUIT in data:
                 return
-            received, limit = now, patience(spec)
+            received, limit = now, _patience_with_supervisor(spec)
             why = "" if data else "died"
             lease.read(data)
         elif now - received > limit and not (now - received < _BUSY and _wants_to_run(supervisor)):
-            why = f"did not move for {patience(spec):g} s"
+            why = f"did not move for {limit:g} s"
         if lease.has_ended():
             _end_ranks(sock, supervisor, spec, job, spared)
         if now >= beat_at:

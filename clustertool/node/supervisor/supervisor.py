@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, List, Optional, Set, Tuple, Union
 from clustertool.errors import NotFound, PreflightError
 from clustertool.model.elastic.epochs import EpochEnd
 from clustertool.model.job.outcome import Key, Outcome, read_outcome
-from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import OURS
 from clustertool.model.roles import MPI_DAEMON
 from clustertool.model.wire import record_lines
@@ -30,10 +29,10 @@ from clustertool.node.supervisor import prctl
 from clustertool.node.supervisor.allocation import AGENT, Origin
 from clustertool.node.supervisor.control_socket import ControlSocket, UserRequests, Waiting
 from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink
-from clustertool.node.supervisor.coordinator.epoch_decisions import of_node
 from clustertool.node.supervisor.coordinator.lead_client import LeadClient
 from clustertool.node.supervisor.coordinator.lead_server import LeadServer
 from clustertool.node.supervisor.coordinator.lease_keeper import require_may_leave
+from clustertool.node.supervisor.coordinator.node_end import node_end
 from clustertool.node.supervisor.guard import GuardKeeper
 from clustertool.node.supervisor.launcher_requests import LauncherRequests
 from clustertool.node.supervisor.listen_watch import PendingServer
@@ -71,7 +70,7 @@ _BUNDLE: BundleAnswer = {"type": "bundle"}
 
 
 class Supervisor:
-    """`spec` is one node's part of a plan as the engine wrote it; `job` the job directory's descriptor."""
+    """`spec`: one node's part of a plan, as the engine wrote it. job: a descriptor of the job's directory; leave() closes it."""
 
     def __init__(self, spec: Spec, job: int, umask: int, origin: Origin = AGENT) -> None:
         self.spec = spec
@@ -152,7 +151,7 @@ class Supervisor:
             # The user's stop is done here. This node waits for the verdict of the lead, but not for a lead that is gone.
             waited = time.monotonic() - max(ended_at, asked.stop_at)
             if waited > _VERDICT_WAIT:
-                self.outcome = Outcome(JobState.STOPPED, asked.code, "tool", asked.by)
+                self.outcome = asked.stopped
         return self.outcome is not None and self.link.done
 
     def _turn(self) -> None:
@@ -188,14 +187,13 @@ class Supervisor:
         return _TICK if self.ranks.running else _IDLE_TICK
 
     def leave(self) -> None:
-        """Record the end and release all that is reserved here."""
+        """Record the end and release all that is reserved here. Then this process can supervise the next epoch of an elastic
+        job, by another object of this class."""
         survivors = self.shutdown.survivors if self.shutdown is not None else []
-        self.outcome = of_node(self.outcome, survivors, self.spec["node"], self.spec["name"])
-        if self.outcome is not None and self.outcome.state is JobState.NEXT_EPOCH:
-            self._end_epoch(self.outcome)
-        elif self.outcome is not None:
-            self.record("ended", **self.outcome.as_record())
-        self.link.close()
+        self.outcome, self.epoch_end, events = node_end(self.outcome, self.requests, survivors, self.link, self.spec)
+        for kind, fields in events:
+            self.record(kind, **fields)
+        self.link.close(self.outcome)
         self.monitor.devices.end()
         self.guard.end()
         self.ranks.launched.remove()
@@ -206,16 +204,7 @@ class Supervisor:
         self.events.close(durable=True)
         if self.signals is not None:
             self.signals.close()
-
-    def _end_epoch(self, outcome: Outcome) -> None:
-        """This process can supervise the next epoch by another object of this class."""
-        end, leave_by = self.link.epoch_end(outcome), self.requests.leave_by
-        if leave_by:
-            end = end._replace(left=tuple(sorted({*end.left, self.spec["node"]})))
-        self.epoch_end = end
-        self.record("epoch-ended", attempt=end.attempt, why=end.why)
-        if leave_by:
-            self.record("left", why=leave_by)
+        os.close(self.job)
 
     def record(self, kind: str, **fields: object) -> None:
         self.events.write(record_lines.written_event(kind, round(time.time(), 3), fields))
@@ -272,6 +261,7 @@ class Supervisor:
 
     def _ask_stop(self, message: StopMessage, grace: Optional[float]) -> None:
         """Stop here at once, and let the lead stop the others."""
+        self.requests = self.requests._replace(by=message["by"], code=message["code"])
         self.link.post({**message, "attempt": self.attempt})
         self.stop(message["by"], grace)
 
@@ -488,9 +478,9 @@ class Supervisor:
         elif request["type"] != "stop":
             return self.mpirun.answer(request, self.link, self.leads and self.shutdown is None)
         else:
-            by, code = request["by"], request["code"]
-            self.requests = self.requests._replace(by=by, code=code, stop_at=time.monotonic())
-            self._ask_stop({"type": "stop", "by": by, "code": code}, 0.0 if request["force"] else request["grace"])
+            self.requests = self.requests._replace(stop_at=time.monotonic())
+            message: StopMessage = {"type": "stop", "by": request["by"], "code": request["code"]}
+            self._ask_stop(message, 0.0 if request["force"] else request["grace"])
         return _ACCEPTED, b""
 
     def _status(self) -> LiveStatus:

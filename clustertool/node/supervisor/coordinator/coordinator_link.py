@@ -73,5 +73,5 @@ class CoordinatorLink:
     def turn(self, ready: Set[int]) -> None:
         """`ready`: descriptors that can be read or written."""
 
-    def close(self) -> None:
-        return
+    def close(self, outcome: Optional[Outcome] = None) -> None:
+        """outcome: with which the supervisor ends."""

@@ -4,6 +4,7 @@
     any        a node is lost, or absent                  ending   Stop        of the epoch, not of the job
     any        the coordinator's own lease has ended      ending   Stop        the same
     any        a node asks to leave                       ending   Stop        the same: the next epoch begins without it
+    ending     a node asks to leave                                (the restart that is under way becomes an epoch)
     any        a machine offers itself, grow is restart   ending   Stop        the same, if there is room for it
     ending     because of failed ranks, a node is lost             (they may have failed because of it: no failure is counted)
     ending     all that failed by themselves did so with 101       (they ask to be started again: no failure is counted)
@@ -124,14 +125,6 @@ def _is_next(outcome: Optional[Outcome]) -> bool:
     return outcome is not None and outcome.state is JobState.NEXT_EPOCH
 
 
-def of_node(outcome: Optional[Outcome], survivors: Sequence[str], node: int, name: str) -> Optional[Outcome]:
-    """The outcome on one node. Where processes of an epoch live that cannot be ended, it takes part in no other one."""
-    if not survivors or not _is_next(outcome):
-        return outcome
-    brief = f"processes on {name} cannot be ended"
-    return Outcome(JobState.LOST, 75, "tool", f"{brief}: {some(survivors)}", node=node, brief=brief)
-
-
 def _ends(state: l.State) -> bool:
     return state.ending is not None or state.restart
 
@@ -169,7 +162,10 @@ def _returned(state: l.State, event: Returned) -> l.Step:
 
 
 def _left(state: l.State, event: Leaves) -> l.Step:
+    """Failed ranks still count, and end the job if there were too many."""
     state = state._replace(left=state.left | {event.node})
+    if _ends(state):
+        return state, ()
     return _change(state, f"node {state.shape.names[event.node]} leaves: {event.by}")
 
 
@@ -210,7 +206,7 @@ def _clean(shape: EpochShape, state: l.State, event: l.Clean) -> l.Step:
             first = state.culprits[0]
             what = f"{role_name(first.role)} {first.rank} on {shape.names[shape.node_of[first.key]]}"
             state = _restarted(state, f"{what} asks to be started again (exit code {AGAIN})", counted=False)
-        elif state.restart and shape.store:
+        elif state.restart and (shape.store or state.left):  # the same nodes cannot go on
             state = _restarted(state, f"restart after attempt {state.attempt}: {l.reason(state)}", counted=True)
         state = _without_survivors(state, event.survivors)
     return l.decide(state, event)

@@ -206,7 +206,7 @@ class LeadClient(CoordinatorLink):
         wire.flush()
         self._beat_at = now + beat(self._loss_timeout)
 
-    def close(self) -> None:
+    def close(self, outcome: Optional[Outcome] = None) -> None:
         self.leave(0.5)
 
     def leave(self, seconds: float) -> None:

@@ -227,7 +227,7 @@ class LeadServer(CoordinatorLink):
         if standby.add(wire, offer, self._clock.now):
             self._record("standby", name=offer.name, address=offer.address)
         for node, member in self._members.nodes.items():
-            if member.sender == offer.sender and node not in self._state.gone:
+            if member.sender == offer.sender and (node not in self._state.gone or node in self._state.lost):
                 self._members.give_up(member)
                 self._decide(e.Returned(node))
         self._decide(e.OnStandby(offer.name))
@@ -279,9 +279,8 @@ class LeadServer(CoordinatorLink):
         member, until = self._members.nodes[node], {}
         if self._standby is not None and member.joined:  # its ranks may live so long
             member.given_up = True
-            until = {
-                "ends_by": round(time.time() + ends_by(member.last_at, self._spec["elastic"]["lease"]) - boottime(), 1)
-            }
+            left = ends_by(member.last_at, self._spec["elastic"]["lease"]) - boottime()
+            until = {"ends_by": round(time.time() + left, 1)}
         self._record("lost", node=node, why=why, ranks=member.ranks, **until)
         self._decide(l.Lost(node, why))
 
@@ -375,7 +374,8 @@ class LeadServer(CoordinatorLink):
 
     def _begin_again(self, actions: List[l.Start]) -> None:
         attempt = actions[0].attempt
-        pause = min(2.0 ** (attempt - 1), _LONGEST_PAUSE)
+        earlier = self._spec["elastic"]["epoch"] if "elastic" in self._spec else 0
+        pause = min(2.0 ** (attempt - earlier - 1), _LONGEST_PAUSE)
         self._record("restart", attempt=attempt, pause=pause)
         self._restart = (time.monotonic() + pause, [self._start(action) for action in actions])
 
@@ -407,12 +407,11 @@ class LeadServer(CoordinatorLink):
     def _stamped(self, message: Header) -> Header:
         return {**message, "attempt": self._state.attempt, "sender": self._me}
 
-    def close(self) -> None:
+    def close(self, outcome: Optional[Outcome] = None) -> None:
         self._members.close()
         self._listener.close()
-        end = self._state.ending if self._state.phase == "over" else None
-        if self._standby is not None and end is not None and end.state is not JobState.NEXT_EPOCH:
-            self._standby.end(end)
+        if self._standby is not None and outcome is not None and outcome.state is not JobState.NEXT_EPOCH:
+            self._standby.end(outcome)
         elif self._standby is not None:
             self._standby.close()
 
