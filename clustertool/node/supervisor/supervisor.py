@@ -70,7 +70,7 @@ _BUNDLE: BundleAnswer = {"type": "bundle"}
 
 
 class Supervisor:
-    """`spec`: one node's part of a plan, as the engine wrote it. job: a descriptor of the job's directory; leave() closes it."""
+    """spec: one node's part of a plan, as the engine wrote it. job: a descriptor of the job's directory; leave() closes it."""
 
     def __init__(self, spec: Spec, job: int, umask: int, origin: Origin = AGENT) -> None:
         self.spec = spec
