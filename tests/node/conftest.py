@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.harness import Bench
+from tests.node.cable import Cable, CableOf
+from tests.node.harness import Bench, Job
 from tests.node.joining import JoinBench
 
 
@@ -32,6 +33,22 @@ def join_bench(tmp_path: Path, home: Path) -> Iterator[JoinBench]:
     made = JoinBench(tmp_path, home)
     yield made
     made.end()
+
+
+@pytest.fixture
+def cable_of() -> Iterator[CableOf]:
+    """Put a cable between the lead and every other node of a job that is not placed yet."""
+    made: list[Cable] = []
+
+    def make(job: Job) -> Cable:
+        cable = Cable(job.plan.lead)
+        made.append(cable)
+        cable.of(job, range(1, len(job.nodes)))
+        return cable
+
+    yield make
+    for cable in made:
+        cable.close()
 
 
 class Disk:

@@ -415,7 +415,7 @@ class Job:
 
     def seen(self, node: int = 0) -> set[Process]:
         words = [line.split() for line in read(str(self.dir(node) / ".clustertool/seen")).splitlines()]
-        return {Process(int(pid), int(start)) for pid, start in words}
+        return {Process(int(one[0]), int(one[1])) for one in words if one}  # a new supervisor begins with an empty line
 
     def log(self, rank: int = 0, role: str = "trainer", attempt: int = 0) -> bytes:
         process = next(p for p in self.plan.processes if (p.role, p.rank) == (role, rank))

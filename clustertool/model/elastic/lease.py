@@ -41,7 +41,7 @@ class Lease(NamedTuple):
         return self._replace(since=max(self.since, sent[0]), pending=pending)
 
     def check(self, now: float) -> Lease:
-        """Note whether it has ended. Call it each loop, after acknowledgements were read and before anything is sent.
+        """Note whether it has ended. Call it each loop, after acknowledgements were read and before orders are obeyed.
 
         A loop that was stopped for longer than the lease has lost it: all beats that can be acknowledged then were sent before.
         """

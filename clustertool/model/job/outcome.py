@@ -42,7 +42,7 @@ class EngineEnd(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a job ended. `state` is one of OUTCOMES. source: whose code it is, job or tool."""
+    """How a job ended. `state` is one of OUTCOMES, or NEXT_EPOCH for an epoch. source: whose code it is, job or tool."""
 
     state: JobState
     code: int

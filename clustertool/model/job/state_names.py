@@ -11,19 +11,20 @@ from clustertool.model.name_enum import Name
 class JobState(Name):
     """QUEUED: no node has a record of the job. STARTING: it is placed, and no rank has started. The last five: its outcome.
 
-    LOST also stands for a job without an outcome if no supervisor lives.
+    LOST also stands for a job without an outcome if no supervisor lives. NEXT_EPOCH is the result of an epoch of an elastic
+    job for its members, which go on. It is neither a state nor an outcome of a job.
     """
 
     QUEUED = "queued"
     STARTING = "starting"
     RUNNING = "running"
     UNKNOWN = "unknown"
+    NEXT_EPOCH = "next epoch"
     LOST = "lost"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STOPPED = "stopped"
     TIMEOUT = "timeout"
-    NEXT_EPOCH = "next epoch"  # of an attempt of an elastic job, which goes on; no record of a job's end has it
 
 
 OUTCOMES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.LOST, JobState.STOPPED, JobState.TIMEOUT})

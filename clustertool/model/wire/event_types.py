@@ -174,6 +174,13 @@ class LeaseLostEvent(EventBase):
     seconds: float
 
 
+class LeftEvent(EventBase):
+    """The node was released from an elastic job."""
+
+    type: Literal["left"]
+    why: str
+
+
 class StandbyEvent(EventBase):
     """A machine that has joined an elastic job, and does not take part in this epoch."""
 
@@ -216,7 +223,11 @@ class ConnectedEvent(EventBase):
     type: Literal["connected"]  # again
 
 
-class LostEvent(EventBase):
+class _LostFields(TypedDict, total=False):
+    ends_by: f.Time  # in an elastic job: when the ranks of the node have ended, by the lead's clock
+
+
+class LostEvent(EventBase, _LostFields):
     type: Literal["lost"]
     node: f.NodeIndex  # the lead gave it up
     why: str
@@ -275,6 +286,6 @@ _OfNode = Union[JobEvent, SupervisorEvent, CaretakerEvent, DiskEvent, Unconnecte
 _OfRank = Union[StartedEvent, RankEvent, OtherAddressEvent, ExitedEvent]
 _OfLead = Union[PhaseEvent, AbsentEvent, LostEvent, RestartEvent]
 _OfEnd = Union[StoppingEvent, CleanEvent, OutcomeEvent]
-_OfEpochs = Union[EpochEvent, EpochEndedEvent, LeaseLostEvent, StandbyEvent, BelowMinimumEvent]
+_OfEpochs = Union[EpochEvent, EpochEndedEvent, LeaseLostEvent, LeftEvent, StandbyEvent, BelowMinimumEvent]
 Event = Annotated[Union[_OfNode, _OfRank, _OfLead, _OfEpochs, _OfEnd], AnyEvent]
 Events = Annotated[List[Event], 200_000]  # of one job on one node

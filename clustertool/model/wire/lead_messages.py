@@ -10,6 +10,9 @@ acknowledged. Unknown fields are ignored.
   exited, quiet, clean) of another attempt than the present one. The other types are about the job and count in any attempt.
 - A supervisor obeys one coordinator, the incarnation that answers first. It closes a connection on which another one answers.
 - A supervisor never goes back: it drops `start` and `stop` of an attempt below its own. `finish` counts in any attempt.
+- In an elastic job the coordinator closes a connection that joins with an attempt below that with which the epoch began, and a
+  supervisor one on which the coordinator has such an attempt. A node numbers its beats (`beat`, also of its join), and the
+  coordinator's beats have the newest number that it has received (`seen`): model/elastic/lease.py.
 """
 
 from __future__ import annotations
@@ -84,7 +87,14 @@ class _Gone(TypedDict, total=False):
     of: Incarnation
 
 
-class JoinMessage(Envelope, _Gone):
+class _Beat(TypedDict, total=False):
+    """Of an elastic job. beat: from a node. seen: from the coordinator."""
+
+    beat: int
+    seen: int
+
+
+class JoinMessage(Envelope, _Gone, _Beat):
     type: Literal["join"]
     node: int
     token: str
@@ -95,7 +105,7 @@ class _News(TypedDict, total=False):
     bye: bool  # the supervisor has the outcome and leaves
 
 
-class BeatMessage(Envelope, _News):
+class BeatMessage(Envelope, _News, _Beat):
     type: Literal["beat"]  # from both sides
 
 
@@ -135,6 +145,13 @@ class AttachedMessage(Envelope):
     type: Literal["attached"]  # a laptop follows the job
 
 
+class LeaveMessage(Envelope):
+    """In an elastic job: release this node."""
+
+    type: Literal["leave"]
+    by: str  # what asked for it
+
+
 MemberMessage = Union[
     JoinMessage,
     BeatMessage,
@@ -144,6 +161,7 @@ MemberMessage = Union[
     CleanMessage,
     StopMessage,
     AttachedMessage,
+    LeaveMessage,
 ]
 
 # -- from the coordinator
@@ -175,7 +193,14 @@ class ReleaseOrder(Envelope):
 
 
 class FinishOrder(Envelope):
-    type: Literal["finish"]  # the job is over on all nodes
+    type: Literal["finish"]  # the job is over on all nodes, or the epoch: then the state of the outcome is NEXT_EPOCH
+    outcome: OutcomeFields
+
+
+class OverMessage(TypedDict):
+    """To a machine on standby, which waits for an epoch of an elastic job: the job is over."""
+
+    type: Literal["over"]
     outcome: OutcomeFields
 
 
@@ -189,6 +214,14 @@ def read_incarnation(value: object) -> Incarnation:
         if isinstance(boot, str) and type(pid) is int and type(start) is int:
             return Incarnation(boot, pid, start)
     raise ValueError("a sender that is no incarnation")
+
+
+def is_of_earlier_epoch(message: Mapping[str, object], epoch: int) -> bool:
+    """Whether a message of an elastic job belongs to an attempt before the epoch. Raises ValueError."""
+    of = message.get("attempt")
+    if type(of) is not int:
+        raise ValueError("an attempt that is no number")
+    return of < epoch
 
 
 def is_outdated(order: Mapping[str, object], attempt: int) -> bool:

@@ -63,7 +63,14 @@ class SpecShape(_OfElasticShapes):
     place: List[Tuple[str, int, int]]  # role, rank, node of all processes
 
 
-class ElasticSpec(TypedDict):
+class _ElasticTimes(TypedDict, total=False):
+    """Seconds before the epoch, for the limits of time of the job; missing: 0."""
+
+    age: float  # since its first epoch began
+    unattended: float  # since a laptop was attached
+
+
+class ElasticSpec(_ElasticTimes):
     """An epoch of an elastic job. Node ids are stable for the whole job, so those of one epoch may have gaps."""
 
     epoch: int  # its number, which is that of its first attempt

@@ -5,6 +5,7 @@ The sender is a process of the same user on the node: an agent, or a program tha
     request           answer            effect
     stop              accepted          the processes of the job get TERM here, and the lead stops the other nodes
     attached          accepted          a laptop follows the job: for --lease
+    leave             accepted          the node is released from an elastic job: the next epoch begins without it
     status            status            none
     rank-environment  rank-environment  none
     bundle            bundle            none; the bundle is the payload of the frame
@@ -40,6 +41,11 @@ class StopCommand(StopHow):
 
 class AttachedNotice(TypedDict):
     type: Literal["attached"]
+
+
+class LeaveCommand(TypedDict):
+    type: Literal["leave"]
+    by: str  # what asked for it, as records show it
 
 
 class StatusQuery(TypedDict):
@@ -82,7 +88,9 @@ class LaunchDaemon(TypedDict):
 
 
 LauncherRequest = Union[RankStarted, RankEndQuery, LauncherSignal, LaunchDaemon]
-SupervisorRequest = Union[StopCommand, AttachedNotice, StatusQuery, EnvironmentQuery, BundleQuery, LauncherRequest]
+SupervisorRequest = Union[
+    StopCommand, AttachedNotice, LeaveCommand, StatusQuery, EnvironmentQuery, BundleQuery, LauncherRequest
+]
 
 # -- answers
 
@@ -162,6 +170,7 @@ SupervisorAnswer = Union[Accepted, LiveStatus, RankEnvironment, BundleAnswer, Pr
 REQUESTS: Dict[str, Tuple[type, type]] = {
     "stop": (StopCommand, Accepted),
     "attached": (AttachedNotice, Accepted),
+    "leave": (LeaveCommand, Accepted),
     "status": (StatusQuery, LiveStatus),
     "rank-environment": (EnvironmentQuery, RankEnvironment),
     "bundle": (BundleQuery, BundleAnswer),

@@ -89,6 +89,9 @@ class Descendants:
         self.spare.add(process.pid)
         self._book.lines([b"%d %d" % process])
 
+    def close(self) -> None:
+        self._book.close()
+
     def write_down(self, found: Iterable[Process]) -> None:
         fresh = [process for process in found if self._members.get(process.pid) != process]
         self._members.update((process.pid, process) for process in fresh)

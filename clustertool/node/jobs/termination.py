@@ -104,7 +104,7 @@ class Termination:
 
 
 class Shutdown(Termination):
-    """The end of an attempt, by its supervisor. `over_at`: when it was over, 0.0 before.
+    """The end of an attempt, by its supervisor. `over_at`: when it was over, 0.0 before; `survivors`: what lives then.
 
     `ranks`: the pids of running ranks, each with that of its program, which is another one in a container. However they end
     from here on, they were stopped. `helpers`, `linger`: see Termination. `remove`: removes the containers when no process
@@ -130,6 +130,7 @@ class Shutdown(Termination):
         self._ended_before = {pid for pid, main in programs.items() if main not in self.signalled}
         self._remove = remove
         self._none_lives = False
+        self.survivors: List[str] = []
         self.over_at = 0.0
 
     def stopped(self, pid: int, code: int, killed: int) -> bool:
@@ -151,7 +152,8 @@ class Shutdown(Termination):
         if survivors is None:
             return None
         self.over_at = time.monotonic()
-        return survivors + containers
+        self.survivors = survivors + containers
+        return self.survivors
 
 
 class Sweep:

@@ -5,8 +5,9 @@ The engine may end the job by signals to all its processes, and knows why it doe
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Set
+from typing import Callable, NamedTuple, Optional, Set
 
+from clustertool.errors import NotFound
 from clustertool.model.job.outcome import Outcome
 
 
@@ -47,10 +48,19 @@ class Allocation:
 
 class Origin(NamedTuple):
     """What started a supervisor. bundle: what another node needs to join the job, b"" where nodes cannot join. It stays in
-    memory."""
+    memory. store_end: in an elastic job with a store, the time until which this node may coordinate, in seconds of
+    CLOCK_BOOTTIME: when the newest request was sent that has renewed its lease in the store, and the time of that lease."""
 
     bundle: bytes = b""
     allocation: Allocation = Allocation()
+    store_end: Optional[Callable[[], float]] = None
+
+    def require_bundle(self, node: str) -> bytes:
+        """The bundle, for a request on this node. Raises NotFound."""
+        if not self.bundle:
+            what = f"the supervisor on {node} has no bundle: its job was started by ssh"
+            raise NotFound(what, "only a job whose nodes join has one")
+        return self.bundle
 
 
 AGENT = Origin()

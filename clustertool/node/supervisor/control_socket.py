@@ -10,9 +10,11 @@ import errno
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from clustertool.errors import ClustertoolError, PreflightError, UsageError, as_wire
+from clustertool.model.job.outcome import Outcome
+from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import OURS
 from clustertool.model.wire.frames import Decoder, FrameError, Header, head
 from clustertool.model.wire.supervisor_messages import read_request
@@ -31,6 +33,21 @@ _REQUEST = 1 << 16  # bytes
 _TURN = 1 << 20  # bytes of an answer that are sent before others have their turn
 Waiting = Tuple[str, str, int]  # the type of a request, and the process that it is about
 Answer = Callable[["SupervisorRequest"], Union[Tuple["SupervisorAnswer", bytes], Waiting]]
+
+
+class UserRequests(NamedTuple):
+    """What was requested on this node: the end of the job, by what ("": not) and with which exit code, and when an agent has
+    requested that, by the clock of the machine (0.0: not); and to release this node, by what ("": not)."""
+
+    by: str = ""
+    code: int = 0
+    stop_at: float = 0.0
+    leave_by: str = ""
+
+    @property
+    def stopped(self) -> Optional[Outcome]:
+        """The outcome of a job that is stopped by the request, None if there is none."""
+        return Outcome(JobState.STOPPED, self.code, "tool", self.by) if self.by else None
 
 
 class ControlClient:

@@ -2,11 +2,15 @@
 
 It reports to the lead first, in the supervisor's place, so that the others need not wait for the loss timeout. The supervisor's
 keeper sends heartbeats to the guard, and replaces a guard that dies, is stopped or sends nothing.
+
+In an elastic job the keeper also sends the end of the node's lease whenever it is renewed. If the supervisor does not run at
+that time, the guard ends the ranks, and nothing else: the supervisor may run again minutes later, and joins the next epoch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -20,14 +24,20 @@ from clustertool.node.jobs.termination import Sweep
 from clustertool.node.storage import session_folder
 from clustertool.node.supervisor.coordinator import lead_client
 from clustertool.node.system import processes
-from clustertool.node.system.process_clock import ProcessClock
+from clustertool.node.system.process_clock import ProcessClock, boottime
 from clustertool.node.system.processes import Process
 
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import Spec
 
 _BEAT = 0.5
+_TICK = 0.1  # in an elastic job
 _QUIT = b"Q"
+_LEASE = b"L"  # before the end of a lease in seconds of CLOCK_BOOTTIME, and a newline
+_LEASE_ENDED = b"E"  # from the guard, before it ends the ranks
+_RENEWALS = 20  # ends of a lease that are sent in the time that it lasts, at most
+_KILL_TIME = 2.0  # seconds for the ranks to end; one that the kernel blocks is left to the supervisor
+_FROZEN = 300.0  # seconds that the supervisor of an elastic job may be frozen
 _START = 30.0  # seconds that a supervisor may take to its first beat: a loaded machine starts many at once
 _BUSY = 60.0  # the same for one that is ready to run and gets no processor
 _REPORT_TIME = 0.5  # seconds that the lead may take to receive the end of a supervisor
@@ -38,6 +48,11 @@ _FAREWELL = 2.0
 def patience(spec: Spec) -> float:
     """Seconds of silence after which supervisor and guard call each other frozen, by the clock of the one that waits."""
     return max(2.0, spec["policy"]["loss_timeout"])
+
+
+def _patience_with_supervisor(spec: Spec) -> float:
+    """The guard's. In an elastic job the lease ends the ranks of a supervisor that is frozen, and it may go on later."""
+    return max(_FROZEN, patience(spec)) if "elastic" in spec else patience(spec)
 
 
 class GuardKeeper:
@@ -52,6 +67,8 @@ class GuardKeeper:
         self.spared: Tuple[Process, ...] = ()  # children of the supervisor that end by themselves when it dies
         self._clock = ProcessClock()
         self._beat_at = self._received = self._start_at = 0.0
+        self._lease_end = math.inf
+        self.lease_ended = False  # the guard has ended the ranks because of that
 
     def start(self) -> None:
         """Raises OSError where the machine has no process to spare."""
@@ -80,8 +97,9 @@ class GuardKeeper:
                     self.start()
             return
         with contextlib.suppress(BlockingIOError, ConnectionError):
-            if self.sock.recv(4096):
-                self._received = now
+            data = self.sock.recv(4096)
+            self._received = now if data else self._received
+            self.lease_ended = self.lease_ended or _LEASE_ENDED in data
         if now - self._received > self._patience:
             os.kill(self.pid, signal.SIGKILL)
             self._received = now
@@ -89,6 +107,15 @@ class GuardKeeper:
             self._beat_at = now + _BEAT
             with contextlib.suppress(BlockingIOError, ConnectionError):
                 self.sock.send(b"s")
+
+    def renew(self, end: float, seconds: float) -> None:
+        """The node's lease ends then, by CLOCK_BOOTTIME. seconds: how long it lasts."""
+        if end == self._lease_end or abs(end - self._lease_end) < seconds / _RENEWALS:
+            return
+        self._lease_end = end
+        if self.sock is not None:
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                self.sock.send(b"%s%.3f\n" % (_LEASE, end))
 
     def changed(self, status: int) -> None:
         """A stopped guard guards nothing: end it; a dead one is replaced at the next turn."""
@@ -108,25 +135,60 @@ class GuardKeeper:
         with contextlib.suppress(BlockingIOError, ConnectionError):
             self.sock.send(_QUIT)
         processes.reap(self.pid, _FAREWELL)
+        self.sock.close()
+        self.pid, self.sock = 0, None
 
     def _become_guard(self, theirs: socket.socket) -> None:
         """In the child: never returns."""
         try:
             processes.detach(theirs.fileno(), self._job, *self.inherited)
-            run(theirs, self._family.head, self._spec, self._job, self.spared)
+            run(theirs, self._family.head, self._spec, self._job, self.spared, self._lease_end)
         finally:
             processes.leave(0)
 
 
-def run(sock: socket.socket, supervisor: Process, spec: Spec, job: int, spared: Sequence[Process] = ()) -> None:
+class LeaseWatch:
+    """What the guard knows of the node's lease. `end`: when it ends, infinite if there are no ranks or no leases."""
+
+    def __init__(self, end: float) -> None:
+        self.end = end
+        self._begun = b""  # a line of which the rest is still to come
+
+    def read(self, data: bytes) -> None:
+        """What the supervisor sends: the newest end of a lease in it counts."""
+        *lines, rest = (self._begun + data).split(b"\n")
+        self._begun = b"".join(rest.rpartition(_LEASE)[1:]) if _LEASE in rest else b""
+        for line in lines:
+            _, found, end = line.rpartition(_LEASE)
+            if found:
+                self.end = float(end)
+
+    def has_ended(self) -> bool:
+        """Whether it has ended now; True once."""
+        ended = boottime() >= self.end
+        if ended:
+            self.end = math.inf
+        return ended
+
+
+def run(
+    sock: socket.socket,
+    supervisor: Process,
+    spec: Spec,
+    job: int,
+    spared: Sequence[Process] = (),
+    lease_end: float = math.inf,
+) -> None:
     """Loop until the supervisor sends QUIT or ends. `job` is the job directory's descriptor."""
+    lease = LeaseWatch(lease_end)
     processes.set_name("ct-guard")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     clock, received, limit = ProcessClock(), 0.0, max(_START, patience(spec))
-    why = ""
+    tick = _TICK if "elastic" in spec else _BEAT
+    why, beat_at = "", 0.0
     while not why:
-        ready, _, _ = select.select([sock], [], [], _BEAT)
+        ready, _, _ = select.select([sock], [], [], tick)
         now = clock.turn()
         if ready:
             data = b""
@@ -134,13 +196,33 @@ def run(sock: socket.socket, supervisor: Process, spec: Spec, job: int, spared: 
                 data = sock.recv(4096)
             if _QUIT in data:
                 return
-            received, limit = now, patience(spec)
+            received, limit = now, _patience_with_supervisor(spec)
             why = "" if data else "died"
+            lease.read(data)
         elif now - received > limit and not (now - received < _BUSY and _wants_to_run(supervisor)):
-            why = f"did not move for {patience(spec):g} s"
-        with contextlib.suppress(OSError):
-            sock.send(b"g", socket.MSG_DONTWAIT)
+            why = f"did not move for {limit:g} s"
+        if lease.has_ended():
+            _end_ranks(sock, supervisor, spec, job, spared)
+        if now >= beat_at:
+            beat_at = now + _BEAT
+            with contextlib.suppress(OSError):
+                sock.send(b"g", socket.MSG_DONTWAIT)
     _take_over(f"the supervisor {why}", supervisor, spec, job, spared)
+
+
+def _end_ranks(sock: socket.socket, supervisor: Process, spec: Spec, job: int, spared: Sequence[Process]) -> None:
+    """KILL for all processes of the job below the supervisor, which gets to know the reason before their end.
+
+    The ranks come first: to search the whole machine for others takes longer.
+    """
+    with contextlib.suppress(OSError):
+        sock.send(_LEASE_ENDED, socket.MSG_DONTWAIT)
+    below: List[Process] = processes.descendants(supervisor.pid) if processes.alive(supervisor) else []
+    apart = {os.getpid(), *(process.pid for process in spared)}
+    ranks = [process for process in below if process.pid not in apart]
+    for process in ranks:
+        processes.signal_one(process, signal.SIGKILL)
+    Sweep([*descendants.recorded(job), *ranks], spec["mark"], spec.get("container")).end(0.0, _KILL_TIME)
 
 
 def _wants_to_run(supervisor: Process) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from clustertool.errors import NotFound
 from clustertool.model.container.container_command import Surroundings
-from clustertool.model.job.outcome import Key, exit_code
+from clustertool.model.job.outcome import Key, Outcome, exit_code
 from clustertool.model.job.start_error import NOT_EXECUTABLE
 from clustertool.model.job.state_names import RankState
 from clustertool.model.paths import JobPaths
@@ -21,13 +21,14 @@ from clustertool.node.container.rank_containers import RankContainer, RankContai
 from clustertool.node.mpi.launched_ranks import LaunchedRanks
 from clustertool.node.storage import files
 from clustertool.node.supervisor import rank_error, rank_process
+from clustertool.node.supervisor.listen_watch import ListenWatch
 from clustertool.node.supervisor.usage_recorder import Growth, Running
 from clustertool.node.system import pressure, processes
 
 if TYPE_CHECKING:
     from clustertool.model.wire.lead_messages import RankExit
     from clustertool.model.wire.spec_types import Spec, SpecProcess
-    from clustertool.model.wire.supervisor_messages import LiveRank, RankEnvironment
+    from clustertool.model.wire.supervisor_messages import LiveRank, LiveStatus, RankEnvironment
 
 _REQUESTED = tuple(exit_code(0, number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
 _SIGNALLED = 128
@@ -130,6 +131,7 @@ class RankTable:
         self._paths = JobPaths.at(spec["job_dir"])
         self._file_limit = 0  # the user's own, for the ranks, if raise_file_limit() has changed ours
         self._ranks = [LocalRank(process) for process in spec["processes"]]
+        self.servers = ListenWatch()
         self.launched = LaunchedRanks(spec)
         self.containers = RankContainers(spec, job)
         self.running: Dict[int, LocalRank] = {}
@@ -149,6 +151,18 @@ class RankTable:
                 wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
                 resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
                 self._file_limit = soft
+
+    def close(self) -> None:
+        """Close the logs, and take back what raise_file_limit() has changed."""
+        for rank in self._ranks:
+            if rank.log >= 0:
+                os.close(rank.log)
+                rank.log = -1
+        if self._file_limit:
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(
+                    resource.RLIMIT_NOFILE, (self._file_limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+                )
 
     def find(self, key: Key) -> Optional[LocalRank]:
         return next((rank for rank in self._ranks if rank.key == key), None)
@@ -217,6 +231,37 @@ class RankTable:
             return f"cannot open {rank.log_name}: {error.strerror}"
         rank_error.remove_file(self._job, *rank.key)
         return ""
+
+    def with_reason(self, rank: LocalRank, exit: RankExit, disk: str) -> RankExit:
+        """The exit of a rank that failed, with what is known of the cause. disk: that the disk is full, or ""."""
+        (role, number), killed, runtime = rank.key, exit.signal, self.containers.runtime
+        note = rank.oom.verdict() if rank.oom and killed == signal.SIGKILL else ""
+        if rank.container is not None and rank.container.orphaned:
+            note = f"the process of {runtime} that observed its container has ended"
+        of_runtime = rank.container is not None and exit.code > 0 and not note and not rank.container.reached
+        if of_runtime:
+            note = rank_error.of_runtime(self._job, rank.log_name, runtime, exit.code)
+        note, line = note or disk, b""
+        recorded = rank_error.read_file(self._job, role, number, self._spec.get("secrets", {}).values())
+        if recorded:
+            note, line = "; ".join(filter(None, (note, recorded))), recorded.encode()
+        elif exit.code or killed == signal.SIGABRT:  # libraries abort for errors of connections
+            line = rank_error.last_line(self._job, rank.log_name)
+        error, consequence = rank_error.classify(line)
+        return exit._replace(note=note, error=error, consequence=consequence, of_runtime=of_runtime)
+
+    def status(self, attempt: int, leads: bool, stopping: str, outcome: Optional[Outcome]) -> LiveStatus:
+        """Return what a request for the status of this node gets. stopping: see LiveStatus."""
+        return {
+            "type": "status",
+            "job": self._spec["job"],
+            "node": self._spec["node"],
+            "attempt": attempt,
+            "leads": leads,
+            "stopping": stopping,
+            "outcome": None if outcome is None else outcome.as_record(),
+            "ranks": self.live(),
+        }
 
     def live(self) -> List[LiveRank]:
         """Return the ranks of this node as they are now."""

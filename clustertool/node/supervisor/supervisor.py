@@ -10,12 +10,11 @@ import os
 import resource
 import signal
 import time
-from typing import TYPE_CHECKING, List, NamedTuple, Optional, Set, Tuple, Union
+from typing import TYPE_CHECKING, List, Optional, Set, Tuple, Union
 
 from clustertool.errors import NotFound, PreflightError
 from clustertool.model.elastic.epochs import EpochEnd
 from clustertool.model.job.outcome import Key, Outcome, read_outcome
-from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import OURS
 from clustertool.model.roles import MPI_DAEMON
 from clustertool.model.wire import record_lines
@@ -26,20 +25,22 @@ from clustertool.node.jobs.ledger import Ledger
 from clustertool.node.jobs.termination import Shutdown
 from clustertool.node.storage import files
 from clustertool.node.storage.reserving_journal import ReservingJournal
-from clustertool.node.supervisor import prctl, rank_error
+from clustertool.node.supervisor import prctl
 from clustertool.node.supervisor.allocation import AGENT, Origin
-from clustertool.node.supervisor.control_socket import ControlSocket, Waiting
+from clustertool.node.supervisor.control_socket import ControlSocket, UserRequests, Waiting
 from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink
 from clustertool.node.supervisor.coordinator.lead_client import LeadClient
 from clustertool.node.supervisor.coordinator.lead_server import LeadServer
+from clustertool.node.supervisor.coordinator.lease_keeper import require_may_leave
+from clustertool.node.supervisor.coordinator.node_end import node_end
 from clustertool.node.supervisor.guard import GuardKeeper
 from clustertool.node.supervisor.launcher_requests import LauncherRequests
-from clustertool.node.supervisor.listen_watch import ListenWatch, PendingServer
+from clustertool.node.supervisor.listen_watch import PendingServer
 from clustertool.node.supervisor.node_monitor import NodeMonitor
 from clustertool.node.supervisor.node_resources import NodeResources
 from clustertool.node.supervisor.rank_table import LocalRank, RankEnd, RankTable
 from clustertool.node.system import processes
-from clustertool.node.system.child_signals import EndRequest, Signals
+from clustertool.node.system.child_signals import EndRequest, Signals, changed_children
 from clustertool.node.system.tls_link import wait_for
 
 if TYPE_CHECKING:
@@ -68,16 +69,8 @@ _ACCEPTED: Accepted = {"type": "accepted"}
 _BUNDLE: BundleAnswer = {"type": "bundle"}
 
 
-class _UserStop(NamedTuple):
-    """A stop by an agent on this node: by whom, the exit code of the job, and when by the clock of the machine."""
-
-    by: str
-    code: int
-    at: float
-
-
 class Supervisor:
-    """`spec` is one node's part of a plan as the engine wrote it; `job` the job directory's descriptor."""
+    """spec: one node's part of a plan, as the engine wrote it. job: a descriptor of the job's directory; leave() closes it."""
 
     def __init__(self, spec: Spec, job: int, umask: int, origin: Origin = AGENT) -> None:
         self.spec = spec
@@ -98,10 +91,10 @@ class Supervisor:
         self.link = CoordinatorLink()
         self.link.attempt = spec.get("attempt", 0)
         self.shutdown: Optional[Shutdown] = None  # of this attempt
-        self.servers = ListenWatch()
         self.outcome: Optional[Outcome] = None
-        self.epoch_end: Optional[EpochEnd] = None
-        self.user_stop: Optional[_UserStop] = None
+        self.signals: Optional[Signals] = None
+        self.epoch_end: Optional[EpochEnd] = None  # after leave(), in an elastic job that goes on
+        self.requests = UserRequests()
 
     @property
     def attempt(self) -> int:
@@ -135,7 +128,8 @@ class Supervisor:
         incarnation, attempt = Incarnation(processes.boot_id(), *me), self.attempt
         if self.leads:
             self.ranks.raise_file_limit(_FILES + 2 * len(self.spec["shape"]["names"]))
-            self.link = LeadServer(self.spec, incarnation, self.record, self.origin.allocation)
+            allocation, store_end = self.origin.allocation, self.origin.store_end
+            self.link = LeadServer(self.spec, incarnation, self.record, allocation, store_end)
         else:
             self.link = LeadClient(self.spec, incarnation, record=self.record)
         self.link.attempt = attempt
@@ -152,20 +146,22 @@ class Supervisor:
     def _over(self) -> bool:
         if self.shutdown is None or not self.shutdown.over_at:
             return False
-        stop, ended_at = self.user_stop, self.shutdown.over_at
-        if self.outcome is None and stop is not None and not self.leads:
+        asked, ended_at = self.requests, self.shutdown.over_at
+        if self.outcome is None and asked.stop_at and not self.leads:
             # The user's stop is done here. This node waits for the verdict of the lead, but not for a lead that is gone.
-            waited = time.monotonic() - max(ended_at, stop.at)
+            waited = time.monotonic() - max(ended_at, asked.stop_at)
             if waited > _VERDICT_WAIT:
-                self.outcome = Outcome(JobState.STOPPED, stop.code, "tool", stop.by)
+                self.outcome = asked.stopped
         return self.outcome is not None and self.link.done
 
     def _turn(self) -> None:
-        readers: List[FileDescriptorLike] = [self.signals.wake, *self.control.wires(), *self.link.wires()]
+        signals = self.signals
+        assert signals is not None, "prepare() comes before run()"
+        readers: List[FileDescriptorLike] = [signals.wake, *self.control.wires(), *self.link.wires()]
         if self.guard.sock is not None:
             readers.append(self.guard.sock)
         ready = wait_for(readers, self._wait())
-        for request in self.signals.turn():  # before the ranks that the same sender has ended
+        for request in signals.turn():  # before the ranks that the same sender has ended
             self.obey_signal(request)
         self._reap()
         self._enter_containers()
@@ -186,21 +182,29 @@ class Supervisor:
         if self.link.orders:
             return 0.0
         stopping = self.shutdown is not None and not self.shutdown.over_at
-        if stopping or self.link.connecting or self.servers.pending:
+        if stopping or self.link.connecting or self.ranks.servers.pending:
             return _WAITING_TICK
         return _TICK if self.ranks.running else _IDLE_TICK
 
     def leave(self) -> None:
-        """Record the end and release all that is reserved here."""
-        if self.outcome is not None:
-            self.record("ended", **self.outcome.as_record())
-        self.link.close()
+        """Record the end and release all that is reserved here. Then this process can supervise the next epoch of an elastic
+        job, by another object of this class."""
+        survivors = self.shutdown.survivors if self.shutdown is not None else []
+        self.outcome, self.epoch_end, events = node_end(self.outcome, self.requests, survivors, self.link, self.spec)
+        for kind, fields in events:
+            self.record(kind, **fields)
+        self.link.close(self.outcome)
         self.monitor.devices.end()
         self.guard.end()
         self.ranks.launched.remove()
         self.resources.release(claimed=self.control.remove())
         self.monitor.close()
+        self.ranks.close()
+        self.family.close()
         self.events.close(durable=True)
+        if self.signals is not None:
+            self.signals.close()
+        os.close(self.job)
 
     def record(self, kind: str, **fields: object) -> None:
         self.events.write(record_lines.written_event(kind, round(time.time(), 3), fields))
@@ -210,6 +214,7 @@ class Supervisor:
 
     def _read_lead(self, ready: Set[int]) -> None:
         self.link.turn(ready)
+        self._keep_lease()
         if self.outcome is None and self.link.loss is not None:
             self.outcome = self.link.loss
             self.stop(self.outcome.reason)
@@ -217,8 +222,24 @@ class Supervisor:
         while self.link.orders:  # also those that the lead gives because of what this node does meanwhile
             self._obey(self.link.orders.pop(0))
 
+    def _keep_lease(self) -> None:
+        """In an elastic job: end the ranks at once when the lease of this node has ended, or let the guard know its new end."""
+        lease = self.link.lease
+        if lease is None:
+            return
+        if self.guard.lease_ended and not lease.ended:
+            self.link.lose_lease()
+        if lease.end_is_new():
+            self.record("lease-lost", attempt=self.attempt, seconds=lease.seconds)
+            self.stop("the lease of this node has ended", grace=0.0)
+            self.release()
+        elif not lease.ended:
+            self.guard.renew(lease.end, lease.seconds)
+
     def _obey(self, order: Order) -> None:
-        if is_outdated(order, self.attempt):
+        lease = self.link.lease
+        late = lease is not None and lease.ended and order["type"] in ("start", "launch")
+        if late or is_outdated(order, self.attempt):
             return
         if order["type"] == "start":
             self._start(order["role"], order["attempt"])
@@ -240,6 +261,7 @@ class Supervisor:
 
     def _ask_stop(self, message: StopMessage, grace: Optional[float]) -> None:
         """Stop here at once, and let the lead stop the others."""
+        self.requests = self.requests._replace(by=message["by"], code=message["code"])
         self.link.post({**message, "attempt": self.attempt})
         self.stop(message["by"], grace)
 
@@ -300,7 +322,7 @@ class Supervisor:
         if rank.container is None:  # else when its program runs
             self._record_start(rank)
         if role == "pserver" and rank.spec["ready"]:
-            self.servers.pending[rank.key] = PendingServer(rank.spec, pid)
+            self.ranks.servers.pending[rank.key] = PendingServer(rank.spec, pid)
         elif role == "pserver":  # [pserver] ready = "started": the trainers need not wait for it
             self.link.post({"type": "listening", "role": role, "rank": number, "attempt": self.attempt})
         return []
@@ -322,13 +344,11 @@ class Supervisor:
     def _reap(self) -> None:
         """One waitpid loop for ranks, orphans and the guard. What is reaped in one turn is reported in one message."""
         exits = []
-        while True:
-            try:
-                pid, status, used = os.wait4(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
+        changed = list(changed_children())
+        if self.link.lease is not None:  # the guard reports first if it ends ranks because of the lease
+            self.guard.turn()
+            self._keep_lease()
+        for pid, status, used in changed:
             if pid == self.guard.pid:
                 self.guard.changed(status)
             elif pid == self.monitor.devices.pid:
@@ -351,7 +371,7 @@ class Supervisor:
             self._record_start(rank)
         ended = rank.end(status, used)
         self.ranks.reaped(rank)
-        self.servers.pending.pop(rank.key, None)
+        self.ranks.servers.pending.pop(rank.key, None)
         if self.shutdown is None and self._is_early(rank, ended):
             rank.early = ended
             return []
@@ -380,33 +400,16 @@ class Supervisor:
         stopped = self.shutdown is not None and self.shutdown.stopped(pid, code, killed)
         if self.shutdown is not None and self.origin.allocation.present:
             stopped = stopped or ended.by_request
+        if self.link.lease is not None and self.link.lease.ended:
+            stopped = stopped or killed == signal.SIGKILL
         by_launcher = bool(code or killed) and not stopped and self.mpirun.has_ended(rank)
         exit = RankExit(role, number, code, killed, stopped, by_launcher=by_launcher)
         if exit.failed:
-            exit = self._with_reason(rank, exit)
+            disk = f"the disk of {self.spec['root']} is full" if self.monitor.disk_is_full() else ""
+            exit = self.ranks.with_reason(rank, exit, disk)
         self._record_exit(rank, exit, cpu=ended.cpu, memory=ended.memory)
         self.mpirun.answer_wrapper(rank.key)
         return exit
-
-    def _with_reason(self, rank: LocalRank, exit: RankExit) -> RankExit:
-        """The exit of a rank that failed, with what is known of the cause."""
-        (role, number), killed = rank.key, exit.signal
-        note = rank.oom.verdict() if rank.oom and killed == signal.SIGKILL else ""
-        if rank.container is not None and rank.container.orphaned:
-            note = f"the process of {self.ranks.containers.runtime} that observed its container has ended"
-        of_runtime = rank.container is not None and exit.code > 0 and not note and not rank.container.reached
-        if of_runtime:
-            note = rank_error.of_runtime(self.job, rank.log_name, self.ranks.containers.runtime, exit.code)
-        if not note:
-            note = f"the disk of {self.spec['root']} is full" if self.monitor.disk_is_full() else ""
-        line = b""
-        recorded = rank_error.read_file(self.job, role, number, self.spec.get("secrets", {}).values())
-        if recorded:
-            note, line = "; ".join(filter(None, (note, recorded))), recorded.encode()
-        elif exit.code or killed == signal.SIGABRT:  # libraries abort for errors of connections
-            line = rank_error.last_line(self.job, rank.log_name)
-        error, consequence = rank_error.classify(line)
-        return exit._replace(note=note, error=error, consequence=consequence, of_runtime=of_runtime)
 
     def _record_exit(self, rank: LocalRank, exit: RankExit, **usage: float) -> RankExit:
         rank.exit = exit
@@ -416,7 +419,7 @@ class Supervisor:
         return exit
 
     def _report_listeners(self) -> None:
-        listening, strays = self.servers.check()
+        listening, strays = self.ranks.servers.check()
         for role, rank in listening:
             self.record("listening", role=role, rank=rank)
             self.link.post({"type": "listening", "role": role, "rank": rank, "attempt": self.attempt})
@@ -432,7 +435,7 @@ class Supervisor:
             self.shutdown.hurry(grace)
             return
         self._reap()  # what has ended by now was not stopped
-        self.servers.pending.clear()
+        self.ranks.servers.pending.clear()
         self.record("stopping", why=why)
         running = {pid: rank.main for pid, rank in self.ranks.running.items()}
         containers = self.ranks.containers
@@ -465,29 +468,22 @@ class Supervisor:
         if request["type"] == "rank-environment":
             return self.ranks.environment(request["role"], request["rank"], self.attempt), b""
         if request["type"] == "bundle":
-            if not self.origin.bundle:
-                what = f"the supervisor on {self.spec['name']} has no bundle: its job was started by ssh"
-                raise NotFound(what, "only a job whose nodes join has one")
-            return _BUNDLE, self.origin.bundle
+            return _BUNDLE, self.origin.require_bundle(self.spec["name"])
         if request["type"] == "attached":
             self.link.post({"type": "attached", "attempt": self.attempt})
+        elif request["type"] == "leave":
+            require_may_leave(self.spec, self.leads)
+            self.requests = self.requests._replace(leave_by=request["by"])
+            self.link.post({"type": "leave", "by": request["by"], "attempt": self.attempt})
         elif request["type"] != "stop":
             return self.mpirun.answer(request, self.link, self.leads and self.shutdown is None)
         else:
-            self.user_stop = _UserStop(request["by"], request["code"], time.monotonic())
+            self.requests = self.requests._replace(stop_at=time.monotonic())
             message: StopMessage = {"type": "stop", "by": request["by"], "code": request["code"]}
             self._ask_stop(message, 0.0 if request["force"] else request["grace"])
         return _ACCEPTED, b""
 
     def _status(self) -> LiveStatus:
         over = self.shutdown is not None and self.shutdown.over_at
-        return {
-            "type": "status",
-            "job": self.spec["job"],
-            "node": self.spec["node"],
-            "attempt": self.attempt,
-            "leads": self.leads,
-            "stopping": "clean" if over else "stopping" if self.shutdown is not None else "",
-            "outcome": None if self.outcome is None else self.outcome.as_record(),
-            "ranks": self.ranks.live(),
-        }
+        stopping = "clean" if over else "stopping" if self.shutdown is not None else ""
+        return self.ranks.status(self.attempt, self.leads, stopping, self.outcome)

@@ -6,9 +6,11 @@ Requests to end stay blocked, because only a blocked signal can be read with its
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import signal
 import socket
-from typing import List, NamedTuple
+from typing import Iterator, List, NamedTuple, Tuple
 
 from clustertool.node.system import processes
 
@@ -52,7 +54,9 @@ class Signals:
 
     def close(self) -> None:
         """No more wakeups. The signals stay blocked, so what comes now is read by the next object of this class."""
-        signal.set_wakeup_fd(-1)
+        newest = signal.set_wakeup_fd(-1)
+        if newest not in (-1, self._theirs.fileno()):  # of a later object, which still works
+            signal.set_wakeup_fd(newest, warn_on_full_buffer=False)
         self._ours.close()
         self._theirs.close()
 
@@ -60,6 +64,18 @@ class Signals:
         """SIGCHLD needs no more than its wakeup. The others come here only if a thread does not block them."""
         if number != signal.SIGCHLD:
             self._unblocked.append(number)
+
+
+def changed_children() -> Iterator[Tuple[int, int, resource.struct_rusage]]:
+    """Reap the children that have ended, and yield (pid, status, usage) of each child that has changed."""
+    while True:
+        try:
+            pid, status, used = os.wait4(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, status, used
 
 
 def unblock() -> None:

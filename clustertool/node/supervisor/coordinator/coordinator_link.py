@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, List, Optional, Sequence, Set
 
+from clustertool.model.elastic.epochs import EpochEnd
 from clustertool.model.job.outcome import Key, Outcome
+from clustertool.node.supervisor.coordinator.lease_keeper import LeaseKeeper
 from clustertool.node.supervisor.usage_recorder import Reached
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ class CoordinatorLink:
         self.orders: List[Order] = []  # of the lead; the supervisor removes those that it obeys
         self.attempt = 0  # of the job, as this node knows it
         self.progress: Sequence[Reached] = ()  # of this node's ranks
+        self.lease: Optional[LeaseKeeper] = None  # of this node, in an elastic job
 
     @property
     def connecting(self) -> bool:
@@ -38,6 +41,16 @@ class CoordinatorLink:
     def loss(self) -> Optional[Outcome]:
         """The outcome of the job, as this node knows it, if the lead was silent for too long."""
         return None
+
+    def lose_lease(self) -> None:
+        """The guard has ended the ranks of this node: by the end of the lease that it knew of, the supervisor did not run."""
+        if self.lease is not None:
+            self.lease.lose()
+
+    def epoch_end(self, outcome: Outcome) -> EpochEnd:
+        """How the epoch of an elastic job has ended, as this node knows it. outcome: of the epoch."""
+        lease = self.lease
+        return EpochEnd(self.attempt, outcome.reason, {}, silent=lease is not None and self.loss is not None)
 
     @property
     def silent(self) -> bool:
@@ -60,5 +73,5 @@ class CoordinatorLink:
     def turn(self, ready: Set[int]) -> None:
         """`ready`: descriptors that can be read or written."""
 
-    def close(self) -> None:
-        return
+    def close(self, outcome: Optional[Outcome] = None) -> None:
+        """outcome: with which the supervisor ends."""

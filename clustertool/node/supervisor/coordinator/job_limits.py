@@ -44,6 +44,15 @@ class JobLimits:
         self._timeout, self._lease = timeout, lease  # 0 also when it has passed
         self._began = self._attached_at = now
 
+    def began_before(self, age: float, unattended: float) -> None:
+        """Earlier epochs count, too: the seconds since the first one began, and since a laptop was attached."""
+        self._began -= age
+        self._attached_at -= unattended
+
+    def unattended(self, now: float) -> float:
+        """Seconds since a laptop was attached."""
+        return now - self._attached_at
+
     def attached(self, now: float) -> None:
         """A laptop follows the job."""
         self._attached_at = now

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Set, Tuple
 from clustertool.model.job.outcome import Outcome, coordinator
 from clustertool.model.job.state_names import JobState
 from clustertool.model.wire.frames import Header
-from clustertool.model.wire.lead_messages import Incarnation, read_incarnation
+from clustertool.model.wire.lead_messages import Incarnation, is_of_earlier_epoch, read_incarnation
 from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink
+from clustertool.node.supervisor.coordinator.lease_keeper import LeaseKeeper
 from clustertool.node.supervisor.usage_recorder import Reached
 from clustertool.node.system.process_clock import ProcessClock
 from clustertool.node.system.tls_link import TIMED_OUT, Mailbox, TlsLink, beat, cause, context, dial, join_patience
@@ -72,7 +73,8 @@ class LeadClient(CoordinatorLink):
     """`me`: this process. `gone`: the supervisor in whose place a guard joins, and why it has died.
 
     The lead may be silent for the loss timeout, or until its first order for the time that all nodes need to join. Only
-    seconds in which this process ran are counted.
+    seconds in which this process ran are counted. In an elastic job it is the lease of this node that counts,
+    from the first order on.
     """
 
     def __init__(self, spec: Spec, me: Incarnation, record: Record = None, gone: Gone = None) -> None:
@@ -94,6 +96,8 @@ class LeadClient(CoordinatorLink):
         self._clock = ProcessClock()
         self._tried_at = self._retry_at = self._beat_at = 0.0
         self._sent: Sequence[Reached] = ()  # the progress that the lead has
+        if "elastic" in spec and gone is None:
+            self.lease = LeaseKeeper(spec["elastic"]["lease"])
 
     @property
     def connecting(self) -> bool:
@@ -107,9 +111,15 @@ class LeadClient(CoordinatorLink):
     def loss(self) -> Optional[Outcome]:
         """See CoordinatorLink. turn() reads first what has arrived."""
         timeout = self._loss_timeout if self._ordered else self._join_timeout
+        lead, name, lease = self._spec["lead"], self._spec["name"], self.lease
+        if lease is not None and lease.armed:
+            if not lease.ended:
+                return None
+            brief = f"the lease of {name} has ended"
+            reason = f"{brief}: {coordinator(lead['name'], lead['endpoint'])} has acknowledged nothing for {lease.seconds:g} s"
+            return Outcome(JobState.NEXT_EPOCH, 75, "tool", reason, node=lead["node"], brief=brief)
         if self._clock.now - self._received_at <= timeout:
             return None
-        lead, name = self._spec["lead"], self._spec["name"]
         if self.joined:
             brief = f"node {lead['name']} is lost"
             reason = f"{brief}: it leads the job, and {name} has received nothing from it for {self._loss_timeout:g} s"
@@ -117,7 +127,8 @@ class LeadClient(CoordinatorLink):
             errno_name, text = self._why()
             brief = f"{name} cannot connect to {coordinator(lead['name'], lead['endpoint'])}"
             reason = f"{brief}: {text} ({errno_name})" if errno_name else f"{brief}: {text}"
-        return Outcome(JobState.LOST, 75, "tool", reason, node=lead["node"], brief=brief)
+        state = JobState.LOST if lease is None else JobState.NEXT_EPOCH
+        return Outcome(state, 75, "tool", reason, node=lead["node"], brief=brief)
 
     @property
     def silent(self) -> bool:
@@ -141,6 +152,8 @@ class LeadClient(CoordinatorLink):
         elif now >= self._retry_at:
             self._connect(now)
         self._report.turn(now, self._why())
+        if self.lease is not None:
+            self.lease.check()
 
     def _move(self, wire: TlsLink, now: float) -> None:
         """Raises ConnectionError, or ValueError for what a coordinator does not send."""
@@ -158,16 +171,25 @@ class LeadClient(CoordinatorLink):
         new = [message for message in came if self._mail.take(message)]
         if any(message.get("type") in _ORDERS for message in new):
             self._ordered, self._beat_at = True, 0.0
+            if self.lease is not None:
+                self.lease.armed = True
             self._send_beat(wire, now)  # the lead allows more time until it has this acknowledgement
         self.orders += cast("List[Order]", new)
 
     def _require_coordinator(self, messages: Sequence[Header]) -> None:
-        """Raise ValueError for messages of another process than the first that answered as the coordinator."""
+        """Raise ValueError for messages of another process than the first that answered as the coordinator.
+
+        In an elastic job, also for those of an earlier epoch. Their acknowledgements renew the lease.
+        """
         for message in messages:
             sender = read_incarnation(message.get("sender"))
             self._coordinator = self._coordinator or sender
             if sender != self._coordinator:
                 raise ValueError("another process answers as the coordinator")
+            if self.lease is not None:
+                if is_of_earlier_epoch(message, self._spec["elastic"]["epoch"]):
+                    raise ValueError("the coordinator of an earlier epoch answers")
+                self.lease.read(message)
 
     def _stamped(self, message: Header) -> Header:
         return {**message, "ack": self._mail.got, "attempt": self.attempt, "sender": self._me}
@@ -180,11 +202,11 @@ class LeadClient(CoordinatorLink):
         if self.progress is not self._sent:
             self._sent, t = self.progress, time.time()
             message["ranks"] = [[*one[:4], round(max(0.0, t - one[4]), 1)] for one in self._sent[:_MOST_RANKS]]
-        wire.send(self._stamped(message))
+        wire.send(self._stamped(message if self.lease is None else self.lease.stamp(message)))
         wire.flush()
         self._beat_at = now + beat(self._loss_timeout)
 
-    def close(self) -> None:
+    def close(self, outcome: Optional[Outcome] = None) -> None:
         self.leave(0.5)
 
     def leave(self, seconds: float) -> None:
@@ -220,7 +242,7 @@ class LeadClient(CoordinatorLink):
         hello: Header = {"type": "join", "node": self._spec["node"], "token": self._spec["token"]}
         if self._gone:
             hello["of"], hello["gone"] = self._gone
-        wire.send(self._stamped(hello))
+        wire.send(self._stamped(hello if self.lease is None else self.lease.stamp(hello)))
         for message in self._mail.kept():
             wire.send(message)
 
@@ -240,6 +262,7 @@ class LeadClient(CoordinatorLink):
 def say_gone(spec: Spec, me: Incarnation, supervisor: Incarnation, why: str, seconds: float) -> None:
     """Report for a guard that its supervisor has died. Return when the lead has answered, or after `seconds`."""
     link = LeadClient(spec, me, gone=(supervisor, why))
+    link.attempt = spec.get("attempt", 0)
     end = time.monotonic() + seconds
     while not link.joined and time.monotonic() < end:
         link.turn(set())

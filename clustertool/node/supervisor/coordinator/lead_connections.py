@@ -8,8 +8,9 @@ from socket import socket
 from ssl import SSLContext
 from typing import TYPE_CHECKING, Collection, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
+from clustertool.model.elastic.lease import is_silent
 from clustertool.model.wire.frames import Header
-from clustertool.node.system.process_clock import ProcessClock
+from clustertool.node.system.process_clock import ProcessClock, boottime
 from clustertool.node.system.tls_link import Mailbox, TlsLink, beat, join_patience
 
 if TYPE_CHECKING:
@@ -137,17 +138,29 @@ class LeadMember:
         self.first_order = 0  # the number of the first message that is an order, 0 before
         self.ranks: List[RankOutput] = []  # the progress of its ranks when it reported that
         self.sender: Optional[Incarnation] = None  # the supervisor that has joined
+        self.last_at = boottime()  # when the newest message came, by CLOCK_BOOTTIME
+        self.seen = 0  # the number of the newest beat
+        self.given_up = False  # no beat that comes now is acknowledged
 
     def disconnect(self) -> None:
         if self.wire is not None:
             self.wire.close()
             self.wire = None
 
+    def note_beat(self, number: object) -> None:
+        """A beat of an elastic job has come. Raises ValueError."""
+        if type(number) is not int:
+            raise ValueError("a beat without a number")
+        if not self.given_up:
+            self.seen = max(self.seen, number)
+
 
 class LeadMembers:
-    """`clock`: the lead's own clock, which its loop turns."""
+    """`clock`: the lead's own clock, which its loop turns. elastic: beats are acknowledged, and silence is measured by
+    CLOCK_BOOTTIME, as the nodes measure their leases."""
 
-    def __init__(self, nodes: Iterable[int], loss_timeout: float, clock: ProcessClock) -> None:
+    def __init__(self, nodes: Iterable[int], loss_timeout: float, clock: ProcessClock, elastic: bool = False) -> None:
+        self._elastic = elastic
         self.nodes = {node: LeadMember() for node in nodes}
         self._timeout = loss_timeout
         self._join_timeout = join_patience(loss_timeout, len(self.nodes))
@@ -181,6 +194,8 @@ class LeadMembers:
 
     def _received(self, member: LeadMember) -> None:
         member.received_at, member.blocked = self._clock.now, self._clock.blocked
+        if not member.given_up:
+            member.last_at = boottime()
 
     def post(self, message: Header) -> None:
         """Send an order to every node, now or when it connects."""
@@ -204,7 +219,18 @@ class LeadMembers:
         self._beat_at = self._clock.now + beat(self._timeout)
         for member in self.nodes.values():
             if member.wire is not None:
-                member.wire.send({**message, "ack": member.mail.got})
+                seen = {"seen": member.seen} if self._elastic else {}
+                member.wire.send({**message, **seen, "ack": member.mail.got})
+
+    def give_up(self, member: LeadMember) -> None:
+        """The supervisor of a node has ended. Nothing more is expected from it."""
+        member.given_up = member.left = True
+        member.disconnect()
+
+    def acknowledge_no_more(self) -> None:
+        """This process may not renew leases any more."""
+        for member in self.nodes.values():
+            member.given_up, member.seen = True, 0
 
     def unacknowledged(self, lost: Collection[int]) -> bool:
         """Whether a node that is not lost, and has not left, has not acknowledged all messages."""
@@ -226,7 +252,8 @@ class LeadMembers:
                 limit = self._timeout if self._all_started or ending else self._join_timeout
             else:
                 limit = _LATE if ending else self._join_timeout
-            if self._clock.now - member.received_at > limit:
+            passed = self._clock.now - member.received_at > limit
+            if is_silent(member.last_at, boottime(), limit) if self._elastic else passed:
                 found.append((node, limit, self._clock.blocked - member.blocked))
         return found
 

@@ -194,6 +194,8 @@ class State(NamedTuple):
     ending: Optional[Outcome] = None
     asked: bool = False  # the engine, which has not answered yet
     restart: bool = False
+    left: FrozenSet[int] = frozenset()  # the last two: see epoch_decisions
+    counted: bool = False
 
 
 Step = Tuple[State, Tuple[Action, ...]]
@@ -203,7 +205,11 @@ def decide(state: State, event: Event) -> Step:
     """The next state and what to do now. What a supervisor reports of the processes of another attempt is dropped."""
     if state.phase == "over" or (isinstance(event, _OF_ONE_ATTEMPT) and event.attempt != state.attempt):
         return state, ()
-    state, actions = _TABLE[type(event)](state, event)
+    return with_release(*_TABLE[type(event)](state, event))
+
+
+def with_release(state: State, actions: Tuple[Action, ...]) -> Step:
+    """A step, with the Release that is due after it."""
     if state.phase == "ending" and state.quiet and not state.released and state.quiet | state.gone >= state.shape.nodes:
         return state._replace(released=True), (*actions, Release())
     return state, actions
@@ -239,7 +245,7 @@ def _exited(state: State, event: Exited) -> Step:
     ended = state.trainers_ended + sum(exit.role == "trainer" for exit in event.exits)
     state = state._replace(exits=state.exits + event.exits, trainers_ended=ended)
     if state.ending or state.restart:
-        if not _failing(state):
+        if not failing(state):
             return state, ()
         # Those that failed by themselves while the job ends because of an earlier failure are culprits as well.
         return _blame(state, [exit for exit in event.exits if exit.failed]), ()
@@ -254,7 +260,7 @@ def _exited(state: State, event: Exited) -> Step:
         state = _blame_mpirun(state)
         if state.culprits:
             return _fail(state)
-        return _end(state, Outcome(JobState.SUCCEEDED, 0, "job", "all trainers are done"))
+        return end(state, Outcome(JobState.SUCCEEDED, 0, "job", "all trainers are done"))
     return state, ()
 
 
@@ -309,7 +315,7 @@ def _overdue(state: State, event: Overdue) -> Step:
     what = f"mpirun on {name} does not end" if waits == MPIRUN else f"mpirun on {name} has ended without an error"
     ranks = "all trainers exited 0" if waits == MPIRUN else "some trainers have not ended, or were not started by it"
     reason = f"{what}, but {ranks} ({event.seconds:g} s ago)"
-    return _end(state, Outcome(JobState.FAILED, 1, "job", reason, ((MPIRUN, 0),), node=node))
+    return end(state, Outcome(JobState.FAILED, 1, "job", reason, ((MPIRUN, 0),), node=node))
 
 
 def _left_early(state: State, exit: RankExit) -> bool:
@@ -321,7 +327,7 @@ def _fail(state: State) -> Step:
     if state.attempt - state.shape.first < state.shape.max_restarts:
         state = state._replace(phase="ending", restart=True)
         return state, (stop(state),)
-    return _end(state, _failed(state))
+    return end(state, failure(state))
 
 
 def stop(state: State) -> Stop:
@@ -333,14 +339,14 @@ def stop(state: State) -> Stop:
 
 def may_fail(state: State) -> bool:
     """Whether the job ends because of a failure, and other processes of it may fail of the same cause."""
-    return state.phase == "ending" and _failing(state) and len(state.exits) < len(state.shape.place)
+    return state.phase == "ending" and failing(state) and len(state.exits) < len(state.shape.place)
 
 
-def _failing(state: State) -> bool:
+def failing(state: State) -> bool:
     return state.restart or (state.ending is not None and state.ending.state is JobState.FAILED)
 
 
-def _failed(state: State) -> Outcome:
+def failure(state: State) -> Outcome:
     first = state.culprits[0]
     code = exit_code(first.code, first.signal) or 1
     keys = tuple(exit.key for exit in state.culprits)
@@ -359,14 +365,14 @@ def reason(state: State) -> str:
     return "; ".join([*map(failed, groups[:_NAMED]), *([f"{more} more failed"] if more else [])])
 
 
-def _end(state: State, outcome: Outcome) -> Step:
+def end(state: State, outcome: Outcome) -> Step:
     return state._replace(phase="ending", ending=outcome, restart=False), (Stop(outcome.reason),)
 
 
 def _clean(state: State, event: Clean) -> Step:
     if state.phase != "ending":
         return state, ()  # a supervisor that ended by itself: its connection or its exits will say why
-    return _over(state._replace(gone=state.gone | {event.node}, survivors=state.survivors + event.survivors))
+    return settle(state._replace(gone=state.gone | {event.node}, survivors=state.survivors + event.survivors))
 
 
 def _lost(state: State, event: Lost) -> Step:
@@ -392,9 +398,9 @@ def _lose(state: State, nodes: FrozenSet[int], outcome: Outcome) -> Step:
     """Nodes are gone. `outcome`: of the job, unless it ends already."""
     state = state._replace(lost=state.lost | nodes, gone=state.gone | nodes)
     if state.ending:
-        return _over(state)
-    state, actions = _end(state, outcome)
-    state, more = _over(state)
+        return settle(state)
+    state, actions = end(state, outcome)
+    state, more = settle(state)
     return state, actions + more
 
 
@@ -413,15 +419,15 @@ def expected(state: State, where: str) -> str:
 def _stop_asked(state: State, event: StopAsked) -> Step:
     if state.ending:
         return state, (Stop(event.by),)
-    state, actions = _end(state, Outcome(event.kind, event.code, "tool", event.by, brief=event.brief))
+    state, actions = end(state, Outcome(event.kind, event.code, "tool", event.by, brief=event.brief))
     return (state._replace(asked=True), (*actions, Ask(event.by, event.code))) if event.outside else (state, actions)
 
 
 def _explained(state: State, event: Explained) -> Step:
-    return _over(state._replace(asked=False, ending=event.outcome)) if state.asked else (state, ())
+    return settle(state._replace(asked=False, ending=event.outcome)) if state.asked else (state, ())
 
 
-def _over(state: State) -> Step:
+def settle(state: State) -> Step:
     """The verdict, or the next attempt, when the last node is clean or lost, and the engine has answered.
 
     A new attempt never begins together with survivors of the last one.
@@ -432,7 +438,7 @@ def _over(state: State) -> Step:
         return _advance(State(state.shape, attempt=state.attempt + 1, joined=state.joined))
     ending = state.ending
     if state.culprits and (ending is None or ending.state is JobState.FAILED):
-        ending = _failed(state)  # others may have failed since
+        ending = failure(state)  # others may have failed since
     assert ending is not None
     outcome = ending._replace(victims=_victims(state, ending))
     return state._replace(phase="over", ending=outcome), (Finish(outcome),)

@@ -7,15 +7,21 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple, cast
 
 from clustertool.errors import PreflightError
-from clustertool.model.job.outcome import Key, coordinator, some
+from clustertool.model.elastic.epochs import EpochEnd
+from clustertool.model.elastic.lease import ends_by
+from clustertool.model.job.outcome import Key, Outcome, coordinator, some
+from clustertool.model.job.state_names import JobState
 from clustertool.model.wire.frames import Header
-from clustertool.model.wire.lead_messages import Incarnation, RankExit, read_incarnation
+from clustertool.model.wire.lead_messages import Incarnation, RankExit, is_of_earlier_epoch, read_incarnation
 from clustertool.node.supervisor.allocation import Allocation
+from clustertool.node.supervisor.coordinator import epoch_decisions as e
 from clustertool.node.supervisor.coordinator import lead_decisions as l
 from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink
 from clustertool.node.supervisor.coordinator.job_limits import JobLimits
 from clustertool.node.supervisor.coordinator.lead_connections import LeadListener, LeadMember, LeadMembers
-from clustertool.node.system.process_clock import ProcessClock
+from clustertool.node.supervisor.coordinator.lease_keeper import OwnLease
+from clustertool.node.supervisor.coordinator.standby_offers import StandbyOffer, StandbyOffers
+from clustertool.node.system.process_clock import ProcessClock, boottime
 from clustertool.node.system.tls_link import TlsLink, context, listen
 
 if TYPE_CHECKING:
@@ -39,31 +45,31 @@ _LARGE = 1e18  # steps and seconds
 class LeadServer(CoordinatorLink):
     """`me`: this node's own supervisor, whose messages come by post(); `record` writes an event of the lead.
 
-    allocation: knows why an engine ends the job.
+    allocation: knows why an engine ends the job. store_end: of an elastic job with a store, see OwnLease.
     """
 
-    def __init__(self, spec: Spec, me: Incarnation, record: Callable[..., None], allocation: Allocation) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        me: Incarnation,
+        record: Callable[..., None],
+        allocation: Allocation,
+        store_end: Optional[Callable[[], float]] = None,
+    ) -> None:
         """Raises PreflightError if the port cannot be used."""
         super().__init__()
-        shape, policy, lead = spec["shape"], spec["policy"], spec["lead"]
+        policy, lead = spec["policy"], spec["lead"]
+        self._spec = spec
         self._me = me
-        self._node = spec["node"]
-        self._token = spec["token"]
-        self._timeout = policy["loss_timeout"]
         self._record = record
         self._allocation = allocation
-        nodes = range(len(shape["names"]))
-        place = tuple(((role, rank), node) for role, rank, node in shape["place"])
-        names = tuple(shape["names"])
-        first = spec.get("attempt", 0)
-        if first:
-            record("restart", attempt=first, pause=0.0)
-        made = l.Shape(frozenset(nodes), names, place, policy["on_failure"], policy["max_restarts"], first)
-        self._state = l.State(made, attempt=first)
-        self._lead = lead
+        made = e.shape_of(spec)
+        if made.first and "elastic" not in spec:
+            record("restart", attempt=made.first, pause=0.0)
+        self._state = l.State(made, attempt=made.first)
         self._clock = ProcessClock()
-        others = [node for node in nodes if node != self._node]
-        self._members = LeadMembers(others, self._timeout, self._clock)
+        others = sorted(made.nodes - {spec["node"]})
+        self._members = LeadMembers(others, policy["loss_timeout"], self._clock, "elastic" in spec)
         try:
             sock = listen(lead["host"], lead["port"], _BACKLOG)
         except OSError as error:
@@ -71,24 +77,39 @@ class LeadServer(CoordinatorLink):
             raise PreflightError(what, "set LEAD_PORT") from None
         self._listener = LeadListener(context(spec["certificate"], spec["key"], server=True), sock, len(others))
         self._limits = JobLimits(policy["timeout"], policy["lease"], time.monotonic(), policy["grace"])
+        self._standby: Optional[StandbyOffers] = None  # in an elastic job
+        if "elastic" in spec:
+            elastic = spec["elastic"]
+            self.lease = OwnLease(elastic["lease"], store_end)
+            self._standby = StandbyOffers(policy["loss_timeout"], len(made.nodes), elastic["maximum"])
+            self._limits.began_before(elastic.get("age", 0.0), elastic.get("unattended", 0.0))
         self._finished_at: Optional[float] = None
         self._restart: Optional[Tuple[float, List[StartOrder]]] = (
             None  # when a new attempt begins, and with which orders
         )
         self._stop_at: Optional[float] = None  # when the stop is sent that waits for further failures
-        self._decide(l.Joined(self._node))
+        self._decide(l.Joined(spec["node"]))
 
     # -- for the supervisor's loop --
 
     def wires(self) -> List[FileDescriptorLike]:
-        return [*self._listener.wires(), *self._members.wires()]
+        return [*self._listener.wires(), *self._members.wires(), *(self._standby.wires() if self._standby else [])]
 
     @property
     def done(self) -> bool:
         """The verdict has reached every node that is not lost, or by now they know that they are."""
         if self._finished_at is None:
             return False
-        return not self._members.unacknowledged(self._state.lost) or self._clock.now - self._finished_at > self._timeout
+        late = self._clock.now - self._finished_at > self._spec["policy"]["loss_timeout"]
+        return late or not self._members.unacknowledged(self._state.lost)
+
+    def epoch_end(self, outcome: Outcome) -> EpochEnd:
+        """See CoordinatorLink. A node that was given up and has joined may have ranks until its lease ends."""
+        state, members = self._state, self._members.nodes
+        lost = {node: members[node].last_at for node in sorted(state.lost & set(members)) if members[node].joined}
+        used = e.restarts_used(state.shape, state) if isinstance(state.shape, e.EpochShape) else 0
+        unattended = self._limits.unattended(time.monotonic())
+        return EpochEnd(state.attempt, outcome.reason, lost, tuple(sorted(state.left)), used, unattended=unattended)
 
     @property
     def silent(self) -> bool:
@@ -104,7 +125,7 @@ class LeadServer(CoordinatorLink):
             "sender": self._me,
         }
         node = self._state.shape.node_of[key]
-        if node == self._node:
+        if node == self._spec["node"]:
             self.orders.append(order)
         else:
             self._members.post_to(node, dict(order))
@@ -121,6 +142,9 @@ class LeadServer(CoordinatorLink):
         for node, member in self._members.nodes.items():
             if member.wire is not None and (all_ready or member.wire.fileno() in ready):
                 self._read(node, member)
+        if self._standby is not None:
+            self._standby.turn(now, None if all_ready else ready)
+        self._keep_lease()  # what was acknowledged so far came before
         self._members.beat(self._stamped({"type": "beat"}))
         self._watch_silence(now)
         self._watch_time(time.monotonic())
@@ -128,13 +152,27 @@ class LeadServer(CoordinatorLink):
         if outcome is not None:
             self._decide(l.Explained(outcome))
 
+    def _keep_lease(self) -> None:
+        """This node's own lease: without it, this process renews none."""
+        if isinstance(self.lease, OwnLease) and not self.lease.ended and self.lease.check():
+            self._lose_lease(self.lease.why)
+
+    def _lose_lease(self, why: str) -> None:
+        self._members.acknowledge_no_more()
+        self._decide(e.LeaseEnded(self._spec["node"], why))
+
+    def lose_lease(self) -> None:
+        super().lose_lease()
+        if isinstance(self.lease, OwnLease):
+            self._lose_lease(self.lease.why)
+
     def post(self, message: MemberMessage) -> None:
         """A message of this node's own supervisor becomes an event."""
-        event = self._event(self._node, dict(message))
+        event = self._event(self._spec["node"], dict(message))
         if event is not None:
             self._decide(event)
 
-    def _event(self, node: int, message: Header) -> Optional[l.Event]:
+    def _event(self, node: int, message: Header) -> Optional[e.Event]:
         """What a supervisor reports. Raises one of _MALFORMED."""
         if message.get("type") == "attached":
             self._limits.attached(time.monotonic())
@@ -152,15 +190,16 @@ class LeadServer(CoordinatorLink):
         member = self._members.nodes.get(node)
         token = str(hello.get("token", "")).encode(errors="replace")
         if hello.get("type") == "offer":
-            return self._refuse(wire)
-        if hello.get("type") != "join" or member is None or not hmac.compare_digest(token, self._token.encode()):
+            return self._offered(self._standby, wire, hello) if self._standby is not None else self._refuse(wire)
+        right = hmac.compare_digest(token, self._spec["token"].encode())
+        if hello.get("type") != "join" or member is None or not right:
             return wire.close()
         try:
             sender = read_incarnation(hello.get("sender"))
             supervisor = read_incarnation(hello.get("of")) if hello.get("gone") else sender
         except ValueError:
             return wire.close()
-        if member.sender not in (None, supervisor):
+        if member.sender not in (None, supervisor) or (self._standby is not None and is_earlier(hello, self._state)):
             return wire.close()
         self._read(node, member)  # what the old connection still has
         self._members.connect(member, wire, sender)
@@ -177,6 +216,21 @@ class LeadServer(CoordinatorLink):
         for message in messages[1:]:
             if not self._take(node, member, message):
                 break
+        return None
+
+    def _offered(self, standby: StandbyOffers, wire: TlsLink, hello: Header) -> None:
+        """A machine waits for the next epoch. One that has been a member of this one has ended its ranks before."""
+        try:
+            offer = StandbyOffer(hello)
+        except ValueError:
+            return wire.close()
+        if standby.add(wire, offer, self._clock.now):
+            self._record("standby", name=offer.name, address=offer.address)
+        for node, member in self._members.nodes.items():
+            if member.sender == offer.sender and (node not in self._state.gone or node in self._state.lost):
+                self._members.give_up(member)
+                self._decide(e.Returned(node))
+        self._decide(e.OnStandby(offer.name))
         return None
 
     def _refuse(self, wire: TlsLink) -> None:
@@ -204,6 +258,8 @@ class LeadServer(CoordinatorLink):
                 return True
             if "ranks" in message:
                 member.ranks = self._reached(node, message["ranks"])
+            if "beat" in message:
+                member.note_beat(message["beat"])
             event = self._event(node, message) if member.mail.take(message) else None
         except _MALFORMED as error:
             member.disconnect()
@@ -220,7 +276,12 @@ class LeadServer(CoordinatorLink):
             self._lose(node, why)
 
     def _lose(self, node: int, why: str) -> None:
-        self._record("lost", node=node, why=why, ranks=self._members.nodes[node].ranks)
+        member, until = self._members.nodes[node], {}
+        if self._standby is not None and member.joined:  # its ranks may live so long
+            member.given_up = True
+            left = ends_by(member.last_at, self._spec["elastic"]["lease"]) - boottime()
+            until = {"ends_by": round(time.time() + left, 1)}
+        self._record("lost", node=node, why=why, ranks=member.ranks, **until)
         self._decide(l.Lost(node, why))
 
     def _reached(self, node: int, ranks: Any) -> List[RankOutput]:
@@ -248,12 +309,12 @@ class LeadServer(CoordinatorLink):
             else:
                 absent.append(node)
         if absent:
-            self._record("absent", nodes=absent, endpoint=self._lead["endpoint"], seconds=round(now))
+            self._record("absent", nodes=absent, endpoint=self._spec["lead"]["endpoint"], seconds=round(now))
             self._decide(l.Absent(tuple(absent), self._where(), round(now)))
 
     def _where(self) -> str:
         """A description of the coordinator."""
-        return coordinator(self._lead["name"], self._lead["endpoint"])
+        return coordinator(self._spec["lead"]["name"], self._spec["lead"]["endpoint"])
 
     def _watch_time(self, now: float) -> None:
         """What happens at a time: by the clock of the machine."""
@@ -271,11 +332,15 @@ class LeadServer(CoordinatorLink):
 
     # -- decisions --
 
-    def _decide(self, event: l.Event) -> None:
+    def _decide(self, event: e.Event) -> None:
         if isinstance(event, l.Exited) and event.attempt == self._state.attempt:
             self._limits.launcher.note(event.exits)
         before = self._state.phase
-        self._state, actions = l.decide(self._state, event)
+        shape = self._state.shape
+        if isinstance(shape, e.EpochShape):
+            self._state, actions = e.decide(shape, self._state, event)
+        else:
+            self._state, actions = l.decide(self._state, cast("l.Event", event))
         if self._state.phase != before and l.may_fail(self._state):
             self._stop_at = time.monotonic() + _HOLD
             return
@@ -297,7 +362,8 @@ class LeadServer(CoordinatorLink):
 
     def _record_phase(self) -> None:
         end = self._state.ending
-        self._record("phase", name=self._state.phase, **self._cause(), **({"end": end.state} if end else {}))
+        known = {"end": end.state} if end is not None and end.state is not JobState.NEXT_EPOCH else {}
+        self._record("phase", name=self._state.phase, **self._cause(), **known)
 
     def _cause(self) -> Dict[str, object]:
         """Of an ending: the failures that are known now, the first one first. The followers print them before anything else."""
@@ -308,7 +374,8 @@ class LeadServer(CoordinatorLink):
 
     def _begin_again(self, actions: List[l.Start]) -> None:
         attempt = actions[0].attempt
-        pause = min(2.0 ** (attempt - 1), _LONGEST_PAUSE)
+        earlier = self._spec["elastic"]["epoch"] if "elastic" in self._spec else 0
+        pause = min(2.0 ** (attempt - earlier - 1), _LONGEST_PAUSE)
         self._record("restart", attempt=attempt, pause=pause)
         self._restart = (time.monotonic() + pause, [self._start(action) for action in actions])
 
@@ -327,7 +394,8 @@ class LeadServer(CoordinatorLink):
         elif isinstance(action, l.Ask):
             self._allocation.ask(action.by, action.code)
         else:
-            self._record("verdict", **action.outcome.as_record())
+            if action.outcome.state is not JobState.NEXT_EPOCH:
+                self._record("verdict", **action.outcome.as_record())
             self._finished_at = self._clock.now
             outcome = cast("OutcomeFields", action.outcome.as_record())
             self._tell({"type": "finish", "outcome": outcome, "attempt": self._state.attempt, "sender": self._me})
@@ -339,12 +407,24 @@ class LeadServer(CoordinatorLink):
     def _stamped(self, message: Header) -> Header:
         return {**message, "attempt": self._state.attempt, "sender": self._me}
 
-    def close(self) -> None:
+    def close(self, outcome: Optional[Outcome] = None) -> None:
         self._members.close()
         self._listener.close()
+        if self._standby is not None and outcome is not None and outcome.state is not JobState.NEXT_EPOCH:
+            self._standby.end(outcome)
+        elif self._standby is not None:
+            self._standby.close()
 
 
-def _event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[l.Event]:
+def is_earlier(hello: Header, state: l.State) -> bool:
+    """Whether a supervisor joins that belongs to an earlier epoch."""
+    try:
+        return is_of_earlier_epoch(hello, state.shape.first)
+    except ValueError:
+        return True
+
+
+def _event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[e.Event]:
     """`ranks`: those of the node. Raises one of _MALFORMED."""
     kind = message.get("type")
     if kind == "listening":
@@ -357,6 +437,8 @@ def _event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[l.Even
         return l.Clean(node, tuple(str(s) for s in message["survivors"]), int(message["attempt"]))
     if kind == "stop":
         return l.StopAsked(str(message["by"]), int(message["code"]), outside=bool(message.get("outside")))
+    if kind == "leave":
+        return e.Leaves(node, str(message["by"])[:_LONGEST_REASON])
     return None
 
 

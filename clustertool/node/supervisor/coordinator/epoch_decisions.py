@@ -1,0 +1,225 @@
+"""The lead's decisions in an elastic job: those of lead_decisions, but for what changes which nodes take part.
+
+    phase      event                                      next     actions
+    any        a node is lost, or absent                  ending   Stop        of the epoch, not of the job
+    any        the coordinator's own lease has ended      ending   Stop        the same
+    any        a node asks to leave                       ending   Stop        the same: the next epoch begins without it
+    ending     a node asks to leave                                (the restart that is under way becomes an epoch)
+    any        a machine offers itself, grow is restart   ending   Stop        the same, if there is room for it
+    ending     because of failed ranks, a node is lost             (they may have failed because of it: no failure is counted)
+    ending     all that failed by themselves did so with 101       (they ask to be started again: no failure is counted)
+    ending     all nodes clean or lost                    over     Finish(NEXT_EPOCH)
+
+An epoch ends as an attempt does: the nodes that can be reached prove that no process is left. The outcome of the job has
+priority over the end of the epoch if all trainers have succeeded, or a stop is asked. With a store, a restart because of
+--max-restarts is an epoch, too, because the number of each attempt comes from the store.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence, Tuple, Union
+
+from clustertool.model.job.outcome import Outcome, exit_code, some
+from clustertool.model.job.state_names import JobState
+from clustertool.model.roles import role_name
+from clustertool.model.wire.lead_messages import RankExit
+from clustertool.node.supervisor.coordinator import lead_decisions as l
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.spec_types import Spec
+
+AGAIN = 101  # the exit code of a program that asks to be started again, as Paddle's elastic training defines it
+_SURVIVED = "the next epoch cannot start while processes of this one live"
+
+
+class Leaves(NamedTuple):
+    """A node asks to be released. by: what asked for it."""
+
+    node: int
+    by: str
+
+
+class Returned(NamedTuple):
+    """The process of a node offers itself again: its supervisor has ended the ranks because its lease has ended."""
+
+    node: int
+
+
+class OnStandby(NamedTuple):
+    """A machine offers itself during an epoch."""
+
+    name: str
+
+
+class LeaseEnded(NamedTuple):
+    """The lease of the coordinator's own node has ended."""
+
+    node: int
+    why: str
+
+
+Event = Union[l.Event, Leaves, Returned, OnStandby, LeaseEnded]
+
+
+class EpochShape(l.Shape):
+    """max_restarts is what earlier epochs have left of that of the job, and `used` what they have used. grow: "next" or
+    "restart". maximum: nodes. store: whether epochs are records in a store."""
+
+    grow = "next"
+    maximum = 0
+    store = False
+    used = 0
+
+
+def shape_of(spec: Spec) -> l.Shape:
+    """What the coordinator decides by: the nodes, places and policy of a job, or of an epoch of an elastic one."""
+    given, policy, first = spec["shape"], spec["policy"], spec.get("attempt", 0)
+    names = tuple(given["names"])
+    nodes = frozenset(given.get("nodes", range(len(names))))
+    place = tuple(((role, rank), node) for role, rank, node in given["place"])
+    if "elastic" not in spec:
+        return l.Shape(nodes, names, place, policy["on_failure"], policy["max_restarts"], first)
+    elastic = spec["elastic"]
+    shape = EpochShape(nodes, names, place, policy["on_failure"], policy["max_restarts"] - elastic["restarts"], first)
+    shape.grow, shape.maximum = elastic["grow"], elastic["maximum"]
+    shape.store, shape.used = elastic["store"], elastic["restarts"]
+    return shape
+
+
+def decide(shape: EpochShape, state: l.State, event: Event) -> l.Step:
+    """See lead_decisions.decide. shape: that of the state."""
+    if state.phase == "over":
+        return state, ()
+    if isinstance(event, (l.Lost, l.Absent)):
+        return l.with_release(*_lose(state, event))
+    if isinstance(event, Leaves):
+        return _left(state, event)
+    if isinstance(event, Returned):
+        return l.with_release(*_returned(state, event))
+    if isinstance(event, LeaseEnded):
+        return _change(state, f"{shape.names[event.node]} coordinates the job, and its lease has ended: {event.why}")
+    if isinstance(event, OnStandby):
+        room = shape.grow == "restart" and len(shape.nodes) < shape.maximum
+        return _change(state, f"{event.name} joins") if room and not _ends(state) else (state, ())
+    if isinstance(event, l.StopAsked) and _is_next(state.ending):
+        return l.decide(state._replace(ending=None), event)
+    if isinstance(event, l.Exited) and event.attempt == state.attempt:
+        return _exited(shape, state, event)
+    if isinstance(event, l.Clean) and event.attempt == state.attempt:
+        return _clean(shape, state, event)
+    return l.decide(state, event)
+
+
+def restarts_used(shape: EpochShape, state: l.State) -> int:
+    """Restarts of ranks that count for max_restarts, with those of earlier epochs."""
+    return shape.used + state.attempt - shape.first + int(state.counted)
+
+
+def asks_again(failed: Sequence[RankExit]) -> bool:
+    """Whether ranks ask to be started again: all that have not failed because another one has gone end with AGAIN."""
+    causes = [exit for exit in failed if not exit.consequence]
+    return bool(causes) and all(exit_code(exit.code, exit.signal) == AGAIN for exit in causes)
+
+
+def _is_next(outcome: Optional[Outcome]) -> bool:
+    return outcome is not None and outcome.state is JobState.NEXT_EPOCH
+
+
+def _ends(state: l.State) -> bool:
+    return state.ending is not None or state.restart
+
+
+def _next_epoch(why: str) -> Outcome:
+    return Outcome(JobState.NEXT_EPOCH, 75, "tool", why)
+
+
+def _change(state: l.State, why: str) -> l.Step:
+    """The nodes that take part change. A failure of ranks that is under way is an effect of that, or must not wait for it."""
+    if state.ending is not None and state.ending.state is not JobState.FAILED:
+        return state, ()
+    state = state._replace(phase="ending", ending=_next_epoch(why), restart=False, counted=False, culprits=())
+    return state, (l.stop(state),)
+
+
+def _lose(state: l.State, event: Union[l.Lost, l.Absent]) -> l.Step:
+    names = state.shape.names
+    if isinstance(event, l.Lost):
+        nodes, why = frozenset({event.node}), f"node {names[event.node]} is lost: {event.why}"
+    else:
+        nodes = frozenset(event.nodes)
+        missing = some([names[node] for node in event.nodes])
+        why = f"no connection from {missing} to {event.where} within {event.seconds:g} s"
+    state, actions = _change(state._replace(lost=state.lost | nodes, gone=state.gone | nodes), why)
+    state, more = l.settle(_without_survivors(state, ()))
+    return state, actions + more
+
+
+def _returned(state: l.State, event: Returned) -> l.Step:
+    why = f"the lease of {state.shape.names[event.node]} has ended: it had no connection"
+    state, actions = _change(state._replace(gone=state.gone | {event.node}, lost=state.lost - {event.node}), why)
+    state, more = l.settle(_without_survivors(state, ()))
+    return state, actions + more
+
+
+def _left(state: l.State, event: Leaves) -> l.Step:
+    """Failed ranks still count, and end the job if there were too many."""
+    state = state._replace(left=state.left | {event.node})
+    if _ends(state):
+        return state, ()
+    return _change(state, f"node {state.shape.names[event.node]} leaves: {event.by}")
+
+
+def _exited(shape: EpochShape, state: l.State, event: l.Exited) -> l.Step:
+    if not _ends(state) and any(exit.stopped for exit in event.exits):
+        node = state.shape.node_of[event.exits[0].key]
+        state, actions = _change(state, f"the supervisor on {state.shape.names[node]} ended its processes unasked")
+        return state._replace(exits=state.exits + event.exits), actions
+    state, actions = l.decide(state, event)
+    if _is_next(state.ending) and _succeeded(state):
+        return state._replace(ending=Outcome(JobState.SUCCEEDED, 0, "job", "all trainers are done")), actions
+    if not l.failing(state):
+        return state, actions
+    if asks_again(state.culprits):
+        state = state._replace(restart=True, ending=None)  # until it is known how all others end
+    elif state.restart and not _may_restart(shape, state):
+        state = state._replace(restart=False, ending=l.failure(state))
+    return state, actions
+
+
+def _succeeded(state: l.State) -> bool:
+    """Whether the last trainers have ended well before the stop of the epoch reached them."""
+    trainers = [exit for exit in state.exits if exit.role == "trainer"]
+    good = not any(exit.failed or exit.ended_by_others for exit in trainers) and not l.waits_for_launcher(state)
+    return good and len(trainers) == state.shape.trainers
+
+
+def _may_restart(shape: EpochShape, state: l.State) -> bool:
+    return state.attempt - shape.first < shape.max_restarts
+
+
+def _clean(shape: EpochShape, state: l.State, event: l.Clean) -> l.Step:
+    """A node that was given up, and proves that it has no processes, is reachable again."""
+    if state.phase == "ending":
+        state = state._replace(lost=state.lost - {event.node})
+    if state.gone | {event.node} >= shape.nodes:  # all is known
+        if state.restart and asks_again(state.culprits):
+            first = state.culprits[0]
+            what = f"{role_name(first.role)} {first.rank} on {shape.names[shape.node_of[first.key]]}"
+            state = _restarted(state, f"{what} asks to be started again (exit code {AGAIN})", counted=False)
+        elif state.restart and (shape.store or state.left):  # the same nodes cannot go on
+            state = _restarted(state, f"restart after attempt {state.attempt}: {l.reason(state)}", counted=True)
+        state = _without_survivors(state, event.survivors)
+    return l.decide(state, event)
+
+
+def _restarted(state: l.State, why: str, counted: bool) -> l.State:
+    return state._replace(restart=False, ending=_next_epoch(why), culprits=(), counted=counted)
+
+
+def _without_survivors(state: l.State, more: Tuple[str, ...]) -> l.State:
+    """Where processes of the epoch live that cannot be ended, there is no next one: the job is lost. more: of this event."""
+    survivors = state.survivors + more
+    if not survivors or state.ending is None or not _is_next(state.ending):
+        return state
+    reason = f"{_SURVIVED}: {some(survivors)} ({state.ending.reason})"
+    return state._replace(ending=Outcome(JobState.LOST, 75, "tool", reason, brief=_SURVIVED))

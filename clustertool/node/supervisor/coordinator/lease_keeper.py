@@ -1,0 +1,113 @@
+"""The lease keeper has this node's lease for one epoch of an elastic job: it counts beats and reads acknowledgements."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Callable, Optional
+
+from clustertool.errors import UsageError
+from clustertool.model.elastic.lease import Lease
+from clustertool.model.wire.frames import Header
+from clustertool.node.system.process_clock import boottime
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.spec_types import Spec
+
+
+class LeaseKeeper:
+    """Call stamp() for each beat, read() for each message of the coordinator, and check() each loop, before orders are obeyed.
+
+    The node may have ranks once it is armed, by the first order. Before that, a lease that has ended may come back.
+    `seconds`: how long it lasts. All times are of CLOCK_BOOTTIME.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.armed = False
+        self._end_taken = False
+        self._lease = Lease(seconds, boottime())
+
+    @property
+    def seconds(self) -> float:
+        return self._lease.seconds
+
+    @property
+    def ended(self) -> bool:
+        return self._lease.ended
+
+    @property
+    def end(self) -> float:
+        """By when the node's ranks must be dead; infinite if it can have none."""
+        return self._lease.end if self.armed else math.inf
+
+    def stamp(self, message: Header) -> Header:
+        """The beat with its number."""
+        self._lease = self._lease.send(boottime())
+        return {**message, "beat": self._lease.number}
+
+    def read(self, message: Header) -> None:
+        """A message of the coordinator. Raises ValueError for a number that is none."""
+        seen = message.get("seen", 0)
+        if type(seen) is not int:
+            raise ValueError("an acknowledgement that is no number")
+        self._lease = self._lease.acknowledge(seen)
+
+    def check(self) -> bool:
+        """Whether the lease has ended. It never comes back."""
+        if self.armed:
+            self._lease = self._lease.check(boottime())
+        return self.ended
+
+    def end_is_new(self) -> bool:
+        """Whether it has ended; True once."""
+        new = self.ended and not self._end_taken
+        self._end_taken = self.ended
+        return new
+
+    def lose(self) -> None:
+        """The guard has ended the node's ranks because of the lease."""
+        self._lease = self._lease._replace(ended=True)
+
+
+class OwnLease(LeaseKeeper):
+    """The lease of the coordinator's own node, which each turn of its loop renews.
+
+    store_end: by when another node may coordinate, since this one has not reached the store; None if there is no store.
+    """
+
+    def __init__(self, seconds: float, store_end: Optional[Callable[[], float]]) -> None:
+        super().__init__(seconds)
+        self.armed = True
+        self._store_end = store_end
+
+    @property
+    def end(self) -> float:
+        return min(self._lease.end, self._of_store)
+
+    @property
+    def _of_store(self) -> float:
+        return math.inf if self._store_end is None else self._store_end()
+
+    @property
+    def why(self) -> str:
+        """Why it has ended."""
+        if boottime() >= self._of_store:
+            return "it did not reach the store of the job"
+        return f"it did not run for {self.seconds:g} s"
+
+    def check(self) -> bool:
+        """Renew it, or note that it has ended."""
+        now = boottime()
+        self._lease = self._lease.renew(now)
+        if now >= self._of_store:
+            self.lose()
+        return self.ended
+
+
+def require_may_leave(spec: Spec, leads: bool) -> None:
+    """Raise UsageError if this node cannot be released from its job. leads: it coordinates the job."""
+    if "elastic" not in spec:
+        what = f"job {spec['job']} is not elastic: {spec['name']} belongs to it until it ends"
+        raise UsageError(what, "stop the job, or start it with --nnodes MIN:MAX")
+    if leads and not spec["elastic"]["store"]:
+        what = f"{spec['name']} coordinates the job, which has no --elastic-server: it cannot leave"
+        raise UsageError(what, "stop the job, or release another node")

@@ -1,0 +1,102 @@
+"""Standby offers are the connections of machines that offer to join an elastic job while an epoch runs."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Dict, List, Optional, Set, Tuple
+
+from clustertool.model.job.outcome import Outcome
+from clustertool.model.wire.frames import Header
+from clustertool.model.wire.lead_messages import Incarnation, read_incarnation
+from clustertool.node.system.tls_link import TlsLink, beat
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.join_messages import WaitMessage
+    from clustertool.model.wire.lead_messages import OverMessage
+
+_MOST = 256  # machines on standby; more are closed, and offer themselves again
+_LONGEST_NAME = 255
+_LAST_MESSAGE = 1.0  # seconds
+_MAX_BACKLOG = 1 << 16
+
+
+class StandbyOffer:
+    """An offer that can be read. sender: the process. name: of its machine."""
+
+    def __init__(self, hello: Header) -> None:
+        """Raises ValueError."""
+        self.sender: Incarnation = read_incarnation(hello.get("sender"))
+        self.name, self.address = (str(hello.get(field, ""))[:_LONGEST_NAME] for field in ("hostname", "address"))
+
+
+class StandbyOffers:
+    """Call turn() each loop, and close() or end() once. `loss_timeout`: a machine that is silent for so long is closed.
+
+    present, nodes: how many nodes take part, and at most could.
+    """
+
+    def __init__(self, loss_timeout: float, present: int, nodes: int) -> None:
+        self._timeout = loss_timeout
+        self._wait: WaitMessage = {"type": "wait", "present": present, "nnodes": nodes, "missing": []}
+        self._links: Dict[TlsLink, Tuple[StandbyOffer, float]] = {}  # and when the newest message came
+        self._beat_at = 0.0
+
+    def wires(self) -> List[TlsLink]:
+        return list(self._links)
+
+    def add(self, wire: TlsLink, offer: StandbyOffer, now: float) -> bool:
+        """Keep a connection. Return whether the machine is a new one. now: of the caller's clock."""
+        again = [link for link, (other, _) in self._links.items() if other.sender == offer.sender]
+        for link in again:
+            self._remove(link)
+        if len(self._links) >= _MOST:
+            wire.close()
+            return False
+        self._links[wire] = (offer, now)
+        wire.send({**self._wait})
+        wire.flush()
+        return not again
+
+    def turn(self, now: float, ready: Optional[Set[int]]) -> None:
+        """`ready`: descriptors that can be read or written, None if that is not known."""
+        for wire, (offer, at) in list(self._links.items()):
+            try:
+                if ready is None or wire.fileno() in ready:
+                    messages = wire.turn()
+                    at = now if messages else at
+                    self._links[wire] = (offer, at)
+                    if any(message.get("type") == "leaving" for message in messages):
+                        raise ConnectionError("it leaves")
+                if now - at > self._timeout or wire.backlog > _MAX_BACKLOG:
+                    raise ConnectionError("it is silent, or does not read")
+            except ConnectionError:
+                self._remove(wire)
+        if now >= self._beat_at:
+            self._beat_at = now + beat(self._timeout)
+            for wire in self._links:
+                wire.send({"type": "beat"})
+
+    def _remove(self, wire: TlsLink) -> None:
+        self._links.pop(wire)
+        wire.close()
+
+    def end(self, outcome: Outcome) -> None:
+        """The job is over: send that to all. It waits for a second at most until they have it."""
+        fields = outcome.as_record()
+        over: OverMessage = {"type": "over", "outcome": fields}  # type: ignore[typeddict-item]
+        for wire in self._links:
+            wire.send({**over})
+        until = time.monotonic() + _LAST_MESSAGE
+        while self._links and time.monotonic() < until:
+            for wire in list(self._links):
+                try:
+                    wire.turn()  # until the other side closes it
+                except ConnectionError:
+                    self._remove(wire)
+            time.sleep(0.002)
+        self.close()
+
+    def close(self) -> None:
+        """The machines offer themselves again, at the gathering of the next epoch."""
+        for wire in list(self._links):
+            self._remove(wire)

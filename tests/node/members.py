@@ -1,0 +1,120 @@
+"""Members of an elastic job as processes: each one is the supervisor of its node in one epoch after another.
+
+The real supervisors run here without the joining of the next epoch: the test gives each epoch's nodes and number itself.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from tests.node.harness import PATIENCE, Job, Process, alive, kill, look, until
+
+_PROGRAM = """
+import json, os, sys
+from clustertool.node.storage import files
+from clustertool.node.supervisor.supervisor import Supervisor
+given = json.loads(sys.stdin.readline())
+for line in iter(sys.stdin.readline, ""):
+    job = files.open_job_dir(given["job_dir"])
+    spec = {**json.loads(files.read(job, ".clustertool/spec.json")), **given["launch"]}
+    epoch = json.loads(line)
+    if "shape" in spec:
+        place = [one for one in spec["shape"]["place"] if one[2] in epoch["nodes"]]
+        spec["shape"] = {**spec["shape"], "nodes": epoch["nodes"], "place": place}
+    spec["elastic"], spec["attempt"] = epoch["elastic"], epoch["elastic"]["epoch"]
+    supervisor = Supervisor(spec, job, 0o022)
+    supervisor.prepare()
+    supervisor.run()
+    outcome, end = supervisor.outcome, supervisor.epoch_end
+    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    opened = [os.readlink(link) for link in links if os.path.lexists(link)]
+    print(json.dumps({**outcome.as_record(), "end": end and end._asdict(), "files": opened}), flush=True)
+"""
+
+
+class Member:
+    """The process of one node. results: of its epochs: the outcome, the `end` of the epoch, and the files that stay open."""
+
+    def __init__(self, job: Job, node: int) -> None:
+        fields = job.start_requests[node].fields
+        launch = {name: fields[name] for name in ("secrets", "certificate", "key")}
+        self.job, self.node = job, node
+        self.results: list[dict[str, Any]] = []
+        self.popen = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=dict(job.nodes[node].env),
+            text=True,
+        )
+        self._send({"job_dir": str(job.dir(node)), "launch": launch})
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _send(self, message: object) -> None:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(f"{json.dumps(message)}\n")
+        self.popen.stdin.flush()
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            self.results.append(json.loads(line))
+
+    def begin(self, nodes: Sequence[int], elastic: dict[str, Any]) -> None:
+        self._send({"nodes": list(nodes), "elastic": elastic})
+
+    @property
+    def process(self) -> Process:
+        found = look(self.popen.pid)
+        assert found is not None, f"member {self.node} has ended"
+        return found[0]
+
+    def result(self, number: int) -> dict[str, Any]:
+        """Of the epoch that began as number `number` of this member, from 0."""
+        until(lambda: len(self.results) > number, f"the end of epoch {number} of member {self.node}: {self.results}")
+        return self.results[number]
+
+    def end(self) -> None:
+        assert self.popen.stdin is not None
+        self.popen.stdin.close()
+        if self.popen.poll() is None and alive(self.process):
+            self.popen.send_signal(signal.SIGCONT)
+        try:
+            self.popen.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
+        self._reader.join(PATIENCE)
+
+
+class Members:
+    """All members of a job that is placed. lease: seconds."""
+
+    def __init__(self, job: Job, lease: float) -> None:
+        self.job, self.lease = job, lease
+        self.all = [Member(job, node) for node in range(len(job.nodes))]
+
+    def begin(self, epoch: int, nodes: Sequence[int] | None = None, **elastic: object) -> None:
+        """Begin an epoch with these nodes, or all."""
+        nodes = range(len(self.all)) if nodes is None else nodes
+        given = {"epoch": epoch, "lease": self.lease, "grow": "next", "maximum": len(self.all), "members": len(nodes)}
+        rest = {"waiting": [], "restarts": 0, "store": False, **elastic}
+        for node in nodes:
+            self.all[node].begin(nodes, {**given, **rest})
+
+    def results(self, number: int, nodes: Sequence[int]) -> list[dict[str, Any]]:
+        return [self.all[node].result(number) for node in nodes]
+
+    def kill(self, node: int) -> None:
+        kill(self.all[node].process)
+
+    def end(self) -> None:
+        for member in self.all:
+            member.end()
