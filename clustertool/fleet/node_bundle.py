@@ -28,6 +28,7 @@ _LAPTOP += [
     "container_options",
     "container_settings",
     "job_container",
+    "job_pod",
     "portions",
     "scheduler",
     "stop_result",
