@@ -13,7 +13,18 @@ from clustertool.model.wire.lead_messages import Incarnation
 WAIT, START, FAIL = Readiness.WAIT, Readiness.START, Readiness.FAIL
 FIRST = Gathering(0, 2, 4, 300.0, 100.0)
 THREE = FIRST._replace(maximum=3)
-LATER = Gathering(3, 2, 4, 300.0, 100.0, first=False, earliest=111.0, expected=frozenset({0, 1, 2}), patience=10.0)
+LATER = Gathering(
+    3,
+    2,
+    4,
+    300.0,
+    100.0,
+    first=False,
+    leases_end=111.0,
+    unproved=frozenset({9}),
+    expected=frozenset({0, 1, 2}),
+    patience=10.0,
+)
 
 
 @pytest.mark.parametrize(
@@ -51,8 +62,13 @@ def test_a_later_epoch(present: tuple[int, ...], now: float, expected: Readiness
 
 
 def test_ranks_of_a_lost_node_may_live_after_the_timeout() -> None:
-    late = LATER._replace(earliest=500.0)
+    late = LATER._replace(leases_end=500.0)
     assert late.readiness((0, 1, 2), 450.0) is WAIT and late.readiness((0, 1, 2), 500.0) is START
+
+
+def test_a_lost_node_that_joins_again_has_no_ranks() -> None:
+    assert LATER.readiness((0, 1, 2), 105.0) is WAIT and LATER.readiness((0, 1, 2, 9), 105.0) is START
+    assert LATER._replace(earliest=106.0).readiness((0, 1, 2, 9), 105.0) is WAIT  # the pause
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Gathering: which nodes take part in the next epoch of an elastic job, and when it begins.
 
     epoch    condition, the first line that is true                               result
-    any      a lost node may still have living ranks (`earliest`)                 WAIT
+    any      the pause before the epoch has not passed (`earliest`)              WAIT
+    any      a node may still have living ranks (`unproved` until `leases_end`)   WAIT
     first    the maximum has joined, or all that are started at first             START
     first    `timeout` has not passed                                             WAIT
     later    a node that is expected has not joined, for `patience` at most       WAIT
@@ -55,9 +56,11 @@ class EpochBefore(NamedTuple):
 class Gathering(NamedTuple):
     """What one epoch needs.
 
-    number: of the epoch. began: when its gathering began. earliest: before this time ranks of the last epoch may live on a node
-    that was lost. expected: members that will join again, because they have taken part and were not lost. patience: seconds to
-    wait for these. first: no epoch has begun so far. restarts: of --max-restarts that were used. before: the last epoch.
+    number: of the epoch. began: when its gathering began. earliest: the end of the pause before it. unproved: nodes that may
+    have ranks of an earlier epoch until leases_end; one that joins has ended them. expected: members that will join again,
+    because they have taken part and were not lost. patience: seconds to wait for these. first: no epoch has begun so far.
+    restarts: of --max-restarts that were used. before: the last epoch. job_began: when the first gathering began. unattended:
+    seconds without a laptop.
     started: how many machines are started at first, 0 for the maximum.
     """
 
@@ -68,20 +71,25 @@ class Gathering(NamedTuple):
     began: float
     first: bool = True
     earliest: float = 0.0
+    unproved: FrozenSet[int] = frozenset()
+    leases_end: float = 0.0
     expected: FrozenSet[int] = frozenset()
     patience: float = 0.0
     restarts: int = 0
     before: EpochBefore = EpochBefore()
+    job_began: float = 0.0
+    unattended: float = 0.0
     started: int = 0
 
     def readiness(self, present: Collection[int], now: float) -> Readiness:
         """present: the members that have joined."""
         late = now - self.began >= self.timeout
-        if now < self.earliest:
+        proved = self.unproved <= set(present)
+        if now < self.earliest or (now < self.leases_end and not proved):
             return Readiness.WAIT
         if self.first and len(present) < min(self.maximum, self.started or self.maximum) and not late:
             return Readiness.WAIT
-        waited = now - max(self.began, self.earliest)
+        waited = now - max(self.began, self.earliest, 0.0 if proved else self.leases_end)
         if not self.expected <= set(present) and waited < self.patience and not late:
             return Readiness.WAIT
         if len(present) >= self.minimum:

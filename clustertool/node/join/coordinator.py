@@ -351,12 +351,18 @@ class JoinCoordinator:
             "waiting": waiting,
             "restarts": gathering.restarts,
             "store": settings.server.present,
+            "age": boottime() - gathering.job_began,
+            "unattended": gathering.unattended,
         }
 
     def _lead(self, action: d.Lead) -> None:
         """The port of joining becomes the lead's."""
         self._members.stop_listening()
         try:
+            meeting = self._node.epoch.meeting
+            if meeting is not None and self._state.elastic is not None:
+                numbers = [one.offer.node or 0 for one in self._state.members]
+                meeting.publish(numbers, self._state.elastic.restarts, self._join.cluster.loss_timeout / 2)
             self._node.launch(time.time())
         except ClustertoolError as error:
             self._decide(d.Failed(COORDINATOR, action.round, error))

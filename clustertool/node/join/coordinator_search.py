@@ -21,9 +21,13 @@ _NO_ANSWER = "the port is open, but no coordinator answers there"
 
 
 class CoordinatorSearch:
-    """connect() begins an attempt; failed() ends it. `now`: of the caller's clock. Each new cause is reported once."""
+    """connect() begins an attempt; failed() ends it. `now`: of the caller's clock. Each new cause is reported once.
 
-    def __init__(self, join: JoinFile, ctx: ssl.SSLContext, report: JoinReport) -> None:
+    fix: what a user does if the coordinator is not found.
+    """
+
+    def __init__(self, join: JoinFile, ctx: ssl.SSLContext, report: JoinReport, fix: str = "") -> None:
+        self._fix = fix
         self._join, self._context, self._report = join, ctx, report
         self.where = meeting.where(join)
         self._to_try: List[meeting.Endpoint] = []
@@ -42,7 +46,9 @@ class CoordinatorSearch:
                     what,
                     f"{messages_of(self._join.engine)} has the messages of that node; a firewall may block its port",
                 )
-            raise NodeLost(what, "start the job on the coordinator's machine too; a firewall may block its port")
+            raise NodeLost(
+                what, self._fix or "start the job on the coordinator's machine too; a firewall may block its port"
+            )
         if now < self._retry_at:
             return None
         if not self._to_try:

@@ -7,21 +7,33 @@ coordinator's supervisor (EpochEnd).
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
-from typing import FrozenSet, NamedTuple, Optional
+from typing import TYPE_CHECKING, FrozenSet, NamedTuple, Optional, Tuple
 
-from clustertool.model.elastic.epochs import EpochEnd, earliest_start
+from clustertool.errors import NodeLost
+from clustertool.model.elastic.epochs import EpochEnd, earliest_start, winner_start
 from clustertool.model.elastic.gathering import EpochBefore, Gathering, pause
+from clustertool.model.elastic.store_rules import ttl
+from clustertool.model.hints import PROGRAM
+from clustertool.model.job.outcome import Outcome
+from clustertool.model.job.state_names import JobState
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint
+from clustertool.model.wire.lead_messages import Incarnation
 from clustertool.node.join.bundle_content import BundleContent
 from clustertool.node.join.coordinator import JoinCoordinator
+from clustertool.node.join.etcd.store_meeting import StoreMeeting, Won
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joiner import Joiner
 from clustertool.node.join.joining_node import JoiningNode
 from clustertool.node.join.member_record import MemberRecord, first_record
 from clustertool.node.storage import files
+from clustertool.node.system import processes
 from clustertool.node.system.child_signals import Signals
 from clustertool.node.system.process_clock import boottime
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.spec_types import Spec
 
 
 class MemberPlace(NamedTuple):
@@ -39,35 +51,119 @@ class EpochLoop:
         elastic = join.job.elastic
         self._join = replace(join, join_timeout=elastic.timeout)
         self._report, self._umask, self._bundle = report, umask, bundle
-        self._elastic = elastic
         self._short = 0  # epochs in a row that ended early
-        self._began = boottime()  # the present epoch
-        first = Gathering(0, elastic.minimum, elastic.maximum, elastic.timeout, self._began, started=join.nnodes)
-        self._gathering = first
+        self._began = boottime()  # the present gathering
+        self._gathering = Gathering(
+            0,
+            elastic.minimum,
+            elastic.maximum,
+            elastic.timeout,
+            self._began,
+            started=join.nnodes,
+            job_began=self._began,
+        )
+        self._known = -1  # the highest attempt in which this member has been
+        self._continues = False  # this member coordinated the last epoch to its end
+        self._fix = ""  # what to do if no coordinator is found
 
-    def run(self, part: MemberPlace) -> int:
+    def run(self, place: MemberPlace) -> int:
+        me = os.getpid()
+        sender = Incarnation(processes.boot_id(), me, getattr(processes.stat(me), "start", 0))
+        meeting = StoreMeeting(self._join, sender) if self._join.job.elastic.server.present else None
+        code: Optional[int] = None
+        coordinates = False
+        try:
+            code, coordinates = self._epochs(place, meeting)
+            return code
+        finally:
+            if meeting is not None:
+                meeting.close(code if coordinates else None)
+
+    def _epochs(self, place: MemberPlace, meeting: Optional[StoreMeeting]) -> Tuple[int, bool]:
+        """The exit code, and whether this member coordinated the last epoch."""
         signals = Signals()
-        join = replace(self._join, index=part.number)
+        join = replace(self._join, index=place.number)
         record = first_record(join, files.resolve(join.own.root_dir or join.cluster.root_dir))
         while True:
-            node = JoiningNode(replace(self._join, index=part.number), self._report, self._umask, self._bundle)
-            node.epoch.record = record
-            if part.address:
-                code = JoinCoordinator(node, self._report, signals, part.address, self._gathering).run()
+            if meeting is not None and place.address:
+                place = self._take_next(meeting, place)
+            node = JoiningNode(replace(self._join, index=place.number), self._report, self._umask, self._bundle)
+            part = node.epoch
+            part.record, part.meeting, part.known, part.fix = record, meeting, self._known, self._fix
+            if place.address:
+                code = JoinCoordinator(node, self._report, signals, place.address, self._gathering).run()
             else:
                 code = Joiner(node, self._report, signals).run()
-            end, spec = node.epoch.end, node.epoch.spec
+            if part.won is not None:
+                place = self._take_over(part.won, node.join.coordinator)
+                signals, record = Signals(), part.record
+                continue
+            end, spec = part.end, part.spec
             if end is None or spec is None:
-                return code
-            self._prepare(end, frozenset(spec["shape"]["nodes"]) if "shape" in spec else frozenset())
-            lead = spec["lead"]
-            self._join = replace(self._join, coordinator=MeetingPoint(lead["host"], lead["port"], lead["node"]))
-            part = MemberPlace(spec["node"], part.address)
+                return code, bool(place.address)
+            place = self._after(end, spec, place)
             signals, record = Signals(), MemberRecord(spec, self._join.for_others)
+            if spec["node"] in end.left:
+                record.end(Outcome(JobState.STOPPED, 0, "tool", end.why), coordinates=False)
+                record.close()
+                return 0, False
+
+    def _after(self, end: EpochEnd, spec: Spec, place: MemberPlace) -> MemberPlace:
+        """Prepare for the next epoch. Returns the place of this member there."""
+        self._known, lead = max(self._known, end.attempt), spec["lead"]
+        self._continues = bool(place.address) and not end.silent
+        self._prepare(end, frozenset(spec["shape"]["nodes"]) if "shape" in spec else frozenset())
+        self._join = replace(self._join, coordinator=MeetingPoint(lead["host"], lead["port"], lead["node"]))
+        again = f"{PROGRAM} run --resume {spec['job']} --skip {lead['name']}"
+        self._fix = f"{again} starts the job again on the other nodes, from its output"
+        return MemberPlace(spec["node"], place.address)
+
+    def _take_next(self, meeting: StoreMeeting, place: MemberPlace) -> MemberPlace:
+        """The coordinator of the last epoch, or the one of the start, takes the next one in the store.
+
+        Raises NodeLost where the store is not reached at the start.
+        """
+        if self._known >= 0 and not self._continues:  # its lease has ended: other members may be quicker
+            meeting.give_up()
+            return place._replace(address="")
+        at = self._join.coordinator
+        seconds = self._join.cluster.loss_timeout
+        won = meeting.win(place.number or 0, self._known, MeetingPoint(place.address, at.port, at.member), seconds)
+        if won is None:
+            if self._known < 0 and meeting.view.content is None:
+                what = f"the store of --elastic-server does not answer: {meeting.view.problem or 'it is late'}"
+                raise NodeLost(what, "check that each node reaches it")
+            return place._replace(address="")
+        if won.first or self._known >= 0:
+            self._gathering = self._gathering._replace(number=won.number)
+            return place
+        return self._take_over(won, at)
+
+    def _take_over(self, won: Won, at: MeetingPoint) -> MemberPlace:
+        """This member coordinates from now on. Nodes of the last epoch may have ranks until they join, or their leases end."""
+        now, elastic, lease = boottime(), self._join.job.elastic, ttl(self._join.cluster.loss_timeout)
+        self._join = replace(self._join, coordinator=at)
+        self._gathering = Gathering(
+            won.number,
+            elastic.minimum,
+            elastic.maximum,
+            elastic.timeout,
+            now,
+            first=won.first,
+            unproved=frozenset(won.before),
+            leases_end=winner_start(frozenset(won.before), (), won.at, lease),
+            expected=frozenset(won.before),
+            patience=lease,
+            restarts=won.restarts,
+            before=EpochBefore(frozenset(won.before), "its coordinator was lost", won.at),
+            job_began=self._gathering.job_began,
+        )
+        self._began = now
+        return MemberPlace(at.member, at.host)
 
     def _prepare(self, end: EpochEnd, members: FrozenSet[int]) -> None:
         """What the next epoch waits for. members: of the epoch that has ended."""
-        now, elastic = boottime(), self._elastic
+        now, elastic = boottime(), self._join.job.elastic
         least, most = elastic.backoff
         self._short = self._short + 1 if now - self._began < most else 0
         lease = self._join.job.policy.loss_timeout
@@ -80,10 +176,14 @@ class EpochLoop:
             elastic.timeout,
             now,
             first=False,
-            earliest=max(earliest_start(end.lost, lease), now + pause(self._short, least, most)),
+            earliest=now + pause(self._short, least, most),
+            unproved=lost,
+            leases_end=earliest_start(end.lost, lease),
             expected=members - lost - released,
             patience=lease,
             restarts=end.restarts_used,
             before=before,
+            job_began=self._gathering.job_began,
+            unattended=end.unattended,
         )
         self._began = now

@@ -9,15 +9,20 @@ from __future__ import annotations
 import os
 import socket
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, List, Optional, Set, Tuple, cast
 
 from clustertool.errors import ClustertoolError, NodeLost
 from clustertool.model.job.outcome import Outcome, read_outcome
+from clustertool.model.job.state_names import JobState
 from clustertool.model.joining.join_errors import error_rows, read_errors
+from clustertool.model.joining.join_file import MeetingPoint
 from clustertool.model.joining.plain_form import to_plain
 from clustertool.model.wire.frames import Header
+from clustertool.node.join import meeting as meeting_
 from clustertool.node.join.coordinator import TICK, interrupted
 from clustertool.node.join.coordinator_search import CoordinatorSearch
+from clustertool.node.join.etcd.store_meeting import StoreMeeting
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joining_node import JoiningNode, OrderResult
 from clustertool.node.system.child_signals import EndRequest, Signals
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
 _LAST_MESSAGE = 1.0  # seconds
 _MALFORMED = (KeyError, TypeError, ValueError)
 _CLOSED = "the coordinator closed the connection"
+_ENDED = "the job has ended, as its store has it"
 
 
 class Joiner:
@@ -40,8 +46,8 @@ class Joiner:
     def __init__(self, node: JoiningNode, report: JoinReport, signals: Signals) -> None:
         self._node, self._report, self._signals = node, report, signals
         self._join = node.join
-        ctx = context(self._join.identity.certificate, self._join.identity.key, server=False)
-        self._search = CoordinatorSearch(self._join, ctx, report)
+        self._context = context(self._join.identity.certificate, self._join.identity.key, server=False)
+        self._search = CoordinatorSearch(self._join, self._context, report, node.epoch.fix)
         self._timeout = self._join.cluster.loss_timeout
         self._clock = ProcessClock()
         self._wire: Optional[TlsLink] = None
@@ -78,6 +84,8 @@ class Joiner:
         if self._node.epoch.stopped is not None:
             self._leave(self._node.epoch.stopped, "stop")
             raise self._node.epoch.stopped
+        if self._node.epoch.meeting is not None and not self._accepted and self._meet(self._node.epoch.meeting, now):
+            return
         if self._wire is None:
             self._wire, self._accepted = self._search.connect(now), False
             return
@@ -89,6 +97,31 @@ class Joiner:
             self._broken(now, *_why(error))
         except _MALFORMED as error:
             self._broken(now, f"the coordinator sent a message that cannot be read ({error!r:.100})")
+
+    def _meet(self, meeting: StoreMeeting, now: float) -> bool:
+        """Look up the coordinator in the store, or become it. Returns whether this ends the joining."""
+        code, found = meeting.over, meeting.coordinator
+        if code is not None:
+            self._over(Outcome(JobState.SUCCEEDED if code == 0 else JobState.FAILED, code, "job", _ENDED))
+            return True
+        if found is not None and found != self._join.coordinator:
+            self._close()
+            self._join = replace(self._join, coordinator=found)
+            self._search = CoordinatorSearch(self._join, self._context, self._report, self._node.epoch.fix)
+        member = -1 if self._join.index is None else self._join.index
+        epoch = self._node.epoch
+        epoch.won = meeting.turn(member, epoch.known, self._place, now)
+        if epoch.won is not None:
+            self._close()
+            self._signals.close()
+            self._result = 0
+        return epoch.won is not None
+
+    def _place(self) -> MeetingPoint:
+        """Where this machine would listen as the coordinator. Raises PreflightError."""
+        address = self._address or meeting_.address_to(self._join.job.elastic.server.urls)
+        port = meeting_.free_port(self._join, address)
+        return MeetingPoint(address, port, self._join.index or 0)
 
     # -- the connection --
 

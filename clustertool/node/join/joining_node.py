@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, List, NamedTuple, Optional, Set, cast
+from typing import TYPE_CHECKING, Callable, List, NamedTuple, Optional, Set, cast
 
 from clustertool.errors import ClustertoolError, InternalError
 from clustertool.model.elastic.epochs import EpochEnd
@@ -24,6 +24,7 @@ from clustertool.node.jobs.records import Record
 from clustertool.node.join.bundle_content import BundleContent
 from clustertool.node.join.child_task import PULL_END, UNDO, ChildTask, placing, probing
 from clustertool.node.join.engines.engine_allocation import allocation_of
+from clustertool.node.join.etcd.store_meeting import StoreMeeting, Won
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.member_record import MemberRecord, outcome_of
 from clustertool.node.join.pods.output_volume import link_output
@@ -60,13 +61,19 @@ class EpochPart:
     """What only a member of an elastic job has.
 
     record: its record while no supervisor is prepared, None before the first one. end: how the last epoch has ended, None if
-    the job is over. spec: of that epoch.
+    the job is over. spec: of that epoch. meeting: where members meet by a store, None without one. won: the epoch that this
+    member has taken there. known: the highest attempt that it has been in, -1 if none. fix: what a user does if no coordinator
+    is found.
     """
 
     def __init__(self) -> None:
         self.record: Optional[MemberRecord] = None
         self.end: Optional[EpochEnd] = None
         self.spec: Optional[Spec] = None
+        self.meeting: Optional[StoreMeeting] = None
+        self.won: Optional[Won] = None
+        self.known = -1
+        self.fix = ""
         self._paused: Optional[MemberRecord] = None
 
     @property
@@ -266,7 +273,7 @@ class JoiningNode:
         bundle = self._bundle.data if self._bundle is not None else b""
         if self.join.job.elastic.present:  # a machine that `grow` adds gets the code of the node from its laptop
             bundle = self.join.for_others
-        origin = Origin(bundle, self._allocation)
+        origin = Origin(bundle, self._allocation, self._store_end(spec))
         supervisor = Supervisor(spec, files.open_job_dir(spec["job_dir"]), self._umask, origin)
         task = processes.identify(self._placed.pid)
         supervisor.guard.spared = (task,) if task is not None else ()  # if this process dies, it takes the job back
@@ -278,6 +285,16 @@ class JoiningNode:
             self.epoch.resume()
             raise
         self._supervisor = supervisor
+
+    def _store_end(self, spec: Spec) -> Optional[Callable[[], float]]:
+        """By when the ranks of the epoch must be dead here, as far as the store decides; None without one."""
+        meeting = self.epoch.meeting
+        if meeting is None:
+            return None
+        leads = spec["node"] == spec["lead"]["node"]
+        if not leads:
+            meeting.follow(spec["elastic"]["epoch"])
+        return meeting.until(leads)
 
     def undo(self) -> None:
         """Take back all that was done here. Returns when that is over."""

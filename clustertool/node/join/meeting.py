@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import socket
-from typing import List, Tuple
+from dataclasses import replace
+from typing import List, Sequence, Tuple
+from urllib.parse import urlsplit
 
 from clustertool.errors import PreflightError
 from clustertool.model.joining.join_file import JoinFile
@@ -86,3 +89,34 @@ def open_port(join: JoinFile, address: str) -> Tuple[socket.socket, int]:
         raise PreflightError(what, "name a free port: LEAD_PORT in conf.py, or --master HOST:PORT")
     user = f"in use by {users[wanted[0]]}" if wanted[0] in users else f"not usable: {reason}"
     raise PreflightError(f"port {wanted[0]}, where machines join, is {user}", "end that program, or take another port")
+
+
+def free_port(join: JoinFile, address: str) -> int:
+    """A port at which this machine could coordinate: that of the last coordinator, else one that the job id determines.
+
+    Raises PreflightError.
+    """
+    listening = None
+    for host in (join, replace(join, coordinator=replace(join.coordinator, port=0))):
+        try:
+            listening, port = open_port(host, address)
+            break
+        except PreflightError:
+            if not host.coordinator.port:
+                raise
+    assert listening is not None
+    listening.close()
+    return port
+
+
+def address_to(urls: Sequence[str]) -> str:
+    """This machine's address on the way to a server, "" if there is no way. Nothing is sent."""
+    for url in urls:
+        host = urlsplit(url).hostname or ""
+        with contextlib.suppress(OSError, UnicodeError, IndexError):
+            address = addresses(host)[0]
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            with socket.socket(family, socket.SOCK_DGRAM) as sock:
+                sock.connect((address, 9))
+                return str(sock.getsockname()[0])
+    return ""

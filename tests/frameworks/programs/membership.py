@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 from typing import Mapping
 
-
 WORLD = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "PADDLE_MASTER")
 
 
