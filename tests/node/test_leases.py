@@ -258,13 +258,14 @@ def test_a_stop_reaches_all(bench: Bench, members: Start) -> None:
 class Offer:
     """A machine that waits for the next epoch. messages: of the coordinator; closed: it has ended the connection."""
 
-    def __init__(self, job: Job, sender: list[object], name: str = "n9") -> None:
+    def __init__(self, job: Job, sender: list[object], epoch: int = -1) -> None:
         fields = job.start_requests[0].fields
         ctx = context(str(fields["certificate"]), str(fields["key"]), server=False)
         self._wire = TlsLink(dial(*job.plan.lead), ctx, server=False, max_header=1 << 16)
         self.messages: list[dict[str, Any]] = []
         self.closed = self._sent = False
-        self._hello = {"type": "offer", "sender": sender, "hostname": name, "address": "127.0.0.99"}
+        self._hello = {"type": "offer", "sender": sender, "hostname": "n9", "address": "127.0.0.99"}
+        self._hello["epoch"] = epoch
 
     def turn(self) -> "Offer":
         try:
@@ -341,6 +342,18 @@ def test_a_member_that_offers_itself_again_is_not_waited_for(bench: Bench, membe
     assert group.results(0, [1])[0]["end"]["silent"]
     job.until("lost", 0)
     boot = job.events(1, "supervisor")[0]["boot"]
-    offer = Offer(job, [boot, *group.all[1].process])
+    offer = Offer(job, [boot, *group.all[1].process], epoch=0)
     offer.until_closed()
     assert group.results(0, [0])[0]["end"]["lost"] == {}
+
+
+def test_an_offer_that_a_member_sent_before_the_epoch_proves_nothing(bench: Bench, members: Start) -> None:
+    """A connection that broke may bring it late."""
+    job = planned(bench, 2)
+    group = members(job)
+    group.begin(3)
+    ready(job, 3, 0, 1)
+    boot = job.events(1, "supervisor")[0]["boot"]
+    Offer(job, [boot, *group.all[1].process], epoch=2).until("wait")
+    let_go(job, 3, 0, 1)
+    assert [one["state"] for one in group.results(0, [0, 1])] == ["succeeded"] * 2
