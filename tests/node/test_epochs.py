@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,12 @@ from clustertool.model.job.state_names import StartReason
 from clustertool.model.paths import JobPaths
 from clustertool.node.jobs import supervisor_client
 from clustertool.node.jobs.records import Record
-from tests.node.harness import until
+from clustertool.node.system.tls_link import beat
+from tests.node.harness import Process, alive, read, until
 from tests.node.joining import JoinBench, Machine, codes, start
 
 if TYPE_CHECKING:
-    from clustertool.model.wire.supervisor_messages import StopCommand
+    from clustertool.model.wire.supervisor_messages import LeaveCommand, StopCommand
 
 WAIT = "echo epoch $CLUSTERTOOL_ATTEMPT rank $RANK of $WORLD_SIZE; exec sleep 600"
 
@@ -95,13 +97,133 @@ def test_a_machine_beyond_the_maximum_is_on_standby(join_bench: JoinBench) -> No
     assert codes(machines) == [143, 143, 143]
 
 
-def test_a_lost_node_starts_an_epoch(join_bench: JoinBench) -> None:
-    machines = elastic(join_bench.job(3, WAIT), 2, 3)
+def says(machine: Machine, attempt: int, rank: int, world: int, seconds: float = 40.0) -> None:
+    """A rank of an epoch runs on a machine."""
+    text = f"epoch {attempt} rank {rank} of {world}"
+    log = machine.job_dir / "log" / (f"attempt{attempt}" if attempt else "") / f"workerlog.{rank}"
+    until(lambda: text in read(str(log)).decode(), f"{log}: {text} {machine.lines}", seconds)
+
+
+def running(machines: list[Machine]) -> list[Machine]:
     start(machines)
     for rank, machine in enumerate(machines):
-        machine.says(f"epoch 0 rank {rank} of 3", rank)
+        says(machine, 0, rank, len(machines))
+    return machines
+
+
+def end(machines: list[Machine]) -> None:
+    """The user stops the job."""
+    stop(machines[0])
+    assert codes(machines) == [143] * len(machines)
+
+
+def test_a_lost_node_starts_an_epoch(join_bench: JoinBench) -> None:
+    """Ranks have no gaps, and start when the lost node can have none. It is started again, and joins the next epoch."""
+    machines = running(elastic(join_bench.job(3, WAIT), 2, 3, grow="restart"))
     machines[1].signal(signal.SIGKILL)
-    machines[0].says("epoch 1 rank 0 of 2", 0)
-    machines[2].says("epoch 1 rank 1 of 2", 1)
-    machines[0].signal(signal.SIGTERM)
-    assert codes([machines[0], machines[2]]) == [143, 143]
+    says(machines[0], 1, 0, 2)
+    says(machines[2], 1, 1, 2)
+    (epoch,) = (one for one in machines[0].events("epoch") if one["attempt"] == 1)
+    assert (epoch["nodes"], epoch["left"], epoch["joined"]) == ([0, 2], [[1, "lost"]], [])
+    assert 5.0 < epoch["seconds"] < 15.0, epoch  # LOSS_TIMEOUT + 1
+    assert machines[1].wait() == -signal.SIGKILL
+    machines[1].start()
+    for rank, machine in enumerate(machines):
+        says(machine, 2, rank, 3)
+    (back,) = (one for one in machines[0].events("epoch") if one["attempt"] == 2)
+    assert (back["left"], back["joined"]) == ([], [1]) and "joins" in back["cause"]
+    end(machines)
+
+
+def test_a_new_node_joins_at_the_next_epoch(join_bench: JoinBench) -> None:
+    machines = running(elastic(join_bench.job(2, WAIT), 2, 3, timeout=3.0))
+    more = join_bench.another(machines[0], index=2)
+    more.start()
+    until(lambda: more.reports("joined"), "it waits")
+    time.sleep(2 * beat(5.0))  # nothing is to happen
+    assert not machines[0].events("epoch-ended")
+    machines[1].signal(signal.SIGKILL)
+    says(machines[0], 1, 0, 2)
+    says(more, 1, 1, 2)
+    end([machines[0], more])
+
+
+def test_a_rank_asks_to_be_started_again(join_bench: JoinBench) -> None:
+    """Exit code 101 starts an epoch, also without --max-restarts."""
+    command = (
+        "echo epoch $CLUSTERTOOL_ATTEMPT rank $RANK of $WORLD_SIZE; [ $CLUSTERTOOL_ATTEMPT$RANK = 01 ] && exit 101; "
+    )
+    machines = elastic(join_bench.job(2, command + "[ $CLUSTERTOOL_ATTEMPT = 0 ] && exec sleep 600; exit 0"), 2, 2)
+    assert codes(start(machines)) == [0, 0], [one.lines for one in machines]
+    says(machines[1], 1, 1, 2)
+    (epoch,) = (one for one in machines[0].events("epoch") if one["attempt"] == 1)
+    assert "asks to be started again (exit code 101)" in epoch["cause"]
+
+
+def test_failures_of_ranks_count_and_changes_of_nodes_do_not(join_bench: JoinBench) -> None:
+    """One restart is allowed. A node is lost before it and after it."""
+    command = "echo epoch $CLUSTERTOOL_ATTEMPT rank $RANK of $WORLD_SIZE; [ $CLUSTERTOOL_ATTEMPT = 1 ] && exit 7; "
+    command += "[ $CLUSTERTOOL_ATTEMPT = 3 ] && exit 7; exec sleep 600"
+    machines = running(elastic(join_bench.job(4, command, options={"max_restarts": "1"}), 2, 4))
+    machines[3].signal(signal.SIGKILL)
+    says(machines[0], 1, 0, 3)  # it fails, and is started again
+    says(machines[0], 2, 0, 3)
+    machines[2].signal(signal.SIGKILL)
+    says(machines[0], 3, 0, 2)  # it fails again: that is one failure too many
+    assert codes(machines[:2]) == [7, 7]
+
+
+def test_a_node_below_the_minimum_ends_the_job(join_bench: JoinBench) -> None:
+    machines = running(elastic(join_bench.job(2, WAIT), 2, 2, timeout=4.0))
+    machines[1].signal(signal.SIGKILL)
+    assert machines[0].wait() == 75
+    assert "1 of at least 2 nodes are there" in machines[0].error
+    (ended,) = machines[0].events("ended")
+    assert (ended["state"], ended["code"]) == ("lost", 75)
+
+
+def test_the_loss_of_the_coordinator_ends_the_job(join_bench: JoinBench) -> None:
+    """Without a store. The others wait for it, and name the command that starts the job again."""
+    machines = running(elastic(join_bench.job(3, WAIT), 2, 3, timeout=4.0))
+    machines[0].signal(signal.SIGKILL)
+    assert codes(machines[1:]) == [75, 75]
+    for machine in machines[1:]:
+        (ended,) = machine.events("ended")
+        assert (ended["state"], ended["code"]) == ("lost", 75)
+        assert "run --resume" in machine.reports("error")[0]["fix"], machine.lines
+
+
+def test_a_supervisor_that_is_frozen_has_no_ranks_when_the_next_epoch_begins(join_bench: JoinBench) -> None:
+    """Its guard ends them at the end of the lease. When it runs again, it joins again."""
+    machines = running(elastic(join_bench.job(3, WAIT), 2, 3, grow="restart"))
+    (rank,) = machines[1].events("started")
+    machines[1].signal(signal.SIGSTOP)
+    says(machines[0], 1, 0, 2)
+    assert not alive(Process(rank["pid"], rank["start"]))
+    machines[1].signal(signal.SIGCONT)
+    for number, machine in enumerate(machines):
+        says(machine, 2, number, 3)
+    assert machines[1].events("lease-lost")
+    end(machines)
+
+
+def test_a_node_is_released(join_bench: JoinBench) -> None:
+    machines = running(elastic(join_bench.job(3, WAIT), 2, 3))
+    command: LeaveCommand = {"type": "leave", "by": "the test"}
+    assert supervisor_client.ask(JobPaths.at(str(machines[1].job_dir)), command, 5.0) is not None
+    says(machines[0], 1, 0, 2)
+    says(machines[2], 1, 1, 2)
+    assert machines[1].wait() == 0
+    (ended,) = machines[1].events("ended")
+    assert (ended["state"], ended["code"]) == ("stopped", 0)
+    end([machines[0], machines[2]])
+
+
+def test_a_stop_between_two_epochs(join_bench: JoinBench) -> None:
+    machines = running(elastic(join_bench.job(2, WAIT), 2, 2, timeout=60.0))
+    machines[1].signal(signal.SIGKILL)
+    until(lambda: machines[0].events("epoch-ended"), "it waits for nodes")
+    stop(machines[0])
+    assert machines[0].wait() == 143
+    (ended,) = machines[0].events("ended")
+    assert (ended["state"], ended["reason"]) == ("stopped", "the test")
