@@ -31,7 +31,7 @@ class JoinError(_ExitCode):
 
 
 class _OfMembers(TypedDict, total=False):
-    epoch: int  # the last one of an elastic job that this process has ended, -1 if none
+    epoch: int  # the highest attempt of an elastic job that this process has been in, and has ended; -1 if none
 
 
 class OfferMessage(_OfMembers):

@@ -77,11 +77,6 @@ class EpochPart:
         self._paused: Optional[MemberRecord] = None
 
     @property
-    def last(self) -> int:
-        """The number of the last epoch, -1 before the first one."""
-        return self.record.spec["elastic"]["epoch"] if self.record is not None and "elastic" in self.record.spec else -1
-
-    @property
     def stopped(self) -> Optional[ClustertoolError]:
         """The error that stands for a stop by the user."""
         return self.record.stopped if self.record is not None else None

@@ -21,8 +21,8 @@ _MAX_BACKLOG = 1 << 16
 
 
 class StandbyOffer:
-    """An offer that can be read. sender: the process. name: of its machine. epoch: the last one that the process has ended, -1
-    if none. An offer that was sent before may come late, and proves nothing about a later epoch."""
+    """An offer that can be read. sender: the process. name: of its machine. epoch: the highest attempt that the process has
+    been in and has ended, -1 if none. An offer that was sent before may come late, and proves nothing about a later epoch."""
 
     def __init__(self, hello: Header) -> None:
         """Raises ValueError."""
