@@ -151,6 +151,8 @@ class Turn:
         node = self.nodes[number]
         if (CRASHED, number) in self.faults:
             self.set(number, alive=False, ranks=-1)
+        elif not node.alive:  # it was started again: it knows nothing, and has new connections
+            self.nodes[number], self.to_lead[number], self.from_lead[number] = Node(), (), ()
         elif (SUSPENDED, number) not in self.faults and self.now >= node.guard:
             self.set(number, ranks=-1)
 
