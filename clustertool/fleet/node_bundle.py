@@ -27,13 +27,16 @@ _LAPTOP += [
     "container_facts",
     "container_options",
     "container_settings",
+    "gathering",
     "job_container",
     "job_pod",
+    "membership",
     "portions",
     "scheduler",
     "stop_result",
+    "store_rules",
 ]
-_MODEL = ("", "container/", "devices/", "dispatch/", "job/", "mpi/", "mpirun/", "wire/")
+_MODEL = ("", "container/", "devices/", "dispatch/", "elastic/", "job/", "mpi/", "mpirun/", "wire/")
 _FILES = ("__init__.py", "errors.py", "node/**/*.py", *(f"model/{folder}*.py" for folder in _MODEL))
 _JOIN = "join"  # the folder of node/ that only nodes need which no laptop starts
 # The types of messages are for the type checker, and for the laptop's checks.

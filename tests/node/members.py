@@ -87,7 +87,7 @@ class Member:
         if self.popen.poll() is None and alive(self.process):
             self.popen.send_signal(signal.SIGCONT)
         try:
-            self.popen.wait(PATIENCE)
+            self.popen.wait(5.0)
         except subprocess.TimeoutExpired:
             self.popen.kill()
             self.popen.wait()

@@ -30,7 +30,11 @@ class JoinError(_ExitCode):
 # -- to the coordinator
 
 
-class OfferMessage(TypedDict):
+class _OfMembers(TypedDict, total=False):
+    epoch: int  # the highest attempt of an elastic job that this process has been in, and has ended; -1 if none
+
+
+class OfferMessage(_OfMembers):
     """The first message of a machine. `address`: its own one on the way to the coordinator; `coordinator`: the other end's."""
 
     type: Literal["offer"]

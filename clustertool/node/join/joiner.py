@@ -152,6 +152,7 @@ class Joiner:
             "index": offer.node,
             "own": to_plain(self._join.offered),
             "coordinator": coordinator,
+            "epoch": self._node.epoch.known,
         }
         del fields["node"]
         wire.send({"type": "offer", **fields})

@@ -139,7 +139,7 @@ class LeadMember:
         self.ranks: List[RankOutput] = []  # the progress of its ranks when it reported that
         self.sender: Optional[Incarnation] = None  # the supervisor that has joined
         self.last_at = boottime()  # when the newest message came, by CLOCK_BOOTTIME
-        self.seen = 0  # the number of the newest beat
+        self.seen = self.acknowledged = 0  # the number of the newest beat, and that which was sent back
         self.given_up = False  # no beat that comes now is acknowledged
 
     def disconnect(self) -> None:
@@ -213,12 +213,14 @@ class LeadMembers:
             member.wire.send(numbered)
 
     def beat(self, message: Header) -> None:
-        """Send a heartbeat to every node, if it is time for one. `message`: its fields, but for the acknowledgement."""
-        if self._clock.now < self._beat_at:
-            return
-        self._beat_at = self._clock.now + beat(self._timeout)
+        """Send a heartbeat to every node, if it is time for one, or to those of which a numbered beat has come: their leases
+        are as long as possible then. `message`: its fields, but for the acknowledgement."""
+        due = self._clock.now >= self._beat_at
+        if due:
+            self._beat_at = self._clock.now + beat(self._timeout)
         for member in self.nodes.values():
-            if member.wire is not None:
+            if member.wire is not None and (due or member.seen > member.acknowledged):
+                member.acknowledged = member.seen
                 seen = {"seen": member.seen} if self._elastic else {}
                 member.wire.send({**message, **seen, "ack": member.mail.got})
 

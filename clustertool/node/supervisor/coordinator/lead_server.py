@@ -227,7 +227,8 @@ class LeadServer(CoordinatorLink):
         if standby.add(wire, offer, self._clock.now):
             self._record("standby", name=offer.name, address=offer.address)
         for node, member in self._members.nodes.items():
-            if member.sender == offer.sender and (node not in self._state.gone or node in self._state.lost):
+            ended = member.sender == offer.sender and offer.epoch >= self._state.shape.first
+            if ended and (node not in self._state.gone or node in self._state.lost):
                 self._members.give_up(member)
                 self._decide(e.Returned(node))
         self._decide(e.OnStandby(offer.name))

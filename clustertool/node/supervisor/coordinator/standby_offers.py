@@ -21,11 +21,16 @@ _MAX_BACKLOG = 1 << 16
 
 
 class StandbyOffer:
-    """An offer that can be read. sender: the process. name: of its machine."""
+    """An offer that can be read. sender: the process. name: of its machine. epoch: the highest attempt that the process has
+    been in and has ended, -1 if none. An offer that was sent before may come late, and proves nothing about a later epoch."""
 
     def __init__(self, hello: Header) -> None:
         """Raises ValueError."""
         self.sender: Incarnation = read_incarnation(hello.get("sender"))
+        epoch = hello.get("epoch", -1)
+        if type(epoch) is not int:
+            raise ValueError("an epoch that is no number")
+        self.epoch = epoch
         self.name, self.address = (str(hello.get(field, ""))[:_LONGEST_NAME] for field in ("hostname", "address"))
 
 

@@ -1,0 +1,337 @@
+"""A model of an elastic job: coordinator, nodes, their guards, leases and the network, with the rules of the real code.
+
+The leases, the decisions of the coordinator, and what the next epoch waits for are the real functions. The model has the rest:
+processes that take turns, links that deliver in order, and faults. Time goes by in ticks. A world is a value, and a Turn makes
+the next one of it, so that all histories can be explored.
+
+In each tick first faults change, then the guards act, then links deliver, and then each process that is not frozen takes its
+turn. What a process sends arrives in the next tick, or later if its link is cut.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from clustertool.model.elastic import epochs, lease
+from clustertool.model.elastic.gathering import Gathering, Readiness
+from clustertool.model.elastic.lease import Lease
+from clustertool.node.supervisor.coordinator import epoch_decisions as e
+from clustertool.node.supervisor.coordinator import lead_decisions as l
+
+LEASE = 4  # ticks, two of which a message and its answer take; the margin of the next epoch is one tick
+COORDINATOR = 0
+Message = tuple[Any, ...]  # its kind and its epoch first
+Fault = tuple[str, int]  # its kind and the node
+
+
+class Node(NamedTuple):
+    """A member. epoch: of its supervisor, -1 while it offers itself. last: the highest epoch that it has been in. ranks: the
+    epoch of its living ranks, -1 if none lives. armed: it may have ranks, so the lease counts. guard: the end of the lease that
+    its guard knows."""
+
+    lease: Lease = Lease(LEASE, 0)
+    epoch: int = -1
+    last: int = -1
+    ranks: int = -1
+    armed: bool = False
+    guard: float = math.inf
+    alive: bool = True
+
+
+class Lead(NamedTuple):
+    """What the coordinator's process has besides its own node. state: None while it gathers. known: numbers of epochs.
+
+    received, seen: of each node, the time and the number of its newest beat. given_up: nodes of which no beat is acknowledged.
+    """
+
+    state: l.State | None = None
+    epoch: int = -1
+    received: tuple[float, ...] = ()
+    seen: tuple[int, ...] = ()
+    given_up: frozenset[int] = frozenset()
+    own: Lease = Lease(LEASE, 0)
+    gathered: frozenset[int] = frozenset()
+    known: frozenset[int] = frozenset()
+    gathering: Gathering | None = None
+
+
+class World(NamedTuple):
+    """nodes: the coordinator's is the first. links: messages on the way, by node, to the coordinator and from it. faults: those
+    that last. used: epochs that have begun, in their order."""
+
+    now: int
+    nodes: tuple[Node, ...]
+    lead: Lead
+    to_lead: tuple[tuple[Message, ...], ...]
+    from_lead: tuple[tuple[Message, ...], ...]
+    faults: frozenset[Fault] = frozenset()
+    used: tuple[int, ...] = ()
+
+
+# The kinds of faults. A link is cut in one direction or in both; a supervisor or a whole machine is frozen; a machine is lost.
+CUT_UP, CUT_DOWN, CUT, FROZEN, SUSPENDED, CRASHED = "cut up", "cut down", "cut", "frozen", "suspended", "crashed"
+
+
+def kinds(node: int) -> tuple[str, ...]:
+    return (FROZEN, SUSPENDED) if node == COORDINATOR else (CUT_UP, CUT_DOWN, CUT, FROZEN, SUSPENDED, CRASHED)
+
+
+def first_world(count: int) -> World:
+    nothing: tuple[tuple[Message, ...], ...] = ((),) * count
+    gathering = Gathering(0, 1, count, 2.0, 0)
+    lead = Lead(received=(0.0,) * count, seen=(0,) * count, gathering=gathering)
+    return World(0, (Node(),) * count, lead, nothing, nothing)
+
+
+@functools.cache
+def shape(nodes: frozenset[int], epoch: int) -> e.EpochShape:
+    """One trainer on each node."""
+    names = tuple(f"n{node}" for node in range(max(nodes) + 1))
+    place = tuple((("trainer", rank), node) for rank, node in enumerate(sorted(nodes)))
+    made = e.EpochShape(nodes, names, place, "abort", 0, epoch)
+    made.maximum = len(names)
+    return made
+
+
+def replaced(values: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
+    return (*values[:at], value, *values[at + 1 :])
+
+
+class Turn:
+    """One tick of a world. The methods can be overridden, to see that a wrong rule is found."""
+
+    def __init__(self, world: World, faults: Iterable[Fault]) -> None:
+        self.now = world.now + 1
+        self.faults = frozenset(faults)
+        self.nodes = list(world.nodes)
+        self.lead = world.lead
+        self.to_lead = list(world.to_lead)
+        self.from_lead = list(world.from_lead)
+        self.used = world.used
+
+    def run(self) -> World:
+        for number in range(len(self.nodes)):
+            self.guard(number)
+        arrived_up, arrived_down = self.delivered()
+        if self.runs(COORDINATOR):
+            for node, messages in enumerate(arrived_up):
+                for message in messages:
+                    self.lead_reads(node, message)
+            self.lead_turn()
+        for number in range(1, len(self.nodes)):
+            if self.runs(number):
+                self.node_turn(number, arrived_down[number])
+        up, down = tuple(self.to_lead), tuple(self.from_lead)
+        return World(self.now, tuple(self.nodes), self.lead, up, down, self.faults, self.used)
+
+    def runs(self, node: int) -> bool:
+        return self.nodes[node].alive and not {(FROZEN, node), (SUSPENDED, node)} & self.faults
+
+    def delivered(self) -> tuple[list[tuple[Message, ...]], list[tuple[Message, ...]]]:
+        """What arrives in this tick. A process that does not run finds it later."""
+        up: list[tuple[Message, ...]] = [()] * len(self.nodes)
+        down = up[:]
+        for node in range(1, len(self.nodes)):
+            if self.runs(COORDINATOR) and not {(CUT_UP, node), (CUT, node)} & self.faults:
+                up[node], self.to_lead[node] = self.to_lead[node], ()
+            if self.runs(node) and not {(CUT_DOWN, node), (CUT, node)} & self.faults:
+                down[node], self.from_lead[node] = self.from_lead[node], ()
+        return up, down
+
+    # -- nodes --
+
+    def set(self, number: int, **values: Any) -> None:
+        self.nodes[number] = self.nodes[number]._replace(**values)
+
+    def guard(self, number: int) -> None:
+        """The guard kills the ranks at the end of the lease that it knows, also those of a frozen supervisor."""
+        node = self.nodes[number]
+        if (CRASHED, number) in self.faults:
+            self.set(number, alive=False, ranks=-1)
+        elif not node.alive:  # it was started again: it knows nothing, and has new connections
+            self.nodes[number], self.to_lead[number], self.from_lead[number] = Node(), (), ()
+        elif (SUSPENDED, number) not in self.faults and self.now >= node.guard:
+            self.set(number, ranks=-1)
+
+    def node_turn(self, number: int, messages: Iterable[Message]) -> None:
+        node, orders = self.nodes[number], []
+        for message in messages:
+            kind, epoch = message[0], message[1]
+            if kind == "go" and node.epoch < 0:
+                if self.may_enter(epoch, node.last):
+                    node = Node(Lease(LEASE, self.now), epoch, epoch)
+            elif epoch == node.epoch and kind == "beat":
+                node = node._replace(lease=self.acknowledged(node.lease, message[2]))
+            elif epoch == node.epoch:
+                node = node._replace(armed=True)
+                orders.append(kind)
+        if node.epoch < 0:
+            return self.post(number, ("offer", node.last))
+        if node.armed:
+            node = node._replace(lease=node.lease.check(self.now))
+        for order in orders:
+            if order == "start" and not node.lease.ended:
+                node = node._replace(ranks=node.epoch)
+            elif order == "stop":
+                node = node._replace(ranks=-1)
+                self.post(number, ("clean", node.epoch))
+        if node.lease.ended or "finish" in orders:
+            self.nodes[number] = Node(last=node.last)
+            return None
+        node = node._replace(lease=node.lease.send(self.now))
+        self.post(number, ("beat", node.epoch, node.lease.number))
+        self.nodes[number] = node._replace(guard=node.lease.end if node.armed else math.inf)
+        return None
+
+    def acknowledged(self, of: Lease, number: int) -> Lease:
+        return of.acknowledge(number)
+
+    def may_enter(self, epoch: int, last: int) -> bool:
+        return epochs.may_enter(epoch, last)
+
+    def post(self, number: int, message: Message) -> None:
+        waiting = self.to_lead[number]
+        if message[0] == "offer":  # a connection that breaks takes it along
+            waiting = tuple(one for one in waiting if one[0] != "offer")
+        self.to_lead[number] = (*waiting, message)
+
+    # -- the coordinator --
+
+    def tell(self, nodes: Iterable[int], message: Message) -> None:
+        for node in nodes:
+            if node != COORDINATOR:
+                self.from_lead[node] = (*self.from_lead[node], message)
+
+    def lead_reads(self, node: int, message: Message) -> None:
+        lead, kind = self.lead, message[0]
+        if kind == "offer":
+            self.lead = lead._replace(gathered=lead.gathered | {node}, known=lead.known | {message[1]})
+            if lead.state is not None and node in lead.state.shape.nodes and self.has_ended(message[1]):
+                self.give_up(node)
+                self.decide(e.Returned(node))
+            return
+        if lead.state is None or message[1] != lead.epoch:
+            return
+        if kind == "clean":
+            self.decide(l.Clean(node, (), lead.epoch))
+            return
+        if node not in lead.given_up:
+            received, seen = replaced(lead.received, node, self.now), replaced(lead.seen, node, message[2])
+            self.lead = lead._replace(received=received, seen=seen)
+        if node not in lead.state.joined:
+            self.decide(l.Joined(node))
+
+    def has_ended(self, last: int) -> bool:
+        """Whether an offer comes from a process that has ended the present epoch. An older offer may have been on its way."""
+        return last >= self.lead.epoch
+
+    def give_up(self, node: int) -> None:
+        self.lead = self.lead._replace(given_up=self.lead.given_up | {node})
+
+    def lead_turn(self) -> None:
+        if self.lead.state is None:
+            return self.gather()
+        own = self.lead.own.renew(self.now)
+        if own.ended and not self.lead.own.ended:
+            nothing = (0,) * len(self.nodes)
+            self.lead = self.lead._replace(given_up=frozenset(range(len(self.nodes))), seen=nothing)
+            self.set(COORDINATOR, ranks=-1)
+            self.decide(e.LeaseEnded(COORDINATOR, "it did not run"))
+        self.lead = self.lead._replace(own=own)
+        for node in sorted(self.members() - {COORDINATOR}):
+            state = self.lead.state
+            if state is not None and node not in state.gone and self.is_silent(self.lead.received[node]):
+                self.give_up(node)
+                self.decide(l.Lost(node, "silent"))
+        for node in sorted(self.members() - {COORDINATOR}):
+            self.tell([node], ("beat", self.lead.epoch, self.lead.seen[node]))
+        if self.lead.state is not None:
+            self.set(COORDINATOR, guard=self.lead.own.end)
+        return None
+
+    def members(self) -> frozenset[int]:
+        return self.lead.state.shape.nodes if self.lead.state is not None else frozenset()
+
+    def is_silent(self, received: float) -> bool:
+        return lease.is_silent(received, self.now, LEASE)
+
+    def decide(self, event: e.Event) -> None:
+        state = self.lead.state
+        if state is None:
+            return
+        of = state.shape
+        assert isinstance(of, e.EpochShape)
+        state, actions = e.decide(of, state, event)
+        self.lead = self.lead._replace(state=state)
+        for action in actions:
+            if isinstance(action, l.Start):
+                self.tell(of.nodes, ("start", self.lead.epoch))
+                if not self.lead.own.ended:
+                    self.set(COORDINATOR, ranks=self.lead.epoch)
+            elif isinstance(action, l.Stop):
+                self.tell(of.nodes, ("stop", self.lead.epoch))
+                self.set(COORDINATOR, ranks=-1)
+                self.decide(l.Clean(COORDINATOR, (), self.lead.epoch))
+            elif isinstance(action, l.Finish):
+                self.finish(of)
+
+    def finish(self, of: e.EpochShape) -> None:
+        """The epoch is over: the next one waits for the leases of the nodes that are lost."""
+        state = self.lead.state
+        assert state is not None
+        self.tell(of.nodes, ("finish", self.lead.epoch))
+        lost = {node: self.lead.received[node] for node in self.lost(state)}
+        expected = of.nodes - state.lost - {COORDINATOR}
+        gathering = Gathering(
+            0,
+            1,
+            len(self.nodes),
+            math.inf,
+            self.now,
+            first=False,
+            earliest=self.earliest(lost),
+            expected=frozenset({COORDINATOR, *expected}),
+            patience=LEASE,
+        )
+        known = self.lead.known | {self.lead.epoch}
+        self.set(COORDINATOR, guard=math.inf)
+        self.lead = self.lead._replace(state=None, gathered=frozenset(), known=known, gathering=gathering)
+
+    def lost(self, state: l.State) -> frozenset[int]:
+        """Those that may have ranks until their leases end: they have joined."""
+        return state.lost & state.joined
+
+    def earliest(self, lost: dict[int, float]) -> float:
+        return epochs.earliest_start(lost, LEASE)
+
+    def gather(self) -> None:
+        lead, gathering = self.lead, self.lead.gathering
+        assert gathering is not None
+        present = lead.gathered | {COORDINATOR}
+        if gathering.readiness(present, self.now) is not Readiness.START:
+            return
+        epoch = epochs.next_number(lead.known)
+        of, count = shape(present, epoch), len(self.nodes)
+        state = l.State(of, attempt=epoch)
+        received, seen = (float(self.now),) * count, (0,) * count
+        own = Lease(LEASE, self.now)
+        self.lead = Lead(state, epoch, received, seen, frozenset(), own, frozenset(), lead.known | {epoch}, gathering)
+        self.used = (*self.used, epoch)
+        self.tell(present, ("go", epoch))
+        self.decide(l.Joined(COORDINATOR))
+
+
+def problem(world: World) -> str:
+    """What must never be, or "". A machine that is suspended as a whole counts when it runs again."""
+    living: dict[int, list[int]] = {}
+    for number, node in enumerate(world.nodes):
+        if node.ranks >= 0 and (SUSPENDED, number) not in world.faults:
+            living.setdefault(node.ranks, []).append(number)
+    if len(living) > 1:
+        return f"ranks of several epochs live: {living}"
+    if len(set(world.used)) < len(world.used):
+        return f"the number of an epoch is used twice: {world.used}"
+    return ""
