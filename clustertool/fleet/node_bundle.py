@@ -34,7 +34,6 @@ _LAPTOP += [
     "portions",
     "scheduler",
     "stop_result",
-    "store_rules",
 ]
 _MODEL = ("", "container/", "devices/", "dispatch/", "elastic/", "job/", "mpi/", "mpirun/", "wire/")
 _FILES = ("__init__.py", "errors.py", "node/**/*.py", *(f"model/{folder}*.py" for folder in _MODEL))

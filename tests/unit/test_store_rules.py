@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from clustertool.model.elastic import store_rules as rules
-from clustertool.model.elastic.store_rules import Standing, StoreContent, StoreRecord
+from clustertool.model.joining import store_rules as rules
+from clustertool.model.joining.store_rules import Standing, StoreContent, StoreRecord
 from clustertool.model.wire.lead_messages import Incarnation
 
 ME, OTHER = Incarnation("boot", 1, 10), Incarnation("boot", 2, 20)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, FrozenSet, NamedTuple, Optional, Tuple
 from clustertool.errors import NodeLost
 from clustertool.model.elastic.epochs import EpochEnd, earliest_start, winner_start
 from clustertool.model.elastic.gathering import EpochBefore, Gathering, pause
-from clustertool.model.elastic.store_rules import ttl
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint
+from clustertool.model.joining.store_rules import ttl
 from clustertool.model.wire.lead_messages import Incarnation
 from clustertool.node.join.bundle_content import BundleContent
 from clustertool.node.join.coordinator import JoinCoordinator

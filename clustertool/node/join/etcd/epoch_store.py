@@ -12,8 +12,8 @@ import time
 from collections import deque
 from typing import Callable, Deque, Optional
 
-from clustertool.model.elastic import store_rules as rules
-from clustertool.model.elastic.store_rules import Standing, StoreRecord
+from clustertool.model.joining import store_rules as rules
+from clustertool.model.joining.store_rules import Standing, StoreRecord
 from clustertool.node.join.etcd.etcd_client import EtcdAccess, EtcdClient, EtcdError
 from clustertool.node.join.etcd.store_keeper import PREFIX, StoreJob, StoreKeeper, StoreView
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional, Tuple
 
-from clustertool.model.elastic import store_rules as rules
-from clustertool.model.elastic.store_rules import Standing, StoreContent, StoreRecord
+from clustertool.model.joining import store_rules as rules
+from clustertool.model.joining.store_rules import Standing, StoreContent, StoreRecord
 from clustertool.model.wire.lead_messages import Incarnation
 from clustertool.node.join.etcd.etcd_client import EtcdAccess, EtcdClient, EtcdError, KeyValue, Put, Unchanged
 from clustertool.node.system.process_clock import boottime

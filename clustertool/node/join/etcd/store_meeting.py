@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Sequence, Tupl
 
 from clustertool.errors import ConfigError, NodeLost
 from clustertool.model.config.elastic_settings import ElasticServer
-from clustertool.model.elastic.store_rules import Standing, StoreRecord
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint
+from clustertool.model.joining.store_rules import Standing, StoreRecord
 from clustertool.node.join.etcd.epoch_store import EpochStore
 from clustertool.node.join.etcd.etcd_client import EtcdAccess, EtcdError
 from clustertool.node.join.etcd.store_keeper import StoreJob, StoreView
