@@ -29,7 +29,6 @@ _LAPTOP += [
     "container_settings",
     "gathering",
     "job_container",
-    "membership",
     "portions",
     "scheduler",
     "stop_result",
