@@ -29,6 +29,7 @@ _LAPTOP += [
     "container_settings",
     "gathering",
     "job_container",
+    "job_pod",
     "portions",
     "scheduler",
     "stop_result",

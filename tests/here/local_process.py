@@ -74,7 +74,7 @@ class LocalProcess(SshEngine):
         """A program in front of the shell, as `srun` would be."""
         return HereLink(host, ("/bin/sh", "-c", f"NODE_NAME={host.name} exec /bin/sh"))
 
-    def open(self, lag: float | None = None, job: str = "") -> Fleet:
+    def open(self, lag: float | None = None, job: str = "", newest: bool = False) -> Fleet:
         return self.fleet if self.fleet.agents else self.fleet.open(lag)
 
     def describe(self, known: Mapping[int, JobsAnswer]) -> dict[str, Description]:

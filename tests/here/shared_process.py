@@ -23,7 +23,7 @@ register(EngineEntry("shared-process", f"{__name__}:SharedProcess", f"{__name__}
 class SharedProcess(LocalProcess):
     capabilities = Capabilities(needs_hosts=False, queues=True, sends_workspace=True, live_channels=False)
 
-    def open(self, lag: float | None = None, job: str = "") -> Fleet:
+    def open(self, lag: float | None = None, job: str = "", newest: bool = False) -> Fleet:
         root = root_dir(self.fleet.cluster, 0)
         return self.fleet.open_shared(Host(0, "login", root_dir=root, name="login", here=True))
 

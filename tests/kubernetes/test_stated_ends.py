@@ -23,8 +23,8 @@ JOINED = PodEnd("a", 1, "failed", "trainer 3 on pod 1 ended with exit code 7", 7
 ALONE = PodEnd("a", -1, "lost", "1 of 2 nodes have joined within 600 s; missing: ct-a-1", 75)
 
 
-def pod(number: int, message: str = "", code: int = 7, **waiting: str) -> dict[str, Any]:
-    ended = {"exitCode": code, "reason": "Error", "message": message, "finishedAt": "2026-01-01T00:00:00Z"}
+def pod(number: int, stated_text: str = "", code: int = 7, **waiting: str) -> dict[str, Any]:
+    ended = {"exitCode": code, "reason": "Error", "message": stated_text, "finishedAt": "2026-01-01T00:00:00Z"}
     state = {"waiting": waiting} if waiting else {"terminated": ended}
     status = {
         "phase": "Pending" if waiting else "Failed",

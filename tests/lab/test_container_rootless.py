@@ -49,7 +49,8 @@ def gone(site: LabSite) -> None:
     """No process of a job is left, and no container. The processes that keep the user's namespaces are one for each node."""
     site.gone(60.0)
     containers.no_containers(site, users=(USER,))
-    pauses = [process.node for process in site.all_processes() if process.argv[-1:] == ("-P",)]
+    names = [(process.node, process.name, process.argv[-1:]) for process in site.all_processes()]
+    pauses = [node for node, name, last in names if last == ("-P",) or name == "podman pause"]
     assert sorted(pauses) == [0, 1]
 
 

@@ -43,6 +43,9 @@ class Queue:
     def open(self, job: str = "") -> None:
         """ask_jobs() is replaced."""
 
+    def cause(self, job: str) -> None:
+        """The engine has not ended its nodes."""
+
 
 def waited(monkeypatch: pytest.MonkeyPatch, state: Callable[[float], Description]) -> tuple[list[Description], Queue]:
     clock = Clock()

@@ -1,0 +1,128 @@
+"""Elastic jobs with a store: a real etcd decides which member coordinates."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clustertool.model.config.elastic_settings import ElasticServer, ElasticSettings
+from tests.node.harness import until
+from tests.node.joining import JoinBench, Machine, codes, free_port
+from tests.node.test_epochs import WAIT, end, running, says
+
+
+class Etcd:
+    """A server on loopback, with its own folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._port, self._peers = folder, free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        self.start()
+
+    def start(self) -> None:
+        peers = f"http://127.0.0.1:{self._peers}"
+        argv = ["etcd", "--data-dir", str(self._folder), "--listen-client-urls", self.url, "--log-level", "error"]
+        argv += ["--advertise-client-urls", self.url, "--listen-peer-urls", peers]
+        argv += ["--initial-advertise-peer-urls", peers, "--initial-cluster", f"default={peers}"]
+        self.popen = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until(self.answers, "etcd answers")
+
+    def answers(self) -> bool:
+        return "epoch" in self.keys() or self._ask("endpoint", "health").returncode == 0
+
+    def keys(self) -> str:
+        return self._ask("get", "--prefix", "clustertool/", "--keys-only").stdout
+
+    def _ask(self, *words: str) -> subprocess.CompletedProcess[str]:
+        argv = ["etcdctl", "--endpoints", self.url, "--command-timeout", "2s", *words]
+        env = {**os.environ, "ETCDCTL_API": "3"}
+        return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[Etcd]:
+    if not shutil.which("etcd"):
+        if os.environ.get("DEMAND_ENGINES"):
+            pytest.fail("etcd is missing: scripts/engine-packages.sh installs it")
+        pytest.skip("needs etcd (package etcd-server)")
+    server = Etcd(tmp_path / "etcd")
+    yield server
+    server.kill()
+
+
+def with_store(machines: list[Machine], least: int, most: int, etcd: Etcd, **more: object) -> list[Machine]:
+    server = ElasticServer((etcd.url,))
+    settings = ElasticSettings(least, most, server=server, **{"timeout": 30.0, **more})  # type: ignore[arg-type]
+    for machine in machines:
+        machine.join = replace(machine.join, job=replace(machine.join.job, elastic=settings))
+    return machines
+
+
+def test_a_job_leaves_its_record_only(join_bench: JoinBench, etcd: Etcd) -> None:
+    machines = with_store(join_bench.job(2, "echo done"), 2, 2, etcd)
+    for machine in machines:
+        machine.start()
+    assert codes(machines) == [0, 0], [one.lines for one in machines]
+    job = machines[0].join.identity.job_id
+    assert etcd.keys().split() == [f"clustertool/{job}/epoch"]
+
+
+def test_the_coordinator_is_lost(join_bench: JoinBench, etcd: Etcd) -> None:
+    """Another member takes over. The lost one joins again, as any other node."""
+    machines = running(with_store(join_bench.job(3, WAIT), 2, 3, etcd, grow="restart"))
+    machines[0].signal(signal.SIGKILL)
+    assert machines[0].wait() == -signal.SIGKILL
+    says(machines[1], 1, 0, 2)
+    says(machines[2], 1, 1, 2)
+    machines[0].start()
+    says(machines[0], 2, 1, 3)  # the coordinator has the first rank
+    stopped = [machines[1], machines[2], machines[0]]
+    end(stopped)
+
+
+def test_a_node_is_lost(join_bench: JoinBench, etcd: Etcd) -> None:
+    machines = running(with_store(join_bench.job(3, WAIT), 2, 3, etcd))
+    machines[2].signal(signal.SIGKILL)
+    says(machines[0], 1, 0, 2)
+    says(machines[1], 1, 1, 2)
+    end(machines[:2])
+
+
+def test_a_short_outage_of_the_store_has_no_effect(join_bench: JoinBench, etcd: Etcd) -> None:
+    machines = running(with_store(join_bench.job(2, WAIT), 2, 2, etcd))
+    etcd.popen.send_signal(signal.SIGSTOP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        etcd.popen.wait(3.0)  # LOSS_TIMEOUT is 5
+    etcd.popen.send_signal(signal.SIGCONT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        etcd.popen.wait(4.0)
+    assert not any(machine.events("epoch-ended") or machine.events("lease-lost") for machine in machines)
+    end(machines)
+
+
+def test_a_long_outage_of_the_store_ends_the_ranks_until_it_is_back(join_bench: JoinBench, etcd: Etcd) -> None:
+    machines = running(with_store(join_bench.job(2, WAIT), 2, 2, etcd, timeout=60.0))
+    etcd.kill()
+    for machine in machines:
+        until(lambda one=machine: one.events("epoch-ended"), "its ranks have ended", 30.0)  # type: ignore[misc]
+    etcd.start()
+    attempts = until(
+        lambda: [
+            one["attempt"] for one in machines[0].events("started") + machines[1].events("started") if one["attempt"]
+        ],
+        "another epoch begins",
+        60.0,
+    )
+    assert min(attempts) >= 1
+    end(machines)
