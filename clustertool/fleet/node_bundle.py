@@ -30,7 +30,6 @@ _LAPTOP += [
     "gathering",
     "job_container",
     "job_pod",
-    "membership",
     "portions",
     "scheduler",
     "stop_result",

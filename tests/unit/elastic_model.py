@@ -4,8 +4,8 @@ The leases, the decisions of the coordinator, and what the next epoch waits for 
 processes that take turns, links that deliver in order, and faults. Time goes by in ticks. A world is a value, and a Turn makes
 the next one of it, so that all histories can be explored.
 
-In each tick first faults change, then the guards act, then links deliver, and then each process that is not frozen takes its
-turn. What a process sends arrives in the next tick, or later if its link is cut.
+In each tick first faults change, then the guards act, then each node that is not frozen takes its turn, and then the
+coordinator. What a node sends arrives in the same tick, what the coordinator sends in the next one; later if the link is cut.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clustertool.model.elastic.lease import Lease
 from clustertool.node.supervisor.coordinator import epoch_decisions as e
 from clustertool.node.supervisor.coordinator import lead_decisions as l
 
-LEASE = 4  # ticks, two of which a message and its answer take; the margin of the next epoch is one tick
+LEASE = 5  # ticks; a message and its answer take one, and the margin of the next epoch is one
 COORDINATOR = 0
 Message = tuple[Any, ...]  # its kind and its epoch first
 Fault = tuple[str, int]  # its kind and the node
@@ -71,12 +71,18 @@ class World(NamedTuple):
     used: tuple[int, ...] = ()
 
 
-# The kinds of faults. A link is cut in one direction or in both; a supervisor or a whole machine is frozen; a machine is lost.
+# The kinds of faults. A link is cut in one direction or in both; a supervisor or a whole machine is frozen; a machine is lost;
+# a node sends what cannot be read, and is given up at once; an offer that it sent before the epoch comes late.
 CUT_UP, CUT_DOWN, CUT, FROZEN, SUSPENDED, CRASHED = "cut up", "cut down", "cut", "frozen", "suspended", "crashed"
+GARBLED, LATE_OFFER = "garbled", "late offer"
 
 
 def kinds(node: int) -> tuple[str, ...]:
-    return (FROZEN, SUSPENDED) if node == COORDINATOR else (CUT_UP, CUT_DOWN, CUT, FROZEN, SUSPENDED, CRASHED)
+    return (
+        (FROZEN, SUSPENDED)
+        if node == COORDINATOR
+        else (CUT_UP, CUT_DOWN, CUT, FROZEN, SUSPENDED, CRASHED, GARBLED, LATE_OFFER)
+    )
 
 
 def first_world(count: int) -> World:
@@ -115,31 +121,28 @@ class Turn:
     def run(self) -> World:
         for number in range(len(self.nodes)):
             self.guard(number)
-        arrived_up, arrived_down = self.delivered()
-        if self.runs(COORDINATOR):
-            for node, messages in enumerate(arrived_up):
-                for message in messages:
-                    self.lead_reads(node, message)
-            self.lead_turn()
         for number in range(1, len(self.nodes)):
             if self.runs(number):
-                self.node_turn(number, arrived_down[number])
+                self.node_turn(number, self.arrived(self.from_lead, number, CUT_DOWN))
+        if self.runs(COORDINATOR):
+            for number in range(1, len(self.nodes)):
+                for message in self.arrived(self.to_lead, number, CUT_UP):
+                    self.lead_reads(number, message)
+                if (LATE_OFFER, number) in self.faults:
+                    self.lead_reads(number, ("offer", self.nodes[number].last - 1))
+            self.lead_turn()
         up, down = tuple(self.to_lead), tuple(self.from_lead)
         return World(self.now, tuple(self.nodes), self.lead, up, down, self.faults, self.used)
 
     def runs(self, node: int) -> bool:
         return self.nodes[node].alive and not {(FROZEN, node), (SUSPENDED, node)} & self.faults
 
-    def delivered(self) -> tuple[list[tuple[Message, ...]], list[tuple[Message, ...]]]:
-        """What arrives in this tick. A process that does not run finds it later."""
-        up: list[tuple[Message, ...]] = [()] * len(self.nodes)
-        down = up[:]
-        for node in range(1, len(self.nodes)):
-            if self.runs(COORDINATOR) and not {(CUT_UP, node), (CUT, node)} & self.faults:
-                up[node], self.to_lead[node] = self.to_lead[node], ()
-            if self.runs(node) and not {(CUT_DOWN, node), (CUT, node)} & self.faults:
-                down[node], self.from_lead[node] = self.from_lead[node], ()
-        return up, down
+    def arrived(self, links: list[tuple[Message, ...]], node: int, cut: str) -> tuple[Message, ...]:
+        """What a process reads now. One that does not run finds it later."""
+        if {(cut, node), (CUT, node)} & self.faults:
+            return ()
+        messages, links[node] = links[node], ()
+        return messages
 
     # -- nodes --
 
@@ -154,7 +157,7 @@ class Turn:
         elif not node.alive:  # it was started again: it knows nothing, and has new connections
             self.nodes[number], self.to_lead[number], self.from_lead[number] = Node(), (), ()
         elif (SUSPENDED, number) not in self.faults and self.now >= node.guard:
-            self.set(number, ranks=-1)
+            self.set(number, ranks=-1, lease=node.lease._replace(ended=True))  # the supervisor gets to know it
 
     def node_turn(self, number: int, messages: Iterable[Message]) -> None:
         node, orders = self.nodes[number], []
@@ -182,7 +185,8 @@ class Turn:
             self.nodes[number] = Node(last=node.last)
             return None
         node = node._replace(lease=node.lease.send(self.now))
-        self.post(number, ("beat", node.epoch, node.lease.number))
+        kind = "garbled" if (GARBLED, number) in self.faults else "beat"
+        self.post(number, (kind, node.epoch, node.lease.number))
         self.nodes[number] = node._replace(guard=node.lease.end if node.armed else math.inf)
         return None
 
@@ -218,6 +222,11 @@ class Turn:
         if kind == "clean":
             self.decide(l.Clean(node, (), lead.epoch))
             return
+        if kind == "garbled":
+            self.give_up(node)
+            if node not in lead.state.gone:
+                self.decide(l.Lost(node, "it sent a message that cannot be read"))
+            return
         if node not in lead.given_up:
             received, seen = replaced(lead.received, node, self.now), replaced(lead.seen, node, message[2])
             self.lead = lead._replace(received=received, seen=seen)
@@ -235,6 +244,8 @@ class Turn:
         if self.lead.state is None:
             return self.gather()
         own = self.lead.own.renew(self.now)
+        if self.nodes[COORDINATOR].lease.ended:
+            own = own._replace(ended=True)
         if own.ended and not self.lead.own.ended:
             nothing = (0,) * len(self.nodes)
             self.lead = self.lead._replace(given_up=frozenset(range(len(self.nodes))), seen=nothing)
@@ -297,7 +308,7 @@ class Turn:
             patience=LEASE,
         )
         known = self.lead.known | {self.lead.epoch}
-        self.set(COORDINATOR, guard=math.inf)
+        self.nodes[COORDINATOR] = Node()
         self.lead = self.lead._replace(state=None, gathered=frozenset(), known=known, gathering=gathering)
 
     def lost(self, state: l.State) -> frozenset[int]:

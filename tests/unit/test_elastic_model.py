@@ -60,12 +60,12 @@ def explored(first: World, ticks: int, turn: type[Turn] = Turn, at_once: bool = 
 
 def test_all_histories_of_three_running_nodes_with_two_faults() -> None:
     """The first one begins at once: all times of a job that runs are alike."""
-    wrong, count = explored(running(3), 16, at_once=True)
+    wrong, count = explored(running(3), 14, at_once=True)
     assert not wrong and count > 20_000, (wrong, count)
 
 
 def test_all_histories_of_the_first_epoch_with_two_faults() -> None:
-    wrong, count = explored(first_world(3), 10)
+    wrong, count = explored(first_world(3), 9)
     assert not wrong and count > 20_000, (wrong, count)
 
 
@@ -86,26 +86,12 @@ class LateLease(Turn):
         return of.acknowledge(number)._replace(since=self.now)
 
 
-class LastingBeats(Turn):
-    """Beats of a node that was given up are acknowledged."""
-
-    def give_up(self, node: int) -> None:
-        return
-
-
 class NoGuard(Turn):
     """Nothing kills the ranks of a supervisor that is frozen."""
 
     def guard(self, number: int) -> None:
         if (CRASHED, number) in self.faults:
             super().guard(number)
-
-
-class OldOffers(Turn):
-    """An offer that was on its way when the epoch began counts as the end of its process."""
-
-    def has_ended(self, last: int) -> bool:
-        return True
 
 
 class NoLoss(Turn):
@@ -115,9 +101,9 @@ class NoLoss(Turn):
         return frozenset()
 
 
-@pytest.mark.parametrize("turn", [NoWait, LateLease, LastingBeats, NoGuard, NoLoss, OldOffers])
+@pytest.mark.parametrize("turn", [NoWait, LateLease, NoGuard, NoLoss])
 def test_a_wrong_rule_is_found(turn: type[Turn]) -> None:
-    assert explored(running(3, turn), 14, turn, at_once=True)[0] or explored(first_world(3), 12, turn)[0]
+    assert explored(running(3, turn), 14, turn, at_once=True)[0].startswith("ranks of several epochs live")
 
 
 # -- walks of more nodes and faults --
