@@ -93,7 +93,7 @@ class Cluster:
         mode: str = "",
         nproc_per_node: int | str | None = None,
         devices: str | Iterable[int] | None = None,
-        nnodes: int | None = None,
+        nnodes: int | str | None = None,
         servers: Sequence[str] = (),
         workers: Sequence[str] = (),
         heter_workers: Sequence[str] = (),
@@ -113,6 +113,8 @@ class Cluster:
         max_restarts: int | None = None,
         lease: float | str | None = None,
         image: str | None = None,
+        elastic_timeout: float | str | None = None,
+        elastic_server: str | Sequence[str] = (),
         nested: bool = False,
         job_id: str = "",
         name: str = "",
@@ -132,7 +134,8 @@ class Cluster:
         process; "" for no container, None for what job.toml or conf.py has. nested: a launcher such as torchrun in the
         command is intended; else it is an error, because each trainer would begin a training of its own. settings: of the
         engine, as in its dict of conf.py and with priority over it. progress: is called with Progress values; without it, a
-        notebook shows a bar. The others are the options of `clustertool run`, and override job.toml.
+        notebook shows a bar. nnodes: a text such as "2:4" for an elastic job. The others are the options of `clustertool run`,
+        and override job.toml.
 
         The job does not need this program any more: it goes on when the program ends. If it fails at once, wait() raises
         that. An exception such as KeyboardInterrupt in this call ends what it has started on the nodes.
@@ -173,6 +176,8 @@ class Cluster:
             max_restarts=_text(max_restarts),
             lease=_text(lease),
             image=image,
+            elastic_timeout=_text(elastic_timeout),
+            elastic_server=(elastic_server,) if isinstance(elastic_server, str) else tuple(elastic_server),
         )
         wish = RunWish(
             os.fspath(job),

@@ -261,18 +261,6 @@ class Engine(ABC):
         """The nodes of an engine that has no agents there. Raises ClustertoolError."""
         raise NotImplementedError
 
-    def revive(self, job: str, node: int) -> bool:
-        """Start a node of an elastic job again that does not take part in it, and whose agent is open. Returns whether it was
-        started. Called in a thread. Raises ClustertoolError."""
-        return False
-
-    def grow(self, job: str, hosts: Sequence[Host]) -> Mapping[str, str]:
-        """Start further nodes of an elastic job that runs, or nodes of it again that do not take part. The fleet is open.
-
-        Returns {name: what becomes of it}. Raises UsageError where the engine chooses the nodes; ClustertoolError."""
-        what = f"the engine {self.fleet.cluster.engine} chooses the nodes itself"
-        raise UsageError(what, "ask it for more nodes, which join the job by themselves")
-
     def forget(self, jobs: Collection[str]) -> None:  # noqa: B027 - most engines keep nothing
         """Remove what the engine itself keeps of jobs whose records were removed. Raises ClustertoolError."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from clustertool.engines.base import Engine, Starter
     from clustertool.engines.job_request import RunRequest
     from clustertool.model.config.cluster import Cluster
+    from clustertool.model.config.hosts import Host
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class EngineOption:
 class EngineEntry:
     """An engine by its name in ENGINE and --engine, and in job.toml as the name of a table with settings.
 
-    engine, starter: "module:class", an Engine and a Starter. options: of `run`; the starter gets them in RunWish.settings.
+    engine, starter: "module:class", an Engine and a Starter. growth: what adds nodes to an elastic job, "" where the engine
+    chooses the nodes. options: of `run`; the starter gets them in RunWish.settings.
     allocation: the variable that names an allocation of nodes in a shell, "" where there is none.
     """
 
@@ -46,6 +48,7 @@ class EngineEntry:
     starter: str
     options: tuple[EngineOption, ...] = ()
     allocation: str = ""
+    growth: str = ""
 
     @property
     def settings(self) -> str:
@@ -62,7 +65,14 @@ def register(entry: EngineEntry) -> None:
     _ENTRIES[entry.name] = entry
 
 
-register(EngineEntry("ssh", "clustertool.engines.ssh_engine:SshEngine", "clustertool.engines.ssh_start:SshStart"))
+register(
+    EngineEntry(
+        "ssh",
+        "clustertool.engines.ssh_engine:SshEngine",
+        "clustertool.engines.ssh_start:SshStart",
+        growth="clustertool.engines.elastic.growth:Growth",
+    )
+)
 
 SLURM_OPTIONS = (
     EngineOption("partition", "the partition of Slurm, or several: a,b", "NAME"),
@@ -170,6 +180,28 @@ def starter_of(engine: Engine, request: RunRequest) -> Starter:
     """Raises ConfigError."""
     starter: Starter = _target(_entry(request.cluster.engine).starter)(engine, request)
     return starter
+
+
+def grow(engine: Engine, job: str, hosts: Sequence[Host]) -> Mapping[str, str]:
+    """Start further nodes of an elastic job that runs, or nodes of it again that do not take part. engine: its fleet is open.
+
+    Returns {name: what becomes of it}. Raises UsageError where the engine chooses the nodes; ClustertoolError.
+    """
+    entry = _entry(engine.fleet.cluster.engine)
+    if not entry.growth:
+        what = f"the engine {entry.name} chooses the nodes itself"
+        raise UsageError(what, "ask it for more nodes, which join the job by themselves")
+    found: Mapping[str, str] = _target(entry.growth)(engine.caller, engine.fleet, job).run(hosts)
+    return found
+
+
+def revive(engine: Engine, job: str, node: int) -> bool:
+    """Start a node of an elastic job again that does not take part in it, and whose agent is open. Called in a thread.
+
+    Returns whether it was started: an engine that chooses the nodes does so itself. Raises ClustertoolError.
+    """
+    growth = _entry(engine.fleet.cluster.engine).growth
+    return bool(growth) and bool(_target(growth)(engine.caller, engine.fleet, job).again(node))
 
 
 def _entry(name: str) -> EngineEntry:

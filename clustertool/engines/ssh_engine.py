@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from clustertool.engines.base import Answers, Capabilities, Description, Engine, EngineState
-from clustertool.engines.elastic.growth import Growth
-from clustertool.engines.elastic.member_join import STARTED, common_file, join_node
 from clustertool.engines.job_states import by_records
 from clustertool.fleet.fleet import Fleet, stop_everywhere
-from clustertool.model.config.hosts import Host
 from clustertool.model.job.node_status import NodePart
 from clustertool.model.job.state_names import JobState
 from clustertool.model.wire.agent_answers import JobsAnswer
@@ -30,12 +27,6 @@ class SshEngine(Engine):
     def cancel(self, job: str, how: StopHow) -> Answers:
         """Over the connections that are open."""
         return stop_everywhere(self.fleet, job, how)
-
-    def revive(self, job: str, node: int) -> bool:
-        return join_node(self.fleet, node, common_file(self.fleet, job), node) == STARTED
-
-    def grow(self, job: str, hosts: Sequence[Host]) -> Mapping[str, str]:
-        return Growth(self.caller, self.fleet, job).run(hosts)
 
 
 def _described(part: NodePart) -> Description:

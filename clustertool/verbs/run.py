@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -118,7 +119,8 @@ def _follow(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, made: P
     fleet = engine.fleet
     hide, copy = mask(order.secrets.values()), log_copy.of_job(call, made.job_id)
     lines = RankLines(call.terminal, hide=hide)
-    follow = FollowSession(call, fleet, inbox, made.job_id, lines, ending(engine), copy=copy, revive=engine.revive)
+    revive = functools.partial(registry.revive, engine)
+    follow = FollowSession(call, fleet, inbox, made.job_id, lines, ending(engine), copy=copy, revive=revive)
     if exact:
         follow.watch.status.plan = made.ranks
     follow.start({"logs": wanted(call), "tail": None}, made.job.policy.grace)
@@ -143,7 +145,8 @@ def follow_starts(
     copy = log_copy.of_job(call, job)
     while True:
         lines = RankLines(call.terminal, hide=hide)
-        follow = FollowSession(call, engine.fleet, inbox, job, lines, ending(engine), copy=copy, revive=engine.revive)
+        revive = functools.partial(registry.revive, engine)
+        follow = FollowSession(call, engine.fleet, inbox, job, lines, ending(engine), copy=copy, revive=revive)
         follow.start(request, grace)
 
         def ended(session: FollowSession = follow) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +25,8 @@ class Etcd:
     """A server on loopback, with its own folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._port, self._peers = folder, free_port(), free_port()
-        self.url = f"http://127.0.0.1:{self._port}"
+        self._folder, self.port, self._peers = folder, free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
         self.start()
 
     def start(self) -> None:
@@ -48,6 +51,37 @@ class Etcd:
     def kill(self) -> None:
         self.popen.kill()
         self.popen.wait()
+
+
+class Relay:
+    """A port that leads to another one of this machine, until it is closed."""
+
+    def __init__(self, to: int) -> None:
+        self._to = to
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._sockets: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                ours, _ = self._listener.accept()
+                theirs = socket.create_connection(("127.0.0.1", self._to))
+                self._sockets += [ours, theirs]
+                for source, target in ((ours, theirs), (theirs, ours)):
+                    threading.Thread(target=self._copy, args=(source, target), daemon=True).start()
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+
+    def close(self) -> None:
+        for sock in (self._listener, *self._sockets):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
 
 
 @pytest.fixture
@@ -126,3 +160,24 @@ def test_a_long_outage_of_the_store_ends_the_ranks_until_it_is_back(join_bench: 
     )
     assert min(attempts) >= 1
     end(machines)
+
+
+def test_a_node_that_does_not_reach_the_store_ends_its_ranks(join_bench: JoinBench, etcd: Etcd) -> None:
+    """Although it reaches the coordinator. Only this node has another address of the server, which does not answer later."""
+    machines = with_store(join_bench.job(3, WAIT), 2, 3, etcd)
+    relay = Relay(etcd.port)
+    settings = machines[2].join.job.elastic
+    server = replace(settings.server, urls=(f"http://127.0.0.1:{relay.port}",))
+    machines[2].join = replace(
+        machines[2].join, job=replace(machines[2].join.job, elastic=replace(settings, server=server))
+    )
+    running(machines)
+    relay.close()
+    until(lambda: machines[2].events("lease-lost"), "its ranks have ended", 30.0)
+    says(machines[0], 1, 0, 2)
+    says(machines[1], 1, 1, 2)
+    for machine in machines[:2]:
+        assert not machine.events("lease-lost")
+    machines[2].signal(signal.SIGKILL)
+    machines[2].wait()
+    end(machines[:2])

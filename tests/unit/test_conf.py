@@ -58,6 +58,7 @@ RIGHT: list[tuple[str, object, object]] = [
     ("LEAD_PORT", 6160, 6160),
     ("RELAY", "off", "off"),
     ("DISPATCH", "rsync", "rsync"),
+    ("COORDINATOR", "node1", "node1"),
     ("JOIN_TIMEOUT", "5m", 300.0),
     ("LOSS_TIMEOUT", 3, 3.0),
     ("GRACE", "1.5", 1.5),
@@ -109,6 +110,7 @@ WRONG: list[tuple[str, object, str]] = [
     *[("RELAY", value, "one of auto, off") for value in ("on", True)],
     *[("CONTAINER", value, "a dict") for value in ("a:1", ["a:1"], None)],
     *[("IMAGE_FROM", value, "one of laptop, first, registry") for value in ("hub", "", None)],
+    ("COORDINATOR", 1, "a string"),
     *[("DISPATCH", value, "one of swarm, rsync") for value in ("scp", "", None)],
 ]
 

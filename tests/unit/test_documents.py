@@ -63,3 +63,11 @@ def test_the_readme_installs_into_an_environment_of_its_own() -> None:
     """Debian and Ubuntu refuse `pip install` outside of one."""
     text = (ROOT / "README.md").read_text()
     assert text.index("python3 -m venv") < text.index("pip install .") and "pipx install ." in text
+
+
+@pytest.mark.parametrize("name", ["digits-torch", "digits-paddle"])
+def test_the_checkpoint_code_of_the_page_is_that_of_the_example(name: str) -> None:
+    """The imports, and all from the first assignment on."""
+    code, page = (ROOT / f"workspaces/{name}/checkpoint.py").read_text(), (ROOT / "docs/elastic.md").read_text()
+    imports = re.findall(r"^(?:import|from (?!__future__)).*$", code, re.MULTILINE)
+    assert "\n".join([*imports, "", code[code.index("FOLDER =") :].rstrip()]) in page

@@ -29,7 +29,7 @@ class Session:
 
     detached = False
 
-    def __init__(self, *_: Any, copy: Any) -> None:
+    def __init__(self, *_: Any, copy: Any, revive: Any) -> None:
         self.watch = JobView(frozenset([0]))
         self.copy = copy
 
@@ -62,7 +62,7 @@ def end(folder: Path, monkeypatch: pytest.MonkeyPatch, rest: Callable[..., Itera
     nothing: Any = None
     engine: Any = SimpleNamespace(fleet=None, cancel=None, capabilities=SshEngine.capabilities)
     with pytest.raises(Survivors):
-        run._follow(Call(SimpleNamespace(**given)), order, engine, nothing, plan_of(cluster_of(["node1"])))
+        run._follow(Call(SimpleNamespace(**given)), order, engine, nothing, plan_of(cluster_of(["node1"])), True)
     return ended
 
 

@@ -70,6 +70,14 @@ def test_the_options_that_are_durations() -> None:
         return "DURATION" in option.value.split("|")
 
     found = {f"{verb.name} --{option.name}" for verb in VERBS for option in verb.options if is_one(option)}
-    known = ("run --timeout", "run --grace", "run --lease", "stop --grace", "logs --since", "top --interval")
-    exported = {f"export --{name}" for name in ("timeout", "grace", "lease")}  # the options of run
+    known = (
+        "run --timeout",
+        "run --grace",
+        "run --lease",
+        "run --elastic-timeout",
+        "stop --grace",
+        "logs --since",
+        "top --interval",
+    )
+    exported = {f"export --{name}" for name in ("timeout", "grace", "lease", "elastic-timeout")}  # the options of run
     assert found == {*known, *exported, "check --timeout", "exec --timeout", "clean --older-than"}

@@ -30,7 +30,7 @@ _NOT_STARTED = {"runs already": "takes part already"}
 
 
 class Growth:
-    """run() adds hosts to the job whose nodes `fleet` has, numbered as the job numbers them."""
+    """run() adds hosts to the job whose nodes `fleet` has, numbered as the job numbers them; again() starts one of these."""
 
     def __init__(self, caller: Caller, fleet: Fleet, job: str) -> None:
         self._caller, self._fleet, self._job = caller, fleet, job
@@ -54,6 +54,11 @@ class Growth:
             self._remember(common, numbered)
             raise_all(list(done.failed.values()))
         return {numbers[node].name: text for node, text in done.ok.items()}
+
+    def again(self, node: int) -> bool:
+        """Start a node that does not take part, and whose agent is open. Returns whether it was started. Raises
+        ClustertoolError."""
+        return join_node(self._fleet, node, common_file(self._fleet, self._job), node) == STARTED
 
     def _known(self, host: Host) -> Host | None:
         """The node of the job that this host is."""

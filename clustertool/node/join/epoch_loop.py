@@ -84,9 +84,11 @@ class EpochLoop:
         signals = Signals()
         join = replace(self._join, index=place.number)
         record = first_record(join, files.resolve(join.own.root_dir or join.cluster.root_dir))
+        taken = False  # the next epoch
         while True:
-            if meeting is not None and place.address:
+            if meeting is not None and place.address and not taken:
                 place = self._take_next(meeting, place)
+            taken = False
             node = JoiningNode(replace(self._join, index=place.number), self._report, self._umask, self._bundle)
             part = node.epoch
             part.record, part.meeting, part.known, part.fix = record, meeting, self._known, self._fix
@@ -95,7 +97,7 @@ class EpochLoop:
             else:
                 code = Joiner(node, self._report, signals).run()
             if part.won is not None:
-                place = self._take_over(part.won, node.join.coordinator)
+                place, taken = self._take_over(part.won), True
                 signals, record = Signals(), part.record
                 continue
             end, spec = part.end, part.spec
@@ -137,12 +139,12 @@ class EpochLoop:
         if won.first or self._known >= 0:
             self._gathering = self._gathering._replace(number=won.number)
             return place
-        return self._take_over(won, at)
+        return self._take_over(won)
 
-    def _take_over(self, won: Won, at: MeetingPoint) -> MemberPlace:
+    def _take_over(self, won: Won) -> MemberPlace:
         """This member coordinates from now on. Nodes of the last epoch may have ranks until they join, or their leases end."""
         now, elastic, lease = boottime(), self._join.job.elastic, ttl(self._join.cluster.loss_timeout)
-        self._join = replace(self._join, coordinator=at)
+        self._join = replace(self._join, coordinator=won.place)
         self._gathering = Gathering(
             won.number,
             elastic.minimum,
@@ -153,13 +155,13 @@ class EpochLoop:
             unproved=frozenset(won.before),
             leases_end=winner_start(frozenset(won.before), (), won.at, lease),
             expected=frozenset(won.before),
-            patience=lease,
+            patience=1.0,  # they had the time of their leases to join
             restarts=won.restarts,
             before=EpochBefore(frozenset(won.before), "its coordinator was lost", won.at),
             job_began=self._gathering.job_began,
         )
         self._began = now
-        return MemberPlace(at.member, at.host)
+        return MemberPlace(won.place.member, won.place.host)
 
     def _prepare(self, end: EpochEnd, members: FrozenSet[int]) -> None:
         """What the next epoch waits for. members: of the epoch that has ended."""

@@ -48,7 +48,7 @@ class Allocation:
 
 class Origin(NamedTuple):
     """What started a supervisor. bundle: what another node needs to join the job, b"" where nodes cannot join. It stays in
-    memory. store_end: in an elastic job with a store, the time until which this node may coordinate, in seconds of
+    memory. store_end: in an elastic job with a store, the time until which this node may have ranks, in seconds of
     CLOCK_BOOTTIME: when the newest request was sent that has renewed its lease in the store, and the time of that lease."""
 
     bundle: bytes = b""

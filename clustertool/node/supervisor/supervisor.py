@@ -126,12 +126,12 @@ class Supervisor:
             what = f"no process can be started: {error.strerror}"
             raise PreflightError(what, "check ulimit -u on the node") from None
         incarnation, attempt = Incarnation(processes.boot_id(), *me), self.attempt
+        store_end = self.origin.store_end
         if self.leads:
             self.ranks.raise_file_limit(_FILES + 2 * len(self.spec["shape"]["names"]))
-            allocation, store_end = self.origin.allocation, self.origin.store_end
-            self.link = LeadServer(self.spec, incarnation, self.record, allocation, store_end)
+            self.link = LeadServer(self.spec, incarnation, self.record, self.origin.allocation, store_end)
         else:
-            self.link = LeadClient(self.spec, incarnation, record=self.record)
+            self.link = LeadClient(self.spec, incarnation, record=self.record, store_end=store_end)
         self.link.attempt = attempt
 
     def run(self) -> None:

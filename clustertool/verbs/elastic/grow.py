@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clustertool.actions.find_jobs import attach_to
+from clustertool.engines import registry
 from clustertool.errors import UsageError
 from clustertool.model.config.hostfile import hosts_of, means
 from clustertool.verbs.jobs import opened
@@ -15,7 +16,7 @@ def grow(call: Call) -> None:
         conf = engine.fleet.cluster.hosts
         hosts = [next((known for known in conf if means(one, known)), one) for one in asked]
         job = attach_to(engine, call.given.job, running=True)["id"]
-        found = engine.grow(job, hosts)
+        found = registry.grow(engine, job, hosts)
     for name, text in found.items():
         call.terminal.line(f"job {job}: {name} {text}")
     if call.json:

@@ -17,6 +17,7 @@ from clustertool.model.joining.store_rules import Standing, StoreRecord
 from clustertool.node.join.etcd.epoch_store import EpochStore
 from clustertool.node.join.etcd.etcd_client import EtcdAccess, EtcdError
 from clustertool.node.join.etcd.store_keeper import StoreJob, StoreView
+from clustertool.node.system.process_clock import boottime
 
 if TYPE_CHECKING:
     from clustertool.model.wire.lead_messages import Incarnation
@@ -28,13 +29,15 @@ _CLOSE = 2.0
 
 
 class Won(NamedTuple):
-    """The epoch that this member coordinates. before: nodes that may have ranks of earlier epochs. at: when it was won."""
+    """The epoch that this member coordinates. before: nodes that may have ranks of earlier epochs. at: when it was won. place:
+    where it listens."""
 
     number: int
     before: Tuple[int, ...]
     restarts: int
     at: float
     first: bool
+    place: MeetingPoint
 
 
 def access_of(server: ElasticServer, secrets: Sequence[Tuple[str, str]]) -> EtcdAccess:
@@ -53,6 +56,7 @@ class StoreMeeting:
         self._least = join.job.elastic.backoff[0]
         self._record: Optional[StoreRecord] = None  # of the campaign, or of the epoch that is coordinated here
         self._alone_since: Optional[float] = None  # since when the store has no coordinator
+        self._followed_at = 0.0  # when the present epoch began for this member
         try:
             self.store = EpochStore(access_of(join.job.elastic.server, join.secrets), job, join.cluster.loss_timeout)
         except EtcdError as error:
@@ -132,7 +136,8 @@ class StoreMeeting:
     def _campaigning(self, record: StoreRecord) -> Optional[Won]:
         view = self.view
         if view.standing is Standing.WON:
-            return Won(record.epoch, record.nodes, record.restarts, view.won_at, record.epoch == 0)
+            place = MeetingPoint(record.address, record.port, record.member)
+            return Won(record.epoch, record.nodes, record.restarts, view.won_at, record.epoch == 0, place)
         if view.standing is Standing.FOREIGN:
             what = f"another job with the id {self._join.identity.job_id} runs, as the store has it"
             raise ConfigError(what, "take another --job-id")
@@ -171,13 +176,15 @@ class StoreMeeting:
             view = self.view
             if view.outdated:
                 return 0.0
-            return view.valid_until if coordinates else view.reachable_until
+            if coordinates:
+                return view.valid_until
+            return view.reachable_until or self._followed_at + self._join.cluster.loss_timeout
 
         return end
 
     def follow(self, epoch: int) -> None:
         """Take part in an epoch that another member coordinates."""
-        self._record, self._alone_since = None, None
+        self._record, self._alone_since, self._followed_at = None, None, boottime()
         self.store.follow(epoch)
 
     def close(self, code: Optional[int]) -> None:

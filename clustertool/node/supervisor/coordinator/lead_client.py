@@ -33,6 +33,7 @@ _REPORT_AFTER = 3.0  # seconds without a connection
 Cause = Tuple[str, str]  # the name of an errno, or "", and text
 Record = Optional[Callable[..., None]]
 Gone = Optional[Tuple[Incarnation, str]]
+StoreEnd = Optional[Callable[[], float]]
 
 
 class ConnectionReport:
@@ -70,14 +71,16 @@ class ConnectionReport:
 
 
 class LeadClient(CoordinatorLink):
-    """`me`: this process. `gone`: the supervisor in whose place a guard joins, and why it has died.
+    """`me`: this process. `gone`: the supervisor in whose place a guard joins, and why it has died. store_end: see LeaseKeeper.
 
     The lead may be silent for the loss timeout, or until its first order for the time that all nodes need to join. Only
     seconds in which this process ran are counted. In an elastic job it is the lease of this node that counts,
     from the first order on.
     """
 
-    def __init__(self, spec: Spec, me: Incarnation, record: Record = None, gone: Gone = None) -> None:
+    def __init__(
+        self, spec: Spec, me: Incarnation, record: Record = None, gone: Gone = None, store_end: StoreEnd = None
+    ) -> None:
         super().__init__()
         self._spec = spec
         self._me = me
@@ -97,7 +100,7 @@ class LeadClient(CoordinatorLink):
         self._tried_at = self._retry_at = self._beat_at = 0.0
         self._sent: Sequence[Reached] = ()  # the progress that the lead has
         if "elastic" in spec and gone is None:
-            self.lease = LeaseKeeper(spec["elastic"]["lease"])
+            self.lease = LeaseKeeper(spec["elastic"]["lease"], store_end)
 
     @property
     def connecting(self) -> bool:
@@ -116,6 +119,9 @@ class LeadClient(CoordinatorLink):
             if not lease.ended:
                 return None
             brief = f"the lease of {name} has ended"
+            if lease.lacks_store:
+                reason = f"{brief}: it did not reach the store of the job"
+                return Outcome(JobState.NEXT_EPOCH, 75, "tool", reason, node=lead["node"], brief=brief)
             reason = f"{brief}: {coordinator(lead['name'], lead['endpoint'])} has acknowledged nothing for {lease.seconds:g} s"
             return Outcome(JobState.NEXT_EPOCH, 75, "tool", reason, node=lead["node"], brief=brief)
         if self._clock.now - self._received_at <= timeout:

@@ -18,11 +18,13 @@ class LeaseKeeper:
     """Call stamp() for each beat, read() for each message of the coordinator, and check() each loop, before orders are obeyed.
 
     The node may have ranks once it is armed, by the first order. Before that, a lease that has ended may come back.
-    `seconds`: how long it lasts. All times are of CLOCK_BOOTTIME.
+    `seconds`: how long it lasts. store_end: by when another epoch may begin, since this node has not reached the store of the
+    job; None if there is no store. All times are of CLOCK_BOOTTIME.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, store_end: Optional[Callable[[], float]] = None) -> None:
         self.armed = False
+        self._store_end = store_end
         self._end_taken = False
         self._lease = Lease(seconds, boottime())
 
@@ -37,7 +39,16 @@ class LeaseKeeper:
     @property
     def end(self) -> float:
         """By when the node's ranks must be dead; infinite if it can have none."""
-        return self._lease.end if self.armed else math.inf
+        return min(self._lease.end, self._of_store) if self.armed else math.inf
+
+    @property
+    def _of_store(self) -> float:
+        return math.inf if self._store_end is None else self._store_end()
+
+    @property
+    def lacks_store(self) -> bool:
+        """Whether the node has not reached the store for too long."""
+        return boottime() >= self._of_store
 
     def stamp(self, message: Header) -> Header:
         """The beat with its number."""
@@ -55,6 +66,8 @@ class LeaseKeeper:
         """Whether the lease has ended. It never comes back."""
         if self.armed:
             self._lease = self._lease.check(boottime())
+            if self.lacks_store:
+                self.lose()
         return self.ended
 
     def end_is_new(self) -> bool:
@@ -69,36 +82,23 @@ class LeaseKeeper:
 
 
 class OwnLease(LeaseKeeper):
-    """The lease of the coordinator's own node, which each turn of its loop renews.
-
-    store_end: by when another node may coordinate, since this one has not reached the store; None if there is no store.
-    """
+    """The lease of the coordinator's own node, which each turn of its loop renews."""
 
     def __init__(self, seconds: float, store_end: Optional[Callable[[], float]]) -> None:
-        super().__init__(seconds)
+        super().__init__(seconds, store_end)
         self.armed = True
-        self._store_end = store_end
-
-    @property
-    def end(self) -> float:
-        return min(self._lease.end, self._of_store)
-
-    @property
-    def _of_store(self) -> float:
-        return math.inf if self._store_end is None else self._store_end()
 
     @property
     def why(self) -> str:
         """Why it has ended."""
-        if boottime() >= self._of_store:
+        if self.lacks_store:
             return "it did not reach the store of the job"
         return f"it did not run for {self.seconds:g} s"
 
     def check(self) -> bool:
         """Renew it, or note that it has ended."""
-        now = boottime()
-        self._lease = self._lease.renew(now)
-        if now >= self._of_store:
+        self._lease = self._lease.renew(boottime())
+        if self.lacks_store:
             self.lose()
         return self.ended
 
