@@ -3,7 +3,7 @@
 # its own. Says and does nothing where all of it is there. Needs root or a sudo that asks no password; without, it says
 # what to install. The embedded local cluster only uses the sshd program: a service that comes with it is switched off.
 # Arguments are further programs: slurmctld, slurmd, sbatch, munged, mpirun.openmpi, mpirun.mpich, kubectl, podman, runc, conmon, newuidmap,
-# dockerd, docker.
+# dockerd, docker, etcd, etcdctl.
 set -eu
 cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
@@ -48,6 +48,8 @@ package() { # program -> its package, in the words of apt-get, dnf or apk
         *:munged) echo munge ;;
         apt-get:mpirun.openmpi) echo openmpi-bin ;;
         apt-get:mpirun.mpich) echo mpich ;;
+        apt-get:etcd) echo etcd-server ;;
+        apt-get:etcdctl) echo etcd-client ;;
         apk:kubectl) echo kubectl ;;
         *:kubectl) echo kubernetes-client ;;
         *:podman) echo podman ;;

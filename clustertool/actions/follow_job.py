@@ -143,6 +143,7 @@ class LostNodes:
         self._next: dict[int, float] = {}  # when a node is tried again
         self._busy: set[int] = set()
         self._revived: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._followed: set[tuple[int, int]] = set()  # nodes that were followed again, and in which epoch
 
     def take(self, frame: Frame) -> None:
         header = frame[1]
@@ -164,13 +165,26 @@ class LostNodes:
         watch = self._follower.watch
         with contextlib.suppress(queue.Empty):
             yield RevivedNews(time.time(), watch.status.name(self._revived.get_nowait()))
-        if not self._elastic or self._revive is None or watch.status.outcome is not None:
+        if not self._elastic or watch.status.outcome is not None:
+            return
+        self._follow_again()
+        if self._revive is None:
             return
         for node in watch.nodes - set(watch.closed) - self._busy:
             due = self._next.get(node)
             if due is not None and now >= due or due is None and self._follower.lost(node):
                 self._busy.add(node)
                 threading.Thread(target=self._start, args=(node, self._revive), daemon=True).start()
+
+    def _follow_again(self) -> None:
+        """A node sends nothing more when its supervisor has died. It may take part in a later epoch: once for each epoch."""
+        watch = self._follower.watch
+        for epoch in watch.status.epochs[-1:]:
+            for node in set(epoch.nodes) & watch.ended - set(watch.closed):
+                known = watch.status.nodes.get(node)
+                if (node, epoch.attempt) not in self._followed and known is not None and known.ended is None:
+                    self._followed.add((node, epoch.attempt))
+                    threading.Thread(target=self._follower.follow_again, args=(node,), daemon=True).start()
 
     def _start(self, node: int, revive: Callable[[str, int], bool]) -> None:
         try:
@@ -317,6 +331,14 @@ class JobFollower:
             elif now - since >= patience:
                 del self._unreported[node]
                 yield DisconnectNews(time.time(), self.watch.status.name(node), why)
+
+    def follow_again(self, node: int) -> None:
+        """Request the events and logs of a node that has ended once, from where they ended."""
+        offsets, events_at = self.watch.offsets.get(node, {}), self.watch.events_at.get(node, 0)
+        with contextlib.suppress(ClustertoolError, KeyError):
+            self.fleet.agents[node].ask(FOLLOW({**self._request, "offsets": offsets, "events_at": events_at}))
+            self.watch.received[node] = time.monotonic()
+            self.watch.ended.discard(node)
 
     def _reopen(self, node: int) -> None:
         while not self._left and node not in self.watch.ended and node not in self.watch.refused:

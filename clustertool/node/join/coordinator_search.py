@@ -36,11 +36,11 @@ class CoordinatorSearch:
         self._began = time.monotonic()
         self._tls_since: Optional[float] = None  # since when TLS fails at the port that was named
 
-    def connect(self, now: float) -> Optional[TlsLink]:
-        """A new attempt, if it is time for one. Raises NodeLost after JOIN_TIMEOUT."""
+    def require_time(self, cause: str) -> None:
+        """Raise NodeLost after JOIN_TIMEOUT. cause: why there is no coordinator."""
         limit = self._join.join_timeout
         if time.monotonic() - self._began > limit:
-            what = f"no coordinator at {self.where} within {limit:g} s: {self._cause or 'it did not answer'}"
+            what = f"no coordinator at {self.where} within {limit:g} s: {cause}"
             if self._join.names:
                 raise NodeLost(
                     what,
@@ -49,6 +49,10 @@ class CoordinatorSearch:
             raise NodeLost(
                 what, self._fix or "start the job on the coordinator's machine too; a firewall may block its port"
             )
+
+    def connect(self, now: float) -> Optional[TlsLink]:
+        """A new attempt, if it is time for one. Raises NodeLost after JOIN_TIMEOUT."""
+        self.require_time(self._cause or "it did not answer")
         if now < self._retry_at:
             return None
         if not self._to_try:

@@ -99,7 +99,8 @@ class Joiner:
             self._broken(now, f"the coordinator sent a message that cannot be read ({error!r:.100})")
 
     def _meet(self, meeting: StoreMeeting, now: float) -> bool:
-        """Look up the coordinator in the store, or become it. Returns whether this ends the joining."""
+        """Look up the coordinator in the store, or become it. Returns whether no connection is wanted now: this member has the
+        epoch, the job has ended, or the store is not reached. Raises NodeLost where that lasts for too long."""
         code, found = meeting.over, meeting.coordinator
         if code is not None:
             self._over(Outcome(JobState.SUCCEEDED if code == 0 else JobState.FAILED, code, "job", _ENDED))
@@ -115,7 +116,11 @@ class Joiner:
             self._close()
             self._signals.close()
             self._result = 0
-        return epoch.won is not None
+            return True
+        if meeting.view.problem and self._wire is None:
+            self._search.require_time(f"the store of the job is not reached: {meeting.view.problem}")
+            return True
+        return False
 
     def _place(self) -> MeetingPoint:
         """Where this machine would listen as the coordinator. Raises PreflightError."""

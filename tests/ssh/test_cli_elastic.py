@@ -1,0 +1,92 @@
+"""Elastic jobs by the command line: nodes are lost, started again, added and released."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from tests.cli import LoopSite, until
+
+TRAIN = """
+import os, time
+env = os.environ
+print("ready", env["CLUSTERTOOL_ATTEMPT"], env["RANK"], env["WORLD_SIZE"], flush=True)
+while not os.path.exists("over"):
+    time.sleep(0.05)
+"""
+
+
+def status(site: LoopSite) -> dict[str, Any]:
+    found: dict[str, Any] = site.clustertool("status", "--json").json
+    return found
+
+
+def ready(site: LoopSite, attempt: int, world: int) -> None:
+    """All ranks of an attempt run."""
+
+    def all_run() -> bool:
+        ranks = [one for one in status(site)["processes"] if one["attempt"] == attempt and one["state"] == "running"]
+        return len(ranks) == world
+
+    until(all_run, 60)
+
+
+def kill(site: LoopSite, node: int) -> None:
+    """Its member, as a crash would."""
+    (found,) = (one for one in status(site)["nodes"] if one["index"] == node)
+    os.kill(found["supervisor"], signal.SIGKILL)
+
+
+def test_a_lost_node_is_started_again_by_the_attached_command(site):
+    three = site(3)
+    three.workspace(train_py=TRAIN)
+    three.conf(LOSS_TIMEOUT=3, GRACE=2)
+    run = three.start("run", "-w", "job", "--nnodes", "2:3", "--all-ranks")
+    for rank in range(3):
+        run.says(rf"ready 0 {rank} 3")
+    kill(three, 1)
+    run.says("is lost: the supervisor died")
+    for rank in range(3):
+        run.says(rf"ready 1 {rank} 3", 60)
+    found = status(three)
+    assert [epoch["attempt"] for epoch in found["epochs"]] == [0, 1]
+    assert found["epochs"][1]["seconds"] < 30 and "is lost" in found["epochs"][1]["cause"]
+    assert "ready 0 2 3" in three.clustertool("logs", "--rank", "2", "--attempt", "0").ends(0).out
+    table = three.clustertool("status").ends(0).out
+    assert "epoch" in table and "cost" in table
+    run.signal(signal.SIGINT)
+    run.wait().ends(130)
+    three.gone()
+
+
+def test_nodes_are_released_and_added_again(site):
+    three = site(3)
+    three.workspace(train_py=TRAIN)
+    three.conf(LOSS_TIMEOUT=3, GRACE=2)
+    three.clustertool("run", "-w", "job", "--nnodes", "1:3", "--detach").ends(0)
+    ready(three, 0, 3)
+    host = three.servers[2].address
+    gone = three.clustertool("shrink", "--host", host).ends(0)
+    assert "has left" in gone.out
+    ready(three, 1, 2)
+    refused = three.clustertool("shrink", "--host", three.servers[0].address).ends(64)
+    assert "coordinates the job" in refused.err
+    added = three.clustertool("grow", "--host", host, "--json").ends(0).json
+    assert list(added["hosts"].values()) == ["has joined, and waits for the next epoch"]
+    kill(three, 1)
+    ready(three, 2, 2)
+    (last,) = (epoch for epoch in status(three)["epochs"] if epoch["attempt"] == 2)
+    assert (last["left"], last["joined"]) == ([[1, "lost"]], [2])
+    three.clustertool("stop").ends(0)
+    three.gone()
+
+
+def test_a_plan_is_shown_and_wrong_numbers_are_refused(site):
+    three = site(3)
+    three.workspace(train_py=TRAIN)
+    shown = three.clustertool("run", "-w", "job", "--nnodes", "1:2", "--dry").ends(0)
+    assert "each epoch" in shown.out + shown.err and "standby" in shown.out + shown.err
+    assert "'3:2' is no number of nodes" in three.clustertool("run", "-w", "job", "--nnodes", "3:2").ends(64).err
+    three.clustertool("run", "-w", "job", "--nnodes", "2:3", "--mode", "rpc").ends(64)
+    three.clustertool("run", "-w", "job", "--elastic-server", "http://127.0.0.1:1").ends(64)
