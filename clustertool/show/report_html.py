@@ -44,7 +44,7 @@ def page(story: ReportModel, made: float) -> str:
         Html(f"<style>{style}</style>"),
     )
     top = tag("div", _verdict(story), _stragglers(story), class_="top")
-    parts = [part(story) for part in (_notes, _timeline, _news, _nodes, _processes, _plan)]
+    parts = [part(story) for part in (_notes, _timeline, _news, _nodes, _epochs, _processes, _plan)]
     main = tag("main", top, *parts, _reading())
     footer = tag("footer", f"clustertool {__version__}, {_date(made)}")
     return f"<!doctype html>\n{tag('html', head, tag('body', _header(story), main, footer), lang='en')}\n"
@@ -303,6 +303,29 @@ def _cards(story: ReportModel, node: ReportNode) -> list[Html]:
 
 
 # -- tables --
+
+
+def _epochs(story: ReportModel) -> Html:
+    """Which nodes took part in an elastic job, and what each change has cost."""
+    if len(story.epochs) < 2:
+        return Html("")
+    heads = ("epoch", "began", "nodes", "left", "joined", "cost", "cause")
+    rows = []
+    for epoch in story.epochs:
+        left = ", ".join(f"{story.name(node)} ({why})" for node, why in epoch.left)
+        joined = fold(story.name(node) for node in epoch.joined) if epoch.attempt else ""
+        cells = (
+            str(epoch.attempt),
+            _moment(max(0.0, epoch.t - story.began)),
+            fold(story.name(node) for node in epoch.nodes),
+            left or "-",
+            joined or "-",
+            f"{epoch.seconds:.1f} s" if epoch.seconds else "-",
+            epoch.cause or "-",
+        )
+        rows.append(tag("tr", *(tag("td", cell) for cell in cells)))
+    body = tag("tbody", *rows)
+    return _section("Epochs", tag("table", tag("thead", tag("tr", *(tag("th", name) for name in heads))), body))
 
 
 def _processes(story: ReportModel) -> Html:

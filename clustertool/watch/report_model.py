@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clustertool.model.container.job_container import JobContainer, container_of
+from clustertool.model.elastic.membership import EpochChange
 from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.node_status import NodeTrouble
 from clustertool.model.job.outcome import Key, Outcome, describe_exit
@@ -124,6 +125,7 @@ class ReportModel:
     news: Sequence[tuple[float, News]]
     notes: Sequence[str] = ()
     container: JobContainer | None = None
+    epochs: Sequence[EpochChange] = ()  # of an elastic job
     clean: Hide = harmless  # masks and sanitizes the sentences about `news` and the troubles of `nodes`
 
     def rank(self, key: Key) -> RankReport | None:
@@ -131,6 +133,11 @@ class ReportModel:
 
     def name(self, node: int) -> str:
         return next((one.name for one in self.nodes if one.index == node), f"node {node}")
+
+
+def _shown_epoch(epoch: EpochChange, clean: Hide) -> EpochChange:
+    """The texts of nodes and programs in an epoch, as they can be shown."""
+    return epoch._replace(cause=clean(epoch.cause), left=tuple((node, clean(why)) for node, why in epoch.left))
 
 
 def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] = ()) -> ReportModel:
@@ -177,6 +184,7 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
         nodes=[_node(status, index, answers.get(index), began, clean) for index in sorted(status.nodes)],
         ranks=[replace(rank, behind=behind.get(rank.key, "")) for rank in ranks],
         news=[(news.t - began, news) for news in _news(answers)],
+        epochs=[_shown_epoch(epoch, clean) for epoch in status.epochs],
         notes=[clean(note) for note in (*notes, *_clocks(status, answers))],
         container=container and JobContainer(*map(clean, container)),
         clean=clean,

@@ -137,7 +137,8 @@ def test_a_port_that_is_taken_names_its_holder(site, key):
     done.ends(69)
     for text in told:
         assert text in done.err
-    assert "node1" not in done.err
+    errors = [line for line in done.err.splitlines() if not line.startswith("warning: ")]  # of a busy machine
+    assert not any("node1" in line for line in errors)
     nothing(pair)
 
 

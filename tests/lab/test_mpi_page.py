@@ -54,7 +54,9 @@ def test_the_new_form_of_the_old_recipe(three: LabSite) -> None:
         found = [line for line in done.lines() if line.startswith(prefix)]
         assert found == [f"{prefix} trainer {node} of 3 6 6 6", f"{prefix} train.txt-0000{node}"], done.out
     assert three.clustertool("logs", "--rank", 2).ends(0).lines() == found
-    assert not three.clustertool("logs", "--role", "mpirun").ends(0).lines()
+    # Open MPI's own warning: its child has called setpgid, too, and has begun the daemon already
+    own = [line for line in three.clustertool("logs", "--role", "mpirun").ends(0).lines() if "setpgid" not in line]
+    assert not own
     assert "mpi, 3 pservers, 3 trainers" in done.err
     three.gone()
 

@@ -55,6 +55,8 @@ def test_a_lost_node_is_started_again_by_the_attached_command(site):
     assert "ready 0 2 3" in three.clustertool("logs", "--rank", "2", "--attempt", "0").ends(0).out
     table = three.clustertool("status").ends(0).out
     assert "epoch" in table and "cost" in table
+    three.clustertool("report", "--to", "page.html").ends(0)
+    assert "<h2>Epochs</h2>" in (three.folder / "page.html").read_text()
     run.signal(signal.SIGINT)
     run.wait().ends(130)
     three.gone()
