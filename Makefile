@@ -8,10 +8,11 @@ DATA := workspaces/word2vec/train_data_dir/word_dict.txt
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo "$$p"; break; }; done)
 
-.PHONY: help demo test test-versions test-engines test-chaos bench test-frameworks test-gpu test-browser test-notebook check docs clean packages
+.PHONY: help demo demo-elastic test test-versions test-engines test-chaos bench test-frameworks test-gpu test-browser test-notebook check docs clean packages
 
 help:
 	@echo "make demo    train word2vec on three embedded nodes (installs what is missing)"
+	@echo "make demo-elastic   train on four embedded nodes, kill one, and see the loss continue"
 	@echo "make test    all tests; ARGS='-k name' selects"
 	@echo "make test-versions   tests of the laptop's side with each Python here, the oldest and the newest libraries; ARGS='tests/unit'"
 	@echo "make test-chaos   a hundred random faults, half an hour"
@@ -27,6 +28,9 @@ help:
 
 demo: $(READY) $(DATA)
 	@scripts/demo.sh
+
+demo-elastic: $(READY)
+	@scripts/demo-elastic.sh
 
 # Half of a test is waiting, so four at a time keep two processors busy: make test WORKERS=8. Each worker has a loopback of its own; where the
 # kernel gives us none, the tests take turns. One framework runs among the others; the virtual environments that tests give to jobs are kept in
