@@ -276,7 +276,7 @@ class JobFollower:
 
     @property
     def over(self) -> bool:
-        """Every node has ended, was given up by the lead, or stays away after the verdict."""
+        """Every node has ended, was given up by the lead, or stays away after the verdict. A spare node may never learn of it."""
         outcome = self.watch.status.outcome
         if outcome is None:
             broken = self._broken & set(self.watch.received)  # not those that never followed the job
@@ -284,7 +284,11 @@ class JobFollower:
         self._verdict_at = self._verdict_at or time.monotonic()
         late = time.monotonic() - self._verdict_at > _RETURN
         left = self.watch.nodes - self.watch.ended
-        return all(self.lost(node) or (node in self.watch.closed and late) for node in left)
+        return all(self.lost(node) or (late and (node in self.watch.closed or self._spare(node))) for node in left)
+
+    def _spare(self, node: int) -> bool:
+        """Whether a node takes no part in the last epoch of an elastic job."""
+        return any(node not in epoch.nodes for epoch in self.watch.status.epochs[-1:])
 
     @property
     def _broken(self) -> set[int]:

@@ -122,7 +122,7 @@ def test_other_dialects_are_submitted(start, dialect):
 
 
 def test_nnodes_counts_pods(start):
-    (job, *_) = start(nnodes=5).prepare().documents
+    (job, *_) = start(nnodes="5").prepare().documents
     assert yaml.safe_load(job.text)["spec"]["completions"] == 5
 
 

@@ -13,7 +13,8 @@ from tests.node.harness import Job
 
 
 class Cable:
-    """A TCP proxy in front of the lead: cut() resets what is connected, pull() lets nothing through until plug()."""
+    """A TCP proxy in front of the lead: cut() resets what is connected, and once pull() has returned nothing comes
+    through until plug()."""
 
     def __init__(self, lead: tuple[str, int]) -> None:
         self._lead = lead
@@ -22,6 +23,7 @@ class Cable:
         self._pairs: dict[socket.socket, socket.socket] = {}
         self._open = threading.Event()
         self._open.set()
+        self._passing = threading.Lock()
         self._over = self._cut = False
         self.connections = 0
         self._thread = threading.Thread(target=self._run)
@@ -32,6 +34,8 @@ class Cable:
 
     def pull(self) -> None:
         self._open.clear()
+        with self._passing:  # what is under way has come through
+            pass
 
     def plug(self) -> None:
         self._open.set()
@@ -48,7 +52,9 @@ class Cable:
                 self._cut = False
                 self._drop()
             if self._open.wait(0.01):
-                self._pass_on()
+                with self._passing:
+                    if self._open.is_set():
+                        self._pass_on()
 
     def _pass_on(self) -> None:
         ready, _, _ = select.select([self._listener, *self._pairs], [], [], 0.01)

@@ -105,7 +105,7 @@ class Members:
         """Begin an epoch with these nodes, or all."""
         nodes = range(len(self.all)) if nodes is None else nodes
         given = {"epoch": epoch, "lease": self.lease, "grow": "next", "maximum": len(self.all), "members": len(nodes)}
-        rest = {"waiting": [], "restarts": 0, "store": False, **elastic}
+        rest = {"waiting": [], "absent": 0, "restarts": 0, "store": False, **elastic}
         for node in nodes:
             self.all[node].begin(nodes, {**given, **rest})
 

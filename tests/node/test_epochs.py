@@ -97,6 +97,15 @@ def test_a_machine_beyond_the_maximum_is_on_standby(join_bench: JoinBench) -> No
     assert codes(machines) == [143, 143, 143]
 
 
+def test_a_machine_that_comes_too_late_for_a_short_epoch_ends_with_the_job(join_bench: JoinBench) -> None:
+    """It was started with the others, and has not offered itself when the job begins."""
+    machines = elastic(join_bench.job(3, "true"), 1, 1)
+    machines[0].start()
+    until(lambda: machines[0].events("ended"), "the job ends")
+    assert codes(start(machines[1:])) == [0, 0], [one.lines for one in machines]
+    assert codes(machines[:1]) == [0]
+
+
 def says(machine: Machine, attempt: int, rank: int, world: int, seconds: float = 40.0) -> None:
     """A rank of an epoch runs on a machine."""
     text = f"epoch {attempt} rank {rank} of {world}"

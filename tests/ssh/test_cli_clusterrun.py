@@ -79,9 +79,13 @@ def test_conf_py_alone_gives_the_nodes(site):
     (three.folder / "log/workerlog.0").write_text("of a job on this machine")
     done = three.clusterrun("--nnodes=1:2", "--log_dir", "mine", "train.py").ends(0)
     assert "an earlier job" not in done.err
-    assert "2 trainers on 2 nodes" in done.err
+    assert "elastic, 1:2 nodes, on 3 nodes" in done.err  # the last one is a spare node, which ends with the others
+    (second,) = (node for node in (1, 2) if (job_of(three, node) / "log/workerlog.1").exists())
+    assert said(three, second, 1)["env"]["POD_IP"] == three.servers[second].address
     assert (three.folder / "mine/workerlog.0").read_text() == (job_of(three, 0) / "log/workerlog.0").read_text()
-    assert (job_of(three, 1) / "mine/workerlog.1").read_text() == (job_of(three, 1) / "log/workerlog.1").read_text()
+    assert (job_of(three, second) / "mine/workerlog.1").read_text() == (
+        job_of(three, second) / "log/workerlog.1"
+    ).read_text()
     assert "there are 3 nodes" in three.clusterrun("--nnodes", 4, "train.py").ends(64).err
     on_nodes = three.clusterrun("--nnodes", 1, "train.py").ends(0).err
     assert "note: log has the logs of an earlier job; write those of this one with --log_dir DIR" in on_nodes

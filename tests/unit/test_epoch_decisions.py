@@ -36,6 +36,7 @@ def spec(**given: Any) -> Any:
         "maximum": 4,
         "members": 3,
         "waiting": [],
+        "absent": 0,
         "restarts": 0,
         "store": False,
     }

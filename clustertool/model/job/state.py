@@ -40,7 +40,7 @@ def decide(parts: Iterable[NodePart]) -> NodePart:
     return min(known, key=lambda part: part.weight(lead), default=NodePart(LEAD, JobState.QUEUED))
 
 
-_Weighed = Tuple[Tuple[int, bool, int], Outcome]  # an outcome that nodes have recorded; the least weight counts
+_Weighed = Tuple[Tuple[int, bool, int], Outcome]  # an outcome that a node has recorded; the least weight counts
 
 
 class JobStatus:
@@ -136,8 +136,8 @@ class JobStatus:
         """
         lead = self.nodes.get(self.lead)
         gone = self.lead in self.silent or (lead is not None and lead.state in (NodeState.ENDED, NodeState.LOST))
-        found = [one for node, one in self._outcomes.items() if gone or node == self.lead]
-        chosen = min(found, key=lambda one: one[0][0])[1] if found else None
+        deciding = [one for node, one in self._outcomes.items() if gone or node == self.lead]
+        chosen = min(deciding, key=self._order)[1] if deciding else None
         if chosen is None or chosen.state is not JobState.LOST or self.cause is None:
             return chosen
         return chosen._replace(reason=self.cause[0], code=self.cause[1], brief="")
@@ -423,6 +423,10 @@ class JobStatus:
         """
         found = (weight, outcome.state is JobState.SUCCEEDED, here.index), outcome
         self._outcomes[here.index] = min(found, self._outcomes.get(here.index, found), key=lambda one: one[0])
+
+    def _order(self, weighed: _Weighed) -> Tuple[int, bool, bool, int]:
+        (weight, succeeded, node), _ = weighed
+        return weight, node != self.lead, succeeded, node
 
 
 # A node chooses the type of an event: only these types, whose fields are checked, reach a handler.

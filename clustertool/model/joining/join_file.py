@@ -49,6 +49,7 @@ class OwnSettings:
     environment of the joining process, as on a machine alone. secrets: names of SECRETS whose values are here; only an
     offer has them. name: of this machine, as its engine knows it; "" for the host name. base: the parent of the job's
     directory, where the starter knows it; a machine of an elastic job that has one makes its record before the first plan.
+    address: for training, "" for the one on the way to the coordinator.
     entry: how conf.py names it (Host.entry), "" where no laptop started it. roles: as in HOSTS. resume: the ended job whose
     output is copied here when the job is placed.
     """
@@ -64,6 +65,7 @@ class OwnSettings:
     here: bool = False
     secrets: Tuple[str, ...] = ()
     name: str = ""
+    address: str = ""
     base: str = ""
     entry: str = ""
     roles: Optional[Tuple[Tuple[str, Optional[int]], ...]] = None

@@ -79,6 +79,7 @@ class ElasticSpec(_ElasticTimes):
     maximum: int  # nodes
     members: int  # that have joined the job, with those on standby
     waiting: List[str]  # names of the members on standby
+    absent: int  # machines that were started with the job, and had not joined by then
     restarts: int  # of --max-restarts that earlier epochs have used
     store: bool  # epochs are records in a store: any node may coordinate, and each attempt is an epoch
 

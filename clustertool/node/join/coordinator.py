@@ -183,14 +183,19 @@ class JoinCoordinator:
         message: Mapping[str, object] = {
             "type": "wait",
             "present": action.present,
-            "nnodes": self._join.nnodes,
+            "nnodes": self._wanted,
             "missing": missing,
         }
         for member in self._state.members:
             self._members.send(member.connection, message)
         join = self._join
         where = endpoint(join.coordinator.host, self._port)
-        self._report.waiting(action.present, join.nnodes, missing, where, join.names)
+        self._report.waiting(action.present, self._wanted, missing, where, join.names)
+
+    @property
+    def _wanted(self) -> int:
+        """For how many machines the job waits at first."""
+        return min(self._join.nnodes, self._join.job.elastic.maximum or self._join.nnodes)
 
     def _give(self, action: d.Order) -> None:
         """Send an order to each machine, and begin with it here."""
@@ -342,13 +347,15 @@ class JoinCoordinator:
         if gathering is None:
             return None
         waiting = [one.offer.hostname for one in self._state.standby]
+        members = len(self._state.members) + len(waiting)
         return {
             "epoch": gathering.number,
             "lease": self._join.job.policy.loss_timeout,
             "grow": settings.grow,
             "maximum": settings.maximum,
-            "members": len(self._state.members) + len(waiting),
+            "members": members,
             "waiting": waiting,
+            "absent": max(0, self._join.nnodes - members),
             "restarts": gathering.restarts,
             "store": settings.server.present,
             "age": boottime() - gathering.job_began,

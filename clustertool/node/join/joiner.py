@@ -150,7 +150,8 @@ class Joiner:
 
     def _offer(self, wire: TlsLink) -> None:
         with socket.socket(fileno=os.dup(wire.fileno())) as sock:
-            self._address, coordinator = str(sock.getsockname()[0]), str(sock.getpeername()[0])
+            local, coordinator = str(sock.getsockname()[0]), str(sock.getpeername()[0])
+        self._address = self._join.own.address or local
         offer = self._node.offer(self._address, self._join.index)
         fields = {
             **offer._asdict(),

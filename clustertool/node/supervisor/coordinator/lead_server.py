@@ -81,7 +81,8 @@ class LeadServer(CoordinatorLink):
         if "elastic" in spec:
             elastic = spec["elastic"]
             self.lease = OwnLease(elastic["lease"], store_end)
-            self._standby = StandbyOffers(policy["loss_timeout"], len(made.nodes), elastic["maximum"])
+            late = len(elastic["waiting"]) + elastic["absent"]
+            self._standby = StandbyOffers(policy["loss_timeout"], len(made.nodes), elastic["maximum"], late)
             self._limits.began_before(elastic.get("age", 0.0), elastic.get("unattended", 0.0))
         self._finished_at: Optional[float] = None
         self._restart: Optional[Tuple[float, List[StartOrder]]] = (
@@ -410,11 +411,21 @@ class LeadServer(CoordinatorLink):
 
     def close(self, outcome: Optional[Outcome] = None) -> None:
         self._members.close()
-        self._listener.close()
         if self._standby is not None and outcome is not None and outcome.state is not JobState.NEXT_EPOCH:
-            self._standby.end(outcome)
+            self._standby.end(outcome, self._admit_late_offers)
         elif self._standby is not None:
             self._standby.close()
+        self._listener.close()
+
+    def _admit_late_offers(self, standby: StandbyOffers) -> None:
+        now = self._clock.turn()
+        for wire, messages in self._listener.turn(now, None):
+            try:
+                if messages[0].get("type") != "offer":
+                    raise ValueError("a member of the epoch that has ended")
+                standby.add(wire, StandbyOffer(messages[0]), now)
+            except ValueError:
+                wire.close()
 
 
 def is_earlier(hello: Header, state: l.State) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Dict, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Set, Tuple
 
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.wire.frames import Header
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _MOST = 256  # machines on standby; more are closed, and offer themselves again
 _LONGEST_NAME = 255
 _LAST_MESSAGE = 1.0  # seconds
+_CONNECTION = 2.0  # seconds: a machine tries again each half second
 _MAX_BACKLOG = 1 << 16
 
 
@@ -37,11 +38,13 @@ class StandbyOffer:
 class StandbyOffers:
     """Call turn() each loop, and close() or end() once. `loss_timeout`: a machine that is silent for so long is closed.
 
-    present, nodes: how many nodes take part, and at most could.
+    present, nodes: how many nodes take part, and at most could. expected: how many machines wait for the next epoch from
+    the start of this one. They connect soon.
     """
 
-    def __init__(self, loss_timeout: float, present: int, nodes: int) -> None:
-        self._timeout = loss_timeout
+    def __init__(self, loss_timeout: float, present: int, nodes: int, expected: int) -> None:
+        self._timeout, self._expected = loss_timeout, expected
+        self._senders: Set[Incarnation] = set()
         self._wait: WaitMessage = {"type": "wait", "present": present, "nnodes": nodes, "missing": []}
         self._links: Dict[TlsLink, Tuple[StandbyOffer, float]] = {}  # and when the newest message came
         self._beat_at = 0.0
@@ -58,6 +61,7 @@ class StandbyOffers:
             wire.close()
             return False
         self._links[wire] = (offer, now)
+        self._senders.add(offer.sender)
         wire.send({**self._wait})
         wire.flush()
         return not again
@@ -85,15 +89,22 @@ class StandbyOffers:
         self._links.pop(wire)
         wire.close()
 
-    def end(self, outcome: Outcome) -> None:
-        """The job is over: send that to all. It waits for a second at most until they have it."""
+    def end(self, outcome: Outcome, admit: Callable[[StandbyOffers], None]) -> None:
+        """The job is over: send that to all. It waits for a second at most until they have it, and for two until the expected
+        machines have connected: an epoch may be shorter than that takes. admit: adds new offers."""
         fields = outcome.as_record()
         over: OverMessage = {"type": "over", "outcome": fields}  # type: ignore[typeddict-item]
-        for wire in self._links:
-            wire.send({**over})
-        until = time.monotonic() + _LAST_MESSAGE
-        while self._links and time.monotonic() < until:
+        informed: Set[TlsLink] = set()
+        began = time.monotonic()
+        while self._links or len(self._senders) < self._expected:
+            passed = time.monotonic() - began
+            if passed > (_CONNECTION if len(self._senders) < self._expected else _LAST_MESSAGE):
+                break
+            admit(self)
             for wire in list(self._links):
+                if wire not in informed:
+                    informed.add(wire)
+                    wire.send({**over})
                 try:
                     wire.turn()  # until the other side closes it
                 except ConnectionError:
