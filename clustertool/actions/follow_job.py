@@ -276,7 +276,7 @@ class JobFollower:
 
     @property
     def over(self) -> bool:
-        """Every node has ended, was given up by the lead, or stays away after the verdict. A spare node may never learn of it."""
+        """Every node has ended, was given up by the lead, or stays away after the verdict, as a spare node may do."""
         outcome = self.watch.status.outcome
         if outcome is None:
             broken = self._broken & set(self.watch.received)  # not those that never followed the job

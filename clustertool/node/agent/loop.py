@@ -38,8 +38,8 @@ _RELAY_ORDERS = ("relay-sources", "relay-piece", "relay-beat")
 _ROOM = 1 << 20  # bytes that may wait for the channel before logs pause
 
 
-# What an agent has from its start. umask: of the login session. safe: of the loader; raises OSError for a path that another user
-# can change. complete: of the loader; whether a directory has all files of the tool's code.
+# What an agent has from its start. umask: of the login session. safe: of the loader; raises OSError for a path that another
+# user can change. complete: of the loader; whether a directory has all files of the tool's code.
 AgentStart = NamedTuple(
     "AgentStart", [("umask", int), ("safe", Callable[[str], None]), ("complete", Callable[[str], bool])]
 )
