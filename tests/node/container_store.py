@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from tests import containers
 from tests.node.harness import until
 
-_STORAGE = '[storage]\ndriver = "overlay"\ngraphroot = "{top}/graph"\nrunroot = "{top}/run"\n'
+_STORAGE = '[storage]\ndriver = "overlay"\ngraphroot = "{top}/graph"\nrunroot = "{run}"\n'
 _IMAGE_ENV = "FROM_IMAGE=image SLURM_PROCID=7 RANK=77 PATH=/opt/image/bin:/usr/bin:/bin HOME=/opt/image/home".split()
 
 
@@ -60,7 +61,8 @@ def _program(name: str) -> str:
 @contextlib.contextmanager
 def open_podman(top: Path) -> Iterator[Store]:
     containers.demand()
-    (top / "storage.conf").write_text(_STORAGE.format(top=top))
+    run = tempfile.mkdtemp(prefix="ct-", dir="/tmp")  # "container cleanup" refuses a path of more than 50 characters
+    (top / "storage.conf").write_text(_STORAGE.format(top=top, run=run))
     # Locks and state of its own: `system reset` would remove those of the tests beside it.
     private = f'lock_type = "file"\ntmp_dir = "{top}/tmp"\n'
     (top / "containers.conf").write_text(containers.SETTINGS.replace("[engine]\n", f"[engine]\n{private}"))
@@ -69,6 +71,7 @@ def open_podman(top: Path) -> Iterator[Store]:
     made.fill(top)
     yield made
     made.run("system", "reset", "--force")
+    shutil.rmtree(run, ignore_errors=True)
 
 
 class Docker(Store):
