@@ -33,6 +33,7 @@ _ASK = 5.0  # seconds between two questions to the engine whether the job has en
 _MOMENT = 3.0  # seconds in which a node may end whose connection was lost: where an engine knows the end of nodes
 _LATE = 10.0  # seconds that records may come after the engine knows the end: a shared file system shows them late
 _RETURN = 3.0  # seconds that a node which broke off may take to come back once the verdict is known
+_RESTORE = 12.0  # the same where an engine may have the logs of ended nodes, which are fetched from it
 
 
 def attached(fleet: Fleet, job: str) -> None:
@@ -282,7 +283,7 @@ class JobFollower:
             broken = self._broken & set(self.watch.received)  # not those that never followed the job
             return self.watch.over and not self._reopening and not broken
         self._verdict_at = self._verdict_at or time.monotonic()
-        late = time.monotonic() - self._verdict_at > _RETURN
+        late = time.monotonic() - self._verdict_at > (_RETURN if self.fleet.engine_end is None else _RESTORE)
         left = self.watch.nodes - self.watch.ended
         return all(self.lost(node) or (late and (node in self.watch.closed or self._spare(node))) for node in left)
 
