@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,6 +174,28 @@ def test_kill(contained: Any, store: Store, victim: str) -> None:
     job.gone()
     assert job.until("clean")[-1]["survivors"] == []
     until(lambda: not store.left(), f"no container: {store.left()}", 5.0)
+
+
+@pytest.mark.chaos  # it takes a minute
+def test_a_container_that_stays_is_reported(contained: Any, store: Store, tmp_path: Path) -> None:
+    """The runtime cannot remove it, so the stop does not state that nothing is left."""
+    runtime = tmp_path / store.runtime
+    script = f"""\
+        #!/bin/sh
+        [ "$1" = rm ] && {{ echo "the store is read-only" >&2; exit 1; }}
+        for word; do shift; [ "$word" = --rm ] || set -- "$@" "$word"; done
+        exec {store.program} "$@"
+        """
+    runtime.write_text(textwrap.dedent(script))
+    runtime.chmod(0o755)
+    job = contained(_LOOP, {"program": str(runtime)})
+    job.ready()
+    answer = job.stop(grace=1.0)
+    assert answer["state"] == "survivors" and len(answer["survivors"]) == 1, answer
+    assert answer["survivors"][0].startswith("container"), answer
+    job.gone()
+    runtime.unlink()
+    store.run("rm", "--force", *store.run("ps", "--all", "--quiet").split())
 
 
 def _name(pid: int) -> str:
