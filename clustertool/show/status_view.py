@@ -12,7 +12,7 @@ from clustertool.model.container.job_container import JobContainer
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.outcome import describe_exit
-from clustertool.model.job.state_names import JobState, StartReason
+from clustertool.model.job.state_names import JobState, NodeState, StartReason
 from clustertool.model.quantities import human_bytes, human_seconds
 from clustertool.model.roles import LAUNCHERS
 from clustertool.show.errors import for_node, joined_fix
@@ -62,7 +62,7 @@ def status_tables(status: Shown, terminal: Terminal, now: float) -> None:
     processes = [_process(process, names, now) for process in status["processes"]]
     table("", _PROCESSES, processes, terminal=terminal, narrow=_FEW_OF_PROCESSES)
     terminal.line()
-    table("", _NODES, [_node(node, names) for node in status["nodes"]], terminal=terminal)
+    table("", _NODES, [_node(node, names, _part(node, status)) for node in status["nodes"]], terminal=terminal)
     if status.get("pods"):
         terminal.line()
         table("", _PODS, [_pod(pod) for pod in status["pods"]], terminal=terminal)
@@ -247,7 +247,17 @@ def _progress(process: Shown, now: float) -> tuple[str, str]:
     return reached or unknown, human_seconds(max(0.0, now - output)) if output else unknown
 
 
-def _node(node: Shown, names: Mapping[int, str]) -> Sequence[object]:
+def _part(node: Shown, status: Shown) -> str:
+    """Why a node of an elastic job takes no part in the newest epoch, "" if it does, or is lost."""
+    epochs = status.get("epochs", ())
+    if not epochs or node["index"] in epochs[-1]["nodes"] or node["state"] not in (NodeState.RUNNING, NodeState.ENDED):
+        return ""
+    if node["state"] == NodeState.RUNNING:
+        return "on standby"
+    return next((why for epoch in reversed(epochs) for left, why in epoch["left"] if left == node["index"]), "")
+
+
+def _node(node: Shown, names: Mapping[int, str], part: str) -> Sequence[object]:
     beat = node["heartbeat"]
     away = "no connection to the coordinator" if node["unconnected"] else ""
     clock = f"clock {node['skew']:+.0f} s" if node["skew"] else ""
@@ -257,7 +267,7 @@ def _node(node: Shown, names: Mapping[int, str]) -> Sequence[object]:
         _state(node["state"]),
         node["supervisor"] or "",
         "" if beat is None else f"{human_seconds(beat)} ago",
-        Cell("; ".join(filter(None, [node["why"] or away, clock, alive])), "red" if alive else ""),
+        Cell("; ".join(filter(None, [node["why"] or away or part, clock, alive])), "red" if alive else ""),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from typing import Any
 
@@ -72,10 +73,13 @@ def test_nodes_are_released_and_added_again(site):
     gone = three.clustertool("shrink", "--host", host).ends(0)
     assert "has left" in gone.out
     ready(three, 1, 2)
+    notes = dict(re.findall(r"^(\S+) +(?:running|ended) .* {2,}(\S.*)$", three.clustertool("status").ends(0).out, re.M))
+    assert notes[host] == "released", notes
     refused = three.clustertool("shrink", "--host", three.servers[0].address).ends(64)
     assert "coordinates the job" in refused.err
     added = three.clustertool("grow", "--host", host, "--json").ends(0).json
     assert list(added["hosts"].values()) == ["has joined, and waits for the next epoch"]
+    assert re.search(rf"^{host} +running .*on standby$", three.clustertool("status").ends(0).out, re.M)
     kill(three, 1)
     ready(three, 2, 2)
     (last,) = (epoch for epoch in status(three)["epochs"] if epoch["attempt"] == 2)
