@@ -99,6 +99,25 @@ def test_a_cut_cable_and_a_healed_one(trio):
     os.kill(*sleeping(trio, 2, "2345"), signal.SIGKILL)
 
 
+def test_one_direction_is_lost(trio):
+    trio.drop([0], [1, "laptop"])
+    before = echoes(trio, 0), echoes(trio, 1)
+    assert trio.exec(1, [*PING, "node0"]).returncode != 0, "the answer is lost"
+    assert trio.exec(0, [*PING, "node1"]).returncode != 0, "the question is lost"
+    assert (echoes(trio, 0) - before[0], echoes(trio, 1) - before[1]) == (1, 0)
+    assert trio.run([*PING, "node0"]).returncode != 0
+    assert trio.exec(0, [*PING, "node2"]).returncode == 0
+    trio.deliver([0], [1, "laptop"])
+    for there in ("node1", "laptop"):
+        until(lambda there=there: trio.exec(0, [*PING, there]).returncode == 0)
+
+
+def echoes(lab: Lab, i: int) -> int:
+    """How many requests of ping have come to node i."""
+    names, values = (row.split() for row in say(lab, i, "grep ^Icmp: /proc/net/snmp").splitlines())
+    return int(values[names.index("InEchos")])
+
+
 def test_a_crash_is_silent_and_the_node_comes_back_another(lab):
     pair = lab(2)
     before = say(pair, 1, "echo kept > ~/file; echo lost > /run/file; cat /proc/sys/kernel/random/boot_id")
