@@ -20,7 +20,7 @@ from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState
 from clustertool.model.wire.agent_answers import StatusAnswer
 from clustertool.model.wire.event_types import Event, JobEvent
-from clustertool.show.job_text import blocked_text, firewall_text, trouble_text, wait_text
+from clustertool.show.job_text import blocked_text, firewall_text, resume_text, trouble_text, wait_text
 from clustertool.show.status_view import rank_note, start_text
 from clustertool.watch.waits import blocked, lost_coordinator, suspects, waits
 
@@ -116,7 +116,7 @@ def as_dict(answers: Mapping[int, StatusAnswer], known: Description | None = Non
         "processes": processes,
         "nodes": [{**node.as_dict(), "why": trouble_text(node.trouble)} for _, node in sorted(found.nodes.items())],
         "waits": [*map(blocked_text, waited)] or [*map(wait_text, waits(found, time.time()))] or start,
-        "advice": firewall_text(suspects(found)) if waited else "",
+        "advice": (firewall_text(suspects(found)) if waited else "") or resume_text(found),
         "outcome": found.outcome.as_dict() if found.outcome else None,
         "reason": "" if found.outcome else found.engine_end,
     }
@@ -155,7 +155,7 @@ def error_of(status: JobStatus) -> ClustertoolError | None:
     lead = lost_coordinator(status)
     lost = f"{status.name(lead.index)}: {trouble_text(lead.trouble)}" if lead is not None else ""
     reasons = [lost, outcome.reason, *map(blocked_text, blocked(status)[:_REASONS])]
-    what, fix = "; ".join(filter(None, reasons)), firewall_text(suspects(status))
+    what, fix = "; ".join(filter(None, reasons)), firewall_text(suspects(status)) or resume_text(status)
     if outcome.state is JobState.TIMEOUT:
         error: ClustertoolError = TimedOut(what, fix)
     else:

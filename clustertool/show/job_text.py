@@ -17,7 +17,7 @@ from clustertool.model.wire.event_types import Event
 from clustertool.show.table import gather, grouped, ranges
 from clustertool.watch.news import DisconnectNews, FailureNews, News, PhaseNews, RefusedNews, RevivedNews
 from clustertool.watch.verdict import culprit, errors
-from clustertool.watch.waits import ConnectWait, Firewall, ListenWait, Wait
+from clustertool.watch.waits import ConnectWait, Firewall, ListenWait, Wait, away_coordinator
 
 _TEXTS = {
     StopState.CLEAN: "clean",
@@ -64,6 +64,15 @@ def firewall_text(firewall: Firewall | None) -> str:
         return ""
     what = "incoming connections" if firewall.incoming else "the connections between them"
     return f"a firewall on {some(firewall.nodes, 'or')} may block {what}; run `{PROGRAM} check`"
+
+
+def resume_text(status: JobStatus) -> str:
+    """What to do if an elastic job has ended because its coordinator was lost, "" if it has not."""
+    lead = away_coordinator(status)
+    if lead is None:
+        return ""
+    again = f"--resume {status.job} --skip {status.name(lead.index)}"
+    return f"start it again on the other nodes, from its output: {PROGRAM} run {again}, with the options of its start"
 
 
 def news_text(news: News | Wait) -> str:

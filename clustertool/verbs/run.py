@@ -16,7 +16,7 @@ from clustertool.actions.wait_in_queue import CannotStart, until_started
 from clustertool.engines import registry
 from clustertool.engines.base import Engine, ExportWish, Submission
 from clustertool.engines.job_request import RunRequest
-from clustertool.errors import ClustertoolError, NotFound, Survivors, Unreachable, UsageError
+from clustertool.errors import ClustertoolError, NodeLost, NotFound, Survivors, Unreachable, UsageError
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.state import JobStatus
@@ -36,8 +36,10 @@ from clustertool.show.prefix import RankLines
 from clustertool.verbs import log_copy, report_outcome, signals
 from clustertool.verbs.detach_key import DetachKey
 from clustertool.verbs.follow_session import FollowSession, ending
+from clustertool.verbs.resume_command import resume_command
 from clustertool.verbs.run_request import find_cluster, read_options, read_order, wanted, with_program
 from clustertool.verbs.verb import Call
+from clustertool.watch.waits import away_coordinator
 
 _SLOW = 2.0  # seconds after which the screen shows what a command does
 
@@ -127,7 +129,14 @@ def _follow(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, made: P
     if call.given.detach and detached(call, follow, made.job_id, len(made.processes) if exact else 0):
         order.ended(made)
         return
-    follow_to_end(call, fleet, inbox, follow, hide, lambda: order.ended(made))
+    try:
+        follow_to_end(call, fleet, inbox, follow, hide, lambda: order.ended(made))
+    except NodeLost as error:
+        lead = away_coordinator(follow.watch.status)
+        if lead is not None:
+            again = resume_command(call.typed, made.job_id, follow.watch.status.name(lead.index))
+            error.fix = f"start it again on the other nodes, from its output: {again}"
+        raise
 
 
 def _follow_queued(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, job: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from clustertool.model.job.node_status import NodeStatus
 from clustertool.model.job.outcome import LEAD
 from clustertool.model.job.state import JobStatus
-from clustertool.model.job.state_names import NodeState
+from clustertool.model.job.state_names import JobState, NodeState
 
 _LISTEN_AFTER = 10.0  # seconds without a listening port after which a pserver is reported
 
@@ -90,6 +90,13 @@ def lost_coordinator(status: JobStatus) -> NodeStatus | None:
     """The coordinator's node, if it has recorded why its supervisor ended."""
     lead = status.nodes.get(LEAD)
     return lead if lead is not None and lead.state is NodeState.LOST else None
+
+
+def away_coordinator(status: JobStatus) -> NodeStatus | None:
+    """The coordinator's node, if an elastic job has ended because the others did not reach it any more."""
+    lead = status.nodes.get(status.lead)
+    lost = status.outcome is not None and status.outcome.state is JobState.LOST and status.elastic
+    return lead if lost and lead is not None and lead.state is not NodeState.ENDED else None
 
 
 def _without_connection(status: JobStatus) -> list[NodeStatus]:

@@ -11,7 +11,7 @@ from test_events import SUPERVISOR, header, said, started
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.outcome import some
 from clustertool.model.job.state import JobStatus, fold
-from clustertool.show.job_text import blocked_text, firewall_text, news_text, wait_text
+from clustertool.show.job_text import blocked_text, firewall_text, news_text, resume_text, wait_text
 from clustertool.verbs.report_outcome import error_of
 from clustertool.watch.job_view import JobView
 from clustertool.watch.waits import ConnectWait, ListenWait, Wait, blocked, due, suspects, waits
@@ -126,3 +126,23 @@ def test_long_lists_are_shortened() -> None:
     assert some(names) == "n1, n2, n3, n4 and 2 more"
     (wait,) = blocked(cluster(7, *((node, away()) for node in range(1, 7))))
     assert blocked_text(wait).startswith("n1, n2, n3, n4 and 2 more cannot")
+
+
+def test_an_elastic_job_that_has_lost_its_coordinator_is_started_again_without_it() -> None:
+    def elastic(*events: tuple[int, dict[str, Any]]) -> JobStatus:
+        names = {"nodes": ["n0", "n1", "n2"], "lead": 1, "epoch": 2}
+        first = [(node, {**header(node, [("trainer", node)]), **names}) for node in range(3)]
+        return fold([*first, *((node, SUPERVISOR) for node in range(3)), *events])
+
+    ends = [(node, said("ended", **END)) for node in (0, 2)]
+    gone = elastic(*ends)
+    assert resume_text(gone) == "", "the coordinator may answer"
+    gone.settle([0, 2])
+    assert f"{PROGRAM} run --resume {gone.job} --skip n1" in resume_text(gone)
+    error = error_of(gone)
+    assert error is not None and error.code == 75 and "--skip n1" in error.fix
+    below = elastic(*ends, (1, said("verdict", **END)), (1, said("ended", **END)))
+    assert resume_text(below) == "", "it has ended the job itself: there were too few nodes"
+    other = cluster(3, *ends)
+    other.settle([0, 2])
+    assert resume_text(other) == ""

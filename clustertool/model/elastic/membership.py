@@ -48,12 +48,13 @@ class EpochHeaders:
     """The node that coordinates each epoch of a job, as the headers of its nodes name it.
 
     Most nodes decide, so a node cannot name itself where there are others. usual: where no node names one. placed: the newest
-    epoch of which the places of its ranks are known.
+    epoch of which the places of its ranks are known. elastic: a header names the coordinator, as only those of elastic jobs do.
     """
 
     def __init__(self, usual: int) -> None:
         self._usual = usual
         self.placed = 0
+        self.elastic = False
         self._epochs: "Dict[int, Counter[int]]" = {}
 
     def add(self, epoch: int, lead: int) -> None:

@@ -117,6 +117,11 @@ class JobStatus:
         return self._headers.newest
 
     @property
+    def elastic(self) -> bool:
+        """Whether the job may go on with other nodes."""
+        return self._headers.elastic
+
+    @property
     def epochs(self) -> List[EpochChange]:
         """Of an elastic job, in their order."""
         found = [attempt.epoch for _, attempt in sorted(self.attempts.items())]
@@ -233,6 +238,7 @@ class JobStatus:
         here.skew = float(event.get("skew", 0))
         epoch = here.epoch
         self._headers.add(epoch, here.lead)
+        self._headers.elastic = self._headers.elastic or "lead" in event
         for index, name in enumerate(event.get("nodes", ())):
             node = self.nodes.setdefault(index, NodeStatus(index))
             node.name = str(name) or node.name

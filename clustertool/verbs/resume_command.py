@@ -1,0 +1,31 @@
+"""The command line that continues a job on other nodes: the one that has started it, with two further options."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+_RUN, _RESUME = "run", "--resume"
+
+
+def resume_command(typed: Sequence[str], job: str, host: str) -> str:
+    """Of a command that has started `job`: the same one from the output of this job, without `host`. typed: its words.
+
+    What follows `run` are options. In place of this verb, clusterrun has a script, which may have options of the same names.
+    """
+    program, *words = typed
+    at = words.index(_RUN) + 1 if _RUN in words and not program.endswith("clusterrun") else 0
+    options = _without_resume(words[at:]) if at else words
+    return shlex.join([program, *words[:at], f"{_RESUME}={job}", f"--skip={host}", *options])
+
+
+def _without_resume(words: Sequence[str]) -> list[str]:
+    """--resume may have a value, which is no option."""
+    kept: list[str] = []
+    value = False  # the next word may be that of --resume
+    for one in words:
+        dropped = one == _RESUME or one.startswith(f"{_RESUME}=") or (value and not one.startswith("-"))
+        value = one == _RESUME
+        if not dropped:
+            kept.append(one)
+    return kept
