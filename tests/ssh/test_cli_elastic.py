@@ -88,6 +88,23 @@ def test_nodes_are_released_and_added_again(site):
     three.gone()
 
 
+def test_an_elastic_job_continues_from_the_output_of_an_earlier_one(site):
+    """The second node of it has none."""
+    two = site(2)
+    script = """
+        import os
+        mark = "output/mark" + os.environ["RANK"]
+        print("before:", *sorted(os.listdir("output")), flush=True)
+        open(mark, "w").close()
+    """
+    two.workspace(train_py=script)
+    run = ("run", "-w", "job", "--nnodes", "1:2", "--all-ranks")
+    first = two.clustertool(*run, "--only", two.name(0), "--job-id", "first").ends(0)
+    assert [line.rpartition("] ")[2] for line in first.lines()] == ["before:"]
+    again = two.clustertool(*run, "--resume").ends(0)
+    assert sorted(line.rpartition("] ")[2] for line in again.lines()) == ["before:", "before: mark0"]
+
+
 def test_a_plan_is_shown_and_wrong_numbers_are_refused(site):
     three = site(3)
     three.workspace(train_py=TRAIN)

@@ -31,7 +31,7 @@ def place(agent: PlacingContext, request: PlaceRequest) -> Answer:
     """
     spec, release = request["spec"], request["release"]
     if may_be_placed_again(spec) and _started_before(spec):
-        _place_again(agent, spec, release)
+        _place_again(agent, spec, release, request.get("resume", ""))
         return {}
     root, base = str(spec["root"]), os.path.dirname(spec["job_dir"])
     files.make_root(root)
@@ -76,17 +76,21 @@ def _started_before(spec: Spec) -> bool:
     return False
 
 
-def _place_again(agent: PlacingContext, spec: Spec, release: str) -> None:
+def _place_again(agent: PlacingContext, spec: Spec, release: str, resumed: str) -> None:
     """Other machines, addresses and ports, the same files. The earlier supervisor has ended.
 
-    A member of an elastic job has a record before its first epoch, and no workspace. Raises PreflightError, DispatchError.
+    A member of an elastic job has a record before its first epoch, and no workspace and no output of the job `resumed`. Its spec
+    is written when they are complete. Raises PreflightError, DispatchError, NotFound.
     """
     job = files.open_job_dir(spec["job_dir"])
     try:
         Ledger(spec).place()
         _claim_ports(agent, spec)
-        if release and not os.path.exists(paths.JobPaths.at(spec["job_dir"]).spec):
+        first = not os.path.exists(paths.JobPaths.at(spec["job_dir"]).spec)
+        if first and release:
             release_store.unpack(release_store.Store(str(spec["root"])), release, files.path_of(job))
+        if first and resumed:
+            _copy_output(queries.record_of(agent, resumed).output, spec, files.path_of(job))
         files.remove(job, f"{paths.OURS}/control")
         _write_files(spec, job)
     except OSError as error:
@@ -111,6 +115,7 @@ def _copy_output(earlier: str, spec: Spec, job_dir: str) -> None:
     to another one, where files of others could be replaced.
     """
     output, top = os.path.join(job_dir, spec["output"]), os.path.realpath(job_dir)
+    os.makedirs(output, mode=0o755, exist_ok=True)
     real = os.path.realpath(output)
     if os.path.commonpath([real, top]) != top and not os.path.samefile(earlier, output):
         what = f"{os.path.join(spec['job_dir'], spec['output'])} leads to {real}, outside of the job's directory"
