@@ -36,10 +36,11 @@ _RETURN = 3.0  # seconds that a node which broke off may take to come back once 
 _RESTORE = 12.0  # the same where an engine may have the logs of ended nodes, which are fetched from it
 
 
-def attached(fleet: Fleet, job: str) -> None:
-    """Report to the job that it is followed: --lease counts from the last such report."""
-    if LEAD in fleet.agents:
-        fleet.agents[LEAD].send(ATTACHED({"job": job}))
+def attached(fleet: Fleet, job: str, node: int = LEAD) -> None:
+    """Report to the job that it is followed: --lease counts from the last such report. node: of the job, which passes it on to
+    the coordinator."""
+    if node in fleet.agents:
+        fleet.agents[node].send(ATTACHED({"job": job}))
 
 
 class Inbox:
@@ -290,6 +291,12 @@ class JobFollower:
     def _spare(self, node: int) -> bool:
         """Whether a node takes no part in the last epoch of an elastic job."""
         return any(node not in epoch.nodes for epoch in self.watch.status.epochs[-1:])
+
+    def report_attached(self) -> None:
+        """See attached(). In an elastic job the coordinator of the newest epoch gets it, or another node of this epoch."""
+        epochs, closed = self.watch.status.epochs[-1:], self.watch.closed
+        nodes = (self.watch.status.lead, *(node for epoch in epochs for node in epoch.nodes))
+        attached(self.fleet, self._job, next((node for node in nodes if node not in closed), LEAD))
 
     @property
     def _broken(self) -> set[int]:

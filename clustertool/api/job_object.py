@@ -13,7 +13,7 @@ from clustertool.actions import load_config
 from clustertool.actions.build_report import build_report
 from clustertool.actions.fetch_output import fetch_output, require_inside
 from clustertool.actions.find_jobs import attach_to, doubt, is_waiting, pick, proof, require_known, state_text
-from clustertool.actions.follow_job import BEAT, Inbox, JobFollower, NodeQueues, attached
+from clustertool.actions.follow_job import BEAT, Inbox, JobFollower, NodeQueues
 from clustertool.actions.read_logs import last_lines, places_of, present, require_attempt
 from clustertool.actions.read_status import as_dict, error_of, queued_dict, read
 from clustertool.actions.selection import Selection
@@ -194,7 +194,7 @@ class Job:
             def report(status: JobStatus) -> bool:
                 nonlocal shown_at, beat_at
                 if time.monotonic() - beat_at >= BEAT:
-                    attached(fleet, self.id)
+                    follower.report_attached()
                     beat_at = time.monotonic()
                 if caller.listens and time.monotonic() - shown_at >= _SAMPLE:
                     _report(caller, fleet, follower)  # which waits for nodes: the job is followed between two of them

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from clustertool.actions.follow_job import BEAT, Inbox, JobFollower, attached
+from clustertool.actions.follow_job import BEAT, Inbox, JobFollower
 from clustertool.engines.base import Engine
 from clustertool.errors import ClustertoolError, NotFound, Survivors, raise_all
 from clustertool.fleet.fleet import Fleet
@@ -48,8 +48,8 @@ def ending(engine: Engine) -> Ending:
 class JobStopper:
     """The signals of the user while a job is followed: the first one stops the job on all nodes, the next one kills it."""
 
-    def __init__(self, call: Call, fleet: Fleet, job: str, how: Ending | None) -> None:
-        self._call, self._fleet, self._job, self._how = call, fleet, job, how
+    def __init__(self, call: Call, follower: JobFollower, job: str, how: Ending | None) -> None:
+        self._call, self._follower, self._job, self._how = call, follower, job, how
         self._thread: threading.Thread | None = None
         self._answers: dict[str, StopAnswer | ClustertoolError] = {}
         self._errors: list[ClustertoolError] = []  # why the job was not ended
@@ -71,7 +71,7 @@ class JobStopper:
             self._signals(grace)
             if time.monotonic() >= beat_at:
                 beat_at = time.monotonic() + BEAT
-                attached(self._fleet, self._job)
+                self._follower.report_attached()
 
     def _signals(self, grace: float) -> None:
         asked = signals.count.ints + signals.count.terms
@@ -103,11 +103,12 @@ class JobStopper:
         """Show the result of a stop on each node. Raises Survivors."""
         if self._thread is None or self._how is None:
             return
+        fleet = self._follower.fleet
         self._thread.join(self._how.patience)
         away = {
-            node for node, error in self._fleet.failed.items() if isinstance(error, NotFound)
+            node for node, error in fleet.failed.items() if isinstance(error, NotFound)
         }  # nothing to stop here
-        results = {self._fleet.name(node): self._result(watch, node) for node in sorted(watch.nodes - away)}
+        results = {fleet.name(node): self._result(watch, node) for node in sorted(watch.nodes - away)}
         show_results(results, self._call.note)
         left = [f"{n}: {stop_text(one)}" for n, one in results.items() if one.state is StopState.SURVIVORS]
         if left:
@@ -120,7 +121,7 @@ class JobStopper:
         known = watch.status.nodes.get(node)
         if known is not None and known.state is NodeState.ENDED:
             return last_result(tuple(known.survivors))
-        return read_result(self._answers.get(self._fleet.name(node)), self._job)
+        return read_result(self._answers.get(self._follower.fleet.name(node)), self._job)
 
 
 class FollowSession:
@@ -147,7 +148,7 @@ class FollowSession:
         self._call, self._job, self._stops = call, job, ends is not None
         patient, pieces = ends is not None, copy is not None
         self._follower = JobFollower(fleet, inbox, job, patient=patient, pieces=pieces, revive=revive)
-        self.stopper = JobStopper(call, fleet, job, ends)
+        self.stopper = JobStopper(call, self._follower, job, ends)
         self._key = DetachKey()
         self.detached = False
 

@@ -157,7 +157,7 @@ def test_the_machine_of_the_coordinator_crashes(training, undisturbed, name):
 @pytest.mark.parametrize("name", BOTH)
 def test_the_machine_of_the_coordinator_crashes_and_there_is_a_store(training, undisturbed, etcd, name):
     job = training(name)
-    run = job.start("--elastic-server", etcd(job).url)
+    run = job.start("--elastic-server", etcd(job).url, "--lease", "6")  # run is attached, also without the first coordinator
     begun = job.epoch_of(ALL, run)
     crashed = time.time()
     job.lab.crash(0)
