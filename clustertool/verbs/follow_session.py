@@ -105,9 +105,7 @@ class JobStopper:
             return
         fleet = self._follower.fleet
         self._thread.join(self._how.patience)
-        away = {
-            node for node, error in fleet.failed.items() if isinstance(error, NotFound)
-        }  # nothing to stop here
+        away = {node for node, error in fleet.failed.items() if isinstance(error, NotFound)}  # nothing to stop here
         results = {fleet.name(node): self._result(watch, node) for node in sorted(watch.nodes - away)}
         show_results(results, self._call.note)
         left = [f"{n}: {stop_text(one)}" for n, one in results.items() if one.state is StopState.SURVIVORS]

@@ -127,10 +127,10 @@ class ElasticTraining:
                 for (_, attempt), epoch in self.lives().items()
                 if attempt > after and epoch.nodes == set(nodes) and epoch.complete
             ]
-            assert known or run.process.poll() is None, f"it has ended\n{run.out}\n{run.err}"
+            assert known or run.process.poll() is None, f"it has ended: {self.summary()}\n{self.records()}\n{run.err}"
             return known
 
-        until(found, PATIENCE, lambda: f"nodes {nodes} after {after}: {self.summary()}\n{run.out}\n{run.err}")
+        until(found, PATIENCE, lambda: f"nodes {nodes} after {after}: {self.summary()}\n{self.records()}\n{run.err}")
         return max(found())
 
     def ends(self, run: Running, code: int = 0) -> Done:
@@ -173,6 +173,17 @@ class ElasticTraining:
         rows = (self.site.jobs(node)[-1] / ".clustertool/events.jsonl").read_bytes().split(b"\n")[:-1]
         found = [dict(event) for event in map(record_lines.read_event, rows) if event is not None]
         return [event for event in found if event["type"] == kind]
+
+    def records(self) -> str:
+        """The last events of each node, and what its process of the job has reported."""
+        found = []
+        for node in range(NODES):
+            for job in self.site.jobs(node)[-1:]:
+                for name, rows in (("events.jsonl", 5), ("supervisor.err", 12)):
+                    path = job / ".clustertool" / name
+                    text = path.read_text(errors="replace") if path.exists() else ""
+                    found += [f"node {node}: {row[:300]}" for row in text.splitlines()[-rows:]]
+        return "\n".join(found)
 
     def summary(self) -> list[tuple[object, ...]]:
         return [(key, sorted(epoch.nodes), len(epoch.steps)) for key, epoch in self.lives().items()]

@@ -157,12 +157,17 @@ def test_the_machine_of_the_coordinator_crashes(training, undisturbed, name):
 @pytest.mark.parametrize("name", BOTH)
 def test_the_machine_of_the_coordinator_crashes_and_there_is_a_store(training, undisturbed, etcd, name):
     job = training(name)
-    run = job.start("--elastic-server", etcd(job).url, "--lease", "6")  # run is attached, also without the first coordinator
+    run = job.start(
+        "--elastic-server", etcd(job).url, "--lease", "6"
+    )  # run is attached, also without the first coordinator
     begun = job.epoch_of(ALL, run)
     crashed = time.time()
     job.lab.crash(0)
     job.epoch_of(ALL - {0}, run, begun)
-    report(name, "coordinator crashed, etcd", job.resumed(crashed), 4 * LOSS)
+    found = job.resumed(crashed)
+    report(name, "coordinator crashed, etcd", found, 4 * LOSS)
+    (cost,) = {event["seconds"] for node in ALL - {0} for event in job.events(node, "epoch") if event["attempt"]}
+    assert cost == pytest.approx(found.tool, abs=3), "what status shows as the cost"
     job.hurry()
     job.ends(run)
     job.check(undisturbed(name))

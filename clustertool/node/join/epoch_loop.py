@@ -144,6 +144,7 @@ class EpochLoop:
     def _take_over(self, won: Won) -> MemberPlace:
         """This member coordinates from now on. Nodes of the last epoch may have ranks until they join, or their leases end."""
         now, elastic, lease = boottime(), self._join.job.elastic, ttl(self._join.cluster.loss_timeout)
+        worked = self._gathering.before.since or won.at  # a member that was in no epoch does not know it
         self._join = replace(self._join, coordinator=won.place)
         self._gathering = Gathering(
             won.number,
@@ -157,7 +158,7 @@ class EpochLoop:
             expected=frozenset(won.before),
             patience=1.0,  # they had the time of their leases to join
             restarts=won.restarts,
-            before=EpochBefore(frozenset(won.before), "its coordinator was lost", won.at),
+            before=EpochBefore(frozenset(won.before), "its coordinator was lost", worked),
             job_began=self._gathering.job_began,
         )
         self._began = now
@@ -170,7 +171,8 @@ class EpochLoop:
         self._short = self._short + 1 if now - self._began < most else 0
         lease = self._join.job.policy.loss_timeout
         lost, released = frozenset(end.lost), frozenset(end.left)
-        before = EpochBefore(members, end.why, min(end.lost.values(), default=now), lost, released)
+        worked = now - lease if end.silent else now  # a silent one has lost its lease, which began with the last answer
+        before = EpochBefore(members, end.why, min(end.lost.values(), default=worked), lost, released)
         self._gathering = Gathering(
             end.attempt + 1,
             elastic.minimum,
