@@ -35,8 +35,8 @@ from clustertool.show.plan_view import plan_tables
 from clustertool.show.prefix import RankLines
 from clustertool.verbs import log_copy, report_outcome, signals
 from clustertool.verbs.detach_key import DetachKey
+from clustertool.verbs.elastic.resume_command import resume_command
 from clustertool.verbs.follow_session import FollowSession, ending
-from clustertool.verbs.resume_command import resume_command
 from clustertool.verbs.run_request import find_cluster, read_options, read_order, wanted, with_program
 from clustertool.verbs.verb import Call
 from clustertool.watch.waits import away_coordinator

@@ -79,8 +79,8 @@ def _started_before(spec: Spec) -> bool:
 def _place_again(agent: PlacingContext, spec: Spec, release: str, resumed: str) -> None:
     """Other machines, addresses and ports, the same files. The earlier supervisor has ended.
 
-    A member of an elastic job has a record before its first epoch, and no workspace and no output of the job `resumed`. Its spec
-    is written when they are complete. Raises PreflightError, DispatchError, NotFound.
+    A member of an elastic job has a record before its first epoch, and no workspace and no output of the job `resumed`. Its
+    spec is written when they are complete. Raises PreflightError, DispatchError, NotFound.
     """
     job = files.open_job_dir(spec["job_dir"])
     try:

@@ -9,21 +9,21 @@ _RUN, _RESUME = "run", "--resume"
 
 
 def resume_command(typed: Sequence[str], job: str, host: str) -> str:
-    """Of a command that has started `job`: the same one from the output of this job, without `host`. typed: its words.
+    """Of a command that has started `job`: the same one from the output of this job, without `host`. typed: its arguments.
 
     What follows `run` are options. In place of this verb, clusterrun has a script, which may have options of the same names.
     """
-    program, *words = typed
-    at = words.index(_RUN) + 1 if _RUN in words and not program.endswith("clusterrun") else 0
-    options = _without_resume(words[at:]) if at else words
-    return shlex.join([program, *words[:at], f"{_RESUME}={job}", f"--skip={host}", *options])
+    program, *tokens = typed
+    at = tokens.index(_RUN) + 1 if _RUN in tokens and not program.endswith("clusterrun") else 0
+    options = _without_resume(tokens[at:]) if at else tokens
+    return shlex.join([program, *tokens[:at], f"{_RESUME}={job}", f"--skip={host}", *options])
 
 
-def _without_resume(words: Sequence[str]) -> list[str]:
+def _without_resume(tokens: Sequence[str]) -> list[str]:
     """--resume may have a value, which is no option."""
     kept: list[str] = []
     value = False  # the next word may be that of --resume
-    for one in words:
+    for one in tokens:
         dropped = one == _RESUME or one.startswith(f"{_RESUME}=") or (value and not one.startswith("-"))
         value = one == _RESUME
         if not dropped:
