@@ -6,6 +6,7 @@ Start time is field 22 of /proc/PID/stat, in clock ticks since boot.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -239,6 +240,7 @@ def detach(*descriptors: int, stdio: Sequence[int] = ()) -> None:
 
     Of the parent's descriptors only `descriptors` stay open, and stdin, stdout and stderr, which become those of `stdio`.
     """
+    gc.freeze()  # the end of a socket that is garbage of the parent would close its number, which is that of another file by then
     with contextlib.suppress(PermissionError):  # it leads a session already
         os.setsid()
     signal.set_wakeup_fd(-1)
