@@ -240,7 +240,8 @@ def detach(*descriptors: int, stdio: Sequence[int] = ()) -> None:
 
     Of the parent's descriptors only `descriptors` stay open, and stdin, stdout and stderr, which become those of `stdio`.
     """
-    gc.freeze()  # the end of a socket that is garbage of the parent would close its number, which is that of another file by then
+    # A socket that is garbage of the parent would close its number when it is collected: another file may have it by then.
+    gc.freeze()
     with contextlib.suppress(PermissionError):  # it leads a session already
         os.setsid()
     signal.set_wakeup_fd(-1)
