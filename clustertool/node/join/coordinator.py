@@ -321,10 +321,13 @@ class JoinCoordinator:
         self._decide(d.Done(COORDINATOR, round))
 
     def _place(self, round: int) -> None:
-        elastic = self._elastic_spec()
-        parts = specs(self._made, self._arrivals, self._join.engine, elastic)
-        attempt = self._node.first_attempt(parts[0]["job_dir"]) if elastic is None else 0
-        if attempt:
+        parts = specs(self._made, self._arrivals, self._join.engine, self._elastic_spec())
+        gathering = self._state.elastic
+        attempt = self._node.first_attempt(parts[0]["job_dir"]) if gathering is None or gathering.first else 0
+        if gathering is not None and attempt > gathering.number:  # the engine has started the job again
+            self._state = self._state._replace(elastic=gathering._replace(number=attempt))
+            parts = specs(self._made, self._arrivals, self._join.engine, self._elastic_spec())
+        elif gathering is None and attempt:
             for part in parts.values():
                 part["attempt"] = attempt
         for node, connection in enumerate(self._order):
@@ -393,6 +396,8 @@ class JoinCoordinator:
         self._members.end({"type": "abort", "errors": error_rows(error)}, _LAST_MESSAGE, until_closed=True)
         self._node.undo()
         self._node.epoch.fail(error, coordinates=True)
+        if self._state.elastic is not None and not self._join.of_engine.keep_bundle:
+            self._node.remove_bundle()  # it was kept so far
         self._node.leave_allocation(End(silent=silent))
         return error.code
 
