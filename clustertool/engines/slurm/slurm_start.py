@@ -92,9 +92,7 @@ class SlurmStart(Starter):
             return Submission(self._identity.job_id, None, documents)
         shown = self._allocation.seen(self._settings) if self._allocation else self._settings
         plan = expected_plan(request, nodes_of_slurm(shown, facts), self._identity)
-        stands = (
-            f"{elastic_plan.stands(plan, request.cluster)}; {STANDS}" if request.spec.elastic.present else STANDS
-        )
+        stands = f"{elastic_plan.stands(plan, request.cluster)}; {STANDS}" if request.spec.elastic.present else STANDS
         return Submission(self._identity.job_id, plan, documents, stands)
 
     def _use_allocation(self, ranks: int) -> str:
@@ -169,7 +167,9 @@ class SlurmStart(Starter):
         spec = request.spec
         assert spec is not None
         slurm, order = engine.slurm, self._order()
-        nodes = f"elastic, {spec.elastic.text} nodes" if spec.elastic.present else count(self._settings.node_count, "node")
+        nodes = (
+            f"elastic, {spec.elastic.text} nodes" if spec.elastic.present else count(self._settings.node_count, "node")
+        )
         engine.caller.note(f"job {job}: {spec.mode}, {nodes} of Slurm, from {slurm.name}")
         release = self._dispatch()
         engine.caller.starting(job)

@@ -351,7 +351,8 @@ def _may_begin(state: JoinState, elastic: Gathering, now: float) -> Step:
     if ready is Readiness.WAIT:
         return state, ()
     if ready is Readiness.FAIL:
-        what = f"{present_names(state.members)}: {len(present)} of at least {elastic.minimum} nodes are there after {elastic.timeout:g} s"
+        there = present_names(state.members)
+        what = f"{there}: {len(present)} of at least {elastic.minimum} nodes are there after {elastic.timeout:g} s"
         fix = "start the job on more machines; [elastic] timeout in job.toml is the time that it waits for them"
         return _abort(state, NodeLost(what, fix))
     chosen = elastic.taking_part(present, state.own.node or COORDINATOR)

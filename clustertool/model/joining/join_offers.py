@@ -94,7 +94,9 @@ def too_few(
     JoinState."""
     what = f"{len(members)} of {total} nodes have joined within {timeout:g} s"
     if names:
-        fix = f"{messages_of(engine)} has the messages of these nodes; JOIN_TIMEOUT in conf.py is the time that they have"
+        fix = (
+            f"{messages_of(engine)} has the messages of these nodes; JOIN_TIMEOUT in conf.py is the time that they have"
+        )
         return NodeLost(f"{what}; missing: {some([names[index] for index in lacking])}", fix)
     which = f"; missing: index {', '.join(map(str, lacking))}" if lacking else ""
     fix = "start the job on the missing machines too; JOIN_TIMEOUT is the time that they have"

@@ -62,8 +62,8 @@ class EpochPart:
 
     record: its record while no supervisor is prepared, None before the first one. end: how the last epoch has ended, None if
     the job is over. spec: of that epoch. meeting: where members meet by a store, None without one. won: the epoch that this
-    member has taken there. known: the highest attempt that it has been in, -1 if none. lost: members of earlier epochs that were
-    lost and have not joined again. fix: what a user does if no coordinator is found.
+    member has taken there. known: the highest attempt that it has been in, -1 if none. lost: members that were lost and have
+    not joined again. fix: what a user does if no coordinator is found.
     """
 
     def __init__(self) -> None:
