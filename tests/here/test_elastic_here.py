@@ -27,11 +27,11 @@ def typed(folders):
     meet = ("--master", f"127.0.0.1:{free_port()}", "--nnodes", "1:2")
     for site in folders:
         site.workspace(".", train_py=TRAIN)
-        site.conf_file = site.folder / "conf.py"
-        site.conf_file.write_text("LOSS_TIMEOUT = 3\nGRACE = 2\n")
+        (site.folder / "conf.py").write_text("LOSS_TIMEOUT = 3\nGRACE = 2\n")
     running = [starts(site, *meet, "--rank", rank, "train.py") for rank, site in enumerate(folders)]
     for rank, site in enumerate(folders):
         trains(site, 0, rank, 2)
+        (site.folder / "conf.py").unlink()  # without HOSTS it is none for other commands
     return running
 
 

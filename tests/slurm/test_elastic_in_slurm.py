@@ -48,8 +48,9 @@ def epochs(job: EngineRun) -> list[list[int]]:
 
 def test_what_is_submitted(queue: SlurmSite) -> None:
     queue.workspace(train_py=TRAIN)
-    shown = queue.clustertool("run", "-w", "job", "--nnodes", "2:3", "--dry").ends(0).out
-    assert "--nodes=2-3" in shown and "--no-kill" in shown and "the 2 to 3 nodes that are there" in shown
+    shown = queue.clustertool("run", "-w", "job", "--nnodes", "2:3", "--dry").ends(0)
+    assert "#SBATCH --nodes=2-3" in shown.out and "#SBATCH --no-kill" in shown.out
+    assert "for the 2 to 3 nodes that are there" in shown.err
     refused = queue.clustertool("run", "-w", "job", "--nnodes", "3:2").ends(64)
     assert "'3:2' is no number of nodes" in refused.err
 

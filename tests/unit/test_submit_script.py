@@ -93,6 +93,7 @@ def test_an_elastic_job_keeps_its_allocation_when_a_node_fails() -> None:
     lines = script(SlurmSettings(nodes=4), order).splitlines()
     assert {"#SBATCH --nodes=2-4", "#SBATCH --no-kill"} <= set(lines)
     assert " --no-kill " in lines[-1] and "--kill-on-bad-exit=0 --wait=0" in lines[-1]
+    assert not [line for line in lines[:-1] if "ntasks" in line] and " --ntasks-per-node=1 " in lines[-1]
     assert "--nodes" not in lines[-1], "srun uses all nodes that Slurm has found"
     step = step_script(SlurmSettings(nodes=3), order, ShellAllocation("7", nodes=3)).splitlines()[-1]
     assert " --nodes=3 " in step and " --no-kill " in step

@@ -75,7 +75,8 @@ def sbatch_options(settings: SlurmSettings, order: SubmitOrder) -> Tuple[str, ..
         ("job-name", _name(order)),
         ("comment", comment(order.job_id, order.root_dir)),
         ("nodes", f"{order.least}-{settings.node_count}" if order.least else str(settings.node_count)),
-        ("ntasks-per-node", "1"),
+        # With a number of tasks for each node Slurm 22.05 gives the least number of nodes, also where more are free.
+        ("ntasks-per-node", "" if order.least else "1"),
         ("cpus-per-task", str(settings.cpus_per_node or "")),
         *((name.replace("_", "-"), getattr(settings, name)) for name in _AS_THEY_ARE),
         ("chdir", order.folder),
