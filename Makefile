@@ -17,7 +17,7 @@ help:
 	@echo "make test-versions   tests of the laptop's side with each Python here, the oldest and the newest libraries; ARGS='tests/unit'"
 	@echo "make test-chaos   a hundred random faults, half an hour"
 	@echo "make test-engines   jobs in a real queue of Slurm, and each way in which they fail"
-	@echo "make test-frameworks   real PyTorch and Paddle, three minutes; the first time it downloads 600 MB"
+	@echo "make test-frameworks   real PyTorch and Paddle, eight minutes; the first time it downloads 600 MB"
 	@echo "make test-gpu   jobs on a real NVIDIA GPU; TORCH_PYTHON=/path/to/python3 has a PyTorch that sees it"
 	@echo "make bench   dispatch compared with rsync and clush on a shaped cluster; ARGS='--only cold-16'"
 	@echo "make test-browser   the report's page and the documentation site in Chromium (package chromium)"
@@ -63,7 +63,9 @@ test-engines: $(READY)
 
 test-frameworks: export DEMAND_FRAMEWORKS := 1
 test-frameworks: $(READY)
-	@PYTHON="$(PYTHON)" scripts/frameworks.sh digits-data digits-torch digits-paddle paddle-ps mpi-allreduce
+	@PYTHON="$(PYTHON)" scripts/frameworks.sh digits-data digits-torch digits-paddle paddle-ps mpi-allreduce \
+		digits-paddle+etcd3==0.12.0
+	@! command -v apt-get >/dev/null 2>&1 || scripts/system-packages.sh etcd etcdctl || true
 	@$(BIN)/python -m pytest -q tests/frameworks -m "frameworks or not frameworks" $(ARGS)
 
 # TORCH_PYTHON: a Python whose PyTorch sees the GPU, by default python3.

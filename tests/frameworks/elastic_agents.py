@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import NamedTuple
 from tests.cli import until
 
 PROGRAM = Path(__file__).with_name("programs") / "membership.py"
-LIMIT = 180.0  # seconds: both launchers wait for tens of seconds in places
+LIMIT = 100.0  # seconds: both launchers wait for tens of seconds in places
 
 
 class Start(NamedTuple):
@@ -39,10 +40,16 @@ class Start(NamedTuple):
 class Agents:
     """Agents with names of one letter. Each rank gets NODE, the name of its agent.
 
-    world: the variable with the number of ranks, which is that of nodes.
+    world_name: the variable with the number of ranks, which is that of nodes. apart: seconds between the starts of two agents.
     """
 
     world_name = "WORLD_SIZE"
+    apart = 0.0
+    port = 0  # on which the first agent listens once it has started, 0 for none
+
+    def listens(self) -> bool:
+        with socket.socket() as sock:
+            return not self.port or sock.connect_ex(("127.0.0.1", self.port)) == 0
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -98,7 +105,7 @@ class Agents:
         return [found[node] for node in nodes]
 
     def order(self, text: str) -> None:
-        """Give the ranks an order: `done`, or `PID CODE`."""
+        """Give the ranks an order: `done`, `PID CODE` or `all CODE`."""
         part = self.records / "part-order"
         part.write_text(text)
         part.rename(self.records / "order")

@@ -404,7 +404,7 @@ def _name(part: JobSummary) -> str:
 
 
 def _nodes_of(queued: SlurmJob, summaries: Mapping[int, JobSummary]) -> dict[int, str]:
-    """{node as the job numbers it: its name in Slurm}. An elastic job's node that has failed is not in the allocation any more."""
+    """{node as the job numbers it: its name in Slurm}. A failed node of an elastic job is in its allocation no more."""
     names = read_node_list(queued.nodelist)
     known = {node: _name(part) for node, part in summaries.items()}
     if set(names) <= set(known.values()):

@@ -1,8 +1,8 @@
 """A rank that records its start and waits for an order: what a launcher gives its ranks while nodes leave and join.
 
 membership.py FOLDER. A start is FOLDER/start-TIME-PID, a JSON object: the environment of the rank, its pid and the time in
-seconds. FOLDER/order is `done`, or `PID CODE` for one rank, which then exits with this code. A rank exits with 1 when another
-one of its world has ended, as ranks do whose connection breaks.
+seconds. FOLDER/order is `done`, or `PID CODE` for one rank, which then exits with this code, or `all CODE`. A rank exits
+with 1 when another one of its world has ended, as ranks do whose connection breaks; not if there is an order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> int:
         order = (folder / "order").read_text().split() if (folder / "order").exists() else []
         if order == ["done"]:
             return 0
-        if order and order[0] == str(os.getpid()):
+        if order and order[0] in (str(os.getpid()), "all"):
             return int(order[1])
         found = [json.loads(path.read_text()) for path in folder.glob("start-*")]
         peers = {its["pid"] for its in found if world(its["env"]) == world(os.environ)}
