@@ -327,13 +327,16 @@ class JoiningNode:
             self.report.epoch_ended(outcome)
             return outcome.code
         self.report.ended(outcome)
-        absent = self.epoch.lost - frozenset(self._spec["shape"]["nodes"]) if supervisor.leads else ()
-        silent = supervisor.link.silent or bool(absent)
+        silent = supervisor.link.silent or (supervisor.leads and self._absent(self._spec))
         if supervisor.leads or silent:
             self.leave_allocation(End(supervisor.leads, silent, outcome.state is JobState.LOST))
         if supervisor.leads and not (self.join.of_engine.keep_bundle and self._allocation.comes_back(outcome)):
             self.remove_bundle()
         return outcome.code
+
+    def _absent(self, spec: Spec) -> bool:
+        """Whether a member was lost, and was not in the last epoch: the engine may wait for its node."""
+        return bool(self.epoch.lost) and not self.epoch.lost <= frozenset(spec["shape"]["nodes"])
 
     def record(self, kind: str, **fields: object) -> None:
         """An event of this node: of its supervisor, or between two epochs."""
