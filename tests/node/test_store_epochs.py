@@ -181,3 +181,28 @@ def test_a_node_that_does_not_reach_the_store_ends_its_ranks(join_bench: JoinBen
     machines[2].signal(signal.SIGKILL)
     machines[2].wait()
     end(machines[:2])
+
+
+@pytest.mark.chaos
+def test_a_coordinator_that_gathers_and_loses_the_store_leaves_the_epoch_to_another_node(
+    join_bench: JoinBench, etcd: Etcd
+) -> None:
+    """Node 0 waits for the lease of node 2 when it does not reach the store any more. Node 1 goes on without it."""
+    machines = with_store(join_bench.job(3, WAIT), 1, 3, etcd)
+    relay = Relay(etcd.port)
+    settings = machines[0].join.job.elastic
+    server = replace(settings.server, urls=(f"http://127.0.0.1:{relay.port}",))
+    machines[0].join = replace(
+        machines[0].join, job=replace(machines[0].join.job, elastic=replace(settings, server=server))
+    )
+    running(machines)
+    machines[2].signal(signal.SIGKILL)
+    machines[2].wait()
+    until(lambda: machines[0].reports("epoch-ended"), "the epoch ends")
+    relay.close()
+    attempts = until(
+        lambda: [one["attempt"] for one in machines[1].events("started") if one["attempt"]], "another one begins", 60.0
+    )
+    says(machines[1], attempts[-1], 0, 1)
+    assert machines[0].wait() == 75 and "the store of the job is not reached" in machines[0].error
+    end(machines[1:2])

@@ -96,6 +96,10 @@ class EpochLoop:
                 code = JoinCoordinator(node, self._report, signals, place.address, self._gathering).run()
             else:
                 code = Joiner(node, self._report, signals).run()
+            if part.resigned and meeting is not None:
+                meeting.give_up()
+                place, signals, record = place._replace(address=""), Signals(), part.record
+                continue
             if part.won is not None:
                 place, taken = self._take_over(part.won), True
                 signals, record = Signals(), part.record
@@ -136,7 +140,7 @@ class EpochLoop:
                 what = f"the store of --elastic-server does not answer: {meeting.view.problem or 'it is late'}"
                 raise NodeLost(what, "check that each node reaches it")
             return place._replace(address="")
-        if won.first or self._known >= 0:
+        if won.first or won.previous == self._known:  # it knows which nodes have ended the last epoch
             self._gathering = self._gathering._replace(number=won.number)
             return place
         return self._take_over(won)

@@ -62,8 +62,8 @@ class EpochPart:
 
     record: its record while no supervisor is prepared, None before the first one. end: how the last epoch has ended, None if
     the job is over. spec: of that epoch. meeting: where members meet by a store, None without one. won: the epoch that this
-    member has taken there. known: the highest attempt that it has been in, -1 if none. fix: what a user does if no coordinator
-    is found.
+    member has taken there. resigned: it does not coordinate its epoch any more, and joins that of another member. known: the
+    highest attempt that it has been in, -1 if none. fix: what a user does if no coordinator is found.
     """
 
     def __init__(self) -> None:
@@ -72,6 +72,7 @@ class EpochPart:
         self.spec: Optional[Spec] = None
         self.meeting: Optional[StoreMeeting] = None
         self.won: Optional[Won] = None
+        self.resigned = False
         self.known = -1
         self.fix = ""
         self._paused: Optional[MemberRecord] = None
@@ -263,7 +264,10 @@ class JoiningNode:
         self._busy = None
 
     def launch(self, now: float) -> None:
-        """Prepare the supervisor: nothing of the job's runs yet. now: the coordinator's clock. Raises ClustertoolError."""
+        """Prepare the supervisor: nothing of the job's runs yet. now: the coordinator's clock. Raises ClustertoolError, also
+        where the user has stopped the job meanwhile."""
+        if self.epoch.stopped is not None:
+            raise self.epoch.stopped
         spec = self._spec
         if spec is None or self._placed is None:
             raise InternalError("a job was launched before it was placed")
