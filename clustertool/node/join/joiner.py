@@ -257,7 +257,8 @@ class Joiner:
         try:
             self._node.launch(now)
         except ClustertoolError as error:
-            self._answer(OrderResult(error))
+            if self._node.epoch.stopped is None:  # else this machine leaves in its next turn
+                self._answer(OrderResult(error))
         else:
             self._answer(OrderResult())
 
