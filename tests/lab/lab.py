@@ -46,6 +46,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 USERS = Path("/run/home")  # empty after a reboot
 FIRST_UID = 4001
 LAPTOP = "10.77.255.1"
+NOWHERE = "02:77:ff:ff:ff:ff"  # a hardware address that no machine has
 WAIT = 60.0
 
 _SSHD = """\
@@ -238,6 +239,23 @@ class Lab:
 
     def heal(self, i: int) -> None:
         _ip(self.switch, f"link set p{i} up")
+
+    def drop(self, senders: Iterable[int | str], receivers: Iterable[int | str]) -> None:
+        """What `senders` send to `receivers` is lost without an error, until deliver() or a reboot; the other direction is not.
+
+        Both: nodes, or "laptop". To a bridge an unknown hardware address is a broadcast, and no machine takes its frames.
+        """
+        self._neighbour(senders, receivers, "replace {} lladdr " + NOWHERE + " dev eth0 nud permanent")
+
+    def deliver(self, senders: Iterable[int | str], receivers: Iterable[int | str]) -> None:
+        self._neighbour(senders, receivers, "del {} dev eth0")
+
+    def _neighbour(self, senders: Iterable[int | str], receivers: Iterable[int | str], command: str) -> None:
+        assert not self.acquainted, "its nodes have permanent entries already"
+        targets = {one: LAPTOP if one == "laptop" else self.address(int(one)) for one in receivers}
+        for sender in senders:
+            net = self.laptop_net if sender == "laptop" else self.boots[int(sender)].net
+            _ip(net, *("neigh " + command.format(target) for one, target in targets.items() if one != sender))
 
     def freeze(self, i: int) -> None:
         """The node hangs: all its processes stand still, its kernel still answers."""
