@@ -18,7 +18,7 @@ import pytest
 from clustertool.model.config.elastic_settings import ElasticServer, ElasticSettings
 from tests.node.harness import until
 from tests.node.joining import JoinBench, Machine, codes, free_port
-from tests.node.test_epochs import WAIT, end, running, says
+from tests.node.test_epochs import WAIT, end, recorded, running, says
 
 
 class Etcd:
@@ -206,3 +206,18 @@ def test_a_coordinator_that_gathers_and_loses_the_store_leaves_the_epoch_to_anot
     says(machines[1], attempts[-1], 0, 1)
     assert machines[0].wait() == 75 and "the store of the job is not reached" in machines[0].error
     end(machines[1:2])
+
+
+@pytest.mark.chaos
+def test_a_node_that_comes_back_after_a_stop_records_that_the_job_was_stopped(
+    join_bench: JoinBench, etcd: Etcd
+) -> None:
+    machines = with_store(join_bench.job(3, WAIT), 1, 3, etcd, timeout=3.0)
+    recorded(machines)
+    for machine in machines[:2]:
+        machine.start()
+    says(machines[0], 0, 0, 2)
+    end(machines[:2])
+    assert codes([machines[2].start()]) == [143]
+    (ended,) = machines[2].events("ended")
+    assert (ended["state"], ended["code"]) == ("stopped", 143)
