@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from clustertool.errors import BadAnswer, ClustertoolError, NotFound
 from clustertool.fleet.fleet import Check, Fleet
@@ -145,7 +145,10 @@ class LostNodes:
         self._next: dict[int, float] = {}  # when a node is tried again
         self._busy: set[int] = set()
         self._revived: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._followed: set[tuple[int, int]] = set()  # nodes that were followed again, and in which epoch
+        self._follows: Counter[int] = Counter()  # of nodes whose supervisor has died
+        self._follow_at: dict[int, float] = {}  # when such a node is followed again
+        self._epoch = 0  # the newest one
+        self._quiet_since: float | None = None  # since when all nodes have ended, and none knows how the job has
 
     def take(self, frame: Frame) -> None:
         header = frame[1]
@@ -166,10 +169,12 @@ class LostNodes:
     def turn(self, now: float) -> Iterator[RevivedNews]:
         watch = self._follower.watch
         with contextlib.suppress(queue.Empty):
-            yield RevivedNews(time.time(), watch.status.name(self._revived.get_nowait()))
+            node = self._revived.get_nowait()
+            self._expect([node])
+            yield RevivedNews(time.time(), watch.status.name(node))
         if not self._elastic or watch.status.outcome is not None:
             return
-        self._follow_again()
+        self._follow_again(now)
         if self._revive is None:
             return
         for node in watch.nodes - set(watch.closed) - self._busy:
@@ -178,15 +183,35 @@ class LostNodes:
                 self._busy.add(node)
                 threading.Thread(target=self._start, args=(node, self._revive), daemon=True).start()
 
-    def _follow_again(self) -> None:
-        """A node sends nothing more when its supervisor has died. It may take part in a later epoch: once for each epoch."""
+    @property
+    def may_run(self) -> bool:
+        """Whether a node may run although all have ended, as far as they are followed: one that was started again coordinates
+        the job, perhaps. They are asked once more."""
+        now = time.monotonic()
+        if self._elastic and self._quiet_since is None:
+            self._quiet_since = now
+            self._follow_at.clear()
+        return self._quiet_since is not None and now - self._quiet_since < _RETURN
+
+    def _expect(self, nodes: Iterable[int]) -> None:
+        """These nodes take part again."""
+        self._quiet_since = None
+        for node in nodes:
+            self._follows[node], self._follow_at[node] = 0, 0.0
+
+    def _follow_again(self, now: float) -> None:
+        """A node sends nothing more when its supervisor has died. It may take part in a later epoch, and even coordinate it."""
         watch = self._follower.watch
         for epoch in watch.status.epochs[-1:]:
-            for node in set(epoch.nodes) & watch.ended - set(watch.closed):
-                known = watch.status.nodes.get(node)
-                if (node, epoch.attempt) not in self._followed and known is not None and known.ended is None:
-                    self._followed.add((node, epoch.attempt))
-                    threading.Thread(target=self._follower.follow_again, args=(node,), daemon=True).start()
+            if epoch.attempt != self._epoch:
+                self._epoch = epoch.attempt
+                self._expect(epoch.nodes)
+        for node in watch.ended - set(watch.closed):
+            known = watch.status.nodes.get(node)
+            if known is not None and known.ended is None and now >= self._follow_at.get(node, 0.0):
+                self._follows[node] += 1
+                self._follow_at[node] = now + min(_LONGEST_RETRY, _RETRY * 2 ** min(self._follows[node], 10))
+                threading.Thread(target=self._follower.follow_again, args=(node,), daemon=True).start()
 
     def _start(self, node: int, revive: Callable[[str, int], bool]) -> None:
         try:
@@ -282,7 +307,7 @@ class JobFollower:
         outcome = self.watch.status.outcome
         if outcome is None:
             broken = self._broken & set(self.watch.received)  # not those that never followed the job
-            return self.watch.over and not self._reopening and not broken
+            return self.watch.over and not self._reopening and not broken and not self._lost_nodes.may_run
         self._verdict_at = self._verdict_at or time.monotonic()
         late = time.monotonic() - self._verdict_at > (_RETURN if self.fleet.engine_end is None else _RESTORE)
         left = self.watch.nodes - self.watch.ended

@@ -18,7 +18,7 @@ from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.elastic_keys import is_range, node_range
 from clustertool.model.config.hosts import Host
-from clustertool.model.config.job import Options, read_job, resumes, valid_job_id
+from clustertool.model.config.job import JobSpec, Options, read_job, resumes, valid_job_id
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.job_names import FRESH, NEWEST
 from clustertool.model.planning.plan import given_facts
@@ -53,6 +53,7 @@ def read_request(
         _refuse_endpoints(found, options)
     registry.refuse_settings(cluster.engine, wish.settings)
     checked = read_job(cluster, toml, options)  # without a folder job.toml is on the nodes: only the options, for now
+    _refuse_elastic(cluster, checked)
     workspace = load_config.workspace(caller, Path(folder)) if folder and not of_engine else None
     spec = None if there else with_usual_command(checked) if of_engine else checked
     secrets = {} if wish.dry else load_config.secrets(cluster)
@@ -78,6 +79,14 @@ def _refuse_endpoints(cluster: Cluster, options: Options) -> None:
         if getattr(options, option):
             what = f"--{option.replace('_', '-')} names addresses, and the engine {cluster.engine} chooses the nodes itself"
             raise UsageError(what, "give numbers: --nnodes, and --server-num or --worker-num for each node")
+
+
+def _refuse_elastic(cluster: Cluster, spec: JobSpec) -> None:
+    """Raises UsageError for an elastic job of an engine whose nodes do not come and go."""
+    if spec.elastic.present and not registry.engine_of(cluster).capabilities.elastic:
+        what = f"an elastic job ({spec.elastic.text} nodes) is not possible with the engine {cluster.engine}"
+        fix = f"give a fixed number: --nnodes {spec.elastic.maximum}; the engines ssh and slurm have elastic jobs"
+        raise UsageError(what, fix)
 
 
 def limited(cluster: Cluster, options: Options) -> Cluster:

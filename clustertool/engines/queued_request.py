@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from clustertool.engines.job_request import RunRequest, make_plan
 from clustertool.errors import UsageError
+from clustertool.model.config.elastic_keys import is_range
 from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import JobSpec
 from clustertool.model.facts import Identity
@@ -38,7 +39,7 @@ def refuse_lease(spec: JobSpec, fix: str) -> None:
 def typed_settings(request: RunRequest) -> dict[str, object]:
     """The settings of the command line, by their names in the settings."""
     typed = dict(request.wish.settings)
-    if request.options.nnodes:
+    if request.options.nnodes and not is_range(request.options.nnodes):
         typed["nodes"] = request.options.nnodes
     return typed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,8 @@ from clustertool.model.job.state_names import JobState, NodeCause, StopState
 from clustertool.model.job.stop_result import StopResult
 from clustertool.model.quantities import count
 from clustertool.model.roles import LAUNCHERS, MPIRUN, ROLES, role_name
-from clustertool.model.wire.event_types import Event
-from clustertool.show.table import gather, grouped, ranges
+from clustertool.model.wire.event_types import Event, MembershipSample
+from clustertool.show.table import fold, gather, grouped, ranges
 from clustertool.watch.news import DisconnectNews, FailureNews, News, PhaseNews, RefusedNews, RevivedNews
 from clustertool.watch.verdict import culprit, errors
 from clustertool.watch.waits import ConnectWait, Firewall, ListenWait, Wait, away_coordinator
@@ -163,6 +164,19 @@ _OF_EPOCHS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     "below-minimum": _below,
     "lease-lost": _lease,
 }
+
+
+def membership_text(membership: MembershipSample) -> str:
+    """The nodes of an elastic job now, and how they have changed last."""
+    nodes, standby = membership["nodes"], membership["standby"]
+    text = f"epoch {membership['epoch']}, {len(nodes)} of {membership['minimum']}:{membership['maximum']} nodes"
+    text += f", on standby: {fold(standby)}" * bool(standby)
+    left = [f"{name} left ({why})" for name, why in membership["left"]]
+    changes = [*left, *(f"{name} joined" for name in membership["joined"])]
+    if membership["began"] and membership["epoch"]:
+        text += f", since {time.strftime('%H:%M:%S', time.localtime(membership['began']))}"
+    reasons = [", ".join(changes), membership["cause"]]
+    return ": ".join([text, *filter(None, reasons)])
 
 
 def stop_text(result: StopResult) -> str:

@@ -11,6 +11,7 @@ from rich.text import Text
 from clustertool.model.masking import Hide
 from clustertool.model.quantities import count, human_bytes, human_seconds
 from clustertool.show.device_table import memory
+from clustertool.show.job_text import membership_text
 from clustertool.show.status_view import STYLES
 from clustertool.show.table import fold, grouped, table
 from clustertool.show.terminal import Terminal
@@ -70,7 +71,11 @@ class Screen:
     def page(self, model: TopModel, view: View, width: int, height: int, failed: Mapping[str, str], now: float) -> Page:
         """All of it, at most `height` lines."""
         ranks = model.processes(view.sort, view.text, self._away(model, failed, now))
-        messages = [*self._messages(failed, "red"), *self._messages(model.problems, "yellow")]
+        messages = [
+            *self._memberships(model, failed, now),
+            *self._messages(failed, "red"),
+            *self._messages(model.problems, "yellow"),
+        ]
         head = [self._title(model, view, failed, now), *messages[: max(0, height - 6)]]
         room = max(2, height - len(head) - 5)
         most = max(room - len(ranks), room // 2, 1)
@@ -107,6 +112,11 @@ class Screen:
         if view.text or view.typing:
             title.append((f"  /{view.text}{'_' if view.typing else ''}", "cyan"))
         return title + ([(f"  silent: {fold(silent)}", "yellow")] if silent else [])
+
+    def _memberships(self, model: TopModel, failed: Mapping[str, str], now: float) -> Iterator[Line]:
+        """One line for each elastic job."""
+        for job, membership in model.memberships(self._away(model, failed, now)).items():
+            yield [(self._safe(f"job {job}: {membership_text(membership)}"), "cyan")]
 
     def _away(self, model: TopModel, failed: Mapping[str, str], now: float) -> list[str]:
         """The nodes that do not answer: their last sample is no longer valid."""
@@ -206,13 +216,18 @@ class Screen:
                 }
                 for rank in ranks
             ],
+            "memberships": [
+                {"job": job, **membership, "left": [list(one) for one in membership["left"]]}
+                for job, membership in model.memberships(self._away(model, failed, now)).items()
+            ],
             "unreachable": dict(failed),
         }
 
     def plain(self, model: TopModel, view: View, failed: Mapping[str, str], now: float) -> None:
         """The same without a terminal: two tables and an empty line."""
         self._terminal.line("".join(text for text, _ in self._title(model, view, failed, now)))
-        for line in [*self._messages(failed, ""), *self._messages(model.problems, "")]:
+        messages = [*self._messages(failed, ""), *self._messages(model.problems, "")]
+        for line in [*self._memberships(model, failed, now), *messages]:
             self._terminal.line("".join(text for text, _ in line))
         devices = model.rows(1 << 30, view.sort, view.text)
         rows = [(fold(row.nodes), row.what, *_device_cells(row), row.user, ", ".join(row.wrong)) for row in devices]

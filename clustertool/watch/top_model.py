@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from clustertool.model.job.progress import find
 from clustertool.model.job.rank_places import unpack
 from clustertool.model.job.state_names import RankState
-from clustertool.model.wire.agent_answers import CardValues, GlanceAnswer, JobSample, RankSample, SamplePlan
+from clustertool.model.wire.agent_answers import CardValues, GlanceAnswer, JobSample, RankSample
+from clustertool.model.wire.event_types import MembershipSample, SamplePlan
 
 _HISTORY = 60
 SORTS = ("rank", "cpu", "memory", "rate")
@@ -53,7 +54,7 @@ class Rate:
 
 @dataclass
 class TopRank:
-    """One process of a job."""
+    """One process of a job. epoch: of its sample, in an elastic job."""
 
     job: str
     agent: int
@@ -71,6 +72,7 @@ class TopRank:
     quiet: float | None = None  # seconds since it printed something
     rate: Rate = field(default_factory=Rate)
     seconds: tuple[float, float] = (0.0, 0.0)  # CPU seconds, and when they were read
+    epoch: int = 0
 
     @property
     def name(self) -> str:
@@ -127,11 +129,16 @@ class TopModel:
         for job in sample["jobs"]:
             plan, lost = job.get("plan"), {int(node) for node in job.get("lost", ())}
             places = _places(plan) if plan else before.get(str(job["job"]), _KnownJob()).places
-            self._jobs[name][str(job["job"])] = _KnownJob(places, lost)
+            known = self._jobs[name][str(job["job"])] = _KnownJob(places, lost, job.get("membership"))
             for values in job["ranks"]:
                 key = (str(job["job"]), str(values["role"]), int(values["rank"]))
+                rank = self.ranks.get(key)
+                if rank is not None and rank.agent != agent and rank.epoch > known.epoch:
+                    continue  # another node has it in a later epoch
                 seen.add(key)
-                rank = self.ranks.setdefault(key, TopRank(key[0], agent, name, key[1], key[2]))
+                if rank is None or rank.agent != agent:
+                    rank = self.ranks[key] = TopRank(key[0], agent, name, key[1], key[2])
+                rank.epoch = known.epoch
                 _take_rank(rank, values, job, float(sample["t"]))
         for key in [key for key, rank in self.ranks.items() if rank.agent == agent and key not in seen]:
             del self.ranks[key]
@@ -194,7 +201,7 @@ class TopModel:
         """The ranks that no node reports now: those of nodes that do not answer, and those that have not started."""
         jobs = self._shared(away)
         for rank in self.ranks.values():
-            if rank.node in away and rank.job in jobs:
+            if rank.node in away and rank.job in jobs and jobs[rank.job].may_have(rank):
                 node, _ = jobs[rank.job].places.get((rank.role, rank.rank), (-1, ""))
                 ended = rank.state in (RankState.DONE, RankState.FAILED, RankState.STOPPED)
                 state = rank.state if ended else jobs[rank.job].state(node)
@@ -213,24 +220,55 @@ class TopModel:
         names = [name for name in self._jobs if name not in away]
         there = {job for name in names or self._jobs for job in self._jobs[name]}
         found: dict[str, _KnownJob] = {}
+        newest = {job: max(jobs[job].epoch for jobs in self._jobs.values() if job in jobs) for job in there}
         for name, jobs in self._jobs.items():
             for job in there & set(jobs):
-                one = found.setdefault(job, _KnownJob())
-                one.places.update(jobs[job].places)
-                one.lost |= jobs[job].lost if name not in away else set()
+                known = jobs[job]
+                if known.epoch < newest[job]:
+                    continue
+                one = found.setdefault(job, _KnownJob(membership=known.membership))
+                one.places.update(known.places)
+                one.lost |= known.lost if name not in away else set()
         return found
+
+    def memberships(self, away: Collection[str] = ()) -> dict[str, MembershipSample]:
+        """Of each elastic job that runs, by its id, as the newest coordinator has it, else another node."""
+        found: dict[str, MembershipSample] = {}
+        for name in sorted(set(self._jobs) - set(away)):
+            for job, known in self._jobs[name].items():
+                new, old = known.membership, found.get(job)
+                if new is not None and (old is None or _weight(new) > _weight(old)):
+                    planned = sorted(set(known.places.values()))
+                    found[job] = new if new["coordinates"] else {**new, "nodes": [name for _, name in planned]}
+        return dict(sorted(found.items()))
 
 
 @dataclass
 class _KnownJob:
-    """What nodes know of a job: (role, rank) -> its node's number and name, and the numbers of nodes that were given up."""
+    """What nodes know of a job: (role, rank) -> its node's number and name, and the numbers of nodes that were given up.
+
+    membership: of an elastic job.
+    """
 
     places: dict[tuple[str, int], tuple[int, str]] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
+    membership: MembershipSample | None = None
+
+    @property
+    def epoch(self) -> int:
+        return self.membership["epoch"] if self.membership is not None else 0
+
+    def may_have(self, rank: TopRank) -> bool:
+        """Whether a rank that was seen before is one of the newest epoch."""
+        return self.membership is None or (rank.epoch == self.epoch and (rank.role, rank.rank) in self.places)
 
     def state(self, node: int) -> RankState:
         """Of the ranks of a node that does not answer."""
         return RankState.LOST if node in self.lost else RankState.UNKNOWN
+
+
+def _weight(known: MembershipSample) -> tuple[int, bool]:
+    return known["epoch"], known["coordinates"]
 
 
 def _places(plan: SamplePlan) -> dict[tuple[str, int], tuple[int, str]]:

@@ -7,10 +7,12 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
 from clustertool.model.config.elastic_settings import ElasticSettings
-from clustertool.model.job.state_names import StartReason
+from clustertool.model.job.state_names import StartReason, StopState
 from clustertool.model.paths import JobPaths
-from clustertool.node.jobs import supervisor_client
+from clustertool.node.jobs import stop_request, supervisor_client
 from clustertool.node.jobs.records import Record
 from clustertool.node.system.tls_link import beat
 from tests.node.harness import Process, alive, read, until
@@ -77,6 +79,20 @@ def test_a_job_that_waits_for_nodes_is_known_and_can_be_stopped(join_bench: Join
         (end,) = machine.events("ended")
         assert (end["state"], end["code"], end["reason"]) == ("stopped", 143, "the test")
     assert [len(machine.events("verdict")) for machine in machines] == [1, 0]
+
+
+def test_a_stop_at_any_moment_between_two_epochs_is_obeyed(join_bench: JoinBench) -> None:
+    """The member has no socket for a moment when an epoch ends, and when the next one begins. Here epochs last 0.1 s."""
+    for seconds in (0.0, 0.07, 0.14):
+        (machine,) = elastic(join_bench.job(1, "exit 101"), 1, 1, backoff=(0.01, 0.01))
+        recorded([machine])
+        machine.start()
+        until(lambda one=machine: len(one.events("epoch")) > 2, "some epochs have begun")  # type: ignore[misc]
+        time.sleep(seconds)
+        record = Record.read(str(machine.root), machine.join.identity.job_id)
+        assert stop_request.stop(record, "the test", 143, 3.0, False)["state"] is StopState.CLEAN
+        assert machine.wait() == 143 and not machine.events("supervisor-lost")
+        assert [one["state"] for one in machine.events("ended")] == ["stopped"]
 
 
 def test_a_recorded_job_gets_its_workspace_at_its_first_epoch(join_bench: JoinBench) -> None:
@@ -236,3 +252,17 @@ def test_a_stop_between_two_epochs(join_bench: JoinBench) -> None:
     assert machines[0].wait() == 143
     (ended,) = machines[0].events("ended")
     assert (ended["state"], ended["reason"]) == ("stopped", "the test")
+
+
+@pytest.mark.chaos
+def test_a_coordinator_without_a_store_does_not_come_back(join_bench: JoinBench) -> None:
+    """Its new process would use the numbers of epochs again, and not know which nodes may have ranks."""
+    machines = elastic(join_bench.job(2, WAIT), 1, 2, timeout=8.0)
+    recorded(machines)
+    running(machines)
+    machines[0].signal(signal.SIGKILL)
+    assert machines[0].wait() == -signal.SIGKILL
+    machines[0].start()
+    assert codes(machines) == [75, 75]
+    assert "has coordinated the job, and its process has died" in machines[0].error
+    assert [one["attempt"] for one in machines[0].events("epoch")] == [0]

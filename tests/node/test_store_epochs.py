@@ -18,7 +18,7 @@ import pytest
 from clustertool.model.config.elastic_settings import ElasticServer, ElasticSettings
 from tests.node.harness import until
 from tests.node.joining import JoinBench, Machine, codes, free_port
-from tests.node.test_epochs import WAIT, end, running, says
+from tests.node.test_epochs import WAIT, end, recorded, running, says
 
 
 class Etcd:
@@ -181,3 +181,43 @@ def test_a_node_that_does_not_reach_the_store_ends_its_ranks(join_bench: JoinBen
     machines[2].signal(signal.SIGKILL)
     machines[2].wait()
     end(machines[:2])
+
+
+@pytest.mark.chaos
+def test_a_coordinator_that_gathers_and_loses_the_store_leaves_the_epoch_to_another_node(
+    join_bench: JoinBench, etcd: Etcd
+) -> None:
+    """Node 0 waits for the lease of node 2 when it does not reach the store any more. Node 1 goes on without it."""
+    machines = with_store(join_bench.job(3, WAIT), 1, 3, etcd)
+    relay = Relay(etcd.port)
+    settings = machines[0].join.job.elastic
+    server = replace(settings.server, urls=(f"http://127.0.0.1:{relay.port}",))
+    machines[0].join = replace(
+        machines[0].join, job=replace(machines[0].join.job, elastic=replace(settings, server=server))
+    )
+    running(machines)
+    machines[2].signal(signal.SIGKILL)
+    machines[2].wait()
+    until(lambda: len(machines[1].reports("joined")) > 1, "node 0 has the next epoch, and gathers")
+    relay.close()
+    attempts = until(
+        lambda: [one["attempt"] for one in machines[1].events("started") if one["attempt"]], "another one begins", 60.0
+    )
+    says(machines[1], attempts[-1], 0, 1)
+    assert machines[0].wait() == 75 and "the store of the job is not reached" in machines[0].error
+    end(machines[1:2])
+
+
+@pytest.mark.chaos
+def test_a_node_that_comes_back_after_a_stop_records_that_the_job_was_stopped(
+    join_bench: JoinBench, etcd: Etcd
+) -> None:
+    machines = with_store(join_bench.job(3, WAIT), 1, 3, etcd, timeout=3.0)
+    recorded(machines)
+    for machine in machines[:2]:
+        machine.start()
+    says(machines[0], 0, 0, 2)
+    end(machines[:2])
+    assert codes([machines[2].start()]) == [143]
+    (ended,) = machines[2].events("ended")
+    assert (ended["state"], ended["code"]) == ("stopped", 143)

@@ -80,6 +80,13 @@ def test_nodes_are_released_and_added_again(site):
     added = three.clustertool("grow", "--host", host, "--json").ends(0).json
     assert list(added["hosts"].values()) == ["has joined, and waits for the next epoch"]
     assert re.search(rf"^{host} +running .*on standby$", three.clustertool("status").ends(0).out, re.M)
+    (shown,) = three.clustertool("top", "--json").ends(0).json["memberships"]
+    names = [server.address for server in three.servers]
+    assert (shown["epoch"], shown["nodes"], shown["standby"]) == (1, names[:2], [host])
+    assert (shown["minimum"], shown["maximum"], shown["left"]) == (1, 3, [[host, "released"]])
+    page = three.clustertool("top", "--count", "1").ends(0).out
+    assert f"epoch 1, 2 of 1:3 nodes, on standby: {host}, since" in page
+    assert f"{host} left (released): node {host} leaves: clustertool shrink" in page
     kill(three, 1)
     ready(three, 2, 2)
     (last,) = (epoch for epoch in status(three)["epochs"] if epoch["attempt"] == 2)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterable, Iterator
 
 import pytest
 
 from clustertool.model.elastic.lease import Lease
+from clustertool.model.joining.store_rules import StoreContent
 from clustertool.node.supervisor.coordinator import lead_decisions as l
+from tests.unit import store_model as m
 from tests.unit.elastic_model import COORDINATOR, CRASHED, Fault, Node, Turn, World, first_world, kinds, problem
 
 FAULTS = 2
@@ -150,3 +153,190 @@ def test_a_machine_that_was_lost_comes_back_as_another_process() -> None:
     assert not world.nodes[1].alive and world.nodes[1].ranks < 0
     world = Turn(world, ()).run()
     assert world.nodes[1] == Node() and COORDINATOR not in world.lead.given_up
+
+
+# -- with a store, and any node as the coordinator --
+
+Stored = tuple[m.StoreWorld, int]  # and the faults that may still begin
+
+
+def stored(count: int, turn: type[m.StoreTurn] = m.StoreTurn) -> m.StoreWorld:
+    """A world in which all nodes have had ranks for some ticks."""
+    world = m.new_world(count)
+    while any(member.ranks < 0 for member in world.members):
+        world = turn(world, ()).run()
+    for _ in range(3):
+        world = turn(world, ()).run()
+    return world
+
+
+def stored_changes(world: m.StoreWorld, left: int, kinds: Iterable[str]) -> Iterator[tuple[frozenset[m.Fault], int]]:
+    """See changes()."""
+    lasting = frozenset(fault for fault in world.faults if fault[0] == m.CRASHED)
+    others = sorted(world.faults - lasting)
+    every = [
+        (kind, one) for kind in kinds for one in ([m.EVERYWHERE] if kind in m.OF_STORE else range(len(world.members)))
+    ]
+    for count in range(len(others) + 1):
+        for some in itertools.combinations(others, count):
+            faults = lasting | frozenset(some)
+            yield faults, left
+            if left:
+                yield from ((faults | {fault}, left - 1) for fault in every if fault not in world.faults)
+
+
+def explored_stored(
+    first: m.StoreWorld, ticks: int, kinds: Iterable[str], faults: int = FAULTS, every: int = 1
+) -> tuple[str, int]:
+    """The first problem of any history whose first fault is in the first tick, or "", and how many worlds there are.
+
+    every: how many ticks the faults stay as they are.
+    """
+    layer: set[Stored] = {(first, faults)}
+    total = 0
+    for tick in range(ticks):
+        following: set[Stored] = set()
+        for world, left in layer:
+            changed = stored_changes(world, left, kinds) if tick % every == 0 else [(world.faults, left)]
+            for there, rest in changed:
+                if not tick and rest == faults:
+                    continue
+                result = m.StoreTurn(world, there).run()
+                found = m.wrong(result)
+                if found:
+                    return f"{found} after {result.now - first.now} ticks", total
+                following.add((result, rest))
+        layer, total = following, total + len(following)
+    return "", total
+
+
+OF_STORE_AND_MEMBERS = (*m.OF_MEMBER, *m.OF_STORE)
+TAKEN_OVER = 24  # ticks: another node has the next epoch, and its ranks run
+
+
+def test_all_histories_of_three_nodes_with_a_store_and_one_fault() -> None:
+    found, count = explored_stored(stored(3), TAKEN_OVER + 6, OF_STORE_AND_MEMBERS, faults=1)
+    assert not found and count > 3000, (found, count)
+
+
+def test_histories_of_three_nodes_with_a_store_and_two_faults() -> None:
+    kinds = (m.CRASHED, m.ALONE, m.NO_STORE, m.FROZEN, m.HALF_WITH)
+    found, count = explored_stored(stored(3), 20, kinds, every=5)
+    assert not found and count > 10_000, (found, count)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(("ticks", "every"), [(12, 1), (TAKEN_OVER, 2)])
+def test_all_histories_of_three_nodes_with_a_store_and_two_faults(ticks: int, every: int) -> None:
+    found, count = explored_stored(stored(3), ticks, OF_STORE_AND_MEMBERS, every=every)
+    assert not found and count > 150_000, (found, count)
+
+
+def stored_walk(
+    seed: int,
+    nodes: int = 5,
+    ticks: int = 45,
+    quiet: int = 35,
+    kinds: tuple[str, ...] = OF_STORE_AND_MEMBERS,
+    turn: type[m.StoreTurn] = m.StoreTurn,
+) -> tuple[str, m.StoreWorld]:
+    """Random faults, and then none: the first problem, or "", and the last world."""
+    chance = random.Random(seed)
+    world, rate, lasts = m.new_world(nodes), chance.choice((0.05, 0.15, 0.4)), chance.choice((0.5, 0.8, 0.9))
+    for tick in range(ticks + quiet):
+        faults = {fault for fault in world.faults if tick < ticks and chance.random() < lasts}
+        if tick < ticks and chance.random() < rate:
+            kind = chance.choice(kinds)
+            faults.add((kind, m.EVERYWHERE if kind in m.OF_STORE else chance.randrange(nodes)))
+        world = turn(world, faults).run()
+        found = m.wrong(world)
+        if found:
+            return f"seed {seed}, tick {tick}: {found}", world
+    return "", world
+
+
+def check_stored(seeds: Iterable[int]) -> int:
+    """Return how many epochs there were. After the faults exactly one epoch has ranks, on all its nodes."""
+    epochs = 0
+    for seed in seeds:
+        found, world = stored_walk(seed)
+        assert not found, found
+        chiefs = [member for member in world.members if member.phase == "lead"]
+        assert len(chiefs) == 1, f"seed {seed}: the job hangs: {[member.phase for member in world.members]}"
+        assert all(world.members[node].ranks == chiefs[0].epoch for node in chiefs[0].members), f"seed {seed}"
+        epochs += len(world.begun)
+    return epochs
+
+
+def test_walks_of_five_nodes_with_a_store() -> None:
+    assert check_stored(range(200)) > 300
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("tenth", range(10))
+def test_many_walks_of_five_nodes_with_a_store(tenth: int) -> None:
+    check_stored(range(1000 + 10_000 * tenth, 11_000 + 10_000 * tenth))
+
+
+class TakesOverAtOnce(m.StoreTurn):
+    """The winner of an epoch does not wait for the ranks of the epoch before."""
+
+    def winner_start(self, before: frozenset[int], now: float) -> float:
+        return 0.0
+
+
+class NoComparison(m.StoreTurn):
+    """The record is replaced although it has changed."""
+
+    def unchanged(self, ask: m.Ask, content: StoreContent) -> bool:
+        return True
+
+
+class NoStoreNeeded(m.StoreTurn):
+    """A node that does not reach the store keeps its ranks."""
+
+    def store_end(self, number: int) -> float:
+        return math.inf
+
+
+class CoordinatorNeedsNoStore(m.StoreTurn):
+    """The coordinator that does not reach the store keeps its ranks."""
+
+    def store_end(self, number: int) -> float:
+        return math.inf if self.members[number].chief == number else super().store_end(number)
+
+
+@pytest.mark.parametrize("turn", [TakesOverAtOnce, NoComparison, NoStoreNeeded, CoordinatorNeedsNoStore])
+def test_a_wrong_rule_of_a_store_is_found(turn: type[m.StoreTurn], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With leases that are long, compared with the time that an epoch needs to begin."""
+    monkeypatch.setattr(m, "LEASE", 9)
+    monkeypatch.setattr(m, "TTL", 11)
+    kinds = (m.ENDS_LEASES, m.NO_STORE, m.NO_ANSWER, m.FROZEN, m.ALONE, m.CRASHED, m.LATE)
+    walks = (stored_walk(seed, 3, 90, 0, kinds, turn)[0] for seed in range(300))
+    assert any(walks)
+
+
+class KnowsTheEpochBefore(m.StoreTurn):
+    """A coordinator that takes its next epoch knows which ranks may live, although another one had an epoch meanwhile."""
+
+    def goes_on(self, known: int, was: int) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("turn", [m.StoreTurn, KnowsTheEpochBefore])
+def test_a_coordinator_that_was_frozen_through_an_epoch(
+    turn: type[m.StoreTurn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Node 1 has taken over. It crashes, its presence ends, and node 0 runs again and takes the next epoch. Node 2 does not
+    reach the store, and has ranks until its lease ends."""
+    monkeypatch.setattr(m, "LEASE", 9)
+    monkeypatch.setattr(m, "TTL", 11)
+    world, found = stored(3, turn), ""
+    for tick in range(90):
+        faults = {(m.FROZEN, 0)} if tick < 46 else set()
+        faults |= {(m.CRASHED, 1), (m.NO_STORE, 2)} if tick >= 45 else set()
+        faults |= {(m.ENDS_LEASES, m.EVERYWHERE)} if tick == 45 else set()
+        world = turn(world, faults).run()
+        found = found or m.wrong(world)
+    assert bool(found) == (turn is KnowsTheEpochBefore), found
+    assert [epoch for epoch, _ in sorted(world.begun)] == [0, 1, 2]

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from clustertool.errors import ConfigError, DataError, UsageError
+from clustertool.model.config.job import Options, read_job
 from clustertool.model.joining.engine_place import placed
-from clustertool.model.joining.join_file import EngineSettings, MeetingPoint, check, from_json, to_json
+from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, check, from_json, to_json
 from clustertool.model.launcher_variables import cpus_of_task
 from clustertool.model.slurm.node_list import read_node_list
 from tests.unit.test_join_file import made
@@ -78,6 +79,19 @@ def test_without_an_engine_its_variables_do_not_count() -> None:
 def test_what_is_no_place(changed: dict[str, str], named: str) -> None:
     with pytest.raises(UsageError, match=named):
         placed(JOIN, {**TASK, **changed})
+
+
+def elastic(nnodes: str) -> JoinFile:
+    job = read_job(JOIN.cluster, {"trainer": {"command": ["true"]}}, Options(nnodes=nnodes))
+    return replace(JOIN, job=job, nnodes=job.elastic.maximum)
+
+
+def test_an_elastic_job_has_the_nodes_that_slurm_has_found() -> None:
+    found = check(placed(elastic("2:4"), TASK))
+    assert (found.index, found.nnodes, found.names[2]) == (2, 3, "gpu08")
+    for range_of_nodes in ("4:5", "1:2"):
+        with pytest.raises(UsageError, match=f"node 2 of 3, and the job has {range_of_nodes} nodes"):
+            placed(elastic(range_of_nodes), TASK)
 
 
 def test_an_engine_that_is_not_known() -> None:

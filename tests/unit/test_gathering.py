@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clustertool.errors import ClustertoolError, NodeLost, PortInUse, PreflightError
+from clustertool.errors import ClustertoolError, NodeLost, PortInUse, PreflightError, UsageError
 from clustertool.model.elastic.gathering import Gathering, Readiness, pause
 from clustertool.model.joining import join_decisions as d
 from clustertool.model.joining.join_offers import Offer
@@ -226,3 +226,41 @@ def test_too_few_for_too_long() -> None:
     assert isinstance(abort, d.Abort) and isinstance(abort.error, NodeLost)
     error: ClustertoolError = abort.error
     assert "1 of at least 2 nodes are there after 300 s" in error.what
+
+
+def later() -> Gathering:
+    """The second epoch, at 100 s."""
+    return THREE._replace(number=1, first=False, minimum=1, timeout=20.0)
+
+
+def test_machines_for_which_there_is_no_plan_wait_for_others() -> None:
+    """The only node with a pserver is lost: the same machines are not planned again."""
+    history = History(later())
+    history.offers(1)
+    assert history.tick(100.0)[1] == d.Number((0, 1))
+    history.done(0, 1)
+    wrong = UsageError("no host is left to run a pserver", "give some host the role pserver")
+    assert undone(history.after(d.Planned(wrong))) == ["undo"]
+    assert history.done(0, 1) == () and history.state.phase == "gathering"
+    assert history.tick(101.0) == () and history.tick(119.0) == ()
+    history.offers(2)
+    assert history.tick(119.0)[1] == d.Number((0, 1, 2))
+
+
+def test_machines_without_a_plan_end_after_the_timeout() -> None:
+    history = History(later())
+    history.tick(100.0)
+    history.done(0)
+    history.after(d.Planned(UsageError("no host is left to run a pserver", "give some host the role")))
+    history.done(0)
+    (abort,) = history.tick(121.0)
+    assert isinstance(abort, d.Abort) and (abort.error.code, abort.error.fix) == (75, "give some host the role")
+    assert "no host is left to run a pserver; no other node has joined within 20 s" in abort.error.what
+
+
+def test_a_first_epoch_without_a_plan_ends_the_job() -> None:
+    history = History(THREE._replace(minimum=1, maximum=1))
+    history.tick(100.0)
+    history.done(0)
+    (abort,) = history.after(d.Planned(UsageError("no host is left to run a pserver", "")))
+    assert isinstance(abort, d.Abort) and abort.error.code == 64

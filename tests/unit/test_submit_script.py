@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from clustertool.model.slurm.job_comment import by_hand, comment, job_of_comment
+from clustertool.model.slurm.shell_allocation import ShellAllocation
 from clustertool.model.slurm.slurm_settings import SlurmSettings, read_settings
 from clustertool.model.slurm.submit_script import (
     SubmitOrder,
     cpus_warning,
     script,
     srun_command,
+    step_script,
     submit_command,
 )
 
@@ -84,6 +86,18 @@ def test_exclusive_and_requeue() -> None:
     lines = script(SlurmSettings(exclusive=True, requeue=True), ORDER).splitlines()
     assert {"#SBATCH --exclusive", "#SBATCH --requeue"} <= set(lines)
     assert "#SBATCH --no-requeue" not in lines
+
+
+def test_an_elastic_job_keeps_its_allocation_when_a_node_fails() -> None:
+    order = SubmitOrder("J", "/shared/q", "/shared/q/bundle.pyz", least=2)
+    lines = script(SlurmSettings(nodes=4), order).splitlines()
+    assert {"#SBATCH --nodes=2-4", "#SBATCH --no-kill"} <= set(lines)
+    assert " --no-kill " in lines[-1] and "--kill-on-bad-exit=0 --wait=0" in lines[-1]
+    assert not [line for line in lines[:-1] if "ntasks" in line] and " --ntasks-per-node=1 " in lines[-1]
+    assert "--nodes" not in lines[-1], "srun uses all nodes that Slurm has found"
+    step = step_script(SlurmSettings(nodes=3), order, ShellAllocation("7", nodes=3)).splitlines()[-1]
+    assert " --nodes=3 " in step and " --no-kill " in step
+    assert "--no-kill" not in script(SlurmSettings(nodes=4), ORDER)
 
 
 def test_the_command_of_sbatch_has_the_same_options() -> None:

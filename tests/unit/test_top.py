@@ -367,3 +367,58 @@ def test_plain() -> None:
 
 def test_row_of_nothing() -> None:
     assert Row((), "", (), 0, 0, None, "", (), ()).load is None
+
+
+# -- elastic jobs
+
+
+def epoch(number: int, *nodes: str, coordinates: bool = False, **more: Any) -> dict[str, Any]:
+    known = {"standby": [], "began": 0.0, "left": [], "joined": [], "cause": "", **more}
+    return {"epoch": number, "minimum": 2, "maximum": 4, "nodes": list(nodes), "coordinates": coordinates, **known}
+
+
+def in_epoch(
+    t: float, membership: dict[str, Any], places: list[list[object]], *ranks: dict[str, Any]
+) -> dict[str, Any]:
+    """places: of the ranks of the epoch, packed."""
+    given = sample(t, [])
+    job = {"job": "20260102-030405-abcd", "node": 0, "heartbeat": 0.3, "command": "", "ranks": list(ranks)}
+    plan = {"nodes": ["a", "b", "c"], "places": places}
+    return {**given, "jobs": [{**job, "membership": membership, "plan": plan}]}
+
+
+def test_the_ranks_of_the_newest_epoch_are_shown() -> None:
+    """Node b is lost. Node c, which had rank 2, has rank 1 then; the sample of b is older."""
+    picture, first, second = TopModel(), [["trainer", 0, 0, 1, 3]], [["trainer", 0, 0, 1, 1], ["trainer", 1, 2, 1, 1]]
+    for number, name in enumerate("abc"):
+        picture.feed(number, name, in_epoch(1.0, epoch(0, *"abc"), first, rank(number)), 1.0)
+    picture.feed(2, "c", in_epoch(2.0, epoch(1, *"ac"), second, rank(1)), 2.0)
+    picture.feed(1, "b", in_epoch(2.0, epoch(0, *"abc"), first, rank(1, state="stopped")), 2.0)
+    picture.feed(0, "a", in_epoch(2.0, epoch(1, *"ac"), second, rank(0)), 2.0)
+    for away in ((), ("b",)):
+        found = [(one.rank, one.node, one.state) for one in picture.processes("rank", "", away)]
+        assert found == [(0, "a", "running"), (1, "c", "running")], away
+
+
+def test_the_membership_is_that_of_the_coordinator_of_the_newest_epoch() -> None:
+    picture, none = TopModel(), [["trainer", 0, 0, 1, 3]]
+    change = {"left": [("b", "lost")], "joined": ["d"], "cause": "node b is lost: no heartbeat for 3 s", "began": 5.0}
+    known = epoch(2, *"acd", coordinates=True, standby=["e", "f"], **change)
+    picture.feed(0, "a", in_epoch(1.0, known, none), 1.0)
+    picture.feed(1, "b", in_epoch(1.0, epoch(1, *"abc", coordinates=True), none), 1.0)
+    picture.feed(2, "c", in_epoch(1.0, epoch(2), none), 1.0)
+    shown = texts(page_of(picture))[1]
+    assert shown.startswith("job 20260102-030405-abcd: epoch 2, 3 of 2:4 nodes, on standby: e,f, since ")
+    assert shown.endswith(": b left (lost), d joined: node b is lost: no heartbeat for 3 s")
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    Screen(Terminal(out=out, environ={}), mask(())).plain(picture, View(), {}, 1.0)
+    out.seek(0)
+    assert shown in out.read().splitlines()
+    (answer,) = screen().as_dict(picture, {}, 1.0)["memberships"]  # type: ignore[misc]
+    assert answer == {"job": "20260102-030405-abcd", **known, "left": [["b", "lost"]]}
+    (other,) = screen().as_dict(picture, {"a": "no answer"}, 1.0)["memberships"]  # type: ignore[misc]
+    assert (other["epoch"], other["nodes"], other["coordinates"]) == (2, list("abc"), False), "those of the plan"
+
+
+def test_a_job_that_is_not_elastic_has_no_membership() -> None:
+    assert cluster(2).memberships() == {} and screen().as_dict(cluster(2), {}, 1.0)["memberships"] == []

@@ -17,6 +17,18 @@ from clustertool.show.table import fold
 
 def refuse(request: RunRequest) -> None:
     """Raises UsageError for an option that names what only the coordinator of an epoch can choose, and for too few hosts."""
+    refuse_fixed(request)
+    assert request.spec is not None
+    elastic, there = request.spec.elastic, len(request.cluster.hosts)
+    if elastic.minimum > there:
+        what = f"an elastic job of {elastic.text} nodes: there {'is' if there == 1 else 'are'} {count(there, 'node')}"
+        raise UsageError(
+            what, f"name more hosts in {request.cluster.where or 'conf.py'}, or start with fewer: --nnodes"
+        )
+
+
+def refuse_fixed(request: RunRequest) -> None:
+    """Raises UsageError for an option that names what only the coordinator of an epoch can choose."""
     spec, wish = request.spec, request.wish
     assert spec is not None
     elastic = spec.elastic
@@ -30,12 +42,6 @@ def refuse(request: RunRequest) -> None:
     for given, option, fix in not_there:
         if given:
             raise UsageError(f"{option} is not possible in an elastic job ({elastic.text} nodes)", fix)
-    there = len(request.cluster.hosts)
-    if elastic.minimum > there:
-        what = f"an elastic job of {elastic.text} nodes: there {'is' if there == 1 else 'are'} {count(there, 'node')}"
-        raise UsageError(
-            what, f"name more hosts in {request.cluster.where or 'conf.py'}, or start with fewer: --nnodes"
-        )
 
 
 def first_hosts(cluster: Cluster, elastic: ElasticSettings) -> Cluster:
@@ -51,7 +57,7 @@ def _numbered(hosts: Sequence[Host]) -> tuple[Host, ...]:
 
 
 def stands(made: Plan, cluster: Cluster) -> str:
-    """What --dry states about the plan. cluster: with all hosts."""
+    """What --dry states about the plan. cluster: with all hosts; without any where an engine chooses the nodes."""
     elastic = made.job.elastic
     shown = {node.host.name for node in made.nodes}
     standby = [host.name for host in cluster.hosts if host.name not in shown]

@@ -9,10 +9,11 @@ from dataclasses import replace
 from clustertool.engines import preflight
 from clustertool.engines.caller import Caller
 from clustertool.engines.elastic.member_join import ANSWER, STARTED, common_file, join_node
-from clustertool.errors import ClustertoolError, raise_all
+from clustertool.errors import ClustertoolError, NotFound, raise_all
 from clustertool.fleet import stored_hosts
 from clustertool.fleet.fleet import Fleet, module_request
 from clustertool.model.config.hosts import Host
+from clustertool.model.hints import PROGRAM
 from clustertool.model.joining.join_errors import read_error
 from clustertool.model.joining.join_file import JoinFile
 from clustertool.model.wire.messages import JOIN_REPORTS
@@ -56,9 +57,12 @@ class Growth:
         return {numbers[node].name: text for node, text in done.ok.items()}
 
     def again(self, node: int) -> bool:
-        """Start a node that does not take part, and whose agent is open. Returns whether it was started. Raises
-        ClustertoolError."""
-        return join_node(self._fleet, node, common_file(self._fleet, self._job), node) == STARTED
+        """Start a node that does not take part, and whose agent is open. Returns whether it was started: not the one that has
+        coordinated a job without a store, with which the job ends. Raises ClustertoolError."""
+        common = common_file(self._fleet, self._job)
+        if node == common.coordinator.member and not common.job.elastic.server.present:
+            return False
+        return join_node(self._fleet, node, common, node) == STARTED
 
     def _known(self, host: Host) -> Host | None:
         """The node of the job that this host is."""
@@ -78,6 +82,9 @@ class Growth:
                 if report["type"] == "error":
                     fields = {name: report.get(name, "") for name in ("kind", "what", "fix")}
                     errors.append(read_error({**fields, "node": host.name, "code": report.get("code")}))
+                elif report["type"] == "ended":
+                    what = f"job {self._job} has ended before this node has joined it"
+                    raise NotFound(what, f"{PROGRAM} status --job {self._job} shows how", host.name)
                 elif report["type"] in _JOINED:
                     return _JOINED[report["type"]]
             raise_all(errors)

@@ -69,7 +69,7 @@ class SlurmEngine(Engine):
     """Settings: see SlurmSettings."""
 
     capabilities = Capabilities(
-        needs_hosts=False, queues=True, sends_workspace=False, live_channels=False, requeues=True
+        needs_hosts=False, queues=True, sends_workspace=False, live_channels=False, requeues=True, elastic=True
     )
 
     def __init__(self, cluster: Cluster, caller: Caller, sink: Sink | None = None) -> None:
@@ -119,14 +119,14 @@ class SlurmEngine(Engine):
         if running is None or running.state != RUNNING:
             state = f": Slurm has it as {running.state}" if running else ""
             raise NotFound(f"job {job} does not run{state}", f"{PROGRAM} status --job {job}")
-        number, names, srun = running.id, read_node_list(running.nodelist), slurm.path("srun")
+        number, names, srun = running.id, _nodes_of(running, self._summaries(job)), slurm.path("srun")
         ways = LoginLinks(login.agents[0].link, lambda: login.connect(self.host))
         absent = dict(self.fleet.failed)
 
         def reach(host: Host) -> Link:
             if host.index in absent:
                 raise absent[host.index]
-            if host.index >= len(names):
+            if host.index not in names:
                 raise Unreachable("is no node of its allocation", "inspect the records of the job", host.name)
             return SrunLink(ways.of(host.index), srun, number, names[host.index])
 
@@ -355,7 +355,7 @@ class SlurmEngine(Engine):
         """The nodes of a job that Slurm runs, each with the folder of its jobs. host: its name in Slurm, name: in the job."""
         found = {}
         summaries = self._summaries(job)
-        for node, host in enumerate(read_node_list(queued.nodelist)):
+        for node, host in _nodes_of(queued, summaries).items():
             part = summaries.get(node)
             folder = part.get("dir", "").rpartition("/")[0] if part else ""
             if part and folder:
@@ -401,6 +401,15 @@ def _name(part: JobSummary) -> str:
     """The name that a node has in the job."""
     node, names = int(part["node"] or 0), part["nodes"] or []
     return names[node] if node < len(names) else f"node {node}"
+
+
+def _nodes_of(queued: SlurmJob, summaries: Mapping[int, JobSummary]) -> dict[int, str]:
+    """{node as the job numbers it: its name in Slurm}. A failed node of an elastic job is in its allocation no more."""
+    names = read_node_list(queued.nodelist)
+    known = {node: _name(part) for node, part in summaries.items()}
+    if set(names) <= set(known.values()):
+        return {node: name for node, name in known.items() if name in names}
+    return dict(enumerate(names))
 
 
 def _queue(slurm: SlurmHost, submissions: Mapping[str, SubmittedJob]) -> list[SlurmJob]:

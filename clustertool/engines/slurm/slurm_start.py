@@ -11,6 +11,7 @@ from pathlib import Path
 from clustertool import __version__
 from clustertool.engines import earlier_work
 from clustertool.engines.base import Document, Exported, ExportWish, Starter, Submission, Submitted
+from clustertool.engines.elastic import elastic_plan
 from clustertool.engines.job_toml import engine_table, job_toml
 from clustertool.engines.queued_request import (
     expected_plan,
@@ -30,6 +31,7 @@ from clustertool.fleet import stored_hosts
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.identity import identity, job_id
 from clustertool.fleet.joining import join_bundle, join_process
+from clustertool.model.config.elastic_settings import ElasticSettings
 from clustertool.model.config.job import JobSpec, read_job, resumes
 from clustertool.model.facts import Facts, Identity
 from clustertool.model.hints import PROGRAM
@@ -75,6 +77,8 @@ class SlurmStart(Starter):
             request.table = engine_table(facts.job_toml, request.cluster.engine)
             self._settings = self._read_settings()
         refuse_lease(request.spec, "give --timeout, or the key time of SLURM")
+        if request.spec.elastic.present:
+            elastic_plan.refuse_fixed(request)
         if request.resumes:
             engine.caller.warn("job.toml: resume has no effect with this engine; the job starts anew")
         self._facts = facts
@@ -88,7 +92,8 @@ class SlurmStart(Starter):
             return Submission(self._identity.job_id, None, documents)
         shown = self._allocation.seen(self._settings) if self._allocation else self._settings
         plan = expected_plan(request, nodes_of_slurm(shown, facts), self._identity)
-        return Submission(self._identity.job_id, plan, documents, STANDS)
+        stands = f"{elastic_plan.stands(plan, request.cluster)}; {STANDS}" if request.spec.elastic.present else STANDS
+        return Submission(self._identity.job_id, plan, documents, stands)
 
     def _use_allocation(self, ranks: int) -> str:
         """Fit the settings to the allocation of this shell, if there is one. Returns a warning about processors."""
@@ -102,6 +107,9 @@ class SlurmStart(Starter):
         ignored = ", ".join(ignored_keys(self._settings))
         without = f"; these settings have no effect there: {ignored}" if ignored else ""
         caller.note(f"the job runs in the allocation of this shell (SLURM_JOB_ID={shell}){without}")
+        if self._elastic.present:
+            most = max(self._elastic.minimum, min(self._elastic.maximum, allocation.nodes))
+            self._settings = replace(self._settings, nodes=most)
         self._settings = allocation.step(self._settings)
         return allocation.cpus_warning(self._settings, ranks)
 
@@ -114,7 +122,12 @@ class SlurmStart(Starter):
     def _read_settings(self) -> SlurmSettings:
         """Of the command line, else job.toml, else conf.py. Raises UsageError, DataError."""
         request = self._request
-        return read_settings(request.cluster.settings, request.table, typed_settings(request), request.cluster.where)
+        found = read_settings(request.cluster.settings, request.table, typed_settings(request), request.cluster.where)
+        return replace(found, nodes=self._elastic.maximum) if self._elastic.present else found
+
+    @property
+    def _elastic(self) -> ElasticSettings:
+        return self._request.spec.elastic if self._request.spec is not None else ElasticSettings()
 
     def _examine(self, fleet: Fleet) -> Facts:
         """Facts of the login host. Raises what is wrong there."""
@@ -146,6 +159,7 @@ class SlurmStart(Starter):
             bundle=posixpath.join(folder, BUNDLE),
             python=self._request.cluster.python,
             name=made.name,
+            least=self._elastic.minimum,
         )
 
     def submit(self, submission: Submission) -> Submitted:
@@ -153,9 +167,10 @@ class SlurmStart(Starter):
         spec = request.spec
         assert spec is not None
         slurm, order = engine.slurm, self._order()
-        engine.caller.note(
-            f"job {job}: {spec.mode}, {count(self._settings.node_count, 'node')} of Slurm, from {slurm.name}"
+        nodes = (
+            f"elastic, {spec.elastic.text} nodes" if spec.elastic.present else count(self._settings.node_count, "node")
         )
+        engine.caller.note(f"job {job}: {spec.mode}, {nodes} of Slurm, from {slurm.name}")
         release = self._dispatch()
         engine.caller.starting(job)
         about: SubmittedJob = {
@@ -262,6 +277,8 @@ class SlurmStart(Starter):
         if workspace is None:
             raise UsageError("export needs the files of the job", "give --workspace DIR")
         self._settings = self._read_settings()
+        if self._elastic.present:
+            elastic_plan.refuse_fixed(self._request)
         if workspace.size > join_bundle.LARGEST_WORKSPACE:
             most = human_bytes(join_bundle.LARGEST_WORKSPACE)
             what = f"the workspace has {human_bytes(workspace.size)}, and a bundle at most {most}"
@@ -271,7 +288,8 @@ class SlurmStart(Starter):
             typed.job_id or job_id(), typed.job_id, typed.name or typed.job_id, self._request.origin
         )
         cluster, made = self._request.cluster, self._identity
-        order = SubmitOrder(made.job_id, ".", BUNDLE, cluster.python, made.name, cluster.root_dir)
+        least = self._elastic.minimum
+        order = SubmitOrder(made.job_id, ".", BUNDLE, cluster.python, made.name, cluster.root_dir, least)
         place.mkdir(mode=0o700)
         join_bundle.write(place / BUNDLE, self._join(OwnSettings(), workspace.files, workspace.release), workspace)
         (place / SCRIPT).write_text(script(self._settings, order), "utf-8")

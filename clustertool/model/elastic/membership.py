@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Dict, Mapping, NamedTuple, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Set, Tuple
 
 
 class EpochChange(NamedTuple):
@@ -70,3 +70,58 @@ class EpochHeaders:
         """The coordinator of the newest epoch that most nodes of any epoch, or at least two, have entered."""
         known = sorted(self._epochs, key=lambda epoch: (sum(self._epochs[epoch].values()) > 1, epoch))
         return self.of(known[-1]) if known else self._usual
+
+
+class Membership:
+    """The membership in the newest epoch, as the records of one node have it. Only the coordinator's node knows who waits for
+    the next epoch, and what has changed."""
+
+    def __init__(self) -> None:
+        self._header: Optional[Mapping[str, Any]] = None  # of an elastic job
+        self._names: Dict[int, str] = {}  # of all nodes so far: a header has those of its epoch
+        self._change: Optional[EpochChange] = None
+        self._standby: Dict[Tuple[str, str], None] = {}  # name and address of each machine, in their order
+        self._lost: Set[int] = set()
+
+    @property
+    def elastic(self) -> bool:
+        return self._header is not None
+
+    def apply(self, event: Mapping[str, Any]) -> None:
+        """The next event of the node, whose shape was checked."""
+        kind = event["type"]
+        if kind == "job":
+            self._header = event if "maximum" in event else None
+            self._change, self._standby, self._lost = None, {}, set()
+            self._names.update({node: name for node, name in enumerate(event.get("nodes", ())) if name})
+        elif kind == "epoch":
+            self._change = read_change(event)
+        elif kind == "lost":
+            self._lost.add(int(event["node"]))
+        elif kind == "standby":
+            self._standby[event["name"], event["address"]] = None
+        elif kind == "standby-left":
+            self._standby.pop((event["name"], event["address"]), None)
+
+    def sample(self) -> Optional[Dict[str, object]]:
+        """A MembershipSample, None if the job is not elastic."""
+        header, change = self._header, self._change
+        if header is None:
+            return None
+        members = sorted(set(change.nodes) - self._lost) if change is not None else []
+        joined = change.joined if change is not None and change.attempt else ()
+        return {
+            "epoch": int(header.get("epoch", 0)),
+            "minimum": int(header.get("minimum", 0)),
+            "maximum": int(header["maximum"]),
+            "coordinates": change is not None,
+            "nodes": [self._name(node) for node in members],
+            "standby": [name for name, _ in self._standby],
+            "left": [(self._name(node), why) for node, why in (change.left if change is not None else ())],
+            "joined": [self._name(node) for node in joined],
+            "began": change.t if change is not None else 0.0,
+            "cause": change.cause if change is not None else "",
+        }
+
+    def _name(self, node: int) -> str:
+        return self._names.get(node, f"node {node}")

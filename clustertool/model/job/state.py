@@ -28,7 +28,9 @@ from clustertool.model.job.outcome import LEAD, Key, Outcome, exit_code
 from clustertool.model.job.rank_places import MOST, unpack
 from clustertool.model.job.state_names import OUTCOMES, JobState, NodeCause, NodeState, RankState
 
-_OF_THE_LEAD = frozenset({"phase", "lost", "absent", "restart", "verdict", "epoch", "standby", "below-minimum"})
+_OF_THE_LEAD = frozenset(
+    {"phase", "lost", "absent", "restart", "verdict", "epoch", "standby", "standby-left", "below-minimum"}
+)
 _OF_A_RANK = frozenset({"started", "listening", "elsewhere", "exited", "frozen", "thawed"})
 
 

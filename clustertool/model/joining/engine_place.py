@@ -30,12 +30,15 @@ def placed(join: JoinFile, environ: Mapping[str, str]) -> JoinFile:
         raise DataError(f"the join file has the engine {join.engine!r}", f"the engines are {', '.join(_PLACES)}")
     place = _PLACES[join.engine](join, environ)
     names, count = place.names, len(place.names)
-    if count != join.nnodes or not 0 <= place.node < count:
-        what = f"{join.engine} has started node {place.node} of {count}, and the job has {join.nnodes} nodes"
+    elastic = join.job.elastic
+    fits = elastic.minimum <= count <= elastic.maximum if elastic.present else count == join.nnodes
+    if not fits or not 0 <= place.node < count:
+        wanted = elastic.text if elastic.present else join.nnodes
+        what = f"{join.engine} has started node {place.node} of {count}, and the job has {wanted} nodes"
         raise UsageError(what, "start the bundle once on each node of the job")
     own = replace(join.own, name=names[place.node])
     meets = replace(join.coordinator, host=place.host)
-    return replace(join, index=place.node, coordinator=meets, own=own, names=tuple(names))
+    return replace(join, index=place.node, coordinator=meets, own=own, names=tuple(names), nnodes=count)
 
 
 def _slurm(join: JoinFile, environ: Mapping[str, str]) -> EnginePlace:

@@ -29,6 +29,8 @@
     gathering  too few for too long                 over       Abort (75)
     any*       another machine fails, leaves or     undoing    Refuse, Order(undo)
                is lost
+    planning   no plan for these machines, and an   undoing    Order(undo)         (then it waits for others, `timeout` at most)
+               epoch has run before
     undoing    all have undone it                   gathering
 
     * but for gathering. Failures in answer to an order are collected until all machines have answered.
@@ -48,7 +50,6 @@ from typing import Callable, Dict, FrozenSet, NamedTuple, Optional, Set, Tuple, 
 from clustertool.errors import ClustertoolError, NodeLost, PortInUse, Several, UsageError, as_one, only
 from clustertool.model.elastic.gathering import Gathering, Readiness
 from clustertool.model.job.outcome import some
-from clustertool.model.joining.join_errors import messages_of
 from clustertool.model.joining.join_offers import (
     COORDINATOR,
     JoinedNode,
@@ -57,6 +58,8 @@ from clustertool.model.joining.join_offers import (
     is_same,
     ordered,
     other_code,
+    present_names,
+    too_few,
     too_many_fix,
     with_numbers,
 )
@@ -184,7 +187,8 @@ class JoinState(NamedTuple):
     """`own`: the coordinator's own offer. `round`: of the last order. `answered`: connections that have answered it.
 
     names: of all machines by index, where `engine` starts them together. elastic: how the machines of an epoch are chosen.
-    standby: those that are connected, and do not take part in it.
+    standby: those that are connected, and do not take part in it. unfit: machines for which there is no plan, and why: the only
+    node with a pserver may be missing.
     """
 
     own: Offer
@@ -201,6 +205,7 @@ class JoinState(NamedTuple):
     asked: Tuple[int, float] = (0, 0.0)  # a round, and when it was seen first
     elastic: Optional[Gathering] = None
     standby: Tuple[JoinedNode, ...] = ()
+    unfit: Optional[Tuple[FrozenSet[int], ClustertoolError]] = None
 
     @property
     def ended(self) -> bool:
@@ -318,7 +323,8 @@ def _tick(state: JoinState, event: Tick) -> Step:
         return _may_begin(state, state.elastic, event.now)
     if state.phase != "gathering" or state.since is None or event.now - state.since < state.timeout:
         return state, ()
-    return _abort(state, _too_few(state))
+    lacking = missing(state)
+    return _abort(state, too_few(state.members, state.own.nnodes, lacking, state.timeout, state.names, state.engine))
 
 
 def _waited(state: JoinState, now: float) -> Step:
@@ -345,11 +351,17 @@ def _may_begin(state: JoinState, elastic: Gathering, now: float) -> Step:
     if ready is Readiness.WAIT:
         return state, ()
     if ready is Readiness.FAIL:
-        there = some([member.offer.name for member in state.members])
+        there = present_names(state.members)
         what = f"{there}: {len(present)} of at least {elastic.minimum} nodes are there after {elastic.timeout:g} s"
         fix = "start the job on more machines; [elastic] timeout in job.toml is the time that it waits for them"
         return _abort(state, NodeLost(what, fix))
     chosen = elastic.taking_part(present, state.own.node or COORDINATOR)
+    if state.unfit is not None and state.unfit[0] == frozenset(chosen):
+        if now - elastic.began < elastic.timeout:
+            return state, ()
+        why = state.unfit[1]
+        what = f"{present_names(state.members)}: {why.what}; no other node has joined within {elastic.timeout:g} s"
+        return _abort(state, NodeLost(what, why.fix))
     state = state._replace(
         members=tuple(numbered[number] for number in chosen),
         standby=tuple(member for number, member in numbered.items() if number not in chosen),
@@ -362,21 +374,6 @@ def _gather_again(state: JoinState, gone: FrozenSet[int]) -> Step:
     members = tuple(one for one in state.members if one.connection not in gone)
     state, order = _order(state._replace(members=(*members, *state.standby), standby=()), "undoing")
     return state, (order,)
-
-
-def _too_few(state: JoinState) -> ClustertoolError:
-    there = some([member.offer.name for member in state.members])
-    lacking = missing(state)
-    if state.names:
-        absent = some([state.names[index] for index in lacking])
-        what = f"{len(state.members)} of {state.own.nnodes} nodes have joined within {state.timeout:g} s; missing: {absent}"
-        return NodeLost(
-            what,
-            f"{messages_of(state.engine)} has the messages of these nodes; JOIN_TIMEOUT in conf.py is the time that they have",
-        )
-    which = f"; missing: index {', '.join(map(str, lacking))}" if lacking else ""
-    what = f"{len(state.members)} of {state.own.nnodes} nodes have joined within {state.timeout:g} s: {there}{which}"
-    return NodeLost(what, "start the job on the missing machines too; JOIN_TIMEOUT is the time that they have")
 
 
 # -- all are there ----------------------------------------------------------------------------------------------------
@@ -470,6 +467,9 @@ def _of_node(state: JoinState, connection: int, error: ClustertoolError) -> Clus
 def _planned(state: JoinState, event: Planned) -> Step:
     if event.error is not None:
         failed = frozenset(connection for connection, _ in event.failures)
+        if state.elastic is not None and not state.elastic.first and not failed:
+            nodes = frozenset(with_numbers(state.members))
+            return _gather_again(state._replace(unfit=(nodes, event.error)), frozenset())
         if state.elastic is None or not failed or COORDINATOR in failed:
             return _abort(state, event.error)
         return _without_failed(state._replace(failures=event.failures))

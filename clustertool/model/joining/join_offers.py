@@ -5,7 +5,9 @@ from __future__ import annotations
 import ipaddress
 from typing import Dict, NamedTuple, Optional, Sequence, Tuple
 
-from clustertool.errors import ClustertoolError, PreflightError, UsageError
+from clustertool.errors import ClustertoolError, NodeLost, PreflightError, UsageError
+from clustertool.model.job.outcome import some
+from clustertool.model.joining.join_errors import messages_of
 from clustertool.model.wire.lead_messages import Incarnation
 
 COORDINATOR = 0  # its connection, and mostly its index
@@ -79,3 +81,23 @@ def index_taken(offer: Offer, first: Offer) -> ClustertoolError:
 
 def too_many_fix() -> str:
     return "start the command on as many machines as it has nodes, or raise the number of nodes on all of them"
+
+
+def present_names(members: Sequence[JoinedNode]) -> str:
+    return some([member.offer.name for member in members])
+
+
+def too_few(
+    members: Sequence[JoinedNode], total: int, lacking: Sequence[int], timeout: float, names: Sequence[str], engine: str
+) -> ClustertoolError:
+    """Why the joining has ended after `timeout` seconds. total: of machines. lacking: indices without one. names, engine: see
+    JoinState."""
+    what = f"{len(members)} of {total} nodes have joined within {timeout:g} s"
+    if names:
+        fix = (
+            f"{messages_of(engine)} has the messages of these nodes; JOIN_TIMEOUT in conf.py is the time that they have"
+        )
+        return NodeLost(f"{what}; missing: {some([names[index] for index in lacking])}", fix)
+    which = f"; missing: index {', '.join(map(str, lacking))}" if lacking else ""
+    fix = "start the job on the missing machines too; JOIN_TIMEOUT is the time that they have"
+    return NodeLost(f"{what}: {present_names(members)}{which}", fix)

@@ -160,6 +160,8 @@ def specs(
         if elastic is not None:
             spec["elastic"], spec["attempt"] = elastic, elastic["epoch"]
             spec["header"]["epoch"], spec["header"]["lead"] = elastic["epoch"], spec["lead"]["node"]
+            limits = made.job.elastic
+            spec["header"]["minimum"], spec["header"]["maximum"] = limits.minimum, limits.maximum
         found[node] = spec
     return found
 
@@ -209,6 +211,8 @@ def unplanned_spec(join: JoinFile, root: str, hostname: str) -> Spec:
             "processes": [],
             "places": [],
             "lead": meets.member,
+            "minimum": join.job.elastic.minimum,
+            "maximum": join.job.elastic.maximum,
         },
     }
     return cast("Spec", spec)

@@ -25,7 +25,8 @@ class SubmitOrder:
 
     folder: of the submission, an absolute path on the shared file system; it exists before the job starts. bundle: the path
     of the program that joins. python: its interpreter on the nodes, `~/` is allowed. root_dir: ROOT_DIR as conf.py has it if
-    the job is submitted by hand: no folder in ROOT_DIR shows that it is queued.
+    the job is submitted by hand: no folder in ROOT_DIR shows that it is queued. least: with how many nodes an elastic job can
+    start, of at most the nodes of the settings; 0: the job is not elastic.
     """
 
     job_id: str
@@ -34,6 +35,7 @@ class SubmitOrder:
     python: str = "python3"
     name: str = ""
     root_dir: str = ""
+    least: int = 0
 
 
 def script(settings: SlurmSettings, order: SubmitOrder) -> str:
@@ -72,8 +74,9 @@ def sbatch_options(settings: SlurmSettings, order: SubmitOrder) -> Tuple[str, ..
     given = [
         ("job-name", _name(order)),
         ("comment", comment(order.job_id, order.root_dir)),
-        ("nodes", str(settings.node_count)),
-        ("ntasks-per-node", "1"),
+        ("nodes", f"{order.least}-{settings.node_count}" if order.least else str(settings.node_count)),
+        # With a number of tasks for each node Slurm 22.05 gives the least number of nodes, also where more are free.
+        ("ntasks-per-node", "" if order.least else "1"),
         ("cpus-per-task", str(settings.cpus_per_node or "")),
         *((name.replace("_", "-"), getattr(settings, name)) for name in _AS_THEY_ARE),
         ("chdir", order.folder),
@@ -83,6 +86,7 @@ def sbatch_options(settings: SlurmSettings, order: SubmitOrder) -> Tuple[str, ..
     return (
         *(f"--{name}={value}" for name, value in given if value),
         *(["--exclusive"] if settings.exclusive else []),
+        *(["--no-kill"] if order.least else []),  # the allocation stays when a node fails
         "--requeue" if settings.requeue else "--no-requeue",
         *settings.options,
     )
@@ -108,13 +112,15 @@ def srun_command(
     """The command that starts one task on each node of an allocation. allocation: if it is not that of the command itself."""
     # srun does not take over --cpus-per-task of the allocation since Slurm 22.05.
     cpus = (f"--cpus-per-task={settings.cpus_per_node}",) if settings.cpus_per_node else ()
-    nodes = (f"--nodes={settings.nodes}",) if settings.nodes else ()  # else all of the allocation
+    counted = settings.nodes and (allocation or not order.least)
+    nodes = (f"--nodes={settings.nodes}",) if counted else ()  # else all of the allocation
     return (
         "srun",
         *(_inside(settings, order, allocation) if allocation else ()),
         *nodes,
         "--ntasks-per-node=1",
         *cpus,
+        *(["--no-kill"] if order.least else []),  # the step goes on when a node fails
         "--cpu-bind=none",  # ranks are children of the task, and choose their processors themselves
         "--kill-on-bad-exit=0",  # the coordinator decides what the failure of a node means
         "--wait=0",  # nodes may end at different times

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Dict, Optional, Tuple, TypedDict
 
 from clustertool.model.wire import field_types as f
-from clustertool.model.wire.event_types import Events, RankName
+from clustertool.model.wire.event_types import Events, MembershipSample, RankName, SamplePlan
 
 
 class Answer(TypedDict, total=False):
@@ -267,16 +267,12 @@ class RankSample(RankName, _SampleDetails):
     line: f.Label  # the last one of its log
 
 
-class SamplePlan(TypedDict):
-    nodes: f.PerNode[f.Label]
-    places: f.PerRank[f.RankPlaces]
-
-
 class _JobSampleDetails(TypedDict, total=False):
     node: f.NodeIndex
     command: Optional[str]
     lost: f.PerNode[f.NodeIndex]
     plan: SamplePlan
+    membership: MembershipSample
 
 
 class JobSample(_JobSampleDetails):

@@ -67,12 +67,40 @@ class JobHeader(_JobId, total=False):
     restored: bool  # made of the ledger, as the events file was damaged
     epoch: f.AttemptNumber  # of an elastic job: that of this header, and the node that coordinates it
     lead: f.NodeIndex
+    minimum: f.NodeIndex  # of an elastic job: how many nodes it has at least and at most
+    maximum: f.NodeIndex
 
 
 class JobEvent(EventBase, JobHeader):
     """The first line of every events file."""
 
     type: Literal["job"]
+
+
+class SamplePlan(TypedDict):
+    """Of a header, as `top` needs it."""
+
+    nodes: f.PerNode[f.Label]
+    places: f.PerRank[f.RankPlaces]
+
+
+class MembershipSample(TypedDict):
+    """The nodes of an elastic job, as `top` needs them: what the events of one node state about the newest epoch.
+
+    coordinates: whether the node coordinates the epoch; only then the other lists and the last fields are known. nodes: those
+    that take part. left: nodes of the epoch before, and why they do not. began: of the epoch.
+    """
+
+    epoch: f.AttemptNumber
+    minimum: f.NodeIndex
+    maximum: f.NodeIndex
+    coordinates: bool
+    nodes: f.PerNode[f.Label]
+    standby: f.PerNode[f.Label]
+    left: f.PerNode[Tuple[f.Label, f.Label]]
+    joined: f.PerNode[f.Label]
+    began: f.Time
+    cause: str
 
 
 class CaretakerEvent(EventBase):
@@ -189,6 +217,14 @@ class StandbyEvent(EventBase):
     address: f.Label
 
 
+class StandbyLeftEvent(EventBase):
+    """A machine that was on standby is gone."""
+
+    type: Literal["standby-left"]
+    name: f.Label
+    address: f.Label
+
+
 class BelowMinimumEvent(EventBase):
     """The job waits for nodes; it ends if it is below its minimum for `seconds`."""
 
@@ -286,6 +322,8 @@ _OfNode = Union[JobEvent, SupervisorEvent, CaretakerEvent, DiskEvent, Unconnecte
 _OfRank = Union[StartedEvent, RankEvent, OtherAddressEvent, ExitedEvent]
 _OfLead = Union[PhaseEvent, AbsentEvent, LostEvent, RestartEvent]
 _OfEnd = Union[StoppingEvent, CleanEvent, OutcomeEvent]
-_OfEpochs = Union[EpochEvent, EpochEndedEvent, LeaseLostEvent, LeftEvent, StandbyEvent, BelowMinimumEvent]
+_OfEpochs = Union[
+    EpochEvent, EpochEndedEvent, LeaseLostEvent, LeftEvent, StandbyEvent, StandbyLeftEvent, BelowMinimumEvent
+]
 Event = Annotated[Union[_OfNode, _OfRank, _OfLead, _OfEpochs, _OfEnd], AnyEvent]
 Events = Annotated[List[Event], 200_000]  # of one job on one node

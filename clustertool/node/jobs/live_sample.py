@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple, cast
 
 from clustertool.errors import NotFound
+from clustertool.model.elastic.membership import Membership
 from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.node_status import NodeStatus
 from clustertool.model.job.state import JobStatus
@@ -28,6 +29,7 @@ from clustertool.node.system.node_context import NodeContext
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import Card, GlanceAnswer, JobSample, RankSample
     from clustertool.model.wire.agent_requests import GlanceRequest
+    from clustertool.model.wire.event_types import MembershipSample
 
 _LINE = 160  # characters of a log's last line
 _AGAIN = 10.0  # seconds after which job directories are listed in any case
@@ -108,18 +110,24 @@ class _SampledJob:
         self.record = record
         self._at = 0
         self._rest = b""
+        self._membership = Membership()
+        self._begin()
+
+    def _begin(self) -> None:
         self._status = JobStatus()
-        self._here = self._status.nodes[record.node] = NodeStatus(record.node)
+        self._here = self._status.nodes[self.record.node] = NodeStatus(self.record.node)
         self._samples = -1
 
     def sample(self) -> Optional[JobSample]:
         """None once it has ended."""
-        if self._here.ended is None:
+        beat = self.record.heartbeat()
+        returns = self._membership.elastic and beat is not None and beat < _FORGOTTEN  # released, and added again
+        if self._here.ended is None or returns:
             self._read_events()
         if self._here.ended is not None:
             return None
-        beat = self.record.heartbeat()
-        ranks = [self._rank(rank) for rank in self._status.processes.values()]
+        own = [rank for rank in self._status.processes.values() if rank.node == self.record.node]
+        ranks = [self._rank(rank) for rank in own]
         if (beat is None or beat > _FORGOTTEN) and not any("seconds" in rank for rank in ranks):
             return None  # placed and never started, or lost long ago
         self._samples += 1
@@ -134,6 +142,9 @@ class _SampledJob:
         }
         if self._samples % _PLAN == 0:
             sample["plan"] = {"nodes": header.get("nodes", []), "places": header.get("places", [])}
+        membership = self._membership.sample()
+        if membership is not None:
+            sample["membership"] = cast("MembershipSample", membership)
         return sample
 
     def _read_events(self) -> None:
@@ -145,10 +156,14 @@ class _SampledJob:
             *lines, self._rest = (self._rest + new).split(b"\n")
             for event in read_events(lines):
                 with contextlib.suppress(ValueError, KeyError, TypeError):
+                    self._membership.apply(event)
                     if event["type"] == "job":  # the directory may have been found before it was filled
                         self.record.header = event
-                    else:
-                        self._status.apply(self.record.node, event)
+                    if event["type"] == "job" and "lead" in event:  # an epoch of an elastic job, with other ranks
+                        self._begin()
+                    elif event["type"] == "job":
+                        continue
+                    self._status.apply(self.record.node, event)
 
     def _rank(self, rank: ProcessStatus) -> RankSample:
         shown: Dict[str, Any] = {name: getattr(rank, name) for name in ("role", "rank", "state", "log")}

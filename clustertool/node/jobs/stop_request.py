@@ -101,7 +101,7 @@ def stop(record: Record, by: str, code: int, grace: float, force: bool) -> JobSt
                     return _answer(containers)
             return _clean(record) if _just_stopped(record) else _ALREADY
         how: StopCommand = {"type": "stop", "by": by, "code": code, "grace": grace, "force": grace == 0}
-        accepted = supervisor_client.order(record.paths, how, _REACTION, left.responsive)
+        accepted = _order(left, how)
         done = accepted and left.supervisor is not None and _ends(record, left.supervisor, grace)
         if not done and record.own().step != "ended":  # by itself, meanwhile
             return _take_over(left, by, grace)
@@ -110,6 +110,17 @@ def stop(record: Record, by: str, code: int, grace: float, force: bool) -> JobSt
         if left.leads and not force:
             return {**_clean(record), "waits": True}
         return _take_over(left, by, 0.0)
+
+
+def _order(left: _Left, how: StopCommand) -> bool:
+    """Whether the supervisor has accepted the stop. In an elastic job it has no socket for a moment between two epochs."""
+    end = time.monotonic() + _REACTION
+    while not supervisor_client.order(left.record.paths, how, _REACTION, left.responsive):
+        comes_back = "lead" in left.record.header and left.supervisor is not None and _runs(left.supervisor)
+        if not comes_back or left.record.own().step == "ended" or time.monotonic() > end:
+            return False
+        time.sleep(_POLL)
+    return True
 
 
 def _unknown(record: Record) -> JobStop:

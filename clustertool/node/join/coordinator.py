@@ -83,6 +83,10 @@ class JoinCoordinator:
             self._await_workspace()
             if self._node.epoch.stopped is not None:
                 self._decide(d.Signalled(self._node.epoch.stopped))
+            meeting = self._node.epoch.meeting
+            if meeting is not None and self._result is None and not self._state.ended and not meeting.holds:
+                self._resign()
+                break
             self._decide(d.Tick(boottime()))
         return self._result if self._result is not None else self._explained()
 
@@ -321,10 +325,13 @@ class JoinCoordinator:
         self._decide(d.Done(COORDINATOR, round))
 
     def _place(self, round: int) -> None:
-        elastic = self._elastic_spec()
-        parts = specs(self._made, self._arrivals, self._join.engine, elastic)
-        attempt = self._node.first_attempt(parts[0]["job_dir"]) if elastic is None else 0
-        if attempt:
+        parts = specs(self._made, self._arrivals, self._join.engine, self._elastic_spec())
+        gathering = self._state.elastic
+        attempt = self._node.first_attempt(parts[0]["job_dir"]) if gathering is None or gathering.first else 0
+        if gathering is not None and attempt > gathering.number:  # the engine has started the job again
+            self._state = self._state._replace(elastic=gathering._replace(number=attempt))
+            parts = specs(self._made, self._arrivals, self._join.engine, self._elastic_spec())
+        elif gathering is None and attempt:
             for part in parts.values():
                 part["attempt"] = attempt
         for node, connection in enumerate(self._order):
@@ -366,10 +373,8 @@ class JoinCoordinator:
         """The port of joining becomes the lead's."""
         self._members.stop_listening()
         try:
-            meeting = self._node.epoch.meeting
-            if meeting is not None and self._state.elastic is not None:
-                numbers = [one.offer.node or 0 for one in self._state.members]
-                meeting.publish(numbers, self._state.elastic.restarts, self._join.cluster.loss_timeout / 2)
+            if not self._publish():
+                return
             self._node.launch(time.time())
         except ClustertoolError as error:
             self._decide(d.Failed(COORDINATOR, action.round, error))
@@ -382,6 +387,28 @@ class JoinCoordinator:
                 self._node.record("standby", name=one.offer.hostname, address=one.offer.address)
         self._decide(d.Done(COORDINATOR, action.round))
 
+    def _publish(self) -> bool:
+        """Put the nodes of the epoch into the store, if there is one. False: it is not reached, and this node has resigned."""
+        meeting = self._node.epoch.meeting
+        if meeting is None or self._state.elastic is None:
+            return True
+        numbers = [one.offer.node or 0 for one in self._state.members]
+        try:
+            meeting.publish(numbers, self._state.elastic.restarts, self._join.cluster.loss_timeout / 2)
+        except NodeLost as error:
+            self._report.warning(error.what)
+            self._resign()
+            return False
+        return True
+
+    def _resign(self) -> None:
+        """Another member has the epoch, or may take it. The job goes on: this node joins like the others."""
+        self._members.leave()
+        self._node.undo()
+        self._node.epoch.resigned = True
+        self._signals.close()
+        self._result = 0
+
     def _abort(self, error: ClustertoolError) -> None:
         if not (isinstance(error, (Interrupted, Terminated)) and self._node.ask(error)):
             # A job that Slurm may start again is left to Slurm: a node that cannot join would not join the next time either.
@@ -393,6 +420,8 @@ class JoinCoordinator:
         self._members.end({"type": "abort", "errors": error_rows(error)}, _LAST_MESSAGE, until_closed=True)
         self._node.undo()
         self._node.epoch.fail(error, coordinates=True)
+        if self._state.elastic is not None and not self._join.of_engine.keep_bundle:
+            self._node.remove_bundle()  # it was kept so far
         self._node.leave_allocation(End(silent=silent))
         return error.code
 

@@ -64,6 +64,7 @@ class EpochLoop:
         )
         self._known = -1  # the highest attempt in which this member has been
         self._continues = False  # this member coordinated the last epoch to its end
+        self._lost: FrozenSet[int] = frozenset()  # members that were lost and have not joined again
         self._fix = ""  # what to do if no coordinator is found
 
     def run(self, place: MemberPlace) -> int:
@@ -92,10 +93,15 @@ class EpochLoop:
             node = JoiningNode(replace(self._join, index=place.number), self._report, self._umask, self._bundle)
             part = node.epoch
             part.record, part.meeting, part.known, part.fix = record, meeting, self._known, self._fix
+            part.lost = self._lost
             if place.address:
                 code = JoinCoordinator(node, self._report, signals, place.address, self._gathering).run()
             else:
                 code = Joiner(node, self._report, signals).run()
+            if part.resigned and meeting is not None:
+                meeting.give_up()
+                place, signals, record = place._replace(address=""), Signals(), part.record
+                continue
             if part.won is not None:
                 place, taken = self._take_over(part.won), True
                 signals, record = Signals(), part.record
@@ -114,8 +120,12 @@ class EpochLoop:
         """Prepare for the next epoch. Returns the place of this member there."""
         self._known, lead = max(self._known, end.attempt), spec["lead"]
         self._continues = bool(place.address) and not end.silent
-        self._prepare(end, frozenset(spec["shape"]["nodes"]) if "shape" in spec else frozenset())
-        self._join = replace(self._join, coordinator=MeetingPoint(lead["host"], lead["port"], lead["node"]))
+        members = frozenset(spec["shape"]["nodes"]) if "shape" in spec else frozenset()
+        self._lost = (self._lost - members) | frozenset(end.lost)
+        self._prepare(end, members)
+        # The job stays where it is here, also if no other node shares ROOT_DIR in the next epoch.
+        own = replace(self._join.own, base=os.path.dirname(spec["job_dir"]))
+        self._join = replace(self._join, coordinator=MeetingPoint(lead["host"], lead["port"], lead["node"]), own=own)
         again = f"{PROGRAM} run --resume {spec['job']} --skip {lead['name']}"
         self._fix = f"{again} starts the job again on the other nodes, from its output"
         return MemberPlace(spec["node"], place.address)
@@ -136,7 +146,7 @@ class EpochLoop:
                 what = f"the store of --elastic-server does not answer: {meeting.view.problem or 'it is late'}"
                 raise NodeLost(what, "check that each node reaches it")
             return place._replace(address="")
-        if won.first or self._known >= 0:
+        if won.first or won.previous == self._known:  # it knows which nodes have ended the last epoch
             self._gathering = self._gathering._replace(number=won.number)
             return place
         return self._take_over(won)

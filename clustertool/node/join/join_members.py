@@ -100,6 +100,12 @@ class JoinMembers:
             self._listener.close()
             self._listener = None
 
+    def leave(self) -> None:
+        """Close all connections: the machines look for another coordinator."""
+        self.stop_listening()
+        for connection in list(self._links):
+            self.close(connection)
+
     def end(self, message: Mapping[str, object], seconds: float, until_closed: bool = False) -> None:
         """Send all a last message, and close all connections when it is sent, after `seconds` at the latest.
 

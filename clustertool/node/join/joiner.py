@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, List, Optional, Set, Tuple, cast
 
-from clustertool.errors import ClustertoolError, NodeLost
+from clustertool.errors import ClustertoolError, Interrupted, NodeLost, Terminated, TimedOut
 from clustertool.model.job.outcome import Outcome, read_outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.model.joining.join_errors import error_rows, read_errors
@@ -38,6 +38,14 @@ _LAST_MESSAGE = 1.0  # seconds
 _MALFORMED = (KeyError, TypeError, ValueError)
 _CLOSED = "the coordinator closed the connection"
 _ENDED = "the job has ended, as its store has it"
+# The store has the exit code of the job, and not its state.
+_STATES = {
+    0: JobState.SUCCEEDED,
+    NodeLost.code: JobState.LOST,
+    TimedOut.code: JobState.TIMEOUT,
+    Interrupted.code: JobState.STOPPED,
+    Terminated.code: JobState.STOPPED,
+}
 
 
 class Joiner:
@@ -103,7 +111,7 @@ class Joiner:
         epoch, the job has ended, or the store is not reached. Raises NodeLost where that lasts for too long."""
         code, found = meeting.over, meeting.coordinator
         if code is not None:
-            self._over(Outcome(JobState.SUCCEEDED if code == 0 else JobState.FAILED, code, "job", _ENDED))
+            self._over(Outcome(_STATES.get(code, JobState.FAILED), code, "job", _ENDED))
             return True
         if found is not None and found != self._join.coordinator:
             self._close()
@@ -257,7 +265,8 @@ class Joiner:
         try:
             self._node.launch(now)
         except ClustertoolError as error:
-            self._answer(OrderResult(error))
+            if self._node.epoch.stopped is None:  # else this machine leaves in its next turn
+                self._answer(OrderResult(error))
         else:
             self._answer(OrderResult())
 

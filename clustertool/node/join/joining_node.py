@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Callable, List, NamedTuple, Optional, Set, cast
+from typing import TYPE_CHECKING, Callable, FrozenSet, List, NamedTuple, Optional, Set, cast
 
 from clustertool.errors import ClustertoolError, InternalError
 from clustertool.model.elastic.epochs import EpochEnd
@@ -62,8 +62,9 @@ class EpochPart:
 
     record: its record while no supervisor is prepared, None before the first one. end: how the last epoch has ended, None if
     the job is over. spec: of that epoch. meeting: where members meet by a store, None without one. won: the epoch that this
-    member has taken there. known: the highest attempt that it has been in, -1 if none. fix: what a user does if no coordinator
-    is found.
+    member has taken there. resigned: it does not coordinate its epoch any more, and joins that of another member. known: the
+    highest attempt that it has been in, -1 if none. lost: members that were lost and have not joined again. fix: what a user
+    does if no coordinator is found.
     """
 
     def __init__(self) -> None:
@@ -72,7 +73,9 @@ class EpochPart:
         self.spec: Optional[Spec] = None
         self.meeting: Optional[StoreMeeting] = None
         self.won: Optional[Won] = None
+        self.resigned = False
         self.known = -1
+        self.lost: FrozenSet[int] = frozenset()
         self.fix = ""
         self._paused: Optional[MemberRecord] = None
 
@@ -164,11 +167,11 @@ class JoiningNode:
             self.report.warning(wrong)
 
     def all_have_joined(self) -> None:
-        """The bundle of an engine's job is removed, unless the engine may start its machines again."""
-        if not self.join.of_engine.keep_bundle:
-            self._remove_bundle()
+        """The bundle of an engine's job is removed, unless the engine may start its machines again, or the job is elastic."""
+        if not (self.join.of_engine.keep_bundle or self.join.job.elastic.present):
+            self.remove_bundle()
 
-    def _remove_bundle(self) -> None:
+    def remove_bundle(self) -> None:
         if self._bundle is None or self.join.engine in ("", KUBERNETES):  # a Secret cannot be removed from here
             return
         try:
@@ -263,7 +266,10 @@ class JoiningNode:
         self._busy = None
 
     def launch(self, now: float) -> None:
-        """Prepare the supervisor: nothing of the job's runs yet. now: the coordinator's clock. Raises ClustertoolError."""
+        """Prepare the supervisor: nothing of the job's runs yet. now: the coordinator's clock. Raises ClustertoolError, also
+        where the user has stopped the job meanwhile."""
+        if self.epoch.stopped is not None:
+            raise self.epoch.stopped
         spec = self._spec
         if spec is None or self._placed is None:
             raise InternalError("a job was launched before it was placed")
@@ -326,12 +332,16 @@ class JoiningNode:
             self.report.epoch_ended(outcome)
             return outcome.code
         self.report.ended(outcome)
-        if supervisor.leads or supervisor.link.silent:
-            end = End(supervisor.leads, supervisor.link.silent, outcome.state is JobState.LOST)
-            self.leave_allocation(end)
-        if supervisor.leads and not self._allocation.comes_back(outcome):
-            self._remove_bundle()
+        silent = supervisor.link.silent or (supervisor.leads and self._absent(self._spec))
+        if supervisor.leads or silent:
+            self.leave_allocation(End(supervisor.leads, silent, outcome.state is JobState.LOST))
+        if supervisor.leads and not (self.join.of_engine.keep_bundle and self._allocation.comes_back(outcome)):
+            self.remove_bundle()
         return outcome.code
+
+    def _absent(self, spec: Spec) -> bool:
+        """Whether a member was lost, and was not in the last epoch: the engine may wait for its node."""
+        return bool(self.epoch.lost) and not self.epoch.lost <= frozenset(spec["shape"]["nodes"])
 
     def record(self, kind: str, **fields: object) -> None:
         """An event of this node: of its supervisor, or between two epochs."""
@@ -348,6 +358,6 @@ class JoiningNode:
             return 0
         placed = JobPaths.at(job_dir)
         known = Record(placed.base, placed.job, cast("JobHeader", {})).events()
-        begun = [event.get("attempt", 0) for event in known if event["type"] in ("started", "restart")]
+        begun = [event.get("attempt", 0) for event in known if event["type"] in ("started", "restart", "epoch")]
         numbers = [number for number in (whole(one, 0, _MOST_ATTEMPTS) for one in begun) if number is not None]
         return max([restarts, *(number + 1 for number in numbers)])

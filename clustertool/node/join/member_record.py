@@ -9,17 +9,19 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, List, Optional, Tuple
+from typing import TYPE_CHECKING, List, Optional, Tuple, cast
 
 from clustertool.errors import ClustertoolError, NodeLost, NotFound, Terminated, TimedOut
+from clustertool.model.hints import PROGRAM
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.model.joining.join_file import JoinFile
 from clustertool.model.joining.join_plan import unplanned_spec
-from clustertool.model.paths import OURS
+from clustertool.model.paths import OURS, JobPaths
 from clustertool.model.wire import record_lines
 from clustertool.node.agent import place
 from clustertool.node.jobs.ledger import Ledger
+from clustertool.node.jobs.records import Record
 from clustertool.node.storage import files
 from clustertool.node.storage.reserving_journal import ReservingJournal
 from clustertool.node.supervisor.control_socket import ControlSocket
@@ -28,6 +30,7 @@ from clustertool.node.system import processes
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
+    from clustertool.model.wire.event_types import JobHeader
     from clustertool.model.wire.spec_types import Spec
     from clustertool.model.wire.supervisor_messages import LiveStatus, SupervisorAnswer, SupervisorRequest
 
@@ -119,7 +122,7 @@ class MemberRecord:
 def first_record(join: JoinFile, root: str) -> Optional[MemberRecord]:
     """The record of a machine that begins to take part, where the place of the job's directory is known before the plan.
 
-    A machine that was started again has a directory already. Raises PreflightError, UsageError.
+    A machine that was started again has a directory already. Raises PreflightError, UsageError, NodeLost.
     """
     if not join.own.base or join.index is None:
         return None
@@ -127,12 +130,27 @@ def first_record(join: JoinFile, root: str) -> Optional[MemberRecord]:
     files.make_root(root)
     if join.own.base != root:
         files.make_dir(root, os.path.basename(join.own.base))
-    if not (os.path.lexists(spec["job_dir"]) and place.belongs(spec["job_dir"], spec["token"])):
+    if os.path.lexists(spec["job_dir"]) and place.belongs(spec["job_dir"], spec["token"]):
+        _require_no_epoch(join, spec)
+    else:
         os.close(files.make_job_dir(spec["job_dir"]))
     Ledger(spec).place()
     record = MemberRecord(spec, join.for_others)
     record.begin()
     return record
+
+
+def _require_no_epoch(join: JoinFile, spec: Spec) -> None:
+    """Raise NodeLost for the machine that has coordinated the job without a store: no process knows any more which numbers were
+    used, and which nodes may have ranks."""
+    if join.job.elastic.server.present or join.index != join.coordinator.member:
+        return
+    paths = JobPaths.at(spec["job_dir"])
+    record = Record(paths.base, paths.job, cast("JobHeader", {}))
+    if any(event["type"] == "epoch" for event in record.events()):
+        what = f"{spec['name']} has coordinated the job, and its process has died: the job ends, as it has no --elastic-server"
+        fix = f"{PROGRAM} run --resume {spec['job']} --skip {spec['name']} starts it again on the other nodes"
+        raise NodeLost(what, fix)
 
 
 def outcome_of(error: ClustertoolError, node: Optional[int] = None) -> Outcome:

@@ -287,7 +287,7 @@ class Supervisor:
 
     def _launch(self, command: str) -> None:
         """Start the daemon of mpirun on this node."""
-        rank = self.ranks.find((MPI_DAEMON, self.spec["node"]))
+        rank = next(iter(self.ranks.of_role(MPI_DAEMON)), None)
         if rank is None or rank.pid or self.shutdown is not None:
             return
         rank.spec = self.ranks.launched.daemon(rank.spec, command)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Sequence, Tupl
 from clustertool.errors import ConfigError, NodeLost
 from clustertool.model.config.elastic_settings import ElasticServer
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint
-from clustertool.model.joining.store_rules import Standing, StoreRecord
+from clustertool.model.joining.store_rules import Standing, StoreRecord, ttl
 from clustertool.node.join.etcd.epoch_store import EpochStore
 from clustertool.node.join.etcd.etcd_client import EtcdAccess, EtcdError
 from clustertool.node.join.etcd.store_keeper import StoreJob, StoreView
@@ -30,9 +30,10 @@ _CLOSE = 2.0
 
 class Won(NamedTuple):
     """The epoch that this member coordinates. before: nodes that may have ranks of earlier epochs. at: when it was won. place:
-    where it listens."""
+    where it listens. previous: the attempt that the store had before, -1 if none."""
 
     number: int
+    previous: int
     before: Tuple[int, ...]
     restarts: int
     at: float
@@ -55,6 +56,7 @@ class StoreMeeting:
         self._join, self._sender = join, sender
         self._least = join.job.elastic.backoff[0]
         self._record: Optional[StoreRecord] = None  # of the campaign, or of the epoch that is coordinated here
+        self._previous = -1  # the attempt in the record that it replaces
         self._alone_since: Optional[float] = None  # since when the store has no coordinator
         self._followed_at = 0.0  # when the present epoch began for this member
         try:
@@ -75,6 +77,13 @@ class StoreMeeting:
         record = content.record
         same = record.incarnation == content.presence and record.job == self._join.identity.token
         return MeetingPoint(record.address, record.port, record.member) if same and record.over is None else None
+
+    @property
+    def holds(self) -> bool:
+        """Whether this member coordinates the epoch that it has won: no other one can have taken a later epoch."""
+        view = self.view
+        until = view.valid_until or view.won_at + ttl(self._join.cluster.loss_timeout)
+        return view.standing is Standing.WON and not view.outdated and boottime() < until
 
     @property
     def over(self) -> Optional[int]:
@@ -113,7 +122,8 @@ class StoreMeeting:
         before = content.record if content is not None else None
         if before is not None and before.job != self._join.identity.token:
             before = None
-        number = max(known, before.attempt if before is not None else -1) + 1
+        self._previous = before.attempt if before is not None else -1
+        number = max(known, self._previous) + 1
         nodes, restarts = (before.nodes, before.restarts) if before is not None else ((), 0)
         token = self._join.identity.token
         self._record = StoreRecord(number, member, place.host, place.port, self._sender, token, number, nodes, restarts)
@@ -137,7 +147,9 @@ class StoreMeeting:
         view = self.view
         if view.standing is Standing.WON:
             place = MeetingPoint(record.address, record.port, record.member)
-            return Won(record.epoch, record.nodes, record.restarts, view.won_at, record.epoch == 0, place)
+            return Won(
+                record.epoch, self._previous, record.nodes, record.restarts, view.won_at, record.epoch == 0, place
+            )
         if view.standing is Standing.FOREIGN:
             what = f"another job with the id {self._join.identity.job_id} runs, as the store has it"
             raise ConfigError(what, "take another --job-id")

@@ -144,7 +144,8 @@ class LeadServer(CoordinatorLink):
             if member.wire is not None and (all_ready or member.wire.fileno() in ready):
                 self._read(node, member)
         if self._standby is not None:
-            self._standby.turn(now, None if all_ready else ready)
+            for offer in self._standby.turn(now, None if all_ready else ready):
+                self._record("standby-left", name=offer.name, address=offer.address)
         self._keep_lease()  # what was acknowledged so far came before
         self._members.beat(self._stamped({"type": "beat"}))
         self._watch_silence(now)

@@ -66,8 +66,9 @@ class StandbyOffers:
         wire.flush()
         return not again
 
-    def turn(self, now: float, ready: Optional[Set[int]]) -> None:
-        """`ready`: descriptors that can be read or written, None if that is not known."""
+    def turn(self, now: float, ready: Optional[Set[int]]) -> List[StandbyOffer]:
+        """The machines that are gone. `ready`: descriptors that can be read or written, None if that is not known."""
+        gone = []
         for wire, (offer, at) in list(self._links.items()):
             try:
                 if ready is None or wire.fileno() in ready:
@@ -79,11 +80,13 @@ class StandbyOffers:
                 if now - at > self._timeout or wire.backlog > _MAX_BACKLOG:
                     raise ConnectionError("it is silent, or does not read")
             except ConnectionError:
+                gone.append(offer)
                 self._remove(wire)
         if now >= self._beat_at:
             self._beat_at = now + beat(self._timeout)
             for wire in self._links:
                 wire.send({"type": "beat"})
+        return gone
 
     def _remove(self, wire: TlsLink) -> None:
         self._links.pop(wire)
