@@ -115,13 +115,13 @@ class SlurmEngine(Engine):
     def live(self, job: str) -> Fleet:
         """Steps of srun lead to its nodes."""
         slurm, login = self.slurm, self.login
+        cluster, absent = self.fleet.cluster, dict(self.fleet.failed)  # of the job; _summaries() opens the fleet of all
         running = self._find(slurm, job)
         if running is None or running.state != RUNNING:
             state = f": Slurm has it as {running.state}" if running else ""
             raise NotFound(f"job {job} does not run{state}", f"{PROGRAM} status --job {job}")
         number, names, srun = running.id, _nodes_of(running, self._summaries(job)), slurm.path("srun")
         ways = LoginLinks(login.agents[0].link, lambda: login.connect(self.host))
-        absent = dict(self.fleet.failed)
 
         def reach(host: Host) -> Link:
             if host.index in absent:
@@ -130,7 +130,7 @@ class SlurmEngine(Engine):
                 raise Unreachable("is no node of its allocation", "inspect the records of the job", host.name)
             return SrunLink(ways.of(host.index), srun, number, names[host.index])
 
-        self._live = Fleet(self.fleet.cluster, self.caller.check, None, None, reach)
+        self._live = Fleet(cluster, self.caller.check, None, None, reach)
         self._live.prompter = self.fleet.prompter
         return self._live
 
