@@ -15,8 +15,9 @@ from clustertool.model.hints import PROGRAM
 from clustertool.model.job.outcome import LEAD
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import NodeState, RankState
+from clustertool.model.wire.agent_answers import Answer
 from clustertool.model.wire.agent_requests import FollowRequest, FollowWanted
-from clustertool.model.wire.messages import ATTACHED, FOLLOW
+from clustertool.model.wire.messages import ATTACHED, FOLLOW, Request
 from clustertool.model.wire.stream_messages import StreamFrame
 from clustertool.watch.job_view import Item, JobView
 from clustertool.watch.lines import Frame
@@ -160,7 +161,7 @@ class LostNodes:
         if not (self._elastic and self._follower.lost(node)):
             return _RETRY
         self._tries[node] += 1
-        return float(min(_LONGEST_RETRY, _RETRY * 2 ** min(self._tries[node] - 1, 10)))
+        return _retry_pause(self._tries[node] - 1)
 
     def returned(self, node: int) -> None:
         self._tries[node] = 0
@@ -210,7 +211,7 @@ class LostNodes:
             known = watch.status.nodes.get(node)
             if known is not None and known.ended is None and now >= self._follow_at.get(node, 0.0):
                 self._follows[node] += 1
-                self._follow_at[node] = now + min(_LONGEST_RETRY, _RETRY * 2 ** min(self._follows[node], 10))
+                self._follow_at[node] = now + _retry_pause(self._follows[node])
                 threading.Thread(target=self._follower.follow_again, args=(node,), daemon=True).start()
 
     def _start(self, node: int, revive: Callable[[str, int], bool]) -> None:
@@ -223,7 +224,7 @@ class LostNodes:
                 self._next[node] = time.monotonic() + _LONGEST_RETRY
         except ClustertoolError:
             self._tries[node] += 1
-            self._next[node] = time.monotonic() + min(_LONGEST_RETRY, _RETRY * 2 ** min(self._tries[node], 10))
+            self._next[node] = time.monotonic() + _retry_pause(self._tries[node])
         finally:
             self._busy.discard(node)
 
@@ -371,11 +372,15 @@ class JobFollower:
 
     def follow_again(self, node: int) -> None:
         """Request the events and logs of a node that has ended once, from where they ended."""
-        offsets, events_at = self.watch.offsets.get(node, {}), self.watch.events_at.get(node, 0)
         with contextlib.suppress(ClustertoolError, KeyError):
-            self.fleet.agents[node].ask(FOLLOW({**self._request, "offsets": offsets, "events_at": events_at}))
+            self.fleet.agents[node].ask(self._rest(node))
             self.watch.received[node] = time.monotonic()
             self.watch.ended.discard(node)
+
+    def _rest(self, node: int) -> Request[Answer]:
+        """The request for what a node has not sent so far."""
+        offsets, events_at = self.watch.offsets.get(node, {}), self.watch.events_at.get(node, 0)
+        return FOLLOW({**self._request, "offsets": offsets, "events_at": events_at})
 
     def _reopen(self, node: int) -> None:
         while not self._left and node not in self.watch.ended and node not in self.watch.refused:
@@ -385,8 +390,7 @@ class JobFollower:
                 if self._left:  # the fleet may have closed its connections before this one
                     agent.link.close()
                     break
-                offsets, events_at = self.watch.offsets.get(node, {}), self.watch.events_at.get(node, 0)
-                agent.ask(FOLLOW({**self._request, "offsets": offsets, "events_at": events_at}))
+                agent.ask(self._rest(node))
             except BadAnswer as error:
                 self._inbox.put(node, {"type": "closed", "why": error.what, "refused": True}, b"")
                 break
@@ -401,6 +405,11 @@ class JobFollower:
             self._lost_nodes.returned(node)
             break
         self._reopening.discard(node)
+
+
+def _retry_pause(tries: int) -> float:
+    """Seconds before the next attempt, after so many that have failed."""
+    return float(min(_LONGEST_RETRY, _RETRY * 2 ** min(tries, 10)))
 
 
 def started(status: JobStatus) -> int:
