@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ import pytest
 from clustertool.model.wire import record_lines
 from tests.cli import CLUSTERTOOL, REPO, Done, LabSite, Running, until
 from tests.frameworks.examples import TIMEOUT, activate, find_venv
-from tests.lab.lab import LAPTOP, Lab
+from tests.lab.lab import Lab
 from tests.lab.test_join_chaos import CLAIMS, LOCK
 
 NODES = 4
@@ -106,8 +105,8 @@ class ElasticTraining:
 
     def start(self, *options: object) -> Running:
         """`run`, as a user types it in the folder of the job."""
-        words = ("run", "--workspace", ".", "--nnodes", f"2:{NODES}", *options)
-        return self.site.start(*words, program=CLUSTERTOOL, cwd=self.folder)
+        argv = ("run", "--workspace", ".", "--nnodes", f"2:{NODES}", *options)
+        return self.site.start(*argv, program=CLUSTERTOOL, cwd=self.folder)
 
     def hurry(self) -> None:
         """No pauses any more."""
@@ -279,29 +278,3 @@ def _killed(lab: Lab, node: int) -> list[int]:
         except ProcessLookupError:
             continue
     return found
-
-
-class LabEtcd:
-    """A server on the laptop of a lab."""
-
-    def __init__(self, lab: Lab, folder: Path) -> None:
-        self._lab, self._folder = lab, folder
-        self.url = f"http://{LAPTOP}:2379"
-        self.start()
-
-    def start(self) -> None:
-        peers = "http://127.0.0.1:2380"
-        argv = ["etcd", "--data-dir", str(self._folder), "--log-level", "error"]
-        argv += ["--listen-client-urls", self.url, "--advertise-client-urls", self.url, "--listen-peer-urls", peers]
-        argv += ["--initial-advertise-peer-urls", peers, "--initial-cluster", f"default={peers}"]
-        self._popen = self._lab.laptop(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until(self._answers, 30.0, lambda: "etcd to answer")
-
-    def _answers(self) -> bool:
-        argv = ["etcdctl", "--endpoints", self.url, "--command-timeout", "2s", "endpoint", "health"]
-        done: Any = self._lab.run(argv, {"ETCDCTL_API": "3"})
-        return bool(done.returncode == 0)
-
-    def kill(self) -> None:
-        self._popen.kill()
-        self._popen.wait()

@@ -232,7 +232,7 @@ def paddle(venv: Path, folder: Path, etcd: Etcd) -> Agents:
 
 @pytest.mark.frameworks
 def test_torchrun(venv: Callable[[str], Path], scratch: Path, made: list[Agents]) -> None:
-    """Without the variable a new agent waits for an address that nobody publishes again (PyTorch 2.13)."""
+    """Without the variable a new agent waits for an address that is not published again (PyTorch 2.13)."""
     torch = venv("digits-torch")
     made.append(torchrun(torch, scratch / "failures"))
     check(1, failures(made[-1]))

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli import CLUSTERTOOL, LabSite, until
-from tests.frameworks.elastic_training import GOAL, LOSS, NODES, ElasticTraining, LabEtcd, Resumed, kill_all
+from tests.frameworks.elastic_training import GOAL, LOSS, NODES, ElasticTraining, Resumed, kill_all
 from tests.lab.conftest import lab, module_lab, site
+from tests.lab.lab_store import LabStore
 
 __all__ = ["lab", "module_lab", "site"]  # fixtures: nodes with networks of their own
 
@@ -59,10 +60,10 @@ def training(site, digits) -> Callable[..., ElasticTraining]:
 
 
 @pytest.fixture
-def etcd(tmp_path: Path) -> Iterator[Callable[[ElasticTraining], LabEtcd]]:
+def etcd(tmp_path: Path) -> Iterator[Callable[[ElasticTraining], LabStore]]:
     if not shutil.which("etcd"):
         pytest.skip("needs etcd (package etcd-server): scripts/engine-packages.sh installs it")
-    yield lambda job: LabEtcd(job.lab, tmp_path / "etcd")
+    yield lambda job: LabStore(job.lab, tmp_path / "etcd")
 
 
 def report(name: str, event: str, found: Resumed, goal: float = GOAL) -> None:

@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -16,12 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.cli import CLUSTERTOOL, Done, LabSite, Process, Running, until
-from tests.lab.lab import LAPTOP, Lab
+from tests.lab.lab_store import LabStore
 
 LOSS, GRACE, LENGTH, LEAST = 2.0, 1.0, 5.0, 2
 TIMEOUT, STORED_TIMEOUT = 8.0, 16.0  # of [elastic]; etcd that was restarted keeps the leases of lost nodes for 6 s more
 PATIENCE = 60.0
-STORE_PORT = 2379
 # One line each 0.1 s, and one of a rank that has done all its steps. A child would outlive the rank.
 TRAIN = f"""
     import os, subprocess, time
@@ -54,40 +52,6 @@ class Step(NamedTuple):
     node: int
     t: float
     done: bool
-
-
-class LabStore:
-    """A real etcd on the laptop's machine."""
-
-    def __init__(self, lab: Lab, folder: Path) -> None:
-        self._lab, self._folder = lab, folder
-        self.url = f"http://{LAPTOP}:{STORE_PORT}"
-        self.start()
-
-    def start(self) -> None:
-        peers = f"http://{LAPTOP}:{STORE_PORT + 1}"
-        argv = ["etcd", "--data-dir", str(self._folder), "--listen-client-urls", self.url, "--log-level", "error"]
-        argv += ["--advertise-client-urls", self.url, "--listen-peer-urls", peers]
-        argv += ["--initial-advertise-peer-urls", peers, "--initial-cluster", f"default={peers}"]
-        self.popen = self._lab.laptop(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until(lambda: self._ask("endpoint", "health").returncode == 0, PATIENCE, lambda: "etcd to answer")
-
-    def keys(self) -> list[str]:
-        return str(self._ask("get", "--prefix", "clustertool/", "--keys-only").stdout).split()
-
-    def _ask(self, *words: str) -> Any:
-        argv = ["etcdctl", "--endpoints", self.url, "--command-timeout", "2s", *words]
-        return self._lab.run(argv, {"ETCDCTL_API": "3"})
-
-    def pause(self, seconds: float) -> None:
-        """It does not answer for this time."""
-        self.popen.send_signal(signal.SIGSTOP)
-        time.sleep(seconds)
-        self.popen.send_signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        self.popen.kill()
-        self.popen.wait()
 
 
 class ElasticStory:

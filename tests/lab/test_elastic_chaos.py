@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli import LabSite
-from tests.lab.elastic_story import ElasticStory, LabStore, etcd_or_skip
+from tests.lab.elastic_story import ElasticStory, etcd_or_skip
+from tests.lab.lab_store import LabStore
 
 ALWAYS = (0,)  # a supervisor is killed
 STORIES = 50

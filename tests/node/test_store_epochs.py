@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from clustertool.model.config.elastic_settings import ElasticServer, ElasticSettings
+from tests.etcd import client_argv, server_argv
 from tests.node.harness import until
 from tests.node.joining import JoinBench, Machine, codes, free_port
 from tests.node.test_epochs import WAIT, end, recorded, running, says
@@ -31,9 +32,7 @@ class Etcd:
 
     def start(self) -> None:
         peers = f"http://127.0.0.1:{self._peers}"
-        argv = ["etcd", "--data-dir", str(self._folder), "--listen-client-urls", self.url, "--log-level", "error"]
-        argv += ["--advertise-client-urls", self.url, "--listen-peer-urls", peers]
-        argv += ["--initial-advertise-peer-urls", peers, "--initial-cluster", f"default={peers}"]
+        argv = server_argv(self._folder, self.url, peers)
         self.popen = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         until(self.answers, "etcd answers")
 
@@ -43,8 +42,8 @@ class Etcd:
     def keys(self) -> str:
         return self._ask("get", "--prefix", "clustertool/", "--keys-only").stdout
 
-    def _ask(self, *words: str) -> subprocess.CompletedProcess[str]:
-        argv = ["etcdctl", "--endpoints", self.url, "--command-timeout", "2s", *words]
+    def _ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        argv = client_argv(self.url, *arguments)
         env = {**os.environ, "ETCDCTL_API": "3"}
         return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
 
@@ -82,6 +81,13 @@ class Relay:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
+
+
+def use_relay(machine: Machine, relay: Relay) -> None:
+    """This machine alone has another address of the server."""
+    job = machine.join.job
+    server = replace(job.elastic.server, urls=(f"http://127.0.0.1:{relay.port}",))
+    machine.join = replace(machine.join, job=replace(job, elastic=replace(job.elastic, server=server)))
 
 
 @pytest.fixture
@@ -166,11 +172,7 @@ def test_a_node_that_does_not_reach_the_store_ends_its_ranks(join_bench: JoinBen
     """Although it reaches the coordinator. Only this node has another address of the server, which does not answer later."""
     machines = with_store(join_bench.job(3, WAIT), 2, 3, etcd)
     relay = Relay(etcd.port)
-    settings = machines[2].join.job.elastic
-    server = replace(settings.server, urls=(f"http://127.0.0.1:{relay.port}",))
-    machines[2].join = replace(
-        machines[2].join, job=replace(machines[2].join.job, elastic=replace(settings, server=server))
-    )
+    use_relay(machines[2], relay)
     running(machines)
     relay.close()
     until(lambda: machines[2].events("lease-lost"), "its ranks have ended", 30.0)
@@ -190,11 +192,7 @@ def test_a_coordinator_that_gathers_and_loses_the_store_leaves_the_epoch_to_anot
     """Node 0 waits for the lease of node 2 when it does not reach the store any more. Node 1 goes on without it."""
     machines = with_store(join_bench.job(3, WAIT), 1, 3, etcd)
     relay = Relay(etcd.port)
-    settings = machines[0].join.job.elastic
-    server = replace(settings.server, urls=(f"http://127.0.0.1:{relay.port}",))
-    machines[0].join = replace(
-        machines[0].join, job=replace(machines[0].join.job, elastic=replace(settings, server=server))
-    )
+    use_relay(machines[0], relay)
     running(machines)
     machines[2].signal(signal.SIGKILL)
     machines[2].wait()

@@ -29,17 +29,24 @@ def running(count: int, turn: type[Turn] = Turn) -> World:
     return world
 
 
-def changes(world: World, left: int) -> Iterator[tuple[frozenset[Fault], int]]:
-    """What faults may be there in the next tick: some end, and one begins. A machine that is lost does not come back here."""
-    lasting = frozenset(fault for fault in world.faults if fault[0] == CRASHED)
-    others = sorted(world.faults - lasting)
-    every = [(kind, node) for node in range(len(world.nodes)) for kind in kinds(node)]
+def _next_faults(
+    lasting: frozenset[Fault], now: frozenset[Fault], every: Iterable[Fault], left: int
+) -> Iterator[tuple[frozenset[Fault], int]]:
+    """lasting: those of `now` that do not end. every: what may begin."""
+    others = sorted(now - lasting)
     for count in range(len(others) + 1):
         for some in itertools.combinations(others, count):
             faults = lasting | frozenset(some)
             yield faults, left
             if left:
-                yield from ((faults | {fault}, left - 1) for fault in every if fault not in world.faults)
+                yield from ((faults | {fault}, left - 1) for fault in every if fault not in now)
+
+
+def changes(world: World, left: int) -> Iterator[tuple[frozenset[Fault], int]]:
+    """What faults may be there in the next tick: some end, and one begins. A machine that is lost does not come back here."""
+    lasting = frozenset(fault for fault in world.faults if fault[0] == CRASHED)
+    every = [(kind, node) for node in range(len(world.nodes)) for kind in kinds(node)]
+    yield from _next_faults(lasting, world.faults, every, left)
 
 
 def explored(first: World, ticks: int, turn: type[Turn] = Turn, at_once: bool = False) -> tuple[str, int]:
@@ -173,16 +180,10 @@ def stored(count: int, turn: type[m.StoreTurn] = m.StoreTurn) -> m.StoreWorld:
 def stored_changes(world: m.StoreWorld, left: int, kinds: Iterable[str]) -> Iterator[tuple[frozenset[m.Fault], int]]:
     """See changes()."""
     lasting = frozenset(fault for fault in world.faults if fault[0] == m.CRASHED)
-    others = sorted(world.faults - lasting)
     every = [
         (kind, one) for kind in kinds for one in ([m.EVERYWHERE] if kind in m.OF_STORE else range(len(world.members)))
     ]
-    for count in range(len(others) + 1):
-        for some in itertools.combinations(others, count):
-            faults = lasting | frozenset(some)
-            yield faults, left
-            if left:
-                yield from ((faults | {fault}, left - 1) for fault in every if fault not in world.faults)
+    yield from _next_faults(lasting, world.faults, every, left)
 
 
 def explored_stored(
