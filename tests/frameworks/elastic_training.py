@@ -5,6 +5,7 @@ Each rank writes its epoch, when its process began, and when it lived (programs/
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -216,19 +217,12 @@ class ElasticTraining:
 
     def check_lives(self, frozen: Mapping[int, float]) -> None:
         """The ranks of two epochs never live at the same time."""
-        epochs = self.lives()
-        for key, epoch in epochs.items():
-            for life in epoch.lives:
-                lived, thawed = life.lived, frozen.get(life.node, 0.0)
-                if life.began < thawed:
-                    late = max(lived, default=thawed) - thawed
-                    assert late <= LATE, f"{key}, node {life.node}: it lived {late:.1f} s after the machine went on"
-                    lived = tuple(t for t in lived if t < thawed)
-                end = max((life.began, *lived))
-                for other_key, other in epochs.items():
-                    assert other_key == key or other.began <= life.began or end < other.began, (
-                        f"{key}, node {life.node}: it lived {end - other.began:.2f} s after {other_key} had begun"
-                    )
+        lives = [(key, life, _end(key, life, frozen)) for key, epoch in self.lives().items() for life in epoch.lives]
+        for (key, life, end), (other_key, other, other_end) in itertools.combinations(lives, 2):
+            both = min(end, other_end) - max(life.began, other.began)
+            assert key == other_key or both < 0, (
+                f"{key}, node {life.node}, and {other_key}, node {other.node}, lived {both:.2f} s at the same time"
+            )
 
     def check_steps(self) -> None:
         """Each epoch goes on after the newest checkpoint of its nodes, and none begins at zero but the first."""
@@ -261,6 +255,16 @@ class ElasticTraining:
             assert not ours, f"node {node} keeps {ours}"
             sockets = [path for path in self.site.root(node).rglob("*") if path.is_socket() or path.is_fifo()]
             assert not sockets, f"node {node} keeps {sockets}"
+
+
+def _end(key: object, life: Life, frozen: Mapping[int, float]) -> float:
+    """When a rank has lived last. What it did after its machine had been frozen does not count, if it was short."""
+    thawed = frozen.get(life.node, 0.0)
+    late = max(life.lived, default=thawed) - thawed
+    if life.began >= thawed:
+        return max((life.began, *life.lived))
+    assert late <= LATE, f"{key}, node {life.node}: it lived {late:.1f} s after the machine went on"
+    return max((life.began, *(t for t in life.lived if t < thawed)))
 
 
 def kill_all(lab: Lab, node: int) -> float:
