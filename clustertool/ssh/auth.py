@@ -150,7 +150,7 @@ class Login:
         in_agent = {key.asbytes(): key for key in _keyring.agent_keys(self._to.agent)}
         waiting: list[str] = []
         for path in self._to.identity_files:
-            known = in_agent.pop(_public(path), None)
+            known = in_agent.pop(_public(path), None) if in_agent else None
             key = None if known else self._from_file(path, waiting)
             if known or key:
                 yield path, known or key

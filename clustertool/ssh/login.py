@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import socket
 import threading
@@ -24,6 +25,22 @@ from clustertool.ssh.prompter import Prompter
 from clustertool.ssh.settings import SshSettings, settings
 
 _PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds before the next try of a login that was dropped
+
+
+class _Connection(Connection):  # type: ignore[misc]
+    """Fabric's connection with ordinary attributes.
+
+    Fabric writes some of them into its Config, which threads could not share then, and looks through all its names for each
+    one: 0.5 ms of the laptop's CPU per node in place of 0.1.
+    """
+
+    __setattr__ = object.__setattr__
+
+
+@functools.cache
+def _config() -> Config:
+    """Fabric's settings. No file is read."""
+    return Config(lazy=True, ssh_config=paramiko.SSHConfig())
 
 
 def login(host: Host, cluster: Cluster, prompter: Prompter) -> tuple[SshSettings, Connection, Bastion | None]:
@@ -73,11 +90,9 @@ def _connect(to: SshSettings, sock: Any, prompter: Prompter, deadline: float) ->
         made.channel_timeout = made.handshake_timeout = to.connect_timeout
         return made
 
-    # A Config of its own, which reads no files: Connection writes into it, and that is not safe between threads.
-    config = Config(lazy=True, ssh_config=paramiko.SSHConfig())
     options = {"timeout": left, "banner_timeout": left, "auth_strategy": login, "transport_factory": transport}
     options["sock"] = sock
-    connection = Connection(to.hostname, to.user, to.port, config, forward_agent=False, connect_kwargs=options)
+    connection = _Connection(to.hostname, to.user, to.port, _config(), forward_agent=False, connect_kwargs=options)
     connection.client.set_missing_host_key_policy(host_keys.HostKeyPolicy(to, prompter.learned))
     try:
         connection.open()
