@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from clustertool.cli.options import Opt, Verb  # noqa: E402
-from clustertool.engines import registry  # noqa: E402
+from clustertool.engines import known_engines  # noqa: E402
 from clustertool.model.config.cluster import KEYS  # noqa: E402
 from clustertool.verbs.verb_table import VERBS  # noqa: E402
 
@@ -122,8 +122,8 @@ def keys() -> str:
         rows.append((f"`{key}`", default, plain(comments[key])))
     rows += [
         (f"`{key}`", "not set", plain(comments[key]))
-        for key, engine in registry.settings_keys().items()
-        if engine != registry.DEFAULT
+        for key, engine in known_engines.settings_keys().items()
+        if engine != known_engines.DEFAULT
     ]
     return table(("key", "default", "meaning"), rows)
 

@@ -1,4 +1,4 @@
-"""This module reads files: conf.py, hostfile, job.toml and passed variables of the environment become configuration values."""
+"""This module reads conf.py, a hostfile and variables of the environment: they become a cluster and the values for its jobs."""
 
 from __future__ import annotations
 
@@ -11,26 +11,19 @@ from typing import Any
 
 from clustertool.actions import conf_file
 from clustertool.actions.selection import Selection
-from clustertool.engines import registry
+from clustertool.engines import known_engines
 from clustertool.engines.caller import Caller
-from clustertool.engines.job_toml import engine_table, job_toml
-from clustertool.errors import ConfigError, DataError, UsageError
+from clustertool.errors import ConfigError, UsageError
 from clustertool.fleet import stored_hosts, this_machine
-from clustertool.fleet.dispatch.workspace import Workspace, accidents
-from clustertool.fleet.dispatch.workspace import read_workspace as read
 from clustertool.fleet.embedded_cluster import LocalCluster
 from clustertool.fleet.job_places import StoredJob
 from clustertool.model.config.cluster import CARRIERS, Cluster, read_cluster
-from clustertool.model.config.container_keys import merged, refuse_launcher
 from clustertool.model.config.hostfile import Listed, choose, hosts_of, pick, read_hostfile
 from clustertool.model.config.hosts import Host
-from clustertool.model.config.job import JobSpec, Options, read_job
-from clustertool.model.config.job_tables import Toml
-from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.hints import PROGRAM
 from clustertool.model.paths import OURS
 from clustertool.model.planning import shell_variables
-from clustertool.model.quantities import count, human_bytes
+from clustertool.model.quantities import count
 from clustertool.ssh import settings
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -65,29 +58,31 @@ def cluster(
         found = _local(caller, selection, start_local)
     if of_hosts and not needs_hosts(found):
         what = f"{of_hosts} works on HOSTS, and the engine {found.engine} chooses the nodes itself"
-        raise UsageError(what, instead or f"give a conf.py with HOSTS and ENGINE = {registry.DEFAULT!r}: --conf FILE")
+        raise UsageError(
+            what, instead or f"give a conf.py with HOSTS and ENGINE = {known_engines.DEFAULT!r}: --conf FILE"
+        )
     return _chosen(selection, found)
 
 
 def needs_hosts(found: Cluster) -> bool:
     """Whether the engine runs jobs on the hosts of the cluster. Else the cluster has none."""
-    return registry.engine_of(found).capabilities.needs_hosts
+    return known_engines.capabilities(found.engine).needs_hosts
 
 
 def _read(values: Mapping[str, object], where: str) -> Cluster:
     """The keys of conf.py, with those of engines. Raises ConfigError."""
     keys = dict(values)
     engine = keys.get("ENGINE", "")
-    if engine not in ("", *registry.names()):
-        raise ConfigError(f"{where}: ENGINE = {engine!r} is not known", f"one of {', '.join(registry.names())}")
+    if engine not in ("", *known_engines.names()):
+        raise ConfigError(f"{where}: ENGINE = {engine!r} is not known", f"one of {', '.join(known_engines.names())}")
     settings: dict[str, object] = {}
-    for key, name in registry.settings_keys().items():
+    for key, name in known_engines.settings_keys().items():
         value = keys.pop(key, {})
         if not isinstance(value, dict):
             raise ConfigError(f"{where}: {key} = {value!r} is not right", f"{key} is a dict, the settings of {name}")
-        if name == (engine or registry.DEFAULT):
+        if name == (engine or known_engines.DEFAULT):
             settings = value
-    if engine == registry.DEFAULT:
+    if engine == known_engines.DEFAULT:
         del keys["ENGINE"]
     hosts = _engine_needs_hosts(keys)
     if not hosts:
@@ -98,7 +93,7 @@ def _read(values: Mapping[str, object], where: str) -> Cluster:
 def _engine_needs_hosts(values: Mapping[str, object]) -> bool:
     """The same for the keys of conf.py. An ENGINE that is not known counts as the default."""
     engine = str(values.get("ENGINE", ""))
-    return registry.engine_named(engine if engine in registry.names() else "").capabilities.needs_hosts
+    return known_engines.capabilities(engine if engine in known_engines.names() else "").needs_hosts
 
 
 def _of_job(selection: Selection, values: Mapping[str, object], where: str) -> StoredJob | None:
@@ -145,7 +140,7 @@ def launched(caller: Caller, selection: Selection, named: NamedNodes, folder: Pa
     if known is not None and not needs_hosts(known):
         if asked or named.alone:
             what = f"{named.option if asked else 'this command line'} names nodes, and the engine {known.engine} chooses them"
-            raise UsageError(what, f"leave that out, or add --engine {registry.DEFAULT}")
+            raise UsageError(what, f"leave that out, or add --engine {known_engines.DEFAULT}")
         _tell(caller, selection, source, known)
         return _chosen(selection, known)
     if named.alone or not (asked or known) or _itself(asked, known if "HOSTS" in values else None):
@@ -206,9 +201,9 @@ def read_conf(selection: Selection) -> Conf:
         values["HOSTS"] = _hostfile(selection.hostfile)
     files = [str(path)] * bool(path) + [selection.hostfile] * bool(selection.hostfile)
     typed = selection.engine
-    if typed and typed not in registry.names():
-        raise UsageError(f"--engine {typed!r} is not known", f"one of {', '.join(registry.names())}")
-    if typed and (files or not registry.engine_named(typed).capabilities.needs_hosts):
+    if typed and typed not in known_engines.names():
+        raise UsageError(f"--engine {typed!r} is not known", f"one of {', '.join(known_engines.names())}")
+    if typed and (files or not known_engines.capabilities(typed).needs_hosts):
         values["ENGINE"] = typed
     return Conf(values, files[0] if files else "", ", hosts of ".join(files))
 
@@ -221,7 +216,7 @@ def _chosen(selection: Selection, found: Cluster) -> Cluster:
     found = replace(found, dispatch=carrier or found.dispatch)
     if not needs_hosts(found):
         options = {"--hostfile": selection.hostfile, "--only": selection.only, "--skip": selection.skip}
-        if registry.engine_of(found).capabilities.sends_workspace:
+        if known_engines.capabilities(found.engine).sends_workspace:
             options["--dispatch"] = carrier
         for option in [option for option, value in options.items() if value]:
             raise UsageError(f"{option} has no effect with the engine {found.engine}", "leave it out")
@@ -247,8 +242,8 @@ def _tell(caller: Caller, selection: Selection, source: str, found: Cluster) -> 
 
 def _note_allocation(caller: Caller, found: Cluster) -> None:
     """Report that the nodes which a scheduler gave to this shell are not those of the command."""
-    engine = found.engine or registry.DEFAULT
-    for variable in registry.ignored_allocations(os.environ, engine):
+    engine = found.engine or known_engines.DEFAULT
+    for variable in known_engines.ignored_allocations(os.environ, engine):
         caller.note(f"the allocation of this shell ({variable}) is ignored: the engine {engine} does not use it")
 
 
@@ -282,59 +277,6 @@ def _hostfile(path: str) -> list[dict[str, Any]]:
         what = f"the hostfile {path} cannot be read: {error.strerror}"
         raise ConfigError(what, "give the path of a hostfile") from None
     return read_hostfile(text, path)
-
-
-def workspace_toml(folder: Path) -> Toml:
-    """Its job.toml without the settings of engines. Raises DataError."""
-    return job_toml(_toml_text(folder))
-
-
-def workspace_settings(folder: Path, engine: str) -> Toml:
-    """The settings of an engine in its job.toml. Raises DataError."""
-    return engine_table(_toml_text(folder), engine)
-
-
-def _toml_text(folder: Path) -> str:
-    if folder.is_file():
-        fix = "give its folder: --workspace DIR --script FILE"
-        raise DataError(f"the workspace {str(folder)!r} is a file, not a folder", fix)
-    if not folder.is_dir():
-        raise DataError(f"there is no workspace {str(folder)!r}", "give a folder: --workspace ./job")
-    path = folder / "job.toml"
-    if not path.is_file():
-        return ""
-    try:
-        return path.read_text("utf-8")  # as TOML is, whatever the locale
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
-
-
-def workspace(caller: Caller, folder: Path) -> Workspace:
-    """Walk it, and report once what is excluded."""
-    found = read(folder)
-    if found.left_out:
-        listed = ", ".join(f"{left.path} ({left.why}, {human_bytes(left.size)})" for left in found.left_out[:8])
-        more = f" and {len(found.left_out) - 8} more" if len(found.left_out) > 8 else ""
-        caller.note(f"left out: {listed}{more}")
-    for path, size in accidents(found)[:4]:
-        caller.warn(f"{path} ({human_bytes(size)}) is sent too; if that is not meant, name it in .clusterignore")
-    return found
-
-
-def scattered(cluster: Cluster, toml: Toml) -> JobSpec | None:
-    """The job of a job.toml whose shards are sent only to the nodes that read them; None where all nodes get all."""
-    shards = toml.get("shards")
-    if not isinstance(shards, dict) or not shards.get("only_where_read"):
-        return None
-    return read_job(cluster, toml, Options())
-
-
-def container(cluster: Cluster, toml: Toml, image: str | None) -> ContainerSettings:
-    """The container of a job of this workspace. image: of --image. Raises ConfigError, DataError, UsageError."""
-    table = toml.get("container", {})
-    found = merged(cluster.container, table if isinstance(table, dict) else {}, image)
-    refuse_launcher(found, str(toml.get("mode", "")))
-    return found
 
 
 def passed(found: Cluster) -> tuple[tuple[str, str], ...]:

@@ -11,6 +11,7 @@ from clustertool.engines.job_request import Shown
 from clustertool.errors import BadAnswer, ClustertoolError, NotFound, Unreachable, raise_all
 from clustertool.fleet.fleet import Check, Fleet
 from clustertool.fleet.transfer.rsync_session import STALL
+from clustertool.model.config.folded_names import grouped
 from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.outcome import Key, some
 from clustertool.model.job.state import JobStatus
@@ -21,7 +22,6 @@ from clustertool.model.quantities import human_seconds
 from clustertool.model.roles import role_name
 from clustertool.model.wire.agent_requests import FollowRequest
 from clustertool.model.wire.messages import FOLLOW, TAIL
-from clustertool.show.table import grouped
 from clustertool.watch.job_view import JobView, LogLines, LogPiece
 from clustertool.watch.lines import excerpt, in_order
 from clustertool.watch.sanitize import harmless

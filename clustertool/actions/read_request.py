@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from clustertool.actions import load_config
-from clustertool.engines import registry
+from clustertool.actions import load_config, load_workspace
+from clustertool.engines import known_engines
 from clustertool.engines.caller import Caller
 from clustertool.engines.job_request import Advise, RunRequest, RunWish, make_plan, no_advice
 from clustertool.engines.queued_request import with_usual_command
@@ -41,9 +41,9 @@ def read_request(
     for option, text in (("--job-id", wish.job_id), ("--name", wish.name), ("--resume", wish.resume)):
         if text not in ("", NEWEST, FRESH):
             valid_job_id(text, option)
-    toml = load_config.workspace_toml(Path(folder)) if folder else {}
+    toml = load_workspace.workspace_toml(Path(folder)) if folder else {}
     found = find()
-    table = load_config.workspace_settings(Path(folder), found.engine) if folder else {}
+    table = load_workspace.workspace_settings(Path(folder), found.engine) if folder else {}
     # Nodes of an engine may have the files by themselves. Of a folder here only job.toml counts then.
     of_engine = str(table.get("workspace") or found.settings.get("workspace") or "")
     if not (folder or there or of_engine):
@@ -51,10 +51,10 @@ def read_request(
     cluster = limited(found, options) if load_config.needs_hosts(found) else found
     if not load_config.needs_hosts(found):
         _refuse_endpoints(found, options)
-    registry.refuse_settings(cluster.engine, wish.settings)
+    known_engines.refuse_settings(cluster.engine, wish.settings)
     checked = read_job(cluster, toml, options)  # without a folder job.toml is on the nodes: only the options, for now
     _refuse_elastic(cluster, checked)
-    workspace = load_config.workspace(caller, Path(folder)) if folder and not of_engine else None
+    workspace = load_workspace.workspace(caller, Path(folder)) if folder and not of_engine else None
     spec = None if there else with_usual_command(checked) if of_engine else checked
     secrets = {} if wish.dry else load_config.secrets(cluster)
     passed = load_config.passed(cluster)
@@ -83,7 +83,7 @@ def _refuse_endpoints(cluster: Cluster, options: Options) -> None:
 
 def _refuse_elastic(cluster: Cluster, spec: JobSpec) -> None:
     """Raises UsageError for an elastic job of an engine whose nodes do not come and go."""
-    if spec.elastic.present and not registry.engine_of(cluster).capabilities.elastic:
+    if spec.elastic.present and not known_engines.capabilities(cluster.engine).elastic:
         what = f"an elastic job ({spec.elastic.text} nodes) is not possible with the engine {cluster.engine}"
         fix = f"give a fixed number: --nnodes {spec.elastic.maximum}; the engines ssh and slurm have elastic jobs"
         raise UsageError(what, fix)

@@ -12,9 +12,9 @@ from clustertool.fleet.fleet import Fleet, not_listed
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.state_names import OUTCOMES, JobState, StopState
 from clustertool.model.job.stop_result import CLEAN, read_result
-from clustertool.model.planning import requests
 from clustertool.model.wire.agent_answers import JobsAnswer, StopAnswer
 from clustertool.model.wire.agent_requests import StopHow
+from clustertool.model.wire.messages import stop_request
 from clustertool.show.job_text import stop_text
 from clustertool.ssh.parallel import each
 
@@ -102,7 +102,7 @@ def _send(fleet: Fleet, queue: Sequence[tuple[str, int]], how: StopHow) -> dict[
         job, agent = item
         left = 0.0 if agent in silent else round(max(0.0, end - time.monotonic()), 1)
         try:
-            return fleet.ask_one(agent, requests.stop(job, how), left)
+            return fleet.ask_one(agent, stop_request(job, how), left)
         except Unreachable as error:
             raise (fleet.failed[agent] if agent in silent else error) from None
 

@@ -14,9 +14,9 @@ from clustertool.engines.base import Engine
 from clustertool.engines.caller import DispatchView, WorkView
 from clustertool.fleet.agent_client import Sink
 from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.folded_names import fold
 from clustertool.model.quantities import count, human_bytes
 from clustertool.show.job_text import news_text
-from clustertool.show.table import fold
 from clustertool.ssh.prompter import Person
 from clustertool.watch.job_view import Item, LogLines, LogPiece
 from clustertool.watch.news import PhaseNews

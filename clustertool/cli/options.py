@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 FLAG = False  # the `default` of an option without a value
@@ -65,6 +67,7 @@ class Verb:
     """A command.
 
     target: "module:function" in clustertool.verbs, a function that takes a Call; by default both have the verb's name.
+    targets: the same for a command line with an option, by the option's attribute. The first that is given counts.
     purpose: its heading in the list of commands. also: what other tools call it, for suggestions. examples: without the
     program's name.
     """
@@ -75,11 +78,18 @@ class Verb:
         help: str,
         *options: Opt,
         target: str = "",
+        targets: Mapping[str, str] | None = None,
         purpose: str = "",
         also: str = "",
         examples: tuple[str, ...] = (),
         positional: Positional | None = None,
     ) -> None:
         self.name, self.help, self.options = name, help, options
-        self.target = f"clustertool.verbs.{target or f'{name}:{name}'}"
+        self._target, self._targets = target or f"{name}:{name}", targets or {}
         self.purpose, self.also, self.examples, self.positional = purpose, tuple(also.split()), examples, positional
+
+    def target(self, given: SimpleNamespace) -> str:
+        """ "module:function" for this command line."""
+        return "clustertool.verbs." + next(
+            (self._targets[name] for name in self._targets if getattr(given, name)), self._target
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clustertool.cli.options import FLAG, MANY, Opt
-from clustertool.engines import registry
+from clustertool.engines import known_engines
 from clustertool.model.job.job_names import NEWEST
 from clustertool.model.roles import MODES, ROLES
 
@@ -65,9 +65,9 @@ ENGINES = tuple(
         value=option.value,
         group=f"Nodes of the engine {entry.name}",
     )
-    for entry in registry.entries()
+    for entry in known_engines.entries()
     for option in entry.options
-    if option is registry.options()[option.name]  # an option of two engines stands with one of them
+    if option is known_engines.options()[option.name]  # an option of two engines stands with one of them
 )
 IMAGE = Opt(
     "image",
@@ -125,8 +125,8 @@ RUN = (
         "engine",
         "what provides the nodes",
         value="NAME",
-        choices=registry.names(),
-        usual=f"ENGINE of conf.py, or {registry.DEFAULT}",
+        choices=known_engines.names(),
+        usual=f"ENGINE of conf.py, or {known_engines.DEFAULT}",
         group=_NODES,
     ),
     Opt(

@@ -1,6 +1,6 @@
 """The interface of an engine. An engine provides the nodes of jobs, and starts the supervisors there.
 
-An engine has two classes. Engine finds jobs and ends them. Starter submits one. registry.py names both: a command about
+An engine has two classes. Engine finds jobs and ends them. Starter submits one. known_engines.py names both: a command about
 existing jobs does not import what only a start needs.
 
     with engine_of(cluster)(cluster, caller, inbox.put) as engine:
@@ -17,8 +17,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
+from clustertool.engines import known_engines
 from clustertool.engines.caller import Caller
 from clustertool.errors import ClustertoolError, NotFound, UsageError
 from clustertool.fleet.agent_client import Sink
@@ -29,7 +30,6 @@ from clustertool.model.config.hosts import Host
 from clustertool.model.engine_node import EngineNode
 from clustertool.model.job_pod import JobPod
 from clustertool.model.name_enum import Name
-from clustertool.model.planning.plan import Plan
 from clustertool.model.wire.agent_answers import JobsAnswer, StopAnswer
 from clustertool.model.wire.agent_requests import StopHow
 from clustertool.model.wire.messages import LIST_JOBS
@@ -37,6 +37,7 @@ from clustertool.model.wire.messages import LIST_JOBS
 if TYPE_CHECKING:  # a command about existing jobs needs nothing of a start
     from clustertool.engines.job_request import RunRequest
     from clustertool.engines.preflight import Examined
+    from clustertool.model.planning.plan import Plan
 
 
 class EngineState(Name):
@@ -46,28 +47,6 @@ class EngineState(Name):
     RUNNING = "running"
     ENDED = "ended"
     UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """What an engine needs and does. Other code asks for these, and never for the name of an engine.
-
-    needs_hosts: jobs run on HOSTS of conf.py. Else the engine chooses the nodes, and --nnodes is their number.
-    queues: a job may wait before it starts, also while this machine is off. Else engine.fleet is open after submit(), and its
-    nodes are numbered as those of the job.
-    sends_workspace: the engine has its own way to bring the workspace to the nodes. Else DISPATCH and `dispatch` carry it.
-    live_channels: open() has an agent on each node of a running job. Such an agent knows which processes live, and stops them.
-    Else the agents only read records, and the engine alone knows whether a job has ended.
-    requeues: a job may go back to the queue, and then has records of its earlier run.
-    elastic: its jobs may follow nodes that come and go.
-    """
-
-    needs_hosts: bool
-    queues: bool
-    sends_workspace: bool
-    live_channels: bool
-    requeues: bool = False
-    elastic: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,14 +138,13 @@ Answers = Mapping[str, StopAnswer | ClustertoolError]  # to a stop, by the names
 class Engine(ABC):
     """The jobs of a cluster, for one command. As a context manager it closes its connections at the end.
 
-    fleet: the agents of open(), none before.
+    fleet: the agents of open(), none before. capabilities: those of the registry.
     """
-
-    capabilities: ClassVar[Capabilities]
 
     def __init__(self, cluster: Cluster, caller: Caller, sink: Sink | None = None) -> None:
         """No connection is opened yet. sink: gets the frames of agents. Raises ConfigError for settings of the engine."""
         self.caller = caller
+        self.capabilities = known_engines.capabilities(cluster.engine)
         self.fleet = Fleet(cluster, caller.check, sink, caller.person(), self.reach)
         if not self.capabilities.live_channels:
             self.fleet.engine_end = self._end

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol
 
-from clustertool.fleet.dispatch.receivers import ProgressReceiver
+from clustertool.fleet.dispatch.progress_receiver import ProgressReceiver
 from clustertool.ssh.prompter import Person
 
 

@@ -11,6 +11,7 @@ from clustertool.engines.caller import Caller
 from clustertool.engines.job_request import RunRequest
 from clustertool.engines.job_states import UNRECORDED, corrected
 from clustertool.errors import NotFound
+from clustertool.model.config.folded_names import fold
 from clustertool.model.facts import ByNode
 from clustertool.model.job import earlier_jobs
 from clustertool.model.job.earlier_jobs import EarlierJob, Kinship
@@ -18,7 +19,6 @@ from clustertool.model.job.job_names import FRESH, NEWEST
 from clustertool.model.job.state_names import OUTCOMES, JobState
 from clustertool.model.planning.plan import Plan
 from clustertool.model.wire.agent_requests import EarlierWanted
-from clustertool.show.table import fold
 
 _OUTPUT = "programs write it into output/ of their working directory, or into $CLUSTERTOOL_OUTPUT"
 

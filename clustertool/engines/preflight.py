@@ -14,6 +14,7 @@ from clustertool.fleet.ping import ping_all
 from clustertool.model.checks.device_counts import inventory, shared, to_ask
 from clustertool.model.checks.each_node import check, disk, errors, unreachable
 from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.folded_names import fold, grouped
 from clustertool.model.config.hosts import Host
 from clustertool.model.container.container_settings import NO_CONTAINER, ContainerSettings
 from clustertool.model.facts import ByNode, read_facts
@@ -25,7 +26,6 @@ from clustertool.model.planning.probe_request import job_environment, probe_requ
 from clustertool.model.wire.agent_answers import ProbeAnswer
 from clustertool.model.wire.agent_requests import JobEnvironment, ProbeWanted
 from clustertool.model.wire.messages import PROBE, PROBE_CONTAINER, PROBE_FOR_CHECK, PROBE_FOR_RUN, Request
-from clustertool.show.table import fold, grouped
 from clustertool.ssh.parallel import Gathered
 from clustertool.ssh.settings import settings
 

@@ -10,22 +10,25 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from clustertool.errors import REPORT, ClustertoolError, InternalError, NotFound, Unreachable
 from clustertool.fleet import node_bundle
 from clustertool.fleet.agent_client import AgentClient, Sink
+from clustertool.fleet.node_links import NodeLinks
 from clustertool.fleet.records_client import Needed, RecordsClient, SharedDirectory
-from clustertool.fleet.this_machine import HereLink, Link
+from clustertool.fleet.this_machine import Link
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
-from clustertool.model.planning.requests import Steps, stop
 from clustertool.model.wire.agent_answers import Answer, DevicesAnswer, StopAnswer
 from clustertool.model.wire.agent_requests import StopHow
-from clustertool.model.wire.messages import DEVICES, NVML_MODULE, Answered, Request
+from clustertool.model.wire.messages import DEVICES, NVML_MODULE, Answered, Request, stop_request
 from clustertool.ssh.channel import seconds_for
-from clustertool.ssh.connection import SshLink
 from clustertool.ssh.parallel import Gathered, ParallelWork, each
 from clustertool.ssh.prompter import Person, Prompter
+
+if TYPE_CHECKING:  # of all commands only `run` plans
+    from clustertool.model.planning.requests import Steps
 
 Check = Callable[[], None]
 
@@ -46,9 +49,9 @@ class Fleet:
         sink: Sink | None = None,
         person: Person | None = None,
         reach: Callable[[Host], Link | None] = lambda host: None,
+        prompter: Prompter | None = None,
     ) -> None:
-        """reach: the way to a node, None for ssh or, if the host is this machine, a child. It is called in a thread, and
-        raises Unreachable.
+        """reach: see NodeLinks. prompter: that of another fleet of this command, in place of one for `person`.
 
         Where agents only read records, engine_end() asks the engine why a job has ended: None if it has not, or if that is not
         known. None in its place: the agents know themselves. records_of() is asked before a lost agent is opened again: the
@@ -60,9 +63,7 @@ class Fleet:
         self.failed: dict[int, ClustertoolError] = {}
         self.phases: dict[int, dict[str, float]] = {}  # seconds of connect, login, agent
         self._sink = sink
-        self._way = reach
-        self._links: list[Link] = []
-        self.prompter = Prompter(person)
+        self._links = NodeLinks(cluster, prompter or Prompter(person), reach)
         self._work: ParallelWork[Host, AgentClient] | None = None  # of open()
         self._starting: dict[int, tuple[float, Link]] = {}  # nodes whose agents start: deadline and connection
         self.engine_end: Callable[[str], str | None] | None = None
@@ -120,8 +121,7 @@ class Fleet:
         """
         if self._directory is None:
             one = replace(self.cluster, hosts=(replace(host, index=0),))
-            shared = Fleet(one, self.check, None, None, self._way)
-            shared.prompter = self.prompter
+            shared = Fleet(one, self.check, None, None, self._links.reach, self.prompter)
             self._directory = SharedDirectory(lambda: shared.reopen(0), self._sink, self.needed)
             shared._sink = self._directory.route
             self.shared = shared
@@ -199,11 +199,11 @@ class Fleet:
 
     def connect(self, host: Host) -> Link:
         """A new connection, without an agent. The rest is as of link()."""
-        link = self._way(host)
-        if link is None:
-            link = HereLink(host) if host.here else SshLink(host, self.cluster, self.prompter)
-        self._links.append(link)
-        return link
+        return self._links.connect(host)
+
+    @property
+    def prompter(self) -> Prompter:
+        return self._links.prompter
 
     def keep(self, cluster: Cluster) -> None:
         """Go on with these hosts only, under their new numbers; names stay what they were."""
@@ -289,7 +289,7 @@ class Fleet:
             agent.mute()
         if self.shared is not None:
             self.shared.close()
-        each(self._links, lambda link: link.close())  # in parallel: a dead gateway costs a moment
+        self._links.close()
 
 
 def not_listed(known: Sequence[Host], name: str = "") -> Unreachable:
@@ -309,7 +309,7 @@ def no_records(name: str) -> NotFound:
 
 def stop_everywhere(fleet: Fleet, job: str, how: StopHow) -> dict[str, StopAnswer | ClustertoolError]:
     """Ask all agents that are there to end a job: {name of each node: its answer}. No Ctrl+C ends the wait."""
-    wanted = dict.fromkeys(fleet.agents, stop(job, how))
+    wanted = dict.fromkeys(fleet.agents, stop_request(job, how))
     gathered = fleet.ask(wanted, timeout=how["grace"] + _STOPPING, patient=True)
     answers: dict[int, StopAnswer | ClustertoolError] = {**gathered.ok, **gathered.failed}
     return {fleet.name(node): answer for node, answer in answers.items()}

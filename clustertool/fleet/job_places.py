@@ -16,19 +16,21 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clustertool.errors import ConfigError, UsageError
 from clustertool.fleet import job_files, this_machine
 from clustertool.model.config.cluster import KEYS, Cluster, read_cluster
 from clustertool.model.config.hosts import Host, valid_host, valid_user
-from clustertool.model.facts import Identity
 from clustertool.model.job.job_names import meant
 from clustertool.model.paths import is_job_id
 from clustertool.model.quantities import HIGHEST_PORT, whole
 from clustertool.node.storage import files
 from clustertool.node.system import path_trust
 from clustertool.ssh import ownership
+
+if TYPE_CHECKING:  # of all commands only those that start a job have one
+    from clustertool.model.facts import Identity
 
 _Content = Mapping[str, Any]  # an object of a file
 _FORMAT = 1

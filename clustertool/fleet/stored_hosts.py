@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clustertool.errors import ConfigError
 from clustertool.fleet import this_machine
 from clustertool.fleet.job_places import JobPlaces, StoredJob
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.facts import Identity
+
+if TYPE_CHECKING:  # of all commands only those that start a job have one
+    from clustertool.model.facts import Identity
 
 
 def remember(identity: Identity, cluster: Cluster) -> str:

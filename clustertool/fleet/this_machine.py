@@ -26,8 +26,8 @@ from typing import Protocol, runtime_checkable
 from clustertool.errors import PreflightError, Unreachable
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
+from clustertool.model.launcher_variables import SHELL_DEFAULTS
 from clustertool.model.paths import OURS
-from clustertool.model.planning.environment import DEFAULTS
 from clustertool.node.system import processes, users
 from clustertool.ssh.channel import NO_SHELL
 from clustertool.ssh.shells import Programs, Shells
@@ -55,7 +55,7 @@ def alone(folder: Path, known: Cluster | None = None) -> Cluster:
 
 def shell_defaults() -> tuple[tuple[str, str], ...]:
     """Variables of the shell that the job's defaults would replace."""
-    return tuple((name, os.environ[name]) for name in DEFAULTS if name in os.environ)
+    return tuple((name, os.environ[name]) for name in SHELL_DEFAULTS if name in os.environ)
 
 
 def node(folder: Path) -> Host:

@@ -24,6 +24,8 @@ _OTHERS = """
     MASTER_ADDR MASTER_PORT NODE_RANK POD_IP POD_NAME RANK ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE STAGE_ID STAGE_NUM
     TRAINER_PORTS_NUM TRAINING_ROLE WORLD_SIZE
 """.split()
+# Of the computed variables those that a shell sets for programs: a job on this machine alone keeps the values of its shell.
+SHELL_DEFAULTS = ("OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 _NAMES = {*(f"PADDLE_{name}" for name in _PADDLE), *_OTHERS}
 _PREFIXES = tuple(
     "CLUSTERTOOL_ FLAGS_selected_ OMPI_ PADDLE_ELASTIC_ PADDLE_GLOO_ PADDLE_INIT_ PET_ TORCHELASTIC_".split()

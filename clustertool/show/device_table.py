@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from clustertool.model.config.folded_names import fold, gather, grouped
 from clustertool.model.quantities import count, human_bytes
-from clustertool.show.table import Cell, fold, gather, grouped, table
+from clustertool.show.table import Cell, table
 from clustertool.show.terminal import Terminal
 
 if TYPE_CHECKING:

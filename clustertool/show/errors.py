@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypedDict
 
 from clustertool.errors import ClustertoolError, singles
-from clustertool.show.table import fold, grouped
+from clustertool.model.config.folded_names import fold, grouped
 from clustertool.show.terminal import Terminal
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from clustertool.model.config.folded_names import fold, gather, grouped, ranges
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.node_status import NodeTrouble
 from clustertool.model.job.outcome import Key, Outcome, coordinator, failed, some
@@ -15,7 +16,6 @@ from clustertool.model.job.stop_result import StopResult
 from clustertool.model.quantities import count
 from clustertool.model.roles import LAUNCHERS, MPIRUN, ROLES, role_name
 from clustertool.model.wire.event_types import Event, MembershipSample
-from clustertool.show.table import fold, gather, grouped, ranges
 from clustertool.watch.news import DisconnectNews, FailureNews, News, PhaseNews, RefusedNews, RevivedNews
 from clustertool.watch.verdict import culprit, errors
 from clustertool.watch.waits import ConnectWait, Firewall, ListenWait, Wait, away_coordinator

@@ -9,8 +9,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from clustertool.model.config.folded_names import fold
 from clustertool.model.roles import LAUNCHERS
-from clustertool.show.table import fold, table
+from clustertool.show.table import table
 from clustertool.show.terminal import Terminal
 
 Shown = Mapping[str, Any]  # an object of a plan's --json

@@ -20,8 +20,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from clustertool.model.config.folded_names import fold
 from clustertool.model.quantities import count, human_bytes, human_seconds
-from clustertool.show.table import fold
+from clustertool.show.table import rich_console
 from clustertool.show.terminal import Terminal
 
 Clock = Callable[[], float]
@@ -43,7 +44,7 @@ class _Picture:
     def open(self) -> None:
         if not self._terminal.is_terminal:
             return
-        console = self._terminal.console()
+        console = rich_console(self._terminal)
         self._live = Live(
             console=console, get_renderable=self._draw, refresh_per_second=8, vertical_overflow="crop", **_DRAWN
         )
@@ -221,7 +222,7 @@ class Bar:
         self._printed_at = self._clock()
         if self._terminal.is_terminal:
             texts = [TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[note]}")]
-            console = self._terminal.console()
+            console = rich_console(self._terminal)
             self._progress = Progress(texts[0], BarColumn(24), texts[1], console=console, **_DRAWN)
             self._task = self._progress.add_task(self._label, total=None, note="")
             self._progress.start()

@@ -11,13 +11,13 @@ from functools import partial
 from importlib.resources import files
 
 from clustertool import __version__
+from clustertool.model.config.folded_names import fold, grouped, ranges
 from clustertool.model.job.state_names import JobState, NodeState, RankState
 from clustertool.model.quantities import count, human_bytes, human_seconds
 from clustertool.model.roles import role_name
 from clustertool.show.job_text import news_text, ranks_text, role_counts, trouble_text
 from clustertool.show.markup import Child, Html, tag
 from clustertool.show.report_charts import Curve, Plot, axis, chart
-from clustertool.show.table import fold, grouped, ranges
 from clustertool.watch.report_model import RankReport, ReportModel, ReportNode, Span
 from clustertool.watch.straggler import RULES
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from clustertool.model.config.folded_names import fold, grouped
 from clustertool.model.container.job_container import JobContainer
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.attempts import ProcessStatus
@@ -16,7 +17,7 @@ from clustertool.model.job.state_names import JobState, NodeState, StartReason
 from clustertool.model.quantities import human_bytes, human_seconds
 from clustertool.model.roles import LAUNCHERS
 from clustertool.show.errors import for_node, joined_fix
-from clustertool.show.table import Cell, Narrow, fold, grouped, table
+from clustertool.show.table import Cell, Narrow, table
 from clustertool.show.terminal import Terminal
 
 Shown = Mapping[str, Any]  # an object of a verb's --json

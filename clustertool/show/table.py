@@ -1,31 +1,27 @@
-"""Rows become a table on a terminal and stable aligned lines otherwise. Equal values of many nodes are printed once.
+"""Rows become a table on a terminal and stable aligned lines otherwise.
 
-Names are folded as in ClusterShell, `node[1-3,7]`, and `clustertool.model.config.hosts.expand` reads them back. Cells may have
-any text of a node: they are never markup and never control a terminal.
+Cells may have any text of a node: they are never markup and never control a terminal.
 """
 
 from __future__ import annotations
 
+import io
 import re
 import unicodedata
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import IO, Literal, NamedTuple, cast
 
 from rich import box
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from clustertool.show.terminal import Terminal
 
-_NUMBER = re.compile(r"([0-9]+)")
 _NUMERIC = re.compile(r"-?[0-9][0-9,]*(\.[0-9]+)?( ?(%|s|ms|[kMGT]?B|[kMGT]iB)(/s)?)?|-?")
 _GAP = "  "
 _RICH_GAP = 2  # columns between two columns of a drawn table
 _CUT = 12  # columns that remain of a column which is cut
-
-Output = TypeVar("Output", bound=Hashable)
-Item = TypeVar("Item")
-Numbers = frozenset[str]  # the values one number of a name takes, as they were written (leading zeros count)
 
 
 class Cell(NamedTuple):
@@ -109,7 +105,7 @@ def _rich(
         drawn.add_column(Text(columns[index]), justify=justify, overflow="fold")
     for row in rows:
         drawn.add_row(*(Text(row[index].text, row[index].style) for index in shown))
-    terminal.draw(drawn)
+    draw(drawn, terminal)
 
 
 def _shown(
@@ -133,70 +129,42 @@ def _drawn(widths: Sequence[int]) -> int:
     return sum(widths) + _RICH_GAP * (len(widths) - 1)
 
 
-def grouped(pairs: Iterable[tuple[Output, Item]]) -> dict[Output, list[Item]]:
-    """(key, value) pairs -> {key: its values}, both in their order."""
-    found: dict[Output, list[Item]] = {}
-    for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+def draw(renderable: RenderableType, terminal: Terminal) -> None:
+    """Something rich, rendered to text first, so that it is written in one piece like everything else."""
+    console = rich_console(terminal)
+    with console.capture() as captured:
+        console.print(renderable)
+    terminal.write(captured.get())
 
 
-def gather(outputs: Mapping[str, Output]) -> list[tuple[str, Output]]:
-    """Nodes' outputs -> (folded names, output), the biggest group first, as `clush -b` and `dshbak -c` do."""
-    groups = grouped((output, name) for name, output in outputs.items())
-    ordered = sorted(groups.items(), key=lambda group: -len(group[1]))  # stable: first come, first shown
-    return [(fold(names), output) for output, names in ordered]
+def rich_console(terminal: Terminal) -> Console:
+    """A rich console on stdout which obeys what the terminal decided."""
+    return Console(
+        file=cast("IO[str]", _Stream(terminal)),
+        force_terminal=terminal.is_terminal,
+        width=terminal.width,
+        color_system="auto" if terminal.colour else None,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        legacy_windows=False,
+        _environ=dict(terminal.environ),
+    )
 
 
-def fold(names: Iterable[str]) -> str:
-    """node1 node2 node3 node7 login -> `node[1-3,7],login`; a group has the place of its first name."""
-    groups: dict[tuple[str, ...], list[tuple[Numbers, ...]]] = {}
-    for name in dict.fromkeys(names):
-        # A name with brackets or commas could be mistaken for a folded one, so it is not folded.
-        parts = [name] if re.search(r"[\[\],]", name) else _NUMBER.split(name)
-        groups.setdefault(tuple(parts[::2]), []).append(tuple(frozenset({number}) for number in parts[1::2]))
-    return ",".join(_written(texts, item) for texts, items in groups.items() for item in _merge(items))
+class _Stream(io.TextIOBase):
+    """What rich takes for a file: writes of a live display, which must not be diverted to itself. Each is flushed."""
 
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
 
-def _merge(items: list[tuple[Numbers, ...]]) -> list[tuple[Numbers, ...]]:
-    """Join what differs in one number only, the last number first: rack1-node1 ... -> rack[1-2]-node[1-8]."""
-    for axis in reversed(range(len(items[0]))):
-        alike: dict[tuple[Numbers, ...], Numbers] = {}
-        for item in items:
-            others = item[:axis] + item[axis + 1 :]
-            alike[others] = alike.get(others, frozenset()) | item[axis]
-        items = [(*others[:axis], numbers, *others[axis:]) for others, numbers in alike.items()]
-    return items
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._terminal.encoding
 
+    def write(self, text: str) -> int:
+        self._terminal.write_drawn(text)
+        return len(text)
 
-def _written(texts: Sequence[str], numbers: Sequence[Numbers]) -> str:
-    text = texts[0]
-    for values, part in zip(numbers, texts[1:]):
-        text += (next(iter(values)) if len(values) == 1 else f"[{','.join(_ranges(values))}]") + part
-    return text
-
-
-def _ranges(values: Numbers) -> list[str]:
-    """Numbers as written -> ranges. A range is as wide as its first number if that begins with 0 (see expand)."""
-    left = set(values)
-    ranges: list[tuple[int, str]] = []
-    # Padded numbers first: 10 may follow 09, but 09 follows nothing.
-    for first in sorted(values, key=lambda v: (not _padded(v), len(v), int(v))):
-        if first not in left:
-            continue
-        width = len(first) if _padded(first) else 0
-        last, after = first, first
-        while after in left:
-            left.remove(after)
-            last, after = after, str(int(after) + 1).zfill(width)
-        ranges.append((int(first), first if first == last else f"{first}-{last}"))
-    return [text for _, text in sorted(ranges)]
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """0-3,7."""
-    return ",".join(_ranges(frozenset(map(str, numbers))))
-
-
-def _padded(number: str) -> bool:
-    return len(number) > 1 and number.startswith("0")
+    def isatty(self) -> bool:
+        return self._terminal.is_terminal

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import json
 import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import IO, TextIO, cast
-
-from rich.console import Console, RenderableType
+from typing import TextIO, cast
 
 from clustertool.model.hints import filled, filled_value
 from clustertool.show.program_name import commanded
@@ -45,24 +42,30 @@ class ReaderGone(SystemExit):
 class Terminal:
     """Writes to `out` and `err` (stdout and stderr) from any thread.
 
-    is_terminal: bars and tables may be drawn on stdout. colour: stdout takes ANSI colours.
+    is_terminal: bars and tables may be drawn on stdout. colour: stdout takes ANSI colours. environ: the environment that
+    decided it.
     """
 
     def __init__(
         self, out: TextIO | None = None, err: TextIO | None = None, environ: Mapping[str, str] | None = None
     ) -> None:
-        self._environ = os.environ if environ is None else environ
+        self.environ = os.environ if environ is None else environ
         self._out = _Sink(sys.stdout if out is None else out)
         self._err = _Sink(sys.stderr if err is None else err)
-        capable = self._environ.get("TERM", "") != "dumb"
+        capable = self.environ.get("TERM", "") != "dumb"
         self.is_terminal = capable and self._out.is_tty()
-        self.colour = _colour(self._environ, self.is_terminal)
+        self.colour = _colour(self.environ, self.is_terminal)
         self._err_is_terminal = capable and self._err.is_tty()
-        self._err_colour = _colour(self._environ, self._err_is_terminal)
+        self._err_colour = _colour(self.environ, self._err_is_terminal)
         self._lock = threading.RLock()
         self._reported = False
         self._above: Callable[[str], None] | None = None
         self._program = commanded()
+
+    @property
+    def encoding(self) -> str:
+        """That of stdout."""
+        return self._out.encoding
 
     @property
     def width(self) -> int:
@@ -94,7 +97,7 @@ class Terminal:
 
     def write(self, text: str) -> None:
         """Trusted text with its newlines, written in one piece. Raises ReaderGone."""
-        (self._above or self._emit)(text)
+        (self._above or self.write_drawn)(text)
 
     def raw(self, data: bytes) -> None:
         """Exactly these bytes on stdout (`logs --raw`). Raises ReaderGone."""
@@ -110,32 +113,12 @@ class Terminal:
         """`text` in a colour, if stdout takes colours; `style` one of STYLES or an ANSI number."""
         return _painted(text, style, self.colour)
 
-    def draw(self, renderable: RenderableType) -> None:
-        """Something rich, rendered to text first, so that it is written in one piece like everything else."""
-        console = self.console()
-        with console.capture() as captured:
-            console.print(renderable)
-        self.write(captured.get())
-
-    def console(self) -> Console:
-        """A rich console on stdout which obeys what this terminal decided."""
-        return Console(
-            file=cast("IO[str]", _Stream(self)),
-            force_terminal=self.is_terminal,
-            width=self.width,
-            color_system="auto" if self.colour else None,
-            markup=False,
-            highlight=False,
-            emoji=False,
-            legacy_windows=False,
-            _environ=dict(self._environ),
-        )
-
     def divert(self, above: Callable[[str], None] | None) -> None:
         """While a live display owns the screen, lines are handed to it and appear above it."""
         self._above = above
 
-    def _emit(self, text: str) -> None:
+    def write_drawn(self, text: str) -> None:
+        """The same for what a live display draws, which is not handed to it again."""
         with self._lock:
             self._out.send(text)
             self._check()
@@ -251,21 +234,3 @@ class _Sink:
 
     def _descriptor(self) -> int:
         return cast(TextIO, self._stream).fileno()
-
-
-class _Stream(io.TextIOBase):
-    """What rich takes for a file: writes of a live display, which must not be diverted to itself. Each is flushed."""
-
-    def __init__(self, terminal: Terminal) -> None:
-        self._terminal = terminal
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._terminal._out.encoding
-
-    def write(self, text: str) -> int:
-        self._terminal._emit(text)
-        return len(text)
-
-    def isatty(self) -> bool:
-        return self._terminal.is_terminal

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
+from clustertool.model.config.folded_names import fold, grouped
 from clustertool.model.masking import Hide
 from clustertool.model.quantities import count, human_bytes, human_seconds
 from clustertool.show.device_table import memory
 from clustertool.show.job_text import membership_text
 from clustertool.show.status_view import STYLES
-from clustertool.show.table import fold, grouped, table
+from clustertool.show.table import table
 from clustertool.show.terminal import Terminal
 from clustertool.watch.top_model import Row, TopModel, TopRank
 

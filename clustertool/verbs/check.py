@@ -8,8 +8,8 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from clustertool.actions import load_config
-from clustertool.engines import preflight, registry
+from clustertool.actions import load_config, load_workspace
+from clustertool.engines import known_engines, preflight, registry
 from clustertool.engines.preflight import Examined
 from clustertool.engines.send_workspace import needs
 from clustertool.errors import ClustertoolError, InternalError, PreflightError, UsageError
@@ -19,6 +19,7 @@ from clustertool.fleet.identity import job_id
 from clustertool.model.checks.each_node import errors
 from clustertool.model.checks.link_findings import ports_to_try
 from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.folded_names import fold
 from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import Options, read_job
 from clustertool.model.config.job_tables import Toml
@@ -27,7 +28,6 @@ from clustertool.model.planning.plan import Plan, plan
 from clustertool.model.quantities import count
 from clustertool.model.wire.agent_requests import ProbeWanted
 from clustertool.show.status_view import check_matrix
-from clustertool.show.table import fold
 from clustertool.verbs import framework_trial as trial
 from clustertool.verbs import link_check, signals
 from clustertool.verbs.link_check import Meshed
@@ -36,17 +36,20 @@ from clustertool.verbs.verb import Call, User
 
 def check(call: Call) -> None:
     folder = Path(call.given.workspace) if call.given.workspace else None
-    toml = load_config.workspace_toml(folder) if folder else {}
+    toml = load_workspace.workspace_toml(folder) if folder else {}
     cluster = load_config.cluster(call, call.selection, start_local=True)
-    typed, container = registry.typed_settings(vars(call.given)), load_config.container(cluster, toml, call.given.image)
-    registry.refuse_settings(cluster.engine, typed)
+    typed, container = (
+        known_engines.typed_settings(vars(call.given)),
+        load_workspace.container(cluster, toml, call.given.image),
+    )
+    known_engines.refuse_settings(cluster.engine, typed)
     if not load_config.needs_hosts(cluster):
         _of_engine(call, cluster, typed)
         return
-    spec, passed = load_config.scattered(cluster, toml), dict(load_config.passed(cluster))
+    spec, passed = load_workspace.scattered(cluster, toml), dict(load_config.passed(cluster))
     order, ear = trial.read_order(call, cluster, toml, tuple(passed.items())), trial.TrialFollower(len(cluster.hosts))
     more: dict[str, object] = {}
-    workspace = load_config.workspace(call, folder) if folder else None
+    workspace = load_workspace.workspace(call, folder) if folder else None
     with Fleet(cluster, signals.check, ear.put, User()) as fleet:
         examined = preflight.examine(fleet, lambda host: _wanted(cluster, host, toml, passed), container=container)
         if workspace:

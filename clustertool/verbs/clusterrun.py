@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from clustertool import __version__
-from clustertool.actions import conf_file, load_config
+from clustertool.actions import conf_file, load_config, load_workspace
 from clustertool.actions.load_config import Conf, NamedNodes
 from clustertool.cli.launchers import foreign_options
 from clustertool.cli.launchers.join_options import EVERYWHERE
@@ -28,6 +28,7 @@ from clustertool.engines.job_request import RunRequest
 from clustertool.errors import DataError, UsageError
 from clustertool.fleet.joining import first_machine, secret
 from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.folded_names import fold
 from clustertool.model.config.hostfile import share_out
 from clustertool.model.config.hosts import device_ids
 from clustertool.model.config.job import AUTO, Options
@@ -40,7 +41,7 @@ from clustertool.model.planning.plan import Plan
 from clustertool.model.quantities import count
 from clustertool.model.roles import role_name
 from clustertool.show.plan_view import configuration, environment
-from clustertool.show.table import fold, table
+from clustertool.show.table import table
 from clustertool.show.terminal import Terminal
 from clustertool.verbs import run
 from clustertool.verbs.joining import joined_run
@@ -251,7 +252,9 @@ def _typed(launch: Launch, folder: Path, here: bool, local: bool) -> tuple[str, 
     if launch.old or not local:
         return launch.arguments
     if not launch.arguments:
-        if not (launch.options.get("script") or load_config.workspace_toml(folder).get("trainer", {}).get("command")):
+        if not (
+            launch.options.get("script") or load_workspace.workspace_toml(folder).get("trainer", {}).get("command")
+        ):
             raise UsageError("what is to be run?", f"{_USAGE}, or [trainer] command in job.toml")
         return ()
     script, *rest = launch.arguments

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from clustertool.actions import load_config
+from clustertool.actions import load_config, load_workspace
 from clustertool.engines import preflight
 from clustertool.engines.image_distribution import ImageDistribution
 from clustertool.engines.send_workspace import needs, portions, send
@@ -36,10 +36,10 @@ def dispatch(call: Call) -> None:
     folder = one_of(call, "workspace", "job-dispatch-package")
     if not folder:
         raise UsageError("dispatch needs a workspace", f"{PROGRAM} dispatch --workspace ./job")
-    toml = load_config.workspace_toml(Path(folder))
+    toml = load_workspace.workspace_toml(Path(folder))
     cluster = load_config.cluster(call, call.selection, start_local=True, of_hosts="dispatch")
-    spec = load_config.scattered(cluster, toml)
-    workspace = load_config.workspace(call, Path(folder))
+    spec = load_workspace.scattered(cluster, toml)
+    workspace = load_workspace.workspace(call, Path(folder))
     if spec:
         portions(workspace, cluster, given_facts(cluster), spec)  # bad data is an error before any connection
     if call.given.dry:
@@ -47,7 +47,7 @@ def dispatch(call: Call) -> None:
         return
     with Fleet(cluster, signals.check, person=User()) as fleet:
         start = time.monotonic()
-        settings = load_config.container(cluster, toml, None)
+        settings = load_workspace.container(cluster, toml, None)
         facts = _examine(fleet, lambda facts: needs(workspace, cluster, facts, spec, copies=1), settings)
         facts, found = verified(call, fleet, facts) if call.given.verify else (facts, {})
         call.dispatches = True

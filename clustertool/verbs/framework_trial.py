@@ -34,7 +34,7 @@ from clustertool.model.planning.plan import plan as plan_job
 from clustertool.model.quantities import count
 from clustertool.model.wire.agent_answers import StopAnswer
 from clustertool.model.wire.agent_requests import StopHow
-from clustertool.model.wire.messages import CLEAN, FOLLOW, LINK_CLOSE
+from clustertool.model.wire.messages import CLEAN, FOLLOW, LINK_CLOSE, stop_request
 from clustertool.model.wire.stream_messages import StreamFrame
 from clustertool.show.job_text import stop_text
 from clustertool.show.program_name import commanded
@@ -236,7 +236,7 @@ def _wait(call: Call, fleet: Fleet, job: str, order: TrialRequest, ear: TrialFol
 def _end(call: Call, fleet: Fleet, job: str, seconds: float) -> None:
     """End it: no process and no directory remains on any node, or the remaining ones are reported."""
     how: StopHow = {"by": f"{commanded()} check", "code": 143, "grace": 0.0, "force": True}
-    stopped = fleet.ask(dict.fromkeys(fleet.agents, requests.stop(job, how)), timeout=seconds, patient=True)
+    stopped = fleet.ask(dict.fromkeys(fleet.agents, stop_request(job, how)), timeout=seconds, patient=True)
     clean = dict.fromkeys(stopped.ok, CLEAN({"job": job, "exact": True}))
     cleaned = fleet.ask(clean, timeout=seconds, patient=True)
     answers: dict[int, StopAnswer | ClustertoolError] = {**stopped.ok, **stopped.failed}

@@ -12,7 +12,7 @@ from pathlib import Path
 from clustertool.actions import load_config
 from clustertool.actions.read_request import no_workspace, read_request
 from clustertool.cli.launchers import nested_launcher
-from clustertool.engines import registry
+from clustertool.engines import known_engines
 from clustertool.engines.job_request import RunRequest, RunWish, Shown
 from clustertool.errors import DataError, UsageError
 from clustertool.model.config.cluster import Cluster
@@ -39,7 +39,7 @@ def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> Run
         skip_bad=given.skip_bad,
         wait=given.wait,
         shown=wanted(call),
-        settings=registry.typed_settings(vars(given)),
+        settings=known_engines.typed_settings(vars(given)),
     )
 
     def advise(made: Plan) -> str:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from clustertool.errors import UsageError
-from clustertool.fleet.split_data import LineOrder, Result, cut
+from clustertool.fleet.dispatch.split_data import LineOrder, Result, cut
 from clustertool.model.hints import PROGRAM
 from clustertool.model.quantities import human_bytes, human_seconds
 from clustertool.show.progress_bars import Bar

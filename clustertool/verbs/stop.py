@@ -30,6 +30,7 @@ from clustertool.engines.base import Answers as EngineAnswers
 from clustertool.engines.base import Engine
 from clustertool.errors import ClustertoolError, Survivors, UsageError, as_one, raise_all
 from clustertool.fleet.fleet import Fleet
+from clustertool.model.config.folded_names import fold, gather
 from clustertool.model.job.state_names import JobState, StopState
 from clustertool.model.job.stop_result import read_result
 from clustertool.model.wire.agent_answers import JobsAnswer
@@ -37,7 +38,6 @@ from clustertool.model.wire.agent_requests import StopHow
 from clustertool.show.errors import exit_json
 from clustertool.show.job_text import stop_text
 from clustertool.show.program_name import commanded
-from clustertool.show.table import fold, gather
 from clustertool.verbs.jobs import engine_of
 from clustertool.verbs.verb import Call, seconds
 

@@ -25,13 +25,14 @@ from clustertool.engines.base import Engine
 from clustertool.errors import ClustertoolError, UsageError, raise_all
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.poll import Poll
+from clustertool.model.config.folded_names import gather
 from clustertool.model.job.state_names import RankState
 from clustertool.model.job.stop_result import read_result
 from clustertool.model.masking import mask
 from clustertool.model.wire.messages import TAIL
 from clustertool.show.job_text import stop_text
 from clustertool.show.program_name import commanded
-from clustertool.show.table import gather
+from clustertool.show.table import rich_console
 from clustertool.show.top_view import Screen, View, choose, draw
 from clustertool.verbs import signals
 from clustertool.verbs.jobs import opened
@@ -111,7 +112,7 @@ class Top:
             self._screen.plain(self._picture, self._view, self._failed(), time.monotonic())
 
     def _live(self, samples: int | None) -> None:
-        console = self._call.terminal.console()
+        console = rich_console(self._call.terminal)
         drawn, shown, at = 0, (0, 0), 0.0
         with keyboard(), Live(console=console, screen=True, auto_refresh=False) as live:
             while not self._quit and (samples is None or drawn < samples):

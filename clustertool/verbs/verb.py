@@ -22,16 +22,17 @@ from clustertool.actions.selection import Selection
 from clustertool.cli.options import Verb
 from clustertool.engines.caller import DispatchView, WorkView
 from clustertool.errors import ClustertoolError, InternalError, UsageError
+from clustertool.model.config.folded_names import fold
 from clustertool.model.quantities import DURATIONS, human_seconds, seconds_of
 from clustertool.model.roles import ROLES, known
 from clustertool.show.errors import exit_json, show_error
 from clustertool.show.program_name import typed
-from clustertool.show.progress_bars import DispatchProgress, NodeProgress
-from clustertool.show.table import fold
 from clustertool.show.terminal import Terminal
 from clustertool.ssh.prompter import Person
 from clustertool.verbs import signals
 from clustertool.watch.sanitize import harmless
+
+_BARS = "clustertool.show.progress_bars"  # imported only by a verb that sends something
 
 
 class Call:
@@ -82,10 +83,11 @@ class Call:
         return User()
 
     def dispatching(self, names: Sequence[str], since: float | None) -> DispatchView:
-        return DispatchProgress(self.terminal, names, since=since, answers=self.dispatches)
+        bars = importlib.import_module(_BARS)
+        return bars.DispatchProgress(self.terminal, names, since=since, answers=self.dispatches)  # type: ignore[no-any-return]
 
     def working(self, phase: str, names: Sequence[str]) -> WorkView:
-        return NodeProgress(self.terminal, phase, names, answers=self.dispatches)
+        return importlib.import_module(_BARS).NodeProgress(self.terminal, phase, names, answers=self.dispatches)  # type: ignore[no-any-return]
 
     def starting(self, job: str) -> None:
         signals.count.job = job
@@ -173,7 +175,7 @@ def run(verb: Verb, values: Mapping[str, object], dry: bool) -> int:
             if not hasattr(call.given, "dry"):
                 raise UsageError(f"{verb.name} has no --dry", "leave --dry out")
             call.given.dry = True
-        module, name = verb.target.split(":")
+        module, name = verb.target(call.given).split(":")
         function = getattr(importlib.import_module(module), name)
         gc.freeze()  # what was imported stays
         function(call)
@@ -189,8 +191,6 @@ def refuse(error: UsageError, json: bool) -> int:
 
 def outermost(body: Callable[[Call], None], call: Call) -> int:
     """The outermost boundary: every error becomes a message on stderr and an exit code here."""
-    # Most objects of a command live until its end, so frequent collections find nothing.
-    gc.set_threshold(100_000, 50, 50)
     try:
         signals.count.working = True
         signals.count.note = lambda text: call.terminal.note(text)

@@ -218,6 +218,7 @@ VERBS = (
         *IN_JOB,
         *NODES,
         target="exec:exec_",
+        targets={"in_job": "exec_in_job:exec_in_job", "job": "exec_in_job:exec_in_job"},
         purpose=_CLUSTER,
         also="ssh sh shell pdsh",
         positional=Positional(
@@ -257,6 +258,7 @@ VERBS = (
         "Make a secret for machines on which the same clusterrun command is typed.",
         Opt("to", "write it to this new file, with mode 0600", value="FILE", usual="print it"),
         JSON,
+        target="joining.new_secret:new_secret",
         purpose=_CLUSTER,
         also="key token password keygen",
         examples=("secret", "secret --to ~/.config/clustertool/secret"),

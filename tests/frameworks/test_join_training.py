@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.actions import load_config
+from clustertool.actions import load_workspace
 from clustertool.model.config.job import Options
 from tests.frameworks.examples import TIMEOUT, activate, digits_job, find_venv
 from tests.lab.conftest import lab, site
@@ -27,7 +27,7 @@ def test_digits_by_ssh_and_by_join(site, digits):
     by_ssh = learned(three)
     for node in range(3):
         shutil.rmtree(three.root(node))
-    done = by_join(three, folder, "digits", Options(), load_config.workspace_toml(folder))
+    done = by_join(three, folder, "digits", Options(), load_workspace.workspace_toml(folder))
     assert [one.returncode for one in done] == [0, 0, 0], [one.stdout + one.stderr for one in done]
     assert learned(three) == by_ssh
     assert [len(losses) for losses, _ in by_ssh] == [20, 20, 20] and by_ssh[0][1]

@@ -29,7 +29,6 @@ from typing import Any
 from clustertool.engines import preflight
 from clustertool.engines.base import (
     Answers,
-    Capabilities,
     Description,
     Document,
     EngineState,
@@ -39,9 +38,9 @@ from clustertool.engines.base import (
 )
 from clustertool.engines.caller import Caller
 from clustertool.engines.job_request import make_plan
-from clustertool.engines.registry import EngineEntry, register
+from clustertool.engines.known_engines import Capabilities, EngineEntry, register
 from clustertool.engines.send_workspace import portions, send
-from clustertool.engines.ssh_engine import SshEngine
+from clustertool.engines.ssh.ssh_engine import SshEngine
 from clustertool.errors import ConfigError, raise_all
 from clustertool.fleet import stored_hosts
 from clustertool.fleet.agent_client import Sink
@@ -55,13 +54,18 @@ from clustertool.model.wire.agent_answers import JobsAnswer
 from clustertool.model.wire.agent_requests import StopHow
 from clustertool.model.wire.messages import LIST_JOBS
 
-register(EngineEntry("local-process", f"{__name__}:LocalProcess", f"{__name__}:LocalStart"))
+register(
+    EngineEntry(
+        "local-process",
+        f"{__name__}:LocalProcess",
+        f"{__name__}:LocalStart",
+        Capabilities(needs_hosts=False, queues=True, sends_workspace=True, live_channels=True),
+    )
+)
 
 
 class LocalProcess(SshEngine):
     """Agents run on this machine, one for each node."""
-
-    capabilities = Capabilities(needs_hosts=False, queues=True, sends_workspace=True, live_channels=True)
 
     def __init__(self, cluster: Cluster, caller: Caller, sink: Sink | None = None) -> None:
         spool = cluster.settings.get("spool")
@@ -191,7 +195,7 @@ def main(folder: Path) -> None:
         turn.flush()
         steps, cluster = pickle.loads((folder / "taken").read_bytes())
         (folder / "taken").unlink()
-        with LocalProcess(cluster, _Quiet()) as engine:  # type: ignore[arg-type]
+        with LocalProcess(replace(cluster, engine="local-process"), _Quiet()) as engine:  # type: ignore[arg-type]
             fleet = engine.open()
             write_state(folder, EngineState.RUNNING, "")
             try:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from clustertool import __version__
-from clustertool.actions import load_config
+from clustertool.actions import load_workspace
 from clustertool.fleet import identity
 from clustertool.fleet.dispatch.workspace import read_workspace
 from clustertool.fleet.joining import join_bundle, join_process
@@ -115,7 +115,7 @@ def test_word2vec_by_ssh_and_by_join(site):
     for node in range(3):
         shutil.rmtree(three.root(node))
     options = Options(server_num="1", worker_num="1")
-    done = by_join(three, folder, "w2v", options, load_config.workspace_toml(folder))
+    done = by_join(three, folder, "w2v", options, load_workspace.workspace_toml(folder))
     assert [one.returncode for one in done] == [0, 0, 0], [one.stdout + one.stderr for one in done]
     names = [sorted(path.name for path in (three.jobs(node)[0] / "output").iterdir()) for node in range(3)]
     assert names == [["model.npz", "word_dict.txt"], [], []]

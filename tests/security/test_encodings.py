@@ -36,7 +36,7 @@ READ = """
 import locale, pathlib, sys
 assert locale.getpreferredencoding(False).upper() not in ("UTF-8", "UTF8"), "the test has the wrong locale"
 from clustertool.fleet.dispatch.workspace import read_workspace
-from clustertool.actions.load_config import workspace_toml
+from clustertool.actions.load_workspace import workspace_toml
 top = pathlib.Path(sys.argv[1])
 print(ascii(workspace_toml(top)["env"]["GREETING"]), ascii(read_workspace(top).files))
 """

@@ -20,8 +20,7 @@ from clustertool.api.plain_text import plain_errors
 from clustertool.api.progress_display import listener
 from clustertool.api.silent_caller import SilentCaller
 from clustertool.cli.shared_options import RUN
-from clustertool.engines import registry
-from clustertool.engines.ssh_engine import SshEngine
+from clustertool.engines import known_engines
 from clustertool.errors import Unreachable, UsageError
 from clustertool.model.hints import PROGRAM
 from clustertool.model.wire.messages import FOLLOW
@@ -37,7 +36,7 @@ NOT_KEYWORDS = {
     **dict.fromkeys(("log-dir", "fetch-logs"), "job.logs and job.fetch"),
     "dispatch": "DISPATCH of conf.py",
     "engine": "Cluster.from_conf",
-    **dict.fromkeys(registry.options(), "settings"),
+    **dict.fromkeys(known_engines.options(), "settings"),
 }
 
 
@@ -109,7 +108,7 @@ def test_a_silent_node_does_not_stall_wait_with_progress(monkeypatch: pytest.Mon
     )
     fleet.ask, fleet.reopen, fleet.prompter = ask, reopen, SimpleNamespace(serve=lambda: None)
     fleet.engine_end = None
-    engine = SimpleNamespace(fleet=fleet, capabilities=SshEngine.capabilities)
+    engine = SimpleNamespace(fleet=fleet, capabilities=known_engines.capabilities("ssh"))
     monkeypatch.setattr(SilentCaller, "opened", lambda self, config, sink: nullcontext(engine))
     monkeypatch.setattr(job_object, "attach_to", lambda *_, **__: {"state": JobState.RUNNING, "queued": None})
     monkeypatch.setattr(job_object, "_SAMPLE", 0.1)

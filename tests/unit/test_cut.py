@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from clustertool.errors import DataError, Interrupted, UsageError
-from clustertool.fleet import split_data as module
-from clustertool.fleet.split_data import LineOrder, Result, cut
+from clustertool.fleet.dispatch import split_data as module
+from clustertool.fleet.dispatch.split_data import LineOrder, Result, cut
 from clustertool.model.planning.shards import assign_shards, shard_name, shares
 
 
@@ -278,7 +278,7 @@ def test_a_set_that_was_cut_short_is_seen(tmp_path: Path, monkeypatch: pytest.Mo
 PROGRAM = """
 import sys
 from pathlib import Path
-from clustertool.fleet import split_data as cut
+from clustertool.fleet.dispatch import split_data as cut
 def progress(phase, done, total):
     if phase == "writing":
         print("writing", flush=True)
@@ -309,7 +309,7 @@ def test_what_a_killed_split_has_left_goes_and_a_living_ones_stays(tmp_path: Pat
 MEASURED = """
 import re, sys
 from pathlib import Path
-from clustertool.fleet import split_data as cut
+from clustertool.fleet.dispatch import split_data as cut
 seed = int(sys.argv[1]) if sys.argv[1] else None
 cut.cut(cut.LineOrder(Path("d"), Path("."), 3, seed, True), lambda *_: None, lambda: None)
 status = Path("/proc/self/status").read_text()  # ru_maxrss counts the parent's, too

@@ -13,7 +13,7 @@ import pytest
 
 from clustertool.actions import read_logs
 from clustertool.actions.follow_job import Inbox
-from clustertool.engines.ssh_engine import SshEngine
+from clustertool.engines import known_engines
 from clustertool.errors import Survivors, Unreachable
 from clustertool.ssh.parallel import Gathered
 from clustertool.verbs import log_copy, run, signals
@@ -60,7 +60,7 @@ def end(folder: Path, monkeypatch: pytest.MonkeyPatch, rest: Callable[..., Itera
     monkeypatch.setattr(run, "FollowSession", Session)
     monkeypatch.setattr(log_copy, "rest_of_all", rest)
     nothing: Any = None
-    engine: Any = SimpleNamespace(fleet=None, cancel=None, capabilities=SshEngine.capabilities)
+    engine: Any = SimpleNamespace(fleet=None, cancel=None, capabilities=known_engines.capabilities("ssh"))
     with pytest.raises(Survivors):
         run._follow(Call(SimpleNamespace(**given)), order, engine, nothing, plan_of(cluster_of(["node1"])), True)
     return ended

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.actions import load_config
+from clustertool.actions import load_config, load_workspace
 from clustertool.actions.read_request import read_request
 from clustertool.actions.selection import Selection
-from clustertool.engines import registry
-from clustertool.engines.base import Capabilities
+from clustertool.engines import known_engines
 from clustertool.engines.job_request import RunRequest, RunWish
 from clustertool.engines.job_toml import engine_table, job_toml
-from clustertool.engines.registry import SLURM_OPTIONS, EngineEntry, EngineOption
-from clustertool.engines.ssh_engine import SshEngine
+from clustertool.engines.known_engines import SLURM_OPTIONS, Capabilities, EngineEntry, EngineOption
+from clustertool.engines.ssh.ssh_engine import SshEngine
 from clustertool.errors import DataError, UsageError
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import Options
@@ -32,15 +31,16 @@ TOML = (
 class Queue(SshEngine):
     """Chooses its nodes."""
 
-    capabilities = Capabilities(needs_hosts=False, queues=True, sends_workspace=False, live_channels=False)
+
+QUEUES = Capabilities(needs_hosts=False, queues=True, sends_workspace=False, live_channels=False)
 
 
 @pytest.fixture(autouse=True)
 def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two engines with settings, for the time of a test."""
-    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
-    registry.register(EngineEntry("slurm", f"{__name__}:Queue", "", SLURM_OPTIONS))
-    registry.register(EngineEntry("q", f"{__name__}:Queue", "", (EngineOption("x", "a number", "N"),)))
+    monkeypatch.setattr(known_engines, "_ENTRIES", dict(known_engines._ENTRIES))
+    known_engines.register(EngineEntry("slurm", f"{__name__}:Queue", "", QUEUES, SLURM_OPTIONS))
+    known_engines.register(EngineEntry("q", f"{__name__}:Queue", "", QUEUES, (EngineOption("x", "a number", "N"),)))
     monkeypatch.setitem(sys.modules, __name__, sys.modules[Queue.__module__])
     yield
 
@@ -76,8 +76,8 @@ def test_the_three_sources_come_together(tmp_path: Path) -> None:
 def test_tables_of_other_engines_have_no_effect(tmp_path: Path) -> None:
     made = request(tmp_path, cluster_of(["10.0.0.1"]), {})
     assert made.table == {} and made.spec is not None and made.spec.trainer.command == ("python3", "t.py")
-    assert "slurm" not in load_config.workspace_toml(tmp_path)
-    assert load_config.workspace_settings(tmp_path, "q") == {"x": 1}
+    assert "slurm" not in load_workspace.workspace_toml(tmp_path)
+    assert load_workspace.workspace_settings(tmp_path, "q") == {"x": 1}
 
 
 def test_a_table_that_is_none_is_an_error_of_job_toml(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_settings_of_another_engine_are_refused(
 
 def test_an_option_sets_the_setting_of_its_name() -> None:
     given = {"cpus_per_node": "8", "exclusive": False, "sbatch_option": ("--hold",), "qos": "", "script": "t.py"}
-    assert registry.typed_settings(given) == {"cpus_per_node": "8", "options": ("--hold",)}
+    assert known_engines.typed_settings(given) == {"cpus_per_node": "8", "options": ("--hold",)}
     assert {option.sets for option in SLURM_OPTIONS} == {*SETTINGS} - {"login", "nodes"}
 
 
@@ -140,9 +140,10 @@ def test_errors_name_the_option() -> None:
 def test_the_command_line_has_the_options_of_engines() -> None:
     """In a process of its own: the table of verbs is made once."""
     code = """if True:
-        from clustertool.engines.registry import SLURM_OPTIONS, EngineEntry, EngineOption, register
-        register(EngineEntry("slurm", "", "", SLURM_OPTIONS))
-        register(EngineEntry("q", "", "", (EngineOption("mem", "memory", "SIZE"), EngineOption("x", "a number", "N"))))
+        from clustertool.engines.known_engines import SLURM_OPTIONS, Capabilities, EngineEntry, EngineOption, register
+        queues = Capabilities(False, queues=True, sends_workspace=False, live_channels=False)
+        register(EngineEntry("slurm", "", "", queues, SLURM_OPTIONS))
+        register(EngineEntry("q", "", "", queues, (EngineOption("mem", "memory", "SIZE"), EngineOption("x", "a number", "N"))))
         from clustertool.cli.parser import read
         from clustertool.cli.shared_options import RUN
         from clustertool.verbs.verb_table import COMMON, HELP, VERBS
@@ -170,7 +171,7 @@ def test_the_command_line_has_the_options_of_engines() -> None:
 def test_an_allocation_of_the_shell_that_is_ignored_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, start: bool, noted: bool
 ) -> None:
-    registry.register(EngineEntry("slurm", f"{__name__}:Queue", "", allocation="SLURM_JOB_ID"))
+    known_engines.register(EngineEntry("slurm", f"{__name__}:Queue", "", QUEUES, allocation="SLURM_JOB_ID"))
     monkeypatch.setenv("SLURM_JOB_ID", "812")
     notes: list[str] = []
     caller = Caller()

@@ -8,9 +8,9 @@ from typing import Any
 from cases import IDENTITY, cluster_of, facts_of, hosts, of_role, plan_of
 
 from clustertool.model.planning.plan import Plan
-from clustertool.model.planning.requests import Phase, start, stop
+from clustertool.model.planning.requests import Phase, start
 from clustertool.model.wire.agent_requests import StopHow
-from clustertool.model.wire.messages import STOP
+from clustertool.model.wire.messages import STOP, stop_request
 
 SECRETS = {"API_KEY": "s3cr3t-value", "OTHER": "0th3r-value"}
 RELEASES = {0: "the-release", 1: "a-portion", 2: "the-release"}
@@ -146,5 +146,12 @@ def test_the_header_is_enough_for_any_later_command() -> None:
 
 def test_a_stop_names_its_job_exactly_or_all() -> None:
     how: StopHow = {"by": "ann", "code": 0, "grace": 1.0, "force": False}
-    assert stop("", how) == STOP({"job": "", "exact": False, **how})
-    assert stop("J", how).header(7, 5.0) == {"type": "stop", "id": 7, "now": 5.0, "job": "J", "exact": True, **how}
+    assert stop_request("", how) == STOP({"job": "", "exact": False, **how})
+    assert stop_request("J", how).header(7, 5.0) == {
+        "type": "stop",
+        "id": 7,
+        "now": 5.0,
+        "job": "J",
+        "exact": True,
+        **how,
+    }

@@ -16,12 +16,12 @@ from clustertool.actions import load_config
 from clustertool.actions.find_jobs import described, merged
 from clustertool.actions.read_request import read_request
 from clustertool.actions.selection import Selection
-from clustertool.engines import registry
-from clustertool.engines.base import Capabilities, Description, EngineState, ExportWish
+from clustertool.engines import known_engines, registry
+from clustertool.engines.base import Description, EngineState, ExportWish
 from clustertool.engines.job_request import RunWish
-from clustertool.engines.registry import EngineEntry
-from clustertool.engines.ssh_engine import SshEngine
-from clustertool.engines.ssh_start import SshStart
+from clustertool.engines.known_engines import Capabilities, EngineEntry
+from clustertool.engines.ssh.ssh_engine import SshEngine
+from clustertool.engines.ssh.ssh_start import SshStart
 from clustertool.errors import ConfigError, Unreachable, UsageError
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import Options
@@ -30,7 +30,7 @@ from clustertool.model.wire.agent_answers import JobsAnswer
 from clustertool.verbs import clean
 from tests.unit.cases import cluster_of
 
-ROOT = Path(registry.__file__).parents[1]
+ROOT = Path(known_engines.__file__).parents[1]
 ABOVE = ("verbs", "actions", "show", "api", "cli")  # packages that know no engine
 FUTURE = {"kubernetes"}  # the names of engines that are planned
 
@@ -38,7 +38,8 @@ FUTURE = {"kubernetes"}  # the names of engines that are planned
 class Queue(SshEngine):
     """Chooses its nodes."""
 
-    capabilities = Capabilities(needs_hosts=False, queues=True, sends_workspace=True, live_channels=False)
+
+QUEUES = Capabilities(needs_hosts=False, queues=True, sends_workspace=True, live_channels=False)
 
 
 class Caller:
@@ -54,8 +55,8 @@ class Caller:
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An engine without hosts, for the time of a test."""
-    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
-    registry.register(EngineEntry("my-queue", f"{__name__}:Queue", f"{__name__}:None"))
+    monkeypatch.setattr(known_engines, "_ENTRIES", dict(known_engines._ENTRIES))
+    known_engines.register(EngineEntry("my-queue", f"{__name__}:Queue", f"{__name__}:None", QUEUES))
     monkeypatch.setitem(sys.modules, __name__, sys.modules[Queue.__module__])
     yield "my-queue"
 
@@ -68,18 +69,18 @@ def clusters(conf: Path, text: str, **given: str) -> tuple[Cluster, Caller]:
 
 
 def test_ssh_is_the_default_and_one_of_the_table() -> None:
-    assert registry.names()[0] == registry.DEFAULT == "ssh"
+    assert known_engines.names()[0] == known_engines.DEFAULT == "ssh"
     assert registry.engine_of(cluster_of(["10.0.0.1"])) is registry.engine_named("ssh") is SshEngine
-    for name in registry.names():
-        assert registry.engine_named(name).capabilities
+    for name in known_engines.names():
+        assert registry.engine_named(name)
     assert SshStart.prepare and SshStart.submit
 
 
 def test_what_is_above_the_engines_names_none() -> None:
     """No import of an engine's module, and no text that is its name: a comparison needs one."""
-    places = [text for entry in registry.entries() for text in (entry.engine, entry.starter)]
+    places = [text for entry in known_engines.entries() for text in (entry.engine, entry.starter)]
     modules = {"clustertool.engines.slurm", *(place.partition(":")[0] for place in places)}
-    names = {*registry.names(), *FUTURE}
+    names = {*known_engines.names(), *FUTURE}
     found = []
     for package in ABOVE:
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -98,15 +99,15 @@ def test_the_table_is_read_without_the_modules_of_engines() -> None:
     """`clustertool --help` and `inv --list` read the names."""
     code = "import sys, clustertool.verbs.verb_table; print(*(m for m in sys.modules if m.startswith('clustertool.engines')))"
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout.split() == ["clustertool.engines", "clustertool.engines.registry"]
+    assert done.stdout.split() == ["clustertool.engines", "clustertool.engines.known_engines"]
 
 
 def test_a_command_about_jobs_imports_nothing_of_a_start() -> None:
-    code = "import sys, clustertool.verbs.status, clustertool.engines.ssh_engine; print(*sys.modules)"
+    code = "import sys, clustertool.verbs.status, clustertool.engines.ssh.ssh_engine; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
-    heavy = {f"clustertool.engines.{name}" for name in ("ssh_start", "preflight", "send_workspace", "job_request")}
+    heavy = {f"clustertool.engines.{name}" for name in ("ssh.ssh_start", "preflight", "send_workspace", "job_request")}
     assert not heavy & set(done.stdout.split())
-    assert "clustertool.engines.ssh_engine" in done.stdout.split()
+    assert "clustertool.engines.ssh.ssh_engine" in done.stdout.split()
 
 
 def test_an_unknown_engine_is_an_error_with_the_list(tmp_path: Path, queue: str) -> None:
@@ -261,11 +262,12 @@ def test_an_engine_that_does_not_answer_is_a_warning() -> None:
     ],
 )
 def test_clean_removes_what_is_proved_to_have_ended(
-    engine: type[SshEngine], state: EngineState | None, goes: bool
+    queue: str, engine: type[SshEngine], state: EngineState | None, goes: bool
 ) -> None:
     """Where agents run on the nodes, they prove the rest."""
+    name = queue if engine is Queue else ""
     found = None if state is None else Description(state)
-    assert clean._may_go(engine(Cluster(()), _Absent()), found) is goes  # type: ignore[arg-type]
+    assert clean._may_go(engine(Cluster((), engine=name), _Absent()), found) is goes  # type: ignore[arg-type]
 
 
 class _Absent(Caller):

@@ -22,9 +22,9 @@ from clustertool.model.checks.framework_findings import (
     patience,
     waiting,
 )
+from clustertool.model.config.folded_names import fold
 from clustertool.model.finding import Finding
 from clustertool.model.hints import PROGRAM
-from clustertool.show.table import fold
 
 MARK = "clustertool-1234:"
 FACTS = facts_of(cluster_of(hosts(3)))

@@ -23,8 +23,8 @@ from clustertool.model.checks.link_findings import (
     slow_links,
     targets,
 )
+from clustertool.model.config.folded_names import fold
 from clustertool.model.planning.plan import plan
-from clustertool.show.table import fold
 
 SIZES = [2, 3, 4, 5, 16, 63, 64]
 MANY = [65, 66, 100, 127, 128, 129, 400, 1000]

@@ -17,7 +17,7 @@ else:
     import tomli as tomllib
 
 from clustertool import errors
-from clustertool.engines import registry
+from clustertool.engines import known_engines
 from clustertool.model.config import job_tables
 from clustertool.model.config.cluster import KEYS
 from clustertool.verbs.clusterrun import OWN
@@ -32,7 +32,7 @@ CORE = {f"--{option.name}" for option in COMMON} | {
     f"-{option.short}" for option in COMMON if option.short
 }  # of each verb
 # Of conf.py, with the dicts of the engines that have settings.
-ALL_KEYS = {*KEYS, *(key for key, engine in registry.settings_keys().items() if engine != registry.DEFAULT)}
+ALL_KEYS = {*KEYS, *(key for key, engine in known_engines.settings_keys().items() if engine != known_engines.DEFAULT)}
 HOW = "CONTRIBUTING.md, 'Write a page', describes how to mark a block that cannot be typed on the embedded cluster"
 # What a block that is run may begin a line with, and what it must not name.
 TYPED = {".", "cat", "cd", "cp", "echo", "ls", "mkdir", "python3", "seq", "inv", "clusterrun", "clustertool"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.engines.registry import SLURM_OPTIONS
+from clustertool.engines.known_engines import SLURM_OPTIONS
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.slurm.slurm_settings import SETTINGS, SlurmSettings, read_settings
 from clustertool.model.slurm.slurm_times import as_limit, grace_warning, limit_seconds

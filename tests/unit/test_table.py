@@ -12,10 +12,11 @@ import termios
 
 import pytest
 
+from clustertool.model.config.folded_names import fold, gather
 from clustertool.model.config.hosts import expand
 from clustertool.show.plan_view import plan_tables
 from clustertool.show.status_view import check_matrix, duration, jobs_table, status_tables
-from clustertool.show.table import Cell, fold, gather, table
+from clustertool.show.table import Cell, table
 from clustertool.show.terminal import Terminal
 from tests.unit.terminals import far_end
 

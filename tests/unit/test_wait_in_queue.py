@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from clustertool.actions import wait_in_queue
-from clustertool.engines.base import Capabilities, Description, EngineState
+from clustertool.engines.base import Description, EngineState
+from clustertool.engines.known_engines import Capabilities
 from clustertool.errors import PreflightError
 
 QUEUED = Description(EngineState.QUEUED, "Priority")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from clustertool import __version__
-from clustertool.actions import load_config
+from clustertool.actions import load_workspace
 from clustertool.engines.job_request import RunRequest, make_plan
 from clustertool.errors import UsageError
 from clustertool.fleet import this_machine
@@ -38,7 +38,7 @@ def complete(request: RunRequest, meeting: TypedMeeting, folder: Path) -> tuple[
     for option, given in options:
         if given:
             raise UsageError(f"{option} is not possible where the command is typed on each machine", "leave it out")
-    request.spec = read_job(request.cluster, load_config.workspace_toml(folder), request.options)
+    request.spec = read_job(request.cluster, load_workspace.workspace_toml(folder), request.options)
     request.origin = str(folder)
     one = request.cluster.hosts[0]
     hosts = tuple(_placeholder(one, number, meeting) for number in range(meeting.nodes))

@@ -9,10 +9,10 @@ from clustertool.engines.job_request import RunRequest
 from clustertool.errors import UsageError
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.elastic_settings import ElasticSettings
+from clustertool.model.config.folded_names import fold
 from clustertool.model.config.hosts import Host
 from clustertool.model.planning.plan import Plan
 from clustertool.model.quantities import count
-from clustertool.show.table import fold
 
 
 def refuse(request: RunRequest) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from clustertool.engines.base import Answers, Capabilities, Description, Engine, EngineState
+from clustertool.engines.base import Answers, Description, Engine, EngineState
 from clustertool.engines.caller import Caller
 from clustertool.engines.job_states import by_records
 from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
@@ -45,10 +45,9 @@ from clustertool.model.kubernetes.pod_manifest import GRACE_MORE, pod_root, root
 from clustertool.model.kubernetes.pod_places import WORKLOADS, node_of_pod
 from clustertool.model.kubernetes.pod_reasons import fields, text, view
 from clustertool.model.paths import base
-from clustertool.model.planning import requests
 from clustertool.model.wire.agent_answers import JobsAnswer, JobStop, StopAnswer
 from clustertool.model.wire.agent_requests import StopHow
-from clustertool.model.wire.messages import LIST_JOBS, RELEASE
+from clustertool.model.wire.messages import LIST_JOBS, RELEASE, stop_request
 from clustertool.ssh.parallel import each
 
 _LEAVING = 60.0  # seconds that the objects of a job may take beyond the grace of its pods
@@ -77,8 +76,6 @@ class EngineApi(ObjectReader, Protocol):
 
 class KubernetesEngine(Engine):
     """Only jobs of the user of the kubeconfig are found."""
-
-    capabilities = Capabilities(needs_hosts=False, queues=True, sends_workspace=True, live_channels=False)
 
     def __init__(
         self, cluster: Cluster, caller: Caller, sink: Sink | None = None, api: EngineApi | None = None
@@ -277,7 +274,7 @@ class KubernetesEngine(Engine):
                 if agent is None:
                     assert link is not None
                     agent = AgentClient.open(link, host, self.fleet.cluster)
-                return agent.ask(requests.stop(job, how), how["grace"] + _STOPPING)
+                return agent.ask(stop_request(job, how), how["grace"] + _STOPPING)
             finally:
                 if link is not None:
                     link.close()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
 
-from clustertool.engines.base import Answers, Capabilities, Description, Engine, EngineState
+from clustertool.engines.base import Answers, Description, Engine, EngineState
 from clustertool.engines.caller import Caller
 from clustertool.engines.job_states import by_records
 from clustertool.engines.preflight import Examined
@@ -35,7 +35,6 @@ from clustertool.model.job.job_names import can_mean
 from clustertool.model.job.node_status import NodePart, read_part
 from clustertool.model.job.state_names import OUTCOMES, JobState, StopState
 from clustertool.model.paths import STEP_OUTPUT
-from clustertool.model.planning import requests
 from clustertool.model.slurm.job_comment import by_hand
 from clustertool.model.slurm.job_lines import COMPLETING, ENDED, PENDING, RUNNING, SlurmJob
 from clustertool.model.slurm.node_list import read_node_list
@@ -43,7 +42,7 @@ from clustertool.model.slurm.pending_reasons import explained
 from clustertool.model.slurm.slurm_settings import SlurmSettings, read_settings
 from clustertool.model.wire.agent_answers import JobsAnswer, JobStop, JobSummary, StopAnswer, SubmittedJob
 from clustertool.model.wire.agent_requests import StopHow
-from clustertool.model.wire.messages import LIST_JOBS
+from clustertool.model.wire.messages import LIST_JOBS, stop_request
 from clustertool.ssh.parallel import each
 
 _QUEUED = (PENDING, "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
@@ -67,10 +66,6 @@ _NO_END: JobStop = {
 
 class SlurmEngine(Engine):
     """Settings: see SlurmSettings."""
-
-    capabilities = Capabilities(
-        needs_hosts=False, queues=True, sends_workspace=False, live_channels=False, requeues=True, elastic=True
-    )
 
     def __init__(self, cluster: Cluster, caller: Caller, sink: Sink | None = None) -> None:
         self.settings: SlurmSettings = read_settings(cluster.settings, where=cluster.where)
@@ -130,8 +125,7 @@ class SlurmEngine(Engine):
                 raise Unreachable("is no node of its allocation", "inspect the records of the job", host.name)
             return SrunLink(ways.of(host.index), srun, number, names[host.index])
 
-        self._live = Fleet(cluster, self.caller.check, None, None, reach)
-        self._live.prompter = self.fleet.prompter
+        self._live = Fleet(cluster, self.caller.check, None, None, reach, self.fleet.prompter)
         return self._live
 
     def check(self, settings: Mapping[str, object], deep: bool) -> Examined:
@@ -369,7 +363,7 @@ class SlurmEngine(Engine):
         try:
             agent = AgentClient.open(link, host, self.fleet.cluster)
             with contextlib.suppress(Unreachable):
-                return agent.ask(requests.stop(job, how), how["grace"] + _STOPPING)
+                return agent.ask(stop_request(job, how), how["grace"] + _STOPPING)
             return None
         finally:
             link.close()

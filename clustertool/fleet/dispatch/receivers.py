@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from clustertool.errors import ClustertoolError, DispatchError
 from clustertool.model.dispatch.portions import Portions
 from clustertool.model.facts import ByNode
-
-
-class ProgressReceiver(Protocol):
-    """Reports of a dispatch while it runs, from one thread. Nodes are named."""
-
-    def uplink(self, sent: int, planned: int) -> None: ...
-
-    def node(self, name: str, got: int, size: int) -> None: ...
-
-    def done(self, name: str) -> None: ...
 
 
 @dataclass

@@ -18,8 +18,6 @@ from clustertool.model.planning.ports import Ports
 from clustertool.model.planning.ranks import Seat
 
 Env = Dict[str, str]
-# Of the computed variables those that a shell sets for programs: a job on this machine alone keeps the values of its shell.
-DEFAULTS = ("OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import JobSpec
 from clustertool.model.devices.visibility import VARIABLES, allocated, one_each
 from clustertool.model.facts import Facts, Identity
+from clustertool.model.launcher_variables import SHELL_DEFAULTS
 from clustertool.model.paths import JobPaths
 from clustertool.model.planning import ports, ranks
-from clustertool.model.planning.environment import DEFAULTS, Env, Table, environment
+from clustertool.model.planning.environment import Env, Table, environment
 from clustertool.model.planning.ranks import Seat
 
 _BLOCKS, _BLOCK = 300, 64  # of ports; all are below the kernel's own range
@@ -102,7 +103,7 @@ def _flags(environ: Mapping[str, str], local_rank: int, found: Tuple[str, Sequen
 def laid_over(environ: Mapping[str, str], computed: Mapping[str, str], kept: Callable[[str], bool]) -> Dict[str, str]:
     """The environment of the rank's program. kept: whether a variable of this process stays."""
     stay = {name: value for name, value in environ.items() if kept(name)}
-    return {**stay, **computed, **{name: environ[name] for name in DEFAULTS if name in environ}}
+    return {**stay, **computed, **{name: environ[name] for name in SHELL_DEFAULTS if name in environ}}
 
 
 def names_of(hosts: Sequence[str], counts: Sequence[int]) -> List[Host]:

@@ -13,11 +13,10 @@ from clustertool.model.job.rank_places import Place, pack
 from clustertool.model.planning.environment import endpoint, mark
 from clustertool.model.planning.plan import Plan, PlannedNode, PlannedProcess, masked
 from clustertool.model.roles import MPIRUN
-from clustertool.model.wire.messages import LAUNCH, PLACE, STOP, UNPLACE, Request
+from clustertool.model.wire.messages import LAUNCH, PLACE, UNPLACE, Request, stop_request
 
 if TYPE_CHECKING:
     from clustertool.model.job.earlier_jobs import EarlierJob
-    from clustertool.model.wire.agent_answers import StopAnswer
     from clustertool.model.wire.agent_requests import StopHow
     from clustertool.model.wire.event_types import JobHeader
     from clustertool.model.wire.field_types import RankPlaces
@@ -62,13 +61,8 @@ def start(
         place[at] = PLACE({"release": releases.get(at, ""), "spec": own, "resume": resume})
         launch[at] = LAUNCH({"job_dir": job_dir, "secrets": dict(secrets), "certificate": certificate, "key": key})
         unplace[at] = UNPLACE({"job_dir": job_dir, "token": plan.identity.token})
-    ended = dict.fromkeys(place, stop(plan.job_id, _FAILED_START))
+    ended = dict.fromkeys(place, stop_request(plan.job_id, _FAILED_START))
     return Steps((Phase("place", place), Phase("launch", launch)), (Phase("unplace", unplace), Phase("stop", ended)))
-
-
-def stop(job: str, how: StopHow) -> Request[StopAnswer]:
-    """The request to end a job, "" for all."""
-    return STOP({"job": job, "exact": bool(job), **how})
 
 
 def spec(plan: Plan, node: PlannedNode, endpoints: list[str], places: List[RankPlaces]) -> Spec:

@@ -174,3 +174,8 @@ SAVE_IMAGE: Kind[r.SaveImageRequest, a.SavedImageAnswer] = Kind(
 LOAD_IMAGE: Kind[r.LoadImageRequest, a.ImageAnswer] = Kind(
     "image-load", "container.image_store:load_image", endless=True
 )
+
+
+def stop_request(job: str, how: r.StopHow) -> Request[a.StopAnswer]:
+    """The request to end a job, "" for all."""
+    return STOP({"job": job, "exact": bool(job), **how})

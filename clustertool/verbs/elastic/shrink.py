@@ -5,12 +5,12 @@ from __future__ import annotations
 from clustertool.actions.find_jobs import attach_to
 from clustertool.errors import PreflightError, UsageError
 from clustertool.fleet.fleet import Fleet
+from clustertool.model.config.folded_names import fold
 from clustertool.model.config.hostfile import hosts_of, means
 from clustertool.model.config.hosts import Host
 from clustertool.model.hints import PROGRAM
 from clustertool.model.wire.messages import LEAVE
 from clustertool.show.program_name import commanded
-from clustertool.show.table import fold
 from clustertool.verbs.elastic.grow import named
 from clustertool.verbs.jobs import opened
 from clustertool.verbs.verb import Call

@@ -22,6 +22,7 @@ from clustertool.errors import AuthError, ClustertoolError, InternalError, NotFo
 from clustertool.fleet.fleet import Fleet, stop_everywhere
 from clustertool.fleet.joining import start_lock
 from clustertool.fleet.joining.join_child import JoinChild, Report
+from clustertool.model.config.folded_names import grouped, ranges
 from clustertool.model.joining.join_errors import read_error
 from clustertool.model.joining.typed_meeting import TypedMeeting
 from clustertool.model.masking import mask
@@ -30,7 +31,6 @@ from clustertool.model.quantities import count
 from clustertool.model.roles import role_name
 from clustertool.show.plan_view import plan_tables
 from clustertool.show.prefix import RankLines
-from clustertool.show.table import grouped, ranges
 from clustertool.verbs import log_copy, signals
 from clustertool.verbs.follow_session import Ending, FollowSession
 from clustertool.verbs.run import detached, follow_to_end

@@ -6,24 +6,24 @@ import os
 from pathlib import Path
 
 from clustertool.errors import DataError, UsageError
-from clustertool.fleet.joining import secret as shared
+from clustertool.fleet.joining import secret
 from clustertool.verbs.verb import Call
 
 
-def secret(call: Call) -> None:
+def new_secret(call: Call) -> None:
     """Print a new secret on stdout, or write it to a file."""
-    text, to = shared.new(), call.given.to
+    text, to = secret.new(), call.given.to
     if not to:
         if call.json:
             call.answer({"secret": text})
         else:
             call.terminal.line(text)
-        call.terminal.note(f"put it on each machine: into {shared.VARIABLE}, or into {_named()} with mode 0600")
+        call.terminal.note(f"put it on each machine: into {secret.VARIABLE}, or into {_named()} with mode 0600")
         return
     path = Path(os.path.expanduser(to))
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        shared.write(path, text)
+        secret.write(path, text)
     except FileExistsError:
         fix = "remove it first if no machine needs it any more, or name another file"
         raise UsageError(f"{path} exists", fix) from None
@@ -31,12 +31,12 @@ def secret(call: Call) -> None:
         raise DataError(f"{path} cannot be written: {error.strerror}", "name a file in a folder of yours") from None
     if call.json:
         call.answer({"file": str(path)})
-    read = path.resolve() == shared.default_file().resolve()
+    read = path.resolve() == secret.default_file().resolve()
     where = "clusterrun reads it there" if read else f"clusterrun reads {_named()}"
     call.terminal.note(f"{path} has a new secret; {where}; copy it to each machine with mode 0600")
 
 
 def _named() -> str:
     """The file that clusterrun reads, as a user writes it."""
-    path, home = shared.default_file(), Path.home()
+    path, home = secret.default_file(), Path.home()
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)

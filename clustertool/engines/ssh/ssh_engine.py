@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from clustertool.engines.base import Answers, Capabilities, Description, Engine, EngineState
+from clustertool.engines.base import Answers, Description, Engine, EngineState
 from clustertool.engines.job_states import by_records
 from clustertool.fleet.fleet import Fleet, stop_everywhere
 from clustertool.model.job.node_status import NodePart
@@ -15,8 +15,6 @@ from clustertool.model.wire.agent_requests import StopHow
 
 class SshEngine(Engine):
     """Nothing waits in a queue: what there is to know of a job, its nodes' records have."""
-
-    capabilities = Capabilities(needs_hosts=True, queues=False, sends_workspace=False, live_channels=True, elastic=True)
 
     def open(self, lag: float | None = None, job: str = "", newest: bool = False) -> Fleet:
         return self.fleet.open(lag)

@@ -1,0 +1,70 @@
+"""This module reads a workspace: its job.toml becomes settings, and its files what is sent to the nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clustertool.engines.caller import Caller
+from clustertool.engines.job_toml import engine_table, job_toml
+from clustertool.errors import DataError
+from clustertool.fleet.dispatch.workspace import Workspace, accidents
+from clustertool.fleet.dispatch.workspace import read_workspace as read
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.container_keys import merged, refuse_launcher
+from clustertool.model.config.job import JobSpec, Options, read_job
+from clustertool.model.config.job_tables import Toml
+from clustertool.model.container.container_settings import ContainerSettings
+from clustertool.model.quantities import human_bytes
+
+
+def workspace_toml(folder: Path) -> Toml:
+    """Its job.toml without the settings of engines. Raises DataError."""
+    return job_toml(_toml_text(folder))
+
+
+def workspace_settings(folder: Path, engine: str) -> Toml:
+    """The settings of an engine in its job.toml. Raises DataError."""
+    return engine_table(_toml_text(folder), engine)
+
+
+def _toml_text(folder: Path) -> str:
+    if folder.is_file():
+        fix = "give its folder: --workspace DIR --script FILE"
+        raise DataError(f"the workspace {str(folder)!r} is a file, not a folder", fix)
+    if not folder.is_dir():
+        raise DataError(f"there is no workspace {str(folder)!r}", "give a folder: --workspace ./job")
+    path = folder / "job.toml"
+    if not path.is_file():
+        return ""
+    try:
+        return path.read_text("utf-8")  # as TOML is, whatever the locale
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+
+
+def workspace(caller: Caller, folder: Path) -> Workspace:
+    """Walk it, and report once what is excluded."""
+    found = read(folder)
+    if found.left_out:
+        listed = ", ".join(f"{left.path} ({left.why}, {human_bytes(left.size)})" for left in found.left_out[:8])
+        more = f" and {len(found.left_out) - 8} more" if len(found.left_out) > 8 else ""
+        caller.note(f"left out: {listed}{more}")
+    for path, size in accidents(found)[:4]:
+        caller.warn(f"{path} ({human_bytes(size)}) is sent too; if that is not meant, name it in .clusterignore")
+    return found
+
+
+def scattered(cluster: Cluster, toml: Toml) -> JobSpec | None:
+    """The job of a job.toml whose shards are sent only to the nodes that read them; None where all nodes get all."""
+    shards = toml.get("shards")
+    if not isinstance(shards, dict) or not shards.get("only_where_read"):
+        return None
+    return read_job(cluster, toml, Options())
+
+
+def container(cluster: Cluster, toml: Toml, image: str | None) -> ContainerSettings:
+    """The container of a job of this workspace. image: of --image. Raises ConfigError, DataError, UsageError."""
+    table = toml.get("container", {})
+    found = merged(cluster.container, table if isinstance(table, dict) else {}, image)
+    refuse_launcher(found, str(toml.get("mode", "")))
+    return found

@@ -1,0 +1,200 @@
+"""The table of engines has what the command line and the reading of conf.py need: names, options and capabilities.
+
+registry.py imports the classes that it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clustertool.errors import ConfigError, UsageError
+
+
+@dataclass(frozen=True)
+class EngineOption:
+    """An option of `run` that sets a setting of an engine. The engine checks the value.
+
+    value: what help calls it; "" for a flag. setting: its name in the settings, by default that of the option with underscores.
+    """
+
+    name: str
+    help: str
+    value: str = ""
+    many: bool = False
+    setting: str = ""
+
+    @property
+    def sets(self) -> str:
+        return self.setting or self.name.replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an engine needs and does. Other code asks for these, and never for the name of an engine.
+
+    needs_hosts: jobs run on HOSTS of conf.py. Else the engine chooses the nodes, and --nnodes is their number.
+    queues: a job may wait before it starts, also while this machine is off. Else engine.fleet is open after submit(), and its
+    nodes are numbered as those of the job.
+    sends_workspace: the engine has its own way to bring the workspace to the nodes. Else DISPATCH and `dispatch` carry it.
+    live_channels: open() has an agent on each node of a running job. Such an agent knows which processes live, and stops them.
+    Else the agents only read records, and the engine alone knows whether a job has ended.
+    requeues: a job may go back to the queue, and then has records of its earlier run.
+    elastic: its jobs may follow nodes that come and go.
+    """
+
+    needs_hosts: bool
+    queues: bool
+    sends_workspace: bool
+    live_channels: bool
+    requeues: bool = False
+    elastic: bool = False
+
+
+@dataclass(frozen=True)
+class EngineEntry:
+    """An engine by its name in ENGINE and --engine, and in job.toml as the name of a table with settings.
+
+    engine, starter: "module:class", an Engine and a Starter. registry.py imports them. growth: what adds nodes to an elastic
+    job, "" where the engine chooses the nodes. options: of `run`; the starter gets them in RunWish.settings. allocation: the
+    variable that names an allocation of nodes in a shell, "" where there is none.
+    """
+
+    name: str
+    engine: str
+    starter: str
+    capabilities: Capabilities
+    options: tuple[EngineOption, ...] = ()
+    allocation: str = ""
+    growth: str = ""
+
+    @property
+    def settings(self) -> str:
+        """The key of conf.py with its settings."""
+        return self.name.upper().replace("-", "_")
+
+
+DEFAULT = "ssh"
+_ENTRIES: dict[str, EngineEntry] = {}
+
+
+def register(entry: EngineEntry) -> None:
+    """Add an engine, or replace the one of the same name."""
+    _ENTRIES[entry.name] = entry
+
+
+register(
+    EngineEntry(
+        "ssh",
+        "clustertool.engines.ssh.ssh_engine:SshEngine",
+        "clustertool.engines.ssh.ssh_start:SshStart",
+        Capabilities(needs_hosts=True, queues=False, sends_workspace=False, live_channels=True, elastic=True),
+        growth="clustertool.engines.elastic.growth:Growth",
+    )
+)
+
+SLURM_OPTIONS = (
+    EngineOption("partition", "the partition of Slurm, or several: a,b", "NAME"),
+    EngineOption("account", "the account to charge", "NAME"),
+    EngineOption("qos", "the quality of service", "NAME"),
+    EngineOption("time", "the time limit of the allocation: 30 (minutes), 1:30:00, 2-12, or with a unit: 2h", "TIME"),
+    EngineOption("cpus-per-node", "processors for the ranks of each node", "N"),
+    EngineOption("mem", "memory of each node: 64G; 0 is all of it", "SIZE"),
+    EngineOption("gpus-per-node", "GPUs of each node: 4, or with their type: a100:4", "[TYPE:]N"),
+    EngineOption("exclusive", "whole nodes, which the job shares with no other"),
+    EngineOption("constraint", "features that the nodes need", "FEATURES"),
+    EngineOption("nodelist", "nodes that the job needs: node[1-4],node7", "NODES"),
+    EngineOption("exclude", "nodes that the job does not get", "NODES"),
+    EngineOption("reservation", "the reservation to use", "NAME"),
+    EngineOption("requeue", "start the job again if Slurm takes its nodes away"),
+    EngineOption(
+        "sbatch-option", "another option of sbatch: --sbatch-option=--mail-type=END", "OPTION", True, "options"
+    ),
+)
+_SLURM = "clustertool.engines.slurm"
+register(
+    EngineEntry(
+        "slurm",
+        f"{_SLURM}.slurm_engine:SlurmEngine",
+        f"{_SLURM}.slurm_start:SlurmStart",
+        Capabilities(
+            needs_hosts=False, queues=True, sends_workspace=False, live_channels=False, requeues=True, elastic=True
+        ),
+        SLURM_OPTIONS,
+        "SLURM_JOB_ID",
+    )
+)
+
+KUBERNETES_OPTIONS = (
+    EngineOption("context", "the context of the kubeconfig", "NAME"),
+    EngineOption("namespace", "the namespace of the job", "NAME"),
+    EngineOption("dialect", "the kind of workload: job (an Indexed Job), jobset or paddlejob", "KIND"),
+    EngineOption("queue", "the queue of Kueue", "NAME"),
+    EngineOption("priority-class", "the priority class of the pods", "NAME"),
+)
+_KUBERNETES = "clustertool.engines.kubernetes"
+register(
+    EngineEntry(
+        "kubernetes",
+        f"{_KUBERNETES}.kubernetes_engine:KubernetesEngine",
+        f"{_KUBERNETES}.kubernetes_start:KubernetesStart",
+        Capabilities(needs_hosts=False, queues=True, sends_workspace=True, live_channels=False),
+        KUBERNETES_OPTIONS,
+    )
+)
+
+
+def names() -> tuple[str, ...]:
+    return tuple(_ENTRIES)
+
+
+def entries() -> tuple[EngineEntry, ...]:
+    return tuple(_ENTRIES.values())
+
+
+def options() -> dict[str, EngineOption]:
+    """The options of all engines, by their names. An option that two engines have is one option."""
+    return {option.name: option for entry in _ENTRIES.values() for option in entry.options}
+
+
+def typed_settings(given: Mapping[str, object]) -> dict[str, object]:
+    """The settings that a command line has given. given: its options by their names with underscores; "", () and False are not
+    given."""
+    typed = {option.sets: given.get(option.name.replace("-", "_")) for option in options().values()}
+    return {name: value for name, value in typed.items() if value}
+
+
+def refuse_settings(engine: str, typed: Mapping[str, object]) -> None:
+    """Raises UsageError for a setting of a command line that the engine does not have. engine: "" for the default."""
+    mine = {option.sets for option in entry_of(engine).options}
+    for option in options().values():
+        if option.sets in typed and option.sets not in mine:
+            of = next(entry.name for entry in _ENTRIES.values() if option in entry.options)
+            what = f"--{option.name} is an option of the engine {of}, and this job uses the engine {engine or DEFAULT}"
+            raise UsageError(what, f"add --engine {of}, or leave --{option.name} out")
+    for name in typed.keys() - mine:
+        fix = f"known: {', '.join(sorted(mine))}" if mine else "leave it out"
+        raise UsageError(f"the engine {engine or DEFAULT} has no setting {name!r}", fix)
+
+
+def settings_keys() -> dict[str, str]:
+    """The keys of conf.py that have settings of engines, with the engine of each."""
+    return {entry.settings: entry.name for entry in _ENTRIES.values()}
+
+
+def ignored_allocations(environ: Mapping[str, str], engine: str) -> list[str]:
+    """NAME=value of each allocation of another engine in which the shell is. engine: the one that is used."""
+    others = [entry.allocation for entry in _ENTRIES.values() if entry.name != (engine or DEFAULT)]
+    return [f"{name}={environ[name]}" for name in others if environ.get(name)]
+
+
+def capabilities(engine: str) -> Capabilities:
+    """engine: "" for the default. Raises ConfigError for a name that is not known."""
+    return entry_of(engine).capabilities
+
+
+def entry_of(name: str) -> EngineEntry:
+    found = _ENTRIES.get(name or DEFAULT)
+    if found is None:
+        raise ConfigError(f"the engine {name!r} is not known", f"one of {', '.join(names())}")
+    return found

@@ -1,0 +1,1 @@
+"""The ssh engine: jobs on the hosts of conf.py, or on this machine."""

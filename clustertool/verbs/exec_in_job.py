@@ -1,0 +1,109 @@
+"""inv exec with a job: one command on the nodes of the job, or with --in-job a shell or a command inside a running rank.
+
+A rank's command has its container, directory and environment.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from clustertool.actions.find_jobs import attach_to
+from clustertool.actions.read_status import read
+from clustertool.errors import ClustertoolError, NotFound, PreflightError, UsageError, raise_all
+from clustertool.fleet.this_machine import HereLink
+from clustertool.model.hints import PROGRAM
+from clustertool.model.job.outcome import Key
+from clustertool.model.job.state import JobStatus
+from clustertool.model.roles import role_name
+from clustertool.model.wire.messages import RANK_SESSION, STATUS
+from clustertool.ssh import terminal_session
+from clustertool.ssh.connection import SshLink
+from clustertool.ssh.shells import Shells
+from clustertool.ssh.user_command import run_program
+from clustertool.verbs import signals
+from clustertool.verbs.exec import TypedCommand
+from clustertool.verbs.jobs import opened
+from clustertool.verbs.verb import Call, role_of, whole
+
+
+def exec_in_job(call: Call) -> None:
+    if call.given.in_job:
+        _in_rank(call)
+        return
+    typed = TypedCommand.read(call)
+    with opened(call) as engine:
+        chosen = {host.name for host in engine.fleet.cluster.hosts} if call.given.only or call.given.skip else None
+        fleet = engine.live(attach_to(engine, call.given.job)["id"])
+        hosts = [host for host in fleet.cluster.hosts if chosen is None or host.name in chosen]
+        typed.run(call, fleet.cluster, hosts, lambda host: fleet.link(host.index), fleet.prompter)
+
+
+def _in_rank(call: Call) -> None:
+    given = call.given
+    for name in ("timeout", "json"):
+        if getattr(given, name):
+            raise UsageError(f"--{name} cannot be given with --in-job", f"leave --{name} out")
+    command = list(given.arguments) or (["/bin/sh", "-c", given.command] if given.command else [])
+    terminal = terminal_session.present()
+    if not command and not terminal:
+        raise UsageError(
+            "exec --in-job opens a shell, which needs a terminal", f"{PROGRAM} exec --in-job COMMAND runs a command"
+        )
+    role, rank = role_of(given.role), whole(given.rank, "--rank")
+    with opened(call, newest=True) as engine:
+        job = attach_to(engine, given.job, running=True)["id"]
+        status = read(engine.fleet.ask_all(STATUS({"job": job})))
+        raise_all(list(engine.fleet.silent.values()))
+        key = _chosen(status, role, rank, given.host)
+        node = status.processes[key].node
+        if node in engine.fleet.failed:
+            raise engine.fleet.failed[node]
+        fleet = engine.live(job)
+        if node not in fleet.agents:
+            fleet.reopen(node)
+        prefix = fleet.ask_one(node, RANK_SESSION({"job": job, "role": key[0], "rank": key[1]}))["argv"]
+        link = fleet.link(node)
+        argv = [*prefix, *command]
+        where = f"{role_name(key[0])} {key[1]} on {fleet.name(node)}"
+        if not terminal:
+            code = _without_terminal(link, argv)
+        elif isinstance(link, SshLink):
+            call.terminal.note(f"{where} (Enter ~ . ends a session that hangs)" if not command else where)
+            code = terminal_session.run_on_terminal(link, argv, signals.check)
+        elif isinstance(link, HereLink):
+            call.terminal.note(where)
+            code = link.run(argv)
+        else:
+            raise PreflightError("the engine of this job has no terminal on its nodes", "give a command, and pipe it")
+    if code:
+        error = ClustertoolError(f"the command in {where} ended with exit code {code}")
+        error.code, error.source = code, "job"
+        raise error
+
+
+def _chosen(status: JobStatus, role: str, rank: int | None, host: str) -> Key:
+    """The rank that is meant: without --rank the lowest one that runs, of the role if it has one. Raises NotFound."""
+    names = {node.index: node.name for node in status.nodes.values()}
+    if host and host not in names.values():
+        raise NotFound(f"job {status.job} has no host {host!r}", f"hosts: {', '.join(names.values())}")
+    here = {key: one for key, one in status.processes.items() if not host or names.get(one.node) == host}
+    where = f" on {host}" if host else ""
+    fix = f"{PROGRAM} status --job {status.job} shows its ranks"
+    if rank is not None:
+        if (role, rank) not in here:
+            raise NotFound(f"job {status.job} has no {role_name(role)} {rank}{where}", fix)
+        return role, rank
+    living = sorted((key[0] != role, key[1], key[0]) for key, one in here.items() if one.state.alive)
+    if not living:
+        raise NotFound(f"no rank of job {status.job} runs{where}", fix)
+    return living[0][2], living[0][1]
+
+
+def _without_terminal(link: Shells, argv: list[str]) -> int:
+    """The program gets no input. Its output is printed when it has ended, byte by byte as it was."""
+    done = run_program(link, argv)
+    for stream, data in ((sys.stdout, done.stdout), (sys.stderr, done.stderr)):
+        stream.flush()
+        stream.buffer.write(data)
+        stream.flush()
+    return done.code
