@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from clustertool.model.job.outcome import LEAD, Key, Outcome
+from clustertool.model.job.outcome import Key, Outcome
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import JobPaths
@@ -134,9 +134,10 @@ class JobView:
     @property
     def without_lead(self) -> bool:
         """Whether all other nodes have ended because nothing came from the lead."""
-        others = [self.status.nodes.get(node) for node in self.nodes - {LEAD}]
+        lead = self.status.lead
+        others = [self.status.nodes.get(node) for node in self.nodes - {lead}]
         ends = [node.ended for node in others if node is not None and node.ended is not None]
-        return 0 < len(others) == len(ends) and all(end.state is JobState.LOST and end.node == LEAD for end in ends)
+        return 0 < len(others) == len(ends) and all(end.state is JobState.LOST and end.node == lead for end in ends)
 
     def end_by_engine(self, reason: str, t: float) -> list[Item]:
         """The engine has ended the job: nothing more is expected of nodes that have not recorded an end."""

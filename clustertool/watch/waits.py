@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clustertool.model.job.node_status import NodeStatus
-from clustertool.model.job.outcome import LEAD
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState, NodeState
 
@@ -66,7 +65,7 @@ def blocked(status: JobStatus, now: float = 0.0) -> list[ConnectWait]:
     return [
         ConnectWait(
             [status.name(node.index) for node in nodes],
-            status.name(LEAD),
+            status.name(status.lead),
             *cause,
             max(_age(now, float(node.unconnected["since"]) - node.skew) for node in nodes),
         )
@@ -83,12 +82,14 @@ def suspects(status: JobStatus) -> Firewall | None:
     if not nodes or lost_coordinator(status):
         return None
     incoming = len(nodes) >= len(status.nodes) - 1
-    return Firewall([status.name(node) for node in (LEAD, *(node.index for node in nodes if not incoming))], incoming)
+    return Firewall(
+        [status.name(node) for node in (status.lead, *(node.index for node in nodes if not incoming))], incoming
+    )
 
 
 def lost_coordinator(status: JobStatus) -> NodeStatus | None:
     """The coordinator's node, if it has recorded why its supervisor ended."""
-    lead = status.nodes.get(LEAD)
+    lead = status.nodes.get(status.lead)
     return lead if lead is not None and lead.state is NodeState.LOST else None
 
 

@@ -23,7 +23,7 @@ from tests.lab.lab_store import LabStore
 __all__ = ["lab", "module_lab", "site"]  # fixtures: nodes with networks of their own
 
 pytestmark = pytest.mark.frameworks
-TORCH, BOTH = ["digits-torch"], ["digits-torch", "digits-paddle"]
+BOTH = ["digits-torch", "digits-paddle"]
 ALL = frozenset(range(NODES))
 EPOCHS = 40
 SLACK = 4.0  # seconds that other work on this machine may cost
@@ -91,7 +91,7 @@ def test_one_node_is_killed_and_one_is_cut_off_and_both_come_back(training, undi
     job.check(undisturbed(name))
 
 
-@pytest.mark.parametrize("name", TORCH)
+@pytest.mark.parametrize("name", BOTH)
 def test_a_machine_is_frozen_for_half_a_minute(training, undisturbed, name):
     job = training(name, RETURN)
     run = job.start()
@@ -110,7 +110,7 @@ def test_a_machine_is_frozen_for_half_a_minute(training, undisturbed, name):
     job.check(undisturbed(name), {2: thawed})
 
 
-@pytest.mark.parametrize("name", TORCH)
+@pytest.mark.parametrize("name", BOTH)
 def test_what_a_node_sends_is_lost_and_what_is_sent_to_another_one(training, undisturbed, name):
     """Each comes back, and waits for the next epoch."""
     job = training(name)
@@ -174,7 +174,7 @@ def test_the_machine_of_the_coordinator_crashes_and_there_is_a_store(training, u
     job.check(undisturbed(name))
 
 
-@pytest.mark.parametrize("name", TORCH)
+@pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("store", ["nowhere", "other half", "both halves"])
 def test_two_halves_of_the_cluster_do_not_reach_each_other(training, undisturbed, etcd, name, store):
     """The half of the coordinator continues, and with a store the half that reaches it. Both may, and one continues.
@@ -204,7 +204,7 @@ def test_two_halves_of_the_cluster_do_not_reach_each_other(training, undisturbed
     job.check(undisturbed(name))
 
 
-@pytest.mark.parametrize("name", TORCH)
+@pytest.mark.parametrize("name", BOTH)
 def test_the_store_is_killed_and_started_again(training, undisturbed, etcd, name):
     """Within LOSS_TIMEOUT that has no effect. Later all ranks have ended, and the training continues with the store."""
     job = training(name)

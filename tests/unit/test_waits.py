@@ -14,7 +14,7 @@ from clustertool.model.job.state import JobStatus, fold
 from clustertool.show.job_text import blocked_text, firewall_text, news_text, resume_text, wait_text
 from clustertool.verbs.report_outcome import error_of
 from clustertool.watch.job_view import JobView
-from clustertool.watch.waits import ConnectWait, ListenWait, Wait, blocked, due, suspects, waits
+from clustertool.watch.waits import ConnectWait, Firewall, ListenWait, Wait, blocked, due, suspects, waits
 
 T = 1000.0
 CONNECT = ConnectWait(["n1"], "n0", "10.0.0.1:9", "timed out", "ETIMEDOUT", False)
@@ -126,6 +126,23 @@ def test_long_lists_are_shortened() -> None:
     assert some(names) == "n1, n2, n3, n4 and 2 more"
     (wait,) = blocked(cluster(7, *((node, away()) for node in range(1, 7))))
     assert blocked_text(wait).startswith("n1, n2, n3, n4 and 2 more cannot")
+
+
+def test_the_coordinator_of_a_later_epoch_is_named() -> None:
+    def led_by_n1(*events: tuple[int, dict[str, Any]]) -> JobStatus:
+        first = [(node, header(node, [("trainer", node)])) for node in range(3)]
+        names = {"nodes": ["n0", "n1", "n2"], "lead": 1, "epoch": 2}
+        later = [(node, {**header(node, [("trainer", node)]), **names}) for node in (1, 2)]
+        return fold([*first, *later, *((node, SUPERVISOR) for node in (1, 2)), *events])
+
+    (wait,) = waits(led_by_n1((2, away())), T + 5)
+    assert wait_text(wait).startswith("n2 cannot connect to the coordinator on n1 ")
+    assert suspects(led_by_n1((2, away()))) == Firewall(["n1", "n2"], False)
+    dead = led_by_n1((2, away()), (1, said("supervisor-lost", why="the supervisor died")))
+    assert suspects(dead) is None, "its coordinator is gone, which is no firewall"
+    ended = (2, said("ended", **{**END, "node": 1}))
+    assert JobView(frozenset({1, 2}), led_by_n1(ended)).without_lead
+    assert not JobView(frozenset({1, 2}), led_by_n1((1, said("ended", **{**END, "node": 1})))).without_lead
 
 
 def test_an_elastic_job_that_has_lost_its_coordinator_is_started_again_without_it() -> None:
