@@ -166,7 +166,7 @@ def test_the_machine_of_the_coordinator_crashes_and_there_is_a_store(training, u
     job.lab.crash(0)
     job.epoch_of(ALL - {0}, run, begun)
     found = job.resumed(crashed)
-    report(name, "coordinator crashed, etcd", found, 4 * LOSS)
+    report(name, "coordinator crashed, etcd", found, 2 * LOSS + 1)
     (cost,) = {event["seconds"] for node in ALL - {0} for event in job.events(node, "epoch") if event["attempt"]}
     assert cost == pytest.approx(found.tool, abs=3), "what status shows as the cost"
     job.hurry()

@@ -316,7 +316,7 @@ class Turn:
         return state.lost & state.joined
 
     def earliest(self, lost: dict[int, float]) -> float:
-        return epochs.earliest_start(lost, LEASE)
+        return max((end for _, end in epochs.lost_leases(lost, LEASE)), default=0.0)
 
     def gather(self) -> None:
         lead, gathering = self.lead, self.lead.gathering

@@ -65,7 +65,9 @@ class Member(NamedTuple):
     phase: "seek" a coordinator, "wait" for its order and "follow" it, "claim" an epoch, "gather" members,
     "launch" and "publish" them, "lead", or "end" an epoch.
     epoch, chief: of which it may have ranks, and its coordinator. lease: of the heartbeats. guard: what the guard knows.
-    seen, seen_at: the newest answer of the store, and when its request was sent. presence_until: as the member knows it.
+    seen, seen_at: the newest answer of the store, and when its request was sent. presence_until, written_until: of the lease of
+    its presence, and of its last write, as the member knows them. version: the revision of the record, and when the member has
+    seen it first. claimed_at: when it had seen the record first that it has claimed to replace, and former: its coordinator.
     record: of its claim and its epoch. since: when the phase began, or since when the store has no coordinator.
     """
 
@@ -82,6 +84,10 @@ class Member(NamedTuple):
     seen: StoreContent | None = None
     seen_at: float = 0.0
     presence_until: float = 0.0
+    written_until: float = 0.0
+    version: tuple[int, float] = (0, 0.0)
+    claimed_at: float = 0.0
+    former: int = -1
     record: StoreRecord | None = None
     since: float = 0.0
     alone_since: float = -1.0
@@ -204,12 +210,18 @@ class StoreTurn:
         if (LATE, number) in self.faults:
             self.late[number] = ask
         elif self.reaches_store(number):
+            before = self.store.revision
             self.execute(ask)
+            if self.store.revision > before and (NO_ANSWER, number) not in self.faults:
+                self.set(number, written_until=float(self.now + TTL))
 
     def read(self, number: int) -> None:
         """The answer is there in the next turn; a member that is slow may act on it then."""
         if self.reaches_store(number) and not {(NO_ANSWER, number), (LATE, number)} & self.faults:
-            self.set(number, seen=self.store.content, seen_at=float(self.now))
+            content, version = self.store.content, self.members[number].version
+            if content.revision != version[0]:
+                version = content.revision, float(self.now)
+            self.set(number, seen=content, seen_at=float(self.now), version=version)
 
     def renew(self, number: int) -> None:
         """Keep the lease of the presence, which the store may have ended."""
@@ -272,7 +284,12 @@ class StoreTurn:
         if seen is None or not rules.confirms(seen, JOB, member.epoch):
             return 0.0 if seen is not None and member.seen_at >= member.followed_at else member.followed_at + LEASE
         until = member.seen_at + TTL
-        return min(until, member.presence_until) if member.chief == number else until
+        return min(until, self.written_end(number)) if member.chief == number else until
+
+    def written_end(self, number: int) -> float:
+        """Of a coordinator's ranks."""
+        member = self.members[number]
+        return min(member.presence_until, member.written_until)
 
     def keep_lease(self, number: int) -> None:
         """Its own supervisor ends the ranks of a member whose lease has ended; it joins again."""
@@ -293,7 +310,12 @@ class StoreTurn:
         member = self.members[number]
         entered = member.epoch if member.phase in ("follow", "lead", "end") else -1
         self.members[number] = Member(
-            member.life, max(member.known, entered), seen=member.seen, seen_at=member.seen_at, since=self.now
+            member.life,
+            max(member.known, entered),
+            seen=member.seen,
+            seen_at=member.seen_at,
+            version=member.version,
+            since=self.now,
         )
 
     def take(self, number: int, sender: int, kind: str, epoch: int, *more: Any) -> None:
@@ -380,7 +402,9 @@ class StoreTurn:
         nodes, was = (before.nodes, before.epoch) if before is not None else ((), -1)
         record = StoreRecord(epoch, number, "", 0, me, JOB, epoch, nodes)
         continues = member.continues and self.goes_on(member.known, was)
-        self.set(number, phase="claim", record=record, since=self.now, continues=continues)
+        former = before.member if before is not None else -1
+        self.set(number, phase="claim", record=record, since=self.now, continues=continues, written_until=0.0)
+        self.set(number, former=former, claimed_at=member.version[1])
         self.claim_turn(number)
 
     def goes_on(self, known: int, was: int) -> bool:
@@ -397,6 +421,8 @@ class StoreTurn:
             return None
         standing = rules.standing(content, record)
         if standing is Standing.CLAIM:
+            sent_at = member.written_until or float(self.now + TTL)
+            self.set(number, claimed_at=member.version[1], written_until=sent_at)
             self.change(number, record, record.incarnation)
             if self.store.content.presence == record.incarnation:
                 self.set(number, presence_until=float(self.now + TTL))
@@ -414,7 +440,7 @@ class StoreTurn:
         if member.continues and member.gathering is not None:
             gathering = member.gathering
         else:
-            start = self.winner_start(before, self.now)
+            leases = self.former_leases(before, self.now, epochs.FormerCoordinator(member.former, member.claimed_at))
             gathering = Gathering(
                 0,
                 1,
@@ -422,8 +448,7 @@ class StoreTurn:
                 math.inf,
                 self.now,
                 first=False,
-                unproved=before,
-                leases_end=start,
+                leases=leases,
                 expected=before,
                 patience=1.0,
             )
@@ -439,8 +464,8 @@ class StoreTurn:
             followed_at=0.0,
         )
 
-    def winner_start(self, before: frozenset[int], now: float) -> float:
-        return epochs.winner_start(before, (), now, TTL)
+    def former_leases(self, before: frozenset[int], now: float, former: epochs.FormerCoordinator) -> epochs.Leases:
+        return epochs.former_leases(before, now, TTL, former)
 
     def offered(self, number: int, sender: int, known: int) -> None:
         """A member waits. One that was in the present epoch has ended its ranks."""
@@ -459,7 +484,7 @@ class StoreTurn:
         assert member.gathering is not None and member.record is not None
         present = member.offers | {number}
         if member.gathering.readiness(present, self.now) is not Readiness.START:
-            return None
+            return self.coordinate(number)
         self.set(number, phase="launch", members=present, joined=frozenset({number}), since=self.now)
         self.post(number, present, "launch", member.epoch, self.now)
         return self.launch_turn(number)
@@ -476,7 +501,7 @@ class StoreTurn:
             return self.publish_turn(number)
         if self.now - member.since > PATIENCE:
             self.set(number, phase="gather", offers=frozenset())
-        return None
+        return self.coordinate(number)
 
     def may_coordinate(self, number: int) -> bool:
         """Whether a coordinator that gathers goes on: another one may have the epoch."""
@@ -495,7 +520,7 @@ class StoreTurn:
         return None
 
     def coordinate(self, number: int) -> None:
-        """Put back a presence that the store has ended early, and publish the record."""
+        """Write the record, and put back a presence that the store has ended early."""
         member = self.members[number]
         record, content = member.record, member.seen
         assert record is not None and content is not None
@@ -504,8 +529,7 @@ class StoreTurn:
             presence = record.incarnation
         elif not rules.is_present(content, record):
             return
-        if presence is not None or content.record != record:
-            self.change(number, record if content.record != record else None, presence)
+        self.change(number, record, presence)
 
     def lead(self, number: int) -> None:
         member, count = self.members[number], len(self.members)
@@ -587,19 +611,19 @@ class StoreTurn:
             math.inf,
             self.now,
             first=False,
-            unproved=frozenset(lost),
-            leases_end=epochs.earliest_start(lost, LEASE),
+            leases=epochs.lost_leases(lost, LEASE),
             expected=member.members - member.lost,
             patience=1.0,
         )
         known, life = max(member.known, member.epoch), member.life
-        content, at, until = member.seen, member.seen_at, member.presence_until
+        content, at, version, until = member.seen, member.seen_at, member.version, member.presence_until
         self.members[number] = Member(
             life,
             known,
             "seek",
             seen=content,
             seen_at=at,
+            version=version,
             presence_until=until,
             since=self.now,
             gathering=gathering,

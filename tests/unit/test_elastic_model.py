@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
+from clustertool.model.elastic.epochs import FormerCoordinator, Leases
 from clustertool.model.elastic.lease import Lease
 from clustertool.model.joining.store_rules import StoreContent
 from clustertool.node.supervisor.coordinator import lead_decisions as l
@@ -282,8 +283,27 @@ def test_many_walks_of_five_nodes_with_a_store(tenth: int) -> None:
 class TakesOverAtOnce(m.StoreTurn):
     """The winner of an epoch does not wait for the ranks of the epoch before."""
 
-    def winner_start(self, before: frozenset[int], now: float) -> float:
-        return 0.0
+    def former_leases(self, before: frozenset[int], now: float, former: FormerCoordinator) -> Leases:
+        return ()
+
+
+class KnowsNoWrite(m.StoreTurn):
+    """A coordinator that only reads goes on, while the winner trusts its last write."""
+
+    def written_end(self, number: int) -> float:
+        return math.inf
+
+    def coordinate(self, number: int) -> None:
+        member = self.members[number]
+        if member.seen is not None and member.seen.record != member.record:
+            super().coordinate(number)
+
+
+class TrustsTheOldestWrite(m.StoreTurn):
+    """The winner counts from the time at which it had seen any record first."""
+
+    def former_leases(self, before: frozenset[int], now: float, former: FormerCoordinator) -> Leases:
+        return super().former_leases(before, now, former._replace(seen_at=0.0))
 
 
 class NoComparison(m.StoreTurn):
@@ -307,7 +327,17 @@ class CoordinatorNeedsNoStore(m.StoreTurn):
         return math.inf if self.members[number].chief == number else super().store_end(number)
 
 
-@pytest.mark.parametrize("turn", [TakesOverAtOnce, NoComparison, NoStoreNeeded, CoordinatorNeedsNoStore])
+@pytest.mark.parametrize(
+    "turn",
+    [
+        TakesOverAtOnce,
+        KnowsNoWrite,
+        TrustsTheOldestWrite,
+        NoComparison,
+        NoStoreNeeded,
+        CoordinatorNeedsNoStore,
+    ],
+)
 def test_a_wrong_rule_of_a_store_is_found(turn: type[m.StoreTurn], monkeypatch: pytest.MonkeyPatch) -> None:
     """With leases that are long, compared with the time that an epoch needs to begin."""
     monkeypatch.setattr(m, "LEASE", 9)

@@ -20,8 +20,7 @@ LATER = Gathering(
     300.0,
     100.0,
     first=False,
-    leases_end=111.0,
-    unproved=frozenset({9}),
+    leases=((9, 111.0),),
     expected=frozenset({0, 1, 2}),
     patience=10.0,
 )
@@ -62,7 +61,7 @@ def test_a_later_epoch(present: tuple[int, ...], now: float, expected: Readiness
 
 
 def test_ranks_of_a_lost_node_may_live_after_the_timeout() -> None:
-    late = LATER._replace(leases_end=500.0)
+    late = LATER._replace(leases=((9, 500.0),))
     assert late.readiness((0, 1, 2), 450.0) is WAIT and late.readiness((0, 1, 2), 500.0) is START
 
 

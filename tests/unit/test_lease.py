@@ -5,12 +5,13 @@ from __future__ import annotations
 from clustertool.model.elastic.epochs import (
     MARGIN,
     EpochRecord,
+    FormerCoordinator,
     claim,
-    earliest_start,
+    former_leases,
+    lost_leases,
     may_enter,
     next_number,
     started,
-    winner_start,
 )
 from clustertool.model.elastic.lease import Lease, ends_by, is_silent
 
@@ -80,14 +81,24 @@ def test_the_coordinator_gives_a_node_up_when_its_lease_has_ended() -> None:
 
 
 def test_an_epoch_waits_for_the_last_lease_of_the_lost_nodes() -> None:
-    assert earliest_start({}, 10.0) == 0.0
-    assert earliest_start({1: 100.0, 3: 104.0, 2: 90.0}, 10.0) == 114 + MARGIN
+    assert lost_leases({}, 10.0) == ()
+    assert lost_leases({3: 104.0, 1: 100.0}, 10.0) == ((1, 110 + MARGIN), (3, 114 + MARGIN))
 
 
-def test_the_winner_of_an_epoch_waits_for_proof_of_all_nodes_or_for_their_leases() -> None:
-    assert winner_start(frozenset(), [], 50.0, 10.0) == 0.0
-    assert winner_start({0, 1, 2}, [2, 1, 0, 5], 50.0, 10.0) == 0.0
-    assert winner_start({0, 1, 2}, [1, 2], 50.0, 10.0) == 60 + MARGIN
+NOBODY = FormerCoordinator(-1, 0.0)
+
+
+def test_the_winner_of_an_epoch_waits_for_the_leases_of_all_nodes() -> None:
+    assert former_leases(frozenset(), 50.0, 10.0, NOBODY) == ()
+    assert former_leases({2, 0}, 50.0, 10.0, NOBODY) == ((0, 60 + MARGIN), (2, 60 + MARGIN))
+
+
+def test_the_coordinator_before_has_no_ranks_soon_after_its_last_write() -> None:
+    former = FormerCoordinator(0, 41.0)
+    assert former_leases({0, 2}, 50.0, 10.0, former) == ((0, 51 + MARGIN), (2, 60 + MARGIN))
+    assert former_leases({2}, 50.0, 10.0, former) == ((2, 60 + MARGIN),)
+    late = FormerCoordinator(0, 55.0)
+    assert former_leases({0}, 50.0, 10.0, late) == ((0, 60 + MARGIN),)
 
 
 def test_numbers_of_epochs_rise() -> None:
@@ -105,5 +116,5 @@ def test_a_claim_keeps_the_nodes_that_may_have_ranks() -> None:
     assert second == EpochRecord(4, 1, frozenset({0, 1, 2}))
     third = claim(second, 0)
     assert third == EpochRecord(5, 0, frozenset({0, 1, 2}))
-    assert winner_start(third.nodes, [0, 1], 50.0, 10.0) > 0
+    assert {node for node, _ in former_leases(third.nodes, 50.0, 10.0, NOBODY)} == {0, 1, 2}
     assert started(third, [0, 1]).nodes == {0, 1}

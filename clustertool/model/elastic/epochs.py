@@ -7,7 +7,7 @@ Without a store one process coordinates all epochs of the job. With a store (etc
 replaces the record of the epoch before it, by compare-and-swap, coordinates the epoch.
 
 1. claim() makes the record of the next epoch. It still has the nodes of the record before it, because these may have ranks.
-2. The members join. The coordinator waits until start_at().
+2. The members join. The coordinator waits for those that have not, until their leases have ended (Leases).
 3. started() makes the record with the nodes of the plan. It is in the store before the first order to start is sent.
 """
 
@@ -18,6 +18,18 @@ from typing import AbstractSet, Collection, FrozenSet, Iterable, Mapping, NamedT
 from clustertool.model.elastic.lease import ends_by
 
 MARGIN = 1.0  # seconds between the end of the last lease and the first rank of the next epoch
+
+
+# Nodes that may have ranks of an earlier epoch, and until when. One that joins has ended them.
+Leases = Tuple[Tuple[int, float], ...]
+
+
+class FormerCoordinator(NamedTuple):
+    """The coordinator whose record in the store was replaced. seen_at: when its last write had come to the one that replaced
+    it."""
+
+    node: int
+    seen_at: float
 
 
 class EpochEnd(NamedTuple):
@@ -55,19 +67,22 @@ def may_enter(number: int, last: int) -> bool:
     return number > last
 
 
-def earliest_start(lost: Mapping[int, float], seconds: float) -> float:
-    """When the next epoch may start a rank, or 0.0 if it need not wait. lost: see EpochEnd. seconds: of the lease."""
-    return max((ends_by(received, seconds) + MARGIN for received in lost.values()), default=0.0)
+def lost_leases(lost: Mapping[int, float], seconds: float) -> Leases:
+    """Of nodes that were lost. lost: see EpochEnd. seconds: of the lease."""
+    return tuple((node, ends_by(received, seconds) + MARGIN) for node, received in sorted(lost.items()))
 
 
-def winner_start(previous: AbstractSet[int], proved: Collection[int], won_at: float, seconds: float) -> float:
+def former_leases(previous: AbstractSet[int], won_at: float, seconds: float, former: FormerCoordinator) -> Leases:
     """The same for a node that has taken the epoch over in the store, from another coordinator.
 
-    previous: `nodes` of the record that it has replaced. proved: the nodes that have joined it, each of which has ended its
-    ranks. won_at: when the store's answer came. The coordinator before it acknowledges no beat after its own lease in the
-    store has ended, so the last lease of a node ends at most `seconds` after that.
+    previous: `nodes` of the record that it has replaced. won_at: when the store's answer came. The coordinator before it
+    acknowledges no beat after its own lease in the store has ended, so the last lease of a node ends at most `seconds` after
+    that. The coordinator itself has ranks until `seconds` after it sent its last write, which was seen here later.
     """
-    return 0.0 if previous <= set(proved) else won_at + seconds + MARGIN
+    ends = dict.fromkeys(previous, won_at + seconds + MARGIN)
+    if former.node in ends:
+        ends[former.node] = min(ends[former.node], former.seen_at + seconds + MARGIN)
+    return tuple(sorted(ends.items()))
 
 
 def claim(previous: Optional[EpochRecord], coordinator: int, known: Iterable[int] = ()) -> EpochRecord:

@@ -2,7 +2,7 @@
 
     epoch    condition, the first line that is true                               result
     any      the pause before the epoch has not passed (`earliest`)              WAIT
-    any      a node may still have living ranks (`unproved` until `leases_end`)   WAIT
+    any      a node that has not joined may have living ranks (`leases`)          WAIT
     first    the maximum has joined, or all that are started at first             START
     first    `timeout` has not passed                                             WAIT
     later    a node that is expected has not joined, for `patience` at most       WAIT
@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from enum import Enum
 from typing import Collection, Dict, FrozenSet, NamedTuple, Tuple
+
+from clustertool.model.elastic.epochs import Leases
 
 
 class Readiness(Enum):
@@ -56,8 +58,8 @@ class EpochBefore(NamedTuple):
 class Gathering(NamedTuple):
     """What one epoch needs.
 
-    number: of the epoch. began: when its gathering began. earliest: the end of the pause before it. unproved: nodes that may
-    have ranks of an earlier epoch until leases_end; one that joins has ended them. expected: members that will join again,
+    number: of the epoch. began: when its gathering began. earliest: the end of the pause before it. leases: see Leases.
+    expected: members that will join again,
     because they have taken part and were not lost. patience: seconds to wait for these. first: no epoch has begun so far.
     restarts: of --max-restarts that were used. before: the last epoch. job_began: when the first gathering began. unattended:
     seconds without a laptop.
@@ -71,8 +73,7 @@ class Gathering(NamedTuple):
     began: float
     first: bool = True
     earliest: float = 0.0
-    unproved: FrozenSet[int] = frozenset()
-    leases_end: float = 0.0
+    leases: Leases = ()
     expected: FrozenSet[int] = frozenset()
     patience: float = 0.0
     restarts: int = 0
@@ -84,12 +85,12 @@ class Gathering(NamedTuple):
     def readiness(self, present: Collection[int], now: float) -> Readiness:
         """present: the members that have joined."""
         late = now - self.began >= self.timeout
-        proved = self.unproved <= set(present)
-        if now < self.earliest or (now < self.leases_end and not proved):
+        dead = max((end for node, end in self.leases if node not in present), default=0.0)
+        if now < max(self.earliest, dead):
             return Readiness.WAIT
         if self.first and len(present) < min(self.maximum, self.started or self.maximum) and not late:
             return Readiness.WAIT
-        waited = now - max(self.began, self.earliest, 0.0 if proved else self.leases_end)
+        waited = now - max(self.began, self.earliest, dead)
         if not self.expected <= set(present) and waited < self.patience and not late:
             return Readiness.WAIT
         if len(present) >= self.minimum:

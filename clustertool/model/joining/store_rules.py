@@ -8,6 +8,10 @@ The store (etcd) has two keys of a job, and each answer shows both at one moment
 A node may have ranks of an epoch until `ttl` seconds after it *sent* the newest request whose answer confirms the epoch. The
 winner of a later epoch has replaced the record after that request. So no node has ranks of an earlier epoch after `won_at` +
 ttl of the winner, whatever the store does with its leases. All times are seconds of CLOCK_BOOTTIME of one machine.
+
+A coordinator writes its record again once a beat, and only such a write confirms its epoch to itself. The winner has replaced
+the last one of them, so the coordinator before it has no ranks `ttl` seconds after the winner had *seen* that write: in
+general soon after its lease in the store has ended.
 """
 
 from __future__ import annotations

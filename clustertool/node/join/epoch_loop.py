@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, FrozenSet, NamedTuple, Optional, Tuple
 
 from clustertool.errors import NodeLost
-from clustertool.model.elastic.epochs import EpochEnd, earliest_start, winner_start
+from clustertool.model.elastic.epochs import EpochEnd, former_leases, lost_leases
 from clustertool.model.elastic.gathering import EpochBefore, Gathering, pause
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.outcome import Outcome
@@ -163,8 +163,7 @@ class EpochLoop:
             elastic.timeout,
             now,
             first=won.first,
-            unproved=frozenset(won.before),
-            leases_end=winner_start(frozenset(won.before), (), won.at, lease),
+            leases=former_leases(frozenset(won.before), won.at, lease, won.former),
             expected=frozenset(won.before),
             patience=1.0,  # they had the time of their leases to join
             restarts=won.restarts,
@@ -191,8 +190,7 @@ class EpochLoop:
             now,
             first=False,
             earliest=now + pause(self._short, least, most),
-            unproved=lost,
-            leases_end=earliest_start(end.lost, lease),
+            leases=lost_leases(end.lost, lease),
             expected=members - lost - released,
             patience=lease,
             restarts=end.restarts_used,

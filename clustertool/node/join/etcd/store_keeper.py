@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.model.joining import store_rules as rules
 from clustertool.model.joining.store_rules import Standing, StoreContent, StoreRecord
@@ -30,7 +30,8 @@ class StoreView(NamedTuple):
     """What is known of the store. Times are of CLOCK_BOOTTIME.
 
     order: the number of the newest request of the member that it reflects. standing: of this member's campaign, None if it has
-    none. content: the newest, None before the first answer. won_at: when it was known that the campaign is won. outdated: a
+    none. content: the newest, None before the first answer. won_at: when it was known that the campaign is won. seen_at: when
+    the record that it has replaced had been seen first. outdated: a
     later epoch than this member's has begun, or its record is gone. reachable_until: how long the member may have ranks of its
     epoch, 0.0 before the first confirmation. valid_until: the same for a coordinator, 0.0 if it is none. problem: why the last
     request failed, "" if it did not.
@@ -40,6 +41,7 @@ class StoreView(NamedTuple):
     standing: Optional[Standing] = None
     content: Optional[StoreContent] = None
     won_at: float = 0.0
+    seen_at: float = 0.0
     outdated: bool = False
     reachable_until: float = 0.0
     valid_until: float = 0.0
@@ -66,7 +68,8 @@ class StoreKeeper:
         self._lease_until = 0.0
         self._archive = 0  # the lease of the record
         self._archived_at = 0.0
-        self._stored_with = 0  # the lease of the record in the store
+        self._seen = (0, 0.0)  # the revision of the record in the store, and when it was seen first
+        self._written_until = 0.0  # until when the coordinator's last write confirms its epoch
 
     def follow(self, epoch: Optional[int], order: int) -> None:
         """The member takes part in this epoch, in none if it is None, and coordinates none."""
@@ -76,7 +79,7 @@ class StoreKeeper:
     def campaign(self, record: StoreRecord, order: int) -> None:
         """The member wants to coordinate the epoch of this record."""
         self.follow(None, order)
-        self._record = record
+        self._record, self._written_until = record, 0.0
         self.view = self.view._replace(standing=Standing.WAIT)
 
     def publish(self, record: StoreRecord) -> None:
@@ -126,7 +129,8 @@ class StoreKeeper:
             content = _content(pair, presence)
         except ValueError as error:
             raise EtcdError(f"the keys {PREFIX}{self._job.id}/ are not those of this job: {error}") from None
-        self._stored_with = pair.lease if pair else 0
+        if content.revision != self._seen[0]:
+            self._seen = content.revision, boottime()
         view = self.view._replace(content=content)
         if self._epoch is not None and not view.outdated:
             if rules.confirms(content, self._job.identity, self._epoch):
@@ -137,7 +141,8 @@ class StoreKeeper:
         return content
 
     def _confirmed(self, view: StoreView, until: float) -> StoreView:
-        valid = min(until, self._lease_until) if view.standing is Standing.WON else 0.0
+        leads = view.standing is Standing.WON
+        valid = min(until, self._lease_until, self._written_until) if leads else 0.0
         return view._replace(reachable_until=until, valid_until=valid)
 
     def _attempt(self, content: StoreContent, record: StoreRecord) -> None:
@@ -146,7 +151,9 @@ class StoreKeeper:
         if standing is Standing.CLAIM:
             unchanged = self._conditions(content)
             puts = Put(self._epoch_key, rules.write(record), self._archive_lease()), self._presence()
-            self._client.change(unchanged, puts)
+            self.view = self.view._replace(seen_at=self._seen[1])
+            self._written_until = self._written_until or boottime() + self._ttl  # if its answer is lost
+            self._write(unchanged, puts)
             content = self._read()
             standing = rules.standing(content, record)
         if standing is Standing.WON:
@@ -157,18 +164,23 @@ class StoreKeeper:
             self.view = self.view._replace(standing=standing)
 
     def _coordinate(self, content: StoreContent, record: StoreRecord) -> None:
-        """Put back a presence that the store has ended early, and publish a record that has changed."""
+        """Write the record, which may have changed, and put back a presence that the store has ended early."""
         if self.view.outdated:
             return
-        puts, archive = [], self._archive_lease()
+        puts = [Put(self._epoch_key, rules.write(record), self._archive_lease())]
         if rules.may_restore(content, record) and boottime() < self.view.valid_until:
             puts.append(self._presence())
         elif not rules.is_present(content, record):
             return  # it has lost its presence for too long, or to another process
-        if content.record != record or archive != self._stored_with:
-            puts.append(Put(self._epoch_key, rules.write(record), archive))
-        if puts and self._client.change(self._conditions(content), puts):
+        if self._write(self._conditions(content), puts):
             self._read()
+
+    def _write(self, unchanged: Sequence[Unchanged], puts: Sequence[Put]) -> bool:
+        """Whether the keys were changed, as the answer of the store has it."""
+        changed = self._client.change(unchanged, puts)
+        if changed:
+            self._written_until = self._client.sent_at + self._ttl
+        return changed
 
     def _conditions(self, content: StoreContent) -> Tuple[Unchanged, Unchanged]:
         return (

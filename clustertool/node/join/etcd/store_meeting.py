@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Sequence, Tupl
 
 from clustertool.errors import ConfigError, NodeLost
 from clustertool.model.config.elastic_settings import ElasticServer
+from clustertool.model.elastic.epochs import FormerCoordinator
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint
 from clustertool.model.joining.store_rules import Standing, StoreRecord, ttl
 from clustertool.node.join.etcd.epoch_store import EpochStore
@@ -30,7 +31,7 @@ _CLOSE = 2.0
 
 class Won(NamedTuple):
     """The epoch that this member coordinates. before: nodes that may have ranks of earlier epochs. at: when it was won. place:
-    where it listens. previous: the attempt that the store had before, -1 if none."""
+    where it listens. previous: the attempt that the store had before, -1 if none. former: its coordinator."""
 
     number: int
     previous: int
@@ -39,6 +40,7 @@ class Won(NamedTuple):
     at: float
     first: bool
     place: MeetingPoint
+    former: FormerCoordinator
 
 
 def access_of(server: ElasticServer, secrets: Sequence[Tuple[str, str]]) -> EtcdAccess:
@@ -54,9 +56,9 @@ class StoreMeeting:
         """Raises ConfigError for a URL or a certificate that is not valid."""
         job = StoreJob(join.identity.job_id, join.identity.token, sender)
         self._join, self._sender = join, sender
-        self._least = join.job.elastic.backoff[0]
         self._record: Optional[StoreRecord] = None  # of the campaign, or of the epoch that is coordinated here
         self._previous = -1  # the attempt in the record that it replaces
+        self._former = -1  # and its coordinator
         self._alone_since: Optional[float] = None  # since when the store has no coordinator
         self._followed_at = 0.0  # when the present epoch began for this member
         try:
@@ -107,12 +109,8 @@ class StoreMeeting:
         if self._alone_since is None:
             self._alone_since = now
         begun = content.record is not None and content.record.job == self._join.identity.token
-        wait = (
-            self._least + _STAGGER * member
-            if begun
-            else _STAGGER * member + _AT_START + self._join.cluster.loss_timeout
-        )
-        if now - self._alone_since >= wait:
+        start = 0.0 if begun else _AT_START + self._join.cluster.loss_timeout
+        if now - self._alone_since >= start + _STAGGER * member:
             self.campaign(member, known, place())
         return None
 
@@ -122,7 +120,7 @@ class StoreMeeting:
         before = content.record if content is not None else None
         if before is not None and before.job != self._join.identity.token:
             before = None
-        self._previous = before.attempt if before is not None else -1
+        self._previous, self._former = (before.attempt, before.member) if before is not None else (-1, -1)
         number = max(known, self._previous) + 1
         nodes, restarts = (before.nodes, before.restarts) if before is not None else ((), 0)
         token = self._join.identity.token
@@ -147,9 +145,9 @@ class StoreMeeting:
         view = self.view
         if view.standing is Standing.WON:
             place = MeetingPoint(record.address, record.port, record.member)
-            return Won(
-                record.epoch, self._previous, record.nodes, record.restarts, view.won_at, record.epoch == 0, place
-            )
+            former = FormerCoordinator(self._former, view.seen_at)
+            first = record.epoch == 0
+            return Won(record.epoch, self._previous, record.nodes, record.restarts, view.won_at, first, place, former)
         if view.standing is Standing.FOREIGN:
             what = f"another job with the id {self._join.identity.job_id} runs, as the store has it"
             raise ConfigError(what, "take another --job-id")
