@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-
 from clustertool.verbs import signals
 
 signals.install()
-# Most objects of a command live until its end, so frequent collections find nothing.
-gc.set_threshold(100_000, 50, 50)
 
 import functools  # noqa: E402 - the SIGINT handler is installed before slow imports
 import importlib  # noqa: E402

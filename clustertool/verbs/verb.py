@@ -191,6 +191,8 @@ def refuse(error: UsageError, json: bool) -> int:
 
 def outermost(body: Callable[[Call], None], call: Call) -> int:
     """The outermost boundary: every error becomes a message on stderr and an exit code here."""
+    # Most objects of a command live until its end, so frequent collections find nothing.
+    gc.set_threshold(100_000, 50, 50)
     try:
         signals.count.working = True
         signals.count.note = lambda text: call.terminal.note(text)

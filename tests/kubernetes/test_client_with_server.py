@@ -65,6 +65,7 @@ def test_an_agent_answers_through_the_server(pod, tmp_path):
         link.close()
 
 
+@pytest.mark.chaos
 def test_a_server_that_is_away_for_20_seconds_is_waited_for(server):
     notes = []
     api = ClusterApi(Place(), notes.append)

@@ -15,6 +15,9 @@ from tests.kubernetes.kube_site import KubeSite
 from tests.kubernetes.test_kubernetes_rights import role
 from tests.kubernetes.test_kubernetes_runs import TRAIN, run
 
+# Further objects that are created; `make test` has jobs.
+REPETITIONS = [pytest.param(kind, marks=pytest.mark.chaos) for kind in ("secrets", "services")]
+
 
 @pytest.fixture
 def job(site: KubeSite) -> KubeSite:
@@ -45,7 +48,7 @@ def test_ctrl_c_while_the_user_is_asked_for(job: KubeSite) -> None:
     assert not asked(job, "create", "jobs") and job.left() == []
 
 
-@pytest.mark.parametrize("kind", ["jobs", "secrets", "services"])
+@pytest.mark.parametrize("kind", ["jobs", *REPETITIONS])
 def test_ctrl_c_while_objects_are_created(job: KubeSite, kind: str) -> None:
     """A request is not left alone: its object could be created after the others were removed."""
     job.server.busy.add(("create", kind))
@@ -113,7 +116,7 @@ def test_a_watch_that_has_expired_is_begun_again(job: KubeSite) -> None:
     job.is_empty()
 
 
-@pytest.mark.parametrize("resource", ["jobs", "secrets", "services"])
+@pytest.mark.parametrize("resource", ["jobs", *REPETITIONS])
 def test_without_the_right_to_create_an_object_nothing_is_left(
     job: KubeSite, another_user: Callable[[str], KubeSite], resource: str
 ) -> None:

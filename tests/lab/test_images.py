@@ -345,6 +345,7 @@ def test_ctrl_c_while_nodes_load_an_image(nodes, container_image: Path) -> None:
     assert ids(two) == [id, id]
 
 
+@pytest.mark.chaos  # most of a minute
 def test_a_node_that_is_lost_while_it_loads_an_image(nodes, container_image: Path) -> None:
     """It is named, the others have the image, and get nothing again when it is back."""
     two, laptop = nodes(2)

@@ -56,7 +56,7 @@ def filling(site, filler, fail="", nproc=1):
     return pair, running
 
 
-@pytest.mark.parametrize("filler", [0, 1])
+@pytest.mark.parametrize("filler", [pytest.param(0, marks=pytest.mark.chaos), 1])
 def test_the_job_goes_on_and_ends_when_there_is_room_again(site, filler):
     """For longer than the loss timeout nothing can be written there; heartbeats do not care."""
     pair, running = filling(site, filler)

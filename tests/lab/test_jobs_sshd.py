@@ -60,7 +60,7 @@ def test_it_comes_back(pair, dead):
     pair.gone()
 
 
-@pytest.mark.parametrize("dead", [0, 1])
+@pytest.mark.parametrize("dead", [pytest.param(0, marks=pytest.mark.chaos), 1])
 def test_it_stays_dead_to_the_end(pair, dead):
     """The verdict comes by the other node; what the dead one's ranks said last is read when its sshd is back."""
     pair.lab.kill_sshd(dead)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 from typing import Any
 
-from tests.cli import LoopSite, until
+import pytest
+
+from tests.cli import CLUSTERTOOL, LoopSite, until
 
 TRAIN = """
 import os, time
@@ -120,3 +123,20 @@ def test_a_plan_is_shown_and_wrong_numbers_are_refused(site):
     assert "'3:2' is no number of nodes" in three.clustertool("run", "-w", "job", "--nnodes", "3:2").ends(64).err
     three.clustertool("run", "-w", "job", "--nnodes", "2:3", "--mode", "rpc").ends(64)
     three.clustertool("run", "-w", "job", "--elastic-server", "http://127.0.0.1:1").ends(64)
+
+
+def test_a_node_is_released_although_the_job_waits_for_its_next_epoch(site):
+    three = site(3)
+    three.workspace(train_py=TRAIN)
+    three.conf(LOSS_TIMEOUT=3, GRACE=2)
+    three.clustertool("run", "-w", "job", "--nnodes", "3:3", "--detach").ends(0)
+    ready(three, 0, 3)
+    kill(three, 1)
+    until(lambda: all(one["state"] != "running" for one in status(three)["processes"]), 30)
+    released = three.start("shrink", "--host", three.servers[2].address, program=CLUSTERTOOL)
+    with pytest.raises(subprocess.TimeoutExpired):
+        released.process.wait(2.0)
+    three.clustertool("grow", "--host", three.servers[1].address).ends(0)
+    assert "has left" in released.wait(60).ends(0).out
+    three.clustertool("stop").ends(0)
+    three.gone()

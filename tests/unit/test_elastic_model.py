@@ -75,6 +75,7 @@ def test_all_histories_of_three_running_nodes_with_two_faults() -> None:
     assert not wrong and count > 20_000, (wrong, count)
 
 
+@pytest.mark.chaos
 def test_all_histories_of_the_first_epoch_with_two_faults() -> None:
     wrong, count = explored(first_world(3), 9)
     assert not wrong and count > 20_000, (wrong, count)

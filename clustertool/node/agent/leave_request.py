@@ -23,20 +23,36 @@ _POLL = 0.1
 
 def leave(context: NodeContext, request: LeaveRequest) -> LeaveAnswer:
     """Release this node. Returns when it has left, at most after `seconds`. Raises NotFound, PreflightError, and what the
-    supervisor answers: between two epochs there is nothing to release."""
-    record = record_of(context, request["job"])
-    if not record.supervised():
-        raise NotFound(f"job {record.job} does not run here", f"{PROGRAM} status --job {record.job} shows its nodes")
-    command = cast("SupervisorRequest", {"type": "leave", "by": request["by"]})
-    if supervisor_client.ask(record.paths, command, _PATIENCE) is None:
-        what = f"the supervisor of job {record.job} does not answer"
-        raise PreflightError(what, f"try again, or end the job: {PROGRAM} stop --job {record.job}")
-    until = time.monotonic() + request["seconds"]
+    supervisor answers."""
+    record, until = record_of(context, request["job"]), time.monotonic() + request["seconds"]
+    _release(record, request["by"], until)
     while time.monotonic() < until:
         if has_left(record) and not record.supervised():
             return {"left": True}
         time.sleep(_POLL)
     return {"left": False}
+
+
+def _release(record: Record, by: str, until: float) -> None:
+    """Return when the supervisor has taken the request. Between two epochs there is none: the next one is waited for."""
+    command = cast("SupervisorRequest", {"type": "leave", "by": by})
+    answered_at = time.monotonic()
+    while True:
+        if not record.supervised():
+            raise NotFound(
+                f"job {record.job} does not run here", f"{PROGRAM} status --job {record.job} shows its nodes"
+            )
+        try:
+            if supervisor_client.ask(record.paths, command, _PATIENCE) is not None:
+                return
+            if time.monotonic() - answered_at > _PATIENCE:  # it takes less where a supervisor follows the member
+                what = f"the supervisor of job {record.job} does not answer"
+                raise PreflightError(what, f"try again, or end the job: {PROGRAM} stop --job {record.job}")
+        except NotFound:
+            answered_at = time.monotonic()
+            if answered_at > until:
+                raise
+        time.sleep(_POLL)
 
 
 def has_left(record: Record) -> bool:
