@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from tests.cli import Running, until
+from tests import mpi
+from tests.cli import CLUSTERTOOL, Running, until
 from tests.slurm.engine_runs import SLURM, STARTS, EngineRun, number_of, use
 from tests.slurm.queue_jobs import folder_of
 from tests.slurm.slurm_site import SlurmSite
+from tests.slurm.test_job_in_allocation import ShellSite
+from tests.slurm.test_mpi_in_slurm import prepared
 
 TRAIN = """
     import os, time
@@ -20,15 +23,25 @@ TRAIN = """
     while not os.path.exists(os.path.expanduser("~/over")):
         time.sleep(0.05)
 """
+BY_MPI = """
+    import os, time
+    from mpi4py import MPI
+    world = MPI.COMM_WORLD
+    print("ready", os.environ["CLUSTERTOOL_ATTEMPT"], world.rank, world.size, flush=True)
+    while not world.bcast(os.path.exists(os.path.expanduser("~/over"))):
+        time.sleep(0.1)
+"""
 LOSS = 5  # seconds
 
 
-def begun(site: SlurmSite, world: int, *options: object, **settings: object) -> EngineRun:
+def begun(
+    site: SlurmSite, world: int, *options: object, train: str = TRAIN, prelude: Sequence[str] = (), **settings: object
+) -> EngineRun:
     """An elastic job that is followed, whose ranks run in epoch 0."""
     use(site, SLURM, **settings)
     with (site.folder / "conf.py").open("a") as conf:
-        conf.write(f"LOSS_TIMEOUT = {LOSS}\n")
-    site.workspace(train_py=TRAIN)
+        conf.write(f"LOSS_TIMEOUT = {LOSS}\nPRELUDE = {list(prelude)!r}\n")
+    site.workspace(train_py=train)
     command = site.start("run", "-w", "job", "--all-ranks", *options)
     epoch(command, 0, world)
     job = command.says(r"^job (\S+?):", 1)
@@ -70,6 +83,43 @@ def test_a_member_is_killed_and_the_job_goes_on(queue: SlurmSite) -> None:
     queue.gone()
     queue.lab.over(job.number)
     assert not bundle.exists(), "it has the key of the job"
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("kind", mpi.each(*mpi.BOTH))
+def test_mpirun_goes_on_with_the_nodes_that_are_left(queue: SlurmSite, kind: mpi.Mpi) -> None:
+    prelude = prepared(queue, kind)
+    before = [mpi.files(queue, node) for node in range(3)]
+    job = begun(queue, 3, "--nnodes", "2:3", "--mode", "mpi", train=BY_MPI, prelude=prelude)
+    os.kill(job.supervisor(1), signal.SIGKILL)
+    epoch(job.command, 1, 2)
+    (queue.shared / "over").touch()
+    job.command.wait().ends(0)
+    assert epochs(job) == [[0, 1, 2], [0, 2]]
+    queue.gone()
+    mpi.no_new_files(queue, before, range(3))
+
+
+@pytest.mark.engines
+def test_a_node_of_an_allocation_of_the_user_crashes(slurm: Callable[..., SlurmSite]) -> None:
+    """salloc --no-kill, as docs/elastic.md has it. The allocation stays after the job."""
+    site = slurm(3)
+    shell = ShellSite(site)
+    shell.conf(LOSS_TIMEOUT=LOSS)
+    shell.workspace(train_py=TRAIN)
+    number = shell.allocate("-N3", "--exclusive", "--no-kill")
+    options = ("run", "-w", "job", "--nnodes", "2:3", "--all-ranks")
+    command = shell.start(*options, program=CLUSTERTOOL, env={"SLURM_JOB_ID": number})
+    epoch(command, 0, 3)
+    site.lab.crash(1)
+    epoch(command, 1, 2)
+    (site.shared / "over").touch()
+    command.wait().ends(0)
+    assert site.lab.state(number) == "RUNNING"
+    until(lambda: not shell.sruns(), 90, lambda: str(shell.sruns()))  # Slurm waits for the lost task (KillWait)
+    site.lab.slurm("scancel", number)
+    site.lab.over(number)
+    site.gone()
 
 
 @pytest.mark.engines

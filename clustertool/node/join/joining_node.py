@@ -276,10 +276,10 @@ class JoiningNode:
         spec["secrets"] = dict(self.join.secrets)
         spec["certificate"], spec["key"] = self.join.identity.certificate, self.join.identity.key
         spec["header"]["skew"] = launch.counted_skew(time.time() - now)
-        bundle = self._bundle.data if self._bundle is not None else b""
-        if self.join.job.elastic.present:  # a machine that `grow` adds gets the code of the node from its laptop
-            bundle = self.join.for_others
-        origin = Origin(bundle, self._allocation, self._store_end(spec))
+        file = self._bundle.data if self._bundle is not None else b""
+        # A machine that `grow` adds gets the code of the node from its laptop.
+        bundle = self.join.for_others if self.join.job.elastic.present else file
+        origin = Origin(bundle, self._allocation, self._store_end(spec), file)
         supervisor = Supervisor(spec, files.open_job_dir(spec["job_dir"]), self._umask, origin)
         task = processes.identify(self._placed.pid)
         supervisor.guard.spared = (task,) if task is not None else ()  # if this process dies, it takes the job back

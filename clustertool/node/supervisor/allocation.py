@@ -47,13 +47,18 @@ class Allocation:
 
 
 class Origin(NamedTuple):
-    """What started a supervisor. bundle: what another node needs to join the job, b"" where nodes cannot join. It stays in
-    memory. store_end: in an elastic job with a store, the time until which this node may have ranks, in seconds of
-    CLOCK_BOOTTIME: when the newest request was sent that has renewed its lease in the store, and the time of that lease."""
+    """What started a supervisor.
+
+    bundle: what another node needs to join the job, b"" where nodes cannot join. It stays in memory. store_end: in an elastic
+    job with a store, the time until which this node may have ranks, in seconds of CLOCK_BOOTTIME: when the newest request was
+    sent that has renewed its lease in the store, and the time of that lease. file: the file by which this machine has joined,
+    which has the tool's code, b"" if none.
+    """
 
     bundle: bytes = b""
     allocation: Allocation = Allocation()
     store_end: Optional[Callable[[], float]] = None
+    file: bytes = b""
 
     def require_bundle(self, node: str) -> bytes:
         """The bundle, for a request on this node. Raises NotFound."""

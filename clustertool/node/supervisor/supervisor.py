@@ -116,7 +116,7 @@ class Supervisor:
         self.resources.reserve()
         self.guard.inherited = self.resources.inherited
         self.control.create(self.spec)
-        self.ranks.launched.prepare(self.job, self.origin.bundle)
+        self.ranks.launched.prepare(self.job, self.origin.file)
         self.record("job", **self.spec["header"])
         me = self.family.head
         self.record("supervisor", pid=me.pid, start=me.start, boot=processes.boot_id(), space=processes.space())
