@@ -48,6 +48,7 @@ def test_ctrl_c_while_the_user_is_asked_for(job: KubeSite) -> None:
     assert not asked(job, "create", "jobs") and job.left() == []
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize("kind", ["jobs", *REPETITIONS])
 def test_ctrl_c_while_objects_are_created(job: KubeSite, kind: str) -> None:
     """A request is not left alone: its object could be created after the others were removed."""
@@ -72,6 +73,7 @@ def test_ctrl_c_while_the_workspace_is_sent(job: KubeSite) -> None:
     job.is_empty(5)
 
 
+@pytest.mark.engines
 def test_ctrl_c_while_the_output_is_fetched(job: KubeSite) -> None:
     job.workspace(
         train_py="""

@@ -153,6 +153,7 @@ def test_a_laptop_that_dies_ends_nothing(job: KubeSite) -> None:
     assert "all trainers are done" in followed.last
 
 
+@pytest.mark.engines
 def test_a_job_goes_on_while_the_server_is_away(job: KubeSite) -> None:
     command = job.start(*run("--env", "STEPS=60"))
     command.says("rank 2 of 3")
@@ -194,6 +195,7 @@ def test_parameter_servers_end_with_the_trainers(job: KubeSite, dialect: str) ->
     assert len(job.objects("Pod")) == 3
 
 
+@pytest.mark.engines
 def test_two_users_of_one_namespace(job: KubeSite, another_user: Callable[[str], KubeSite]) -> None:
     command = job.start(*run("--env", "STEPS=200", "--job-id", "words"))
     command.says("rank 2 of 3")
@@ -257,10 +259,10 @@ def test_a_user_without_rights_gets_the_fix_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("fault", "code", "text"),
     [
-        (evict, 75, "Evicted by the node: The node was low on resource: memory"),
+        pytest.param(evict, 75, "Evicted by the node: The node was low on resource: memory", marks=pytest.mark.engines),
         (preempt, 75, "preempted by a pod of a higher priority"),
         (lose_node, 75, "node lost"),
-        (kill_for_memory, 137, "OOMKilled"),
+        pytest.param(kill_for_memory, 137, "OOMKilled", marks=pytest.mark.engines),
     ],
 )
 def test_the_verdict_names_what_the_cluster_has_done(
@@ -312,6 +314,7 @@ def test_ctrl_c_before_the_workspace_is_sent(job: KubeSite) -> None:
     job.is_empty(5)
 
 
+@pytest.mark.engines
 def test_an_id_is_free_again_when_its_job_has_ended(job: KubeSite) -> None:
     assert job.inv(*run("--job-id", "words")).ends(0).job == "words"
     again = job.start(*run("--job-id", "words", "--env", "STEPS=100"))

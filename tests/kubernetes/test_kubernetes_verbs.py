@@ -57,6 +57,7 @@ def test_status_shows_phase_node_and_restarts_of_each_pod(job: KubeSite) -> None
     command.wait().ends(143)
 
 
+@pytest.mark.engines
 def test_status_states_that_an_output_waits_and_keeps_resources(job: KubeSite) -> None:
     job.inv(*run("--env", "WRITES=1", "--detach")).ends(0)
     until(lambda: job.inv("status", "--json").json["holds_output"] is True, 60)
@@ -77,6 +78,7 @@ def test_an_image_that_is_never_pulled_ends_the_job(job: KubeSite) -> None:
     job.is_empty(5)
 
 
+@pytest.mark.engines
 def test_the_verdict_of_a_job_whose_nodes_do_not_join_names_the_image(job: KubeSite) -> None:
     hold_third_pod(job)
     command = job.start(*run())
@@ -137,6 +139,7 @@ def make_old(obj: dict[str, Any]) -> None:
     obj["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
 
 
+@pytest.mark.engines
 def test_a_short_job_is_not_reported_as_lost(job: KubeSite) -> None:
     """Its pods end while their agents start or send."""
     for _ in range(3):
@@ -163,6 +166,7 @@ def test_check_tests_the_rights_of_the_role_and_no_other() -> None:
     assert of_role() == needed
 
 
+@pytest.mark.engines
 def test_no_verb_needs_more_than_the_role(job: KubeSite, another_user: Callable[[str], KubeSite]) -> None:
     ann = another_user("ann")
     ann.server.add_user("ann", role())

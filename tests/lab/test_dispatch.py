@@ -170,6 +170,7 @@ def test_a_slow_node_does_not_hold_up_the_others(site) -> None:
     assert any(seconds_to(four, 0, 2, 3) < 2 * alike for _ in range(3)), "also on a machine that is busy now and then"
 
 
+@pytest.mark.chaos
 def test_a_node_that_is_cut_while_it_receives(site) -> None:
     three = site(3)
     three.lab.shape("uplink", "40mbit")
@@ -203,6 +204,7 @@ def test_ctrl_c_in_the_middle_and_once_more(site) -> None:
     assert again["bytes"] < 17 << 20
 
 
+@pytest.mark.chaos
 def test_rsync_is_interrupted_and_goes_on(site) -> None:
     """Nothing is left that runs; files that came are not sent again."""
     three = site(3)

@@ -272,6 +272,7 @@ def test_the_first_node_pulls_an_image_that_no_node_has(nodes, tmp_path: Path, c
     assert clients == {three.lab.address(0)}
 
 
+@pytest.mark.chaos
 def test_the_node_that_sends_an_image_is_lost(nodes, container_image: Path) -> None:
     two, laptop = nodes(2)
     id = laptop.make_image(container_image, 40)

@@ -110,6 +110,7 @@ def test_runtime_that_fails(contained: Any, store: Store) -> None:
     job.gone()
 
 
+@pytest.mark.chaos
 def test_client_that_does_not_exist(contained: Any) -> None:
     """It was there when the node was probed."""
     job = contained("true", container={"program": "/nowhere/podman"})

@@ -265,6 +265,7 @@ def test_lines_since_a_time(three_lines: Job) -> None:
     assert since(three_lines, 50.0) == b"a 1\nb 2\nc 3\n"
     assert since(three_lines, 150.0) == b"b 2\nc 3\n"
     assert since(three_lines, 250.0) == b"c 3\n"
+    assert since(three_lines, 300.0) == b"c 3\n", "the time that the request takes to the node counts for nothing"
     assert since(three_lines, 310.0) == b""
     assert since(three_lines, 150.0, tail=1) == b"c 3\n"
     assert since(three_lines, 150.0, tail=9) == b"b 2\nc 3\n"

@@ -152,7 +152,7 @@ def test_a_short_cut_has_no_effect(bench: Bench, members: Start, cable_of: Cable
     assert not job.events(0, "lost") and not job.events(1, "lease-lost")
 
 
-@pytest.mark.parametrize("node", [1, 0], ids=["a node", "the coordinator"])
+@pytest.mark.parametrize("node", [pytest.param(1, marks=pytest.mark.chaos), 0], ids=["a node", "the coordinator"])
 def test_the_guard_ends_the_ranks_of_a_frozen_supervisor(bench: Bench, members: Start, node: int) -> None:
     """At the end of the lease, and nothing else: the supervisor goes on later, with the next epoch."""
     job = planned(bench, 2, p.IGNORES_TERM)

@@ -59,7 +59,8 @@ class Follower:
         self._since: Optional[float] = None  # by this node's clock
         self._before: Dict[str, RecordedSize] = {}  # of the logs then
         if request.get("since") is not None:
-            self._since = time.time() - request.get("now", 0.0) + request["since"]
+            # As times of lines are shown: the time that the request has taken to this node counts for nothing.
+            self._since = request["since"] + self._skew
             self._before = rank_log.sizes_at(self._job, self._since)
         self._gone = False
         self._check_at = 0.0
