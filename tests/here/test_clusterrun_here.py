@@ -378,6 +378,7 @@ def devices(site, *args, **env):
     ]
 
 
+@pytest.mark.chaos
 def test_visible_devices_as_fleetrun_takes_them(here):
     here.workspace(".", train_py=TELLS)
     shell = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}

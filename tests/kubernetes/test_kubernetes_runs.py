@@ -144,6 +144,7 @@ def test_ctrl_c_while_pods_join(job: KubeSite) -> None:
     job.is_empty(5)
 
 
+@pytest.mark.engines
 def test_a_laptop_that_dies_ends_nothing(job: KubeSite) -> None:
     command = job.start(*run("--env", "STEPS=16"))
     command.says("rank 2 of 3")
@@ -287,6 +288,7 @@ def test_an_exported_job_runs_when_kubectl_has_applied_it(job: KubeSite, kubectl
     job.is_empty()
 
 
+@pytest.mark.engines
 def test_a_workspace_that_fits_no_secret_is_sent_to_the_first_pod(job: KubeSite) -> None:
     """The other pods get it from there."""
     folder = job.workspace(

@@ -33,6 +33,7 @@ def hold_third_pod(site: KubeSite) -> None:
     site.server.store.update("Node", "", "worker-2", lambda node: node["status"]["allocatable"].update(cpu="1"))
 
 
+@pytest.mark.engines
 def test_status_shows_phase_node_and_restarts_of_each_pod(job: KubeSite) -> None:
     command = job.start(*run("--env", "STEPS=200"))
     command.says("rank 2 of 3")
@@ -95,6 +96,7 @@ def test_the_verdict_of_a_job_whose_nodes_do_not_join_names_the_image(job: KubeS
     job.is_empty()
 
 
+@pytest.mark.engines
 def test_the_workspace_of_an_image_needs_no_folder(job: KubeSite, tmp_path: Path) -> None:
     """Also one that is named by --job-workspace. Of a folder here only job.toml is read."""
     app = Path(f"/opt/clustertool-test-{time.time_ns()}")
@@ -112,6 +114,7 @@ def test_the_workspace_of_an_image_needs_no_folder(job: KubeSite, tmp_path: Path
         app.rmdir()
 
 
+@pytest.mark.engines
 def test_a_job_and_its_secret_are_exported_to_two_files(job: KubeSite, kubectl_here: None) -> None:
     job.inv("export", "--workspace", "job", "--to", "job.yaml", "--secrets-to", "secret.yaml").ends(0)
     assert "kind: Secret" not in (job.folder / "job.yaml").read_text()

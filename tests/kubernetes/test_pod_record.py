@@ -26,6 +26,7 @@ def test_a_record_comes_back_as_it_was():
     assert found.end == END and found.files == files and found.logs == (("log/workerlog.3", 17),)
 
 
+@pytest.mark.engines
 def test_of_large_records_the_newest_lines_stay():
     """What cannot be compressed is cut: usage and growth before the events, of which the first line always stays."""
     rows = b"".join(json.dumps({"n": n, "x": os.urandom(300).hex()}).encode() + b"\n" for n in range(20_000))

@@ -106,6 +106,7 @@ def test_a_node_that_cannot_reach_others_is_served_by_the_laptop(site) -> None:
     quiet(three)
 
 
+@pytest.mark.chaos
 def test_nodes_between_which_nothing_comes_through_are_served_by_the_laptop(site) -> None:
     three = site(3)
     three.lab.shape("uplink", "20mbit")

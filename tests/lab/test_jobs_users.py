@@ -67,6 +67,7 @@ def jobs(site):
     return [job["id"] for job in site.inv("jobs", "--json").ends(0).json["jobs"]]
 
 
+@pytest.mark.chaos
 def test_each_has_a_job_of_their_own(people):
     streams, ids = {}, {}
     for user in UIDS:

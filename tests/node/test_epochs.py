@@ -218,6 +218,7 @@ def test_the_loss_of_the_coordinator_ends_the_job(join_bench: JoinBench) -> None
         assert "run --resume" in machine.reports("error")[0]["fix"], machine.lines
 
 
+@pytest.mark.chaos
 def test_a_supervisor_that_is_frozen_has_no_ranks_when_the_next_epoch_begins(join_bench: JoinBench) -> None:
     """Its guard ends them at the end of the lease. When it runs again, it joins again."""
     machines = running(elastic(join_bench.job(3, WAIT), 2, 3, grow="restart"))

@@ -74,6 +74,7 @@ def shell(queue: SlurmSite) -> ShellSite:
     return ShellSite(queue)
 
 
+@pytest.mark.engines
 def test_jobs_one_after_another_in_the_shell_of_salloc(shell: ShellSite) -> None:
     """In a terminal: an interrupt, a job that runs to its end, and one that is left, until the shell itself is left."""
     env = {"PATH": f"{Path(CLUSTERTOOL[0]).parent}:{PATH}", "PS1": "$ "}
