@@ -89,7 +89,6 @@ class Verb:
         self.purpose, self.also, self.examples, self.positional = purpose, tuple(also.split()), examples, positional
 
     def target(self, given: SimpleNamespace) -> str:
-        """ "module:function" for this command line."""
-        return "clustertool.verbs." + next(
-            (self._targets[name] for name in self._targets if getattr(given, name)), self._target
-        )
+        """The function for this command line, as "module:function"."""
+        own = (target for option, target in self._targets.items() if getattr(given, option))
+        return f"clustertool.verbs.{next(own, self._target)}"

@@ -138,7 +138,7 @@ Answers = Mapping[str, StopAnswer | ClustertoolError]  # to a stop, by the names
 class Engine(ABC):
     """The jobs of a cluster, for one command. As a context manager it closes its connections at the end.
 
-    fleet: the agents of open(), none before. capabilities: those of the registry.
+    fleet: the agents of open(), none before. capabilities: those of its entry in known_engines.py.
     """
 
     def __init__(self, cluster: Cluster, caller: Caller, sink: Sink | None = None) -> None:

@@ -55,9 +55,9 @@ class Capabilities:
 class EngineEntry:
     """An engine by its name in ENGINE and --engine, and in job.toml as the name of a table with settings.
 
-    engine, starter: "module:class", an Engine and a Starter. registry.py imports them. growth: what adds nodes to an elastic
-    job, "" where the engine chooses the nodes. options: of `run`; the starter gets them in RunWish.settings. allocation: the
-    variable that names an allocation of nodes in a shell, "" where there is none.
+    engine, starter: "module:class", an Engine and a Starter. registry.py imports them. options: of `run`; the starter gets them
+    in RunWish.settings. allocation: the variable that names an allocation of nodes in a shell, "" where there is none. growth:
+    what adds nodes to an elastic job, "" where the engine chooses the nodes.
     """
 
     name: str

@@ -404,7 +404,7 @@ class StoreTurn:
         continues = member.continues and self.goes_on(member.known, was)
         former = before.member if before is not None else -1
         self.set(number, phase="claim", record=record, since=self.now, continues=continues, written_until=0.0)
-        self.set(number, former=former, claimed_at=member.version[1])
+        self.set(number, former=former)
         self.claim_turn(number)
 
     def goes_on(self, known: int, was: int) -> bool:

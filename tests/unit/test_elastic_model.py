@@ -126,7 +126,7 @@ def walk(seed: int, nodes: int = 5, ticks: int = 40, quiet: int = 30) -> World:
     chance = random.Random(seed)
     world, rate = first_world(nodes), chance.choice((0.05, 0.15, 0.4))
     for tick in range(ticks + quiet):
-        faults = {fault for fault in world.faults if tick < ticks and chance.random() > 0.2}
+        faults = {fault for fault in sorted(world.faults) if tick < ticks and chance.random() > 0.2}
         if tick < ticks and chance.random() < rate:
             node = chance.randrange(nodes)
             faults.add((chance.choice(kinds(node)), node))
@@ -247,7 +247,8 @@ def stored_walk(
     chance = random.Random(seed)
     world, rate, lasts = m.new_world(nodes), chance.choice((0.05, 0.15, 0.4)), chance.choice((0.5, 0.8, 0.9))
     for tick in range(ticks + quiet):
-        faults = {fault for fault in world.faults if tick < ticks and chance.random() < lasts}
+        # Sorted: the order of a set differs between processes, and a seed has to give the same walk in each.
+        faults = {fault for fault in sorted(world.faults) if tick < ticks and chance.random() < lasts}
         if tick < ticks and chance.random() < rate:
             kind = chance.choice(kinds)
             faults.add((kind, m.EVERYWHERE if kind in m.OF_STORE else chance.randrange(nodes)))

@@ -85,12 +85,12 @@ def test_an_epoch_waits_for_the_last_lease_of_the_lost_nodes() -> None:
     assert lost_leases({3: 104.0, 1: 100.0}, 10.0) == ((1, 110 + MARGIN), (3, 114 + MARGIN))
 
 
-NOBODY = FormerCoordinator(-1, 0.0)
+NO_FORMER = FormerCoordinator(-1, 0.0)
 
 
 def test_the_winner_of_an_epoch_waits_for_the_leases_of_all_nodes() -> None:
-    assert former_leases(frozenset(), 50.0, 10.0, NOBODY) == ()
-    assert former_leases({2, 0}, 50.0, 10.0, NOBODY) == ((0, 60 + MARGIN), (2, 60 + MARGIN))
+    assert former_leases(frozenset(), 50.0, 10.0, NO_FORMER) == ()
+    assert former_leases({2, 0}, 50.0, 10.0, NO_FORMER) == ((0, 60 + MARGIN), (2, 60 + MARGIN))
 
 
 def test_the_coordinator_before_has_no_ranks_soon_after_its_last_write() -> None:
@@ -116,5 +116,5 @@ def test_a_claim_keeps_the_nodes_that_may_have_ranks() -> None:
     assert second == EpochRecord(4, 1, frozenset({0, 1, 2}))
     third = claim(second, 0)
     assert third == EpochRecord(5, 0, frozenset({0, 1, 2}))
-    assert {node for node, _ in former_leases(third.nodes, 50.0, 10.0, NOBODY)} == {0, 1, 2}
+    assert {node for node, _ in former_leases(third.nodes, 50.0, 10.0, NO_FORMER)} == {0, 1, 2}
     assert started(third, [0, 1]).nodes == {0, 1}

@@ -1,4 +1,4 @@
-"""A progress receiver is told how a dispatch proceeds. It is apart from the dispatch, which most commands do not import."""
+"""A progress receiver gets the progress of a dispatch. It is apart from the dispatch, which most commands do not import."""
 
 from __future__ import annotations
 

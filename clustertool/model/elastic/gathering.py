@@ -59,8 +59,8 @@ class Gathering(NamedTuple):
     """What one epoch needs.
 
     number: of the epoch. began: when its gathering began. earliest: the end of the pause before it. leases: see Leases.
-    expected: members that will join again,
-    because they have taken part and were not lost. patience: seconds to wait for these. first: no epoch has begun so far.
+    expected: members that will join again, because they have taken part and were not lost. patience: seconds to wait for these.
+    first: no epoch has begun so far.
     restarts: of --max-restarts that were used. before: the last epoch. job_began: when the first gathering began. unattended:
     seconds without a laptop.
     started: how many machines are started at first, 0 for the maximum.
