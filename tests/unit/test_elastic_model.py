@@ -276,6 +276,11 @@ def test_walks_of_five_nodes_with_a_store() -> None:
     assert check_stored(range(200)) > 300
 
 
+def test_a_claim_that_was_made_from_an_older_record_is_given_up() -> None:
+    """The record had got the nodes of its epoch between the claim and its comparison, and these nodes were forgotten."""
+    assert check_stored([46318]) > 0
+
+
 @pytest.mark.chaos
 @pytest.mark.parametrize("tenth", range(10))
 def test_many_walks_of_five_nodes_with_a_store(tenth: int) -> None:
