@@ -40,8 +40,9 @@ def cluster(
     """The cluster that is selected; its source is a note.
 
     start_local: without a conf.py, start the embedded cluster if necessary; else use the hosts that are stored for the selected
-    job, or the embedded cluster if it runs. of_hosts: the command, if it works on HOSTS and needs them; instead: what
-    to do without them. conf: what read_conf() has returned, if it was called.
+    job, or the embedded cluster if it runs, and this machine for jobs of this folder; these need no HOSTS in conf.py. of_hosts:
+    the command, if it works on HOSTS and needs them; instead: what to do without them. conf: what read_conf() has returned, if
+    it was called.
     """
     if conf is None:
         conf = read_conf(selection) if not selection.here else Conf()
@@ -49,13 +50,13 @@ def cluster(
     if known is not None and known.cluster is not None:
         found = known.cluster
         _tell(caller, selection, f"hosts of job {known.id}, stored when it was started", found)
-    elif conf.values:
+    elif conf.values and (start_local or conf.names_nodes or this_machine.found(Path.cwd()) is None):
         found = _read(conf.values, conf.where)
         _tell(caller, selection, conf.source, found)
         if start_local:
             _note_allocation(caller, found)
     else:
-        found = _local(caller, selection, start_local)
+        found = _local(caller, selection, start_local, f"{conf.where} has no HOSTS" if conf.values else "none found")
     if of_hosts and not needs_hosts(found):
         what = f"{of_hosts} works on HOSTS, and the engine {found.engine} chooses the nodes itself"
         raise UsageError(
@@ -247,8 +248,9 @@ def _note_allocation(caller: Caller, found: Cluster) -> None:
         caller.note(f"the allocation of this shell ({variable}) is ignored: the engine {engine} does not use it")
 
 
-def _local(caller: Caller, selection: Selection, start: bool) -> Cluster:
-    """Without conf.py: the embedded cluster, started if need be, and for jobs that exist this machine's own."""
+def _local(caller: Caller, selection: Selection, start: bool, why: str) -> Cluster:
+    """Without conf.py, or without HOSTS there (`why`): the embedded cluster, started if need be, and for jobs that exist this
+    machine's own."""
     only = selection.here
     top = None if start else this_machine.found(Path.cwd())
     embedded = None if only else LocalCluster().up() if start else LocalCluster().cluster()
@@ -266,7 +268,7 @@ def _local(caller: Caller, selection: Selection, start: bool) -> Cluster:
         if selection.job:
             what = f"no hosts of a job {selection.job!r} are stored, {what}"
         raise ConfigError(what, f"write conf.py (see conf.py.example), or start it with {PROGRAM} cluster.up")
-    _tell(caller, selection, f"none found, using {names}", found)
+    _tell(caller, selection, f"{why}, using {names}", found)
     return found
 
 

@@ -161,6 +161,7 @@ def _lease(node: str, event: Mapping[str, Any]) -> str:
 _OF_EPOCHS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     "epoch": _epoch,
     "standby": lambda node, event: f"{event['name']} is on standby: it takes part when the job needs it",
+    "left-out": lambda node, event: f"{event['name']} does not take part in the next epoch: {event['why']}",
     "below-minimum": _below,
     "lease-lost": _lease,
 }

@@ -239,7 +239,7 @@ class JobView:
             self._lost.add(int(event["node"]))
             return EventNews(t, self.status.name(int(event["node"])), event)
         reported = event["type"] in ("disk", "restart", "frozen", "elsewhere", "supervisor-lost")
-        reported |= event["type"] in ("standby", "below-minimum", "lease-lost")
+        reported |= event["type"] in ("left-out", "standby", "below-minimum", "lease-lost")
         reported |= event["type"] == "epoch" and bool(event["attempt"])
         survived = event["type"] == "clean" and bool(event.get("survivors"))
         return EventNews(t, name, event) if reported or survived else None

@@ -108,6 +108,23 @@ def test_commands_in_a_folder_are_about_this_part_of_the_job(folders, meet):
         site.gone()
 
 
+def test_a_conf_py_without_hosts_is_no_obstacle(folders, meet):
+    """It may have other keys, which count for the start."""
+    for site in folders:
+        site.workspace(".", train_py=WAITS, conf_py='GRACE = "2s"\n')
+    for running in both(folders, meet, "--detach", "train.py"):
+        running.wait().ends(0)
+    site = folders[1]
+    status = site.clustertool("status").ends(69)
+    assert f"conf: {site.folder}/conf.py has no HOSTS, using {site.folder}/.clustertool (1 node)" in status.err
+    assert "running" in status.out
+    site.clustertool("stop").ends(69)
+    for site in folders:
+        site.gone()
+    refused = folders[1].clustertool("run", "--workspace", ".").ends(78)
+    assert "conf.py has no HOSTS" in refused.err
+
+
 def test_dry_shows_the_plan_and_does_nothing(folders, meet):
     folders[0].workspace(".", train_py=TELLS)
     done = folders[0].clusterrun(*meet, "--nproc-per-node", 2, "--dry", "--json", "train.py").ends(0)

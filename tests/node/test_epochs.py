@@ -160,6 +160,24 @@ def test_a_lost_node_starts_an_epoch(join_bench: JoinBench) -> None:
     end(machines)
 
 
+def test_a_node_that_fails_while_an_epoch_is_prepared_is_left_out(join_bench: JoinBench) -> None:
+    """The coordinator records why, and the job goes on without it."""
+    machines = running(elastic(join_bench.job(3, WAIT), 2, 3, grow="restart"))
+    machines[1].signal(signal.SIGKILL)
+    says(machines[2], 1, 1, 2)
+    machines[1].wait()
+    old = machines[1].root.rename(machines[1].root.with_name("old"))
+    machines[1].root.write_text("a file where a folder was")
+    machines[1].start()
+    assert machines[1].wait() == 69 and "is no directory" in machines[1].error, machines[1].lines
+    says(machines[2], 2, 1, 2)
+    (left,) = machines[0].events("left-out")
+    assert left["name"] and left["why"] in machines[1].error
+    machines[1].root.unlink()
+    old.rename(machines[1].root)
+    end([machines[0], machines[2]])
+
+
 def test_a_new_node_joins_at_the_next_epoch(join_bench: JoinBench) -> None:
     machines = running(elastic(join_bench.job(2, WAIT), 2, 3, timeout=3.0))
     more = join_bench.another(machines[0], index=2)

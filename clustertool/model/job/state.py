@@ -29,7 +29,7 @@ from clustertool.model.job.rank_places import MOST, unpack
 from clustertool.model.job.state_names import OUTCOMES, JobState, NodeCause, NodeState, RankState
 
 _OF_THE_LEAD = frozenset(
-    {"phase", "lost", "absent", "restart", "verdict", "epoch", "standby", "standby-left", "below-minimum"}
+    {"phase", "lost", "absent", "restart", "verdict", "epoch", "left-out", "standby", "standby-left", "below-minimum"}
 )
 _OF_A_RANK = frozenset({"started", "listening", "elsewhere", "exited", "frozen", "thawed"})
 

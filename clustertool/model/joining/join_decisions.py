@@ -27,7 +27,7 @@
     Of an elastic job (`gathering` is present):
     gathering  enough machines, see gathering.py    probing    Number, Order(probe)
     gathering  too few for too long                 over       Abort (75)
-    any*       another machine fails, leaves or     undoing    Refuse, Order(undo)
+    any*       another machine fails, leaves or     undoing    Refuse, Order(undo), OutOfEpoch
                is lost
     planning   no plan for these machines, and an   undoing    Order(undo)         (then it waits for others, `timeout` at most)
                epoch has run before
@@ -45,11 +45,33 @@ coordinator's own machine is connection 0 and never leaves. Times are seconds of
 from __future__ import annotations
 
 from copy import copy
-from typing import Callable, Dict, FrozenSet, NamedTuple, Optional, Set, Tuple, Union
+from typing import Callable, Dict, FrozenSet, Mapping, NamedTuple, Optional, Set, Tuple
 
 from clustertool.errors import ClustertoolError, NodeLost, PortInUse, Several, UsageError, as_one, only
 from clustertool.model.elastic.gathering import Gathering, Readiness
 from clustertool.model.job.outcome import some
+from clustertool.model.joining.join_events import (
+    Abort,
+    Action,
+    Done,
+    Drop,
+    Event,
+    Failed,
+    Go,
+    Gone,
+    Lead,
+    Left,
+    MakePlan,
+    Number,
+    Offered,
+    Order,
+    OutOfEpoch,
+    Planned,
+    Refuse,
+    Signalled,
+    Tick,
+    Wait,
+)
 from clustertool.model.joining.join_offers import (
     COORDINATOR,
     JoinedNode,
@@ -66,121 +88,6 @@ from clustertool.model.joining.join_offers import (
 
 _ANSWER = 180.0  # seconds for an answer to an order that copies nothing: a file system that is gone never gives one
 _TRIES = 5  # plans that are made because of a port that another job has taken meanwhile
-
-
-# -- events -----------------------------------------------------------------------------------------------------------
-
-
-class Offered(NamedTuple):
-    connection: int
-    offer: Offer
-    now: float
-
-
-class Gone(NamedTuple):
-    """The connection has ended, or was silent for too long."""
-
-    connection: int
-    why: str
-
-
-class Left(NamedTuple):
-    """The machine was interrupted. `error`: that, as the others report it."""
-
-    connection: int
-    error: ClustertoolError
-
-
-class Done(NamedTuple):
-    """An order is done. `round`: of the order."""
-
-    connection: int
-    round: int
-
-
-class Failed(NamedTuple):
-    connection: int
-    round: int
-    error: ClustertoolError
-
-
-class Planned(NamedTuple):
-    """The plan is made, or `error` says why there is none. fetch: machines lack the workspace. later: node 0 lacks it, too: the
-    laptop sends it, and this event comes again then. failures: the same as errors of single machines, where it consists of such
-    errors."""
-
-    error: Optional[ClustertoolError] = None
-    fetch: bool = False
-    later: bool = False
-    failures: Tuple[Tuple[int, ClustertoolError], ...] = ()
-
-
-class Signalled(NamedTuple):
-    """A signal for the coordinator."""
-
-    error: ClustertoolError
-
-
-class Tick(NamedTuple):
-    now: float
-
-
-Event = Union[Offered, Gone, Left, Done, Failed, Planned, Signalled, Tick]
-
-
-# -- actions ----------------------------------------------------------------------------------------------------------
-
-
-class Refuse(NamedTuple):
-    connection: int
-    error: ClustertoolError
-
-
-class Drop(NamedTuple):
-    """Close a connection that another one of the same machine replaces."""
-
-    connection: int
-
-
-class Wait(NamedTuple):
-    """Tell all machines how many have joined. missing: indices, () where the machines have none."""
-
-    present: int
-    missing: Tuple[int, ...]
-
-
-class Number(NamedTuple):
-    """The connections in the order of their node ids."""
-
-    order: Tuple[int, ...]
-
-
-class Order(NamedTuple):
-    """`kind`: probe, relay, fetch, place, launch or undo."""
-
-    kind: str
-    round: int
-
-
-class MakePlan(NamedTuple):
-    pass
-
-
-class Lead(NamedTuple):
-    round: int
-
-
-class Go(NamedTuple):
-    pass
-
-
-class Abort(NamedTuple):
-    """Undo everything, everywhere. All machines end with this error."""
-
-    error: ClustertoolError
-
-
-Action = Union[Refuse, Drop, Wait, Number, Order, MakePlan, Lead, Go, Abort]
 
 
 class JoinState(NamedTuple):
@@ -293,7 +200,7 @@ def _gone(state: JoinState, event: Gone) -> Step:
     if state.phase == "gathering":
         return _without(state, event.connection)
     if state.elastic is not None:
-        return _gather_again(state, frozenset({event.connection}))
+        return _gather_again(state, {event.connection: event.why})
     what = f"{member.offer.name} was lost before the job started: {event.why}"
     return _abort(state, NodeLost(what, "see what ended it there, and start the job again"))
 
@@ -302,7 +209,7 @@ def _left(state: JoinState, event: Left) -> Step:
     if _member(state, event.connection) is None:
         return state, ()
     if state.elastic is not None and state.phase != "gathering":
-        return _gather_again(state, frozenset({event.connection}))
+        return _gather_again(state, {event.connection: event.error.what})
     alone = state.phase == "gathering" and (state.elastic is not None or not state.names)
     return _without(state, event.connection) if alone else _abort(state, event.error)
 
@@ -334,12 +241,12 @@ def _waited(state: JoinState, now: float) -> Step:
         return state._replace(asked=(state.round, now)), ()
     if now - since < _ANSWER:
         return state, ()
-    silent = [one.offer.name for one in state.members if one.connection not in _done_with(state)]
-    late = frozenset(one.connection for one in state.members) - _done_with(state)
+    late = {one.connection: one.offer.name for one in state.members if one.connection not in _done_with(state)}
+    why = f"no answer to `{_ORDERS[state.phase]}` for {_ANSWER:g} s"
     if state.elastic is not None and COORDINATOR not in late:
-        state, actions = _gather_again(state, late)
+        state, actions = _gather_again(state, dict.fromkeys(late, why))
         return state, (*map(Drop, sorted(late)), *actions)
-    what = f"no answer to `{_ORDERS[state.phase]}` for {_ANSWER:g} s from {some(silent)}"
+    what = f"{why} from {some(list(late.values()))}"
     return _abort(state, NodeLost(what, "see whether its devices and the file system of ROOT_DIR answer there"))
 
 
@@ -369,11 +276,13 @@ def _may_begin(state: JoinState, elastic: Gathering, now: float) -> Step:
     return _number(state)
 
 
-def _gather_again(state: JoinState, gone: FrozenSet[int]) -> Step:
-    """Connections do not take part any more: the others undo what they have done for this epoch, and gather again."""
+def _gather_again(state: JoinState, gone: Mapping[int, str]) -> Step:
+    """Connections do not take part any more, for these reasons: the others undo what they have done for this epoch, and gather
+    again."""
     members = tuple(one for one in state.members if one.connection not in gone)
+    left = [OutOfEpoch(one.offer.hostname, gone[one.connection]) for one in state.members if one.connection in gone]
     state, order = _order(state._replace(members=(*members, *state.standby), standby=()), "undoing")
-    return state, (order,)
+    return state, (order, *left)
 
 
 # -- all are there ----------------------------------------------------------------------------------------------------
@@ -450,7 +359,7 @@ def _without_failed(state: JoinState) -> Step:
         assert error is not None
         return _abort(state, error)
     refused = tuple(Refuse(connection, _of_node(state, connection, error)) for connection, error in errors.items())
-    state, actions = _gather_again(state, frozenset(errors))
+    state, actions = _gather_again(state, {connection: error.what for connection, error in errors.items()})
     return state, (*refused, *actions)
 
 
@@ -469,7 +378,7 @@ def _planned(state: JoinState, event: Planned) -> Step:
         failed = frozenset(connection for connection, _ in event.failures)
         if state.elastic is not None and not state.elastic.first and not failed:
             nodes = frozenset(with_numbers(state.members))
-            return _gather_again(state._replace(unfit=(nodes, event.error)), frozenset())
+            return _gather_again(state._replace(unfit=(nodes, event.error)), {})
         if state.elastic is None or not failed or COORDINATOR in failed:
             return _abort(state, event.error)
         return _without_failed(state._replace(failures=event.failures))

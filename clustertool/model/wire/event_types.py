@@ -225,6 +225,14 @@ class StandbyLeftEvent(EventBase):
     address: f.Label
 
 
+class LeftOutEvent(EventBase):
+    """A machine was to take part in the next epoch, and failed, left or was lost while that was prepared."""
+
+    type: Literal["left-out"]
+    name: f.Label
+    why: str
+
+
 class BelowMinimumEvent(EventBase):
     """The job waits for nodes; it ends if it is below its minimum for `seconds`."""
 
@@ -323,7 +331,14 @@ _OfRank = Union[StartedEvent, RankEvent, OtherAddressEvent, ExitedEvent]
 _OfLead = Union[PhaseEvent, AbsentEvent, LostEvent, RestartEvent]
 _OfEnd = Union[StoppingEvent, CleanEvent, OutcomeEvent]
 _OfEpochs = Union[
-    EpochEvent, EpochEndedEvent, LeaseLostEvent, LeftEvent, StandbyEvent, StandbyLeftEvent, BelowMinimumEvent
+    EpochEvent,
+    EpochEndedEvent,
+    LeaseLostEvent,
+    LeftEvent,
+    LeftOutEvent,
+    StandbyEvent,
+    StandbyLeftEvent,
+    BelowMinimumEvent,
 ]
 Event = Annotated[Union[_OfNode, _OfRank, _OfLead, _OfEpochs, _OfEnd], AnyEvent]
 Events = Annotated[List[Event], 200_000]  # of one job on one node

@@ -15,6 +15,7 @@ from clustertool.model.elastic.gathering import Gathering
 from clustertool.model.facts import Facts
 from clustertool.model.finding import Seen
 from clustertool.model.joining import join_decisions as d
+from clustertool.model.joining import join_events as e
 from clustertool.model.joining.join_errors import error_rows, read_errors
 from clustertool.model.joining.join_file import MOST_MEMBERS, OwnSettings
 from clustertool.model.joining.join_offers import COORDINATOR, Offer
@@ -70,24 +71,24 @@ class JoinCoordinator:
         self._ports: Dict[int, int] = {}  # of each connection's relay
         self._result: Optional[int] = None  # the exit code
         self._state = d.JoinState(own, join.join_timeout, join.names, join.engine, elastic=elastic)
-        self._decide(d.Offered(COORDINATOR, own, boottime()))
+        self._decide(e.Offered(COORDINATOR, own, boottime()))
 
     def run(self) -> int:
         while self._result is None and not self._state.ended:
             ready = wait_for([self._signals.wake, *self._node.wires(), *self._members.wires()], TICK)
             for request in self._signals.turn():
-                self._decide(d.Signalled(interrupted(request, self._state.own.hostname)))
+                self._decide(e.Signalled(interrupted(request, self._state.own.hostname)))
             for arrived in self._members.turn(ready):
                 self._take(arrived)
             self._take_own(ready)
             self._await_workspace()
             if self._node.epoch.stopped is not None:
-                self._decide(d.Signalled(self._node.epoch.stopped))
+                self._decide(e.Signalled(self._node.epoch.stopped))
             meeting = self._node.epoch.meeting
             if meeting is not None and self._result is None and not self._state.ended and not meeting.holds:
                 self._resign()
                 break
-            self._decide(d.Tick(boottime()))
+            self._decide(e.Tick(boottime()))
         return self._result if self._result is not None else self._explained()
 
     def _explained(self) -> int:
@@ -108,14 +109,14 @@ class JoinCoordinator:
                 event = self._event(arrived.connection, message)
             except _MALFORMED as error:
                 self._members.close(arrived.connection)
-                self._decide(d.Gone(arrived.connection, f"it sent a message that cannot be read ({error!r:.100})"))
+                self._decide(e.Gone(arrived.connection, f"it sent a message that cannot be read ({error!r:.100})"))
                 return
             if event is not None:
                 self._decide(event)
         if arrived.ended:
-            self._decide(d.Gone(arrived.connection, arrived.ended))
+            self._decide(e.Gone(arrived.connection, arrived.ended))
 
-    def _event(self, connection: int, message: Header) -> Optional[d.Event]:
+    def _event(self, connection: int, message: Header) -> Optional[e.Event]:
         """Raises one of _MALFORMED."""
         kind = message["type"]
         if kind == "offer":
@@ -123,18 +124,18 @@ class JoinCoordinator:
             if offer.code == self._state.own.code:  # another version has other settings, and is refused
                 self._settings[connection] = read_settings(message)
                 self._seen[connection] = _address(message["coordinator"])
-            return d.Offered(connection, offer, boottime())
+            return e.Offered(connection, offer, boottime())
         if kind == "stop" and self._state.elastic is not None:
-            return d.Signalled(read_errors(message["errors"]))
+            return e.Signalled(read_errors(message["errors"]))
         if kind == "leaving":
-            return d.Left(connection, read_errors(message["errors"]))
+            return e.Left(connection, read_errors(message["errors"]))
         if kind == "failed":
-            return d.Failed(connection, int(message["round"]), read_errors(message["errors"]))
+            return e.Failed(connection, int(message["round"]), read_errors(message["errors"]))
         if kind == "done":
             if message.get("facts") is not None:
                 self._facts[connection] = message["facts"], time.time()
             self._ports[connection] = _port(message["port"])
-            return d.Done(connection, int(message["round"]))
+            return e.Done(connection, int(message["round"]))
         return None
 
     def _take_own(self, ready: Set[int]) -> None:
@@ -145,44 +146,47 @@ class JoinCoordinator:
             self._facts[COORDINATOR] = result.facts, time.time()
         self._ports[COORDINATOR] = result.port
         if result.error is not None:
-            self._decide(d.Failed(COORDINATOR, self._state.round, result.error))
+            self._decide(e.Failed(COORDINATOR, self._state.round, result.error))
         else:
-            self._decide(d.Done(COORDINATOR, self._state.round))
+            self._decide(e.Done(COORDINATOR, self._state.round))
 
     # -- decisions --
 
-    def _decide(self, event: d.Event) -> None:
+    def _decide(self, event: e.Event) -> None:
         self._state, actions = d.decide(self._state, event)
         for action in actions:
             self._act(action)
 
-    def _act(self, action: d.Action) -> None:
-        if isinstance(action, d.Refuse):
+    def _act(self, action: e.Action) -> None:
+        if isinstance(action, e.Refuse):
             self._report.warning(f"refused: {action.error.what}")
             self._members.close(action.connection, {"type": "refused", "errors": error_rows(action.error)})
-        elif isinstance(action, d.Drop):
+        elif isinstance(action, e.Drop):
             self._members.close(action.connection)
-        elif isinstance(action, d.Wait):
+        elif isinstance(action, e.Wait):
             self._wait(action)
-        elif isinstance(action, d.Number):
+        elif isinstance(action, e.Number):
             self._order = action.order
             self._node.all_have_joined()
-        elif isinstance(action, d.Order):
+        elif isinstance(action, e.Order):
             self._give(action)
-        elif isinstance(action, d.MakePlan):
+        elif isinstance(action, e.MakePlan):
             self._decide(self._plan())
-        elif isinstance(action, d.Lead):
+        elif isinstance(action, e.Lead):
             self._lead(action)
-        elif isinstance(action, d.Go):
+        elif isinstance(action, e.Go):
             for one in self._state.standby:  # they connect again, and wait at the lead
                 self._members.close(one.connection)
             self._members.end({"type": "go"}, _LAST_MESSAGE, until_closed=True)
             self._signals.close()
             self._result = self._node.run()
+        elif isinstance(action, e.OutOfEpoch):
+            self._report.warning(f"{action.name} does not take part in the next epoch: {action.why}")
+            self._node.record("left-out", name=action.name, why=action.why)
         else:
             self._abort(action.error)
 
-    def _wait(self, action: d.Wait) -> None:
+    def _wait(self, action: e.Wait) -> None:
         missing = list(action.missing)
         message: Mapping[str, object] = {
             "type": "wait",
@@ -201,7 +205,7 @@ class JoinCoordinator:
         """For how many machines the job waits at first."""
         return min(self._join.nnodes, self._join.job.elastic.maximum or self._join.nnodes)
 
-    def _give(self, action: d.Order) -> None:
+    def _give(self, action: e.Order) -> None:
         """Send an order to each machine, and begin with it here."""
         self._asked_at = time.time()
         for connection in self._order:
@@ -219,7 +223,7 @@ class JoinCoordinator:
             self._place(action.round)
         elif action.kind == "undo":
             self._node.undo()
-            self._decide(d.Done(COORDINATOR, action.round))
+            self._decide(e.Done(COORDINATOR, action.round))
 
     def _address_for_others(self) -> str:
         """This machine's address. If its own name is a loopback address (127.0.1.1 in /etc/hosts), the one that others use."""
@@ -227,7 +231,7 @@ class JoinCoordinator:
         others = [address for address in seen if not meeting.loopback(address)]
         return others[0] if others and meeting.loopback(self._address) else self._address
 
-    def _plan(self) -> d.Planned:
+    def _plan(self) -> e.Planned:
         """Make the plan."""
         members = {member.connection: member.offer for member in self._state.members}
         addresses = {**{one: members[one].address for one in self._order}, COORDINATOR: self._address}
@@ -253,13 +257,13 @@ class JoinCoordinator:
             self._made = plan_of(self._join, cluster, self._arrivals, facts, Seen(asked=asked))
             if self._node.upload.expected:
                 self._report.awaits_workspace()
-                return d.Planned(later=True)
+                return e.Planned(later=True)
             return self._with_workspace()
         except ClustertoolError as error:
-            return d.Planned(error, failures=self._of_machines(error, [host.name for host in cluster.hosts]))
+            return e.Planned(error, failures=self._of_machines(error, [host.name for host in cluster.hosts]))
         except _MALFORMED as error:
             what = f"the facts of {'this machine' if name else 'the machines'} are not valid: {error!r:.200}"
-            return d.Planned(PreflightError(what, "install the same version on all machines", name))
+            return e.Planned(PreflightError(what, "install the same version on all machines", name))
 
     def _of_machines(self, error: ClustertoolError, names: Sequence[str]) -> Tuple[Tuple[int, ClustertoolError], ...]:
         """An error as those of single machines, () if it is not only about single ones. names: of the nodes."""
@@ -270,14 +274,14 @@ class JoinCoordinator:
             found.setdefault(self._order[names.index(one.node)], []).append(one)
         return tuple((connection, as_one(errors) or error) for connection, errors in found.items())
 
-    def _with_workspace(self) -> d.Planned:
+    def _with_workspace(self) -> e.Planned:
         """Node 0 has the workspace, if it is sent: do the others have it? Raises DispatchError."""
         release = self._join.release
         facts = {node: made.facts for node, made in enumerate(self._made.nodes)}
         if not (release and workspace_relay.receivers(facts, release)):
-            return d.Planned()
+            return e.Planned()
         self._request = workspace_relay.request_of(self._node.root, release)
-        return d.Planned(fetch=True)
+        return e.Planned(fetch=True)
 
     def _await_workspace(self) -> None:
         """The laptop sends it into the store of this machine."""
@@ -287,7 +291,7 @@ class JoinCoordinator:
             if self._node.upload.turn():
                 self._decide(self._with_workspace())
         except ClustertoolError as error:
-            self._decide(d.Planned(error))
+            self._decide(e.Planned(error))
 
     def _start_relays(self, round: int) -> None:
         """Of the machines that lack the workspace, and of this one, which serves it."""
@@ -322,7 +326,7 @@ class JoinCoordinator:
             }
             if connection != COORDINATOR:
                 self._members.send(connection, order)
-        self._decide(d.Done(COORDINATOR, round))
+        self._decide(e.Done(COORDINATOR, round))
 
     def _place(self, round: int) -> None:
         parts = specs(self._made, self._arrivals, self._join.engine, self._elastic_spec())
@@ -369,7 +373,7 @@ class JoinCoordinator:
             "unattended": gathering.unattended,
         }
 
-    def _lead(self, action: d.Lead) -> None:
+    def _lead(self, action: e.Lead) -> None:
         """The port of joining becomes the lead's."""
         self._members.stop_listening()
         try:
@@ -377,7 +381,7 @@ class JoinCoordinator:
                 return
             self._node.launch(time.time())
         except ClustertoolError as error:
-            self._decide(d.Failed(COORDINATOR, action.round, error))
+            self._decide(e.Failed(COORDINATOR, action.round, error))
             return
         elastic = self._state.elastic
         if elastic is not None:
@@ -385,7 +389,7 @@ class JoinCoordinator:
             self._node.record("epoch", attempt=elastic.number, **elastic.before.change(members, boottime()))
             for one in self._state.standby:
                 self._node.record("standby", name=one.offer.hostname, address=one.offer.address)
-        self._decide(d.Done(COORDINATOR, action.round))
+        self._decide(e.Done(COORDINATOR, action.round))
 
     def _publish(self) -> bool:
         """Put the nodes of the epoch into the store, if there is one. False: it is not reached, and this node has resigned."""

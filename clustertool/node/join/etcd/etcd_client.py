@@ -54,12 +54,11 @@ class EtcdAccess(NamedTuple):
 
 
 class KeyValue(NamedTuple):
-    """A key's value, the revisions at which it was created and written, and its lease (0: none)."""
+    """A key's value, and the revisions at which it was created and written."""
 
     value: bytes
     created: int
     written: int
-    lease: int = 0
 
 
 class Put(NamedTuple):
@@ -380,7 +379,7 @@ def _pair(response: Mapping[str, object], kind: str) -> Optional[KeyValue]:
         data = None
     if data is None:
         raise EtcdError("an answer of etcd with a value that is not valid", True)
-    return KeyValue(data, *(_whole(pair, name) for name in ("create_revision", "mod_revision", "lease")))
+    return KeyValue(data, *(_whole(pair, name) for name in ("create_revision", "mod_revision")))
 
 
 def _objects(answer: Mapping[str, object], name: str, count: int = -1) -> List[Json]:

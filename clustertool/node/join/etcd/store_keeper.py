@@ -31,10 +31,9 @@ class StoreView(NamedTuple):
 
     order: the number of the newest request of the member that it reflects. standing: of this member's campaign, None if it has
     none. content: the newest, None before the first answer. won_at: when it was known that the campaign is won. seen_at: when
-    the record that it has replaced had been seen first. outdated: a
-    later epoch than this member's has begun, or its record is gone. reachable_until: how long the member may have ranks of its
-    epoch, 0.0 before the first confirmation. valid_until: the same for a coordinator, 0.0 if it is none. problem: why the last
-    request failed, "" if it did not.
+    the record that it has replaced had been seen first. outdated: a later epoch than this member's has begun, or its record is
+    gone. reachable_until: how long the member may have ranks of its epoch, 0.0 before the first confirmation. valid_until: the
+    same for a coordinator, 0.0 if it is none. problem: why the last request failed, "" if it did not.
     """
 
     order: int = 0
