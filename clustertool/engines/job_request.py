@@ -86,7 +86,7 @@ def make_plan(request: RunRequest, facts: ByNode, identity: Identity | None = No
         listing = request.workspace.files
     else:  # what the nodes have between them
         listing = tuple(sorted({path for fact in facts.values() for path in fact.listing}))
-    hidden = tuple((name, HIDDEN) for name in request.cluster.secrets)
+    hidden = tuple((name, HIDDEN) for name in request.spec.elastic.server.of_ranks(request.cluster.secrets))
     mine = identity or Identity(request.job_id or "DRY")
     made = plan(request.cluster, request.spec, facts, mine, listing, request.passed + hidden)
     advice = request.advise(made)

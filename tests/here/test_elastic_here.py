@@ -31,7 +31,6 @@ def typed(folders):
     running = [starts(site, *meet, "--rank", rank, "train.py") for rank, site in enumerate(folders)]
     for rank, site in enumerate(folders):
         trains(site, 0, rank, 2)
-        (site.folder / "conf.py").unlink()  # without HOSTS it is none for other commands
     return running
 
 

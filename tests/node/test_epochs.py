@@ -285,3 +285,55 @@ def test_a_coordinator_without_a_store_does_not_come_back(join_bench: JoinBench)
     assert codes(machines) == [75, 75]
     assert "has coordinated the job, and its process has died" in machines[0].error
     assert [one["attempt"] for one in machines[0].events("epoch")] == [0]
+
+
+def test_the_time_limit_of_the_job_counts_between_two_epochs(join_bench: JoinBench) -> None:
+    machines = running(elastic(join_bench.job(2, WAIT, options={"timeout": "9s"}), 2, 2, timeout=60.0, grow="restart"))
+    machines[1].signal(signal.SIGKILL)
+    machines[1].wait()
+    began = time.monotonic()
+    assert machines[0].wait() == 124 and time.monotonic() - began < 15
+    (end,) = machines[0].events("ended")
+    assert (end["state"], end["code"]) == ("timeout", 124) and "--timeout 9 s" in end["reason"]
+
+
+def test_a_time_without_a_laptop_counts_between_two_epochs(join_bench: JoinBench) -> None:
+    machines = running(elastic(join_bench.job(2, WAIT, options={"lease": "9s"}), 2, 2, timeout=60.0, grow="restart"))
+    machines[1].signal(signal.SIGKILL)
+    machines[1].wait()
+    assert machines[0].wait() == 143
+    (end,) = machines[0].events("ended")
+    assert end["state"] == "stopped" and "no laptop was attached" in end["reason"]
+
+
+def test_a_machine_on_standby_is_released(join_bench: JoinBench) -> None:
+    machines = elastic(join_bench.job(3, WAIT), 2, 2)
+    recorded(machines)
+    start(machines[:2])
+    says(machines[0], 0, 0, 2)
+    machines[2].start()
+    until(lambda: machines[0].events("standby"), "it is on standby")
+    how: LeaveCommand = {"type": "leave", "by": "the test"}
+    assert supervisor_client.ask(JobPaths.at(str(machines[2].job_dir)), how, 5.0) is not None
+    assert machines[2].wait() == 0
+    assert [one["why"] for one in machines[2].events("left")] == ["the test"]
+    assert [(one["state"], one["code"]) for one in machines[2].events("ended")] == [("stopped", 0)]
+    until(lambda: machines[0].events("standby-left"), "the coordinator knows it")
+    assert not machines[0].events("epoch-ended")
+    end(machines[:2])
+
+
+def test_a_member_does_not_join_another_job_at_the_coordinators_place(join_bench: JoinBench) -> None:
+    """The command was typed again on the machine of the coordinator, while the other one waited for it."""
+    machines = running(elastic(join_bench.job(2, WAIT), 1, 2, timeout=30.0))
+    machines[0].signal(signal.SIGKILL)
+    machines[0].wait()
+    who = replace(machines[0].join.identity, job_id="another-job")
+    machines[0].join = replace(machines[0].join, identity=who)
+    machines[0].start()
+    assert machines[1].wait() == 75
+    assert "is a member of job" in machines[1].error and "another one, another-job" in machines[1].error
+    (ended,) = machines[1].events("ended")
+    assert (ended["state"], ended["code"]) == ("lost", 75)
+    machines[0].signal(signal.SIGTERM)
+    assert machines[0].wait() == 143

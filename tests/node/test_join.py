@@ -22,8 +22,8 @@ from clustertool.fleet import identity
 from clustertool.fleet.joining import join_process
 from clustertool.model.joining.join_file import MeetingPoint, OwnSettings, to_json
 from clustertool.model.joining.plain_form import to_plain
-from clustertool.node.join.coordinator import read_offer, read_settings
 from clustertool.node.join.join_report import JoinReport
+from clustertool.node.join.offer_fields import read_offer, read_settings
 from clustertool.node.system.tls_link import TlsLink, context
 from tests.lab.lab import REPO, compiler
 from tests.node.harness import kill, pythons, read, until

@@ -9,41 +9,51 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from clustertool.model.config.elastic_settings import ElasticServer, ElasticSettings
-from tests.etcd import client_argv, server_argv
+from clustertool.model.paths import JobPaths
+from clustertool.node.jobs import supervisor_client
+from tests.etcd import client_argv, make_certificate, server_argv
 from tests.node.harness import until
 from tests.node.joining import JoinBench, Machine, codes, free_port
 from tests.node.test_epochs import WAIT, end, recorded, running, says
 
+if TYPE_CHECKING:
+    from clustertool.model.wire.supervisor_messages import LeaveCommand
+
 
 class Etcd:
-    """A server on loopback, with its own folder."""
+    """A server on loopback, with its own folder. server, client: options of both."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, scheme: str = "http", server: Sequence[str] = (), client: Sequence[str] = ()
+    ) -> None:
         self._folder, self.port, self._peers = folder, free_port(), free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self._server, self.client = server, [*client]
+        self.url = f"{scheme}://127.0.0.1:{self.port}"
         self.start()
 
     def start(self) -> None:
         peers = f"http://127.0.0.1:{self._peers}"
-        argv = server_argv(self._folder, self.url, peers)
+        argv = [*server_argv(self._folder, self.url, peers), *self._server]
         self.popen = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         until(self.answers, "etcd answers")
 
     def answers(self) -> bool:
-        return "epoch" in self.keys() or self._ask("endpoint", "health").returncode == 0
+        return "epoch" in self.keys() or self.ask("endpoint", "health").returncode == 0
 
     def keys(self) -> str:
-        return self._ask("get", "--prefix", "clustertool/", "--keys-only").stdout
+        return self.ask("get", "--prefix", "clustertool/", "--keys-only").stdout
 
-    def _ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        argv = client_argv(self.url, *arguments)
+    def ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        argv = client_argv(self.url, *self.client, *arguments)
         env = {**os.environ, "ETCDCTL_API": "3"}
         return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
 
@@ -90,19 +100,48 @@ def use_relay(machine: Machine, relay: Relay) -> None:
     machine.join = replace(machine.join, job=replace(job, elastic=replace(job.elastic, server=server)))
 
 
-@pytest.fixture
-def etcd(tmp_path: Path) -> Iterator[Etcd]:
+def etcd_or_skip() -> None:
     if not shutil.which("etcd"):
         if os.environ.get("DEMAND_ENGINES"):
             pytest.fail("etcd is missing: scripts/engine-packages.sh installs it")
         pytest.skip("needs etcd (package etcd-server)")
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[Etcd]:
+    etcd_or_skip()
     server = Etcd(tmp_path / "etcd")
     yield server
     server.kill()
 
 
+@pytest.fixture
+def closed_etcd(tmp_path: Path) -> Iterator[Etcd]:
+    """With TLS. The user `train` has the rights that docs/elastic.md names; others have none."""
+    etcd_or_skip()
+    certificate, key = (str(path) for path in make_certificate(tmp_path))
+    server = Etcd(
+        tmp_path / "etcd", "https", ["--cert-file", certificate, "--key-file", key], ["--cacert", certificate]
+    )
+    for command in (
+        "user add root:secret",
+        "user add train:s3:cret",
+        "role add trainer",
+        "role grant-permission trainer readwrite clustertool/ --prefix=true",
+        "user grant-role train trainer",
+        "auth enable",
+    ):
+        assert server.ask(*command.split()).returncode == 0, command
+    server.client += ["--user", "train:s3:cret"]
+    yield server
+    server.kill()
+
+
 def with_store(machines: list[Machine], least: int, most: int, etcd: Etcd, **more: object) -> list[Machine]:
-    server = ElasticServer((etcd.url,))
+    return with_server(machines, least, most, ElasticServer((etcd.url,)), **more)
+
+
+def with_server(machines: list[Machine], least: int, most: int, server: ElasticServer, **more: object) -> list[Machine]:
     settings = ElasticSettings(least, most, server=server, **{"timeout": 30.0, **more})  # type: ignore[arg-type]
     for machine in machines:
         machine.join = replace(machine.join, job=replace(machine.join.job, elastic=settings))
@@ -118,6 +157,66 @@ def test_a_job_leaves_its_record_only(join_bench: JoinBench, etcd: Etcd) -> None
     assert etcd.keys().split() == [f"clustertool/{job}/epoch"]
 
 
+def test_a_server_with_tls_and_a_password(join_bench: JoinBench, closed_etcd: Etcd, tmp_path: Path) -> None:
+    """The first one of the servers does not answer. No rank gets what is only for the nodes."""
+    secrets = {"ETCD_PASSWORD": "s3:cret", "ETCD_CA": (tmp_path / "etcd.crt").read_text(), "TOKEN": "of the program"}
+    shown = "echo token $TOKEN, password $ETCD_PASSWORD, $(env | grep -c ETCD); " + WAIT
+    machines = join_bench.job(3, shown, cluster={"secrets": tuple(secrets)}, secrets=tuple(secrets.items()))
+    dead = f"https://127.0.0.1:{free_port()}"
+    server = ElasticServer((dead, closed_etcd.url), "train", "ETCD_PASSWORD", "ETCD_CA")
+    running(with_server(machines, 2, 3, server))
+    assert "token of the program, password , 0\n" in machines[1].log(1)
+    assert closed_etcd.keys().split() == [
+        f"clustertool/{machines[0].join.identity.job_id}/{name}" for name in ("coordinator", "epoch")
+    ]
+    machines[0].signal(signal.SIGKILL)
+    machines[0].wait()
+    says(machines[1], 1, 0, 2)
+    end(machines[1:])
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "ca", "why"),
+    [
+        ("train", "wrong", True, "authentication failed"),
+        ("", "", True, "user name is empty"),
+        ("train", "s3:cret", False, "its certificate is not accepted"),
+    ],
+)
+def test_a_server_that_refuses(
+    join_bench: JoinBench, closed_etcd: Etcd, tmp_path: Path, user: str, password: str, ca: bool, why: str
+) -> None:
+    authority = (tmp_path / "etcd.crt").read_text() if ca else ""
+    secrets = tuple({"ETCD_PASSWORD": password, "ETCD_CA": authority}.items())
+    (machine,) = join_bench.job(1, secrets=secrets, cluster={"loss_timeout": 2.0})
+    server = ElasticServer((closed_etcd.url,), user, "ETCD_PASSWORD" if user else "", "ETCD_CA" if ca else "")
+    with_server([machine], 1, 1, server)
+    assert codes([machine.start()]) == [75]
+    assert "the store of --elastic-server does not answer" in machine.error and why in machine.error
+    assert "s3:cret" not in machine.error and "wrong" not in machine.error
+
+
+def test_a_command_that_is_typed_on_each_machine(join_bench: JoinBench, etcd: Etcd) -> None:
+    """Only the coordinator's identity is that of the job. The others learn it when the job is placed there."""
+    machines = with_store(join_bench.job(3, WAIT), 2, 3, etcd)
+    own = machines[0].join.identity
+    for number, machine in enumerate(machines):
+        if number:
+            machine.join = replace(
+                machine.join, identity=replace(own, job_id=f"typed-{number}", token=str(number) * 32)
+            )
+        machine.start()
+        machine.join = replace(machine.join, identity=own)
+    for rank, machine in enumerate(machines):
+        says(machine, 0, rank, 3)
+    assert etcd.keys().split() == [f"clustertool/{own.job_id}/{name}" for name in ("coordinator", "epoch")]
+    machines[0].signal(signal.SIGKILL)
+    machines[0].wait()
+    says(machines[1], 1, 0, 2)
+    says(machines[2], 1, 1, 2)
+    end(machines[1:])
+
+
 def test_the_coordinator_is_lost(join_bench: JoinBench, etcd: Etcd) -> None:
     """Another member takes over. The lost one joins again, as any other node."""
     machines = running(with_store(join_bench.job(3, WAIT), 2, 3, etcd, grow="restart"))
@@ -129,6 +228,19 @@ def test_the_coordinator_is_lost(join_bench: JoinBench, etcd: Etcd) -> None:
     says(machines[0], 2, 1, 3)  # the coordinator has the first rank
     stopped = [machines[1], machines[2], machines[0]]
     end(stopped)
+
+
+def test_the_coordinator_is_released(join_bench: JoinBench, etcd: Etcd) -> None:
+    """Another member takes over before its lease in the store would have ended."""
+    machines = running(with_store(join_bench.job(3, WAIT), 2, 3, etcd, backoff=(0.1, 1.0)))
+    how: LeaveCommand = {"type": "leave", "by": "the test"}
+    assert supervisor_client.ask(JobPaths.at(str(machines[0].job_dir)), how, 5.0) is not None
+    assert machines[0].wait() == 0
+    began = time.monotonic()
+    says(machines[1], 1, 0, 2)
+    says(machines[2], 1, 1, 2)
+    assert time.monotonic() - began < 5.0  # LOSS_TIMEOUT
+    end(machines[1:])
 
 
 def test_a_node_is_lost(join_bench: JoinBench, etcd: Etcd) -> None:

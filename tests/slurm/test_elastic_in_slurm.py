@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from tests import mpi
 from tests.cli import CLUSTERTOOL, Running, until
+from tests.lab.lab_store import LabStore
 from tests.slurm.engine_runs import SLURM, STARTS, EngineRun, number_of, use
 from tests.slurm.queue_jobs import folder_of
 from tests.slurm.slurm_site import SlurmSite
@@ -32,6 +34,13 @@ BY_MPI = """
         time.sleep(0.1)
 """
 LOSS = 5  # seconds
+
+
+@pytest.fixture
+def store(queue: SlurmSite, tmp_path: Path) -> Iterator[LabStore]:
+    made = LabStore(queue.lab, tmp_path / "etcd")
+    yield made
+    made.kill()
 
 
 def begun(
@@ -171,9 +180,11 @@ def test_it_starts_with_the_nodes_that_are_free(queue: SlurmSite) -> None:
 
 
 @pytest.mark.engines
-def test_slurm_starts_it_again(queue: SlurmSite) -> None:
-    """A preempted job: its epochs go on with the next number, and it continues in its directory."""
-    job = begun(queue, 2, "--nnodes", "1:2", exclusive=True, requeue=True, nodes=2)
+@pytest.mark.parametrize("stored", [False, True])
+def test_slurm_starts_it_again(queue: SlurmSite, request: pytest.FixtureRequest, stored: bool) -> None:
+    """A preempted job: its epochs go on with the next number, and it continues in its directory. With a store, too."""
+    server = ("--elastic-server", request.getfixturevalue("store").url) if stored else ()
+    job = begun(queue, 2, "--nnodes", "1:2", *server, exclusive=True, requeue=True, nodes=2)
     os.kill(job.supervisor(1), signal.SIGKILL)
     epoch(job.command, 1, 1)
     queue.lab.slurm("scontrol", "requeue", job.number)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
-import subprocess
 from typing import Any
 
 import pytest
 
-from tests.cli import CLUSTERTOOL, LoopSite, until
+from tests.cli import LoopSite, until
 
 TRAIN = """
 import os, time
@@ -133,10 +133,26 @@ def test_a_node_is_released_although_the_job_waits_for_its_next_epoch(site):
     ready(three, 0, 3)
     kill(three, 1)
     until(lambda: all(one["state"] != "running" for one in status(three)["processes"]), 30)
-    released = three.start("shrink", "--host", three.servers[2].address, program=CLUSTERTOOL)
-    with pytest.raises(subprocess.TimeoutExpired):
-        released.process.wait(2.0)
-    three.clustertool("grow", "--host", three.servers[1].address).ends(0)
-    assert "has left" in released.wait(60).ends(0).out
+    assert "has left" in three.clustertool("shrink", "--host", three.servers[2].address).ends(0).out
+    until(lambda: not [one for one in three.living() if one.node == 2], 10)
+    three.clustertool("grow", "--host", ",".join(server.address for server in three.servers[1:])).ends(0)
+    ready(three, 1, 3)
     three.clustertool("stop").ends(0)
     three.gone()
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_the_coordinator_is_the_named_host(site, sent):
+    """Also where job.toml is on the nodes, and is read only when these have answered."""
+    two = site(2)
+    script = 'import os\nprint("runs", os.environ["RANK"], os.environ["HOME"], flush=True)\n'
+    job = two.workspace(train_py=script)
+    two.conf(COORDINATOR=two.servers[1].address)
+    given = ["-w", "job"]
+    if not sent:
+        for node in range(2):
+            shutil.copytree(job, two.home(node) / "work")
+            (two.home(node) / "work/job.toml").write_text("[elastic]\nmin = 2\nmax = 2\n")
+        given = ["--job-workspace", "~/work"]
+    run = two.clustertool("run", *given, *(["--nnodes", "2:2"] if sent else []), "--all-ranks").ends(0)
+    assert f"runs 0 {two.home(1)}" in run.out and f"runs 1 {two.home(0)}" in run.out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clustertool.errors import ClustertoolError, NodeLost, PortInUse, PreflightError, UsageError
-from clustertool.model.elastic.gathering import Gathering, Readiness, pause
+from clustertool.model.elastic.gathering import EpochBefore, Gathering, Readiness, pause
 from clustertool.model.joining import join_decisions as d
 from clustertool.model.joining import join_events as e
 from clustertool.model.joining.join_offers import Offer
@@ -97,10 +97,14 @@ class History:
     def __init__(self, gathering: Gathering = THREE) -> None:
         own = Offer(0, 3, "1.0", "c0de", Incarnation("boot0", 100, 1), "10.0.0.0", "node0")
         self.state = d.JoinState(own, 300.0, elastic=gathering)
+        self.ordered: tuple[int, ...] = ()  # connections that get orders
         self.after(e.Offered(0, own, 100.0))
 
     def after(self, event: e.Event) -> tuple[e.Action, ...]:
         self.state, actions = d.decide(self.state, event)
+        for action in actions:
+            if isinstance(action, e.Number):
+                self.ordered = action.order
         return actions
 
     def offers(self, connection: int, number: int | None = -1) -> tuple[e.Action, ...]:
@@ -115,6 +119,7 @@ class History:
     def done(self, *connections: int) -> tuple[e.Action, ...]:
         actions: tuple[e.Action, ...] = ()
         for connection in connections:
+            assert connection in self.ordered, f"{connection} has got no order"
             actions = self.after(e.Done(connection, self.state.round))
         return actions
 
@@ -173,8 +178,43 @@ def test_a_machine_on_standby_takes_the_place_of_a_lost_one() -> None:
     history.offers(2)
     history.tick(100.0)
     history.after(e.Gone(1, "closed"))
-    history.done(0, 2)
+    history.done(0)  # the one on standby has got no order
     assert history.tick(101.0)[1] == e.Number((0, 2))
+
+
+def test_a_machine_on_standby_that_is_gone_does_not_take_part() -> None:
+    history = History(THREE._replace(maximum=2))
+    history.offers(1)
+    history.offers(2)
+    history.tick(100.0)
+    history.after(e.Gone(2, "closed"))
+    history.after(e.Gone(1, "closed"))
+    history.done(0)
+    assert history.tick(101.0) == () and [one.connection for one in history.state.members] == [0]
+
+
+def test_a_machine_that_has_rebooted_offers_again_until_its_old_connection_is_gone() -> None:
+    history = History(later()._replace(expected=frozenset({1})))
+    history.offers(1)
+    sender = Incarnation("another boot", 7, 1)
+    offer = Offer(1, 3, "1.0", "c0de", sender, "10.0.0.1", "node1")
+    assert history.after(e.Offered(9, offer, 100.0)) == (e.Drop(9),)
+    other = offer._replace(hostname="node8")
+    (refuse,) = history.after(e.Offered(10, other, 100.0))
+    assert isinstance(refuse, e.Refuse) and "index 1 is in use" in refuse.error.what
+    history.after(e.Gone(1, "silent"))
+    assert history.after(e.Offered(9, offer, 100.0)) == (e.Wait(2, ()),)
+
+
+def test_a_new_machine_does_not_get_the_number_of_a_lost_one() -> None:
+    """Its lease would not be waited for, and it would be refused when it comes back."""
+    lost = later()._replace(leases=((1, 112.0),), numbers=3, before=EpochBefore(frozenset({0, 1, 2})))
+    history = History(lost)
+    history.offers(2)
+    history.offers(7, None)
+    assert history.tick(111.0) == ()
+    assert history.tick(112.5)[1] == e.Number((0, 2, 7))
+    assert [one.offer.node for one in history.state.members] == [0, 2, 3]
 
 
 def test_a_machine_that_cannot_place_the_job_leaves() -> None:

@@ -16,7 +16,7 @@ from clustertool.model.config.hosts import Host
 from clustertool.model.hints import PROGRAM
 from clustertool.model.joining.join_errors import read_error
 from clustertool.model.joining.join_file import JoinFile
-from clustertool.model.wire.messages import JOIN_REPORTS
+from clustertool.model.wire.messages import JOIN_REPORTS, LIST_JOBS
 from clustertool.ssh.parallel import each
 
 _PATIENCE = 60.0  # seconds for a node to reach the coordinator
@@ -41,6 +41,7 @@ class Growth:
 
         Raises the errors of all hosts."""
         common = common_file(self._fleet, self._job)
+        first = self._free_number()
         named = [self._known(host) or host for host in hosts]
         numbered = tuple(replace(host, index=number) for number, host in enumerate(named))
         cluster = replace(self._fleet.cluster, hosts=numbered)
@@ -51,7 +52,7 @@ class Growth:
             cards = [node for node, fact in examined.facts.items() if fact.devices and fact.device_kind == "gpu"]
             fleet.ask(dict.fromkeys(cards, module_request()))
             numbers = {host.index: host for host in numbered}
-            done = each(numbers, lambda host: self._join(fleet, host, common), check=self._caller.check)
+            done = each(numbers, lambda host: self._join(fleet, host, common, first), check=self._caller.check)
             self._remember(common, numbered)
             raise_all(list(done.failed.values()))
         return {numbers[node].name: text for node, text in done.ok.items()}
@@ -68,9 +69,18 @@ class Growth:
         """The node of the job that this host is."""
         return next((known for known in self._fleet.cluster.hosts if known.entry == host.entry), None)
 
-    def _join(self, fleet: Fleet, host: Host, common: JoinFile) -> str:
+    def _free_number(self) -> int:
+        """The lowest number above those of all nodes that the job has had, as the records of its nodes have it."""
+        request = LIST_JOBS({"job": self._job, "exact": True})
+        answers = self._fleet.ask(dict.fromkeys(self._fleet.agents, request), ANSWER).ok.values()
+        listed = [one for answer in answers for one in answer["jobs"]]
+        return max(len(self._fleet.cluster.hosts), *(len(one["nodes"] or ()) for one in listed), 0)
+
+    def _join(self, fleet: Fleet, host: Host, common: JoinFile, first: int) -> str:
+        """first: the number of the first new host."""
         known = self._known(host)
-        state = join_node(fleet, host.index, common, known.index if known is not None else None, again=True)
+        number = known.index if known is not None else first + host.index
+        state = join_node(fleet, host.index, common, number, again=True, new=known is None)
         if state != STARTED:
             return _NOT_STARTED.get(state, state)
         until = time.monotonic() + _PATIENCE

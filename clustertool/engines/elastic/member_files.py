@@ -61,8 +61,8 @@ def join_file(request: RunRequest, made: Plan, release: str, count: int) -> Join
     )
 
 
-def of_member(common: JoinFile, cluster: Cluster, member: HostMember, index: int | None) -> JoinFile:
-    """The join file of one node. index: its number in the job; None: the coordinator gives it one."""
+def of_member(common: JoinFile, cluster: Cluster, member: HostMember, index: int) -> JoinFile:
+    """The join file of one node. index: its number in the job."""
     return replace(common, index=index, own=own_settings(common, cluster, member))
 
 

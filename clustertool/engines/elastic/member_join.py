@@ -67,8 +67,8 @@ def _bundle(fleet: Fleet, node: int, job: str) -> bytes:
     raise PreflightError("the join file of the job is damaged", "ask another node", fleet.name(node))
 
 
-def join_node(fleet: Fleet, node: int, common: JoinFile, index: int | None, again: bool = False) -> str:
-    """Start a node of a job that runs. node: in the fleet. index: its number in the job, None for a new one.
+def join_node(fleet: Fleet, node: int, common: JoinFile, index: int, again: bool = False, new: bool = False) -> str:
+    """Start a node of a job that runs. node: in the fleet. index: its number in the job. new: it has never been a node of it.
 
     Returns what the node has answered (agent_answers.JoinAnswer). Raises PreflightError, Unreachable.
     """
@@ -76,8 +76,9 @@ def join_node(fleet: Fleet, node: int, common: JoinFile, index: int | None, agai
     facts = read_facts(node, fleet.ask_one(node, PROBE(probe_request(fleet.cluster, host)), ANSWER))
     listed = fleet.ask_one(node, LIST_JOBS({"job": job, "exact": True}), ANSWER)["jobs"]
     known = [posixpath.dirname(one["dir"]) for one in listed if one.get("dir")]
-    place = known[0] if known else base(facts.root, index or 0, False)
-    file = of_member(common, fleet.cluster, HostMember(host, facts, place if index is not None else ""), index)
+    # Records of other nodes lie there where ROOT_DIR is shared with them.
+    place = base(facts.root, index, bool(known)) if new or not known else known[0]
+    file = of_member(common, fleet.cluster, HostMember(host, facts, place), index)
     answer = fleet.ask_one(node, join_request(file, again), ANSWER)
     if answer["state"] == NEEDS_CODE:
         fleet.ask_one(node, code_request(), CODE)

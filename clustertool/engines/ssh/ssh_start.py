@@ -139,11 +139,9 @@ class SshStart(Starter):
         elastic = self._elastic
         if request.wish.skip_bad or elastic.present:
             if elastic.present:
-                examined = examined.good(caller, least=elastic.minimum, first=elastic.coordinator)
+                examined = self._elastic_hosts(examined)
             else:
-                examined = examined.good(caller, int(options.nnodes or 0))
-            request.cluster = examined.cluster
-            self._fleet.keep(request.cluster)
+                examined = self._keep(examined.good(caller, int(options.nnodes or 0)))
             examined = self._room(examined)  # fewer trainers read more shards each
         facts = examined.facts
         examined.require()
@@ -153,10 +151,22 @@ class SshStart(Starter):
             request.spec, request.resumes = read_job(request.cluster, toml, request.options), resumes(toml)
             if request.spec.elastic.present:
                 elastic_plan.refuse(request)
+                facts = self._elastic_hosts(examined).facts
             if request.spec.by_mpirun or request.spec.container:  # that was not known when the nodes were asked
                 facts = self._examine_job(wanted, request.spec.container)
         earlier_work.settle(caller, request, facts)
         return self._in_use(facts)
+
+    def _elastic_hosts(self, examined: Examined) -> Examined:
+        """The hosts that may take part, COORDINATOR first."""
+        elastic = self._elastic
+        return self._keep(examined.good(self._engine.caller, least=elastic.minimum, first=elastic.coordinator))
+
+    def _keep(self, examined: Examined) -> Examined:
+        """Only its hosts take part, with its numbers."""
+        self._request.cluster = examined.cluster
+        self._fleet.keep(examined.cluster)
+        return examined
 
     def _with_mpi(self, wanted: ProbeWanted) -> preflight.Wanted:
         """The request to each node, with what the mode needs to know."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Tuple
+from typing import Iterable, Tuple
 
 ELASTIC_MODES = ("collective", "ps", "mpi")
 GROWS = (
@@ -33,6 +33,10 @@ class ElasticServer:
     def secrets(self) -> Tuple[str, ...]:
         """Names of SECRETS that only the nodes need, and no rank."""
         return tuple(name for name in (self.password_name, self.ca_name) if name)
+
+    def of_ranks(self, names: Iterable[str]) -> Tuple[str, ...]:
+        """Those of SECRETS (`names`) that ranks get."""
+        return tuple(name for name in names if name not in self.secrets)
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class Gathering(NamedTuple):
     first: no epoch has begun so far.
     restarts: of --max-restarts that were used. before: the last epoch. job_began: when the first gathering began. unattended:
     seconds without a laptop.
-    started: how many machines are started at first, 0 for the maximum.
+    started: how many machines are started at first, 0 for the maximum. numbers: all members so far have numbers below it.
     """
 
     number: int
@@ -81,6 +81,7 @@ class Gathering(NamedTuple):
     job_began: float = 0.0
     unattended: float = 0.0
     started: int = 0
+    numbers: int = 0
 
     def readiness(self, present: Collection[int], now: float) -> Readiness:
         """present: the members that have joined."""

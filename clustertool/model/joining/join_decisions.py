@@ -76,6 +76,7 @@ from clustertool.model.joining.join_offers import (
     COORDINATOR,
     JoinedNode,
     Offer,
+    has_rebooted,
     index_taken,
     is_same,
     ordered,
@@ -158,6 +159,8 @@ def _offered(state: JoinState, event: Offered) -> Step:
     same = [member for member in state.members if is_same(member, offer)]
     left = tuple(member for member in state.members if member not in same)
     twin = next((one for one in left if offer.node is not None and one.offer.node == offer.node), None)
+    if twin is not None and state.elastic is not None and has_rebooted(twin.offer, offer):
+        return state, (Drop(event.connection),)  # it offers again until the connection of before counts as gone
     if twin is not None:
         return state, (Refuse(event.connection, index_taken(offer, twin.offer)),)
     since = event.now if state.since is None else state.since
@@ -252,7 +255,7 @@ def _waited(state: JoinState, now: float) -> Step:
 
 def _may_begin(state: JoinState, elastic: Gathering, now: float) -> Step:
     """The epoch, once enough machines are there."""
-    numbered = with_numbers(state.members)
+    numbered = with_numbers(state.members, elastic.numbers)
     present = list(numbered)
     ready = elastic.readiness(present, now)
     if ready is Readiness.WAIT:
@@ -281,7 +284,7 @@ def _gather_again(state: JoinState, gone: Mapping[int, str]) -> Step:
     again."""
     members = tuple(one for one in state.members if one.connection not in gone)
     left = [OutOfEpoch(one.offer.hostname, gone[one.connection]) for one in state.members if one.connection in gone]
-    state, order = _order(state._replace(members=(*members, *state.standby), standby=()), "undoing")
+    state, order = _order(state._replace(members=members), "undoing")
     return state, (order, *left)
 
 
@@ -315,7 +318,7 @@ def _answered(state: JoinState) -> Step:
     if state.failures:
         return _again(state)
     if state.phase == "undoing" and state.elastic is not None:
-        return state._replace(phase="gathering"), ()
+        return state._replace(phase="gathering", members=(*state.members, *state.standby), standby=()), ()
     if state.phase == "probing":
         return state._replace(phase="planning"), (MakePlan(),)
     if state.phase == "leading":
@@ -377,7 +380,7 @@ def _planned(state: JoinState, event: Planned) -> Step:
     if event.error is not None:
         failed = frozenset(connection for connection, _ in event.failures)
         if state.elastic is not None and not state.elastic.first and not failed:
-            nodes = frozenset(with_numbers(state.members))
+            nodes = frozenset(with_numbers(state.members, state.elastic.numbers))
             return _gather_again(state._replace(unfit=(nodes, event.error)), {})
         if state.elastic is None or not failed or COORDINATOR in failed:
             return _abort(state, event.error)

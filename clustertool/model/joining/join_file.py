@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
-from typing import Optional, Tuple
+from typing import TYPE_CHECKING, Optional, Tuple
 
 from clustertool.errors import DataError, UsageError
 from clustertool.model.config.cluster import Cluster
@@ -19,6 +19,9 @@ from clustertool.model.config.job import JobSpec
 from clustertool.model.facts import Identity
 from clustertool.model.joining.plain_form import WrongForm, from_plain, to_plain
 from clustertool.model.quantities import HIGHEST_PORT
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.spec_types import Spec
 
 JOIN_FORMAT = 1
 JOIN_TIMEOUT = 600.0  # seconds, from the first node that has joined
@@ -126,6 +129,26 @@ class JoinFile:
     def offered(self) -> OwnSettings:
         """The settings of this machine as the coordinator gets them."""
         return replace(self.own, secrets=tuple(name for name, _ in self.secrets))
+
+    @property
+    def typed(self) -> bool:
+        """Whether a user has started the joining on each machine: the job is then known by the identity of the coordinator."""
+        return not self.engine and not self.own.base
+
+    def of_job(self, spec: Spec) -> JoinFile:
+        """The same with the identity of the job that was placed here (`spec`)."""
+        header = spec["header"]
+        identity = replace(
+            self.identity,
+            job_id=spec["job"],
+            token=spec["token"],
+            created=header["created"],
+            owner=header["owner"],
+            asked=header["asked"],
+            name=header["job_name"],
+            workspace=header["workspace"],
+        )
+        return replace(self, identity=identity)
 
     @property
     def for_others(self) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from itertools import count
 from typing import Dict, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.errors import ClustertoolError, NodeLost, PreflightError, UsageError
@@ -14,7 +15,8 @@ COORDINATOR = 0  # its connection, and mostly its index
 
 
 class Offer(NamedTuple):
-    """What the coordinator knows of a machine before the plan. node: the index that it asks for, None for any."""
+    """What the coordinator knows of a machine before the plan. node: the index that it asks for, None for any. job: the id of
+    the job in whose epochs it has been, "" if in none."""
 
     node: Optional[int]
     nnodes: int
@@ -23,6 +25,7 @@ class Offer(NamedTuple):
     sender: Incarnation
     address: str
     hostname: str
+    job: str = ""
 
     @property
     def name(self) -> str:
@@ -38,6 +41,11 @@ def is_same(member: JoinedNode, offer: Offer) -> bool:
     """Whether a machine has connected again. Two containers of one machine may have a boot, a pid and a start in common."""
     known = member.offer
     return member.connection != COORDINATOR and (known.sender, known.hostname) == (offer.sender, offer.hostname)
+
+
+def has_rebooted(known: Offer, offer: Offer) -> bool:
+    """Whether the same machine offers itself after it has lost its power: nothing has closed the connection of before."""
+    return known.hostname == offer.hostname and known.sender.boot != offer.sender.boot
 
 
 def ordered(members: Sequence[JoinedNode]) -> Tuple[JoinedNode, ...]:
@@ -56,11 +64,12 @@ def _by_address(offer: Offer) -> Tuple[int, int, str, Incarnation]:
     return address.version, int(address), "", offer.sender
 
 
-def with_numbers(members: Sequence[JoinedNode]) -> Dict[int, JoinedNode]:
-    """Members by their numbers in the job. A machine without a number gets the lowest free one."""
+def with_numbers(members: Sequence[JoinedNode], taken: int = 0) -> Dict[int, JoinedNode]:
+    """Members by their numbers in the job. A machine without a number gets the lowest free one that is not below `taken`: the
+    numbers of machines that were lost stay theirs."""
     found = {member.offer.node: member for member in members if member.offer.node is not None}
     for member in sorted((one for one in members if one.offer.node is None), key=lambda one: _by_address(one.offer)):
-        number = next(free for free in range(len(members)) if free not in found)
+        number = next(free for free in count(taken) if free not in found)
         found[number] = member._replace(offer=member.offer._replace(node=number))
     return found
 
@@ -71,6 +80,11 @@ def other_code(offer: Offer, own: Offer) -> ClustertoolError:
 
     what = f"{offer.hostname} has {version(offer)}, the coordinator {own.name} has {version(own)}"
     return PreflightError(what, "install the same version on all machines")
+
+
+def other_job(offer: Offer, job: str) -> ClustertoolError:
+    what = f"{offer.hostname} is a member of job {offer.job}, and the coordinator has begun another one, {job}"
+    return NodeLost(what, "the first job has lost its coordinator: see its records, and start it again")
 
 
 def index_taken(offer: Offer, first: Offer) -> ClustertoolError:

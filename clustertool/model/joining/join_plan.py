@@ -19,6 +19,7 @@ from clustertool.model.job.formats import FORMAT
 from clustertool.model.job.outcome import some
 from clustertool.model.joining.join_file import JoinFile, OwnSettings
 from clustertool.model.joining.plain_form import WrongForm, from_plain
+from clustertool.model.masking import HIDDEN
 from clustertool.model.mpirun.implementation import DAEMONS
 from clustertool.model.paths import JobPaths
 from clustertool.model.planning import requests
@@ -49,7 +50,7 @@ class Arrival:
 def cluster_of(join: JoinFile, arrivals: Sequence[Arrival], port: int) -> Cluster:
     """The coordinator's cluster with these machines as hosts. port: the coordinator's, which becomes the lead's.
 
-    A display name is the host name; with the address, or the node id, where two are alike.
+    A display name is the host name; with the address, or the number in the job, where two are alike.
     """
     roles = join.of_engine.roles
     alike = Counter(arrival.hostname for arrival in arrivals)
@@ -58,7 +59,9 @@ def cluster_of(join: JoinFile, arrivals: Sequence[Arrival], port: int) -> Cluste
     def name(node: int, one: Arrival) -> str:
         if alike[one.hostname] == 1:
             return one.hostname
-        return f"{one.hostname}({one.address})" if same[one.hostname, one.address] == 1 else f"{one.hostname}#{node}"
+        if same[one.hostname, one.address] == 1:
+            return f"{one.hostname}({one.address})"
+        return f"{one.hostname}#{node if one.member is None else one.member}"
 
     hosts = tuple(
         Host(
@@ -122,7 +125,7 @@ def plan_of(join: JoinFile, cluster: Cluster, arrivals: Sequence[Arrival], facts
     wrong = [PreflightError(one.text, one.fix, names[one.node]) for one in errors(findings)]
     raise_all([*wrong, *_without_secrets(cluster, arrivals, names)])
     listing = join.listing or sorted({path for fact in facts.values() for path in fact.listing})
-    made = plan(cluster, _with_pulled(join.job), facts, join.identity, listing, join.passed + _hidden(cluster))
+    made = plan(cluster, _with_pulled(join.job), facts, join.identity, listing, join.passed + _hidden(join))
     nodes = tuple(_in_its_folder(node, arrivals[node.host.index].own) for node in made.nodes)
     warnings = (
         *made.warnings,
@@ -218,9 +221,9 @@ def unplanned_spec(join: JoinFile, root: str, hostname: str) -> Spec:
     return cast("Spec", spec)
 
 
-def _hidden(cluster: Cluster) -> Tuple[Tuple[str, str], ...]:
+def _hidden(join: JoinFile) -> Tuple[Tuple[str, str], ...]:
     """Each machine has the values of SECRETS itself."""
-    return tuple((name, "***") for name in cluster.secrets)
+    return tuple((name, HIDDEN) for name in join.job.elastic.server.of_ranks(join.cluster.secrets))
 
 
 def _without_secrets(cluster: Cluster, arrivals: Sequence[Arrival], names: Sequence[str]) -> List[PreflightError]:

@@ -5,31 +5,39 @@ Its own machine takes part like the others, as connection 0.
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from clustertool.errors import ClustertoolError, Interrupted, NodeLost, PreflightError, Terminated, as_one, singles
+from clustertool.errors import (
+    ClustertoolError,
+    Interrupted,
+    NodeLost,
+    PreflightError,
+    Terminated,
+    TimedOut,
+    as_one,
+    singles,
+)
 from clustertool.model.dispatch import topology
+from clustertool.model.elastic.epochs import may_enter, next_number
 from clustertool.model.elastic.gathering import Gathering
 from clustertool.model.facts import Facts
 from clustertool.model.finding import Seen
 from clustertool.model.joining import join_decisions as d
 from clustertool.model.joining import join_events as e
 from clustertool.model.joining.join_errors import error_rows, read_errors
-from clustertool.model.joining.join_file import MOST_MEMBERS, OwnSettings
-from clustertool.model.joining.join_offers import COORDINATOR, Offer
+from clustertool.model.joining.join_file import OwnSettings
+from clustertool.model.joining.join_offers import COORDINATOR, other_job
 from clustertool.model.joining.join_plan import Arrival, cluster_of, facts_of, plan_of, specs
-from clustertool.model.joining.plain_form import from_plain
 from clustertool.model.planning.environment import endpoint
-from clustertool.model.quantities import HIGHEST_PORT
 from clustertool.model.wire.frames import Header
-from clustertool.model.wire.lead_messages import read_incarnation
 from clustertool.node.join import meeting, workspace_relay
 from clustertool.node.join.join_members import Arrived, JoinMembers
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joining_node import JoiningNode
+from clustertool.node.join.offer_fields import read_address, read_attempt, read_offer, read_port, read_settings
 from clustertool.node.supervisor.allocation import End
+from clustertool.node.supervisor.coordinator.job_limits import JobLimits
 from clustertool.node.supervisor.coordinator.lead_connections import LeadListener
 from clustertool.node.system.child_signals import EndRequest, Signals
 from clustertool.node.system.process_clock import boottime
@@ -44,8 +52,6 @@ TICK = 0.1  # seconds: a signal that is blocked wakes nothing
 _LAST_MESSAGE = 3.0  # seconds for the last message to all
 _MAX_HEADER = 32 << 20  # the facts of a machine, with the files of its folder
 _MALFORMED = (LookupError, TypeError, ValueError, OverflowError, AttributeError)
-_LONGEST = 256  # characters of a host name and of an address
-_MOST_RANKS = 4096  # of one machine: a plan has each of them
 
 
 class JoinCoordinator:
@@ -63,14 +69,18 @@ class JoinCoordinator:
         listener = LeadListener(ctx, sock, join.nnodes, _MAX_HEADER)
         self._members = JoinMembers(listener, join.cluster.loss_timeout)
         own = node.offer(address, join.index if elastic is not None else COORDINATOR)
-        self._settings: Dict[int, OwnSettings] = {COORDINATOR: join.offered}
-        self._seen: Dict[int, str] = {}  # the coordinator's address, as the machine of each connection sees it
+        # Of each connection: the settings of the machine, and the coordinator's address as it sees it.
+        self._settings: Dict[int, Tuple[OwnSettings, str]] = {COORDINATOR: (join.offered, "")}
         self._order: Tuple[int, ...] = ()  # connections by node id
         self._facts: Dict[int, Tuple[object, float]] = {}  # of each connection, and when they came
         self._asked_at = 0.0
         self._ports: Dict[int, int] = {}  # of each connection's relay
         self._result: Optional[int] = None  # the exit code
         self._state = d.JoinState(own, join.join_timeout, join.names, join.engine, elastic=elastic)
+        policy = join.job.policy
+        self._limits = JobLimits(policy.timeout, policy.lease, time.monotonic())
+        if elastic is not None:
+            self._limits.began_before(boottime() - elastic.job_began, elastic.unattended)
         self._decide(e.Offered(COORDINATOR, own, boottime()))
 
     def run(self) -> int:
@@ -82,6 +92,7 @@ class JoinCoordinator:
                 self._take(arrived)
             self._take_own(ready)
             self._await_workspace()
+            self._check_limits()
             if self._node.epoch.stopped is not None:
                 self._decide(e.Signalled(self._node.epoch.stopped))
             meeting = self._node.epoch.meeting
@@ -90,6 +101,17 @@ class JoinCoordinator:
                 break
             self._decide(e.Tick(boottime()))
         return self._result if self._result is not None else self._explained()
+
+    def _check_limits(self) -> None:
+        """Between two epochs --timeout and --lease count, too."""
+        record, now = self._node.epoch.record, time.monotonic()
+        if self._state.elastic is None:
+            return
+        if record is not None and record.attended:
+            record.attended = False
+            self._limits.attached(now)
+        for stop in self._limits.passed(now, lambda: ""):
+            self._decide(e.Signalled((TimedOut if stop.code == TimedOut.code else Terminated)(stop.by)))
 
     def _explained(self) -> int:
         """A signal has ended the job: wait for the reason of the engine, which comes within some seconds."""
@@ -120,10 +142,14 @@ class JoinCoordinator:
         """Raises one of _MALFORMED."""
         kind = message["type"]
         if kind == "offer":
-            offer = read_offer(message)
+            offer, known = read_offer(message), read_attempt(message.get("epoch", -1))
+            if offer.job not in ("", self._join.identity.job_id):
+                self._act(e.Refuse(connection, other_job(offer, self._join.identity.job_id)))
+                return None
+            if self._state.phase == "gathering" and not self._numbered_above(known):
+                return None
             if offer.code == self._state.own.code:  # another version has other settings, and is refused
-                self._settings[connection] = read_settings(message)
-                self._seen[connection] = _address(message["coordinator"])
+                self._settings[connection] = read_settings(message), read_address(message["coordinator"])
             return e.Offered(connection, offer, boottime())
         if kind == "stop" and self._state.elastic is not None:
             return e.Signalled(read_errors(message["errors"]))
@@ -134,9 +160,24 @@ class JoinCoordinator:
         if kind == "done":
             if message.get("facts") is not None:
                 self._facts[connection] = message["facts"], time.time()
-            self._ports[connection] = _port(message["port"])
+            self._ports[connection] = read_port(message["port"])
             return e.Done(connection, int(message["round"]))
         return None
+
+    def _numbered_above(self, known: int) -> bool:
+        """Whether the epoch has a later number than all attempts so far. known: the highest of these.
+
+        Without a store it gets such a number. With a store this member takes a later epoch there.
+        """
+        elastic = self._state.elastic
+        if elastic is None or may_enter(elastic.number, known):
+            return True
+        if self._node.epoch.meeting is None:
+            self._state = self._state._replace(elastic=elastic._replace(number=next_number([known])))
+            return True
+        self._node.epoch.known = known
+        self._resign()
+        return False
 
     def _take_own(self, ready: Set[int]) -> None:
         result = self._node.turn(ready)
@@ -227,7 +268,7 @@ class JoinCoordinator:
 
     def _address_for_others(self) -> str:
         """This machine's address. If its own name is a loopback address (127.0.1.1 in /etc/hosts), the one that others use."""
-        seen = [self._seen[connection] for connection in self._order if connection != COORDINATOR]
+        seen = [self._settings[connection][1] for connection in self._order if connection != COORDINATOR]
         others = [address for address in seen if not meeting.loopback(address)]
         return others[0] if others and meeting.loopback(self._address) else self._address
 
@@ -239,7 +280,7 @@ class JoinCoordinator:
             Arrival(
                 members[one].hostname,
                 addresses[one],
-                self._settings[one],
+                self._settings[one][0],
                 members[one].node if self._state.elastic is not None else None,
             )
             for one in self._order
@@ -331,9 +372,11 @@ class JoinCoordinator:
     def _place(self, round: int) -> None:
         parts = specs(self._made, self._arrivals, self._join.engine, self._elastic_spec())
         gathering = self._state.elastic
-        attempt = self._node.first_attempt(parts[0]["job_dir"]) if gathering is None or gathering.first else 0
-        if gathering is not None and attempt > gathering.number:  # the engine has started the job again
-            self._state = self._state._replace(elastic=gathering._replace(number=attempt))
+        began = self._node.epoch.known >= 0  # this process has been in an epoch
+        attempt = 0 if began else self._node.first_attempt(parts[0]["job_dir"])
+        if not self._numbered_above(attempt - 1):
+            return
+        if self._state.elastic != gathering:  # the engine has started the job again
             parts = specs(self._made, self._arrivals, self._join.engine, self._elastic_spec())
         elif gathering is None and attempt:
             for part in parts.values():
@@ -370,7 +413,7 @@ class JoinCoordinator:
             "restarts": gathering.restarts,
             "store": settings.server.present,
             "age": boottime() - gathering.job_began,
-            "unattended": gathering.unattended,
+            "unattended": self._limits.unattended(time.monotonic()),
         }
 
     def _lead(self, action: e.Lead) -> None:
@@ -434,44 +477,3 @@ def interrupted(request: EndRequest, hostname: str) -> ClustertoolError:
     """The error of a process that a signal ends."""
     what = f"the joining process on {hostname} {request.what}"
     return Interrupted(what) if request.code == Interrupted.code else Terminated(what)
-
-
-def read_offer(message: Header) -> Offer:
-    """Raises one of _MALFORMED."""
-    index, nnodes = message["index"], message["nnodes"]
-    version, code, hostname = (_text(message[name]) for name in ("version", "code", "hostname"))
-    if type(nnodes) is not int or not (index is None or (type(index) is int and 0 <= index < MOST_MEMBERS)):
-        raise ValueError("an offer with a wrong index")
-    if not hostname:
-        raise ValueError("an offer without a host name")
-    address = _address(message["address"])
-    return Offer(index, nnodes, version, code, read_incarnation(message["sender"]), address, hostname)
-
-
-def read_settings(message: Header) -> OwnSettings:
-    """The settings in an offer. Raises one of _MALFORMED."""
-    own: OwnSettings = from_plain(OwnSettings, message["own"])
-    if own.nproc is not None and not 0 < own.nproc <= _MOST_RANKS:
-        raise ValueError("an offer with a wrong number of processes")
-    return own
-
-
-def _text(value: object) -> str:
-    """Raises ValueError."""
-    if not isinstance(value, str) or len(value) > _LONGEST or not value.isprintable():
-        raise ValueError("an offer with a wrong text")
-    return value
-
-
-def _address(value: object) -> str:
-    """Raises ValueError."""
-    text = _text(value)
-    ipaddress.ip_address(text.partition("%")[0])
-    return text
-
-
-def _port(value: object) -> int:
-    """0: there is none. Raises ValueError."""
-    if type(value) is not int or not 0 <= value <= HIGHEST_PORT:
-        raise ValueError("no port")
-    return value

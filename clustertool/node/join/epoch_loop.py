@@ -7,6 +7,7 @@ coordinator's supervisor (EpochEnd).
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, FrozenSet, NamedTuple, Optional, Tuple
@@ -19,16 +20,14 @@ from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint
 from clustertool.model.joining.store_rules import ttl
-from clustertool.model.wire.lead_messages import Incarnation
 from clustertool.node.join.bundle_content import BundleContent
 from clustertool.node.join.coordinator import JoinCoordinator
 from clustertool.node.join.etcd.store_meeting import StoreMeeting, Won
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joiner import Joiner
-from clustertool.node.join.joining_node import JoiningNode
+from clustertool.node.join.joining_node import JoiningNode, own_incarnation
 from clustertool.node.join.member_record import MemberRecord, first_record
 from clustertool.node.storage import files
-from clustertool.node.system import processes
 from clustertool.node.system.child_signals import Signals
 from clustertool.node.system.process_clock import boottime
 
@@ -66,40 +65,44 @@ class EpochLoop:
         self._continues = False  # this member coordinated the last epoch to its end
         self._lost: FrozenSet[int] = frozenset()  # members that were lost and have not joined again
         self._fix = ""  # what to do if no coordinator is found
+        self._meeting: Optional[StoreMeeting] = None  # with a store, once this member knows the identity of the job
 
     def run(self, place: MemberPlace) -> int:
-        me = os.getpid()
-        sender = Incarnation(processes.boot_id(), me, getattr(processes.stat(me), "start", 0))
-        meeting = StoreMeeting(self._join, sender) if self._join.job.elastic.server.present else None
-        code: Optional[int] = None
-        coordinates = False
+        if self._join.job.elastic.server.present and (place.address or not self._join.typed):
+            self._meeting = StoreMeeting(self._join, own_incarnation())
+        over: Optional[int] = None
         try:
-            code, coordinates = self._epochs(place, meeting)
+            code, final = self._epochs(place)
+            over = code if final else None
             return code
         finally:
-            if meeting is not None:
-                meeting.close(code if coordinates else None)
+            if self._meeting is not None:
+                self._meeting.close(over)
 
-    def _epochs(self, place: MemberPlace, meeting: Optional[StoreMeeting]) -> Tuple[int, bool]:
-        """The exit code, and whether this member coordinated the last epoch."""
+    def _epochs(self, place: MemberPlace) -> Tuple[int, bool]:
+        """The exit code, and whether it is the job's: this member coordinated the last epoch, and no other start follows."""
         signals = Signals()
         join = replace(self._join, index=place.number)
         record = first_record(join, files.resolve(join.own.root_dir or join.cluster.root_dir))
         taken = False  # the next epoch
         while True:
-            if meeting is not None and place.address and not taken:
-                place = self._take_next(meeting, place)
+            if self._meeting is not None and place.address and not taken:
+                place = self._take_next(self._meeting, place)
             taken = False
             node = JoiningNode(replace(self._join, index=place.number), self._report, self._umask, self._bundle)
             part = node.epoch
-            part.record, part.meeting, part.known, part.fix = record, meeting, self._known, self._fix
+            part.record, part.meeting, part.known, part.fix = record, self._meeting, self._known, self._fix
             part.lost = self._lost
             if place.address:
                 code = JoinCoordinator(node, self._report, signals, place.address, self._gathering).run()
             else:
                 code = Joiner(node, self._report, signals).run()
-            if part.resigned and meeting is not None:
-                meeting.give_up()
+            self._meeting, self._known = part.meeting, max(self._known, part.known)
+            if part.spec is not None:
+                self._join = self._join.of_job(part.spec)
+                self._gathering = self._gathering._replace(job_began=part.job_began)
+            if part.resigned and self._meeting is not None:
+                self._meeting.give_up()
                 place, signals, record = place._replace(address=""), Signals(), part.record
                 continue
             if part.won is not None:
@@ -108,10 +111,12 @@ class EpochLoop:
                 continue
             end, spec = part.end, part.spec
             if end is None or spec is None:
-                return code, bool(place.address)
+                return code, bool(place.address) and not part.comes_back
             place = self._after(end, spec, place)
             signals, record = Signals(), MemberRecord(spec, self._join.for_others)
             if spec["node"] in end.left:
+                if self._meeting is not None and place.address:
+                    self._hand_over(self._meeting, end)
                 record.end(Outcome(JobState.STOPPED, 0, "tool", end.why), coordinates=False)
                 record.close()
                 return 0, False
@@ -122,7 +127,7 @@ class EpochLoop:
         self._continues = bool(place.address) and not end.silent
         members = frozenset(spec["shape"]["nodes"]) if "shape" in spec else frozenset()
         self._lost = (self._lost - members) | frozenset(end.lost)
-        self._prepare(end, members)
+        self._prepare(end, members, len(spec["header"]["nodes"]))
         # The job stays where it is here, also if no other node shares ROOT_DIR in the next epoch.
         own = replace(self._join.own, base=os.path.dirname(spec["job_dir"]))
         self._join = replace(self._join, coordinator=MeetingPoint(lead["host"], lead["port"], lead["node"]), own=own)
@@ -151,9 +156,16 @@ class EpochLoop:
             return place
         return self._take_over(won)
 
+    def _hand_over(self, meeting: StoreMeeting, end: EpochEnd) -> None:
+        """Another member takes the next epoch at once. Only nodes that were lost may have ranks."""
+        with contextlib.suppress(NodeLost):  # then it waits for all leases
+            meeting.publish(sorted(end.lost), end.restarts_used, self._join.cluster.loss_timeout / 2)
+        meeting.give_up()
+
     def _take_over(self, won: Won) -> MemberPlace:
         """This member coordinates from now on. Nodes of the last epoch may have ranks until they join, or their leases end."""
         now, elastic, lease = boottime(), self._join.job.elastic, ttl(self._join.cluster.loss_timeout)
+        again = self._known < 0 and bool(self._join.engine)  # it has started the job again, all nodes together
         worked = self._gathering.before.since or won.at  # a member that was in no epoch does not know it
         self._join = replace(self._join, coordinator=won.place)
         self._gathering = Gathering(
@@ -164,17 +176,18 @@ class EpochLoop:
             now,
             first=won.first,
             leases=former_leases(frozenset(won.before), won.at, lease, won.former),
-            expected=frozenset(won.before),
-            patience=1.0,  # they had the time of their leases to join
+            expected=frozenset(range(self._join.nnodes) if again else won.before),
+            patience=elastic.timeout if again else 1.0,  # the members had the time of their leases to join
             restarts=won.restarts,
             before=EpochBefore(frozenset(won.before), "its coordinator was lost", worked),
             job_began=self._gathering.job_began,
+            numbers=max(self._gathering.numbers, won.place.member + 1, *(node + 1 for node in won.before)),
         )
         self._began = now
         return MemberPlace(won.place.member, won.place.host)
 
-    def _prepare(self, end: EpochEnd, members: FrozenSet[int]) -> None:
-        """What the next epoch waits for. members: of the epoch that has ended."""
+    def _prepare(self, end: EpochEnd, members: FrozenSet[int], numbers: int) -> None:
+        """What the next epoch waits for. members: of the epoch that has ended. numbers: theirs are below it."""
         now, elastic = boottime(), self._join.job.elastic
         least, most = elastic.backoff
         self._short = self._short + 1 if now - self._began < most else 0
@@ -197,5 +210,6 @@ class EpochLoop:
             before=before,
             job_began=self._gathering.job_began,
             unattended=end.unattended,
+            numbers=max(self._gathering.numbers, numbers),
         )
         self._began = now

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, List, Optional, Set, Tuple, cast
 
 from clustertool.errors import ClustertoolError, Interrupted, NodeLost, Terminated, TimedOut
+from clustertool.model.elastic.epochs import may_enter
 from clustertool.model.job.outcome import Outcome, read_outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.model.joining.join_errors import error_rows, read_errors
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
     from clustertool.model.wire.join_messages import FetchOrder, PlaceOrder, RelayOrder
+    from clustertool.model.wire.spec_types import Spec
 
 _LAST_MESSAGE = 1.0  # seconds
 _MALFORMED = (KeyError, TypeError, ValueError)
@@ -92,6 +94,9 @@ class Joiner:
         if self._node.epoch.stopped is not None:
             self._leave(self._node.epoch.stopped, "stop")
             raise self._node.epoch.stopped
+        if self._node.epoch.released:
+            self._release(self._node.epoch.released)
+            return
         if self._node.epoch.meeting is not None and not self._accepted and self._meet(self._node.epoch.meeting, now):
             return
         if self._wire is None:
@@ -228,8 +233,10 @@ class Joiner:
             if not self._node.fetch(cast("FetchOrder", message)):
                 self._answer(OrderResult())
         elif kind == "place":
+            order = cast("PlaceOrder", message)
+            self._require_later(order["spec"])
             self._bound = True
-            self._node.place(cast("PlaceOrder", message))
+            self._node.place(order)
         elif kind == "launch":
             self._launch(float(message["now"]))
         elif kind == "undo":
@@ -244,6 +251,22 @@ class Joiner:
             self._over(read_outcome(message["outcome"]))
         elif kind in ("abort", "refused"):
             raise read_errors(message["errors"])
+
+    def _require_later(self, spec: Spec) -> None:
+        """Raise NodeLost for an epoch that is not later than those in which this machine has been."""
+        elastic, known = spec.get("elastic"), self._node.epoch.known
+        if elastic is not None and not may_enter(elastic["epoch"], known):
+            begins = f"the coordinator {self._search.where} begins epoch {elastic['epoch']}"
+            what = f"{begins}, and epoch {known} has begun here before"
+            raise NodeLost(what, "start the job again")
+
+    def _release(self, by: str) -> None:
+        """The user has released this machine, while it waits for an epoch."""
+        self._leave(Terminated(f"{self._node.name} leaves: {by}"))
+        self._close()
+        self._node.undo()
+        self._report.ended(self._node.epoch.release(by))
+        self._result = 0
 
     def _over(self, outcome: Outcome) -> None:
         """The job has ended, in whose last epoch this machine did not take part."""

@@ -36,6 +36,7 @@ from clustertool.node.supervisor.allocation import End, Origin
 from clustertool.node.supervisor.supervisor import Supervisor
 from clustertool.node.system import processes
 from clustertool.node.system.child_signals import EndRequest
+from clustertool.node.system.process_clock import boottime
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
@@ -57,32 +58,46 @@ class OrderResult(NamedTuple):
     port: int = 0
 
 
+def own_incarnation() -> Incarnation:
+    """This process."""
+    me = os.getpid()
+    return Incarnation(processes.boot_id(), me, getattr(processes.stat(me), "start", 0))
+
+
 class EpochPart:
     """What only a member of an elastic job has.
 
     record: its record while no supervisor is prepared, None before the first one. end: how the last epoch has ended, None if
-    the job is over. spec: of that epoch. meeting: where members meet by a store, None without one. won: the epoch that this
-    member has taken there. resigned: it does not coordinate its epoch any more, and joins that of another member. known: the
-    highest attempt that it has been in, -1 if none. lost: members that were lost and have not joined again. fix: what a user
-    does if no coordinator is found.
+    the job is over. spec: of the newest epoch that was prepared here. job_began: as in Gathering, by this machine's clock.
+    meeting: where members meet by a store, None without one, and where only the coordinator knows the job so far. won: the
+    epoch that this member has taken there. resigned: it does not coordinate its epoch any more, and joins that of another one.
+    known: the highest attempt that it has been in, -1 if none. lost: members that were lost and have not joined again. fix:
+    what a user does if no coordinator is found. comes_back: the engine may start the job again after this end.
     """
 
     def __init__(self) -> None:
         self.record: Optional[MemberRecord] = None
         self.end: Optional[EpochEnd] = None
         self.spec: Optional[Spec] = None
+        self.job_began = 0.0
         self.meeting: Optional[StoreMeeting] = None
         self.won: Optional[Won] = None
         self.resigned = False
         self.known = -1
         self.lost: FrozenSet[int] = frozenset()
         self.fix = ""
+        self.comes_back = False
         self._paused: Optional[MemberRecord] = None
 
     @property
     def stopped(self) -> Optional[ClustertoolError]:
         """The error that stands for a stop by the user."""
         return self.record.stopped if self.record is not None else None
+
+    @property
+    def released(self) -> str:
+        """What the user has typed to release this member, "" if nothing."""
+        return self.record.released if self.record is not None else ""
 
     def wires(self) -> List[FileDescriptorLike]:
         return self.record.wires() if self.record is not None else []
@@ -106,6 +121,14 @@ class EpochPart:
         """The job does not go on here."""
         if self.record is not None:
             self.over(outcome_of(error, self.record.spec["lead"]["node"]), coordinates)
+
+    def release(self, by: str) -> Outcome:
+        """The job goes on without this member. by: see `released`."""
+        outcome = Outcome(JobState.STOPPED, 0, "tool", by)
+        if self.record is not None:
+            self.record.record("left", why=by)
+        self.over(outcome)
+        return outcome
 
     def over(self, outcome: Outcome, coordinates: bool = False) -> None:
         """The job has ended."""
@@ -144,10 +167,9 @@ class JoiningNode:
 
     def offer(self, address: str, index: Optional[int]) -> Offer:
         """What the coordinator gets to know first. address: of this machine, on the way to the coordinator."""
-        me = os.getpid()
-        sender = Incarnation(processes.boot_id(), me, getattr(processes.stat(me), "start", 0))
         join = self.join
-        return Offer(index, join.nnodes, join.version, join.code, sender, address, self.name)
+        job = join.identity.job_id if self.epoch.known >= 0 else ""
+        return Offer(index, join.nnodes, join.version, join.code, own_incarnation(), address, self.name, job)
 
     def ask(self, error: ClustertoolError) -> bool:
         """Begin to ask the engine why a signal ends the job. error: of the signal. False if there is no engine."""
@@ -273,12 +295,15 @@ class JoiningNode:
         spec = self._spec
         if spec is None or self._placed is None:
             raise InternalError("a job was launched before it was placed")
-        spec["secrets"] = dict(self.join.secrets)
+        values = dict(self.join.secrets)
+        spec["secrets"] = {name: values[name] for name in self.join.job.elastic.server.of_ranks(values)}
         spec["certificate"], spec["key"] = self.join.identity.certificate, self.join.identity.key
         spec["header"]["skew"] = launch.counted_skew(time.time() - now)
         file = self._bundle.data if self._bundle is not None else b""
         # A machine that `grow` adds gets the code of the node from its laptop.
         bundle = self.join.for_others if self.join.job.elastic.present else file
+        if "elastic" in spec:
+            self.epoch.spec, self.epoch.job_began = spec, boottime() - spec["elastic"]["age"]
         origin = Origin(bundle, self._allocation, self._store_end(spec), file)
         supervisor = Supervisor(spec, files.open_job_dir(spec["job_dir"]), self._umask, origin)
         task = processes.identify(self._placed.pid)
@@ -294,6 +319,8 @@ class JoiningNode:
 
     def _store_end(self, spec: Spec) -> Optional[Callable[[], float]]:
         """By when the ranks of the epoch must be dead here, as far as the store decides; None without one."""
+        if self.epoch.meeting is None and self.join.job.elastic.server.present:
+            self.epoch.meeting = StoreMeeting(self.join.of_job(spec), own_incarnation())
         meeting = self.epoch.meeting
         if meeting is None:
             return None
@@ -328,14 +355,15 @@ class JoiningNode:
         outcome = supervisor.outcome
         assert outcome is not None, "the supervisor runs until it knows the outcome"
         if outcome.state is JobState.NEXT_EPOCH:
-            self.epoch.end, self.epoch.spec = supervisor.epoch_end, self._spec
+            self.epoch.end = supervisor.epoch_end
             self.report.epoch_ended(outcome)
             return outcome.code
         self.report.ended(outcome)
         silent = supervisor.link.silent or (supervisor.leads and self._absent(self._spec))
         if supervisor.leads or silent:
             self.leave_allocation(End(supervisor.leads, silent, outcome.state is JobState.LOST))
-        if supervisor.leads and not (self.join.of_engine.keep_bundle and self._allocation.comes_back(outcome)):
+        self.epoch.comes_back = self.join.of_engine.keep_bundle and self._allocation.comes_back(outcome)
+        if supervisor.leads and not self.epoch.comes_back:
             self.remove_bundle()
         return outcome.code
 

@@ -39,12 +39,18 @@ _TOUCH = 0.5  # seconds between two heartbeats
 
 
 class MemberRecord:
-    """`spec`: of the last epoch. bundle: what another machine needs to join. Call turn() each loop, and close() once."""
+    """`spec`: of the last epoch. bundle: what another machine needs to join. Call turn() each loop, and close() once.
+
+    stopped: the error that stands for a stop by the user, None without one. released: what the user has typed to release this
+    member, "" for nothing. attended: a laptop has followed the job since this record was opened.
+    """
 
     def __init__(self, spec: Spec, bundle: bytes) -> None:
         """Raises PreflightError, NotFound."""
         self.spec, self.bundle = spec, bundle
-        self.stopped: Optional[ClustertoolError] = None  # the user has ended the job here
+        self.stopped: Optional[ClustertoolError] = None
+        self.released = ""
+        self.attended = False
         self._job = files.open_job_dir(spec["job_dir"])
         self._events = ReservingJournal(files.open_append(self._job, f"{OURS}/events.jsonl"), _ROOM)
         self._ledger = Ledger(spec)
@@ -100,7 +106,11 @@ class MemberRecord:
             error = Terminated(request["by"])
             error.code = request["code"]
             self.stopped = self.stopped or error
-        elif request["type"] != "attached":
+        elif request["type"] == "attached":
+            self.attended = True
+        elif request["type"] == "leave" and self.spec["node"] != self.spec["lead"]["node"]:
+            self.released = self.released or request["by"]
+        else:
             what = f"no ranks run on {self.spec['name']}: the job waits for its next epoch"
             raise NotFound(what, "try again when it has begun")
         return {"type": "accepted"}, b""
