@@ -62,6 +62,7 @@ def test_ctrl_c_while_objects_are_created(job: KubeSite, kind: str) -> None:
     job.is_empty(5)
 
 
+@pytest.mark.engines
 def test_ctrl_c_while_the_workspace_is_sent(job: KubeSite) -> None:
     size = 100_000_000
     (job.workspace() / "large.bin").write_bytes(os.urandom(size))
@@ -104,6 +105,7 @@ def files(folder: Path, name: str) -> list[Path]:
 # -- what the cluster does
 
 
+@pytest.mark.engines
 def test_a_watch_that_has_expired_is_begun_again(job: KubeSite) -> None:
     """Pods that were preempted are soon gone, so only the watch knows why."""
     command = job.start(*run("--env", "STEPS=400"))

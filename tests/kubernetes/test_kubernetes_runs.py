@@ -88,6 +88,7 @@ def test_a_secret_is_in_the_secret_of_the_job_only(job: KubeSite) -> None:
     job.is_empty()
 
 
+@pytest.mark.engines
 def test_a_stop_from_elsewhere_leaves_nothing(job: KubeSite) -> None:
     command = job.start(*run("--env", "STEPS=200"))
     command.says("rank 2 of 3")
@@ -107,6 +108,7 @@ def test_ctrl_c_while_the_job_runs(job: KubeSite) -> None:
     job.is_empty(5)
 
 
+@pytest.mark.engines
 def test_ctrl_c_twice_kills_a_program_that_ignores_term(job: KubeSite) -> None:
     job.workspace(
         train_py="import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(600)\n"
@@ -165,6 +167,7 @@ def test_a_job_goes_on_while_the_server_is_away(job: KubeSite) -> None:
         assert lines[1:] == [f"step {step}" for step in range(60)]
 
 
+@pytest.mark.engines
 def test_ranks_start_again_in_pods_that_run(job: KubeSite) -> None:
     job.workspace(
         train_py="""
@@ -179,7 +182,7 @@ def test_ranks_start_again_in_pods_that_run(job: KubeSite) -> None:
     assert job.inv("logs", "--rank", "1", "--attempt", "0").ends(0).out.count("attempt 0") == 1
 
 
-@pytest.mark.parametrize("dialect", ["job", "jobset"])
+@pytest.mark.parametrize("dialect", [pytest.param("job", marks=pytest.mark.engines), "jobset"])
 def test_parameter_servers_end_with_the_trainers(job: KubeSite, dialect: str) -> None:
     job.workspace(
         train_py="""
@@ -224,6 +227,7 @@ def test_a_pod_that_is_deleted_ends_the_job(job: KubeSite) -> None:
     job.is_empty()
 
 
+@pytest.mark.engines
 def test_an_image_that_cannot_be_pulled_is_the_reason_of_the_wait(job: KubeSite) -> None:
     job.server.controllers.bad_images.add("example.org/train:1")
     command = job.start(*run())
@@ -262,7 +266,7 @@ def test_a_user_without_rights_gets_the_fix_and_leaves_nothing(
     [
         pytest.param(evict, 75, "Evicted by the node: The node was low on resource: memory", marks=pytest.mark.engines),
         (preempt, 75, "preempted by a pod of a higher priority"),
-        (lose_node, 75, "node lost"),
+        pytest.param(lose_node, 75, "node lost", marks=pytest.mark.engines),
         pytest.param(kill_for_memory, 137, "OOMKilled", marks=pytest.mark.engines),
     ],
 )

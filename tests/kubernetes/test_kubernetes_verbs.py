@@ -71,6 +71,7 @@ def test_status_states_that_an_output_waits_and_keeps_resources(job: KubeSite) -
     assert job.inv("status", "--json").ends(0).json["holds_output"] is False
 
 
+@pytest.mark.engines
 def test_an_image_that_is_never_pulled_ends_the_job(job: KubeSite) -> None:
     job.conf(JOIN_TIMEOUT=5)
     job.server.controllers.bad_images.add(IMAGE)

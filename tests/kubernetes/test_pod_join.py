@@ -260,6 +260,7 @@ def test_kubernetes_ends_a_pod_that_waits_for_the_workspace(pods: Callable[[int]
     assert "ct-podjob-1 received SIGTERM" in started[0].message.reason
 
 
+@pytest.mark.engines
 def test_the_workspace_does_not_come(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
     pair = pods(2)
     folder = workspace(tmp_path / "work", train_py="pass\n")
@@ -320,6 +321,7 @@ def test_an_agent_in_a_pod_stops_the_job(pods: Callable[[int], LabPods], tmp_pat
     assert [pod.record.end.state for pod in started] == ["stopped", "stopped"]
 
 
+@pytest.mark.engines
 def test_a_log_that_is_not_read(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
     """stdout is a pipe that is full: the job goes on, ends in time, and leaves its message."""
     one = pods(1)

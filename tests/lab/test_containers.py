@@ -23,7 +23,7 @@ while [ ! -e end ]; do sleep 0.1; done
 """
 
 
-@pytest.fixture(params=["root", "ann"])
+@pytest.fixture(params=["root", pytest.param("ann", marks=pytest.mark.chaos)])
 def three(
     request: pytest.FixtureRequest, site: Callable[..., LabSite], tmp_path: Path, container_image: Path
 ) -> Iterator[containers.UserSite]:

@@ -127,6 +127,7 @@ def test_without_the_relay_the_laptop_serves_all(site) -> None:
     quiet(three)
 
 
+@pytest.mark.chaos
 def test_a_node_that_crashes_while_it_is_a_source(site) -> None:
     """The others get everything; the lost one is named. Then it comes back, and what it had is not sent again."""
     four = site(4)

@@ -342,6 +342,7 @@ def test_ctrl_c_during_the_dispatch_of_an_image(nodes, container_image: Path) ->
     assert two.lab.sent() - before < 10 * MIB
 
 
+@pytest.mark.chaos
 def test_ctrl_c_while_nodes_load_an_image(nodes, container_image: Path) -> None:
     two, laptop = nodes(2)
     id = laptop.make_image(container_image, 150)

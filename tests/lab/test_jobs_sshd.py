@@ -38,7 +38,7 @@ def goes_on(site, rank, seconds=5.0):
     assert site.stream.process.poll() is None
 
 
-@pytest.mark.parametrize("dead", [0, 1])
+@pytest.mark.parametrize("dead", [pytest.param(0, marks=pytest.mark.chaos), 1])
 def test_it_comes_back(pair, dead):
     pair.lab.kill_sshd(dead)
     pair.stream.says(f"warning: node{dead}: connection lost .*, trying again")

@@ -139,6 +139,7 @@ def test_it_holds_nothing_of_the_supervisors(bench: Bench, driver: Driver) -> No
     job.gone()
 
 
+@pytest.mark.chaos
 def test_what_it_costs(bench: Bench, driver: Driver) -> None:
     job = bench.run([node_with(bench, driver)], p.PLAIN, devices="0,1,2,3,4,5,6,7").ready()
     until(lambda: len(with_cards(job)) >= 2, "two lines with cards")

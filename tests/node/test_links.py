@@ -40,6 +40,7 @@ def test_nothing_is_lost_or_doubled(bench: Bench, cable_of: CableOf) -> None:
     assert not job.events(0, "lost") and not job.events(1, "stopping")[1:]
 
 
+@pytest.mark.chaos
 def test_order_to_start_survives_a_cut(bench: Bench, cable_of: CableOf) -> None:
     """The lead's words are sent again, too: pservers on both sides, trainers only after all of them."""
     job = bench.job(bench.nodes(2, LOSS_TIMEOUT=20), "echo ready", pserver=p.PSERVER)

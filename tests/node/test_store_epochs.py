@@ -280,6 +280,7 @@ def test_a_long_outage_of_the_store_ends_the_ranks_until_it_is_back(join_bench: 
     end(machines)
 
 
+@pytest.mark.chaos
 def test_a_node_that_does_not_reach_the_store_ends_its_ranks(join_bench: JoinBench, etcd: Etcd) -> None:
     """Although it reaches the coordinator. Only this node has another address of the server, which does not answer later."""
     machines = with_store(join_bench.job(3, WAIT), 2, 3, etcd)

@@ -113,7 +113,9 @@ class NoLoss(Turn):
         return frozenset()
 
 
-@pytest.mark.parametrize("turn", [NoWait, LateLease, NoGuard, NoLoss])
+@pytest.mark.parametrize(
+    "turn", [NoWait, NoGuard, *(pytest.param(slow, marks=pytest.mark.chaos) for slow in (LateLease, NoLoss))]
+)
 def test_a_wrong_rule_is_found(turn: type[Turn]) -> None:
     assert explored(running(3, turn), 14, turn, at_once=True)[0].startswith("ranks of several epochs live")
 
