@@ -1,8 +1,9 @@
-"""This script waits until the newest job has reached a step, and prints the processes that are the second node of it.
+"""This script waits until the newest job runs and has reached a step, and prints the processes that are the second node of it.
 
     demo_victim.py CLUSTERTOOL STEP
 
-These are its sshd and the process that takes care of the job there. Exits with 1 if the job does not come so far.
+These are its sshd with its sessions, and the process that takes care of the job there. Exits with 1 if the job does not
+come so far.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from clustertool.node.system import processes
 
 PATIENCE = 60.0  # seconds
 NODE = 1
@@ -27,12 +30,13 @@ def status(tool: str) -> dict[str, object]:
 
 
 def servers() -> list[int]:
-    """The sshd of the node."""
-    found = []
+    """The sshd of the node, and what its sessions have started: over an open session `run` would start the node again."""
+    found: list[int] = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if CONF in path.read_text():
-                found.append(int(path.parent.name))
+                pid = int(path.parent.name)
+                found += [pid, *(one.pid for one in processes.descendants(pid))]
         except OSError:
             continue  # it has ended
     return found
@@ -42,9 +46,10 @@ def main(tool: str, step: float) -> int:
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         known = status(tool)
-        processes, nodes = known.get("processes"), known.get("nodes")
-        if isinstance(processes, list) and isinstance(nodes, list):
-            steps = [one["step"] for one in processes if one["step"] is not None]
+        ranks, nodes = known.get("processes"), known.get("nodes")
+        # Without "running" it would take the job of the demonstration before.
+        if known.get("state") == "running" and isinstance(ranks, list) and isinstance(nodes, list):
+            steps = [one["step"] for one in ranks if one["step"] is not None]
             if steps and min(steps) >= step:
                 print(*servers(), next(node["supervisor"] for node in nodes if node["index"] == NODE))
                 return 0
