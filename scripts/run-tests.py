@@ -58,7 +58,10 @@ def second_attempt(failed: List[str], arguments: List[str]) -> int:
     signal.signal(
         signal.SIGINT, lambda *_: None
     )  # the terminal sends it to the new process, too, and that one ends the tests
-    command = [sys.executable, __file__, *(ONLY + test for test in failed), *arguments, "-n", "0", "--dist", "no"]
+    files = sorted({test.partition("::")[0] for test in failed})
+    # Only these files are collected, unless the arguments name others.
+    alone = [*arguments, "-n", "0", "--dist", "no", *files]
+    command = [sys.executable, __file__, *(ONLY + test for test in failed), *alone]
     with subprocess.Popen(command) as process:
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
