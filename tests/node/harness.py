@@ -57,18 +57,29 @@ class Process(NamedTuple):
     start: int
 
 
+def _stat(pid: int) -> list[str]:
+    """The fields of its /proc/PID/stat after the name. Empty: there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
 def look(pid: int) -> tuple[Process, str, int] | None:
     """(identity, state, parent) of a process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return Process(pid, int(fields[19])), fields[0], int(fields[1])
+    fields = _stat(pid)
+    return (Process(pid, int(fields[19])), fields[0], int(fields[1])) if fields else None
 
 
 def alive(process: Process) -> bool:
     found = look(process.pid)
     return found is not None and found[0] == process and found[1] not in "ZX"
+
+
+def ended(process: Process) -> bool:
+    """Dead with all its threads. After a SIGKILL the main thread can be a zombie before the others have ended."""
+    fields = _stat(process.pid)
+    return not fields or int(fields[19]) != process.start or (fields[0] in "ZX" and fields[17] == "1")
 
 
 def state(process: Process) -> str:
@@ -114,7 +125,7 @@ def kill(process: Process, number: int = signal.SIGKILL) -> None:
     assert alive(process), f"{process} does not live"
     os.kill(process.pid, number)
     if number == signal.SIGKILL:
-        until(lambda: not alive(process), f"{process} is dead")
+        until(lambda: ended(process), f"{process} is dead")
     elif number == signal.SIGSTOP:
         until(lambda: state(process) in ("T", "t", ""), f"{process} stands still")
 
