@@ -111,6 +111,7 @@ def test_dry_shows_what_is_submitted_and_a_job_starts_without_a_command(queue):
     assert f"job {other}: succeeded" in queue.clustertool("status", "--job", other, cwd=away).ends(0).out
 
 
+@pytest.mark.chaos
 def test_a_queued_job_is_stopped_and_never_cleaned(queue):
     first, second, third = submitted(queue), submitted(queue), submitted(queue)
     until(lambda: state(queue, first) == "running")

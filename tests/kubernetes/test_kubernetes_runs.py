@@ -76,6 +76,7 @@ def test_a_rank_that_fails_ends_the_job_with_its_exit_code(job: KubeSite) -> Non
     job.is_empty()
 
 
+@pytest.mark.engines
 def test_a_secret_is_in_the_secret_of_the_job_only(job: KubeSite) -> None:
     job.conf(SECRETS=["TOKEN"])
     command = job.start(*run("--env", "STEPS=40"), env={"TOKEN": "v3ry-secret"})
@@ -99,6 +100,7 @@ def test_a_stop_from_elsewhere_leaves_nothing(job: KubeSite) -> None:
     job.is_empty(5)
 
 
+@pytest.mark.engines
 def test_ctrl_c_while_the_job_runs(job: KubeSite) -> None:
     command = job.start(*run("--env", "STEPS=200"))
     command.says("rank 2 of 3")
@@ -216,6 +218,7 @@ def test_two_users_of_one_namespace(job: KubeSite, another_user: Callable[[str],
     job.is_empty(5)
 
 
+@pytest.mark.engines
 def test_a_pod_that_is_deleted_ends_the_job(job: KubeSite) -> None:
     command = job.start(*run("--env", "STEPS=200"))
     command.says("rank 2 of 3")
@@ -282,6 +285,7 @@ def test_the_verdict_names_what_the_cluster_has_done(
         assert text in json.dumps(job.inv("status", "--json").json)
 
 
+@pytest.mark.engines
 def test_an_exported_job_runs_when_kubectl_has_applied_it(job: KubeSite, kubectl_here: None) -> None:
     job.inv("export", "--workspace", "job", "--with-secrets", "--to", "job.yaml").ends(0)
     assert (job.folder / "job.yaml").stat().st_mode & 0o777 == 0o600

@@ -49,6 +49,7 @@ def same(site: KubeSite, by_ssh: LabSite, venv: Path, pattern: str, folder: Path
     assert learned == losses(by_ssh, pattern, folder, *options)
 
 
+@pytest.mark.engines
 def test_word2vec(site: KubeSite, by_ssh: LabSite) -> None:
     """In sync mode pservers sum what trainers send in the order of the trainers, so all losses are equal."""
     site.workspace()

@@ -57,7 +57,7 @@ def pods(tmp_path: Path) -> Iterator[Callable[[int], LabPods]]:
             one.lab.close()
 
 
-@pytest.mark.parametrize("uid", [0, 1234])
+@pytest.mark.parametrize("uid", [pytest.param(0, marks=pytest.mark.engines), 1234])
 def test_a_job_in_pods_whose_image_has_only_python(pods: Callable[[int], LabPods], tmp_path: Path, uid: int) -> None:
     three = pods(3)
     folder = workspace(tmp_path / "work", train_py=TALK)
@@ -202,7 +202,7 @@ def test_node_0_waits_for_a_fetch_until_it_is_released(pods: Callable[[int], Lab
     assert "released after" in started[0].out.read_text() and started[0].record.end.state == "succeeded"
 
 
-@pytest.mark.parametrize(("output", "keep"), [(False, 300.0), (True, 0.5)])
+@pytest.mark.parametrize(("output", "keep"), [pytest.param(False, 300.0, marks=pytest.mark.engines), (True, 0.5)])
 def test_node_0_does_not_wait_longer_than_it_must(
     pods: Callable[[int], LabPods], tmp_path: Path, output: bool, keep: float
 ) -> None:
@@ -359,7 +359,7 @@ def test_node_0_is_known_by_its_own_address_only(pods: Callable[[int], LabPods],
     assert started[1].logs()["trainer", 1, 0].decode() == f"{pair.lab.address(0)}\n"
 
 
-@pytest.mark.parametrize("uid", [0, 1234])
+@pytest.mark.parametrize("uid", [pytest.param(0, marks=pytest.mark.engines), 1234])
 def test_an_image_without_a_folder_for_temporary_files(
     pods: Callable[[int], LabPods], tmp_path: Path, uid: int
 ) -> None:

@@ -44,6 +44,7 @@ def test_a_job_in_containers(pair: LabPods, tmp_path: Path) -> None:
         assert pod.message == pod.record.end and pod.record.end.state == "succeeded"
 
 
+@pytest.mark.engines
 def test_the_runtime_ends_a_container(pair: LabPods, tmp_path: Path) -> None:
     text = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
     started = pair.start(
@@ -56,6 +57,7 @@ def test_the_runtime_ends_a_container(pair: LabPods, tmp_path: Path) -> None:
     assert "Kubernetes has ended its pod" in started[0].message.reason
 
 
+@pytest.mark.engines
 def test_a_rank_that_exceeds_the_memory_of_its_container(pair: LabPods, tmp_path: Path) -> None:
     """The kernel kills the rank. The verdict names the cgroup of the container, and its limit."""
     text = "import os, time\nx = bytearray(600 << 20) if os.environ['RANK'] == '1' else b''\ntime.sleep(600)\n"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from tests.cli import until
 
 PROGRAM = """
@@ -32,6 +34,7 @@ except Unreachable as error:
 """
 
 
+@pytest.mark.chaos
 def test_a_lost_node_is_an_exception_that_names_it(site):
     pair = site(2)
     pair.conf(LOSS_TIMEOUT=3, CONNECT_TIMEOUT=3)

@@ -99,6 +99,7 @@ def test_everything_that_is_wrong_is_named_with_the_fix_in_one_run(sick):
     assert done.json["exit"]["code"] == 69
 
 
+@pytest.mark.chaos
 def test_a_run_goes_on_without_them(sick):
     """What --skip-bad leaves out is told with its reason; a check of what is left finds no error."""
     sick.workspace(train_py="import os\nprint('here', os.environ['WORLD_SIZE'])\n")

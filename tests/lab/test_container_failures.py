@@ -269,6 +269,7 @@ def test_a_disk_that_is_full(started: Callable[..., ContainerRun]) -> None:
     job.site.lab.exec(SMALL, ["sh", "-c", "rm -f ~/clustertool/JOB*/big"])
 
 
+@pytest.mark.chaos
 def test_restarts(started: Callable[..., ContainerRun]) -> None:
     job = started("--max-restarts", 1)
     job.does(1, f"rm {WHAT}/1; exit 3\n")

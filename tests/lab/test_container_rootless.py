@@ -67,6 +67,7 @@ def strike(site: LabSite, name: str, number: int = signal.SIGKILL) -> None:
         os.kill(process.pid, number)
 
 
+@pytest.mark.chaos
 def test_a_rank_exits(cluster: LabSite) -> None:
     command = start(cluster)
     job = command.says(r"^job (\S+):")
@@ -85,7 +86,10 @@ def test_ctrl_c_and_ranks_that_ignore_term(cluster: LabSite) -> None:
     gone(cluster)
 
 
-@pytest.mark.parametrize(("name", "code"), [("rank", 137), ("client", 137), ("conmon", 137), ("ct-supervisor", 75)])
+RUNTIME = [pytest.param(name, 137, marks=pytest.mark.chaos) for name in ("client", "conmon")]
+
+
+@pytest.mark.parametrize(("name", "code"), [("rank", 137), *RUNTIME, ("ct-supervisor", 75)])
 def test_a_process_is_killed(cluster: LabSite, name: str, code: int) -> None:
     command = start(cluster)
     strike(cluster, name)

@@ -41,6 +41,7 @@ def user_of(site: LabSite) -> str:
     return getattr(site, "user", "root")
 
 
+@pytest.mark.chaos
 def test_word2vec_learns_the_same(three: LabSite) -> None:
     """Two kinds of ranks, shards, and connections between the nodes."""
     folder = cases.small_word2vec(three.folder)

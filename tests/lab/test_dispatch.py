@@ -163,6 +163,7 @@ def seconds_to(site, *nodes: int) -> float:
     return took
 
 
+@pytest.mark.chaos
 def test_a_slow_node_does_not_hold_up_the_others(site) -> None:
     """It was given pieces that all others waited for, four seconds for each, the last one without a second chance."""
     four = site(4)

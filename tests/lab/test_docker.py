@@ -69,6 +69,7 @@ def test_a_rank_exits(docker_site: LabSite) -> None:
     docker_daemon.no_containers(docker_site)
 
 
+@pytest.mark.chaos
 def test_a_rank_is_killed(docker_site: LabSite) -> None:
     command = start(docker_site)
     (rank,) = [p for p in docker_site.processes(1) if p.argv == ("sh", "train.sh")]
@@ -107,6 +108,7 @@ def test_a_supervisor_is_killed(docker_site: LabSite) -> None:
     docker_daemon.no_containers(docker_site)
 
 
+@pytest.mark.chaos
 def test_a_daemon_is_killed_and_started_again(docker_site: LabSite) -> None:
     """Its containers go on without it. The job ends, as the client has ended, and stop waits for the daemon."""
     command = start(docker_site)
@@ -119,6 +121,7 @@ def test_a_daemon_is_killed_and_started_again(docker_site: LabSite) -> None:
     docker_daemon.no_containers(docker_site)
 
 
+@pytest.mark.chaos
 def test_a_session_inside_a_rank(docker_site: LabSite) -> None:
     """A command and a shell on a terminal; TERM reaches neither, and a stop ends both."""
     command = start(docker_site)

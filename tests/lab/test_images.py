@@ -127,6 +127,7 @@ def test_the_laptop_sends_an_image_once_and_a_changed_layer_alone(nodes, contain
     assert three.lab.sent() - before < MIB
 
 
+@pytest.mark.chaos
 def test_a_job_runs_the_image_that_was_sent_for_it(nodes, container_image: Path) -> None:
     """Nodes have an older image of the same name, and one has none: status names the new one, which all ranks have."""
     two, laptop = nodes(2)
@@ -198,6 +199,7 @@ def test_each_node_pulls_an_image_and_at_most_eight_at_a_time(nodes, tmp_path: P
     assert "the image nowhere.invalid/x:1 is not there, and pull is" in failed.err
 
 
+@pytest.mark.chaos
 def test_a_private_registry_takes_the_login_of_the_runtime(nodes, tmp_path: Path, container_image: Path) -> None:
     """A node without a login is named. The password is in no output, and in no file of the tool."""
     two, laptop = nodes(2)
@@ -395,6 +397,7 @@ def test_nodes_without_room_name_the_bytes(nodes, container_image: Path) -> None
 # -- docker
 
 
+@pytest.mark.chaos
 def test_docker_loads_an_image_of_podman_without_a_copy_on_the_disk(
     site: Callable[..., LabSite], tmp_path: Path, container_image: Path
 ) -> None:

@@ -8,6 +8,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.cli import SOON, until
 
 SLACK = 25.0
@@ -177,6 +179,7 @@ def test_a_connection_that_breaks_is_resumed_where_it_was(site):
     assert whole(done.out)
 
 
+@pytest.mark.chaos
 def test_a_connection_that_wakes_up_again_doubles_nothing(site):
     """It was silent for so long that a new one was opened; then the old one says all it had kept."""
     pair = site(2)
@@ -225,6 +228,7 @@ def test_a_connection_that_breaks_while_it_stops(site):
     pair.gone(SOON)
 
 
+@pytest.mark.chaos
 def test_a_node_that_hangs_while_it_stops(site):
     """It is told apart from those that are clean, and nobody waits for it longer than for a lost one."""
     three = site(3)

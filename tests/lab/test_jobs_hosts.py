@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.lab.lab import Node
 from tests.meets import MEETS, met
 
@@ -65,6 +67,7 @@ def test_hosts_and_slots_of_conf_are_chosen_too(site):
 # -- addresses --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.chaos
 def test_addresses_that_are_prefixes_of_each_other(site):
     """10.77.0.1, 10.77.0.10 and 10.77.0.11, as hosts and in explicit lists in any order."""
     many = site(11)

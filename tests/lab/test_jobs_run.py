@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests import cases
 
 
@@ -19,6 +21,7 @@ def test_word2vec(site):
     cases.trains_word2vec(cases.with_numpy(site(2)), 2)
 
 
+@pytest.mark.chaos
 def test_word2vec_on_nodes_that_share_one_home(site):
     pair = cases.with_numpy(site(2, shared_home=True))
     cases.trains_word2vec(pair, 2)

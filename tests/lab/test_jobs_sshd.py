@@ -81,7 +81,7 @@ def test_it_stays_dead_to_the_end(pair, dead):
         assert whole(pair.inv("logs", "-r", rank).ends(0).out)
 
 
-@pytest.mark.parametrize("dead", [0, 1])
+@pytest.mark.parametrize("dead", [pytest.param(0, marks=pytest.mark.chaos), 1])
 def test_a_rank_fails_meanwhile(pair, dead):
     """On the node that cannot be reached: everybody ends, and the culprit is known."""
     pair.lab.kill_sshd(dead)
@@ -97,7 +97,7 @@ def test_a_rank_fails_meanwhile(pair, dead):
     assert status["outcome"]["culprits"] == [["trainer", dead]]
 
 
-@pytest.mark.parametrize("dead", [0, 1])
+@pytest.mark.parametrize("dead", [pytest.param(0, marks=pytest.mark.chaos), 1])
 def test_a_stop_reaches_it_by_the_lead(pair, dead):
     pair.lab.kill_sshd(dead)
     pair.stream.says(f"warning: node{dead}: connection lost")
@@ -112,7 +112,7 @@ def test_a_stop_reaches_it_by_the_lead(pair, dead):
     assert (status["state"], [node["state"] for node in status["nodes"]]) == ("stopped", ["ended"] * 2)
 
 
-@pytest.mark.parametrize("dead", [0, 1])
+@pytest.mark.parametrize("dead", [0, pytest.param(1, marks=pytest.mark.chaos)])
 def test_ctrl_c_ends_it_too(pair, dead):
     pair.lab.kill_sshd(dead)
     pair.stream.says(f"warning: node{dead}: connection lost")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 # What listens on the node cannot answer; what it opens itself has a higher port.
 FIREWALL = ["ip", "rule", "add", "pref", "9", "ipproto", "tcp", "sport", "1024-32767", "blackhole"]
 
 
+@pytest.mark.chaos
 def test_a_firewall_on_the_first_node(site):
     four = site(4)
     four.conf(LOSS_TIMEOUT=3)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from clustertool import __version__
 from clustertool.actions import load_workspace
@@ -106,6 +107,7 @@ def collected(site: Any, node: int) -> tuple[dict[str, str], dict[str, Any]]:
     return logs, {path.name: json.loads(path.read_text()) for path in (job / "output").glob("env-*")}
 
 
+@pytest.mark.chaos
 def test_word2vec_by_ssh_and_by_join(site):
     """Parameter servers, shards, and a workspace that only node 0 has. In sync mode losses and model are equal."""
     three = cases.with_numpy(site(3))

@@ -267,6 +267,7 @@ def test_stop_says_clean_when_the_lead_has_left_too(bench: Bench) -> None:
     assert [job.ended(node)["code"] for node in range(2)] == [143, 143]
 
 
+@pytest.mark.chaos
 def test_force_ends_a_lead_that_waits(bench: Bench) -> None:
     """For a node that has been silent for less than the hour that conf.py allows."""
     job = bench.run(bench.nodes(2, LOSS_TIMEOUT=3600), p.PLAIN).ready()

@@ -287,6 +287,7 @@ def test_a_coordinator_without_a_store_does_not_come_back(join_bench: JoinBench)
     assert [one["attempt"] for one in machines[0].events("epoch")] == [0]
 
 
+@pytest.mark.chaos
 def test_the_time_limit_of_the_job_counts_between_two_epochs(join_bench: JoinBench) -> None:
     machines = running(elastic(join_bench.job(2, WAIT, options={"timeout": "9s"}), 2, 2, timeout=60.0, grow="restart"))
     machines[1].signal(signal.SIGKILL)
@@ -297,6 +298,7 @@ def test_the_time_limit_of_the_job_counts_between_two_epochs(join_bench: JoinBen
     assert (end["state"], end["code"]) == ("timeout", 124) and "--timeout 9 s" in end["reason"]
 
 
+@pytest.mark.chaos
 def test_a_time_without_a_laptop_counts_between_two_epochs(join_bench: JoinBench) -> None:
     machines = running(elastic(join_bench.job(2, WAIT, options={"lease": "9s"}), 2, 2, timeout=60.0, grow="restart"))
     machines[1].signal(signal.SIGKILL)

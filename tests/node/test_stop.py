@@ -150,6 +150,7 @@ def test_others_are_not_touched(bench: Bench) -> None:
         assert job.stop() == CLEAN
 
 
+@pytest.mark.chaos
 def test_two_nodes_of_one_machine(bench: Bench) -> None:
     """A node ends its own processes and not those of its neighbour, which here is deaf to the lead's word for a while.
 

@@ -196,6 +196,7 @@ def test_a_server_that_refuses(
     assert "s3:cret" not in machine.error and "wrong" not in machine.error
 
 
+@pytest.mark.chaos
 def test_a_command_that_is_typed_on_each_machine(join_bench: JoinBench, etcd: Etcd) -> None:
     """Only the coordinator's identity is that of the job. The others learn it when the job is placed there."""
     machines = with_store(join_bench.job(3, WAIT), 2, 3, etcd)
@@ -243,6 +244,7 @@ def test_the_coordinator_is_released(join_bench: JoinBench, etcd: Etcd) -> None:
     end(machines[1:])
 
 
+@pytest.mark.chaos
 def test_a_node_is_lost(join_bench: JoinBench, etcd: Etcd) -> None:
     machines = running(with_store(join_bench.job(3, WAIT), 2, 3, etcd))
     machines[2].signal(signal.SIGKILL)

@@ -122,6 +122,7 @@ def test_a_server_that_dribbles_before_the_key_exchange(laptop: object, greeting
     server.close()
 
 
+@pytest.mark.chaos
 def test_stop_reaches_the_other_nodes_at_once(site: Callable[..., LoopSite]) -> None:
     """One node's login prints one byte per second. Its failure is reported after the deadline, with the fix."""
     if not sshd.READS_BASHRC:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.cli import LabSite
 
 
@@ -13,6 +15,7 @@ def leads_to(site: LabSite, node: int) -> None:
     config.chmod(0o600)
 
 
+@pytest.mark.chaos
 def test_a_name_that_leads_to_another_machine(lab_site: Callable[..., LabSite]) -> None:
     pair = lab_site(2, shared_home=True)
     pair.conf(HOSTS=["gpu"])

@@ -20,6 +20,7 @@ def running(site: SlurmSite, nodes: int) -> str:
     return job
 
 
+@pytest.mark.engines
 def test_a_command_runs_on_the_nodes_of_a_job(queue: SlurmSite):
     site = queue
     refused = site.clustertool("exec", "hostname").ends(64)

@@ -8,6 +8,8 @@ import shutil
 import socket
 from pathlib import Path
 
+import pytest
+
 from tests.cases import POLITE, STUBBORN, old_paddle, the_old_tools_sample
 from tests.cli import CLUSTERRUN
 
@@ -173,6 +175,7 @@ def test_after_a_job_here_its_traces_are_not_sent(site):
     assert "outside of the workspace" in pair.clusterrun("--ips=127.0.0.3", "../outside.py").ends(65).err
 
 
+@pytest.mark.chaos
 def test_next_to_the_embedded_cluster(embedded):
     """Without conf.py, run's jobs are on the embedded cluster and clusterrun's are here: other verbs find both."""
     embedded.workspace(train_py=POLITE)

@@ -125,6 +125,7 @@ def test_a_plan_is_shown_and_wrong_numbers_are_refused(site):
     three.clustertool("run", "-w", "job", "--elastic-server", "http://127.0.0.1:1").ends(64)
 
 
+@pytest.mark.chaos
 def test_a_node_is_released_although_the_job_waits_for_its_next_epoch(site):
     three = site(3)
     three.workspace(train_py=TRAIN)

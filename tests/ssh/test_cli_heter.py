@@ -7,6 +7,8 @@ import os
 import re
 from typing import Any
 
+import pytest
+
 from tests.cli import HELLO, Done, Site
 from tests.ssh.sshd import USER
 
@@ -47,6 +49,7 @@ def log_names(site: Site, node: int) -> set[str]:
     return {path.name for path in (job / "log").iterdir()}
 
 
+@pytest.mark.chaos
 def test_stages_of_heter_trainers_by_numbers(site: Any) -> None:
     """2 nodes: a pserver and a trainer on each, two heter trainers of stage 2, one of stage 3."""
     pair = site(2)

@@ -10,7 +10,7 @@ from tests.cli import CLUSTERTOOL, INV
 from tests.ssh.test_cli_verbs import WAITS
 
 
-@pytest.mark.parametrize("program", ["clustertool", "inv"])
+@pytest.mark.parametrize("program", [pytest.param("clustertool", marks=pytest.mark.chaos), "inv"])
 def test_printed_commands_work_as_printed(site, program):
     one = site(1)
     one.workspace(train_py=WAITS)

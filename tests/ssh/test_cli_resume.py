@@ -53,6 +53,7 @@ def test_a_job_id_again_gets_a_number(pair):
     assert (listed["id"], listed["name"]) == ("exp-2", "exp")
 
 
+@pytest.mark.chaos
 def test_a_name_is_accepted_as_an_id_is_and_the_id_of_a_running_job_is_refused(pair):
     pair.workspace("waits", train_py=WAITS)
     pair.inv("run", "-w", "waits", "--job-id", "exp", "--name", "bert", "--detach").ends(0)

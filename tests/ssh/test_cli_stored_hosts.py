@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.cases import POLITE
 from tests.ssh.test_cli_clusterrun import without_conf
 
@@ -15,6 +17,7 @@ print("trained", flush=True)
 """
 
 
+@pytest.mark.chaos
 def test_verbs_find_the_hosts_of_a_job_from_any_folder(site, tmp_path):
     pair = site(2)
     without_conf(pair)

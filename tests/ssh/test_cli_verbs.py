@@ -136,6 +136,7 @@ def test_stop_of_some_hosts_names_the_others(pair):
     pair.gone(SOON)
 
 
+@pytest.mark.chaos
 def test_stop_of_some_hosts_with_a_job_that_was_lost_long_ago(pair):
     """The machines of a job crashed: a stop of other machines, or of some of them, is no failure because of it."""
     lost = detached(pair)
@@ -155,6 +156,7 @@ def test_stop_of_some_hosts_with_a_job_that_was_lost_long_ago(pair):
     assert pair.inv("stop", "--all").ends(0).out == "nothing to stop\n"
 
 
+@pytest.mark.chaos
 def test_stop_finds_ranks_without_supervisors_and_guards(pair):
     """Nothing controls the job any more, so it is lost, and its ranks run on. A stop without --job ends them."""
     lost = detached(pair)

@@ -363,6 +363,7 @@ def test_how_long_much_data_takes(node: Any, tmp_path: Path) -> None:
     assert time.monotonic() - begin < 30
 
 
+@pytest.mark.chaos
 def test_much_data_and_new_keys_on_the_way(node: Any, tmp_path: Path) -> None:
     """More than half a gigabyte: paramiko and sshd exchange new keys in the middle of it."""
     source = tmp_path / "source"

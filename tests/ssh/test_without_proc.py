@@ -19,6 +19,7 @@ def hidden():
     return (*HIDE, *INV)
 
 
+@pytest.mark.chaos
 def test_verbs_work_without_proc(site, hidden):
     pair = site(2)
     for verb in (["check"], ["exec", "--command", "true"], ["dispatch", "-w", HELLO]):
