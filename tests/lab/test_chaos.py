@@ -1,7 +1,8 @@
 """Whatever dies, the job goes on correctly or ends everywhere, quickly, and says so; no byte of a log is lost.
 
-Each seed is one story: a job of 4 nodes x 2 ranks, one fault at a random moment, and what must be true afterwards. Two seeds
-run always, a hundred with `make test-chaos`. A failing seed is repeated with `pytest tests/lab/test_chaos.py -k "story[17]"`.
+Each seed is one story: a job of 4 nodes x 2 ranks, one fault at a random moment, and what must be true afterwards. One seed
+runs always, a hundred with `make test-chaos`. A failing seed is repeated with
+`pytest tests/lab/test_chaos.py -m "chaos or not chaos" -k "story[17]"`.
 """
 
 from __future__ import annotations

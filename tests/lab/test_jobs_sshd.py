@@ -38,7 +38,10 @@ def goes_on(site, rank, seconds=5.0):
     assert site.stream.process.poll() is None
 
 
-@pytest.mark.parametrize("dead", [pytest.param(0, marks=pytest.mark.chaos), 1])
+EITHER = pytest.mark.parametrize("dead", [pytest.param(0, marks=pytest.mark.chaos), 1])  # node 0 leads
+
+
+@EITHER
 def test_it_comes_back(pair, dead):
     pair.lab.kill_sshd(dead)
     pair.stream.says(f"warning: node{dead}: connection lost .*, trying again")
@@ -60,7 +63,7 @@ def test_it_comes_back(pair, dead):
     pair.gone()
 
 
-@pytest.mark.parametrize("dead", [pytest.param(0, marks=pytest.mark.chaos), 1])
+@EITHER
 def test_it_stays_dead_to_the_end(pair, dead):
     """The verdict comes by the other node; what the dead one's ranks said last is read when its sshd is back."""
     pair.lab.kill_sshd(dead)
@@ -81,7 +84,7 @@ def test_it_stays_dead_to_the_end(pair, dead):
         assert whole(pair.inv("logs", "-r", rank).ends(0).out)
 
 
-@pytest.mark.parametrize("dead", [pytest.param(0, marks=pytest.mark.chaos), 1])
+@EITHER
 def test_a_rank_fails_meanwhile(pair, dead):
     """On the node that cannot be reached: everybody ends, and the culprit is known."""
     pair.lab.kill_sshd(dead)
@@ -97,7 +100,7 @@ def test_a_rank_fails_meanwhile(pair, dead):
     assert status["outcome"]["culprits"] == [["trainer", dead]]
 
 
-@pytest.mark.parametrize("dead", [pytest.param(0, marks=pytest.mark.chaos), 1])
+@EITHER
 def test_a_stop_reaches_it_by_the_lead(pair, dead):
     pair.lab.kill_sshd(dead)
     pair.stream.says(f"warning: node{dead}: connection lost")

@@ -1,7 +1,7 @@
 """Whatever dies in a job of mode mpi: it goes on correctly or ends on all nodes, and no process or session folder is left.
 
 Each seed is one story: 3 nodes x 2 ranks, with Open MPI (even seeds) or MPICH (odd seeds), and one fault at one of the steps
-of the job. Two seeds run always, thirty with `make test-chaos`. A failing seed is repeated with
+of the job. One seed runs always, thirty with `make test-chaos`. A failing seed is repeated with
 `pytest tests/lab/test_mpi_chaos.py -m "chaos or not chaos" -k "story[17]"`.
 """
 
@@ -22,7 +22,7 @@ from tests.lab.chaos_faults import Fault, freeze_laptop, interrupt, kill_laptop,
 from tests.mpi import BOTH, Mpi
 
 LOSS, GRACE, LENGTH = 3.0, 1.0, 4.0
-ALWAYS = (9,)
+ALWAYS = (9,)  # MPICH; test_mpi_failures.py has faults with Open MPI
 NODES, EACH = 3, 2
 # Numbered lines; a child that would outlive its parent; and what the last all-reduce gives.
 JOB = f"""

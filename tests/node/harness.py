@@ -72,14 +72,9 @@ def look(pid: int) -> tuple[Process, str, int] | None:
 
 
 def alive(process: Process) -> bool:
-    found = look(process.pid)
-    return found is not None and found[0] == process and found[1] not in "ZX"
-
-
-def ended(process: Process) -> bool:
-    """Dead with all its threads. After a SIGKILL the main thread can be a zombie before the others have ended."""
+    """Whether one of its threads runs. After a SIGKILL the main thread can be a zombie before the others have ended."""
     fields = _stat(process.pid)
-    return not fields or int(fields[19]) != process.start or (fields[0] in "ZX" and fields[17] == "1")
+    return bool(fields) and int(fields[19]) == process.start and (fields[0] not in "ZX" or fields[17] != "1")
 
 
 def state(process: Process) -> str:
@@ -125,7 +120,7 @@ def kill(process: Process, number: int = signal.SIGKILL) -> None:
     assert alive(process), f"{process} does not live"
     os.kill(process.pid, number)
     if number == signal.SIGKILL:
-        until(lambda: ended(process), f"{process} is dead")
+        until(lambda: not alive(process), f"{process} is dead")
     elif number == signal.SIGSTOP:
         until(lambda: state(process) in ("T", "t", ""), f"{process} stands still")
 

@@ -120,9 +120,8 @@ def test_what_is_seen_and_how_it_ends(top):
     tmux.shows("by memory")
     tmux.press("q")
     page = tmux.shows("^code 0$")
-    assert "invoketop;echocode$?" in "".join(
-        page.split()
-    )  # the screen is as it was; a long path breaks the line anywhere
+    joined = tmux("capture-pane", "-p", "-J")  # broken lines are joined
+    assert "invoke top; echo code $?" in joined  # the screen is as it was
     assert "trainer" not in page and "STEPS" not in page
     tmux.types("stty -a\n")
     tmux.shows(r"(?<!-)icanon")
