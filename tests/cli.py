@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests import forked
 from tests.lab.lab import Lab
 from tests.ssh.sshd import USER, Keys, Sshd
 
@@ -98,7 +99,7 @@ class Process:
 class Running:
     """A command that runs: what it has said so far can be waited for, signals can be sent, keys can be typed."""
 
-    def __init__(self, process: subprocess.Popen[bytes], streams: Mapping[str, int]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | forked.Forked, streams: Mapping[str, int]) -> None:
         self.process = process
         self.start = time.monotonic()
         self._streams = dict(streams)
@@ -137,7 +138,8 @@ class Running:
 
     def signal(self, number: signal.Signals = signal.SIGINT) -> float:
         """Send it; the moment it was sent."""
-        os.kill(self.process.pid, number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, number)
         return time.monotonic()
 
     def type(self, keys: str) -> float:
@@ -195,15 +197,25 @@ class Running:
             self._said[name] += data
 
 
-def _accept_hangup() -> None:
-    """Under nohup SIGHUP is ignored, and the tool would go on ignoring it."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# What starts a command: (arguments, folder, further variables, its three streams, whether they are its terminal).
+Launch = Callable[
+    ["list[str]", Path, "dict[str, str]", "Sequence[int]", bool], "subprocess.Popen[bytes] | forked.Forked"
+]
+
+
+def _changes_the_start(variable: str) -> bool:
+    """Whether Python reads this variable when it starts."""
+    return variable.startswith(("PYTHON", "LC_", "LANG"))
 
 
 class Site:
-    """A folder of a user and what its conf.py names. Subclasses say how a command is started and what nodes hold."""
+    """A folder of a user and what its conf.py names. Subclasses say how a command is started and what nodes hold.
+
+    forks: a command of the tool may be a fork of a process that has imported the package (tests/forked.py).
+    """
 
     count: int
+    forks = True
 
     def __init__(self, folder: Path, count: int) -> None:
         self.folder = folder
@@ -214,8 +226,15 @@ class Site:
 
     # -- told by subclasses
 
-    def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    def environ(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The environment of a command that gets the further variables `env`."""
         raise NotImplementedError
+
+    def popen(self, argv: Sequence[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(argv, env=self.environ(env), **options)
+
+    def fork(self, argv: Sequence[str], env: Mapping[str, str], **options: Any) -> forked.Forked:
+        return forked.start(argv, env=self.environ(env), **options)
 
     def conf_text(self, **keys: object) -> str:
         raise NotImplementedError
@@ -282,59 +301,63 @@ class Site:
         columns: int = 100,
         timeout: float = 0.0,
         out: Path | None = None,
+        fresh: bool = False,
     ) -> Running:
-        """Start it; terminal: with a pty of its own as its controlling terminal; out: a file for its stdout."""
+        """Start it; terminal: with a pty of its own as its controlling terminal; out: a file for its stdout.
+
+        fresh: in a new process of Python, as every command is whose start an option or a variable changes.
+        """
         argv = [*program, *map(str, args)]
         where, environ = cwd or self.folder, dict(env or {})
+        forkable = program in (INV, CLUSTERTOOL, CLUSTERRUN) and not any(map(_changes_the_start, environ))
+        launch = self._fork if forkable and self.forks and not fresh else self._new_process
         if terminal:
-            running = self._on_terminal(argv, where, environ, columns)
+            running = self._on_terminal(launch, argv, where, environ, columns)
         else:
-            running = self._on_pipes(argv, where, environ, out)
+            running = self._on_pipes(launch, argv, where, environ, out)
         self.running.append(running)
         return running
 
-    def _on_pipes(self, argv: list[str], cwd: Path, env: dict[str, str], file: Path | None) -> Running:
+    def _fork(
+        self, argv: list[str], cwd: Path, env: dict[str, str], streams: Sequence[int], terminal: bool
+    ) -> forked.Forked:
+        return self.fork(argv, env, cwd=cwd, streams=streams, terminal=terminal)
+
+    def _new_process(
+        self, argv: list[str], cwd: Path, env: dict[str, str], streams: Sequence[int], terminal: bool
+    ) -> subprocess.Popen[bytes]:
+        def prepare() -> None:
+            signal.signal(
+                signal.SIGHUP, signal.SIG_DFL
+            )  # under nohup it is ignored, and the tool would go on ignoring it
+            if terminal:
+                fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+        stdin, stdout, stderr = streams
+        return self.popen(
+            argv, env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True, preexec_fn=prepare
+        )
+
+    def _on_pipes(self, launch: Launch, argv: list[str], cwd: Path, env: dict[str, str], file: Path | None) -> Running:
         err = os.pipe()
         out = (
             (os.open(os.devnull, os.O_RDONLY), os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
             if file
             else os.pipe()
         )
+        nothing = os.open(os.devnull, os.O_RDONLY)
         try:
-            process = self.popen(
-                argv,
-                cwd=cwd,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=out[1],
-                stderr=err[1],
-                start_new_session=True,
-                preexec_fn=_accept_hangup,
-            )
+            process = launch(argv, cwd, env, (nothing, out[1], err[1]), False)
         finally:
-            os.close(out[1])
-            os.close(err[1])
+            for fd in (nothing, out[1], err[1]):
+                os.close(fd)
         return Running(process, {"out": out[0], "err": err[0]})
 
-    def _on_terminal(self, argv: list[str], cwd: Path, env: dict[str, str], columns: int) -> Running:
+    def _on_terminal(self, launch: Launch, argv: list[str], cwd: Path, env: dict[str, str], columns: int) -> Running:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-
-        def take_terminal() -> None:
-            _accept_hangup()
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
         try:
-            process = self.popen(
-                argv,
-                cwd=cwd,
-                env={"TERM": "xterm-256color", **env},
-                stdin=theirs,
-                stdout=theirs,
-                stderr=theirs,
-                start_new_session=True,
-                preexec_fn=take_terminal,
-            )
+            process = launch(argv, cwd, {"TERM": "xterm-256color", **env}, (theirs, theirs, theirs), True)
         finally:
             os.close(theirs)
         return Running(process, {"out": ours})
@@ -385,10 +408,9 @@ class LoopSite(Site):
         self.laptop = laptop
         self.conf()
 
-    def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    def environ(self, env: Mapping[str, str]) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("XDG_", "SSH_"))}
-        env = {**kept, "HOME": str(self.laptop), "PYTHONPATH": str(REPO), **options.pop("env")}
-        return subprocess.Popen(argv, env=env, **options)
+        return {**kept, "HOME": str(self.laptop), "PYTHONPATH": str(REPO), **env}
 
     def conf_text(self, **keys: object) -> str:
         hosts = [f"{USER}@{server.entry}" for server in self.servers]
@@ -419,10 +441,9 @@ class EmbeddedSite(Site):
         super().__init__(folder, count)
         self.state = state
 
-    def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    def environ(self, env: Mapping[str, str]) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("XDG_", "SSH_"))}
-        env = {**kept, "XDG_STATE_HOME": str(self.state), "PYTHONPATH": str(REPO), **options.pop("env")}
-        return subprocess.Popen(argv, env=env, **options)
+        return {**kept, "XDG_STATE_HOME": str(self.state), "PYTHONPATH": str(REPO), **env}
 
     def home(self, node: int) -> Path:
         return self.state / "clustertool/local" / f"node{node}"
@@ -456,16 +477,10 @@ class HereSite(Site):
         self._programs = folder.with_name("no-programs")
         self._programs.mkdir()
 
-    def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    def environ(self, env: Mapping[str, str]) -> dict[str, str]:
         name, _, value = self._mark.partition("=")
-        env = {
-            "HOME": str(self._home),
-            "PATH": str(self._programs),
-            "PYTHONPATH": str(REPO),
-            "LANG": "C.UTF-8",
-            name: value,
-        }
-        return subprocess.Popen(argv, env={**env, **options.pop("env")}, **options)
+        given = {"HOME": str(self._home), "PATH": str(self._programs), "PYTHONPATH": str(REPO), "LANG": "C.UTF-8"}
+        return {**given, name: value, **env}
 
     def home(self, node: int) -> Path:
         return self._home
@@ -489,10 +504,15 @@ class LabSite(Site):
         self.lab = lab
         self.conf()
 
-    def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        env = {"PYTHONPATH": str(REPO), **options.pop("env")}
-        process: subprocess.Popen[bytes] = self.lab.laptop(argv, env, **options)
+    def environ(self, env: Mapping[str, str]) -> dict[str, str]:
+        return self.lab.laptop_environ({"PYTHONPATH": str(REPO), **env})
+
+    def popen(self, argv: Sequence[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
+        process: subprocess.Popen[bytes] = self.lab.laptop(argv, self.environ(env), **options)
         return process
+
+    def fork(self, argv: Sequence[str], env: Mapping[str, str], **options: Any) -> forked.Forked:
+        return super().fork(argv, env, network=self.lab.laptop_net, init=self.lab.laptop_init, **options)
 
     def conf_text(self, **keys: object) -> str:
         return self.lab.conf(**keys)

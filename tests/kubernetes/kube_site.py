@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tests.cli import REPO, Site, until
 from tests.kubernetes.api_server import ApiServer
@@ -30,10 +29,10 @@ class KubeSite(Site):
         self._kubeconfig = server.kubeconfig(folder / "kubeconfig", user)
         self.conf()
 
-    def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    def environ(self, env: Mapping[str, str]) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
         own = {"HOME": str(self._home), "PYTHONPATH": str(REPO), "KUBECONFIG": str(self._kubeconfig)}
-        return subprocess.Popen(argv, env={**kept, **own, **options.pop("env")}, **options)
+        return {**kept, **own, **env}
 
     def conf_text(self, **keys: object) -> str:
         settings = {"nodes": 3, "resources": {"cpu": 1}, **keys.pop("KUBERNETES", {})}  # type: ignore[dict-item]

@@ -173,12 +173,20 @@ class Lab:
 
         It dies with the thread that calls this (so that a killed pytest leaves nothing): call it from one that stays.
         """
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("XDG_", "SSH_"))}
-        base = {**kept, "HOME": str(HOME), "USER": "root", "LOGNAME": "root"}
         enter = [*_dies_with_us(), "nsenter", f"--net={_path(self.laptop_net)}", "unshare", "-m"]
         return subprocess.Popen(
-            [*enter, "sh", str(self.dir / "laptop/etc/init"), *argv], env={**base, **(env or {})}, **popen
+            [*enter, "sh", str(self.laptop_init), *argv], env=self.laptop_environ(env or {}), **popen
         )
+
+    @property
+    def laptop_init(self) -> Path:
+        """The script of sh that turns a new mount namespace into the laptop's, and then runs its arguments."""
+        return self.dir / "laptop/etc/init"
+
+    def laptop_environ(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The environment of a command on the laptop that gets the further variables `env`."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("XDG_", "SSH_"))}
+        return {**kept, "HOME": str(HOME), "USER": "root", "LOGNAME": "root", **env}
 
     def run(self, argv: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 120, **popen: Any) -> Any:
         """Run a command on the laptop to its end -> CompletedProcess with its text."""

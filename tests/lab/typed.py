@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,20 @@ SECRET = "typed5on5every5machine5of5the5lab"
 class TypedSite(Site):
     """Commands run inside node `node`, in the folder ~/`name`. env: of the user's shell there."""
 
+    forks = False  # its commands are in all namespaces of the node
+
     def __init__(self, lab: Lab, node: int, name: str = "work", **env: str) -> None:
         self.lab, self.node = lab, node
         self.inside = HOME / name
         self.env = {"CLUSTERTOOL_SECRET": SECRET, **env}
         super().__init__(lab.home(node) / name, 1)
 
-    def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    def environ(self, env: Mapping[str, str]) -> dict[str, str]:
+        return {name: value for name, value in {"PYTHONPATH": str(REPO), **self.env, **env}.items() if value}
+
+    def popen(self, argv: Sequence[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
         options.pop("cwd")
-        env = {"PYTHONPATH": str(REPO), **self.env, **options.pop("env")}
-        return self.lab.start_on(self.node, argv, self.inside, {name: v for name, v in env.items() if v}, **options)
+        return self.lab.start_on(self.node, argv, self.inside, self.environ(env), **options)
 
     def home(self, node: int) -> Path:
         return self.lab.home(self.node)

@@ -57,6 +57,12 @@ def seconds(argv: list[str], cwd: Path) -> float:
     return time.monotonic() - start
 
 
+@pytest.fixture(autouse=True)
+def new_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each command start as a user's does, since its start is measured."""
+    monkeypatch.setattr(LoopSite, "forks", False)
+
+
 class Cost(NamedTuple):
     """What one command takes: seconds until its end, CPU seconds of the laptop's side, and of all nodes."""
 
