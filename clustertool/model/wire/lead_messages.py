@@ -133,6 +133,7 @@ class CleanMessage(Envelope):
 
 class _StopFields(TypedDict, total=False):
     outside: bool  # by a signal, in a job that an engine may end: it may know the reason
+    lost: bool  # the node has lost its records, and the job ends as with a lost node
 
 
 class StopMessage(Envelope, _StopFields):

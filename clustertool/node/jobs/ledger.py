@@ -47,6 +47,18 @@ class Ledger:
         files.make_dir(self._paths.base, OURS, _FOLDER)
         self._write(durable=True)
 
+    def removed(self, job: int) -> str:
+        """Return what a program has removed of the job: its directory, all its records (this copy too), or "".
+
+        job: the descriptor of the directory. An error of the disk says nothing.
+        """
+        with contextlib.suppress(OSError):
+            if not _is_same(self._paths.dir, job):
+                return "the directory of the job was removed"
+            if not any(map(files.exists, (os.path.join(self._paths.ours, files.MARKER), self._paths.ledger))):
+                return "the records of the job were removed"
+        return ""
+
     def note(self, kind: str, fields: Mapping[str, object]) -> None:
         """Store an event of a supervisor, a guard or the end. If the disk is full it is lost: events.jsonl has it too."""
         if kind in CARETAKERS:
@@ -62,6 +74,11 @@ class Ledger:
 
     def _write(self, durable: bool = False) -> None:
         files.replace(self._paths.ledger, json.dumps(self._entry).encode(), durable)
+
+
+def _is_same(path: str, directory: int) -> bool:
+    """Whether a path leads to the open directory. Raises OSError where this cannot be known."""
+    return files.exists(path) and os.path.samestat(os.lstat(path), os.fstat(directory))
 
 
 def read(paths: JobPaths) -> Entry:

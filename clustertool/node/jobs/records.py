@@ -157,8 +157,9 @@ class Record(JobProcesses):
         return _DAMAGED if self.key() is None and not self.blank() and not self._rebooted() else ""
 
     def abandoned(self, own: NodeRecord) -> bool:
-        """Supervisor and guard have ended, so no event will follow. own: the fold of those that the caller has read."""
-        return not self.caretakers()
+        """Supervisor and guard have ended, so no event will follow. own: the fold of those that the caller has read: a program
+        may have removed the file since."""
+        return not (self.caretakers(own) or self.caretakers())
 
     def require_followed(self) -> None:
         """Raise PreflightError for a job of which it cannot be known when its records are complete."""

@@ -128,6 +128,15 @@ def mark_again(job_dir: str) -> None:
                 create(fd, f"{OURS}/{MARKER}")
 
 
+def exists(path: str) -> bool:
+    """Whether there is something at a path, a broken link too. Raises OSError where this cannot be known."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def is_ours(path: str) -> bool:
     """A directory of this user with the tool's marker; no link on the last steps."""
     with contextlib.suppress(NotFound):

@@ -37,17 +37,19 @@ Answer = Callable[["SupervisorRequest"], Union[Tuple["SupervisorAnswer", bytes],
 
 class UserRequests(NamedTuple):
     """What was requested on this node: the end of the job, by what ("": not) and with which exit code, and when an agent has
-    requested that, by the clock of the machine (0.0: not); and to release this node, by what ("": not)."""
+    requested that, by the clock of the machine (0.0: not); and to release this node, by what ("": not).
+    state: of the outcome."""
 
     by: str = ""
     code: int = 0
     stop_at: float = 0.0
     leave_by: str = ""
+    state: JobState = JobState.STOPPED
 
     @property
     def stopped(self) -> Optional[Outcome]:
         """The outcome of a job that is stopped by the request, None if there is none."""
-        return Outcome(JobState.STOPPED, self.code, "tool", self.by) if self.by else None
+        return Outcome(self.state, self.code, "tool", self.by) if self.by else None
 
 
 class ControlClient:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, List, Optional, Set, Tuple, Union
 from clustertool.errors import NotFound, PreflightError
 from clustertool.model.elastic.epochs import EpochEnd
 from clustertool.model.job.outcome import Key, Outcome, read_outcome
+from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import OURS
 from clustertool.model.roles import MPI_DAEMON
 from clustertool.model.wire import record_lines
@@ -95,6 +96,7 @@ class Supervisor:
         self.signals: Optional[Signals] = None
         self.epoch_end: Optional[EpochEnd] = None  # after leave(), in an elastic job that goes on
         self.requests = UserRequests()
+        self._removed = ""  # of the job's records, at the last sample
 
     @property
     def attempt(self) -> int:
@@ -174,6 +176,7 @@ class Supervisor:
             self.link.progress = self.monitor.recorder.progress
             self.control.touch()
             self.resources.refresh()
+            self._check_records()
         self._continue_shutdown()
         self.events.flush()
 
@@ -261,9 +264,18 @@ class Supervisor:
 
     def _ask_stop(self, message: StopMessage, grace: Optional[float]) -> None:
         """Stop here at once, and let the lead stop the others."""
-        self.requests = self.requests._replace(by=message["by"], code=message["code"])
+        state = JobState.LOST if message.get("lost") else JobState.STOPPED
+        self.requests = self.requests._replace(by=message["by"], code=message["code"], state=state)
         self.link.post({**message, "attempt": self.attempt})
         self.stop(message["by"], grace)
+
+    def _check_records(self) -> None:
+        """End the job on all nodes where no command would find it any more, by two samples: nothing is made again."""
+        removed = self.ledger.removed(self.job) if self.shutdown is None else ""
+        if removed and removed == self._removed:
+            by = f"{removed} on {self.spec['name']}"
+            self._ask_stop({"type": "stop", "by": by, "code": 75, "lost": True}, None)
+        self._removed = removed
 
     # -- ranks --
 

@@ -88,9 +88,9 @@ class Absent(NamedTuple):
 
 
 class StopAsked(NamedTuple):
-    """`kind` STOPPED (130 Ctrl+C, 143 SIGTERM, 0 inv stop) or TIMEOUT (124). `brief`: `by` in few words, see Outcome.
+    """`kind` STOPPED (130 Ctrl+C, 143 SIGTERM, 0 inv stop), TIMEOUT (124), LOST (75: a node's records were removed).
 
-    outside: by a signal, of which the job's engine may know the reason.
+    brief: `by` in few words, see Outcome. outside: by a signal, of which the job's engine may know the reason.
     """
 
     by: str

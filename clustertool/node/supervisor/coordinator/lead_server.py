@@ -449,7 +449,8 @@ def _event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[e.Even
     if kind == "clean":
         return l.Clean(node, tuple(str(s) for s in message["survivors"]), int(message["attempt"]))
     if kind == "stop":
-        return l.StopAsked(str(message["by"]), int(message["code"]), outside=bool(message.get("outside")))
+        end = JobState.LOST if message.get("lost") else JobState.STOPPED
+        return l.StopAsked(str(message["by"]), int(message["code"]), end, outside=bool(message.get("outside")))
     if kind == "leave":
         return e.Leaves(node, str(message["by"])[:_LONGEST_REASON])
     return None
