@@ -10,11 +10,13 @@ from pathlib import Path
 from clustertool.actions.read_status import read
 from clustertool.errors import NotFound, UsageError, raise_all
 from clustertool.fleet.fleet import Check, Fleet
-from clustertool.fleet.transfer.receive import receive, receive_file
+from clustertool.fleet.transfer.receive import list_entries, receive, receive_file
+from clustertool.fleet.transfer.rsync_session import Copied
 from clustertool.model.hints import PROGRAM
+from clustertool.model.job.file_origin import FileOrigin, SharedFile, WriteSpan, origin_of
 from clustertool.model.roles import role_name
 from clustertool.model.wire.agent_answers import StatusAnswer
-from clustertool.model.wire.messages import STATUS
+from clustertool.model.wire.messages import FIND_FILE, SPANS, STATUS
 
 _CLEANED = "nothing to do, if they were removed on purpose"
 
@@ -27,6 +29,7 @@ class Fetched:
     place: Path
     files: int
     bytes: int
+    shared: tuple[SharedFile, ...] = ()
 
 
 def is_inside(path: str) -> bool:
@@ -54,7 +57,7 @@ def fetch_output(
     found = {}
     for number, node in places.items():
         folder = _folder(to, rank, role, number)
-        found[number] = Fetched(fleet.name(node), *_pull(fleet, check, job, answers[node], node, path, folder))
+        found[number] = _pull(fleet, check, job, answers[node], node, path, folder)
     return found
 
 
@@ -79,30 +82,59 @@ def _places(fleet: Fleet, job: str, answers: dict[int, StatusAnswer], role: str,
     return found
 
 
-def _pull(
-    fleet: Fleet, check: Check, job: str, answer: StatusAnswer, node: int, path: str, to: Path
-) -> tuple[Path, int, int]:
-    """(what has been written, files, bytes). The job's own directory first, then the workspace that lay on the node already.
+def _pull(fleet: Fleet, check: Check, job: str, answer: StatusAnswer, node: int, path: str, to: Path) -> Fetched:
+    """Copy from the job's own directory, else from the one in which it works, which lay on the node before.
 
-    In each of them `path` is a folder, else a file.
+    In each of them `path` is a folder, else a file. Raises NotFound.
     """
     header = next((event for event in answer["events"] if event["type"] == "job"), None)
     recorded = header.get("output", "output") if header else "output"
     wanted = path.rstrip("/") or (recorded if is_inside(recorded) else "output")
     work_dir = header.get("work_dir", answer["dir"]) if header else answer["dir"]
-    empty = False
+    name, empty = fleet.name(node), None
     for place in dict.fromkeys((answer["dir"], work_dir)):
         with contextlib.suppress(NotFound):
-            sent = receive(fleet, node, posixpath.join(place, wanted), to, check)
-            if sent.files:
-                return to, sent.files, sent.bytes
-            empty = True
+            sent, shared = _pull_folder(fleet, check, job, node, place, wanted, to)
+            if sent.files or shared:
+                return Fetched(name, to, sent.files, sent.bytes, shared)
+            empty = Fetched(name, to, 0, 0)
             continue
         if path:
             with contextlib.suppress(NotFound):
                 sent = receive_file(fleet, node, place, wanted, to, check)
-                return to / posixpath.basename(wanted), sent.files, sent.bytes
+                changed = fleet.ask_one(node, FIND_FILE({"dir": place, "path": wanted}))["changed"]
+                spans = _spans(fleet, job, node, place, wanted)
+                origin = origin_of(changed, *spans) if spans else FileOrigin(True)
+                shared = () if origin == FileOrigin(True) else (SharedFile(wanted, origin, True),)
+                return Fetched(name, to / posixpath.basename(wanted), sent.files, sent.bytes, shared)
     if empty:
-        return to, 0, 0
+        return empty
     fix = f"{PROGRAM} logs --job {job} --files lists log/; --path names a folder or a file of the job's directory"
-    raise NotFound(f"there is no file or folder {wanted!r} of this job", fix, fleet.name(node))
+    raise NotFound(f"there is no file or folder {wanted!r} of this job", fix, name)
+
+
+def _pull_folder(
+    fleet: Fleet, check: Check, job: str, node: int, place: str, wanted: str, to: Path
+) -> tuple[Copied, tuple[SharedFile, ...]]:
+    """Copy a folder; of one in which several jobs have run, the files that are this job's by their times. Raises NotFound."""
+    remote = posixpath.join(place, wanted)
+    spans = _spans(fleet, job, node, place, wanted)
+    if spans is None:
+        return receive(fleet, node, remote, to, check), ()
+    entries = [(entry, origin_of(entry.changed, *spans)) for entry in list_entries(fleet, node, remote)]
+    only = [entry for entry, origin in entries if origin.own]
+    sent = receive(fleet, node, remote, to, check, only) if only else Copied(0, 0)
+    shared = [
+        SharedFile(posixpath.join(wanted, entry.path), origin, origin.own)
+        for entry, origin in entries
+        if entry.kind == "file" and origin != FileOrigin(True)
+    ]
+    return sent, tuple(shared)
+
+
+def _spans(fleet: Fleet, job: str, node: int, place: str, path: str) -> tuple[WriteSpan, list[WriteSpan]] | None:
+    """When the job could write there, and when others could; None for a place of the job alone."""
+    answer = fleet.ask_one(node, SPANS({"job": job, "dir": posixpath.join(place, path), "path": path}))
+    spans = [WriteSpan(*row) for row in answer["spans"]]
+    own = next((span for span in spans if span.job == job), None)
+    return None if own is None else (own, [span for span in spans if span.job != job])

@@ -37,7 +37,7 @@ from clustertool.model.quantities import count, human_seconds
 from clustertool.model.roles import ROLES, known
 from clustertool.model.wire.agent_requests import FollowRequest
 from clustertool.model.wire.messages import STATUS
-from clustertool.show.job_text import stop_text
+from clustertool.show.job_text import shared_files, stop_text
 from clustertool.show.markup import tag
 from clustertool.show.report_html import page
 from clustertool.watch import verdict
@@ -239,7 +239,8 @@ class Job:
 
         to: the folder, which is made (default: JOB<id> in the current one). rank: whose node is read; "all" copies each rank
         into a folder of its own, to/rank0, to/rank1 and so on. path: a folder or a file of the job instead of its output.
-        Where there are no files, the folder is empty, which is logged as a warning.
+        Where there are no files, the folder is empty, which is logged as a warning. So is each file that is left out,
+        because an earlier or later job in the same folder has written it.
         """
         require_inside(path)
         kind = _role(role)
@@ -252,6 +253,8 @@ class Job:
             found = fetch_output(fleet, caller.check, self.id, folder, str(rank), kind, path)
             folder.mkdir(parents=True, exist_ok=True)
             for number, done in found.items():
+                for text in shared_files(done.shared):
+                    caller.warn(f"{kind} {number}: {text}")
                 if not done.files and not (done.place.is_dir() and any(done.place.iterdir())):
                     caller.warn(f"{kind} {number}: there are no files in {path or 'output'} on {done.node}")
             raise_all(list((fleet.failed if rank == "all" else fleet.silent).values()))

@@ -8,6 +8,7 @@ from typing import Any
 
 from clustertool.model.config.folded_names import fold, gather, grouped, ranges
 from clustertool.model.hints import PROGRAM
+from clustertool.model.job.file_origin import SharedFile
 from clustertool.model.job.node_status import NodeTrouble
 from clustertool.model.job.outcome import Key, Outcome, coordinator, failed, some
 from clustertool.model.job.state import JobStatus
@@ -240,3 +241,17 @@ def brief(status: JobStatus, outcome: Outcome) -> str:
     counts = role_counts([role for role, _ in outcome.culprits])
     same = " with the same error" if len(errors(status, outcome)) == 1 else ""
     return f"{counts} failed{same}, first {first}"
+
+
+def shared_files(files: Iterable[SharedFile]) -> list[str]:
+    """What is to be known of files of a folder in which several jobs have run: one sentence for each reason."""
+    texts = []
+    for (origin, taken), paths in grouped(((file.origin, file.taken), file.path) for file in files).items():
+        if origin.own:
+            why = f"job {origin.job} ran in the same folder at the time of the last change"
+        elif origin.job:
+            why = f"job {origin.job}, which began later in the same folder, has changed {'it' if len(paths) == 1 else 'them'}"
+        else:
+            why = "older than this job"
+        texts.append(f"{some(paths)}: {why}" if taken else f"left out: {some(paths)}: {why}; --path FILE copies one")
+    return texts

@@ -11,6 +11,7 @@ from clustertool.errors import NotFound, UsageError
 from clustertool.model.hints import PROGRAM
 from clustertool.model.paths import LOGS_MARK, folder_of
 from clustertool.model.quantities import count, human_bytes
+from clustertool.show.job_text import shared_files
 from clustertool.verbs import signals
 from clustertool.verbs.jobs import engine_of
 from clustertool.verbs.verb import Call, role_of
@@ -32,6 +33,8 @@ def fetch(call: Call) -> None:
             raise engine.without_files(job, error) from None
         for rank, done in found.items():
             process = f"rank {rank}" if role == "trainer" else f"{role} {rank}"
+            for text in shared_files(done.shared):
+                call.terminal.warn(f"{process}: {text}")
             if done.files:
                 size = human_bytes(done.bytes)
                 call.terminal.line(f"{process}: {count(done.files, 'file')}, {size} -> {done.place}")
@@ -41,7 +44,8 @@ def fetch(call: Call) -> None:
                 continue
             with contextlib.suppress(OSError):
                 done.place.rmdir()
-            what = f"nothing to copy: there are no files in {given.path or 'output'} on {done.node}"
+            of_job = " of this job" if done.shared else ""
+            what = f"nothing to copy: there are no files{of_job} in {given.path or 'output'} on {done.node}"
             call.terminal.warn(f"{process}: {what} ({PROGRAM} logs --job {job} --files lists log/)")
         if given.path in ("", "output") and engine.holds_output(job):
             engine.release(job)
@@ -50,7 +54,12 @@ def fetch(call: Call) -> None:
                 (to / LOGS_MARK).touch()  # its name alone may not show that it is no part of a workspace: --job-id
         if call.json:
             ranks = {
-                str(rank): {"files": done.files, "bytes": done.bytes, "to": str(done.place)}
+                str(rank): {
+                    "files": done.files,
+                    "bytes": done.bytes,
+                    "to": str(done.place),
+                    "left_out": [[file.path, file.origin.job] for file in done.shared if not file.taken],
+                }
                 for rank, done in found.items()
             }
             call.answer({"job": job, "to": str(to), "ranks": ranks})

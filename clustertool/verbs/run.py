@@ -30,7 +30,7 @@ from clustertool.model.planning.plan import Plan, as_dict
 from clustertool.model.quantities import count, human_bytes
 from clustertool.model.wire.agent_requests import FollowWanted, StopHow
 from clustertool.show.errors import exit_json
-from clustertool.show.job_text import show_results
+from clustertool.show.job_text import shared_files, show_results
 from clustertool.show.plan_view import plan_tables
 from clustertool.show.prefix import RankLines
 from clustertool.verbs import log_copy, report_outcome, signals
@@ -186,6 +186,8 @@ def _take_output(call: Call, engine: Engine, job: str) -> None:
         if not engine.holds_output(job):
             return
         done = fetch_output(engine.fleet, check, job, to)[0]
+        for text in shared_files(done.shared):
+            call.warn(f"job {job}: {text}")
         if done.files:
             (to / LOGS_MARK).touch()
             size = f"{count(done.files, 'file')}, {human_bytes(done.bytes)}"

@@ -555,6 +555,52 @@ def test_fetch(here):
     assert (here.folder / "got/model").read_text() == (here.folder / "again/model").read_text() == "m"
 
 
+def test_fetch_takes_files_of_its_job_only(here):
+    """Jobs of this folder share ./output and what --log_dir names. Without rsync, and with it."""
+    here.workspace(
+        ".",
+        train_py="""
+        import os, sys
+        print("this is", sys.argv[1])
+        os.makedirs("output/deep", exist_ok=True)
+        for name in sys.argv[2:]:
+            with open(f"output/{name}", "w") as file:
+                file.write(sys.argv[1])
+            os.utime(f"output/{name}", (1, 1))
+        """,
+    )
+    (here.folder / "output").mkdir()
+    (here.folder / "output/mine").write_text("by hand")
+    first = here.clusterrun("--log_dir", "logs", "train.py", "first", "deep/one", "both").ends(0).job
+    second = here.clusterrun("--log_dir", "logs", "train.py", "second").ends(0).job
+    none = here.clustertool("fetch", "--to", "none").ends(0)
+    older = re.search(r"left out: (.*): older than this job", none.err)[1]
+    assert sorted(re.split(", | and ", older)) == ["output/both", "output/deep/one", "output/mine"]
+    assert "nothing to copy: there are no files of this job in output" in none.err
+    assert not (here.folder / "none").exists()
+    third = here.clusterrun("--log_dir", "logs", "train.py", "third", "both").ends(0).job
+    for number, env in enumerate(({}, {"PATH": os.environ["PATH"]})):
+        to = here.folder / f"got{number}"
+        done = here.clustertool("fetch", "--job", first, "--to", to, "--json", env=env).ends(0)
+        assert sorted(done.json["ranks"]["0"]["left_out"]) == [["output/both", third], ["output/mine", ""]]
+        assert f"output/both: job {third}, which began later in the same folder, has changed it" in done.err
+        assert sorted(str(path.relative_to(to)) for path in to.rglob("*") if path.is_file()) == ["deep/one"]
+        last = here.clustertool("fetch", "--to", f"last{number}", env=env).ends(0)
+        assert os.listdir(here.folder / f"last{number}") == ["both"], last
+        named = here.clustertool("fetch", "--job", first, "--path", "output/both", "--to", to, env=env).ends(0)
+        assert "rank 0: 1 file" in named.out
+        assert f"warning: rank 0: output/both: job {third}, which began later" in named.err
+        logs = here.clustertool("fetch", "--job", second, "--path", "logs", "--to", to / "logs", env=env).ends(0)
+        assert "logs/workerlog.0" in logs.err
+        assert not (to / "logs").exists(), "the link leads to the logs of the third job"
+        here.clustertool("fetch", "--job", second, "--path", "log", "--to", to / "logs", env=env).ends(0)
+        assert (to / "logs/workerlog.0").read_text() == "this is second\n"
+    here.clustertool("report", "--job", second, "--to", "report.html").ends(0)
+    page = (here.folder / "report.html").read_text()
+    assert "this is second" in page
+    assert "this is third" not in page
+
+
 def test_a_launcher_that_each_trainer_would_start(here):
     """The warning comes before the start, and its command does what was meant."""
     here.workspace(".", train_py=TELLS)

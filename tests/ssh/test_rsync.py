@@ -21,7 +21,7 @@ import pytest
 from clustertool.errors import BadAnswer, DispatchError, Interrupted, NotFound, Unreachable
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.transfer import bridge, rsync_session
-from clustertool.fleet.transfer.receive import _Entry, receive
+from clustertool.fleet.transfer.receive import FolderEntry, receive
 from clustertool.fleet.transfer.rsync_session import Copied, pull
 from clustertool.ssh.connection import SshLink
 from clustertool.ssh.parallel import each
@@ -280,7 +280,7 @@ def test_frames_write_through_no_link(cluster_of: Any, source: Path, tmp_path: P
 @pytest.mark.parametrize("path", ["../out", "/out", "a/../../out", "", "a//b", "a\0b"])
 def test_a_node_that_names_a_file_outside(path: str) -> None:
     with pytest.raises(BadAnswer):
-        assert not _Entry(path, "file", False, 0, 0, "").parts
+        assert not FolderEntry(path, "file", False, 0, 0, "").parts
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_a_node_that_names_a_file_outside(path: str) -> None:
     ],
 )
 def test_links_that_stay_inside(path: str, link: str, inside: bool) -> None:
-    assert _Entry(path, "link", False, 0, 0, link).stays_inside is inside
+    assert FolderEntry(path, "link", False, 0, 0, link).stays_inside is inside
 
 
 @pytest.fixture

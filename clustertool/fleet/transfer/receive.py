@@ -30,16 +30,30 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def receive(fleet: Fleet, node: int, remote: str, target: Path, check: Callable[[], None]) -> Copied:
-    """Copy a directory of a node into `target`, which is made. Raises NotFound, DispatchError, Unreachable."""
+def receive(
+    fleet: Fleet,
+    node: int,
+    remote: str,
+    target: Path,
+    check: Callable[[], None],
+    only: Sequence[FolderEntry] | None = None,
+) -> Copied:
+    """Copy a directory of a node into `target`, which is made. only: these entries of it. Raises NotFound, DispatchError,
+    Unreachable."""
     link = fleet.agents[node].link
+    names = None if only is None else [entry.path for entry in only if entry.parts]
     with contextlib.suppress(RsyncMissing):
         try:
             if not isinstance(link, ProgramLink):
-                return pull(link, remote, target, check=check)
+                return pull(link, remote, target, check, names)
         except OSError as error:
             raise _unwritable(target, error) from None
-    return receive_in_frames(fleet, node, remote, target, check)
+    return receive_in_frames(fleet, node, remote, target, check, only)
+
+
+def list_entries(fleet: Fleet, node: int, remote: str) -> list[FolderEntry]:
+    """What is in a directory of a node. Raises NotFound, DispatchError, Unreachable."""
+    return [FolderEntry(*row) for row in fleet.ask_one(node, LIST_FOLDER({"dir": remote}))["entries"]]
 
 
 def receive_file(fleet: Fleet, node: int, remote: str, path: str, target: Path, check: Callable[[], None]) -> Copied:
@@ -50,7 +64,7 @@ def receive_file(fleet: Fleet, node: int, remote: str, path: str, target: Path, 
     Unreachable, BadAnswer.
     """
     found = fleet.ask_one(node, FIND_FILE({"dir": remote, "path": path}))
-    entry = _Entry(found["path"], "file", found["executable"], found["modified"], found["size"], "")
+    entry = FolderEntry(found["path"], "file", found["executable"], found["modified"], found["size"], "")
     name, sent = posixpath.basename(path), entry.parts[-1]
     made = not target.is_dir()
     try:
@@ -71,7 +85,9 @@ def receive_file(fleet: Fleet, node: int, remote: str, path: str, target: Path, 
                 os.rmdir(target)
 
 
-def _stage_file(fleet: Fleet, node: int, remote: str, entry: _Entry, stage: Path, check: Callable[[], None]) -> Copied:
+def _stage_file(
+    fleet: Fleet, node: int, remote: str, entry: FolderEntry, stage: Path, check: Callable[[], None]
+) -> Copied:
     """Copy a file into the folder `stage`. Raises BadAnswer if what comes is no such file."""
     link = fleet.agents[node].link
     copied: Copied | None = None
@@ -90,11 +106,18 @@ def _unwritable(path: Path, error: OSError) -> DispatchError:
     return DispatchError(f"{os.fspath(path)!r} cannot be written: {error.strerror}", "fetch to another place: --to DIR")
 
 
-def receive_in_frames(fleet: Fleet, node: int, remote: str, target: Path, check: Callable[[], None]) -> Copied:
+def receive_in_frames(
+    fleet: Fleet,
+    node: int,
+    remote: str,
+    target: Path,
+    check: Callable[[], None],
+    only: Sequence[FolderEntry] | None = None,
+) -> Copied:
     """The same without rsync. Files of the same size and time are not copied again."""
     with contextlib.suppress(OSError):  # made by rsync's attempt; it stays away if there is nothing to copy
         os.rmdir(target)
-    listed = [_Entry(*row) for row in fleet.ask_one(node, LIST_FOLDER({"dir": remote}))["entries"]]
+    listed = list_entries(fleet, node, remote) if only is None else only
     os.makedirs(target, exist_ok=True)
     copy = _Copy(fleet, node, remote, target)
     try:
@@ -113,8 +136,8 @@ def receive_in_frames(fleet: Fleet, node: int, remote: str, target: Path, check:
 
 
 @dataclass(frozen=True)
-class _Entry:
-    """What a node has. `kind`: file, dir or link; `modified` in ns; `link`: where a link points to."""
+class FolderEntry:
+    """What a node has. `kind`: file, dir or link; `modified` and `changed` (ctime) in ns; `link`: where a link points to."""
 
     path: str
     kind: str
@@ -122,6 +145,7 @@ class _Entry:
     modified: int
     size: int
     link: str
+    changed: int = 0
 
     @property
     def parts(self) -> list[str]:
@@ -162,7 +186,7 @@ class _Copy:
         finally:
             os.close(fd)
 
-    def has(self, entry: _Entry) -> bool:
+    def has(self, entry: FolderEntry) -> bool:
         with self.folder(entry.parts[:-1]) as fd:
             try:
                 info = os.stat(entry.parts[-1], dir_fd=fd, follow_symlinks=False)
@@ -170,7 +194,7 @@ class _Copy:
                 return False
         return stat.S_ISREG(info.st_mode) and (info.st_size, info.st_mtime_ns) == (entry.size, entry.modified)
 
-    def file(self, entry: _Entry, to: Sequence[str] = ()) -> int:
+    def file(self, entry: FolderEntry, to: Sequence[str] = ()) -> int:
         """Copy one, by default to the same path; its bytes."""
         *above, name = to or entry.parts
         part = f".{secrets.token_hex(8)}.part"
@@ -198,7 +222,7 @@ class _Copy:
             at, last = at + len(data), answer["last"] or not data
             yield data
 
-    def link(self, entry: _Entry) -> None:
+    def link(self, entry: FolderEntry) -> None:
         with self.folder(entry.parts[:-1]) as fd:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(entry.parts[-1], dir_fd=fd)

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -63,15 +63,19 @@ class Copied:
     files: int
 
 
-def pull(link: Link, remote: str, target: Path, check: Check | None = None) -> Copied:
-    """Copy a directory of the node into `target` here, which is made.
+def pull(
+    link: Link, remote: str, target: Path, check: Check | None = None, names: Iterable[str] | None = None
+) -> Copied:
+    """Copy a directory of the node into `target` here, which is made. names: only these entries of it, by their paths.
 
     Links that lead out of the directory are left out. Raises NotFound, RsyncMissing, DispatchError, Unreachable.
     """
     os.makedirs(target, exist_ok=True)
-    options = ["--recursive", "--links", "--safe-links", "--executability", "node:./", "./"]
+    which = ["--recursive"] if names is None else ["--files-from=-", "--from0"]
+    options = [*which, "--links", "--safe-links", "--executability", "node:./", "./"]
     try:
-        return _Session(link, remote, options, target).run(check)
+        with _listed(names or ()) as listed:
+            return _Session(link, remote, options, target, None if names is None else listed).run(check)
     except NotFound:
         with contextlib.suppress(OSError):  # not empty: it was there before
             os.rmdir(target)
@@ -84,9 +88,7 @@ def pull_file(link: Link, remote: str, path: str, target: Path, check: Check | N
     Raises NotFound, RsyncMissing, DispatchError, Unreachable.
     """
     options = ["--files-from=-", "--from0", "--no-relative", "--executability", "node:./", "./"]
-    with tempfile.TemporaryFile() as listed:
-        listed.write(os.fsencode(path) + b"\0")
-        listed.seek(0)
+    with _listed([path]) as listed:
         return _Session(link, remote, options, target, listed).run(check)
 
 
@@ -98,10 +100,17 @@ def push(
     Only their content and times are copied. Raises NotFound, RsyncMissing, DispatchError, Unreachable.
     """
     options = ["--files-from=-", "--from0", "--no-implied-dirs", "--chmod=D0700,F0600", "--partial", "./", "node:./"]
-    with tempfile.TemporaryFile() as listed:
-        listed.write(b"".join(os.fsencode(name) + b"\0" for name in names))
-        listed.seek(0)
+    with _listed(names) as listed:
         _Session(link, remote, options, source, listed, moved).run(check)
+
+
+@contextlib.contextmanager
+def _listed(names: Iterable[str]) -> Iterator[IO[bytes]]:
+    """A file for --files-from=- and --from0."""
+    with tempfile.TemporaryFile() as file:
+        file.write(b"".join(os.fsencode(name) + b"\0" for name in names))
+        file.seek(0)
+        yield file
 
 
 class Pipe:

@@ -466,8 +466,8 @@ class SavedImageAnswer(Answer):
 
 
 class TreeAnswer(Answer):
-    # path, kind, executable, mtime, size, link's target
-    entries: f.PerFile[Tuple[str, f.EntryKind, bool, f.Mtime, int, str]]
+    # path, kind, executable, mtime, size, link's target, ctime
+    entries: f.PerFile[Tuple[str, f.EntryKind, bool, f.Mtime, int, str, f.Mtime]]
 
 
 class FileAnswer(Answer):
@@ -475,6 +475,13 @@ class FileAnswer(Answer):
     executable: bool
     modified: f.Mtime
     size: int
+    changed: f.Mtime  # ctime
+
+
+class SpansAnswer(Answer):
+    spans: f.PerJob[
+        Tuple[f.JobId, f.Mtime, Optional[f.Mtime]]
+    ]  # model/job/file_origin.WriteSpan; none: the folder is of one job
 
 
 class RankSessionAnswer(Answer):

@@ -317,6 +317,13 @@ class FolderRequest(TypedDict):
     dir: str
 
 
+class SpansRequest(FolderRequest):
+    """dir: a folder of the job. path: the same one, relative to a job's directory or its working directory."""
+
+    job: str
+    path: str
+
+
 class FileRequest(FolderRequest):
     path: str  # of a file in the folder
 

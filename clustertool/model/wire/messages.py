@@ -160,6 +160,7 @@ LIST_FOLDER: Kind[r.FolderRequest, a.TreeAnswer] = Kind(
     "tree", "storage.folder_reader:tree", limit=32 << 20, long=True, of_records=True
 )
 FIND_FILE: Kind[r.FileRequest, a.FileAnswer] = Kind("find-file", "storage.folder_reader:find_file", of_records=True)
+SPANS: Kind[r.SpansRequest, a.SpansAnswer] = Kind("spans", "jobs.writers:spans", limit=4 << 20, of_records=True)
 READ_FILE: Kind[r.ContentRequest, a.ContentAnswer] = Kind("content", "storage.folder_reader:content", of_records=True)
 VERIFY: Kind[r.VerifyRequest, a.VerifyAnswer] = Kind("verify", "storage.verify_store:verify", endless=True)
 RELAY: Kind[r.RelayRequest, a.Answer] = Kind("relay", "agent.dispatch_requests:relay", inline=True)

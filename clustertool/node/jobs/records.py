@@ -228,7 +228,7 @@ def find(root: str, entry: str, hostname: str, job: str = "", exact: bool = Fals
     """
     own: List[Record] = []
     by_name: Dict[str, Record] = {}
-    for base, shared in _bases(root):
+    for base, shared in bases(root):
         for record in _records(base, job if exact else ""):
             if not exact and not record.called(job):
                 continue
@@ -241,7 +241,8 @@ def find(root: str, entry: str, hostname: str, job: str = "", exact: bool = Fals
     return sorted(own, key=lambda record: float(record.header["created"]), reverse=True)
 
 
-def _bases(root: str) -> Iterator[Tuple[str, bool]]:
+def bases(root: str) -> Iterator[Tuple[str, bool]]:
+    """List the folders that have records of jobs, each with whether it is that of a node that shares ROOT_DIR."""
     yield root, False
     with contextlib.suppress(OSError):
         for name in os.listdir(root):

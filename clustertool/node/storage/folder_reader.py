@@ -20,11 +20,11 @@ _CHUNK = 512 << 10
 
 
 def tree(node: NodeContext, request: FolderRequest) -> TreeAnswer:
-    """{entries: [path, kind, executable, mtime in ns, size, target of a link]}. Raises NotFound, DispatchError."""
+    """{entries: [path, kind, executable, mtime in ns, size, target of a link, ctime in ns]}. Raises NotFound, DispatchError."""
     folder = request["dir"]
     if not os.path.isdir(folder):
         raise NotFound("no such directory there", "check the path and the job")
-    found: List[Tuple[str, str, bool, int, int, str]] = []
+    found: List[Tuple[str, str, bool, int, int, str, int]] = []
     folders = [""]
     while folders:
         below = folders.pop()
@@ -33,14 +33,17 @@ def tree(node: NodeContext, request: FolderRequest) -> TreeAnswer:
                 for entry in entries:
                     info = entry.stat(follow_symlinks=False)
                     path = below + entry.name
+                    executable, size, link = False, 0, ""
                     if stat.S_ISDIR(info.st_mode):
                         folders.append(path + "/")
-                        found.append((path, "dir", True, info.st_mtime_ns, 0, ""))
+                        kind, executable = "dir", True
                     elif stat.S_ISLNK(info.st_mode):
-                        found.append((path, "link", False, info.st_mtime_ns, 0, os.readlink(entry.path)))
+                        kind, link = "link", os.readlink(entry.path)
                     elif stat.S_ISREG(info.st_mode):
-                        executable = bool(info.st_mode & stat.S_IXUSR)
-                        found.append((path, "file", executable, info.st_mtime_ns, info.st_size, ""))
+                        kind, executable, size = "file", bool(info.st_mode & stat.S_IXUSR), info.st_size
+                    else:
+                        continue
+                    found.append((path, kind, executable, info.st_mtime_ns, size, link, info.st_ctime_ns))
                     step()
         except OSError as error:
             raise _unreadable(below or folder, error) from None
@@ -59,7 +62,13 @@ def find_file(node: NodeContext, request: FileRequest) -> FileAnswer:
         raise NotFound("no such file there", "check the path and the job")
     executable = bool(info.st_mode & stat.S_IXUSR)
     path = found[len(folder) + 1 :]
-    return {"path": path, "executable": executable, "modified": info.st_mtime_ns, "size": info.st_size}
+    return {
+        "path": path,
+        "executable": executable,
+        "modified": info.st_mtime_ns,
+        "size": info.st_size,
+        "changed": info.st_ctime_ns,
+    }
 
 
 def content(node: NodeContext, request: ContentRequest) -> ContentAnswer:

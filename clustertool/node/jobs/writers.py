@@ -1,0 +1,80 @@
+"""This module finds the jobs that may have written a folder: several can work in the same one (--job-workspace, clusterrun)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Dict, Iterator, Optional
+
+from clustertool.model.job.file_origin import WriteSpan
+from clustertool.model.paths import OURS
+from clustertool.node.jobs.queries import record_of
+from clustertool.node.jobs.records import Record, bases, names
+from clustertool.node.storage.files import MARKER
+from clustertool.node.system.node_context import NodeContext
+from clustertool.node.system.work_counter import step
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import SpansAnswer
+    from clustertool.model.wire.agent_requests import SpansRequest
+
+
+def spans(node: NodeContext, request: SpansRequest) -> SpansAnswer:
+    """List the spans of the job and of others that have had the folder or file of the same path; none for one inside of
+    the job's own directory. Raises NotFound, PreflightError."""
+    job, folder = request["job"], os.path.realpath(request["dir"])
+    top = os.path.realpath(record_of(node, job).paths.dir)
+    if os.path.commonpath([top, folder]) == top:
+        return {"spans": []}
+    device = os.stat(folder).st_dev if os.path.exists(folder) else 0
+    found: Dict[str, WriteSpan] = {}
+    for record in _all(node.root):
+        step()
+        if record.job == job or folder in _folders(record, request["path"]):
+            span = _span(record, device)
+            found[record.job] = _both(found[record.job], span) if record.job in found else span
+    return {"spans": list(found.values())}
+
+
+def _all(root: str) -> Iterator[Record]:
+    """Read the records below ROOT_DIR, those of other nodes, too: they may work in the same folder."""
+    for base, _ in bases(root):
+        for name, marked in names(base, "").items():
+            if marked:
+                yield Record.read(base, name)
+
+
+def _folders(record: Record, path: str) -> Iterator[str]:
+    """Resolve `path` in the directory of a job, and in the one in which it works."""
+    for top in (record.paths.dir, record.header.get("work_dir")):
+        if isinstance(top, str):
+            yield os.path.realpath(os.path.join(top, path))
+
+
+def _span(record: Record, device: int) -> WriteSpan:
+    """Read the time from the placing of a job to its last event. device: the file system of the folder.
+
+    Where the job's records are on the same file system, their times have the same clock as the files of the folder, also if
+    that is the clock of a file server.
+    """
+    made = [time for time in (_changed(record.paths.of(OURS, name), device) for name in (MARKER, "spec.json")) if time]
+    own = record.last()
+    if own.ended is None and not own.clean and (record.supervised(own) or record.unknown()):
+        end = None
+    else:
+        end = _changed(record.paths.events, device) or int(own.ended_at * 1e9) or None
+    return WriteSpan(record.job, min(made, default=int((record.header["created"] + record.skew) * 1e9)), end)
+
+
+def _changed(path: str, device: int) -> Optional[int]:
+    """Read the time of the last change of a file, if it is on this file system."""
+    with contextlib.suppress(OSError):
+        info = os.lstat(path)
+        return info.st_ctime_ns if info.st_dev == device else None
+    return None
+
+
+def _both(one: WriteSpan, other: WriteSpan) -> WriteSpan:
+    """Merge the spans of a job that has records of several nodes here."""
+    end = None if None in (one.end, other.end) else max(one.end or 0, other.end or 0)
+    return WriteSpan(one.job, min(one.start, other.start), end)
