@@ -75,6 +75,21 @@ def test_two_folders_are_two_nodes(folders, meet):
     assert stat.S_IMODE(own.stat().st_mode) == 0o600
 
 
+def test_each_machine_has_its_own_log_dir(folders, meet):
+    for site in folders:
+        site.workspace(".", train_py=TELLS)
+    running = [
+        starts(site, *meet, "--rank", rank, *log_dir, "train.py")
+        for rank, (site, log_dir) in enumerate(zip(folders, (("--log_dir", "mine"), ())))
+    ]
+    for one in running:
+        one.wait().ends(0)
+    assert [said["env"]["RANK"] for said in told(folders[0], 0, log="mine")] == ["0"]
+    assert [said["env"]["RANK"] for said in told(folders[1], 1)] == ["1"]
+    assert not (folders[0].folder / "log").exists()
+    assert not (folders[1].folder / "mine").exists()
+
+
 def test_ctrl_c_while_it_waits_and_a_second_start(folders, meet):
     folders[0].workspace(".", train_py=TELLS)
     first = starts(folders[0], *meet, "--rank", 0, "train.py")

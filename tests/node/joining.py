@@ -179,7 +179,7 @@ class JoinBench:
         made = []
         for number in range(count):
             index = number if indices is None else indices[number]
-            own = OwnSettings(root_dir=str(self.tmp / f"root{number}"), folder=str(folder or ""))
+            own = OwnSettings(root_dir=str(self.tmp / f"root{number}"), folder=str(folder or ""), log_dir=job.log_dir)
             made.append(Machine(replace(first, index=index, own=own), self.env, python, self.tmp))
         self.machines += made
         return made

@@ -77,6 +77,7 @@ def join_file(request: RunRequest, meeting: TypedMeeting, folder: Path, shared: 
     own = OwnSettings(
         root_dir=host.root_dir,
         folder=str(folder),
+        log_dir=spec.log_dir,
         workspace_digest=folder_files.digest(folder),
         command=shlex.join(spec.trainer.command or ())[:_COMMAND],
         nproc=spec.nproc,

@@ -3,40 +3,28 @@
     FOLDER/JOB<id>/workerlog.0      the bytes of the log
     FOLDER/workerlog.0              a link to it, made with its first byte
 
-So what FOLDER shows is always of the newest job: prepare() removes links to an earlier one, and renames other files. A mark in
-it keeps it out of workspaces.
+So what FOLDER shows is always of the newest job (node/storage/shown_logs.py). A mark in it keeps it out of workspaces.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 from pathlib import Path
 
 from clustertool.errors import DataError
-from clustertool.model.paths import FIRST_NAMES, LOG_NAMES, LOGS_MARK, folder_of
-
-_SHOWN = re.compile(
-    rf"({'|'.join(LOG_NAMES)})\.[0-9]+|attempt[0-9]+|endpoints\.log|{'|'.join(map(re.escape, FIRST_NAMES))}"
-)
-_JOB = "JOB"
+from clustertool.model.paths import LOGS_MARK, folder_of
+from clustertool.node.storage import shown_logs
 
 
 def prepare(folder: Path) -> None:
     """Make the folder, and let it show no log of an earlier job. Raises DataError."""
     try:
-        if folder.is_symlink() and _is_of_job(folder):  # made by clusterrun for a job on this machine
+        if shown_logs.is_of_job(str(folder)):  # made by clusterrun for a job on this machine
             folder.unlink()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / LOGS_MARK).touch()
-        for path in sorted(folder.iterdir()):
-            if not _SHOWN.fullmatch(path.name):
-                continue
-            if path.is_symlink() and _is_of_job(path):
-                path.unlink()
-            else:
-                path.rename(_unused(path))
+        shown_logs.clear(str(folder))
     except OSError as error:
         fix = "name a folder of yours: --log-dir DIR"
         raise DataError(f"logs cannot be written to {folder}: {error.strerror}", fix) from None
@@ -78,17 +66,3 @@ class LocalLogs:
             self.written.add(log)
         except OSError as error:
             self.failure = f"{path}: {error.strerror}"
-
-
-def _is_of_job(link: Path) -> bool:
-    """Whether a link leads into the directory of a job."""
-    return any(part.startswith(_JOB) for part in Path(os.readlink(link)).parts)
-
-
-def _unused(path: Path) -> Path:
-    """A name like this one that nothing has."""
-    found, number = path.with_name(f"{path.name}.old"), 1
-    while os.path.lexists(found):
-        number += 1
-        found = path.with_name(f"{path.name}.old{number}")
-    return found

@@ -46,8 +46,9 @@ class OwnSettings:
     """Settings of this machine. "" and None: not given.
 
     root_dir: ROOT_DIR here; `~` is allowed. folder: the working directory of the ranks here, where the workspace is not sent
-    (an absolute path). workspace_digest: of the files in it. command: what was typed to run here. A warning names the machines
-    with other files or another command than the coordinator, whose command runs. nproc and devices: as in HOSTS. first_path: in
+    (an absolute path). log_dir: where this folder shows the logs of this machine. workspace_digest: of the files in it.
+    command: what was typed to run here. A warning names the machines with other files or another command than the coordinator,
+    whose command runs. nproc and devices: as in HOSTS. first_path: in
     front of PATH of the ranks. env: variables of the ranks here. here: the ranks get PATH and the path of the linker from the
     environment of the joining process, as on a machine alone. secrets: names of SECRETS whose values are here; only an
     offer has them. name: of this machine, as its engine knows it; "" for the host name. base: the parent of the job's
@@ -59,6 +60,7 @@ class OwnSettings:
 
     root_dir: str = ""
     folder: str = ""
+    log_dir: str = ""
     workspace_digest: str = ""
     command: str = ""
     nproc: Optional[int] = None

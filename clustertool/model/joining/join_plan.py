@@ -158,6 +158,8 @@ def specs(
     for node, request in requests.start(made, {}, {}).phases[0].requests.items():
         spec: Spec = request.fields["spec"]  # type: ignore[assignment]
         spec["first_path"] = arrivals[node].own.first_path or spec["first_path"]
+        if arrivals[node].own.folder:
+            spec["log_dir"] = arrivals[node].own.log_dir
         spec["engine"] = engine
         spec["allocated"] = list(made.nodes[node].facts.allocated or ())
         if elastic is not None:

@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import threading
-from typing import TYPE_CHECKING, Dict, Sequence
+from typing import TYPE_CHECKING, Dict
 
 from clustertool.errors import DispatchError, NotFound, PreflightError
 from clustertool.model import paths
@@ -15,13 +15,13 @@ from clustertool.model.wire.messages import PLACE
 from clustertool.node.jobs import ledger, queries
 from clustertool.node.jobs.ledger import Ledger
 from clustertool.node.ports import claims
-from clustertool.node.storage import files, release_store, tree_copy
+from clustertool.node.storage import files, release_store, shown_logs, tree_copy
 from clustertool.node.system.node_context import PlacingContext
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import Answer
     from clustertool.model.wire.agent_requests import PlaceRequest, UnplaceRequest
-    from clustertool.model.wire.spec_types import Spec, SpecProcess
+    from clustertool.model.wire.spec_types import Spec
 
 
 def place(agent: PlacingContext, request: PlaceRequest) -> Answer:
@@ -186,34 +186,43 @@ def _write_files(spec: Spec, job: int) -> None:
     for role, target in firsts.items():
         files.link(job, job_paths.first_log(role), target)
     if spec["log_dir"]:
-        shown = os.path.normpath(os.path.join(spec["work_dir"], spec["log_dir"]))
-        _show_logs(shown, job_paths.of("log"), spec["processes"])
+        _show_logs(spec, os.path.normpath(os.path.join(spec["work_dir"], spec["log_dir"])))
     elif spec["work_dir"] != spec["job_dir"]:  # --job-workspace: DIR/log and DIR/nodefile show the newest job
         for name in ("log", "nodefile"):
-            _link(os.path.join(spec["work_dir"], name), job_paths.of(name))
+            _link(os.path.join(spec["work_dir"], name), job_paths.of(name), spec["work_dir"])
 
 
-def _show_logs(folder: str, logs: str, processes_: Sequence[SpecProcess]) -> None:
-    """`folder` becomes a link to the logs, or gets links to them if it is a folder already."""
+def _show_logs(spec: Spec, folder: str) -> None:
+    """Make `folder` a link to the logs. It gets links to them if it is a folder already, or may have those of other nodes."""
+    job_paths = paths.JobPaths.at(spec["job_dir"])
+    outside = os.path.isabs(spec["log_dir"]) and len(spec["header"]["nodes"]) > 1
+    logs, shared = job_paths.of("log"), outside or job_paths.base != spec["root"]
     if os.path.realpath(folder) == os.path.realpath(logs):
         return
     with contextlib.suppress(OSError):
         os.makedirs(os.path.dirname(folder), exist_ok=True)
-    if os.path.isdir(folder) and not os.path.islink(folder):
-        for name in ["endpoints.log", *(os.path.basename(process["log"]) for process in processes_)]:
-            _link(os.path.join(folder, name), os.path.join(logs, name))
-    else:
-        _link(folder, logs)
+        if shared:
+            if shown_logs.is_of_job(folder):
+                with contextlib.suppress(OSError):  # another node has done so, and has made the folder
+                    os.unlink(folder)
+            os.makedirs(folder, exist_ok=True)
+        if os.path.islink(folder) or not os.path.isdir(folder):
+            _link(folder, logs, spec["work_dir"])
+            return
+        shown_logs.clear(folder, spec["job"])
+        for name in {*os.listdir(logs), *(os.path.basename(process["log"]) for process in spec["processes"])}:
+            _link(os.path.join(folder, name), os.path.join(logs, name), spec["work_dir"])
 
 
-def _link(place_: str, target: str) -> None:
-    """A link to something of a job, where nothing is but such a link. It survives that its folder is moved."""
-    parent = os.path.dirname(place_)
-    if os.path.commonpath([parent, target]) == parent:
+def _link(place_: str, target: str, top: str) -> None:
+    """Make a link to something of a job, where nothing is but such a link. In the folder `top` it is relative: it survives that
+    the folder is moved, and is right on each machine that shares it."""
+    parent = os.path.realpath(os.path.dirname(place_))
+    if os.path.commonpath([parent, target, top]) == top:
         target = os.path.relpath(target, parent)
     with contextlib.suppress(OSError):
         if os.path.islink(place_):
-            if "/JOB" not in os.readlink(place_):
+            if not shown_logs.is_of_job(place_):
                 return
             os.unlink(place_)
         os.symlink(target, place_)
