@@ -18,15 +18,13 @@ from clustertool.fleet import stored_hosts, this_machine
 from clustertool.fleet.embedded_cluster import LocalCluster
 from clustertool.fleet.job_places import StoredJob
 from clustertool.model.config.cluster import CARRIERS, Cluster, read_cluster
-from clustertool.model.config.hostfile import Listed, choose, hosts_of, pick, read_hostfile
+from clustertool.model.config.hostfile import LOOPBACK, Listed, choose, hosts_of, pick, read_hostfile
 from clustertool.model.config.hosts import Host
 from clustertool.model.hints import PROGRAM
 from clustertool.model.paths import OURS
 from clustertool.model.planning import shell_variables
 from clustertool.model.quantities import count
 from clustertool.ssh import settings
-
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def cluster(
@@ -113,6 +111,7 @@ class NamedNodes:
     listed: tuple[Listed, ...] = ()
     option: str = "--ips"
     mentioned: tuple[str, ...] = ()
+    own_address: str = ""  # of this machine
     alone: bool = False
     devices: bool = False  # the command line names devices
 
@@ -150,6 +149,8 @@ def launched(caller: Caller, selection: Selection, named: NamedNodes, folder: Pa
             found, hosts=tuple(host.with_slots(one) for host, one in zip(found.hosts, asked or found.hosts))
         )
         found = shell_variables.obey(found, os.environ, named.devices)
+        if named.own_address:
+            found = replace(found, hosts=(replace(found.hosts[0], address=named.own_address),))
         source = f"{source}, this machine alone" if source else "none found, this machine alone"
     elif asked:
         base = known or Cluster(asked, where=named.option)
@@ -169,13 +170,16 @@ def launched(caller: Caller, selection: Selection, named: NamedNodes, folder: Pa
     return _chosen(selection, found)
 
 
-def joining(caller: Caller, conf: Conf, nodes: int, folder: Path, devices: bool) -> Cluster:
+def joining(caller: Caller, conf: Conf, nodes: int, folder: Path, devices: bool, address: str) -> Cluster:
     """This machine as one of the `nodes` machines on which the same command is typed, in `folder`.
 
-    conf: without HOSTS. devices: the command line names devices. ENV is that of conf.py, without variables of the shell.
+    conf: without HOSTS. devices: the command line names devices. address: for training, "" for the one on the way to the
+    coordinator. ENV is that of conf.py, without variables of the shell.
     """
     known = _without_hosts(conf)
-    found = replace(this_machine.alone(folder, known), env=known.env if known else ())
+    found = this_machine.alone(folder, known)
+    host = replace(found.hosts[0], address=address)
+    found = replace(found, hosts=(host,), env=known.env if known else ())
     caller.note(f"conf: {conf.source or 'none found'}, this machine and {count(nodes - 1, 'other')}")
     return shell_variables.obey(found, os.environ, devices)
 
@@ -187,7 +191,7 @@ def _without_hosts(conf: Conf) -> Cluster | None:
 
 def _itself(asked: Sequence[Host], known: Cluster | None) -> bool:
     """--ips=127.0.0.1, as fleetrun calls this machine, unless it has an ssh user or port or conf.py has its own way there."""
-    if len(asked) != 1 or asked[0].host not in _LOOPBACK or asked[0].user or asked[0].port:
+    if len(asked) != 1 or asked[0].host not in LOOPBACK or asked[0].user or asked[0].port:
         return False
     return not (known and any(asked[0].host in (host.host, host.address) for host in known.hosts))
 

@@ -17,8 +17,8 @@ from clustertool.errors import DataError, UsageError
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.elastic_keys import is_range, node_range
-from clustertool.model.config.hosts import Host
-from clustertool.model.config.job import JobSpec, Options, read_job, resumes, valid_job_id
+from clustertool.model.config.hosts import Host, device_ids
+from clustertool.model.config.job import AUTO, JobSpec, Options, read_job, resumes, valid_job_id
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.job_names import FRESH, NEWEST
 from clustertool.model.planning.plan import given_facts
@@ -52,6 +52,7 @@ def read_request(
     if not load_config.needs_hosts(found):
         _refuse_endpoints(found, options)
     known_engines.refuse_settings(cluster.engine, wish.settings)
+    _refuse_other_devices(cluster, options)
     checked = read_job(cluster, toml, options)  # without a folder job.toml is on the nodes: only the options, for now
     _refuse_elastic(cluster, checked)
     workspace = load_workspace.workspace(caller, Path(folder)) if folder and not of_engine else None
@@ -100,6 +101,17 @@ def limited(cluster: Cluster, options: Options) -> Cluster:
         what = f"--nnodes {options.nnodes!r} is not valid"
         raise UsageError(what, f"a number from 1 to {len(cluster.hosts)}, the hosts of {cluster.where}")
     return replace(cluster, hosts=cluster.hosts[: int(options.nnodes)])
+
+
+def _refuse_other_devices(cluster: Cluster, options: Options) -> None:
+    """Raises UsageError where --devices names others than --only and --skip have left of a host."""
+    if options.devices in ("", AUTO):
+        return
+    for host in cluster.hosts:
+        if host.chosen is not None and set(host.chosen) != set(device_ids(options.devices, "--devices")):
+            left = ",".join(map(str, host.chosen))
+            what = f"--devices {options.devices} and the devices {left} of {host.name} by --only or --skip differ"
+            raise UsageError(what, "name the devices in one of them: --devices is for all nodes, host:0,1 for one")
 
 
 def check_alone(request: RunRequest) -> None:

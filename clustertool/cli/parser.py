@@ -66,10 +66,10 @@ def spellings(options: Iterable[Opt]) -> dict[str, Opt]:
 def split(argument: str, known: Container[str]) -> tuple[str, str | None]:
     """--a_b=c -> --a-b and c; -r3 and -r=3 -> -r and 3; any other argument stays whole, without a value (None).
 
-    `known`: the names of options. A name of two letters (-np) has priority over one of one letter.
+    `known`: the names of options. A longer name (-hostfile, -np) has priority over one of one letter.
     """
-    if argument.startswith("--"):
-        name, equals, value = argument.partition("=")
+    name, equals, value = argument.partition("=")
+    if argument.startswith("--") or name in known:
         return name.replace("_", "-"), value if equals else None
     short = next((argument[:end] for end in (3, 2) if argument[:end] in known), argument)
     return short, argument[len(short) :].removeprefix("=") if len(short) < len(argument) else None

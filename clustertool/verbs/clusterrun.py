@@ -29,7 +29,7 @@ from clustertool.errors import DataError, UsageError
 from clustertool.fleet.joining import first_machine, secret
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.folded_names import fold
-from clustertool.model.config.hostfile import share_out
+from clustertool.model.config.hostfile import included, share_out
 from clustertool.model.config.hosts import device_ids
 from clustertool.model.config.job import AUTO, Options
 from clustertool.model.hints import PROGRAM
@@ -45,7 +45,7 @@ from clustertool.show.table import table
 from clustertool.show.terminal import Terminal
 from clustertool.verbs import run
 from clustertool.verbs.joining import joined_run
-from clustertool.verbs.run_request import read_options, read_order, script_in
+from clustertool.verbs.run_request import note_late, read_options, read_order, script_in
 from clustertool.verbs.verb import Call, one_of, outermost
 
 _USAGE = "clusterrun [options] train.py [options of train.py]"
@@ -57,7 +57,6 @@ _RANK = (
         value="NAME",
         choices=tuple(UNDER),
     ),
-    Opt("hosts", "with --under mpi: the hostfile of mpirun", value="FILE"),
 )
 _ABOUT = (*_RANK, Opt("help", "show this and do nothing", False, short="h"), Opt("version", "show it", False))
 # --log-dir is an option of the launchers here; paddle.py did not know it and passed it to the trainer.
@@ -79,8 +78,6 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
         return
     if "under" in launch.options:  # rank_program.py takes it where it stands alone
         raise UsageError("--under makes one rank of a job that runs, and other options start a job", RANK_USAGE)
-    if "hosts" in launch.options:
-        raise UsageError("--hosts belongs to --under mpi", "to start a job on the hosts of a file: --hostfile FILE")
     call.given = foreign_options.wish(launch, OWN)
     conf = load_config.read_conf(call.selection)
     meeting = foreign_options.meeting(launch, conf.names_nodes)
@@ -88,7 +85,9 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
         meeting = _begin(call, launch, argv)
     for note in foreign_options.notes(launch, conf.names_nodes, meeting is not None):
         call.terminal.note(f"note: {note}")
+    note_late(call, "clusterrun", launch.arguments or ("",))
     folder = _folder(call)
+    _check_own_address(launch)
     if meeting is not None:
         _join(call, launch, folder, conf, meeting)
         return
@@ -103,6 +102,16 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
         order.planned = teller.planned
     order.ended = teller.ended
     run.perform(call, order)
+
+
+def _check_own_address(launch: Launch) -> None:
+    """Make an address of --host. Raises UsageError where it is none of this machine."""
+    if launch.own_address:
+        address = first_machine.own_address(launch.own_address)
+        if not address:
+            what = f"{launch.own_address_by} {launch.own_address} is no address of this machine"
+            raise UsageError(what, "it belongs to the machine where it is typed: leave it out; --ips=a,b names nodes")
+        launch.own_address = address
 
 
 def _begin(call: Call, launch: Launch, argv: Sequence[str]) -> TypedMeeting | None:
@@ -125,7 +134,15 @@ def _begin(call: Call, launch: Launch, argv: Sequence[str]) -> TypedMeeting | No
 def _join(call: Call, launch: Launch, folder: Path, conf: Conf, meeting: TypedMeeting) -> None:
     """Do this machine's part of a command that is typed on each machine."""
     devices = foreign_options.names_devices(launch)
-    cluster = load_config.joining(call, conf, meeting.nodes, folder, devices)
+    for option, items in (("--only", call.given.only), ("--skip", call.given.skip)):
+        if items:
+            what = f"{option} is not possible where the command is typed on each machine"
+            raise UsageError(what, "type it on the machines that take part, with --devices IDS on each")
+    coordinates = first_machine.own_address(meeting.host) if launch.own_address else ""
+    if coordinates not in ("", launch.own_address):
+        what = f"{launch.own_address_by} {launch.own_address}: the machines meet at {coordinates}, which is this machine, too"
+        raise UsageError(what, "name the same address where the machines meet and here, or leave this one out")
+    cluster = load_config.joining(call, conf, meeting.nodes, folder, devices, launch.own_address)
     cluster = _with_launcher_options(cluster, launch)
     call.given.nnodes = _range(launch)
     if not launch.elastic:
@@ -150,15 +167,18 @@ def _folder(call: Call) -> Path:
 def _cluster(call: Call, launch: Launch, folder: Path, conf: Conf) -> Cluster:
     """The nodes, after --nnodes, --start_port and other launcher options about them."""
     given = call.given
+    include = launch.included and not (launch.listed or conf.names_nodes)
     nodes = NamedNodes(
-        launch.listed,
-        launch.listed_by or "--ips",
+        included(launch.included) if include else launch.listed,
+        "--include" if include else launch.listed_by or "--ips",
         foreign_options.named_nodes(launch),
+        launch.own_address,
         launch.alone,
         foreign_options.names_devices(launch),
     )
     cluster = _with_launcher_options(load_config.launched(call, call.selection, nodes, folder, conf), launch)
     there = len(cluster.hosts)
+    _require_among(launch, cluster)
     if not load_config.needs_hosts(cluster):
         if launch.total:
             raise UsageError("a total number of processes needs hosts", "give --nnodes and --nproc-per-node")
@@ -175,6 +195,14 @@ def _cluster(call: Call, launch: Launch, folder: Path, conf: Conf) -> Cluster:
         cluster = replace(cluster, hosts=share_out(cluster.hosts[: int(given.nnodes or there)], launch.total))
         given.nnodes = ""
     return cluster
+
+
+def _require_among(launch: Launch, cluster: Cluster) -> None:
+    """Raises UsageError where the nodes have other addresses than the one of this machine that is typed with them."""
+    addresses = [host.address for host in cluster.hosts]
+    if launch.own_address and all(addresses) and launch.own_address not in addresses:
+        what = f"{launch.own_address_by} {launch.own_address} is none of the nodes: {', '.join(addresses[:8])}"
+        raise UsageError(what, "leave it out: clusterrun is typed once and starts all nodes")
 
 
 def _without_elastic(call: Call) -> None:
@@ -214,7 +242,7 @@ def _options(call: Call, launch: Launch, folder: Path, cluster: Cluster) -> Opti
         given.workspace = str(folder)
     typed = _typed(launch, folder, here, local=here or not given.job_workspace)
     options = read_options(call)
-    if cluster.shell_devices:
+    if cluster.shell_devices and cluster.hosts[0].chosen is None:
         _check_devices(options.devices, cluster)
     if here:
         servers = tuple(text.replace("localhost", "127.0.0.1") for text in options.servers)
@@ -229,7 +257,7 @@ def _options(call: Call, launch: Launch, folder: Path, cluster: Cluster) -> Opti
         log_dir=_log_dir(call, launch, folder, here),
         script="" if launch.arguments else options.script,
         implied=launch.implied,
-        host_counts=bool(launch.total) or launch.listed_by == "-H",
+        host_counts=bool(launch.total) or launch.by_slots,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,10 @@ from clustertool.model.planning.environment import literal
 from clustertool.model.planning.plan import Plan
 from clustertool.verbs.verb import Call, one_of
 
-_OURS = ("--nproc-per-node", "--nnodes", "--detach", "--all-ranks", "--hostfile")  # most scripts have no such options
+_OURS = frozenset(  # most scripts have no such options
+    """--nproc-per-node --nnodes --node-rank --master --master-addr --rdzv-endpoint --rdzv-backend --ips --servers --server-num
+    --worker-num --trainer-num --run-mode --max-restarts --hostfile --detach --all-ranks --dry""".split()
+)
 
 
 def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> RunRequest:
@@ -95,12 +98,19 @@ def with_program(call: Call, options: Options) -> Options:
         if Path.cwd() in (Path.home(), Path("/")):
             fix = "go to the folder of your script, or name it: --workspace DIR"
             raise DataError(f"the workspace would be {Path.cwd()}, with all that is in it", fix)
-    late = [name for name in (text.partition("=")[0].replace("_", "-") for text in arguments) if name in _OURS]
-    if late and script.endswith(".py"):  # torchrun has them, too
-        call.note(f"note: {', '.join(late)} is passed to {script}; options of run stand before the program")
+    note_late(call, "run", given.program)
     if script.endswith(".py") and folder:
         script = script_in(Path(folder), script)
     return replace(options, command=tuple(map(literal, with_python((script, *arguments)))))
+
+
+def note_late(call: Call, program: str, command: Sequence[str]) -> None:
+    """Name the options of `run` or of launchers that stand behind the script and go to it."""
+    names = [text.partition("=")[0].replace("_", "-") for text in command[1:]]
+    late = [name for name in dict.fromkeys(names) if name in _OURS]
+    if late and command[0].endswith(".py"):  # torchrun has them, too
+        passed = f"{', '.join(late)} {'is' if len(late) == 1 else 'are'} passed to {command[0]}"
+        call.note(f"note: {passed}; options of {program} stand before the program")
 
 
 def script_in(folder: Path, script: str) -> str:

@@ -637,3 +637,49 @@ def test_horovodruns_list_of_hosts_is_this_machine(here):
     assert len(devices(here, "-H", "127.0.0.1:3", CUDA_VISIBLE_DEVICES="-1")) == 3
     assert len(devices(here, "-np", 4, CUDA_VISIBLE_DEVICES="-1")) == 4
     assert "have 4 slots" in here.clusterrun("-np", 5, "-H", "localhost:4", "train.py").ends(64).err
+
+
+# -- where it runs ------------------------------------------------------------------------------------------------------
+
+
+def test_no_option_that_names_machines_is_ignored(here):
+    """mpirun's and deepspeed's lists are nodes, and an address is one of this machine."""
+    here.workspace(".", train_py=TELLS)
+    (here.folder / "machines").write_text("192.0.2.1 slots=2\n192.0.2.2 slots=2\n")
+    for words in (
+        ["--host", "192.0.2.1:2,192.0.2.2:2", "-np", 4],
+        ["-host", "192.0.2.1,192.0.2.2"],
+        ["--hosts=192.0.2.1:2,192.0.2.2:2"],
+        ["-hostfile", "machines", "-n", 3],
+        ["--include", "192.0.2.1:0,1@192.0.2.2"],
+    ):
+        done = here.clusterrun(*words, "--dry", "train.py", env={"CUDA_VISIBLE_DEVICES": "-1"})
+        assert "(2 nodes)" in done.err, (words, done.err)
+        assert "this machine alone" not in done.err
+    wrong = here.clusterrun("--host", "192.0.2.1", "train.py").ends(64)
+    assert "--host 192.0.2.1 is no address of this machine" in wrong.err
+    other = here.clusterrun("--host=127.0.0.1", "--ips=192.0.2.1,192.0.2.2", "train.py").ends(64)
+    assert "--host 127.0.0.1 is none of the nodes: 192.0.2.1, 192.0.2.2" in other.err
+    (process,) = (
+        here.clusterrun("--dry", "--json", "--host", "127.0.0.7", "train.py").ends(0).json["nodes"][0]["processes"]
+    )
+    assert process["env"]["POD_IP"] == "127.0.0.7"
+    assert not (here.folder / ".clustertool").exists()
+
+
+def test_devices_of_one_host_and_of_all(here):
+    here.workspace(".", train_py=TELLS)
+    shell = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+    for words in (["--only", "localhost:6,7"], ["--include=localhost:6,7"], ["--skip", "127.0.0.1:4,5"]):
+        assert devices(here, *words, **shell) == [([6], "6,7", "0"), ([7], "6,7", "1")]
+    assert devices(here, "--only", "localhost:6,7", "--gpus", "7,6", **shell) == [([7], "7,6", "0"), ([6], "7,6", "1")]
+    done = here.clusterrun("--only", "localhost:6,7", "--gpus", "4,5", "train.py", env=shell).ends(64)
+    assert f"--devices 4,5 and the devices 6,7 of {here.name(0)} by --only or --skip differ" in done.err
+
+
+def test_options_behind_the_script_are_named(here):
+    here.workspace(".", train_py=TELLS)
+    done = here.clusterrun("train.py", "--nproc_per_node", "2", "--lr=1", "--master=x:1", "--gpus=0").ends(0)
+    line = "note: --nproc-per-node, --master are passed to train.py; options of clusterrun stand before the program\n"
+    assert line in done.err
+    assert "1 trainer on 1 node" in done.err

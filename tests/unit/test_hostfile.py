@@ -11,7 +11,16 @@ from cases import cluster_of, facts_of, of_role, plan_of
 
 from clustertool.actions import load_config
 from clustertool.errors import ConfigError, UsageError
-from clustertool.model.config.hostfile import choose, hosts_of, pick, read_host_list, read_hostfile, share_out
+from clustertool.model.config.hostfile import (
+    choose,
+    hosts_of,
+    included,
+    is_host_list,
+    pick,
+    read_host_list,
+    read_hostfile,
+    share_out,
+)
 from clustertool.model.config.hosts import Host, read_hosts
 
 OPEN_MPI = """
@@ -232,6 +241,15 @@ def test_slots_are_devices_as_deepspeed_means_them(only: str, skip: str, left: l
     assert [(host.name, host.devices, host.slots, host.nproc) for host in found] == left
 
 
+def test_hosts_that_items_with_slots_name() -> None:
+    assert included(("a:0,1@b", "node[1,3]:2", "[::1]:0", "::1", "a")) == ("a", "b", "node[1,3]", "[::1]", "::1")
+
+
+def test_what_is_a_list_of_hosts() -> None:
+    assert all(map(is_host_list, ("a,b", "a:4", "[fe80::1]:2", "ann@a:2", "node[1,3]:2")))
+    assert not any(map(is_host_list, ("a", "10.0.0.1", "fe80::1", "node[1,3]", "fe80::1%eth0")))
+
+
 FORMS = [
     "n1 slots=4\nn2 slots=2",
     "n1:4\nn2:2",
@@ -297,6 +315,8 @@ def test_slots_in_hosts_are_checked(entry: dict[str, object]) -> None:
         ("node[3-1]", "", "runs backwards"),
         ("node[1-", "", "names no host"),
         ("gpu1:x", "", "'gpu1:x' names no host"),
+        ("gpu1:1@2", "", "'2' names no host"),  # not slot 2 of gpu1
+        ("", "node1@gpu1:1@2", "'2' names no host"),
     ],
 )
 def test_what_names_no_rank_is_wrong_usage(only: str, skip: str, what: str) -> None:

@@ -73,7 +73,7 @@ def test_a_conf_with_hosts_names_the_nodes() -> None:
         ("--master a:99999 --nnodes 2", "--master 'a:99999'"),
         ("--master a:b:c --nnodes 2", "--master 'a:b:c'"),
         ("--master etcd://a:1 --nnodes 2", "without a server"),
-        ("--rdzv-endpoint a:1 --rdzv-backend etcd-v2 --nnodes 2", "--rdzv-backend 'etcd-v2'"),
+        ("--rdzv-endpoint a:1 --rdzv-backend etcd-v2 --nnodes 2", "etcd://a:1 is no machine"),
         ("--rdzv-endpoint a:0 --nnodes 2", "--rdzv-endpoint 'a:0'"),
         ("--rdzv-endpoint a:1 --nnodes 2 --rdzv-id a/b", "--rdzv-id 'a/b'"),
         ("--rdzv-endpoint a:1 --nnodes 2 --rdzv-conf join_timeout", "--rdzv-conf 'join_timeout'"),
@@ -136,11 +136,18 @@ def test_a_master_without_a_number_of_machines_is_this_machine_alone() -> None:
     found = notes(launch, False, joins=False)
     assert found == [
         "--master without --nnodes is this machine alone; --nnodes N joins N machines",
-        "--host is not needed: addresses come from --ips, HOSTS or PADDLE_NIC",
     ]
     assert notes(launch, True, joins=False) == launch.notes
 
 
 def test_no_note_about_options_that_join_machines() -> None:
     launch = read("--nnodes 2 --master a:1 --rank 0 --host b train.py".split(), OWN)
-    assert notes(launch, False, joins=True) == ["--host is not needed: addresses come from --ips, HOSTS or PADDLE_NIC"]
+    assert notes(launch, False, joins=True) == []
+    assert launch.own_address == "b"
+
+
+def test_an_etcd_that_is_used_has_no_note_and_one_without_effect_has() -> None:
+    used = read("--master etcd://e:1 --nnodes 2:4 --ips a,b,c,d train.py".split(), OWN)
+    assert notes(used, False, joins=False) == []
+    fixed = read("--master etcd://e:1 --nnodes 4 --ips a,b,c,d train.py".split(), OWN)
+    assert "--master is not needed" in notes(fixed, False, joins=False)[0]

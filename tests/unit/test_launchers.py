@@ -31,13 +31,18 @@ GOOD = {
     "--ips": "a,b",
     "--nnodes": "1:4",
     "--np": "2",
-    "-H": "a:2,b",
+    "--hosts": "a:2,b",
+    "--sort-ip": "0",
 }
 BAD = {
     "--nnodes": "2:1",
     "--np": "x",
     "-H": "a:x",
     "-np": "0",
+    "--hosts": "a:0",
+    "--host": "a:x",
+    "--num-nodes": "0",
+    "--sort-ip": "1",
     "--start-port": "0",
     "--backend": "heter",
     "--scale": "2",
@@ -67,7 +72,7 @@ def words(flag: Flag, name: str, value: str) -> list[list[str]]:
     """The ways to write an option."""
     if not flag.value:
         return [[name]]
-    return [[name, value], [f"{name}={value}" if name.startswith("--") else f"{name}{value}"]]
+    return [[name, value], [f"{name}{value}" if len(name) in (2, 3) else f"{name}={value}"]]
 
 
 # -- every row ----------------------------------------------------------------------------------------------------------
@@ -100,7 +105,8 @@ def test_every_option_is_meant_mapped_or_answered(flag: Flag) -> None:
             seen.add(repr(found))
             assert bool(found.notes) == ("not needed: " in flag.here)
             assert bool(found.join.notes) == ("typed once it is not needed: " in flag.here)
-            does_nothing = flag.name in ("--scale", "--auto-cluster-config", "--enable-auto-mapping", "--log-level")
+            off = ("--scale", "--auto-cluster-config", "--enable-auto-mapping", "--sort-ip")
+            does_nothing = flag.name in (*off, "--log-level")
             assert (found != nothing) != does_nothing, "an option says something, or is answered"
     assert len(seen) == (0 if flag.here.startswith("refused: ") else 1)
 
@@ -134,6 +140,20 @@ MEANT: list[tuple[str, dict[str, Any]]] = [
     ("--ips ann@node[1-2,4]:22,b", {"listed": ("ann@node[1-2,4]:22", "b"), "listed_by": "--ips"}),
     ("-H a:2,b", {"listed": ({"host": "a", "slots": 2}, {"host": "b"}), "listed_by": "-H"}),
     ("-Hann@node[1,3]:4", {"listed": ({"host": "ann@node[1,3]", "slots": 4},)}),
+    ("--hosts a:2,b", {"listed": ({"host": "a", "slots": 2}, {"host": "b"}), "listed_by": "-H"}),
+    ("-host a,b", {"listed": ({"host": "a"}, {"host": "b"}), "by_slots": True, "own_address": ""}),
+    ("--host a:2,b:2 -np 4", {"listed": ({"host": "a", "slots": 2}, {"host": "b", "slots": 2}), "total": 4}),
+    ("--host a,b", {"listed": ({"host": "a"}, {"host": "b"}), "by_slots": True}),
+    ("--host=a:4", {"listed": ({"host": "a", "slots": 4},), "listed_by": "--host"}),
+    ("-np 2 --host a", {"listed": ({"host": "a"},), "total": 2}),
+    ("--host a -n 2", {"listed": ({"host": "a"},), "own_address": ""}),
+    ("--host [fe80::1]:4", {"listed": ({"host": "[fe80::1]", "slots": 4},)}),
+    ("--host 10.0.0.1", {"listed": (), "own_address": "10.0.0.1", "own_address_by": "--host"}),
+    ("--host fe80::1", {"listed": (), "own_address": "fe80::1"}),
+    ("--host node[1]", {"listed": (), "own_address": "node[1]"}),
+    ("--local-addr 10.0.0.1 -np 2", {"listed": (), "own_address": "10.0.0.1", "total": 2}),
+    ("--include a:0,1@b -i c", {"included": ("a:0,1@b", "c"), "listed": ()}),
+    ("--num_nodes 2", {"nodes": (2, 2)}),
     ("-np 4", {"total": 4}),
     ("-n 4", {"total": 4}),
     ("--num_proc=4", {"total": 4}),
@@ -169,6 +189,17 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     ("--resume", {"resume": "@newest"}),
     ("--resume=job1", {"resume": "job1"}),
     ("--job_id default", {"job-id": None}),
+    ("-hostfile machines -n 3", {"hostfile": "machines"}),
+    ("-machinefile machines", {"hostfile": "machines"}),
+    ("-f machines", {"hostfile": "machines"}),
+    ("--include a:0 --only b --exclude c:1", {"only": ("a:0", "b"), "skip": ("c:1",)}),
+    ("--num_gpus=2", {"nproc-per-node": "2"}),
+    ("--master etcd://e:2379 --nnodes 2:4 --ips a,b,c,d", {"elastic-server": ("etcd://e:2379",)}),
+    ("--master etcd://e:1,f:1 --np 2:4 --ips a,b,c,d", {"elastic-server": ("etcd://e:1", "etcd://f:1")}),
+    ("--master etcd://e:1 --elastic_server f:1 --np 2:4", {"elastic-server": ("etcd://f:1",)}),
+    ("--rdzv-backend etcd-v2 --rdzv-endpoint e:2379 --nnodes 2:4", {"elastic-server": ("etcd://e:2379",)}),
+    ("--master etcd://e:2379 --nnodes 4 --ips a,b,c,d", {"elastic-server": None}),
+    ("--master e:2379 --nnodes 2:4 --ips a,b,c,d", {"elastic-server": None}),
     ("-t 3", {"all-ranks": True}),
     ("--tee 0", {"all-ranks": False}),
     ("-t 0:3,1:0,2:1", {"rank": "0,2"}),
@@ -200,7 +231,13 @@ def test_options_that_contradict_each_other() -> None:
     assert "-H and --ips both name the nodes" in refusal("-H a:2 --ips b t.py").what
     assert "--nproc-per-node and -np" in refusal("-np 4 --nproc-per-node 2 t.py").what
     assert "--nproc-per-node and -H" in refusal("-H a:2 --nproc-per-node 2 t.py").what
+    assert "--nproc-per-node and --host" in refusal("--host a:2 --nproc-per-node 2 t.py").what
+    assert "--ips and --host both name the nodes" in refusal("--ips b --host a:2,b t.py").what
+    assert "--hostfile names nodes" in refusal("--standalone -hostfile F t.py").what
+    assert "--no-python starts the program itself" in refusal("--no-python --module pkg").what
+    assert "--no-python starts the program itself" in refusal("-m --no-python pkg").what
     assert "-np 'roc'" in refusal("-nproc t.py").what
+    assert refusal("--host a:x t.py").fix == 'write --host "host1:4,host2:4"'
     assert "needs a value" in refusal("--gpus").what
     assert "needs a value" in refusal("--gpus --ips=a train.py").what
     assert "did you mean '--nproc-per-node'" in refusal("--nprocs_per_node 2 train.py").what
@@ -227,6 +264,8 @@ STARTED = [
     ("./prog a", ("./prog", "a")),
     ("--run-path script a", ("python3", "-u", "script", "a")),
     ("--no-python --run-path script", ("python3", "-u", "script")),
+    ("--run-path --no-python script", ("python3", "-u", "script")),
+    ("--run-path -m script", ("python3", "-u", "script")),
     ("-- train.py -x", ("python3", "-u", "train.py", "-x")),
     ("--rank -1 train.py", ("python3", "-u", "train.py")),
     ("--nproc_per_node 2", ()),
@@ -295,7 +334,7 @@ KNOWN = {
         duplicate_stdout_filters duplicate_stderr_filters node_rank master_addr master_port local_addr logs_specs
         numa_binding signals_to_handle shutdown_timeout virtual_local_rank use_env""",
     "O": "job_workspace job_dispatch_package",
-    "M": "num_proc",  # their lists of hosts only
+    "M": "num_proc host hosts include exclude num_nodes num_gpus machinefile",  # what says where, and how many
 }
 
 

@@ -184,6 +184,7 @@ def test_the_command_line_of_a_rank(line: str, order: RankOrder | None) -> None:
         ("--under slurm", "what is to be run?"),
         ("--under slurm --start-port 0 t.py", "--start-port '0'"),
         ("--under slurm --nnodes 2 t.py", "--nnodes has no effect with --under"),
+        ("--under slurm -m --no-python pkg", "--no-python starts the program itself"),
     ],
 )
 def test_a_wrong_command_line_of_a_rank(line: str, what: str) -> None:
@@ -229,5 +230,5 @@ def test_the_installed_program_is_both() -> None:
     assert done.returncode == 64 and "--under needs a value" in done.stderr
     done = subprocess.run([*program, "--under", "x", "t.py"], capture_output=True, text=True, check=False)
     assert done.returncode == 64 and "--under 'x' is not known" in done.stderr
-    done = subprocess.run([*program, "--hosts", "H", "t.py"], capture_output=True, text=True, check=False)
-    assert done.returncode == 64 and "--hosts belongs to --under mpi" in done.stderr
+    done = subprocess.run([*program, "--hosts", "a:x", "t.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 64 and "slots 'x' is not valid" in done.stderr

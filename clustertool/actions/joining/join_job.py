@@ -85,6 +85,7 @@ def join_file(request: RunRequest, meeting: TypedMeeting, folder: Path, shared: 
         env=tuple(pair for pair in this_machine.shell_defaults() if pair[0] not in configured),
         first_path=request.cluster.first_path,
         here=True,
+        address=host.address,
     )
     if spec.nproc is not None:  # what is typed has priority over job.toml
         spec = replace(spec, nproc=None, trainer=replace(spec.trainer, per_node=None))

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
 from clustertool.cli.launchers import join_options
-from clustertool.cli.launchers.launcher_flags import FLAGS, Flag, Launch
+from clustertool.cli.launchers.launcher_flags import FLAGS, Flag, Launch, place_host
 from clustertool.cli.options import FLAG, MANY, Opt
 from clustertool.cli.parser import following, split
 from clustertool.cli.suggest import did_you_mean
@@ -102,7 +102,7 @@ def command(launch: Launch, arguments: tuple[str, ...]) -> tuple[str, ...]:
 
 def _names_nodes(launch: Launch, known: bool) -> bool:
     """Whether the nodes are known, so that this command starts all of them."""
-    return bool(launch.alone or launch.listed or named_nodes(launch) or launch.old or known)
+    return bool(launch.alone or launch.listed or launch.included or named_nodes(launch) or launch.old or known)
 
 
 def _known(flags: Sequence[Flag], own: Sequence[Opt]) -> Mapping[str, Flag | Opt]:
@@ -173,6 +173,11 @@ def _take(launch: Launch, flag: Flag | Opt, value: str) -> None:
 
 def _finish(launch: Launch) -> None:
     """Options that have a meaning only together with others."""
+    place_host(launch)
+    etcd = join_options.etcd(launch.join)
+    if launch.elastic and etcd:
+        launch.options.setdefault("elastic-server", etcd)
+        launch.notes = [note for note in launch.notes if note not in launch.join.notes]
     for name in _ENDPOINTS:
         if isinstance(launch.options.get(name), str):
             launch.options[name] = (launch.options[name],) if launch.options[name] else ()
@@ -182,8 +187,9 @@ def _finish(launch: Launch) -> None:
         raise UsageError(
             "-np counts the trainers of all nodes, which an elastic job does not know", "--nproc-per-node N"
         )
-    if launch.alone and launch.listed:
-        raise UsageError(f"--standalone is this machine alone, {launch.listed_by} names nodes", "give one of them")
-    if launch.options.get("nproc-per-node") and (launch.total or launch.listed_by == "-H"):
-        option = "-np" if launch.total else "-H"
+    named_by = launch.listed_by or ("--hostfile" if launch.options.get("hostfile") else "")
+    if launch.alone and named_by:
+        raise UsageError(f"--standalone is this machine alone, {named_by} names nodes", "give one of them")
+    if launch.options.get("nproc-per-node") and (launch.total or launch.by_slots):
+        option = "-np" if launch.total else launch.listed_by
         raise UsageError(f"--nproc-per-node and {option} are both numbers of trainers", "give one of them")

@@ -25,6 +25,7 @@ _RENDEZVOUS_PORT = "29400"  # torchrun's for an endpoint without a port
 _STATIC_PORT = "29500"  # that of torch.distributed.launch without --master-port
 _BACKENDS = ("", "c10d", "static")
 _NO_RANK = ("", "-1")
+_ETCD = "etcd://"
 _YES = ("1", "t", "true", "y", "yes")
 _FORM = "write HOST:PORT: the address of one of the machines, and a port that is free there"
 _ONCE = "clusterrun is typed once and starts all nodes"
@@ -69,6 +70,10 @@ def meeting(typed: JoinOptions, nodes: tuple[int, int] | None, master_port: str)
     high = nodes[1]
     if high > MOST_MACHINES:
         raise UsageError(f"--nnodes {high} is out of range", f"at most {MOST_MACHINES} machines")
+    if etcd(typed):
+        what = f"{etcd(typed)[0]} is no machine: the machines meet at one of them, without a server of their own"
+        fix = "--master HOST:PORT of one of them; an elastic job has etcd beside it: --elastic-server"
+        raise UsageError(what, f"{fix} {','.join(etcd(typed))}")
     if typed.rdzv_backend not in _BACKENDS:
         what = f"--rdzv-backend {typed.rdzv_backend!r}: the machines meet without a server of their own"
         raise UsageError(what, "--rdzv-backend c10d, and one of the machines in --rdzv-endpoint HOST:PORT")
@@ -82,6 +87,15 @@ def meeting(typed: JoinOptions, nodes: tuple[int, int] | None, master_port: str)
         elif key == "is_host" and value.lower() in _YES:
             index = 0
     return TypedMeeting(host, port, high, index, _run_id(typed.rdzv_id), timeout)
+
+
+def etcd(typed: JoinOptions) -> tuple[str, ...]:
+    """The URLs of the etcd at which a launcher's own rendezvous would be: --master etcd://, or an etcd back end of torchrun."""
+    if typed.master.startswith(_ETCD):
+        return tuple(f"{_ETCD}{item.removeprefix(_ETCD)}" for item in typed.master.split(","))
+    if typed.rdzv_backend in ("etcd", "etcd-v2") and typed.rdzv_endpoint and not typed.master:
+        return (f"{_ETCD}{typed.rdzv_endpoint}",)
+    return ()
 
 
 def begins(typed: JoinOptions, nodes: tuple[int, int] | None) -> bool:

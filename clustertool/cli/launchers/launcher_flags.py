@@ -10,7 +10,8 @@ from typing import Any
 from clustertool.cli.launchers.join_options import JoinOptions
 from clustertool.errors import UsageError
 from clustertool.model.config.elastic_keys import is_range
-from clustertool.model.config.hostfile import Listed, read_host_list, split_list
+from clustertool.model.config.hostfile import Listed, is_host_list, read_host_list, split_list
+from clustertool.model.config.job import combined
 from clustertool.model.quantities import HIGHEST_PORT, whole
 
 LAUNCHERS = {
@@ -18,9 +19,10 @@ LAUNCHERS = {
     "L": "fleetrun of Paddle 2.0 to 2.2 (--legacy)",
     "T": "torchrun",
     "O": "paddle.py",
-    "M": "mpirun and horovodrun",
+    "M": "mpirun, horovodrun and deepspeed",
 }
 _MOST = 1_000_000  # trainers
+_SLOT_LISTS = ("-H", "--host")
 _RESTARTS = "3"  # paddle.distributed.launch's own default where restarts are on
 
 
@@ -35,6 +37,9 @@ class Launch:
     implied: str = ""  # the default mode
     listed: tuple[Listed, ...] = ()  # the nodes
     listed_by: str = ""  # the option that names them
+    included: tuple[str, ...] = ()  # of --include: among the nodes of conf.py, or else the nodes themselves
+    own_address: str = ""  # of this machine
+    own_address_by: str = ""  # the option that states it
     total: int = 0  # of trainers on all nodes; 0: not given
     alone: bool = False  # this machine and no other
     nodes: tuple[int, int] | None = None  # at least and at most so many
@@ -51,6 +56,11 @@ class Launch:
     def elastic(self) -> bool:
         """Whether a range of nodes was typed, by --nnodes or --np."""
         return any(is_range(self.typed.get(name, "")) for name in ("nnodes", "np"))
+
+    @property
+    def by_slots(self) -> bool:
+        """Whether a list of mpirun's form names the nodes, with their numbers of trainers."""
+        return self.listed_by in _SLOT_LISTS
 
 
 Effect = Callable[[Launch, str], None]  # of an option with its value; "" for a switch
@@ -101,6 +111,33 @@ def _ips(launch: Launch, value: str) -> None:
 
 def _hosts(launch: Launch, value: str) -> None:
     _list(launch, "-H", read_host_list(value))
+
+
+def _include(launch: Launch, value: str) -> None:
+    launch.included = (*launch.included, value)
+    launch.options["only"] = (*launch.options.get("only", ()), value)
+
+
+def _exclude(launch: Launch, value: str) -> None:
+    launch.options["skip"] = (*launch.options.get("skip", ()), value)
+
+
+def _own_address(option: str) -> Effect:
+    def effect(launch: Launch, value: str) -> None:
+        launch.own_address, launch.own_address_by = value, option
+
+    return effect
+
+
+def place_host(launch: Launch) -> None:
+    """--host is Paddle's address of this machine, or mpirun's list of nodes: with a comma, slots, or a total of trainers.
+
+    Raises UsageError.
+    """
+    value = launch.own_address
+    if launch.own_address_by == "--host" and (launch.total or is_host_list(value)):
+        launch.own_address = launch.own_address_by = ""
+        _list(launch, "--host", read_host_list(value, "--host"))
 
 
 def _list(launch: Launch, option: str, listed: tuple[Listed, ...]) -> None:
@@ -159,8 +196,11 @@ def _log_level(launch: Launch, value: str) -> None:
     launch.quiet = value.upper() in ("WARNING", "ERROR", "CRITICAL", "FATAL")
 
 
-def _no_python(launch: Launch, value: str) -> None:
-    launch.how = launch.how or "no-python"
+def _program(how: str) -> Effect:
+    def effect(launch: Launch, _: str) -> None:
+        launch.how = combined(launch.how, how)
+
+    return effect
 
 
 def _tee(launch: Launch, value: str) -> None:
@@ -233,6 +273,7 @@ def _refused(names: str, of: str, value: str, fix: str) -> Flag:
 _FIXED = "a job keeps the nodes it has begun with"
 _TUNING = "tuning starts many jobs; use Paddle's own launcher for it"
 _ORDER = "ranks follow the order in which the nodes are named"
+_OWN = "this machine's address; typed once with nodes, one of theirs"
 _NODE_ZERO = "clusterrun is typed once and starts all nodes, in the order of --ips or HOSTS"
 _MASTER = "the first node is the master, at a port that is free (--start_port chooses)"
 _JOB_ID = "there is no rendezvous, every process gets its rank (--job-id names the job)"
@@ -257,7 +298,24 @@ FLAGS = (
         "use the first N nodes; MIN:MAX: an elastic job; typed on each machine: the number of machines",
         _nnodes,
     ),
-    Flag("-H", "M", "A:2,B:2", "nodes in rank order with their slots: one trainer each, on the first devices", _hosts),
+    Flag(
+        "-H --hosts -hosts -host",
+        "M",
+        "A:2,B:2",
+        "nodes in rank order with their slots: one trainer each, on the first devices (--under mpi --hosts FILE: mpi.md)",
+        _hosts,
+    ),
+    Flag("-hostfile --machinefile -machinefile -f", "M", "FILE", "the same as --hostfile", "hostfile"),
+    Flag(
+        "-i --include",
+        "M",
+        "A:0,1@B",
+        "only these hosts and devices (--only); without HOSTS they are the nodes",
+        _include,
+    ),
+    Flag("-e --exclude", "M", "A:0@B", "all but these hosts and devices (--skip)", _exclude),
+    Flag("--num-nodes", "M", "N", "the same as --nnodes", _nnodes),
+    Flag("--num-gpus", "M", "N", "the same as --nproc-per-node", "nproc-per-node"),
     Flag("-np -n --num-proc", "M", "N", "trainers on all nodes together: slot by slot, without slots evenly", _total),
     Flag("--np", "L", "N", "the same as --nnodes", _nnodes),
     Flag("--nproc-per-node", "PLT", "N", _PER_NODE),
@@ -290,9 +348,9 @@ FLAGS = (
     _refused("--coordinators", "L", "E", "there are no coordinators (federated learning) here"),
     _refused("--coordinator-num", "L", "N", "there are no coordinators (federated learning) here"),
     # what runs
-    Flag("-m --module", "T", "", "the script is a module, as in python -m", _sets(how="module")),
-    Flag("--no-python", "T", "", "the script is a program, started as it is", _no_python),
-    Flag("--run-path", "T", "", "the script is Python, whatever its name", _sets(how="run-path")),
+    Flag("-m --module", "T", "", "the script is a module, as in python -m", _program("module")),
+    Flag("--no-python", "T", "", "the script is a program, started as it is", _program("no-python")),
+    Flag("--run-path", "T", "", "the script is Python, whatever its name", _program("run-path")),
     Flag("--job-id", "PL", "ID", "the job's id, `ID-2` after job ID has ended; `default` stands for none", _job_id),
     # logs
     Flag("--log-dir", "PLT", "DIR", _LOGS, _log_dir),
@@ -313,9 +371,9 @@ FLAGS = (
         "--master-addr", "T", "IP", "master_addr", f"{_MEET}, PORT by --master-port", "the first node is the master"
     ),
     Flag("--master-port", "T", "P", _MASTER_PORT),
-    _unneeded("--host", "PL", "IP", "addresses come from --ips, HOSTS or PADDLE_NIC"),
-    _unneeded("--local-addr", "T", "IP", "addresses come from --ips, HOSTS or PADDLE_NIC"),
-    _unneeded("--sort-ip", "P", "BOOL", _ORDER),
+    Flag("--host", "PLM", "IP", f"{_OWN}. With a comma, slots (A:2) or -np: the same as -H", _own_address("--host")),
+    Flag("--local-addr", "T", "IP", _OWN, _own_address("--local-addr")),
+    Flag("--sort-ip", "P", "BOOL", f"off only: {_ORDER}", _off_only("--sort_ip")),
     _joins("--rdzv-backend", "T", "B", "rdzv_backend", "typed on each machine: c10d or static", _NO_RENDEZVOUS),
     _joins("--rdzv-endpoint", "T", "E", "rdzv_endpoint", f"{_MEET}; port 29400 without a number", _NO_RENDEZVOUS),
     _joins("--rdzv-id", "T", "ID", "rdzv_id", "typed on each machine: the name of the job", _JOB_ID),

@@ -7,6 +7,7 @@ import ipaddress
 import socket
 
 from clustertool.errors import PreflightError
+from clustertool.node.join import meeting
 from clustertool.node.probe import network_addresses
 
 # Of networks for documentation (RFC 5737, RFC 3849): no packet is sent, the kernel only chooses the route.
@@ -28,6 +29,11 @@ def address() -> str:
         what = "this machine has no address that another machine can reach"
         raise PreflightError(what, "name the one where the machines meet: --master HOST:PORT")
     return sorted(others, key=lambda text: ":" in text)[0]
+
+
+def own_address(host: str) -> str:
+    """The address of a name or address that is one of this machine, "" if it is of another one."""
+    return meeting.own_address(host)
 
 
 def free_port(host: str) -> int:

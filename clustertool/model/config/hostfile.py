@@ -18,6 +18,8 @@ _KEYS = ("slots", "max-slots", "max_slots", "slots-max", "slots_max")  # the lon
 _FIX = 'write "host slots=4" or "host:4", one host a line'
 _MOST_SLOTS = 10_000
 
+_SLICED = re.compile(r"(\[[^\]]*:[^\]]*\]|[^:]+):([0-9]{1,5}(?:,[0-9]{1,5})*)")  # a host and its slots
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Listed = Union[str, Dict[str, Any]]  # a host as HOSTS has it
 
 
@@ -83,12 +85,24 @@ def choose(hosts: Sequence[Host], only: Sequence[str], skip: Sequence[str]) -> T
     return numbered(kept)
 
 
-def read_host_list(text: str) -> Tuple[Listed, ...]:
-    """-H of mpirun and horovodrun: `a:2,b:2`, a number of slots behind each host. Raises UsageError."""
+def read_host_list(text: str, option: str = "-H") -> Tuple[Listed, ...]:
+    """-H of mpirun and horovodrun: `a:2,b:2`, a number of slots behind each host. Raises UsageError, which names `option`."""
     try:
-        return tuple(read_hostfile("\n".join(split_list(text)), "-H"))
+        return tuple(read_hostfile("\n".join(split_list(text)), option))
     except ConfigError as error:
-        raise UsageError(re.sub(", line [0-9]+", "", error.what), 'write -H "host1:4,host2:4"') from None
+        raise UsageError(re.sub(", line [0-9]+", "", error.what), f'write {option} "host1:4,host2:4"') from None
+
+
+def is_host_list(text: str) -> bool:
+    """Whether a text names several hosts, or a host with slots, and is not the name or the address of one machine."""
+    items = split_list(text)
+    return len(items) > 1 or any(_read_name(item)[1] for item in items)
+
+
+def included(items: Sequence[str]) -> Tuple[str, ...]:
+    """The hosts that items of --only name, without their slots: `a:0,1@b` -> a, b."""
+    sliced = ((item, _SLICED.fullmatch(item)) for item in _split(items))
+    return tuple(dict.fromkeys(match[1] if match else item for item, match in sliced))
 
 
 def hosts_of(listed: Sequence[Listed], option: str) -> Tuple[Host, ...]:
@@ -154,7 +168,7 @@ def _wanted(hosts: Sequence[Host], names: Sequence[str]) -> Dict[str, Optional[T
 def _named_by(name: str, hosts: Sequence[Host]) -> Tuple[List[Host], Optional[Tuple[int, ...]]]:
     """The hosts that a name means, as a whole or by slots. A host as HOSTS writes it (host:port, IPv6) is one."""
     chosen = [host for one in _expanded(name) for host in hosts if one in _names(host)]
-    sliced = re.fullmatch(r"(\[[^\]]*:[^\]]*\]|[^:]+):([0-9]{1,5}(?:,[0-9]{1,5})*)", name)
+    sliced = _SLICED.fullmatch(name)
     if chosen or not sliced:
         return chosen, None
     slots = tuple(int(slot) for slot in sliced.group(2).split(","))
@@ -163,6 +177,8 @@ def _named_by(name: str, hosts: Sequence[Host]) -> Tuple[List[Host], Optional[Tu
 
 def _names(host: Host) -> Tuple[str, ...]:
     bracketed = f"[{host.host}]" if is_address(host.host) and ":" in host.host else host.host
+    if host.here:
+        return (host.name, host.host, host.address, *LOOPBACK)
     return (host.name, host.host, bracketed, *([f"{bracketed}:{host.port}"] if host.port else ()))
 
 
@@ -179,16 +195,17 @@ def split_list(text: str) -> List[str]:
 
 
 def _split(names: Sequence[str]) -> List[str]:
-    """Commas separate hosts, but not inside brackets and not between slot numbers."""
-    parts: List[str] = []
-    for name in names:
-        for item in name.replace("@", "\n").splitlines():
-            for piece in split_list(item):
-                if parts and re.fullmatch("[0-9]+", piece) and re.search(r":[0-9,]+$", parts[-1]):
-                    parts[-1] += "," + piece
-                else:
-                    parts.append(piece)
-    return parts
+    """`@` and commas separate hosts, but commas not inside brackets and not between slot numbers: `a:1,2@b` is a:1,2 and b."""
+    found: List[str] = []
+    for item in (item for name in names for item in name.split("@")):
+        parts: List[str] = []
+        for piece in split_list(item):
+            if parts and re.fullmatch("[0-9]+", piece) and re.search(r":[0-9,]+$", parts[-1]):
+                parts[-1] += "," + piece
+            else:
+                parts.append(piece)
+        found += parts
+    return found
 
 
 def _sliced(host: Host, slots: Optional[Tuple[int, ...]], keep: bool) -> Host:
@@ -207,5 +224,5 @@ def _sliced(host: Host, slots: Optional[Tuple[int, ...]], keep: bool) -> Host:
         raise UsageError(f"--only/--skip: {host.name} has no slot {unknown[0]}", f"it has {','.join(map(str, have))}")
     left = tuple(slot for slot in have if (slot in slots) == keep)
     if host.devices is None and numbered is not None:
-        return replace(host, slots=left, nproc=len(left))
-    return replace(host, devices=left, nproc=len(left))
+        return replace(host, slots=left, nproc=len(left), chosen=left)
+    return replace(host, devices=left, nproc=len(left), chosen=left)

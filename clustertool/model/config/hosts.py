@@ -29,7 +29,7 @@ class Host:
 
     index: its position in the plan. member: its number in an elastic job, which stays the same where positions change. base:
     the parent of the job's directory, where it is known before the plan. conf_entry: its `entry`, where this object was made
-    of what the node itself knows.
+    of what the node itself knows. chosen: the devices or slots that --only and --skip have left of it.
     """
 
     index: int
@@ -49,6 +49,7 @@ class Host:
     member: Optional[int] = None
     base: str = ""
     conf_entry: str = ""
+    chosen: Optional[Tuple[int, ...]] = None
 
     @property
     def node_id(self) -> int:

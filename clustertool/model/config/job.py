@@ -300,6 +300,14 @@ def with_python(arguments: Sequence[str]) -> Tuple[str, ...]:
     return ("python3", "-u", *arguments) if arguments and arguments[0].endswith(".py") else tuple(arguments)
 
 
+def combined(how: str, other: str) -> str:
+    """What two of torchrun's switches about the program mean together, as in torchrun. Raises UsageError for a program that
+    cannot be started in both ways."""
+    if {how, other} == {"module", "no-python"}:
+        raise UsageError("--module is started by Python, and --no-python starts the program itself", "give one of them")
+    return how if how == "run-path" else other
+
+
 def started_by(how: str, arguments: Sequence[str]) -> Tuple[str, ...]:
     """The command for a program and its arguments. how: as torchrun has it: module, no-python, run-path, or "" where the name
     of the program decides."""
