@@ -86,7 +86,12 @@ def _read(values: Mapping[str, object], where: str) -> Cluster:
     hosts = _engine_needs_hosts(keys)
     if not hosts:
         keys.pop("HOSTS", None)
-    return replace(read_cluster(keys, where, hosts), settings=settings)
+    found = read_cluster(keys, where, hosts)
+    tables = ("container", "elastic", *known_engines.names())
+    for name in found.workspace_may_set:
+        if name.partition(".")[0] not in tables:
+            raise ConfigError(f"{where}: WORKSPACE_MAY_SET has {name!r}", f"the tables are {', '.join(tables)}")
+    return replace(found, settings=settings)
 
 
 def _engine_needs_hosts(values: Mapping[str, object]) -> bool:

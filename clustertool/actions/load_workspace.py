@@ -22,9 +22,9 @@ def workspace_toml(folder: Path) -> Toml:
     return job_toml(_toml_text(folder))
 
 
-def workspace_settings(folder: Path, engine: str) -> Toml:
-    """The settings of an engine in its job.toml. Raises DataError."""
-    return engine_table(_toml_text(folder), engine)
+def workspace_settings(folder: Path, cluster: Cluster) -> Toml:
+    """The settings of the cluster's engine in its job.toml. Raises DataError."""
+    return engine_table(_toml_text(folder), cluster)
 
 
 def _toml_text(folder: Path) -> str:
@@ -65,6 +65,6 @@ def scattered(cluster: Cluster, toml: Toml) -> JobSpec | None:
 def container(cluster: Cluster, toml: Toml, image: str | None) -> ContainerSettings:
     """The container of a job of this workspace. image: of --image. Raises ConfigError, DataError, UsageError."""
     table = toml.get("container", {})
-    found = merged(cluster.container, table if isinstance(table, dict) else {}, image)
+    found = merged(cluster.container, table if isinstance(table, dict) else {}, image, cluster.workspace_may_set)
     refuse_launcher(found, str(toml.get("mode", "")))
     return found

@@ -12,6 +12,7 @@ from clustertool.actions import load_config, load_workspace
 from clustertool.engines import known_engines
 from clustertool.engines.caller import Caller
 from clustertool.engines.job_request import Advise, RunRequest, RunWish, make_plan, no_advice
+from clustertool.engines.job_toml import settings_note
 from clustertool.engines.queued_request import with_usual_command
 from clustertool.errors import DataError, UsageError
 from clustertool.fleet.dispatch.workspace import Workspace
@@ -43,7 +44,7 @@ def read_request(
             valid_job_id(text, option)
     toml = load_workspace.workspace_toml(Path(folder)) if folder else {}
     found = find()
-    table = load_workspace.workspace_settings(Path(folder), found.engine) if folder else {}
+    table = load_workspace.workspace_settings(Path(folder), found) if folder else {}
     # Nodes of an engine may have the files by themselves. Of a folder here only job.toml counts then.
     of_engine = str(table.get("workspace") or found.settings.get("workspace") or "")
     if not (folder or there or of_engine):
@@ -55,6 +56,8 @@ def read_request(
     _refuse_other_devices(cluster, options)
     checked = read_job(cluster, toml, options)  # without a folder job.toml is on the nodes: only the options, for now
     _refuse_elastic(cluster, checked)
+    if note := settings_note(toml, table, cluster):
+        caller.note(note)
     workspace = load_workspace.workspace(caller, Path(folder)) if folder and not of_engine else None
     spec = None if there else with_usual_command(checked) if of_engine else checked
     secrets = {} if wish.dry else load_config.secrets(cluster)

@@ -15,8 +15,11 @@ SCRIPTS: Mapping[str, str] = {
     "bash": """\
 # Completion of clustertool for bash. In ~/.bashrc: source <(clustertool --print-completion-script bash)
 _clustertool() {
-    local IFS=$'\\n'
-    COMPREPLY=($(clustertool --complete -- "${COMP_WORDS[@]:0:COMP_CWORD+1}" 2>/dev/null))
+    local found
+    COMPREPLY=()
+    while IFS= read -r found; do
+        COMPREPLY+=("$found")
+    done < <(clustertool --complete -- "${COMP_WORDS[@]:0:COMP_CWORD+1}" 2>/dev/null)
 }
 complete -o default -F _clustertool clustertool
 """,

@@ -6,6 +6,8 @@ import sys
 
 from clustertool.engines import known_engines
 from clustertool.errors import DataError
+from clustertool.model.config import workspace_rights
+from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job_tables import Toml
 
 if sys.version_info >= (3, 11):
@@ -20,14 +22,26 @@ def job_toml(text: str) -> Toml:
     return {name: table for name, table in _loads(text).items() if name not in engines}
 
 
-def engine_table(text: str, engine: str) -> Toml:
-    """The settings of an engine ("" for the default) in job.toml's text; the tables of other engines have no effect. Raises
-    DataError."""
-    name = engine or known_engines.DEFAULT
-    table = _loads(text).get(name, {})
+def engine_table(text: str, cluster: Cluster) -> Toml:
+    """The settings of the cluster's engine in job.toml's text; the tables of other engines have no effect.
+
+    Raises DataError, also for what a workspace may not set.
+    """
+    entry = known_engines.entry_of(cluster.engine)
+    table = _loads(text).get(entry.name, {})
     if not isinstance(table, dict):
-        raise DataError(f"job.toml: {name} = {table!r} is no table", f"write [{name}] and its keys below it")
+        raise DataError(
+            f"job.toml: {entry.name} = {table!r} is no table", f"write [{entry.name}] and its keys below it"
+        )
+    workspace_rights.check(entry.name, table, entry.of_workspace, cluster.workspace_may_set)
     return table
+
+
+def settings_note(toml: Toml, table: Toml, cluster: Cluster) -> str:
+    """What a job.toml sets of its container and of the engine (`table`), in one line; "" for nothing."""
+    name = known_engines.entry_of(cluster.engine).name
+    found = workspace_rights.shown({"container": toml.get("container", {}), name: table})
+    return f"job.toml sets {found}" if found else ""
 
 
 def _loads(text: str) -> Toml:

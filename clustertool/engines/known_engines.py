@@ -57,7 +57,8 @@ class EngineEntry:
 
     engine, starter: "module:class", an Engine and a Starter. registry.py imports them. options: of `run`; the starter gets them
     in RunWish.settings. allocation: the variable that names an allocation of nodes in a shell, "" where there is none. growth:
-    what adds nodes to an elastic job, "" where the engine chooses the nodes.
+    what adds nodes to an elastic job, "" where the engine chooses the nodes. of_workspace: what a job.toml may set
+    (workspace_rights.py).
     """
 
     name: str
@@ -67,6 +68,7 @@ class EngineEntry:
     options: tuple[EngineOption, ...] = ()
     allocation: str = ""
     growth: str = ""
+    of_workspace: tuple[str, ...] = ()
 
     @property
     def settings(self) -> str:
@@ -111,6 +113,18 @@ SLURM_OPTIONS = (
         "sbatch-option", "another option of sbatch: --sbatch-option=--mail-type=END", "OPTION", True, "options"
     ),
 )
+# How many nodes, which ones and for how long, within what Slurm grants to the user. No option reads a file, or chooses a user.
+_SLURM_OF_WORKSPACE = (
+    *(option.sets for option in SLURM_OPTIONS if not option.many),
+    "nodes",
+    *(
+        f"options.--{name}"
+        for name in """begin contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu deadline delay-boot dependency
+        distribution exclusive extra-node-info gpu-bind gpu-freq gpus gpus-per-socket gres gres-flags hint hold immediate
+        kill-on-invalid-dep licenses mail-type mem-bind mem-per-cpu mem-per-gpu mincpus nice oversubscribe prefer priority signal
+        sockets-per-node spread-job switches thread-spec threads-per-core time-min tmp use-min-nodes wait-all-nodes""".split()
+    ),
+)
 _SLURM = "clustertool.engines.slurm"
 register(
     EngineEntry(
@@ -122,6 +136,7 @@ register(
         ),
         SLURM_OPTIONS,
         "SLURM_JOB_ID",
+        of_workspace=_SLURM_OF_WORKSPACE,
     )
 )
 
@@ -132,6 +147,12 @@ KUBERNETES_OPTIONS = (
     EngineOption("queue", "the queue of Kueue", "NAME"),
     EngineOption("priority-class", "the priority class of the pods", "NAME"),
 )
+# How many pods, how large and on which kind of node. Not as whom they run, nor what of the cluster and its machines they reach.
+_KUBERNETES_OF_WORKSPACE = tuple(
+    """nodes resources node_selector tolerations affinity shared_memory dialect queue keep workspace output
+    paddlejob.clean_pod_policy paddlejob.with_gloo volumes.pvc volumes.configmap volumes.emptydir volumes.image
+    volumes.persistentVolumeClaim volumes.configMap volumes.emptyDir volumes.readOnly volumes.subPath""".split()
+)
 _KUBERNETES = "clustertool.engines.kubernetes"
 register(
     EngineEntry(
@@ -140,6 +161,7 @@ register(
         f"{_KUBERNETES}.kubernetes_start:KubernetesStart",
         Capabilities(needs_hosts=False, queues=True, sends_workspace=True, live_channels=False),
         KUBERNETES_OPTIONS,
+        of_workspace=_KUBERNETES_OF_WORKSPACE,
     )
 )
 

@@ -26,7 +26,7 @@ from typing import Protocol, runtime_checkable
 from clustertool.errors import PreflightError, Unreachable
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
-from clustertool.model.launcher_variables import SHELL_DEFAULTS
+from clustertool.model.launcher_variables import SHELL_DEFAULTS, without_secret
 from clustertool.model.paths import OURS
 from clustertool.node.system import processes, users
 from clustertool.ssh.channel import NO_SHELL
@@ -117,7 +117,7 @@ class HereLink:
 
     def run(self, argv: Sequence[str]) -> int:
         """Run a program on the terminal of this process. Return its exit code."""
-        with subprocess.Popen(argv) as child:
+        with subprocess.Popen(argv, env=without_secret(os.environ)) as child:
             while True:
                 with contextlib.suppress(KeyboardInterrupt):  # Ctrl+C is for the program
                     code = child.wait()
@@ -142,7 +142,10 @@ class HereChannel:
         self._errors, their_errors = socket.socketpair()
         with theirs, their_errors:
             fd, errors = theirs.fileno(), their_errors.fileno()
-            self._process = subprocess.Popen(argv, cwd="/", stdin=fd, stdout=fd, stderr=errors, start_new_session=True)
+            environ = without_secret(os.environ)  # the job's processes have this one
+            self._process = subprocess.Popen(
+                argv, cwd="/", env=environ, stdin=fd, stdout=fd, stderr=errors, start_new_session=True
+            )
         self._socket = ours
         self.settimeout: Callable[[float | None], None] = ours.settimeout
         self.sendall: Callable[[bytes], None] = ours.sendall

@@ -6,7 +6,9 @@ operator, the old paddle.py, torchrun of torch 2.13.
 
 from __future__ import annotations
 
-from typing import Mapping, Optional
+from typing import Dict, Mapping, Optional
+
+SECRET = "CLUSTERTOOL_SECRET"  # of the user's typed commands: no program that the tool starts needs it
 
 _PADDLE = """
     ALL_HETER_TRAINER_IP_PORT_LIST AUTO_CLUSTER AUTO_PARALLEL_CONFIG BACKUP_ENV_PATH CLUSTER_TOPO_PATH CLUSTER_TRAIN
@@ -56,6 +58,11 @@ def cpus_of_task(environ: Mapping[str, str]) -> Optional[int]:
     """How many CPUs of this node a scheduler's task has; None if that is not known."""
     text = environ.get("SLURM_CPUS_ON_NODE", "")
     return int(text) or None if text.isdecimal() else None
+
+
+def without_secret(environ: Mapping[str, str]) -> Dict[str, str]:
+    """The environment for a program that the tool starts."""
+    return {name: value for name, value in environ.items() if name != SECRET}
 
 
 def of_launcher(name: str) -> bool:

@@ -683,3 +683,21 @@ def test_options_behind_the_script_are_named(here):
     line = "note: --nproc-per-node, --master are passed to train.py; options of clusterrun stand before the program\n"
     assert line in done.err
     assert "1 trainer on 1 node" in done.err
+
+
+def test_the_secret_of_typed_commands_is_in_no_process_of_a_job(here):
+    """An agent of this machine has the environment of the command, and its supervisor and the guard have that of the agent."""
+    here.workspace(
+        ".",
+        train_py="""
+        import os, pathlib
+        supervisor = pathlib.Path(f"/proc/{os.getppid()}")
+        children = supervisor.joinpath(f"task/{supervisor.name}/children").read_text().split()
+        for process in (supervisor.name, *children):
+            words = pathlib.Path(f"/proc/{process}/environ").read_bytes().split(b"\\0")
+            print("environ", b"SHELL_HAS=1" in words, any(word.startswith(b"CLUSTERTOOL_SECRET=") for word in words))
+        """,
+    )
+    env = {"CLUSTERTOOL_SECRET": "abcdefgh234567ijklmnopqrst", "SHELL_HAS": "1"}
+    done = here.clusterrun("train.py", env=env).ends(0)
+    assert done.out.count("environ True False") >= 3 and "environ True True" not in done.out

@@ -323,6 +323,18 @@ def completed(*tokens: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+def test_bash_does_not_expand_candidates(tmp_path: Path) -> None:
+    """A candidate may have the form of a pattern: `node[1-4]` is one, and the folder has files that it matches."""
+    (tmp_path / "node1").touch()
+    program = tmp_path / "clustertool"
+    program.write_text("#!/bin/sh\nprintf '%s\\n' 'node[1-4]' '*' 'two words'\n")
+    program.chmod(0o700)
+    code = f"PATH=.:$PATH\n{completion.SCRIPTS['bash']}\nCOMP_WORDS=(clustertool x); COMP_CWORD=1; _clustertool\n"
+    code += 'printf \'%s\\n\' "${#COMPREPLY[@]}" "${COMPREPLY[@]}"'
+    done = subprocess.run(["bash", "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout.splitlines() == ["3", "node[1-4]", "*", "two words"]
+
+
 @pytest.mark.usefixtures("state")
 def test_completion_of_jobs() -> None:
     """The newest one is the first; then names."""

@@ -44,6 +44,7 @@ RIGHT: list[tuple[str, object, object]] = [
     ("GATEWAY", "ann@gate:22", "ann@gate:22"),
     ("CONNECT_TIMEOUT", "2.5", 2.5),
     ("HOST_KEYS", "strict", "strict"),
+    ("WORKSPACE_MAY_SET", ["container.options.--mount", "q.x"], ("container.options.--mount", "q.x")),
     ("KNOWN_HOSTS", "/etc/known", "/etc/known"),
     ("PYTHON", "/opt/python/bin/python3", "/opt/python/bin/python3"),
     ("PRELUDE", "module load cuda", "module load cuda"),
@@ -110,6 +111,7 @@ WRONG: list[tuple[str, object, str]] = [
     *[("RELAY", value, "one of auto, off") for value in ("on", True)],
     *[("CONTAINER", value, "a dict") for value in ("a:1", ["a:1"], None)],
     *[("IMAGE_FROM", value, "one of laptop, first, registry") for value in ("hub", "", None)],
+    *[("WORKSPACE_MAY_SET", value, "a list of keys and options") for value in (["mount"], ["--mount"], ["a..b", "."])],
     ("COORDINATOR", 1, "a string"),
     *[("DISPATCH", value, "one of swarm, rsync") for value in ("scp", "", None)],
 ]

@@ -28,8 +28,10 @@ def _cluster(**keys: object) -> Cluster:
     return read_cluster({"HOSTS": ["a"], **keys})
 
 
-def _job(conf: object = None, toml: Optional[Dict[str, Any]] = None, typed: Optional[str] = None) -> JobSpec:
-    cluster = _cluster(**({} if conf is None else {"CONTAINER": conf}))
+def _job(
+    conf: object = None, toml: Optional[Dict[str, Any]] = None, typed: Optional[str] = None, may_set: Any = ()
+) -> JobSpec:
+    cluster = _cluster(**({} if conf is None else {"CONTAINER": conf}), WORKSPACE_MAY_SET=may_set)
     tables: Dict[str, Any] = {} if toml is None else {"container": toml}
     return read_job(cluster, tables, Options(script="train.py", image=typed))
 
@@ -38,7 +40,8 @@ def test_every_key_is_read_from_conf_and_from_job_toml() -> None:
     expected = ContainerSettings(**{k: tuple(v) if isinstance(v, list) else v for k, v in ALL.items()})
     assert tuple(ALL) == tuple(field.name for field in fields(ContainerSettings))
     assert _cluster(CONTAINER=ALL).container == expected
-    assert _job(ALL).container == _job(toml=ALL).container == expected
+    every = tuple(f"container.{key}" for key in ALL)
+    assert _job(ALL).container == _job(toml=ALL, may_set=every).container == expected
 
 
 def test_without_settings_there_is_no_container() -> None:
@@ -50,12 +53,14 @@ def test_without_settings_there_is_no_container() -> None:
 
 def test_a_later_source_replaces_key_by_key() -> None:
     conf = {"image": "a", "runtime": "docker", "volumes": ["/x:/x"], "pull": "always"}
-    found = _job(conf, {"image": "b", "volumes": ["/y:/y"]}, "c").container
+    found = _job(conf, {"image": "b", "volumes": ["/y:/y"]}, "c", ["container.volumes./y"]).container
     assert found == ContainerSettings("c", "docker", (), ("/y:/y",), "always")
+    limited = {**conf, "options": ["--cap-drop=ALL"]}  # options are added: those of conf.py stay
+    assert _job(limited, {"options": ["--memory=4g"]}).container.options == ("--cap-drop=ALL", "--memory=4g")
     assert _job(conf, {"image": "b"}).container.image == "b"
     assert _job(conf, None, "c").container.image == "c"
     assert not _job(conf, {"image": "b"}, "").container
-    assert not _job(conf, {"image": ""}).container
+    assert not _job(conf, {"image": ""}, may_set=["container.image"]).container
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,12 @@ QUEUES = Capabilities(needs_hosts=False, queues=True, sends_workspace=False, liv
 def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two engines with settings, for the time of a test."""
     monkeypatch.setattr(known_engines, "_ENTRIES", dict(known_engines._ENTRIES))
-    known_engines.register(EngineEntry("slurm", f"{__name__}:Queue", "", QUEUES, SLURM_OPTIONS))
-    known_engines.register(EngineEntry("q", f"{__name__}:Queue", "", QUEUES, (EngineOption("x", "a number", "N"),)))
+    known_engines.register(
+        EngineEntry("slurm", f"{__name__}:Queue", "", QUEUES, SLURM_OPTIONS, of_workspace=("partition", "nodes"))
+    )
+    known_engines.register(
+        EngineEntry("q", f"{__name__}:Queue", "", QUEUES, (EngineOption("x", "a number", "N"),), of_workspace=("x",))
+    )
     monkeypatch.setitem(sys.modules, __name__, sys.modules[Queue.__module__])
     yield
 
@@ -77,17 +81,17 @@ def test_tables_of_other_engines_have_no_effect(tmp_path: Path) -> None:
     made = request(tmp_path, cluster_of(["10.0.0.1"]), {})
     assert made.table == {} and made.spec is not None and made.spec.trainer.command == ("python3", "t.py")
     assert "slurm" not in load_workspace.workspace_toml(tmp_path)
-    assert load_workspace.workspace_settings(tmp_path, "q") == {"x": 1}
+    assert load_workspace.workspace_settings(tmp_path, Cluster((), engine="q")) == {"x": 1}
 
 
 def test_a_table_that_is_none_is_an_error_of_job_toml(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
-        engine_table("slurm = 3", "slurm")
+        engine_table("slurm = 3", Cluster((), engine="slurm"))
     assert (caught.value.what, caught.value.fix) == (
         "job.toml: slurm = 3 is no table",
         "write [slurm] and its keys below it",
     )
-    assert job_toml("slurm = 3") == {} and engine_table("", "") == {}
+    assert job_toml("slurm = 3") == {} and engine_table("", Cluster(())) == {}
     with pytest.raises(DataError, match="unknown key 'slrum'"):
         request(tmp_path, cluster_of(["10.0.0.1"]), {}, "[slrum]\n")
 

@@ -13,6 +13,7 @@ import pytest
 
 from clustertool.errors import ConfigError, UsageError
 from clustertool.fleet.joining import secret
+from clustertool.model.launcher_variables import SECRET
 from clustertool.node.system.tls_link import TlsLink, context
 
 GOOD = "abcdefgh234567ijklmnopqrst"  # 26 characters of 5 bits
@@ -41,7 +42,7 @@ def test_a_new_secret_is_accepted_and_is_another_one_each_time() -> None:
     for text in made:
         assert secret.bits(text) >= secret.BITS
         assert text.isalnum()
-        assert secret.find({secret.VARIABLE: text}) == secret.Secret(text, secret.VARIABLE)
+        assert secret.find({SECRET: text}) == secret.Secret(text, SECRET)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_a_new_secret_is_accepted_and_is_another_one_each_time() -> None:
     ],
 )
 def test_secrets_of_at_least_128_bits(text: str) -> None:
-    found = secret.find({secret.VARIABLE: f" {text}\n"})
+    found = secret.find({SECRET: f" {text}\n"})
     assert found is not None
     assert found.text == text
 
@@ -75,7 +76,7 @@ def test_secrets_of_at_least_128_bits(text: str) -> None:
 )
 def test_what_is_too_short_or_no_secret_is_an_error(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        secret.find({secret.VARIABLE: text})
+        secret.find({SECRET: text})
     assert "clustertool} secret" in caught.value.fix
     assert text.strip() not in caught.value.what or not text.strip(), "an error never shows it"
 
@@ -89,8 +90,8 @@ def test_the_variable_has_priority_over_the_file(home: Path) -> None:
     assert secret.default_file() == home / ".config/clustertool/secret"
     assert secret.find({}) == secret.Secret(GOOD, str(secret.default_file()))
     other = secret.new()
-    assert secret.find({secret.VARIABLE: other}) == secret.Secret(other, secret.VARIABLE)
-    assert secret.find({secret.VARIABLE: ""}) == secret.Secret(GOOD, str(secret.default_file()))
+    assert secret.find({SECRET: other}) == secret.Secret(other, SECRET)
+    assert secret.find({SECRET: ""}) == secret.Secret(GOOD, str(secret.default_file()))
     assert GOOD not in repr(secret.find({}))
 
 

@@ -31,7 +31,7 @@ ALL: dict[str, Any] = {
     "exclude": "n3",
     "reservation": "course",
     "requeue": True,
-    "options": ["--mail-type=END", "--comment=two words"],
+    "options": ["--mail-type=END", "--mail-user=two words"],
 }
 
 
@@ -43,7 +43,7 @@ def test_every_key_is_read() -> None:
             **ALL,
             "time": "0-02:00:00",
             "nodelist": "n[1-2],n7",
-            "options": ("--mail-type=END", "--comment=two words"),
+            "options": ("--mail-type=END", "--mail-user=two words"),
         }
     )
     host = settings.login_host
@@ -116,6 +116,12 @@ def test_a_wrong_value_is_an_error_with_what_is_right(key: str, value: object, f
         ("--export=NONE", "set ENV"),
         ("--wrap=ls", "the script is that of clustertool"),
         ("--no-re", "--no-requeue out"),
+        ("--comment=x", "it names the job"),
+        ("--tasks-per-node=2", "one task per node"),
+        ("--het-group=1", "one allocation"),
+        ("--uid=0", "the user who submits it"),
+        ("--get-user-env=5L", "PRELUDE"),
+        ("--container-id=x", "PRELUDE"),
     ],
 )
 def test_an_option_that_a_key_or_the_tool_sets_is_refused(option: str, fix: str) -> None:

@@ -101,12 +101,12 @@ def test_an_elastic_job_keeps_its_allocation_when_a_node_fails() -> None:
 
 
 def test_the_command_of_sbatch_has_the_same_options() -> None:
-    settings = SlurmSettings(partition="long", options=("--comment=a b",))
+    settings = SlurmSettings(partition="long", options=("--mail-user=a b",))
     command = submit_command(settings, ORDER, "/shared/q/job.sh")
     assert command[:2] == ("sbatch", "--parsable") and command[-1] == "/shared/q/job.sh"
     lines = [line for line in script(settings, ORDER).splitlines() if line.startswith("#SBATCH")]
     assert [shlex.split(line[len("#SBATCH ") :])[0] for line in lines] == list(command[2:-1])
-    assert command.index("--comment=a b") > command.index(f"--comment={comment(ORDER.job_id)}")
+    assert command.index("--mail-user=a b") > command.index(f"--comment={comment(ORDER.job_id)}")
 
 
 @pytest.mark.parametrize("name", ["a b", "a'b", 'a"b', "a\\b", "$(id)", "`id`", "a;b", "a#b", "é", "-x", "*"])

@@ -32,6 +32,7 @@ except ImportError:  # the extra is not installed, see kube_credentials.py
     yaml = None
 
 _KEEP = 300.0  # seconds that node 0 waits for a fetch where the output is on no volume
+_MOST_TEMPLATE = 1 << 20  # characters: the API server takes no larger object
 _PULLS = {ALWAYS: "Always", NEVER: "Never"}  # else the default of the cluster, by the tag of the image
 
 
@@ -169,7 +170,11 @@ def _template(settings: KubernetesSettings, where: str) -> Manifest:
         return {}
     path = Path(where).parent / Path(settings.pod_template).expanduser()
     try:
-        found = yaml.safe_load(path.read_text("utf-8"))
+        with open(path, encoding="utf-8") as file:
+            text = file.read(_MOST_TEMPLATE + 1)
+        if len(text) > _MOST_TEMPLATE:
+            raise ConfigError(f"pod_template {path} has more than {_MOST_TEMPLATE} characters", "a Pod as YAML")
+        found = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"pod_template {path} cannot be read: {error}", "a Pod as YAML") from None
     if not isinstance(found, Mapping):

@@ -12,7 +12,7 @@ from clustertool import __version__
 from clustertool.engines import earlier_work
 from clustertool.engines.base import Document, Exported, ExportWish, Starter, Submission, Submitted
 from clustertool.engines.elastic import elastic_plan
-from clustertool.engines.job_toml import engine_table, job_toml
+from clustertool.engines.job_toml import engine_table, job_toml, settings_note
 from clustertool.engines.queued_request import (
     expected_plan,
     refuse_lease,
@@ -74,7 +74,9 @@ class SlurmStart(Starter):
         if request.spec is None:
             toml = job_toml(facts.job_toml)
             request.spec, request.resumes = read_job(request.cluster, toml, request.options), resumes(toml)
-            request.table = engine_table(facts.job_toml, request.cluster.engine)
+            request.table = engine_table(facts.job_toml, request.cluster)
+            if note := settings_note(toml, request.table, request.cluster):
+                engine.caller.note(note)
             self._settings = self._read_settings()
         refuse_lease(request.spec, "give --timeout, or the key time of SLURM")
         if request.spec.elastic.present:

@@ -14,7 +14,7 @@ from clustertool.engines.elastic.member_files import HostMember, members
 from clustertool.engines.elastic.member_start import MemberStart
 from clustertool.engines.image_distribution import ImageDistribution
 from clustertool.engines.job_request import RunRequest, check_ranks, make_plan
-from clustertool.engines.job_toml import job_toml
+from clustertool.engines.job_toml import job_toml, settings_note
 from clustertool.engines.plan_again import Kinds, start_again
 from clustertool.engines.preflight import Examined
 from clustertool.engines.send_workspace import needs, portions, send
@@ -149,6 +149,8 @@ class SshStart(Starter):
         if request.spec is None:
             toml = job_toml(facts[0].job_toml)
             request.spec, request.resumes = read_job(request.cluster, toml, request.options), resumes(toml)
+            if note := settings_note(toml, {}, request.cluster):
+                caller.note(note)
             if request.spec.elastic.present:
                 elastic_plan.refuse(request)
                 facts = self._elastic_hosts(examined).facts

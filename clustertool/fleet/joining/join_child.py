@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO, TypedDict, cast
 
 from clustertool.fleet.joining import join_process
-from clustertool.fleet.joining.secret import VARIABLE
 from clustertool.model.joining.join_file import JoinFile, to_json
+from clustertool.model.launcher_variables import without_secret
 
 
 class Report(TypedDict, total=False):
@@ -52,14 +52,13 @@ class JoinChild:
     """
 
     def __init__(self, file: JoinFile, folder: Path, lock: socket.socket | None) -> None:
-        environ = {name: value for name, value in os.environ.items() if name != VARIABLE}
         self._process = subprocess.Popen(
             join_process.command("--report", "--with-parent"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=folder,
-            env=environ,
+            env=without_secret(os.environ),
             start_new_session=True,
             pass_fds=[lock.fileno()] if lock else [],
         )

@@ -25,8 +25,8 @@ from platformdirs import user_config_path, user_state_path
 from clustertool.errors import ConfigError, UsageError
 from clustertool.fleet.identity import self_signed
 from clustertool.model.hints import PROGRAM
+from clustertool.model.launcher_variables import SECRET
 
-VARIABLE = "CLUSTERTOOL_SECRET"
 BITS = 128
 _NEW = 20  # bytes of a new secret: 160 bits, 32 characters
 _MOST = 4096  # bytes of a file that is read
@@ -59,8 +59,8 @@ def find(environ: Mapping[str, str]) -> Secret | None:
 
     Raises UsageError for one that is too short, ConfigError for a file that another user can read or has written.
     """
-    if environ.get(VARIABLE):
-        return Secret(_checked(environ[VARIABLE].strip(), VARIABLE), VARIABLE)
+    if environ.get(SECRET):
+        return Secret(_checked(environ[SECRET].strip(), SECRET), SECRET)
     path = default_file()
     text = _read(path)
     return None if text is None else Secret(_checked(text.strip(), str(path)), str(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
@@ -84,6 +85,15 @@ def _checks(value: object) -> Tuple[str, ...]:
     return names
 
 
+def _rights(value: object) -> Tuple[str, ...]:
+    names = _names(value)
+    if not all(re.fullmatch(r"[a-z][a-z0-9-]*\.[a-z_]+(\..+)?", name) for name in names):
+        raise ValueError(
+            'a list of keys and options of job.toml: ["kubernetes.namespace", "container.options.--mount"]'
+        )
+    return names
+
+
 def _key(name: str, read: Callable[[object], object], default: object) -> Any:
     """A field of Cluster that conf.py sets by this key. `read` raises ValueError saying what is right."""
     return field(default=default, metadata={"key": name, "read": read})
@@ -126,6 +136,9 @@ class Cluster:
     dispatch: str = _key("DISPATCH", one_of(*CARRIERS), "swarm")  # what carries a workspace to the nodes
     container: ContainerSettings = _key("CONTAINER", read_conf, ContainerSettings())
     image_from: str = _key("IMAGE_FROM", one_of(*IMAGE_SOURCES), "registry")  # what brings an image to the nodes
+    workspace_may_set: Tuple[str, ...] = _key(
+        "WORKSPACE_MAY_SET", _rights, ()
+    )  # besides the usual (workspace_rights.py)
     # From the first machine that has joined a job until the last; None: by what starts the machines (join_file.py).
     join_timeout: Optional[float] = _key("JOIN_TIMEOUT", _seconds, None)
     loss_timeout: float = _key("LOSS_TIMEOUT", _seconds, 10.0)

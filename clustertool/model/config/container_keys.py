@@ -1,15 +1,16 @@
 """This module reads the container's settings: CONTAINER of conf.py, [container] of job.toml, and --image, in this order.
 
-A later source replaces the values of an earlier one key by key.
+A later source replaces the values of an earlier one key by key; only `options` are added.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import fields, replace
-from typing import Callable, Dict, Mapping, Optional, Tuple, Type
+from typing import Callable, Collection, Dict, Mapping, Optional, Tuple, Type
 
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
+from clustertool.model.config import workspace_rights
 from clustertool.model.config.job_tables import Toml
 from clustertool.model.config.known_names import nearest
 from clustertool.model.config.value_readers import one_of
@@ -17,6 +18,17 @@ from clustertool.model.container.container_names import APPTAINER, AUTO, PULLS, 
 from clustertool.model.container.container_options import refused
 from clustertool.model.container.container_settings import ContainerSettings
 
+# What a job.toml may set: the image, and options that limit its container or give it memory of its own.
+_OF_WORKSPACE = (
+    "image",
+    "pull",
+    *(
+        f"options.--{name}"
+        for name in """cap-drop contain cpu-shares cpus cpuset-cpus cpuset-mems drop-caps gpus memory memory-reservation
+        memory-swap no-healthcheck no-privs nv pids-limit platform quiet read-only rocm shm-size tmpfs
+        writable-tmpfs""".split()
+    ),
+)
 _VOLUME = re.compile(r"(/|[A-Za-z0-9])[^:]*:/[^:]*(:[A-Za-z0-9_,=-]+)?")
 
 
@@ -28,15 +40,20 @@ def read_conf(value: object) -> ContainerSettings:
     return _checked(ContainerSettings(**found), ConfigError, "CONTAINER")
 
 
-def merged(conf: ContainerSettings, toml: Toml, typed: Optional[str]) -> ContainerSettings:
+def merged(
+    conf: ContainerSettings, toml: Toml, typed: Optional[str], may_set: Collection[str] = ()
+) -> ContainerSettings:
     """The settings of a job. toml: the table [container]. typed: of --image; None: not given, "": no container.
 
-    Raises DataError for the table, UsageError for --image.
+    may_set: WORKSPACE_MAY_SET. Raises DataError for the table, UsageError for --image.
     """
     settings = conf
     if toml:
         found = _values(toml, DataError, lambda name: f"job.toml: [container] {name} =")
-        settings = _checked(replace(settings, **found), DataError, "job.toml: [container]")
+        added = {**found, "options": (*conf.options, *found.get("options", ()))}
+        settings = _checked(replace(settings, **added), DataError, "job.toml: [container]")
+        leaves = conf and not settings  # the container that conf.py has chosen
+        workspace_rights.check("container", toml, _OF_WORKSPACE[1:] if leaves else _OF_WORKSPACE, may_set)
     if typed is not None:
         typed_image = _values({"image": typed}, UsageError, lambda name: "--image")
         settings = _checked(replace(settings, **typed_image), UsageError, "--image")

@@ -17,6 +17,7 @@ from clustertool.model.config.known_names import nearest
 from clustertool.model.quantities import DURATIONS, HIGHEST_PORT, seconds_of, whole
 
 PASSWORD, CA = "ETCD_PASSWORD", "ETCD_CA"  # names in SECRETS
+_RIGHT = "elastic.server"  # in WORKSPACE_MAY_SET
 _SERVER = "https://[user@]host:port, several with commas between; or etcd://host:port"
 _URL = re.compile(
     r"(?P<scheme>https|http|etcd)://(?:(?P<user>[^@/:]+)(?P<password>:[^@/]*)?@)?"
@@ -68,6 +69,9 @@ def read_elastic(cluster: Cluster, table: Toml, options: TypedElastic, mode: str
     typed = [url for value in servers for url in value.split(",")]
     where, error = ("--elastic-server", UsageError) if typed else ("job.toml: [elastic] server =", DataError)
     server = _server(cluster, typed or found["server"], where, error)
+    if server.user and not typed and _RIGHT not in cluster.workspace_may_set:
+        what = f"{where} {found['server']}: a workspace may not choose where {PASSWORD} is sent"
+        raise DataError(what, f"--elastic-server; or WORKSPACE_MAY_SET = [{_RIGHT!r}] in conf.py")
     return ElasticSettings(
         minimum=low,
         maximum=high or max(low, len(cluster.hosts)),

@@ -185,7 +185,7 @@ def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
     if mode == "mpi" and policy.on_failure != "abort":
         what = f"on_failure {policy.on_failure!r} is not possible in mode mpi: mpirun ends all trainers when one fails"
         raise UsageError(what, "leave it out, or take another mode")
-    container = merged(cluster.container, file["container"], options.image)
+    container = merged(cluster.container, file["container"], options.image, cluster.workspace_may_set)
     refuse_launcher(container, mode)
     devices = options.devices.strip()
     trainer, pserver, heter = (replace(file[name], command=script or file[name].command) for name in COMMANDS)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from clustertool.errors import DataError, UsageError
 from clustertool.fleet.joining import secret
+from clustertool.model.launcher_variables import SECRET
 from clustertool.verbs.verb import Call
 
 
@@ -18,7 +19,7 @@ def new_secret(call: Call) -> None:
             call.answer({"secret": text})
         else:
             call.terminal.line(text)
-        call.terminal.note(f"put it on each machine: into {secret.VARIABLE}, or into {_named()} with mode 0600")
+        call.terminal.note(f"put it on each machine: into {SECRET}, or into {_named()} with mode 0600")
         return
     path = Path(os.path.expanduser(to))
     try:
