@@ -7,7 +7,7 @@ from pathlib import Path
 from clustertool.engines.caller import Caller
 from clustertool.engines.job_toml import engine_table, job_toml
 from clustertool.errors import DataError
-from clustertool.fleet.dispatch.workspace import Workspace, accidents
+from clustertool.fleet.dispatch.workspace import CREDENTIALS, PRIVATE_KEY, Workspace, accidents
 from clustertool.fleet.dispatch.workspace import read_workspace as read
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.container_keys import merged, refuse_launcher
@@ -15,6 +15,8 @@ from clustertool.model.config.job import JobSpec, Options, read_job
 from clustertool.model.config.job_tables import Toml
 from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.quantities import human_bytes
+
+_LISTED = 8  # files that are left out, in one line; of private keys and the like four times as many
 
 
 def workspace_toml(folder: Path) -> Toml:
@@ -46,9 +48,17 @@ def workspace(caller: Caller, folder: Path) -> Workspace:
     """Walk it, and report once what is excluded."""
     found = read(folder)
     if found.left_out:
-        listed = ", ".join(f"{left.path} ({left.why}, {human_bytes(left.size)})" for left in found.left_out[:8])
-        more = f" and {len(found.left_out) - 8} more" if len(found.left_out) > 8 else ""
-        caller.note(f"left out: {listed}{more}")
+        secret = [left for left in found.left_out if left.why in (PRIVATE_KEY, CREDENTIALS)]
+        ordered = [*secret, *(left for left in found.left_out if left not in secret)]
+        count = max(_LISTED, min(len(secret), 4 * _LISTED))
+        listed = ", ".join(f"{left.path} ({left.why}, {human_bytes(left.size)})" for left in ordered[:count])
+        more = f" and {len(ordered) - count} more" if len(ordered) > count else ""
+        takes = f"; a line !{secret[0].path} in .clusterignore takes it" if secret else ""
+        caller.note(f"left out: {listed}{more}{takes}")
+    for path in found.unsure[:4]:
+        caller.warn(
+            f"{path} is sent too; if it has secrets, name it in .clusterignore, and pass them by SECRETS of conf.py"
+        )
     for path, size in accidents(found)[:4]:
         caller.warn(f"{path} ({human_bytes(size)}) is sent too; if that is not meant, name it in .clusterignore")
     return found

@@ -27,7 +27,12 @@ PLACES = (*HOSTS, HERE, JSON)
 JOB = Opt("job", "the job: its id, a unique prefix of it, or its name", short="j", value="JOB", usual="your newest")
 HOST = Opt("host", "a host of HOSTS, or a new one: [user@]host[:port]", MANY, value="HOST,...")
 ROLE = Opt("role", "the role that --rank counts in", "trainer", value="ROLE", choices=ROLES, usual="trainer")
-WORKSPACE = Opt("workspace", "the folder to send to every node", short="w", value="DIR")
+WORKSPACE = Opt(
+    "workspace",
+    "the folder to send to every node, without private keys and what its .clusterignore names (.gitignore is not read)",
+    short="w",
+    value="DIR",
+)
 _WHAT, _PROCESSES, _PS, _ENDING = (
     "What runs",
     "Processes and devices",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from clustertool.actions.load_workspace import workspace
 from clustertool.errors import DataError, DispatchError
 from clustertool.fleet.dispatch import workspace as w
 from clustertool.fleet.dispatch.cache import WorkspaceCache
@@ -65,6 +66,101 @@ def test_every_name_and_every_kind(job: Path) -> None:
     }
     assert {entry.path for entry in found.entries if entry.kind == "dir"} == {"dir", "dir/deep", "empty"}
     assert restore(Shipment(found, {})) == {name: (job / name).read_bytes() for name in names}
+
+
+KEYS = ("", "OPENSSH ", "RSA ", "EC ", "DSA ", "ENCRYPTED ")
+
+
+def private(kind: str) -> str:
+    return f"-----BEGIN {kind}PRIVATE KEY-----\nMIIE\n-----END {kind}PRIVATE KEY-----\n"
+
+
+def test_private_keys_and_credentials_are_left_out(job: Path) -> None:
+    for number, kind in enumerate(KEYS):
+        (job / f"key{number}").write_text(private(kind))
+    for name in (
+        "id_rsa",
+        "id_dsa",
+        "id_ecdsa",
+        "id_ed25519",
+        ".netrc",
+        ".ssh/config",
+        ".aws/credentials",
+        "a/.kube/config",
+    ):
+        (job / name).parent.mkdir(parents=True, exist_ok=True)
+        (job / name).write_text("x")
+    (job / "big").write_text(private("RSA ") + "x" * 500_000)
+    sent = {
+        "cert.pem": "-----BEGIN CERTIFICATE-----\nMIIE\n" + private(""),
+        "id_rsa.pub": "ssh-rsa AAAA",
+        "id_map.txt": "1",
+        "netrc": "1",
+        "text": "see -----BEGIN PRIVATE KEY-----\n",
+        "public": "-----BEGIN PUBLIC KEY-----\n",
+        "words": "-----BEGIN PRIVATE KEY----- of a sentence\n",
+        ".env": "TOKEN=1",
+    }
+    for name, text in sent.items():
+        (job / name).write_text(text)
+    found = w.read_workspace(job)
+    assert set(found.files) == set(sent)
+    assert {(left.path, left.why) for left in found.left_out} == {
+        *((f"key{number}", "private key") for number in range(len(KEYS))),
+        *((name, "private key") for name in ("big", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519")),
+        *((name, "credentials") for name in (".netrc", ".ssh/", ".aws/", "a/.kube/")),
+    }
+    assert restore(Shipment(found, {})) == {name: text.encode() for name, text in sent.items()}
+
+
+def test_a_line_of_clusterignore_takes_credentials(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the next walk leaves them out again where the line is gone: no digest of them is remembered."""
+    monkeypatch.setattr("clustertool.fleet.dispatch.cache._FRESH", 0.0)
+    (job / "certs").mkdir()
+    (job / ".ssh").mkdir()
+    for name in ("certs/key.pem", "server.key"):
+        (job / name).write_text(private(""))
+    for name in (".netrc", ".ssh/config"):
+        (job / name).write_text("x")
+    for path in job.rglob("*"):
+        old(path)
+    (job / ".clusterignore").write_text("!.netrc\n!certs/*.pem\n!.ssh/\nserver.key\n")
+    found = w.read_workspace(job)
+    assert set(found.files) == {".netrc", "certs/key.pem", ".ssh/config", ".clusterignore"}
+    assert [(left.path, left.why) for left in found.left_out] == [("server.key", ".clusterignore")]
+    _saved(job, 3)
+    assert "certs/key.pem" not in WorkspaceCache(job).digests()
+    (job / ".clusterignore").unlink()
+    found = w.read_workspace(job)
+    assert found.files == () and len(found.left_out) == 4
+    _saved(job, 0)
+
+
+def test_an_env_file_is_sent_with_a_warning_and_keys_are_the_first_in_the_line(job: Path) -> None:
+    class Caller:
+        lines: list[str] = []
+
+        def note(self, text: str) -> None:
+            self.lines.append(text)
+
+        warn = note
+
+    for number in range(9):
+        (job / f"a{number}").mkdir()
+        (job / f"a{number}/__pycache__").mkdir()
+    (job / "z").write_text(private(""))
+    for name in (".env", "b/.env"):
+        (job / name).parent.mkdir(exist_ok=True)
+        (job / name).write_text("TOKEN=1")
+    assert {".env", "b/.env"} == set(workspace(Caller(), job).files)  # type: ignore[arg-type]
+    left, *env = Caller.lines
+    assert left.startswith("left out: z (private key, 59 B), a0/__pycache__/ ")
+    assert left.endswith(" and 2 more; a line !z in .clusterignore takes it")
+    assert [line.partition(" is sent too")[0] for line in env] == [".env", "b/.env"]
+    (job / ".clusterignore").write_text("!.env\n")
+    del Caller.lines[:]
+    workspace(Caller(), job)  # type: ignore[arg-type]
+    assert len(Caller.lines) == 1
 
 
 def test_devices_and_sockets_are_refused_by_name(job: Path) -> None:

@@ -21,6 +21,7 @@ from clustertool.model.dispatch.manifest import Pack
 from clustertool.model.paths import MANIFEST_END
 
 _KEEP = 4  # manifests
+_DIGESTS = "digests-2"  # that of earlier versions has private keys, too
 _FRESH = 2.0  # seconds; a file that changed this recently may change again without a trace
 
 Key = tuple[int, int, int, int]  # size, mtime and ctime in ns, inode
@@ -36,14 +37,14 @@ class WorkspaceCache:
     def digests(self) -> dict[str, tuple[Key, list[str]]]:
         """path -> (size and times of the file, its pieces)."""
         try:
-            return {path: (tuple(key), names) for path, (key, names) in self._load("digests").items()}
+            return {path: (tuple(key), names) for path, (key, names) in self._load(_DIGESTS).items()}
         except (AttributeError, TypeError, ValueError):
             return {}
 
     def keep_digests(self, found: Mapping[str, tuple[Key, list[str]]]) -> None:
         limit = (time.time() - _FRESH) * 1e9
         old = {path: (key, names) for path, (key, names) in found.items() if max(key[1], key[2]) < limit}
-        self._save("digests", old)
+        self._save(_DIGESTS, old)
 
     # -- packs and manifests --
 

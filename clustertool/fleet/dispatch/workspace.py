@@ -12,7 +12,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import pathspec
 
@@ -28,6 +28,13 @@ _TOP = {"output": "results of jobs", "log": "logs of jobs"}
 _FETCHED = re.compile(
     r"JOB\d{8}-\d{6}-[a-z2-7]{4}(-\d+)?"
 )  # what `fetch` and --log-dir write, unless another folder is named
+# Not sent unless a line of .clusterignore takes them (decision 72); files that begin as a private key, too.
+PRIVATE_KEY, CREDENTIALS = "private key", "credentials"
+_FILES = {**dict.fromkeys(("id_rsa", "id_dsa", "id_ecdsa", "id_ed25519"), PRIVATE_KEY), ".netrc": CREDENTIALS}
+_FOLDERS = dict.fromkeys((".ssh", ".aws", ".kube"), CREDENTIALS)
+_KEY_LINE = re.compile(rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY( BLOCK)?-----\s*(\n|$)")
+_KEY_LINE_LIMIT = 200  # bytes
+_MAYBE_SECRET = ".env"
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "link"}
 _LARGE = 100_000_000
 _FORGOTTEN = "checkpoints checkpoint ckpt wandb mlruns node_modules conda-meta site-packages".split()
@@ -54,7 +61,10 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Workspace:
-    """`times`: mtimes in ns. `chunks`: the pieces of every file, by name. `read`: content of small files, as far as it fits."""
+    """`times`: mtimes in ns. `chunks`: the pieces of every file, by name. `read`: content of small files, as far as it fits.
+
+    `unsure`: paths of files that may have secrets and that .clusterignore does not name.
+    """
 
     top: Path
     entries: tuple[Entry, ...]
@@ -62,6 +72,7 @@ class Workspace:
     times: Mapping[str, int] = field(default_factory=dict)
     chunks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     read: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    unsure: tuple[str, ...] = ()
 
     @cached_property
     def release(self) -> str:
@@ -108,10 +119,16 @@ def read_workspace(top: Path) -> Workspace:
             what = f"the workspace has devices, pipes or sockets: {', '.join(map(repr, odd[:5]))}"
             raise DataError(what, f"remove them or name them in {IGNORE_FILE}")
         read: dict[str, bytes] = {}
-        chunks = _digests(top, [(path, info) for path, info in found if stat.S_ISREG(info.st_mode)], crew, read)
+        files = [(path, info) for path, info in found if stat.S_ISREG(info.st_mode)]
+        chunks = _digests(top, files, crew, read, walk.taken)
+        for path, info in files:
+            if path not in chunks:
+                walk.left_out.append(LeftOut(path, PRIVATE_KEY, info.st_size))
+        found = [(path, info) for path, info in found if path in chunks or not stat.S_ISREG(info.st_mode)]
         entries = tuple(_entry(top, path, info, chunks) for path, info in found)
         times = {path: info.st_mtime_ns for path, info in found}
-    return Workspace(top, entries, tuple(sorted(walk.left_out, key=lambda left: left.path)), times, chunks, read)
+    left_out = tuple(sorted(walk.left_out, key=lambda left: left.path))
+    return Workspace(top, entries, left_out, times, chunks, read, tuple(sorted(walk.unsure)))
 
 
 def _entry(top: Path, path: str, info: os.stat_result, chunks: Mapping[str, Sequence[str]]) -> Entry:
@@ -127,13 +144,26 @@ def _entry(top: Path, path: str, info: os.stat_result, chunks: Mapping[str, Sequ
 
 
 Found = tuple[str, os.stat_result]
-_Read = Sequence[tuple[Found, tuple[list[str], bytes]]]  # files, the names of their pieces, and the bytes of small ones
 
 
-def _digests(top: Path, found: Sequence[Found], crew: _Readers, read: dict[str, bytes]) -> dict[str, list[str]]:
-    """The pieces of all files. Only files that have changed since the last time are read."""
+class _Content(NamedTuple):
+    """names: of the pieces of a file. data: its bytes if it is small. private: it begins as a private key."""
+
+    names: list[str]
+    data: bytes
+    private: bool
+
+
+_Read = Sequence[tuple[Found, _Content]]
+
+
+def _digests(
+    top: Path, found: Sequence[Found], crew: _Readers, read: dict[str, bytes], taken: Callable[[str], bool]
+) -> dict[str, list[str]]:
+    """The pieces of all files, without private keys that are not `taken`. Only files that have changed since the last time are
+    read, and private keys, which are not remembered: .clusterignore may change."""
     memory = WorkspaceCache(top)
-    known, new = memory.digests(), {}
+    known, new, keys = memory.digests(), {}, {}
     todo = []
     for path, info in found:
         old = known.get(path)
@@ -143,14 +173,19 @@ def _digests(top: Path, found: Sequence[Found], crew: _Readers, read: dict[str, 
             todo.append((path, info))
     room = _READ
     for some in _read(os.fsencode(top), todo, crew):
-        for (path, info), (names, data) in some:
-            new[path] = (_key(info), names)
+        for (path, info), (names, data, private) in some:
+            if not private:
+                new[path] = (_key(info), names)
+            elif taken(path):
+                keys[path] = names
+            else:
+                continue
             if data and len(data) <= room:
                 read[path] = data
                 room -= len(data)
     if todo or len(new) != len(known):
         threading.Thread(target=memory.keep_digests, args=(new,)).start()
-    return {path: names for path, (_, names) in new.items()}
+    return {**{path: names for path, (_, names) in new.items()}, **keys}
 
 
 def _key(info: os.stat_result) -> tuple[int, int, int, int]:
@@ -172,18 +207,19 @@ def _dozens(items: Sequence[Found]) -> Iterator[Sequence[Found]]:
     return (items[at : at + _DOZENS] for at in range(0, len(items), _DOZENS))
 
 
-def _names(top: bytes, path: str, info: os.stat_result) -> tuple[list[str], bytes]:
-    """The names of a file's pieces, and its bytes if it is small. Raises DataError: unreadable, or being written."""
+def _names(top: bytes, path: str, info: os.stat_result) -> _Content:
+    """Read a file. Raises DataError: unreadable, or being written."""
     try:
         fd = os.open(top + b"/" + os.fsencode(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            data, names, at = b"", [], 0
+            data, names, at, private = b"", [], 0, False
             for size in cut(info.st_size):
                 data = exactly(fd, size, at)
+                private = private or (at == 0 and _KEY_LINE.match(data[:_KEY_LINE_LIMIT]) is not None)
                 names.append(name_of(data))
                 at += size
             if _key(os.fstat(fd)) == _key(info):
-                return names, data if info.st_size <= SMALL else b""
+                return _Content(names, data if info.st_size <= SMALL else b"", private)
         finally:
             os.close(fd)
     except OSError as error:
@@ -232,7 +268,12 @@ class _Walk:
     def __init__(self, top: Path) -> None:
         self._top = os.fsencode(top)
         self.left_out: list[LeftOut] = []
+        self.unsure: list[str] = []
         self._ignored = _matcher(top)
+
+    def taken(self, path: str) -> bool:
+        """Whether a line of .clusterignore takes a file that would not be sent: `!PATH`."""
+        return self._ignored(path) is False
 
     def tree(self, crew: _Readers) -> Iterator[tuple[str, os.stat_result]]:
         """All folders of one depth side by side: on a network disk each costs a round trip."""
@@ -256,6 +297,8 @@ class _Walk:
                 if why:
                     self.left_out.append(LeftOut(path + "/" * is_dir, why, _size(entry.path, is_dir)))
                 else:
+                    if entry.name == os.fsencode(_MAYBE_SECRET) and not is_dir and not self.taken(path):
+                        self.unsure.append(path)
                     found.append((path, entry.stat(follow_symlinks=False)))
         return found
 
@@ -271,18 +314,19 @@ class _Walk:
             return "results of a job" if name.startswith("JOB") else _TOP["log"]
         if is_dir and os.path.exists(entry.path + b"/pyvenv.cfg"):
             return "virtual environment"
-        if self._ignored(path + "/" if is_dir else path):
-            return IGNORE_FILE
-        return ""
+        ignored = self._ignored(path + "/" if is_dir else path)
+        if ignored is None:
+            return (_FOLDERS if is_dir else _FILES).get(name, "")
+        return IGNORE_FILE if ignored else ""
 
 
-def _matcher(top: Path) -> Callable[[str], bool]:
-    """Whether .clusterignore names a path; most workspaces have none, and matching is slow."""
+def _matcher(top: Path) -> Callable[[str], bool | None]:
+    """Whether .clusterignore keeps a path out; None: no line is about it. Most workspaces have none, and matching is slow."""
     if not (top / IGNORE_FILE).is_file():
-        return lambda path: False
+        return lambda path: None
     lines = os.fsdecode((top / IGNORE_FILE).read_bytes()).splitlines()  # as names are read from the disk
     spec = pathspec.GitIgnoreSpec.from_lines(lines)
-    return lambda path: bool(spec.match_file(path))
+    return lambda path: spec.check_file(path).include
 
 
 def _size(path: bytes, is_dir: bool) -> int:
