@@ -14,7 +14,7 @@ from clustertool.model.hints import PROGRAM
 from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.outcome import describe_exit
 from clustertool.model.job.state_names import JobState, NodeState, StartReason
-from clustertool.model.quantities import human_bytes, human_seconds
+from clustertool.model.quantities import count, human_bytes, human_seconds
 from clustertool.model.roles import LAUNCHERS
 from clustertool.show.errors import for_node, joined_fix
 from clustertool.show.table import Cell, Narrow, table
@@ -56,6 +56,9 @@ def status_tables(status: Shown, terminal: Terminal, now: float) -> None:
         terminal.line(f"  fix: {status['advice']}")
     if status.get("holds_output"):
         terminal.line(f"  {output_wait_text(status['job'])}", "yellow")
+    reserved = reserved_text(status["job"], [pod["sidecars"] for pod in status.get("pods", ())])
+    if reserved and status["outcome"]:
+        terminal.line(f"  {reserved}", "yellow")
     for name, text in _summary(status, now).items():
         if text:
             terminal.line(f"{name + ':':9} {text}")
@@ -98,6 +101,16 @@ def output_wait_text(job: str) -> str:
     """What a node does that waits for a fetch, and the commands that end it."""
     what = "its first node waits for a fetch of the output, and its resources, GPUs too, stay reserved"
     return f"{what}: {PROGRAM} fetch --job {job}, or give the output up: {PROGRAM} stop --job {job}"
+
+
+def reserved_text(job: str, sidecars: Iterable[str]) -> str:
+    """Name the containers that keep the pods of a job that has ended, and the command that ends them; "" without any. sidecars:
+    those of each pod."""
+    names = [one for one in sidecars if one]
+    if not names:
+        return ""
+    what = f"{', '.join(sorted(set(names)))} still runs in {count(len(names), 'pod')}, whose resources stay reserved"
+    return f"{what}: {PROGRAM} clean --job {job} removes the pods, and their logs"
 
 
 def _verdict(status: Shown) -> str:

@@ -33,6 +33,7 @@ from clustertool.show.errors import exit_json
 from clustertool.show.job_text import shared_files, show_results
 from clustertool.show.plan_view import plan_tables
 from clustertool.show.prefix import RankLines
+from clustertool.show.status_view import reserved_text
 from clustertool.verbs import log_copy, report_outcome, signals
 from clustertool.verbs.detach_key import DetachKey
 from clustertool.verbs.elastic.resume_command import resume_command
@@ -161,6 +162,7 @@ def follow_starts(
         def ended(session: FollowSession = follow) -> None:
             if not session.detached and not session.stopper.stopping:
                 _take_output(call, engine, job)
+                _warn_of_reserved(call, engine, job)
 
         if not follow_to_end(call, engine.fleet, inbox, follow, hide, ended, engine.starts_again, engine.cause):
             return
@@ -169,6 +171,14 @@ def follow_starts(
             return
         attach_to(engine, job, exact=True)
         request = {**request, "tail": None, "offsets": follow.watch.shown}
+
+
+def _warn_of_reserved(call: Call, engine: Engine, job: str) -> None:
+    """Name what keeps the resources of a job that has ended."""
+    with contextlib.suppress(ClustertoolError):
+        reserved = reserved_text(job, [pod.sidecars for pod in engine.pods(job)])
+        if reserved:
+            call.warn(reserved)
 
 
 def _take_output(call: Call, engine: Engine, job: str) -> None:

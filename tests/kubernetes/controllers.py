@@ -27,6 +27,7 @@ class Controllers:
         self.failed: dict[str, set[str]] = {}  # uid of a Job: those of its pods that have failed
         self.bad_images: set[str] = set()
         self.lost: set[str] = set()  # nodes
+        self.sidecars: list[str] = []  # containers that an admission webhook adds to pods
         self.errors: list[str] = []
         self.ended = False
         for number in range(nodes):
@@ -117,8 +118,10 @@ class Controllers:
     def _create_pods(self, job: Obj, wanted: int, have: set[int]) -> None:
         for index in range(wanted):
             if index not in have:
+                pod = _pod_of(job, index)
+                pod["spec"]["containers"] += [{"name": name, "image": "mesh:1"} for name in self.sidecars]
                 try:
-                    self.store.create("Pod", job["metadata"]["namespace"], _pod_of(job, index))
+                    self.store.create("Pod", job["metadata"]["namespace"], pod)
                 except ApiError as error:
                     self.store.event(job, "FailedCreate", f"Error creating: {error}")
                     return
@@ -180,11 +183,15 @@ class Controllers:
             else:
                 self._start(pod)
         elif (code := container.poll()) is not None:
+            runs_on = len(spec["containers"]) > 1 and "deletionTimestamp" not in meta
+            if runs_on and "terminated" in status["containerStatuses"][0]["state"]:
+                return
             reason = self.killed.get(meta["uid"]) or ("Error" if code else "Completed")
             ended = {"exitCode": code, "reason": reason, "startedAt": status["startTime"], "finishedAt": now()}
             shown = self._container(pod, terminated={**ended, "message": container.message()})
             conditions = [{**c, "status": "False"} if "Ready" in c["type"] else c for c in status["conditions"]]
-            self._status(pod, phase="Failed" if code else "Succeeded", containerStatuses=shown, conditions=conditions)
+            phase = "Running" if runs_on else "Failed" if code else "Succeeded"
+            self._status(pod, phase=phase, containerStatuses=shown, conditions=conditions)
         elif "deletionTimestamp" in meta:
             container.signal(kill=now() > meta["deletionTimestamp"])
 
@@ -235,9 +242,13 @@ class Controllers:
         self._status(pod, containerStatuses=self._container(pod, waiting=waiting))
 
     def _container(self, pod: Obj, **state: Any) -> list[Obj]:
-        one = pod["spec"]["containers"][0]
-        same = {"name": one["name"], "image": one["image"], "imageID": "", "restartCount": 0}
-        return [{**same, "ready": "running" in state, "state": state, "lastState": {}}]
+        """The state of its first container, and of sidecars, which run once it has started."""
+        found = []
+        for one in pod["spec"]["containers"]:
+            same = {"name": one["name"], "image": one["image"], "imageID": "", "restartCount": 0}
+            found.append({**same, "ready": "running" in state, "state": state, "lastState": {}})
+            state = state if "waiting" in state else {"running": {"startedAt": now()}}
+        return found
 
 
 def condition(kind: str, reason: str = "", message: str = "", status: str = "True") -> Obj:

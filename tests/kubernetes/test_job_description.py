@@ -135,6 +135,22 @@ def test_owned_objects_are_those_of_the_same_uid() -> None:
     assert owned([mine, {"metadata": {"ownerReferences": [{"uid": "u2"}]}}, {"metadata": {}}], "u1") == [mine]
 
 
+def with_sidecar(number: int, ended: bool = True) -> dict[str, Any]:
+    state = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": MADE}} if ended else {"running": {}}
+    mesh = {"name": "istio-proxy", "state": {"running": {}}}
+    return pod("Running", number, containerStatuses=[mesh, {"name": "clustertool", "state": state}])
+
+
+def test_a_sidecar_that_runs_on_is_no_process_of_the_job() -> None:
+    found = described(JobObjects(workload(), [with_sidecar(0), with_sidecar(1)]))
+    assert (found.state, found.since) == (EngineState.ENDED, seconds(MADE))
+    found = described(JobObjects(workload(), [with_sidecar(0), with_sidecar(1, ended=False)]))
+    assert (found.state, found.ending) == (EngineState.RUNNING, False)
+    assert described(JobObjects(workload(), [with_sidecar(0)])).state is EngineState.RUNNING, (
+        "a pod is not there so far"
+    )
+
+
 def test_pods_that_have_ended_before_their_controller_has_seen_it_are_not_queued() -> None:
     found = described(JobObjects(workload(), [pod("Failed"), pod("Succeeded", 1)]))
     assert (found.state, found.ending) == (EngineState.RUNNING, True)

@@ -285,6 +285,21 @@ def test_the_verdict_names_what_the_cluster_has_done(
         assert text in json.dumps(job.inv("status", "--json").json)
 
 
+def test_a_job_ends_where_a_sidecar_runs_on(job: KubeSite) -> None:
+    """A service mesh adds a container to each pod: the pods stay Running, and their controller sees no end."""
+    job.server.controllers.sidecars.append("istio-proxy")
+    done = job.inv(*run("--env", "FAILS=1")).ends(7)
+    kept = "istio-proxy still runs in 3 pods, whose resources stay reserved: "
+    assert f"warning: {kept}inv clean --job {done.job}" in done.err
+    assert {pod["status"]["phase"] for pod in job.objects("Pod")} == {"Running"}
+    (listed,) = job.inv("jobs", "--json").ends(0).json["jobs"]
+    assert (listed["state"], listed["code"]) == ("failed", 7)
+    assert kept in job.inv("status").ends(0).out
+    assert "rank 2 of 3" in job.inv("logs", "--rank", "2").ends(0).out
+    job.inv("clean", "--job", done.job).ends(0)
+    job.is_empty()
+
+
 @pytest.mark.engines
 def test_an_exported_job_runs_when_kubectl_has_applied_it(job: KubeSite, kubectl_here: None) -> None:
     job.inv("export", "--workspace", "job", "--with-secrets", "--to", "job.yaml").ends(0)

@@ -44,14 +44,16 @@ class JobObjects(NamedTuple):
 
 
 def described(found: JobObjects) -> Description:
-    """A pod whose process runs makes the job a running one. It has ended when its workload has, and no pod is left that may
-    have a process."""
+    """Compute the state of a job: it runs while the job's container of one pod does, and has ended when no pod is left that may
+    have a process, and its controller makes no more. A controller does not see that where a sidecar runs on."""
     about, metadata = about_of(found.workload), fields(found.workload, "metadata")
     status, pods = fields(found.workload, "status"), [view(pod) for pod in found.pods]
     made = seconds(text(metadata, "creationTimestamp")) or about.created
     alive = [pod for pod in pods if not pod.ended]
     runs = [pod for pod in alive if pod.phase != "Pending"]
     over, why, at = _over(found.workload)
+    if not over and not alive and any(pod.sidecars for pod in pods) and len(pods) >= about.nodes:
+        over, why, at = True, "its processes have ended", max(pod.ended_at for pod in pods)
     deleted = bool(text(metadata, "deletionTimestamp"))
     ending = over or deleted or any(is_true(condition(status, kind)) for kind in _ENDINGS)
     cause = end_of(pods) or (_never_joined(pods) if over and not alive else None)

@@ -303,7 +303,10 @@ class KubernetesEngine(Engine):
 
     def pods(self, job: str) -> Sequence[JobPod]:
         pods = [(node_of_pod(pod), view(pod)) for pod in self.store.pods(job)]
-        found = [JobPod(seen.name, node, seen.host, seen.phase, seen.reason, seen.restarts) for node, seen in pods]
+        found = [
+            JobPod(seen.name, node, seen.host, seen.phase, seen.reason, seen.restarts, seen.sidecars)
+            for node, seen in pods
+        ]
         return sorted(found, key=lambda pod: (pod.node is None, pod.node or 0, pod.pod))
 
     def holds_output(self, job: str) -> bool:
@@ -312,7 +315,7 @@ class KubernetesEngine(Engine):
         return any(pod is not None and not view(pod).ended for pod in found)
 
     def without_files(self, job: str, error: NotFound) -> NotFound:
-        if any(pod.phase == "Running" for pod in self.pods(job)):
+        if any(pod.phase == "Running" and not pod.ended for pod in map(view, self.store.pods(job))):
             return error
         fix = f"{PROGRAM} run has fetched the output if it was attached; KUBERNETES['output'] puts it on a volume"
         if self._output:

@@ -73,7 +73,8 @@ _HOW_OTHERS_LEFT = (PodFault.NODE_LOST, PodFault.PREEMPTED, PodFault.EVICTED, Po
 class PodView(NamedTuple):
     """A pod as `status` shows it. reason: with the message of the API server. host: the node of the cluster, "" before one
     is chosen. code: the exit code of its process, -1 while there is none. message: the termination message. deleted: it is
-    being deleted. ended_at: when its process ended, seconds since the epoch; 0.0 if that is not known."""
+    being deleted. ended_at: when its process ended, seconds since the epoch; 0.0 if that is not known. sidecars: the
+    other containers that run, such as that of a service mesh; they keep its resources when its process has ended."""
 
     name: str
     phase: str
@@ -85,11 +86,12 @@ class PodView(NamedTuple):
     message: str = ""
     deleted: bool = False
     ended_at: float = 0.0
+    sidecars: str = ""
 
     @property
     def ended(self) -> bool:
-        """Whether no process of it is left."""
-        return self.phase in ("Succeeded", "Failed")
+        """Whether no process of the job is left in it: its container has ended, or the pod as a whole."""
+        return self.phase in ("Succeeded", "Failed") or self.code >= 0
 
     @property
     def exit_code(self) -> int:
@@ -111,6 +113,7 @@ def view(pod: Object) -> PodView:
     ended = fields(fields(container, "state"), "terminated")
     code = _whole(ended, "exitCode", -1)
     fault, reason = _explained(status, container, ended, phase)
+    others = [one for one in items(status, "containerStatuses") if one.get("name") != CONTAINER]
     restarts = max(0, _whole(container, "restartCount", 0))
     message = ended.get("message")
     return PodView(
@@ -124,6 +127,7 @@ def view(pod: Object) -> PodView:
         message if isinstance(message, str) else "",
         bool(text(metadata, "deletionTimestamp")),
         seconds(text(ended, "finishedAt")),
+        ", ".join(text(one, "name") for one in others if "running" in fields(one, "state")),
     )
 
 
