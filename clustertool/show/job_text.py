@@ -10,7 +10,7 @@ from clustertool.model.config.folded_names import fold, gather, grouped, ranges
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.file_origin import SharedFile
 from clustertool.model.job.node_status import NodeTrouble
-from clustertool.model.job.outcome import Key, Outcome, coordinator, failed, some
+from clustertool.model.job.outcome import Key, Outcome, coordinator, failed, followers, short_exit, some
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState, NodeCause, StopState
 from clustertool.model.job.stop_result import StopResult
@@ -95,6 +95,8 @@ def news_text(news: News | Wait) -> str:
 
 
 def _failure(news: FailureNews) -> str:
+    if news.followed:
+        return followers(news.failures)
     if news.like is None:
         return failed(news.failures)
     role = role_name(news.like.role)
@@ -229,18 +231,25 @@ def role_counts(roles: Sequence[str]) -> str:
 
 
 def brief(status: JobStatus, outcome: Outcome) -> str:
-    """The failed processes without the error, which was printed before; "" for an outcome that has no such form."""
+    """The process that failed first, and its error, in few words; "" for an outcome that has no such form."""
     if outcome.state is JobState.LOST:
         return outcome.brief
     guilty = culprit(status, outcome)
     if guilty is None:
         return ""
-    first = f"{role_name(guilty.role)} {guilty.rank} on {status.nodes[guilty.node].name or f'node {guilty.node}'}"
-    if len(outcome.culprits) == 1:
-        return f"{first} failed"
-    counts = role_counts([role for role, _ in outcome.culprits])
-    same = " with the same error" if len(errors(status, outcome)) == 1 else ""
-    return f"{counts} failed{same}, first {first}"
+    node = status.nodes[guilty.node].name or f"node {guilty.node}"
+    name = (
+        f"{role_name(guilty.role)} on {node}"
+        if guilty.role == MPIRUN
+        else f"{role_name(guilty.role)} {guilty.rank} on {node}"
+    )
+    first = f"{name}: {short_exit(guilty.code or 0, guilty.signal, guilty.note)}"
+    groups = errors(status, outcome)
+    causes = [process.role for group in groups for process in group]
+    if len(causes) == 1:
+        return first
+    same = " with the same error" if len(groups) == 1 else ""
+    return f"{role_counts(causes)} failed{same}, first {first}"
 
 
 def shared_files(files: Iterable[SharedFile]) -> list[str]:

@@ -73,7 +73,7 @@ def _verdict(story: ReportModel) -> Html:
         return tag("section", *parts, tag("p", _now(story)), _last_lines(story), class_=f"verdict {state}")
     culprit = story.rank(story.culprit) if story.culprit else None
     # The headline has all of the reason then.
-    alone = len(outcome.culprits) == 1 and state is JobState.FAILED
+    alone = len(outcome.culprits) == 1 + len(outcome.followed) and state is JobState.FAILED
     named = alone and culprit is not None and culprit.state is RankState.FAILED
     code = f"Exit code {outcome.code} ({'the job’s own' if outcome.source == 'job' else 'given by the tool'})"
     parts.append(tag("p", None if named else f"{outcome.reason}. ", f"{code} after {human_seconds(story.length)}."))
@@ -85,6 +85,8 @@ def _verdict(story: ReportModel) -> Html:
         parts.append(tag("div", printed, class_="log", tabindex=0))
     else:
         parts.append(_last_lines(story))
+    if outcome.followed:
+        parts.append(tag("p", "Failed after it (connection lost): ", ranks_text(outcome.followed), class_="victims"))
     if story.victims:
         parts.append(
             tag("p", "Stopped by clustertool because of it (victims): ", ranks_text(story.victims), class_="victims")
@@ -93,9 +95,8 @@ def _verdict(story: ReportModel) -> Html:
 
 
 def _headline(story: ReportModel) -> Html:
-    """The culprit by name."""
-    outcome = story.outcome
-    guilty = [rank for rank in map(story.rank, outcome.culprits if outcome else ()) if rank]
+    """The first failure by name, with those that have the same error."""
+    guilty = [rank for rank in map(story.rank, story.headline) if rank]
     if not guilty:
         return Html("")
     names = fold(story.name(node) for node in dict.fromkeys(rank.node for rank in guilty))

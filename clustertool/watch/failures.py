@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from clustertool.model.config.folded_names import grouped
 from clustertool.model.job.outcome import Failure, Key, alike, same_error
 from clustertool.watch.news import EventNews, FailureNews, News
 
 HOLD = 1.0  # seconds: the lead names the failures after half a second
+_CAUSE = 2.5  # seconds: it waits for so long where it knows lost connections only
 
 
 @dataclass
@@ -27,13 +29,14 @@ class Failures:
     _why: EventNews | None = None
     _reported: set[tuple[Key, int]] = field(default_factory=set)
     _leaders: dict[tuple[object, ...], Failure] = field(default_factory=dict)  # error -> the first that was printed
+    _causes: set[int] = field(default_factory=set)  # attempts of which a failure is known that has a cause of its own
     _due: float | None = None
 
     def fail(self, failure: Failure, t: float, now: float) -> None:
         """A process has failed by itself at `t`."""
         if _key(failure) not in self._reported:
             self._waiting.append((t, failure))
-            self._hold(now)
+            self._hold(now + (_CAUSE if failure.consequence else HOLD))
 
     def expect(self, culprits: Iterable[Key], attempt: int, why: EventNews, now: float) -> None:
         """The lead has named the first failures, in its event `why`, in case that their own events never come."""
@@ -41,7 +44,7 @@ class Failures:
         self._first += named
         if named and not self._reported.intersection(named):
             self._why = why
-            self._hold(now)
+            self._hold(now + HOLD)
 
     def follow(self, news: News) -> list[News]:
         """News that are printed now, or behind the failures that wait."""
@@ -59,9 +62,12 @@ class Failures:
         waiting = sorted(self._waiting, key=lambda item: (places.get(_key(item[1]), last), item[1].consequence, *item))
         times = {_key(failure): t for t, failure in waiting}
         self._reported.update(times)
-        found: list[News] = [
-            self._report(group, times[_key(group[0])]) for group in alike(failure for _, failure in waiting)
-        ]
+        found: list[News] = []
+        for attempt, items in grouped((failure.attempt, failure) for _, failure in waiting).items():
+            for group in alike(items, attempt in self._causes):
+                followed = group[0].consequence and attempt in self._causes
+                found.append(self._report(group, times[_key(group[0])], followed))
+                self._causes.update({attempt} if not group[0].consequence else ())
         if self._why is not None and not self._reported.intersection(self._first):
             found.insert(0, self._why)
             self._reported.update(self._first)
@@ -73,13 +79,12 @@ class Failures:
         """Whether a failure of this process has been reported."""
         return any(reported == key for reported, _ in self._reported)
 
-    def _hold(self, now: float) -> None:
-        if self._due is None:
-            self._due = now + HOLD
+    def _hold(self, due: float) -> None:
+        self._due = due if self._due is None else min(self._due, due)
 
-    def _report(self, group: list[Failure], t: float) -> FailureNews:
+    def _report(self, group: list[Failure], t: float, followed: bool) -> FailureNews:
         before = self._leaders.setdefault(same_error(group[0]), group[0])
-        return FailureNews(t, group, None if before is group[0] else before)
+        return FailureNews(t, group, None if before is group[0] else before, followed)
 
 
 def _key(failure: Failure) -> tuple[Key, int]:

@@ -15,11 +15,15 @@ from clustertool.model.wire.event_types import Event
 
 @dataclass(frozen=True)
 class FailureNews:
-    """Processes that failed with the same error, the first one first. `like`: an earlier one with this error."""
+    """Processes that failed with the same error, the first one first. `like`: an earlier one with this error.
+
+    followed: they failed after another one, because a connection to it was lost.
+    """
 
     t: float
     failures: Sequence[Failure]
     like: Failure | None
+    followed: bool = False
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,7 @@ class ReportModel:
     policy: Mapping[str, Any]
     outcome: Outcome | None
     culprit: Key | None
+    headline: Sequence[Key]  # the culprit and those with the same error, or the ranks of a lost node
     victims: Sequence[Key]
     last_lines: Sequence[str]  # the culprit's last lines
     nodes: Sequence[ReportNode]
@@ -179,6 +180,7 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
         policy=next((a["plan"]["policy"] for a in answers.values() if a["plan"]), {}),
         outcome=outcome._replace(reason=clean(outcome.reason)) if outcome else None,
         culprit=(guilty.role, guilty.rank) if guilty else None,
+        headline=_headline(status),
         victims=outcome.victims if outcome and outcome.state in (JobState.FAILED, JobState.LOST) else (),
         last_lines=_lines(tails.get((guilty.role, guilty.rank), ""), clean) if guilty else (),
         nodes=[_node(status, index, answers.get(index), began, clean) for index in sorted(status.nodes)],
@@ -189,6 +191,13 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
         container=container and JobContainer(*map(clean, container)),
         clean=clean,
     )
+
+
+def _headline(status: JobStatus) -> Sequence[Key]:
+    """The processes that the headline names."""
+    outcome = status.outcome
+    groups = verdict.errors(status, outcome) if outcome else []
+    return [process.key for process in groups[0]] if groups else outcome.culprits if outcome else ()
 
 
 def _lines(text: str, clean: Hide) -> list[str]:

@@ -9,8 +9,12 @@ from clustertool.model.job.state_names import JobState
 
 
 def errors(status: JobStatus, outcome: Outcome) -> list[list[ProcessStatus]]:
-    """The processes that failed by themselves, those with the same error together, the first failure first."""
-    culprits = outcome.culprits if outcome.state is JobState.FAILED else ()
+    """The processes that failed by themselves, those with the same error together, the first failure first.
+
+    Those that failed after another one because its connection was lost are left out.
+    """
+    culprits = [key for key in outcome.culprits if key not in outcome.followed]
+    culprits = culprits if outcome.state is JobState.FAILED else []
     groups = alike(status.processes[key].failure() for key in culprits if key in status.processes)
     return [[status.processes[failure.role, failure.rank] for failure in group] for group in groups]
 

@@ -147,7 +147,7 @@ def test_a_failure_is_the_exit_code(here):
     )
     assert f"warning: trainer 1 on {here.name(0)} ended with exit code 7" in done.err
     assert f"\nno last lines of trainer 1 ({here.name(0)}, log/workerlog.1): it has printed nothing" in done.err
-    assert done.last == f"clustertool: exit 7 (job): trainer 1 on {here.name(0)} failed"
+    assert done.last == f"clustertool: exit 7 (job): trainer 1 on {here.name(0)}: exit code 7"
     here.gone()
 
 

@@ -359,7 +359,7 @@ def test_an_option_that_the_runtime_refuses(site: LabSite) -> None:
     """The note has the runtime's own message, and the code is not that of the job."""
     done = one_rank(site, "sh train.sh", options=["--no-such-option"]).ends(125)
     assert re.search("trainer 0 on node0 .*125.*podman.*no-such-option", done.err)
-    assert done.last == "clustertool: exit 125 (tool): trainer 0 on node0 failed"
+    assert done.last.startswith("clustertool: exit 125 (tool): trainer 0 on node0: podman did not start its container")
     found = site.inv("status", "--json").ends(0).json["outcome"]
     assert (found["code"], found["source"]) == (125, "tool")
 

@@ -74,7 +74,7 @@ def test_a_rank_exits(cluster: LabSite) -> None:
     done = cluster.lab.exec(1, ["sh", "-c", f"echo exit 7 >/run/home/ann/clustertool/JOB{job}/what1"])
     assert done.returncode == 0, done.stderr
     ended = command.wait().ends(7)
-    assert ended.last == "clustertool: exit 7 (job): trainer 1 on node1 failed"
+    assert ended.last == "clustertool: exit 7 (job): trainer 1 on node1: exit code 7"
     gone(cluster)
 
 

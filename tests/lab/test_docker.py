@@ -65,7 +65,7 @@ def test_a_rank_exits(docker_site: LabSite) -> None:
     command = start(docker_site)
     (docker_site.jobs(1)[-1] / "what").write_text("exit 7\n")
     done = command.wait().ends(7)
-    assert done.last == "clustertool: exit 7 (job): trainer 1 on node1 failed"
+    assert done.last == "clustertool: exit 7 (job): trainer 1 on node1: exit code 7"
     docker_daemon.no_containers(docker_site)
 
 

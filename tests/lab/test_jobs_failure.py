@@ -37,7 +37,7 @@ def test_a_rank_that_exits_7_on_the_last_node(site):
     assert lines.count("last lines of trainer 7 (node3, log/workerlog.7):") == 1
     assert "[trainer 7 node3] the last words of 7 \\x1b[2J" in lines, "control characters are spelled out"
     assert "stopped by clustertool because of it (victims): trainer 0-6" in lines
-    assert done.last == "clustertool: exit 7 (job): trainer 7 on node3 failed"
+    assert done.last == "clustertool: exit 7 (job): trainer 7 on node3: exit code 7"
     four.gone()
     status = four.inv("status", "--json").ends(0).json
     exits = {p["rank"]: p for p in status["processes"]}
@@ -69,7 +69,7 @@ def test_a_rank_that_is_killed(site):
     assert time.monotonic() - at < 3 + SLACK
     assert "rank=[2] was aborted" in done.err
     assert done.err.count("trainer 2 on node1 ended with signal 9 (killed)") == 1
-    assert done.last == "clustertool: exit 137 (job): trainer 2 on node1 failed"
+    assert done.last == "clustertool: exit 137 (job): trainer 2 on node1: killed (signal 9)"
     assert "(victims): trainer 0-1,3" in done.err
 
 

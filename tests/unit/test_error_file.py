@@ -103,8 +103,12 @@ def test_the_file_of_an_earlier_attempt_is_removed(job: int, tmp_path: Path) -> 
 
 def test_equal_errors_have_equal_numbers() -> None:
     """Whatever the ranks and ports in them."""
+
+    def classify(line: bytes) -> tuple[int, bool]:
+        return rank_error.classify(rank_error.LoggedError(line, line))
+
     one, other = (f"RuntimeError: rank {rank} at 10.0.0.{rank}:5{rank}".encode() for rank in (1, 22))
-    assert rank_error.classify(one) == rank_error.classify(other)
-    assert rank_error.classify(one) != rank_error.classify(b"ValueError")
-    assert rank_error.classify(b"") == (0, False)
-    assert rank_error.classify(b"RuntimeError: Connection closed by peer [10.0.0.1]:5")[1]
+    assert classify(one) == classify(other)
+    assert classify(one) != classify(b"ValueError")
+    assert classify(b"") == (0, False)
+    assert classify(b"RuntimeError: Connection closed by peer [10.0.0.1]:5")[1]

@@ -121,7 +121,33 @@ def test_without_the_coordinators_order_causes_are_before_consequences() -> None
     follower = Follower()
     follower.take(3, failure(3, t=4.9, error=8, consequence=True))
     follower.take(0, failure(0))
-    assert follower.end() == ["trainer 0 on n0 ended with exit code 1", "trainer 3 on n3 ended with exit code 1"]
+    follower.take(1, failure(1, error=7, consequence=True))
+    followed = "trainers 3 and 1 failed after it (connection lost)"
+    assert follower.end() == ["trainer 0 on n0 ended with exit code 1", followed]
+
+
+def test_lost_connections_wait_for_their_cause_and_follow_it() -> None:
+    """The cause comes 1.5 s later, and a further consequence when both have been printed."""
+    follower = Follower()
+    follower.take(3, failure(3, t=4.9, error=8, consequence=True))
+    follower.wait(1.5)
+    assert not follower.printed
+    follower.take(0, failure(0))
+    follower.wait()
+    follower.take(1, failure(1, error=8, consequence=True))
+    assert follower.end() == [
+        "trainer 0 on n0 ended with exit code 1",
+        "trainer 3 on n3 failed after it (connection lost)",
+        "trainer 1 on n1 failed after it (connection lost)",
+    ]
+
+
+def test_lost_connections_without_a_cause_are_failures_as_others() -> None:
+    follower = Follower()
+    for rank in (3, 1):
+        follower.take(rank, failure(rank, t=5.0 - rank, error=8, consequence=True))
+    follower.wait(2.5)
+    assert follower.printed == ["2 trainers failed with the same error, first trainer 3 on n3: exit code 1"]
 
 
 def test_the_failures_wait_for_the_coordinator_which_names_them_half_a_second_later() -> None:
@@ -217,12 +243,14 @@ def decided(state: str, culprits: list[int], reason: str) -> Event:
 @pytest.mark.parametrize(
     "failures, brief",
     [
-        ((failure(2),), "trainer 2 on n2 failed"),
-        ((failure(2), failure(1)), "2 trainers failed with the same error, first trainer 2 on n2"),
-        ((failure(2), failure(1, code=3)), "2 trainers failed, first trainer 2 on n2"),
+        ((failure(2),), "trainer 2 on n2: exit code 1"),
+        (({**failure(2), "note": "KeyError: 'x'"},), "trainer 2 on n2: KeyError: 'x'"),
+        ((failure(2, code=0, signal=11),), "trainer 2 on n2: segmentation fault (signal 11)"),
+        ((failure(2), failure(1)), "2 trainers failed with the same error, first trainer 2 on n2: exit code 1"),
+        ((failure(2), failure(1, code=3)), "2 trainers failed, first trainer 2 on n2: exit code 1"),
     ],
 )
-def test_the_exit_line_names_the_failed_and_does_not_repeat_the_error(failures: tuple[Event, ...], brief: str) -> None:
+def test_the_exit_line_names_the_failed_and_its_error(failures: tuple[Event, ...], brief: str) -> None:
     follower = Follower()
     for event in failures:
         follower.take(event["rank"], event)
@@ -231,7 +259,7 @@ def test_the_exit_line_names_the_failed_and_does_not_repeat_the_error(failures: 
     status, outcome = follower.watch.status, follower.watch.status.outcome
     assert outcome is not None and follower.watch.printed(outcome)
     assert job_text.brief(status, outcome) == brief
-    assert len(verdict.errors(status, outcome)) == len({event["code"] for event in failures})
+    assert len(verdict.errors(status, outcome)) == len({(event["code"], event["signal"]) for event in failures})
 
 
 def test_a_lost_node_is_printed_once() -> None:

@@ -539,9 +539,28 @@ def test_causes_are_before_consequences() -> None:
     lost = ended(T3, 1, error=8, consequence=True)
     found = verdict(COLLECTIVE, *JOINED, exits(lost), exits(ended(T0, 5, error=9)), stopped(T1, T2), *CLEAN)
     assert (found.culprits, found.code, found.node) == ((T0, T3), 5, 0)
-    assert found.reason == "trainer 0 on n0 ended with exit code 5; trainer 3 on n1 ended with exit code 1"
+    assert found.reason == "trainer 0 on n0 ended with exit code 5; trainer 3 on n1 failed after it (connection lost)"
+    assert found.followed == (T3,)
     alone = verdict(COLLECTIVE, *JOINED, exits(lost), stopped(T0, T1, T2), *CLEAN)
     assert (alone.culprits, alone.code) == ((T3,), 1), "a consequence without a known cause"
+    assert alone.followed == () and alone.reason == "trainer 3 on n1 ended with exit code 1"
+
+
+def test_a_failure_that_is_late_is_no_cause_of_the_first_one() -> None:
+    """A rank that fails by itself seconds after the stop, as its cleanup fails, is named last."""
+    lost, later = exits(ended(T3, 1, error=8, consequence=True)), (ended(T0, 5, error=9),)
+    found = verdict(COLLECTIVE, *JOINED, lost, Exited(later, 0, late=True), stopped(T1, T2), *CLEAN)
+    assert (found.culprits, found.followed, found.code) == ((T3, T0), (), 1)
+
+
+def test_ranks_that_follow_one_are_one_sentence_whatever_their_errors() -> None:
+    """Ranks 1 and 3 die of the closed connection before the traceback of rank 2 is complete, with messages of their own."""
+    lost = [exits(ended(key, 1, error=error, consequence=True)) for key, error in ((T1, 8), (T3, 9))]
+    found = verdict(COLLECTIVE, *JOINED, *lost, exits(ended(T2, 1, error=5)._replace(note="KeyError: 'x'")), *CLEAN)
+    assert (found.culprits, found.followed) == ((T2, T1, T3), (T1, T3))
+    assert found.reason == (
+        "trainer 2 on n1 ended with exit code 1: KeyError: 'x'; trainers 1 and 3 failed after it (connection lost)"
+    )
 
 
 def test_the_delayed_stop_names_all_failures_that_are_known_then() -> None:

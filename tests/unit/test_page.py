@@ -94,6 +94,19 @@ def test_the_reason_is_shown_where_the_headline_does_not_have_it() -> None:
     assert "ended with exit code 7. Exit code" in made(given).text
 
 
+def test_ranks_that_followed_the_culprit_are_not_in_the_headline() -> None:
+    given = answers(2, 2)
+    for answer in given.values():
+        for event in answer["events"]:
+            if event["type"] == "exited" and event["rank"] == 3:
+                event.update(code=1, signal=0, stopped=False, consequence=True)
+            elif event["type"] == "ended":
+                event.update(culprits=[["trainer", CULPRIT], ["trainer", 3]], followed=[["trainer", 3]])
+    text = made(given).text
+    assert f"Failedtrainer {CULPRIT} on node0 exit code 7" in text
+    assert "Failed after it (connection lost): trainer 3" in text
+
+
 def test_nothing_of_a_program_becomes_markup() -> None:
     given = answers(2, 2)
     plain = [name for name, _ in made(given).tags]

@@ -48,15 +48,16 @@ class Outcome(NamedTuple):
     code: int
     source: str
     reason: str
-    culprits: Tuple[Key, ...] = ()
+    culprits: Tuple[Key, ...] = ()  # that failed by themselves; the first one is the cause as far as it can be known
     victims: Tuple[Key, ...] = ()
     node: int = -1
     brief: str = ""  # the reason in few words, if it has such a form
     engine: Optional[EngineEnd] = None  # where an engine has ended the job
+    followed: Tuple[Key, ...] = ()  # the culprits that failed after the first one because its connection was lost
 
     def as_record(self) -> Dict[str, object]:
         """The fields of an event."""
-        lists = {"culprits": list(map(list, self.culprits)), "victims": list(map(list, self.victims))}
+        lists = {name: list(map(list, getattr(self, name))) for name in ("culprits", "victims", "followed")}
         fields = {**self._asdict(), **lists}
         end = fields.pop("engine")
         return fields if end is None else {**fields, "engine": end._asdict()}
@@ -71,11 +72,13 @@ class Outcome(NamedTuple):
 def read_outcome(values: Mapping[str, Any]) -> Outcome:
     state, code, node = JobState(values["state"]), int(values["code"]), int(values.get("node", -1))
     source, reason, brief = str(values["source"]), str(values["reason"]), str(values.get("brief", ""))
-    culprits = tuple((str(role), int(rank)) for role, rank in values.get("culprits", ()))
-    victims = tuple((str(role), int(rank)) for role, rank in values.get("victims", ()))
+    names = ("culprits", "victims", "followed")
+    culprits, victims, followed = (
+        tuple((str(role), int(rank)) for role, rank in values.get(name, ())) for name in names
+    )
     end = values.get("engine")
     engine = _read_end(end) if end else None
-    return Outcome(state, code, source, reason, culprits, victims, node, brief, engine)
+    return Outcome(state, code, source, reason, culprits, victims, node, brief, engine, followed)
 
 
 def _read_end(end: Mapping[str, object]) -> EngineEnd:
@@ -98,6 +101,14 @@ def describe_exit(code: int, signal: int, note: str = "") -> str:
     return f"{text}: {note}" if note else text
 
 
+def short_exit(code: int, signal: int, note: str = "") -> str:
+    """Describe an exit for the last line of a command: `segmentation fault (signal 11)`, or the note of an exit code."""
+    if not signal:
+        return note or f"exit code {code}"
+    text = f"{SIGNALS[signal]} (signal {signal})" if signal in SIGNALS else f"signal {signal}"
+    return f"{text}: {note}" if note else text
+
+
 def coordinator(name: str, endpoint: str) -> str:
     """Describe the coordinator of a job: its node and its endpoint, or the endpoint alone if this is the node's name."""
     alike = endpoint.rpartition(":")[0].strip("[]") == name
@@ -114,7 +125,7 @@ class Failure(NamedTuple):
     """A process that failed by itself. `error` is a number made of the exception that its program recorded, else of the last
     line of its log: equal lines, equal numbers.
 
-    `consequence`: this line is about a lost connection, so another failure may be the cause.
+    `consequence`: this line is about a lost connection, store or collective, so another failure may be the cause.
     """
 
     role: str
@@ -137,12 +148,30 @@ def same_error(failure: Failure) -> Tuple[object, ...]:
     return failure.role, failure.code, failure.signal, error or failure.note, failure.attempt
 
 
-def alike(failures: Iterable[Failure]) -> List[List[Failure]]:
-    """Failures in groups of the same error. The order is that of the first failure of each group."""
+def alike(failures: Iterable[Failure], followed: bool = False) -> List[List[Failure]]:
+    """Group failures by their error, in the order of the first failure of each group.
+
+    Consequences are one group of each role if they follow a cause: a failure before them, or, with `followed`, an earlier one.
+    """
     groups: Dict[Tuple[object, ...], List[Failure]] = {}
     for failure in failures:
-        groups.setdefault(same_error(failure), []).append(failure)
+        after = failure.consequence and followed
+        followed = followed or not failure.consequence
+        groups.setdefault((failure.role, failure.attempt) if after else same_error(failure), []).append(failure)
     return list(groups.values())
+
+
+def sentences(groups: Sequence[Sequence[Failure]]) -> List[str]:
+    """A sentence about each group, as alike() makes them."""
+    cause = bool(groups) and not groups[0][0].consequence
+    return [followers(group) if cause and group[0].consequence else failed(group) for group in groups]
+
+
+def followers(group: Sequence[Failure]) -> str:
+    """One sentence about failures that followed another one."""
+    role, ranks = role_name(group[0].role), some([str(failure.rank) for failure in group])
+    process = f"{role} {ranks} on {group[0].node}" if len(group) == 1 else f"{role}s {ranks}"
+    return f"{process} failed after it (connection lost)"
 
 
 def failed(group: Sequence[Failure]) -> str:

@@ -308,6 +308,7 @@ class EngineEndFields(TypedDict):
 class _OutcomeLists(TypedDict, total=False):
     culprits: f.PerRank[f.RankKey]
     victims: f.PerRank[f.RankKey]
+    followed: f.PerRank[f.RankKey]
     node: f.NodeOrNone
     brief: str
     engine: EngineEndFields

@@ -1,4 +1,4 @@
-"""The error of a rank that failed is in its error file, or else in the last line of its log.
+"""The error of a rank that failed is in its error file, or else at the end of its log.
 
 PyTorch's `@record` writes the exception that ended the program to TORCHELASTIC_ERROR_FILE. The form is that of
 torch.distributed.elastic.multiprocessing.errors: {"message": {"message": "ValueError: ...", ...}}, where the outer message may
@@ -12,7 +12,7 @@ import json
 import os
 import re
 import zlib
-from typing import Iterable, List, Tuple
+from typing import Iterable, List, NamedTuple, Sequence, Tuple
 
 from clustertool.model.masking import mask
 from clustertool.model.paths import JobPaths
@@ -22,11 +22,48 @@ from clustertool.node.storage import files
 _MOST = 1 << 20  # bytes; the traceback of the exception is in the file too
 _SHOWN = 300  # characters of the message, which becomes a part of events and of the verdict
 _LINE = 4096  # bytes in which the last line of a log is searched
+_END = (
+    64 << 10
+)  # bytes of a log in which its last error is searched: libraries print the stacks of all threads behind it
+_MESSAGE = 8  # lines of one error message
 _DIFFERENT = rb"0x[0-9a-fA-F]+|[0-9]+"  # in the same error of several ranks: rank, port, pid, time, address
-_OF_OTHERS = (  # what a rank prints after another one has failed
-    rb"connection (reset|refused|closed)|broken ?pipe|closed by peer|ConnectionError|peer .* closed"
-    rb"|nccl.*(remote|abort|timeout)|gloo.*(closed|reset|timeout)"
+_PREFIX = re.compile(rb"\[(rank)?[0-9]+(,[0-9]+)?\](<std(err|out)>)?: ?")  # of PyTorch, and of mpirun --tag-output
+_TRACEBACK = b"Traceback (most recent call last):"
+_CHAINED = (b"During handling of the above", b"The above exception was the direct cause")
+_STACK = re.compile(rb"\s|frame #|#[0-9]|\[bt\]|@ |Exception raised from|Thread 0x|\[[^\]]*\] *\[ *[0-9]+\]")
+# What libraries print behind the last exception of a program. Behind another line the program has gone on after it.
+_NOISE = re.compile(
+    rb"[\[*-]|[DIWEF][0-9]{4} |terminate called|C\+\+ Traceback|Error Message Summary|Exception (ignored|in thread)"
+    rb"|Fatal Python|Current thread|Extension modules|wandb: |.*\b(WARNING|INFO|DEBUG|\w*Warning)\b"
 )
+# Where libraries written in C++ or C begin a message of several lines.
+_BEGINS = re.compile(
+    rb" *what\(\):|F[0-9]{4} |Error Message Summary:|.*(Fatal error in |\*\*\* An error occurred in MPI_)"
+)
+_SUMMARY = b"Error Message Summary:"  # of Paddle, in an exception without a text of its own
+# The messages of these libraries have their reason in further lines.
+_LIBRARIES = re.compile(rb"nccl|gloo|hccl|errors_impl|\(External\)|mpi|horovod|xla|jax|c10|dist\w+error", re.IGNORECASE)
+# What a rank prints after another one has failed: a connection, the store of the rendezvous or a collective has ended.
+_OF_OTHERS = re.compile(
+    rb"connection (was |is )?(reset|refused|closed|aborted|lost)|broken ?pipe|ConnectionError|socket (is )?closed"
+    rb"|closed (by|connection).* peer|peer .*closed|remote (peer|process exit)|failed to recv, got 0 bytes|Got EOF of Socket"
+    rb"|failed to connect to all addresses|communication error with|endpoint is not connected|PROC_FAILED|process has failed"
+    rb"|peer failure|another task died|heartbeat time ?out|different device incarnation"
+    rb"|client socket has timed out|socket time ?out|waiting for clients|RendezvousConnectionError|TCP (receive|send) error"
+    rb"|store->get\(|wait time ?out after [0-9]+ ?ms"
+    rb"|collective operation timeout|operations have failed or timed out|communicator was aborted|monitoredBarrier"
+    rb"|collective ops (is|are) aborted|Horovod has been shut down|barrier timed out|\bEI000[26]\b"
+    rb"|nccl.*(remote|abort|timeout)|gloo.*(closed|reset|time(out|d out))",
+    re.IGNORECASE,
+)
+
+
+class LoggedError(NamedTuple):
+    """line: the error, as it is compared and shown. cause: what began it. exception: whether it ended a Python program."""
+
+    line: bytes
+    cause: bytes
+    exception: bool = False
 
 
 def remove_file(job: int, role: str, rank: int) -> None:
@@ -64,18 +101,68 @@ def of_runtime(job: int, log: str, runtime: str, code: int) -> str:
     return f"{runtime} did not start its container (exit code {code})" + (f": {_shown(found)}" if found else "")
 
 
-def last_line(job: int, log: str) -> bytes:
-    """The last line of a log that is not blank; b"" if there is none."""
+def end_of_log(job: int, log: str) -> LoggedError:
+    """Find the error with which a log ends: a Python exception, or the message of a library, or the last line."""
+    data = b""
     with contextlib.suppress(OSError):
-        return end_of(job, log, _LINE)[0].strip().rpartition(b"\n")[2]
-    return b""
+        data = end_of(job, log, _END)[0]
+    lines = [line for line in (_PREFIX.sub(b"", line, 1).rstrip() for line in data.splitlines()) if line]
+    chain = _last_exceptions(lines)
+    if chain and _SUMMARY in lines[chain[-1] :]:
+        place = lines.index(_SUMMARY, chain[-1]) + 1
+        place = next((at for at in range(place, len(lines)) if lines[at].strip(b"-")), place - 1)
+        return LoggedError(lines[place], _message(lines, place), exception=True)
+    if chain:
+        first, last = _message(lines, chain[0]), lines[chain[-1]]
+        by_cleanup = _OF_OTHERS.search(last) and not _OF_OTHERS.search(first)
+        return LoggedError(lines[chain[0]] if by_cleanup else last, first, exception=True)
+    last = next((line for line in reversed(lines) if not _STACK.match(line)), lines[-1] if lines else b"")
+    begins = [place for place, line in enumerate(lines) if _BEGINS.match(line)]
+    if begins and sum(not _STACK.match(line) for line in lines[begins[-1] + 1 :]) <= _MESSAGE:
+        return LoggedError(last, _message(lines, begins[-1]))
+    return LoggedError(last, last)
 
 
-def classify(line: bytes) -> Tuple[int, bool]:
-    """Of an error message: a number, and whether it is about a lost connection to another process. (0, False) for an empty one.
+def _last_exceptions(lines: Sequence[bytes]) -> List[int]:
+    """The places of the exception that ended the program and of those that led to it, the first one first."""
+    chain: List[int] = []
+    inside = linked = False
+    for place, line in enumerate(lines):
+        if line == _TRACEBACK:
+            chain = chain if linked else []
+            inside, linked = True, False
+        elif inside and not line[:1].isspace():
+            chain.append(place)
+            inside = False
+        elif chain and not inside and line.startswith(_CHAINED):
+            linked = True
+    if inside or not chain:
+        return []
+    behind = [line for line in lines[chain[-1] + 1 :] if not _STACK.match(line)]
+    if _SUMMARY in behind:
+        behind = behind[behind.index(_SUMMARY) + 1 + _MESSAGE :]
+    elif _LIBRARIES.search(lines[chain[-1]]):
+        behind = behind[_MESSAGE:]
+    return chain if all(map(_NOISE.match, behind)) else []
+
+
+def _message(lines: Sequence[bytes], place: int) -> bytes:
+    """The line at `place`, with the lines below it where a library of communication has printed it."""
+    if not _LIBRARIES.search(lines[place]) and not _BEGINS.match(lines[place]):
+        return lines[place]
+    return b"\n".join(lines[place : place + _MESSAGE])
+
+
+def shown_exception(error: LoggedError, secrets: Iterable[str]) -> str:
+    """The exception of a Python program, without the values of `secrets`; "" for an end without one."""
+    return _shown(mask(secrets)(error.line.decode(errors="replace"))) if error.exception else ""
+
+
+def classify(error: LoggedError) -> Tuple[int, bool]:
+    """Of an error: a number, and whether its cause is that another process has gone. (0, False) for an empty one.
 
     Lines that differ in digits only have the same number.
     """
-    if not line:
+    if not error.line:
         return 0, False
-    return zlib.crc32(re.sub(_DIFFERENT, b"0", line)), re.search(_OF_OTHERS, line, re.IGNORECASE) is not None
+    return zlib.crc32(re.sub(_DIFFERENT, b"0", error.line)), _OF_OTHERS.search(error.cause) is not None

@@ -241,13 +241,17 @@ class RankTable:
         of_runtime = rank.container is not None and exit.code > 0 and not note and not rank.container.reached
         if of_runtime:
             note = rank_error.of_runtime(self._job, rank.log_name, runtime, exit.code)
-        note, line = note or disk, b""
-        recorded = rank_error.read_file(self._job, role, number, self._spec.get("secrets", {}).values())
+        note, found = note or disk, rank_error.LoggedError(b"", b"")
+        secrets = self._spec.get("secrets", {}).values()
+        recorded = rank_error.read_file(self._job, role, number, secrets)
         if recorded:
-            note, line = "; ".join(filter(None, (note, recorded))), recorded.encode()
+            found = rank_error.LoggedError(recorded.encode(), recorded.encode())
         elif exit.code or killed == signal.SIGABRT:  # libraries abort for errors of connections
-            line = rank_error.last_line(self._job, rank.log_name)
-        error, consequence = rank_error.classify(line)
+            found = rank_error.end_of_log(self._job, rank.log_name)
+            recorded = "" if of_runtime else rank_error.shown_exception(found, secrets)
+        note = "; ".join(filter(None, (note, recorded)))
+        error, consequence = rank_error.classify(found)
+        consequence = consequence or killed == signal.SIGPIPE
         return exit._replace(note=note, error=error, consequence=consequence, of_runtime=of_runtime)
 
     def status(self, attempt: int, leads: bool, stopping: str, outcome: Optional[Outcome]) -> LiveStatus:

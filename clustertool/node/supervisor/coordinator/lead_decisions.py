@@ -21,8 +21,9 @@ fail when they use it (MPI_Init). Without a rank that failed, they are culprits:
 not be started, before mpirun, and mpirun before its daemons.
 
 Processes that fail by themselves before the stop reaches them are culprits, too, in the order in which the lead learns of them;
-those whose error is that another process has gone are behind the others. The server holds the Stop of a failure for a moment,
-so that failures of the same cause arrive before it; stop() gives the order that is due then.
+those whose error is that another process has gone are behind the others, and have followed the first one. The server holds the
+Stop of a failure for a moment, so that failures of the same cause arrive before it, and longer where only failures are known
+that must have another cause; stop() gives the order that is due then. A failure that is late is no cause of earlier ones.
 What ended the job first is its outcome; only a restart that is under way gives way to a lost node and to a stop. A
 node whose supervisor ended its processes unasked (it thinks the lead lost) counts as lost.
 """
@@ -32,7 +33,7 @@ from __future__ import annotations
 import signal
 from typing import Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple, Union
 
-from clustertool.model.job.outcome import Failure, Key, Outcome, alike, exit_code, failed, some
+from clustertool.model.job.outcome import Failure, Key, Outcome, alike, exit_code, sentences, some
 from clustertool.model.job.start_error import NOT_EXECUTABLE, NOT_FOUND
 from clustertool.model.job.state_names import JobState
 from clustertool.model.roles import LAUNCHERS, MPI_DAEMON, MPIRUN, role_name
@@ -55,10 +56,14 @@ class Listening(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """Exits that one supervisor reaped in one pass: simultaneous as far as it can be known."""
+    """Exits that one supervisor reaped in one pass: simultaneous as far as it can be known.
+
+    late: they came so long after the first failure, and after the stop, that they cannot be its cause.
+    """
 
     exits: Tuple[RankExit, ...]
     attempt: int = 0
+    late: bool = False
 
 
 class Clean(NamedTuple):
@@ -248,7 +253,7 @@ def _exited(state: State, event: Exited) -> Step:
         if not failing(state):
             return state, ()
         # Those that failed by themselves while the job ends because of an earlier failure are culprits as well.
-        return _blame(state, [exit for exit in event.exits if exit.failed]), ()
+        return _blame(state, [exit for exit in event.exits if exit.failed], event.late), ()
     if any(exit.stopped for exit in event.exits):
         return _lost(state, Lost(state.shape.node_of[event.exits[0].key], "its supervisor ended its processes unasked"))
     bad = [exit for exit in event.exits if exit.failed or _left_early(state, exit)]
@@ -264,12 +269,18 @@ def _exited(state: State, event: Exited) -> Step:
     return state, ()
 
 
-def _blame(state: State, exits: List[RankExit]) -> State:
+def _blame(state: State, exits: List[RankExit], late: bool = False) -> State:
     """Add culprits. Causes are before consequences; else they have the order in which the lead learned of them."""
-    culprits = [*state.culprits, *sorted(exits, key=lambda exit: exit.key)]
-    found = sorted(culprits, key=lambda exit: (_order(exit), exit.consequence))
+    found = list(state.culprits)
+    for exit in sorted(exits, key=lambda exit: exit.key):
+        effects = (place for place, known in enumerate(found) if _importance(exit) < _importance(known))
+        found.insert(len(found) if late else next(effects, len(found)), exit)
     first = _order(found[0]) if found else 0
     return state._replace(culprits=tuple(exit for exit in found if _order(exit) == first))
+
+
+def _importance(exit: RankExit) -> Tuple[int, bool]:
+    return _order(exit), exit.consequence
 
 
 def _order(exit: RankExit) -> int:
@@ -342,6 +353,11 @@ def may_fail(state: State) -> bool:
     return state.phase == "ending" and failing(state) and len(state.exits) < len(state.shape.place)
 
 
+def cause_known(state: State) -> bool:
+    """Whether a process has failed of its own error."""
+    return any(not exit.consequence for exit in state.culprits)
+
+
 def failing(state: State) -> bool:
     return state.restart or (state.ending is not None and state.ending.state is JobState.FAILED)
 
@@ -350,19 +366,23 @@ def failure(state: State) -> Outcome:
     first = state.culprits[0]
     code = exit_code(first.code, first.signal) or 1
     keys = tuple(exit.key for exit in state.culprits)
+    followed = tuple(exit.key for exit in state.culprits if exit.consequence and not first.consequence)
     source = "tool" if first.of_runtime else "job"  # whose code it is
-    return Outcome(JobState.FAILED, code, source, reason(state), keys, node=state.shape.node_of[first.key])
+    node = state.shape.node_of[first.key]
+    return Outcome(JobState.FAILED, code, source, reason(state), keys, node=node, followed=followed)
 
 
 def reason(state: State) -> str:
-    """All failures, the first one first; those with the same error in one sentence."""
+    """All failures, the first one first; those with the same error in one sentence, and those that followed in another."""
     place, names = state.shape.node_of, state.shape.names
     groups = alike(
-        Failure(exit.role, exit.rank, names[place[exit.key]], exit.code, exit.signal, exit.note, exit.error)
+        Failure(exit.role, exit.rank, names[place[exit.key]], exit.code, exit.signal, exit.note, exit.error)._replace(
+            consequence=exit.consequence
+        )
         for exit in state.culprits
     )
     more = sum(map(len, groups[_NAMED:]))
-    return "; ".join([*map(failed, groups[:_NAMED]), *([f"{more} more failed"] if more else [])])
+    return "; ".join([*sentences(groups[:_NAMED]), *([f"{more} more failed"] if more else [])])
 
 
 def end(state: State, outcome: Outcome) -> Step:

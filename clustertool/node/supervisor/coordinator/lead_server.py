@@ -39,6 +39,9 @@ _LONGEST_REASON = 200
 # Seconds between the first failure and the stop. The ranks of a job fail of the same error (a module that is missing, a wrong
 # setting) a few 10 ms apart; a rank that is stopped in this time would count as a victim of an error that it has itself.
 _HOLD = 0.5
+# Seconds after the first failure in which its cause may arrive: a rank that others have lost may still write its traceback or
+# its core while they fail of the closed connection.
+_CAUSE = 2.0
 _LARGE = 1e18  # steps and seconds
 
 
@@ -89,6 +92,7 @@ class LeadServer(CoordinatorLink):
             None  # when a new attempt begins, and with which orders
         )
         self._stop_at: Optional[float] = None  # when the stop is sent that waits for further failures
+        self._failed_at = 0.0  # when the phase began: in an ending, when the first failure was known
         self._decide(l.Joined(spec["node"]))
 
     # -- for the supervisor's loop --
@@ -338,15 +342,21 @@ class LeadServer(CoordinatorLink):
     def _decide(self, event: e.Event) -> None:
         if isinstance(event, l.Exited) and event.attempt == self._state.attempt:
             self._limits.launcher.note(event.exits)
+            event = event._replace(late=self._stop_at is None and time.monotonic() > self._failed_at + _CAUSE)
         before = self._state.phase
         shape = self._state.shape
         if isinstance(shape, e.EpochShape):
             self._state, actions = e.decide(shape, self._state, event)
         else:
             self._state, actions = l.decide(self._state, cast("l.Event", event))
+        now = time.monotonic()
+        if self._state.phase != before:
+            self._failed_at = now
         if self._state.phase != before and l.may_fail(self._state):
-            self._stop_at = time.monotonic() + _HOLD
+            self._stop_at = now + (_HOLD if l.cause_known(self._state) else _CAUSE)
             return
+        if self._stop_at is not None and l.cause_known(self._state):
+            self._stop_at = min(self._stop_at, now + _HOLD)
         if self._stop_at is not None and (actions or not l.may_fail(self._state)):
             self._release()
         again = [action for action in actions if isinstance(action, l.Start) and action.again]
