@@ -149,7 +149,7 @@ def launched(caller: Caller, selection: Selection, named: NamedNodes, folder: Pa
         _tell(caller, selection, source, known)
         return _chosen(selection, known)
     if named.alone or not (asked or known) or _itself(asked, known if "HOSTS" in values else None):
-        found = this_machine.alone(folder, known)
+        found = this_machine.with_job_python(this_machine.alone(folder, known))
         found = replace(
             found, hosts=tuple(host.with_slots(one) for host, one in zip(found.hosts, asked or found.hosts))
         )
@@ -167,6 +167,7 @@ def launched(caller: Caller, selection: Selection, named: NamedNodes, folder: Pa
         assert known is not None
         found = known
     _tell(caller, selection, source, found)
+    _tell_python(caller, found)
     if not found.hosts[0].here:
         _note_allocation(caller, found)
         note = shell_variables.note(found, os.environ)
@@ -182,10 +183,11 @@ def joining(caller: Caller, conf: Conf, nodes: int, folder: Path, devices: bool,
     coordinator. ENV is that of conf.py, without variables of the shell.
     """
     known = _without_hosts(conf)
-    found = this_machine.alone(folder, known)
+    found = this_machine.with_job_python(this_machine.alone(folder, known))
     host = replace(found.hosts[0], address=address)
     found = replace(found, hosts=(host,), env=known.env if known else ())
     caller.note(f"conf: {conf.source or 'none found'}, this machine and {count(nodes - 1, 'other')}")
+    _tell_python(caller, found)
     return shell_variables.obey(found, os.environ, devices)
 
 
@@ -248,6 +250,11 @@ def _tell(caller: Caller, selection: Selection, source: str, found: Cluster) -> 
     twice = [host.host for host in found.hosts if host.twin]
     again = f"; more than once: {', '.join(dict.fromkeys(twice))}" if twice else ""
     caller.note(f"conf: {source} ({part}{again})")
+
+
+def _tell_python(caller: Caller, found: Cluster) -> None:
+    if found.job_python:
+        caller.note(f"python3: {found.job_python}")
 
 
 def _note_allocation(caller: Caller, found: Cluster) -> None:

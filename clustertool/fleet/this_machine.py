@@ -10,8 +10,10 @@ its records are removed with the folder.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
+import shutil
 import socket
 import stat
 import subprocess
@@ -28,7 +30,7 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.launcher_variables import SHELL_DEFAULTS, without_secret
 from clustertool.model.paths import OURS
-from clustertool.node.system import processes, users
+from clustertool.node.system import processes, programs, users
 from clustertool.ssh.channel import NO_SHELL
 from clustertool.ssh.shells import Programs, Shells
 
@@ -45,12 +47,38 @@ def alone(folder: Path, known: Cluster | None = None) -> Cluster:
     host = node(folder)
     base = known or Cluster((host,), where="this machine")
     off = (*base.checks_off, "ping", "rsync")  # nothing is sent
-    # The tool's own interpreter runs the job, unless the user has activated an environment, which is on PATH already.
-    activated = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
-    path = "" if activated else str(Path(sys.executable).parent)
     env = (*shell_defaults(), *base.env)
     own = replace(base, hosts=(host,), root_dir=host.root_dir, checks_off=off, env=env)
-    return replace(own, python=sys.executable, first_path=path)
+    first, _ = _python_rule()
+    return replace(own, python=sys.executable, first_path=first)
+
+
+def with_job_python(cluster: Cluster) -> Cluster:
+    """The same cluster, which states what `python3` is for its jobs and why, unless PRELUDE or an image decides."""
+    if cluster.prelude or cluster.container.image:
+        return cluster
+    folders = [cluster.first_path, *dict(cluster.env).get("PATH", os.environ.get("PATH", os.defpath)).split(os.pathsep)]
+    path, version = programs.python3(folders)
+    rule = _python_rule()[1]
+    return replace(cluster, job_python=f"{path} {version}, {rule}" if path else "")
+
+
+def _python_rule() -> tuple[str, str]:
+    """The folder that is first on PATH of a job of this machine, "" for PATH as it is, and the rule that chooses it."""
+    own = str(Path(sys.executable).parent)
+    activated = next((name for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if os.environ.get(name)), "")
+    if activated:
+        return "", f"by PATH of the environment that is activated ({activated})"
+    folders = os.get_exec_path()
+    if not any(map(functools.partial(_same_folder, os.path.dirname(os.path.abspath(sys.argv[0]))), folders)):
+        return own, "the one of clusterrun, which was started by a path outside of PATH"
+    if not shutil.which("python3"):
+        return own, "the one of clusterrun, as PATH has no python3"
+    return "", "the first on PATH"
+
+
+def _same_folder(folder: str, other: str) -> bool:
+    return os.path.realpath(folder) == os.path.realpath(other)
 
 
 def shell_defaults() -> tuple[tuple[str, str], ...]:

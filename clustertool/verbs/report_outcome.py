@@ -5,12 +5,15 @@ What was printed while the job ran is not printed again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from clustertool.actions.read_logs import last_lines
 from clustertool.actions.read_status import error_of
 from clustertool.errors import ClustertoolError, Interrupted, JobFailed, NodeLost, NotFound, Terminated
 from clustertool.fleet.fleet import Fleet
+from clustertool.model.finding import pip_name
+from clustertool.model.hints import PROGRAM
 from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.state_names import JobState
 from clustertool.model.masking import Hide
@@ -21,6 +24,7 @@ from clustertool.verbs.follow_session import FollowSession
 from clustertool.verbs.verb import Call
 from clustertool.watch import verdict
 
+_NO_MODULE = re.compile(r"No module named '?(\w+)'?$")  # of a name with a dot the package is there
 _ERRORS = 3  # different errors with their last lines
 
 
@@ -37,7 +41,9 @@ def tell(call: Call, fleet: Fleet, follow: FollowSession, hide: Hide) -> Cluster
         if not printed:
             call.terminal.error(outcome.reason)
         for alike in verdict.errors(status, outcome)[:_ERRORS]:
-            _show_last_lines(call, fleet, follow, hide, alike)
+            lines = _show_last_lines(call, fleet, follow, hide, alike)
+            if error is not None and not error.fix:
+                error.fix = _missing_module(lines, follow.watch.status.name(alike[0].node), fleet.cluster.job_python)
     victims = victims_line(outcome)
     if victims:
         call.terminal.note(victims)
@@ -51,21 +57,37 @@ def tell(call: Call, fleet: Fleet, follow: FollowSession, hide: Hide) -> Cluster
 
 def _show_last_lines(
     call: Call, fleet: Fleet, follow: FollowSession, hide: Hide, alike: Sequence[ProcessStatus]
-) -> None:
-    """Of the first of several processes with the same error, unless they are the last lines on the screen."""
+) -> Sequence[str]:
+    """Of the first of several processes with the same error, unless they are on the screen. Returns the lines."""
     first, name = alike[0], follow.watch.status.name(alike[0].node)
     log = JobPaths.log(first.role, first.rank, first.attempt)
     if isinstance(fleet.failed.get(first.node), NotFound):
         call.terminal.note(f"the log of {first.role} {first.rank} is on {name}: {log}")
-        return
+        return ()
     lines = last_lines(fleet, follow.watch.status.job, first, hide)
     about = f"last lines of {first.role} {first.rank} ({name}, {log})"
     if not lines:
         call.terminal.note(f"no {about}: it has printed nothing, or its node does not answer")
-        return
+        return lines
     if follow.lines.on_screen(first.role, first.rank, lines):
         call.terminal.note(f"{about}: see above")
-        return
+        return lines
     call.terminal.note(f"{about}:")
     for line in lines:
         call.terminal.note(prefix(first.role, first.rank, name) + line)
+    return lines
+
+
+def _missing_module(lines: Sequence[str], node: str, python: str) -> str:
+    """The fix where the last lines of a process name a module that its interpreter does not have, else "".
+
+    python: what python3 is for jobs of this machine, "" on other nodes.
+    """
+    names = (match[1] for match in map(_NO_MODULE.search, reversed(lines)) if match)
+    name = next(names, "")
+    if not name:
+        return ""
+    if python:
+        return f"python3 is {python}: activate the environment that has {name}, or install {pip_name(name)} in this one"
+    where = f"for python3 on {node}, or have PRELUDE in conf.py activate the environment that has it"
+    return f"install {pip_name(name)} {where}; {PROGRAM} check compares the nodes"

@@ -138,6 +138,49 @@ def test_an_activated_environment_has_its_own_python(here):
     assert said["env"]["PATH"] == str(environment)
 
 
+def test_which_python3_runs_the_job(here):
+    """The activated environment's, else that of a clusterrun outside of PATH, else the first on PATH. A line names it."""
+    here.workspace(".", train_py="import os; print('by', os.environ.get('BY'), flush=True); import no_such_module")
+    version = ".".join(map(str, sys.version_info[:3]))
+    own, first, tool = (here.folder.with_name(name) for name in ("own", "first", "tool"))
+    for folder in (own, first, tool):
+        folder.mkdir()
+    for folder in (own, first):
+        (folder / "python3").write_text(f'#!/bin/sh\nBY={folder.name} exec {sys.executable} "$@"\n')
+    (tool / "clusterrun").write_text(f"#!{sys.executable}\nfrom clustertool.verbs.clusterrun import main\nmain()\n")
+    for program in (own / "python3", first / "python3", tool / "clusterrun"):
+        program.chmod(0o755)
+    path = f"{first}:{tool}"
+    cases = (  # PATH, more variables, program -> what runs the job, and the line
+        (path, {}, "clusterrun", "first", f"{first}/python3 {version}, the first on PATH"),
+        (
+            f"{own}:{path}",
+            {"VIRTUAL_ENV": "x"},
+            "clusterrun",
+            "own",
+            f"{own}/python3 {version}, by PATH of the environment",
+        ),
+        (
+            str(first),
+            {},
+            tool / "clusterrun",
+            "None",
+            f"{sys.executable.rpartition('/')[0]}/python3 {version}, the one of clu",
+        ),
+        (str(tool), {}, "clusterrun", "None", "as PATH has no python3"),
+    )
+    for path, more, program, by, line in cases:
+        done = here.start("train.py", program=[str(program)], env={"PATH": path, **more}).wait().ends(1)
+        assert f"by {by}" in done.out, (line, done.err)
+        (said,) = re.findall(r"^python3: (.*)$", done.err, re.M)
+        assert line in said
+        fix = f"  fix: python3 is {said}: activate the environment that has no_such_module, or install no_such_module in this"
+        assert fix in done.err
+    (here.folder / "conf.py").write_text("HOSTS = ['a']\nPRELUDE = 'BY=prelude; export BY'\n")
+    done = here.clusterrun("--standalone", "train.py").ends(1)
+    assert "by prelude" in done.out and "python3: " not in done.err, "PRELUDE decides"
+
+
 def test_a_failure_is_the_exit_code(here):
     here.workspace(".", train_py="import os, sys; sys.exit(7 * int(os.environ['RANK']))")
     done = here.clusterrun("--nproc_per_node", 2, "train.py").ends(7)

@@ -46,6 +46,17 @@ def test_facts(bench: Bench) -> None:
     assert (facts.problems, facts.releases) == ((), ())
 
 
+def test_the_python3_of_a_job_on_its_path(bench: Bench, tmp_path: Path) -> None:
+    """The first one of the folders; an empty entry stands for PATH of the node."""
+    node = bench.nodes(1)[0]
+    (tmp_path / "python3").symlink_to(sys.executable)
+    version = sys.version.split()[0]
+    assert node.probe(job_path=["/nowhere", f"/none:{tmp_path}"])["job_python"] == [str(tmp_path / "python3"), version]
+    assert node.probe(job_path=["/nowhere"])["job_python"] == ["", ""]
+    assert node.probe(job_path=[str(tmp_path), ""])["job_python"][0] == str(tmp_path / "python3")
+    assert "job_python" not in node.probe()
+
+
 def test_holder_of_a_job(bench: Bench) -> None:
     """A port that a job's process holds is told with the job's name."""
     nodes = bench.nodes(1)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import sys
+
 from tests import cases
-from tests.cli import until
+from tests.cli import USER, until
 from tests.node_code import CACHE
 
 PSERVER = """
@@ -104,3 +107,22 @@ def test_a_first_start_installs_the_code_and_later_ones_use_it(site, node_code):
     assert installed(new) == found
     before = (known.home(0) / CACHE / node_code.name).stat().st_ino
     assert installed(known) == [(node_code.name, before)]
+
+
+def test_a_module_that_a_node_lacks_and_another_python3_on_one_node(site, tmp_path):
+    pair = site(2)
+    other = tmp_path / "python3"
+    other.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    first, second = (f"{USER}@{server.entry}" for server in pair.servers)
+    pair.conf(HOSTS=[first, {"host": second, "env": {"PATH": f"{tmp_path}:/usr/bin:/bin"}}])
+    pair.workspace(train_py="import no_such_module")
+    done = pair.inv("run", "-w", "job").ends(1)
+    usual = re.search(
+        rf"warning: {pair.name(1)}: python: python3 of jobs is {other} [\d.]+, others (\S+) [\d.]+ \(", done.err
+    )
+    assert usual and usual[1] != str(other), done.err
+    where = r"on 127\.0\.0\.[23], or have PRELUDE in conf.py activate the environment that has it"
+    assert re.search(f"  fix: install no_such_module for python3 {where}; inv check compares the nodes", done.err), (
+        done.err
+    )

@@ -120,3 +120,15 @@ def test_a_package_that_a_node_lacks() -> None:
     assert told(found) == [(0, "packages", "error", "no torch, others have 2.3.0")]
     assert not odd({}, packages=(("torch", ""),))  # nobody has it
     assert not odd({0: {"packages": ()}}, packages=most)  # its python failed, which is told already
+
+
+# -- the job's python3
+
+
+def test_nodes_whose_jobs_have_another_python3() -> None:
+    usual = ("/usr/bin/python3", "3.11.4")
+    assert not odd({}, job_python=usual)
+    assert not odd({1: {"job_python": ("/usr/bin/python3", "3.11.9")}, 2: {"job_python": ("", "")}}, job_python=usual)
+    for other in (("/usr/bin/python3", "3.10.1"), ("/opt/conda/bin/python3", "3.11.4")):
+        found = told(odd({2: {"job_python": other}}, job_python=usual))
+        assert found == [(2, "python", "warn", f"python3 of jobs is {' '.join(other)}, others /usr/bin/python3 3.11.4")]

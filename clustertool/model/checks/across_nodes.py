@@ -16,7 +16,7 @@ T = TypeVar("T", bound=Hashable)
 
 def drift(facts: ByNode, asked: Mapping[int, Tuple[float, float]]) -> List[Finding]:
     """Findings that need more than one probe to be made."""
-    return [*_clocks(facts, asked), *_names(facts), *_mtus(facts), *_packages(facts)]
+    return [*_clocks(facts, asked), *_names(facts), *_mtus(facts), *_interpreters(facts), *_packages(facts)]
 
 
 # -- clocks
@@ -91,6 +91,23 @@ def _mtus(facts: ByNode) -> List[Finding]:
 
 
 # -- packages
+
+
+def _interpreters(facts: ByNode) -> List[Finding]:
+    """Nodes whose jobs have another python3 than most: at another path, or of another minor version."""
+    known = {node: fact.job_python for node, fact in facts.items() if fact.job_python[0]}
+    usual = most_common((path, _minor(version)) for path, version in known.values())
+    found = []
+    for node, (path, version) in known.items():
+        if (path, _minor(version)) != usual:
+            others = next(f"{path} {version}" for path, version in known.values() if (path, _minor(version)) == usual)
+            fix = "install the same one there, or have PRELUDE activate the same environment on all nodes"
+            found.append(Finding(node, "python", "warn", f"python3 of jobs is {path} {version}, others {others}", fix))
+    return found
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
 
 
 def _packages(facts: ByNode) -> List[Finding]:

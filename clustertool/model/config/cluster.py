@@ -146,7 +146,8 @@ class Cluster:
     checks_off: Tuple[str, ...] = _key("CHECKS_OFF", _checks, ())
     check_packages: Tuple[str, ...] = _key("CHECK_PACKAGES", _names, ("torch", "paddle", "numpy"))
     ssh_config: str = field(default="", repr=False)  # set only by the embedded cluster: "none" ignores ~/.ssh/config
-    first_path: str = ""  # set only by the embedded cluster: first on every process's PATH
+    first_path: str = ""  # of the embedded cluster and of this machine alone: first on every process's PATH
+    job_python: str = ""  # set only by clusterrun on this machine: what python3 is for its jobs, and why
     shell_devices: str = ""  # set only by clusterrun: the variable of the shell that names the devices of all hosts
     where: str = ""  # the conf.py that was read, or a description of its replacement
     settings: Mapping[str, object] = field(

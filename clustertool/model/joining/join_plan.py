@@ -90,6 +90,8 @@ def probe_of(join: JoinFile, own: OwnSettings, address: str) -> ProbeRequest:
     host = Host(0, address, address=address, root_dir=own.root_dir)
     request = probe_request(join.cluster, host)
     request["engine"] = join.engine
+    if "job_path" in request and own.first_path:
+        request["job_path"].insert(0, own.first_path)
     if join.job.by_mpirun:
         asked = job_environment(join.cluster, host, {**dict(join.passed), **dict(own.env), **dict(join.job.env)})
         asked["first_path"], asked["here"] = own.first_path or asked["first_path"], own.here

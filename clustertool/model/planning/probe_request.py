@@ -15,13 +15,17 @@ def probe_request(cluster: Cluster, host: Host) -> ProbeRequest:
     """Its fields for one node. `ports`: those of conf.py, of which only the users are searched."""
     pservers = 8 * (cluster.ports_num + cluster.ports_num_for_sparse)
     named = range(cluster.start_port, cluster.start_port + 64) if cluster.start_port else ()
-    return {
+    request: ProbeRequest = {
         "root_dir": host.root_dir or cluster.root_dir,
         "nic": cluster.nic,
         "address": host.address,
         "explicit_address": host.address if host.address != host.host else "",
         "ports": [*range(cluster.pserver_port, cluster.pserver_port + pservers), *named, cluster.lead_port],
     }
+    if not (cluster.prelude or cluster.container.image):
+        path = {**dict(cluster.env), **dict(host.env)}.get("PATH", "")
+        request["job_path"] = [*filter(None, (cluster.first_path,)), path]
+    return request
 
 
 def job_environment(cluster: Cluster, host: Host, variables: Mapping[str, str]) -> JobEnvironment:

@@ -379,6 +379,7 @@ class ProbeAnswer(Answer, total=False):
     own: Optional[f.Label]
     listing: f.PerFile[f.Label]
     job_toml: f.TomlText
+    job_python: Tuple[f.Label, f.Label]
     packages: f.Some[Tuple[f.Label, f.Label]]
     job_proxies: f.Some[f.Label]
     no_proxy: f.Label

@@ -197,6 +197,7 @@ class ProbeWanted(TypedDict, total=False):
     release: str
     mpi: JobEnvironment  # of a job in mode mpi: packages are daemons of mpirun
     engine: str  # that has started the node and allocates its devices; "": none
+    job_path: List[str]  # PATH of the job, "" for that of the node; where neither PRELUDE nor an image changes it
 
 
 class ProbeRequest(ProbeWanted):

@@ -82,6 +82,10 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
         "problems": problems,
         "releases": _releases(root),
     }
+    if "job_path" in request:
+        inherited = os.environ.get("PATH", os.defpath)
+        folders = ":".join(path or inherited for path in request["job_path"]).split(":")
+        answer["job_python"] = programs.python3(folders)
     if allocated is not None:
         answer["allocated"] = allocated
     answer.update(_condition(existing, nic))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import ProgramAnswer
     from clustertool.model.wire.agent_requests import ProgramRequest
 
+_VERSION = 2.0  # seconds for python3 -V: a shim of pyenv starts a shell
 _MOST = 1 << 20  # characters of an output that an answer has
 _LOGIN = 20.0  # seconds that a login shell may take to start
 _MARK = "clustertool: the environment follows"  # after what the files of a login shell print
@@ -23,10 +24,18 @@ _login: Dict[str, str] = {}  # the environment of a login shell, once it was rea
 
 def find(name: str, *folders: str) -> str:
     """The path of a program on PATH or in one of the `folders`, or ""."""
-    return _first([*os.get_exec_path(), *folders], name)
+    return first([*os.get_exec_path(), *folders], name)
 
 
-def _first(folders: Iterable[str], name: str) -> str:
+def python3(folders: Iterable[str]) -> Tuple[str, str]:
+    """The path and the version of the first python3 in the folders of a PATH; ("", "") if there is none."""
+    path = first(filter(None, folders), "python3")
+    code, out, err = output([path, "-V"], _VERSION) if path else (127, "", "")
+    version = (out or err).strip().rpartition(" ")[2]
+    return (path, version[:40]) if code == 0 and version else ("", "")
+
+
+def first(folders: Iterable[str], name: str) -> str:
     """The path of an executable file of this name in the first of the folders that has one, or ""."""
     paths = (os.path.join(folder, name) for folder in folders)
     return next((path for path in paths if os.access(path, os.X_OK) and os.path.isfile(path)), "")
@@ -82,7 +91,7 @@ def run_program(node: NodeContext, request: ProgramRequest) -> ProgramAnswer:
 
 def _found(name: str, environ: Mapping[str, str]) -> str:
     """The path of a program on the PATH of an environment, or ""."""
-    return name if os.path.isabs(name) else _first(filter(None, environ.get("PATH", "").split(os.pathsep)), name)
+    return name if os.path.isabs(name) else first(filter(None, environ.get("PATH", "").split(os.pathsep)), name)
 
 
 def login_environment() -> Mapping[str, str]:
