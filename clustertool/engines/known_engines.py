@@ -121,8 +121,9 @@ _SLURM_OF_WORKSPACE = (
         f"options.--{name}"
         for name in """begin contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu deadline delay-boot dependency
         distribution exclusive extra-node-info gpu-bind gpu-freq gpus gpus-per-socket gres gres-flags hint hold immediate
-        kill-on-invalid-dep licenses mail-type mem-bind mem-per-cpu mem-per-gpu mincpus nice oversubscribe prefer priority signal
-        sockets-per-node spread-job switches thread-spec threads-per-core time-min tmp use-min-nodes wait-all-nodes""".split()
+        kill-on-invalid-dep licenses mail-type mem-bind mem-per-cpu mem-per-gpu mincpus nice oversubscribe prefer priority
+        signal sockets-per-node spread-job switches thread-spec threads-per-core time-min tmp use-min-nodes
+        wait-all-nodes""".split()
     ),
 )
 _SLURM = "clustertool.engines.slurm"
