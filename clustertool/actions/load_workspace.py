@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from clustertool.engines.caller import Caller
@@ -16,6 +17,8 @@ from clustertool.model.config.job_tables import Toml
 from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.quantities import human_bytes
 
+_V2 = re.compile(rb"PADDLE_INIT_PORT\b|\bpaddle\.v2\b|\bfrom paddle import v2\b")
+_SCRIPT, _SCRIPTS = 1 << 18, 200  # bytes of a program that is searched for this, and how many
 _LISTED = 8  # files that are left out, in one line; of private keys and the like four times as many
 
 
@@ -62,6 +65,14 @@ def workspace(caller: Caller, folder: Path) -> Workspace:
     for path, size in accidents(found)[:4]:
         caller.warn(f"{path} ({human_bytes(size)}) is sent too; if that is not meant, name it in .clusterignore")
     return found
+
+
+def uses_one_port(found: Workspace) -> bool:
+    """Whether a program of it connects to all pservers at one port, by PADDLE_INIT_PORT or paddle.v2, which reads that."""
+    scripts = [entry.path for entry in found.entries if entry.path.endswith(".py") and entry.size < _SCRIPT]
+    return any(
+        _V2.search((found.top / path).read_bytes()) for path in scripts[:_SCRIPTS] if (found.top / path).is_file()
+    )
 
 
 def scattered(cluster: Cluster, toml: Toml) -> JobSpec | None:

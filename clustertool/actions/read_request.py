@@ -59,6 +59,8 @@ def read_request(
     if note := settings_note(toml, table, cluster):
         caller.note(note)
     workspace = load_workspace.workspace(caller, Path(folder)) if folder and not of_engine else None
+    if workspace and checked.has_pservers:
+        checked = replace(checked, one_port=load_workspace.uses_one_port(workspace))
     spec = None if there else with_usual_command(checked) if of_engine else checked
     secrets = {} if wish.dry else load_config.secrets(cluster)
     passed = load_config.passed(cluster)

@@ -36,6 +36,7 @@ from clustertool.model.hints import PROGRAM
 from clustertool.model.joining.typed_meeting import TypedMeeting
 from clustertool.model.masking import mask
 from clustertool.model.paths import OURS
+from clustertool.model.planning import shell_variables
 from clustertool.model.planning.environment import literal
 from clustertool.model.planning.plan import Plan
 from clustertool.model.quantities import count
@@ -92,6 +93,7 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
         _join(call, launch, folder, conf, meeting)
         return
     cluster = _cluster(call, launch, folder, conf)
+    _warn_of_cloud(call, launch, cluster)
     if ":" not in call.given.nnodes:
         _without_elastic(call)
     options = _options(call, launch, folder, cluster)
@@ -187,7 +189,11 @@ def _cluster(call: Call, launch: Launch, folder: Path, conf: Conf) -> Cluster:
         low, high = launch.nodes
         if low > there:
             what = f"--nnodes {low}: there {'is' if there == 1 else 'are'} {count(there, 'node')}"
-            raise UsageError(what, f"name the nodes with --ips=a,b or in conf.py, or {EVERYWHERE}")
+            fix = f"name the nodes with --ips=a,b or in conf.py, or {EVERYWHERE}"
+            if foreign_options.begins_meeting(launch, conf.names_nodes):  # and there is no secret
+                made = f"{PROGRAM} secret --to {secret.default_file()}"
+                fix += f"; without an address it needs a secret: {made}, the same file on each machine, then type this again"
+            raise UsageError(what, fix)
         given.nnodes = _range(launch) or str(min(high, there))
         if launch.elastic and all(host.here for host in cluster.hosts):
             given.nnodes = "1"
@@ -195,6 +201,24 @@ def _cluster(call: Call, launch: Launch, folder: Path, conf: Conf) -> Cluster:
         cluster = replace(cluster, hosts=share_out(cluster.hosts[: int(given.nnodes or there)], launch.total))
         given.nnodes = ""
     return cluster
+
+
+def _warn_of_cloud(call: Call, launch: Launch, cluster: Cluster) -> None:
+    """Where PaddleCloud's variables name several machines, state that each one trains alone, and what joins them."""
+    machines = shell_variables.cloud_machines(os.environ)
+    if (
+        machines
+        and all(host.here for host in cluster.hosts)
+        and not (launch.alone or launch.listed or launch.join.named)
+    ):
+        number = os.environ["PADDLE_TRAINER_ID"]
+        fix = (
+            f"clusterrun --master {machines[0]}:PORT --nnodes {len(machines)} --rank {number} ... with a common secret"
+        )
+        what = (
+            f"PADDLE_TRAINERS of this shell names {len(machines)} machines, and this command trains on this one alone"
+        )
+        call.warn(f"{what}\n  fix: {fix} ({PROGRAM} secret), or --ips={','.join(machines[:8])} on one of them (ssh)")
 
 
 def _require_among(launch: Launch, cluster: Cluster) -> None:

@@ -744,3 +744,26 @@ def test_the_secret_of_typed_commands_is_in_no_process_of_a_job(here):
     env = {"CLUSTERTOOL_SECRET": "abcdefgh234567ijklmnopqrst", "SHELL_HAS": "1"}
     done = here.clusterrun("train.py", env=env).ends(0)
     assert done.out.count("environ True False") >= 3 and "environ True True" not in done.out
+
+
+def test_a_shell_of_several_machines_trains_on_this_one_alone(here):
+    """PaddleCloud's variables join no machines, and that is stated; so is what --nnodes needs."""
+    here.workspace(".", train_py=TELLS)
+    shell = {
+        "PADDLE_TRAINERS": "10.0.0.1,10.0.0.2",
+        "POD_IP": "10.0.0.2",
+        "PADDLE_TRAINER_ID": "1",
+        "PADDLE_TRAINERS_NUM": "2",
+    }
+    done = here.clusterrun("train.py", env=shell).ends(0)
+    assert (
+        "warning: PADDLE_TRAINERS of this shell names 2 machines, and this command trains on this one alone" in done.err
+    )
+    assert "  fix: clusterrun --master 10.0.0.1:PORT --nnodes 2 --rank 1 ... with a common secret" in done.err
+    assert "PADDLE_TRAINERS of" not in here.clusterrun("--dry", "--standalone", "train.py", env=shell).ends(0).err
+    refused = here.clusterrun("--nnodes=2", "train.py").ends(64).err
+    file = here.home(0) / ".config/clustertool/secret"
+    assert (
+        f"without an address it needs a secret: clustertool secret --to {file}, the same file on each machine"
+        in refused
+    )

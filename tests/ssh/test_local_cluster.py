@@ -301,3 +301,28 @@ def test_other_users(who, locked):
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(who), "/mnt/someone/state/clustertool/local/node1", "2"]
+
+
+def test_a_program_of_paddle_v2_reaches_all_pservers_at_one_port(embedded):
+    """It has one port for all of them, PADDLE_INIT_PORT. The nodes are one machine, so each listens on its own address."""
+    embedded.workspace(
+        train_py="""
+            import os, socket
+            for host in os.environ["PADDLE_INIT_PSERVERS"].split(","):
+                socket.create_connection((host, int(os.environ["PADDLE_INIT_PORT"])), 10).close()
+            print("reached", os.environ["PADDLE_INIT_PSERVERS"], flush=True)
+        """,
+        pserver_py="""
+            import os, socket, time
+            with socket.create_server((os.environ["POD_IP"], int(os.environ["PADDLE_INIT_PORT"]))):
+                time.sleep(600)
+        """,
+    )
+    done = embedded.clustertool("run", "-w", "job", "--mode", "ps", "--all-ranks").ends(0)
+    assert done.out.count("reached 127.0.0.1,127.0.0.2,127.0.0.3") == 3
+
+
+def test_a_pserver_that_opens_no_port_and_ends(embedded):
+    embedded.workspace(train_py="print('trained')", pserver_py="print('done')")
+    early = 'exit code 0 before it listened on its port (one that opens none: [pserver] ready = "started" in job.toml)'
+    assert early in embedded.clustertool("run", "-w", "job", "--mode", "ps").ends(1).err

@@ -334,3 +334,22 @@ def test_what_a_process_inherits_in_an_allocation() -> None:
     assert (env["RANK"], env["OMPI_COMM_WORLD_SIZE"], env["PADDLE_TRAINER_ID"]) == ("0", "1", "0")
     for engine in ({"engine": ""}, {}):
         assert "MINE" not in environment_of({**spec, **engine}, process, 0, kept)  # type: ignore[typeddict-item]
+
+
+# -- PaddleCloud
+
+
+@pytest.mark.parametrize(
+    ("machines", "found"),
+    [
+        ("10.0.0.1,10.0.0.2", ("10.0.0.1", "10.0.0.2")),
+        ("10.0.0.1 10.0.0.2", ("10.0.0.1", "10.0.0.2")),
+        ("10.0.0.1", ()),
+        ("", ()),
+    ],
+)
+def test_machines_of_paddlecloud(machines: str, found: tuple[str, ...]) -> None:
+    environ = {"PADDLE_TRAINERS": machines, "POD_IP": "10.0.0.1", "PADDLE_TRAINER_ID": "0"}
+    assert shell_variables.cloud_machines(environ) == found
+    for name in environ:
+        assert shell_variables.cloud_machines({**environ, name: ""}) == ()

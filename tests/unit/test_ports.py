@@ -224,6 +224,8 @@ def test_nodes_of_one_machine_have_one_port_on_their_own_addresses() -> None:
     assert warning.startswith("127.0.0.2, 127.0.0.3 are one machine") and "--nics=eth0" in warning
     asked = cluster_of([*LOOPBACK, "10.0.0.1"], PADDLE_PORT=7200)
     assert ports_of(plan_of(asked, facts=facts, mode="ps"), "pserver") == [(7200, 7201)] * 3
+    program = replace(job_of(cluster, mode="ps"), one_port=True)
+    assert ports_of(plan(cluster, program, facts, IDENTITY, ("train.py",)), "pserver") == [(7164, 7165)] * 3
     # a program that may listen on all addresses: ports of its own on one machine
     assert ports_of(plan_of(cluster, facts=facts, mode="ps"), "pserver") == [(7164, 7165), (7166, 7167), (7164, 7165)]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.actions.load_workspace import workspace
+from clustertool.actions.load_workspace import uses_one_port, workspace
 from clustertool.errors import DataError, DispatchError
 from clustertool.fleet.dispatch import workspace as w
 from clustertool.fleet.dispatch.cache import WorkspaceCache
@@ -337,3 +337,22 @@ def test_an_error_is_reported_at_once_and_not_after_all_large_files(job: Path, m
     with pytest.raises(DataError, match="tiny"):
         w.read_workspace(job)
     assert len(read) <= w._WIDTH
+
+
+@pytest.mark.parametrize(
+    ("text", "one"),
+    [
+        ("import paddle.v2 as paddle", True),
+        ("from paddle import v2", True),
+        ("port = os.environ['PADDLE_INIT_PORT']", True),
+        ("os.getenv('PADDLE_INIT_PORTS_NUM')", False),
+        ("import paddle", False),
+    ],
+)
+def test_a_program_that_connects_to_all_pservers_at_one_port(job: Path, text: str, one: bool) -> None:
+    """As Paddle v2 does; also a module of the program, but no notes about it."""
+    (job / "train.py").write_text("import lib.start")
+    (job / "notes.txt").write_text("PADDLE_INIT_PORT")
+    (job / "lib").mkdir()
+    (job / "lib/start.py").write_text(f"import os\n{text}\n")
+    assert uses_one_port(w.read_workspace(job)) is one

@@ -114,6 +114,7 @@ class JobSpec:
     mpi: MpiSettings = MpiSettings()
     container: ContainerSettings = ContainerSettings()
     elastic: ElasticSettings = ElasticSettings()
+    one_port: bool = False  # its program connects to all pservers at one port, as Paddle v2
 
     @property
     def by_mpirun(self) -> bool:

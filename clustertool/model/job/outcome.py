@@ -179,7 +179,10 @@ def failed(group: Sequence[Failure]) -> str:
     first, name = group[0], role_name(group[0].role)
     how = describe_exit(first.code, first.signal, first.note)
     if exit_code(first.code, first.signal) == 0:
-        how = f"exit code 0, but {first.note}" if first.note else "exit code 0 before it listened on its port"
+        early = (
+            'exit code 0 before it listened on its port (one that opens none: [pserver] ready = "started" in job.toml)'
+        )
+        how = f"exit code 0, but {first.note}" if first.note else early
     process = f"{name} on {first.node}" if first.role == MPIRUN else f"{name} {first.rank} on {first.node}"
     if len(group) == 1:
         return f"{process} ended with {how}"

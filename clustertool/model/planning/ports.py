@@ -48,7 +48,7 @@ def choose(seats: Sequence[Seat], cluster: Cluster, job: JobSpec, facts: ByNode,
         if seat.port:
             of[seat.role, seat.rank] += desk.rest(seat.node, seat.port, width)
     _require_one_port(servers, job, facts)
-    own_port = not (cluster.pserver_port_given or one_port(job))
+    own_port = not (cluster.pserver_port_given or job.one_port or one_port(job))
     for layer in _layers(servers, facts, own_port):
         blocks = desk.blocks([seat.node for seat in layer], width)
         of.update(((seat.role, seat.rank), block) for seat, block in zip(layer, blocks))

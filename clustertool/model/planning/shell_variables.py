@@ -57,6 +57,17 @@ def note(cluster: Cluster, environ: Mapping[str, str]) -> str:
     return f"from this shell: {'; '.join(parts)}" if parts else ""
 
 
+def cloud_machines(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The machines that PaddleCloud's variables name, by number, where they are several; () for one machine.
+
+    paddle.distributed.launch joins them without --ips.
+    """
+    if not all(environ.get(name) for name in ("PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID")):
+        return ()
+    found = tuple(filter(None, re.split(r"[,\s]+", environ["PADDLE_TRAINERS"])))
+    return found if len(found) > 1 else ()
+
+
 def visible(environ: Mapping[str, str], strict: bool = True) -> Visible | None:
     """What CUDA_VISIBLE_DEVICES and the variables of other kinds allow, None if none is set.
 
