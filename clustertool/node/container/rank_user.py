@@ -1,0 +1,22 @@
+"""The user of ranks in an image, in a container or a pod: its name, and the folder that is its HOME if the image has none."""
+
+from __future__ import annotations
+
+import os
+
+from clustertool.model.container.container_user import RankUser
+from clustertool.model.paths import HOME, OURS
+from clustertool.node.storage import files
+from clustertool.node.system import users
+
+
+def rank_user(root: str) -> RankUser:
+    """The user of this process, with a folder below ROOT_DIR, made if it is missing. Raises PreflightError, OSError."""
+    uid = os.getuid()
+    return RankUser(users.name_of(uid), uid, os.getgid(), files.make_dir(root, OURS, HOME))
+
+
+def home_inside(user: RankUser) -> str:
+    """HOME of a process in the image: that of its environment if this user can write it. As HOME_SCRIPT does in a shell."""
+    found = os.environ.get("HOME", "")
+    return found if found not in ("", "/") and os.path.isdir(found) and os.access(found, os.W_OK) else user.home
