@@ -1,6 +1,7 @@
 """A failure is printed once: what, where, the fix, and on the last line of stderr the exit code with its source.
 
-Equal failures of many nodes are one message under their folded names. A fix that several messages share is printed once.
+Equal failures of many nodes are one message under their folded names, also where each message names its own node. A fix that
+several messages share is printed once.
 """
 
 from __future__ import annotations
@@ -25,9 +26,8 @@ class ExitCode(TypedDict):
 def show_error(error: ClustertoolError, terminal: Terminal) -> None:
     """Print an error on stderr; of one that was printed in detail already, the fix and the last line."""
     for alike in grouped((for_node(one.fix, one.node), one) for one in singles(error)).values():
-        messages = grouped((one.what, one.node) for one in alike)
-        for what, nodes in () if error.printed else messages.items():
-            terminal.error(_indented(f"{_where(nodes)}{what}"))
+        for message in () if error.printed else _messages(alike):
+            terminal.error(_indented(message))
         fix = joined_fix({one.node: one.fix for one in alike})
         if fix:
             terminal.note(_indented(f"  fix: {fix}"))
@@ -43,15 +43,13 @@ def exit_json(error: ClustertoolError | None, source: str = "job", done: str = "
 
 def reason(error: ClustertoolError) -> str:
     """The failure in one line."""
-    groups = grouped((one.what, one.node) for one in singles(error))
-    what, nodes = next(iter(groups.items()), ("", []))
-    first = f"{_where(nodes)}{what.strip().splitlines()[0] if what.strip() else 'no reason given'}"
-    return first if len(groups) < 2 else f"{len(groups)} different failures, first {first}"
+    messages = _messages(singles(error), first_line=True)
+    return messages[0] if len(messages) == 1 else f"{len(messages)} different failures, first {messages[0]}"
 
 
-def for_node(fix: str, node: str) -> str:
-    """A fix with NODE in place of the node's name, so that the fixes of several nodes can be compared."""
-    return re.sub(rf"(?<![\w.-]){re.escape(node)}(?![\w-])", "NODE", fix) if node else fix
+def for_node(text: str, node: str, name: str = "NODE") -> str:
+    """A text with `name` in place of the node's name, so that the texts of several nodes can be compared."""
+    return re.sub(rf"(?<![\w.-]){re.escape(node)}(?![\w-])", lambda _: name, text) if node else text
 
 
 def joined_fix(fixes: Mapping[str, str]) -> str:
@@ -61,9 +59,17 @@ def joined_fix(fixes: Mapping[str, str]) -> str:
     return fix if same else f"{for_node(fix, node)} (NODE: each of {fold(fixes)})"
 
 
-def _where(nodes: Iterable[str]) -> str:
-    named = fold(node for node in nodes if node)
-    return f"{named}: " if named else ""
+def _messages(errors: Iterable[ClustertoolError], first_line: bool = False) -> list[str]:
+    """A message for each cause, behind the folded names of its nodes, which also replace that of one node in the text."""
+    found = []
+    for alike in grouped((for_node(one.what, one.node), one) for one in errors).values():
+        named, what = fold(one.node for one in alike if one.node), alike[0].what.strip()
+        if len({one.what for one in alike}) > 1:
+            what = for_node(what, alike[0].node, named)
+        if first_line:
+            what = what.splitlines()[0] if what else "no reason given"
+        found.append(f"{named}: {what}" if named else what)
+    return found
 
 
 def _indented(text: str) -> str:

@@ -67,6 +67,15 @@ def test_fixes_that_name_their_node_are_one_fix() -> None:
     assert shown(refusals[0])[1] == "  fix: ssh-copy-id ann@10.0.0.1", "as it can be typed"
 
 
+def test_failures_of_the_same_cause_that_name_their_node_are_one_message() -> None:
+    refusals = [Unreachable(f"{node} port 22 refuses connections", "", node) for node in ("n1", "n2")]
+    assert shown(Several([*refusals, Unreachable("n1 is not known", "", "n3")])) == [
+        "error: n[1-2]: n[1-2] port 22 refuses connections",
+        "error: n3: n1 is not known",
+        "clustertool: exit 69 (tool): 2 different failures, first n[1-2]: n[1-2] port 22 refuses connections",
+    ]
+
+
 def test_a_shared_fix_is_shown_once_after_all_that_need_it() -> None:
     inner = Several(
         [Unreachable("timed out", "start sshd there", "node9"), AuthError("permission denied", "ssh-copy-id", "node7")]
