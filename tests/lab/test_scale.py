@@ -49,6 +49,28 @@ def test_64_nodes_of_obedient_ranks_stop_in_2_seconds(site) -> None:
     many.gone(1.0)
 
 
+def test_the_stop_of_128_nodes_takes_no_longer_than_three_commands_there(site) -> None:
+    """In alternation, since the machine may have other work. All nodes share its processors: their agents start one after
+    the other, where `exec` has none. So half as long again is allowed here."""
+    many = site(128, acquainted=True)
+    many.conf(CONNECT_TIMEOUT=60, CHECKS_OFF=["mesh", "load"])
+    workspace = many.workspace(train_py="import time\ntime.sleep(1000)\n")
+
+    def command() -> float:
+        return many.clustertool("exec", "--command", "true", timeout=120).ends(0).seconds
+
+    command()
+    ratios = []
+    for _ in range(3):
+        many.clustertool("run", "-w", workspace, "--detach", timeout=300).ends(0)
+        before = sum(command() for _ in range(3))
+        stopped = many.clustertool("stop", timeout=120).ends(0)
+        assert "node[0-127]: clean\n" in stopped.out
+        ratios.append(2 * stopped.seconds / (before + sum(command() for _ in range(3))))
+        many.gone(30.0)
+    assert min(ratios) < 1.5, ratios
+
+
 def test_400_nodes_on_one_loaded_machine_lose_none(site) -> None:
     """All share two cores or so with programs that compute: everything is slow, and nothing is lost."""
     many = site(NODES, acquainted=True)

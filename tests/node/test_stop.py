@@ -48,6 +48,24 @@ def test_second_stop_hurries(bench: Bench) -> None:
     assert answers == [CLEAN]
 
 
+def test_the_grace_of_a_stop_counts_on_all_nodes(bench: Bench) -> None:
+    """It reaches one node, and the coordinator passes it on: a longer one than that of the job, and then none at all."""
+    job = bench.run(bench.nodes(3, GRACE=1), p.IGNORES_TERM).ready()
+    first = threading.Thread(target=lambda: job.stop(1, client=job.nodes[1].open(), grace=60.0))
+    first.start()
+    for node in range(3):
+        job.until("stopping", node)
+    began = time.monotonic()
+    while time.monotonic() - began < 2.0:  # twice the grace of the job
+        assert not any(job.events(node, "clean") for node in range(3))
+        time.sleep(0.1)
+    job.stop(2, grace=60.0, force=True)
+    first.join(60)
+    for node in range(3):
+        assert job.ended(node)["state"] == "stopped"
+    assert time.monotonic() - began < 30
+
+
 def test_two_at_once(bench: Bench) -> None:
     """Two laptops, one job: each gets a true answer, the job ends once."""
     job = bench.run(bench.nodes(2), p.IGNORES_TERM).ready()

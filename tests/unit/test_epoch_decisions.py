@@ -46,7 +46,7 @@ def spec(**given: Any) -> Any:
         "nodes": [0, 2, 5],
         "place": [[role, rank, node] for (role, rank), node in NODE.items()],
     }
-    policy = {"on_failure": "abort", "max_restarts": 0, **given.pop("policy", {})}
+    policy = {"on_failure": "abort", "max_restarts": 0, "grace": 10.0, **given.pop("policy", {})}
     return {"shape": {**shape, **given}, "policy": policy, "attempt": elastic["epoch"], "elastic": elastic}
 
 
@@ -160,7 +160,7 @@ HISTORIES: list[tuple[str, dict[str, Any], tuple[e.Event, ...], str]] = [
         "a rank fails, and then a node is lost",
         {},
         (*FAILED, LOST, stopped(T0), *THOSE),
-        "start trainer 4, stop, stop, finish next epoch 75",
+        "start trainer 4, stop, finish next epoch 75",
     ),
     (
         "a node is lost, and then a rank fails",
@@ -172,14 +172,14 @@ HISTORIES: list[tuple[str, dict[str, Any], tuple[e.Event, ...], str]] = [
         "a restart that is under way gives way",
         {"policy": {"max_restarts": 3}},
         (*FAILED, LOST, stopped(T0), *THOSE),
-        "start trainer 4, stop, stop, finish next epoch 75",
+        "start trainer 4, stop, finish next epoch 75",
     ),
     # What has priority over the end of an epoch.
     (
         "a stop during the end of an epoch",
         {},
         (*ALL, LOST, ASKED, *THOSE),
-        "start trainer 4, stop, stop, finish stopped 0",
+        "start trainer 4, stop, finish stopped 0",
     ),
     (
         "the last trainers end well before the stop of the epoch",

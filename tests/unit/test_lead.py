@@ -73,8 +73,8 @@ def replay(shape: Shape, *events: Event) -> tuple[State, list[str]]:
                 done.append(f"finish {action.outcome.state} {action.outcome.code}")
             elif isinstance(action, Ask):
                 done.append("ask")
-            else:
-                done.append("stop")
+            elif isinstance(action, Stop):
+                done.append("stop" if action.grace is None else f"stop {action.grace:g}")
     return state, done
 
 
@@ -206,7 +206,7 @@ HISTORIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
         "a lost node that comes back changes nothing",
         COLLECTIVE,
         (*JOINED, Lost(1, "silent"), exits(ended(T2, 7)), Clean(1), Joined(1), Clean(0)),
-        "start trainer 0, stop, stop, finish lost 75",
+        "start trainer 0, stop, finish lost 75",
     ),
     (
         "a node that ends its processes unasked is lost",
@@ -230,13 +230,37 @@ HISTORIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
         "Ctrl+C twice",
         COLLECTIVE,
         (*JOINED, StopAsked("ann", 130), StopAsked("ann", 130), *CLEAN),
-        "start trainer 0, stop, stop, finish stopped 130",
+        "start trainer 0, stop, finish stopped 130",
+    ),
+    (
+        "Ctrl+C twice: the second one has no grace",
+        COLLECTIVE,
+        (*JOINED, StopAsked("ann", 130), StopAsked("ann", 130, grace=0), StopAsked("ann", 130, grace=0), *CLEAN),
+        "start trainer 0, stop, stop 0, finish stopped 130",
+    ),
+    (
+        "a longer grace comes too late",
+        COLLECTIVE,
+        (*JOINED, StopAsked("ann", 130, grace=5), StopAsked("bob", 143, grace=60), StopAsked("eve", 143), *CLEAN),
+        "start trainer 0, stop 5, finish stopped 130",
+    ),
+    (
+        "the first stop may have a longer grace than the job",
+        COLLECTIVE,
+        (*JOINED, StopAsked("ann", 143, grace=60), StopAsked("timeout", 124, "timeout"), *CLEAN),
+        "start trainer 0, stop 60, stop, finish stopped 143",
+    ),
+    (
+        "a failure that is to end at once",
+        COLLECTIVE,
+        (*JOINED, exits(ended(T0, 7)), StopAsked("ann", 143, grace=0), *CLEAN),
+        "start trainer 0, stop, stop 0, finish failed 7",
     ),
     (
         "stop before all have joined",
         COLLECTIVE,
         (Joined(0), StopAsked("ann", 143), Clean(0), Joined(1), Clean(1)),
-        "stop, stop, finish stopped 143",
+        "stop, finish stopped 143",
     ),
     (
         "the time is over",
@@ -254,7 +278,7 @@ HISTORIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
         "the verdict waits for the engine",
         COLLECTIVE,
         (*JOINED, SIGNAL, SIGNAL, *CLEAN, LIMIT, LIMIT),
-        "start trainer 0, stop, ask, stop, finish timeout 124",
+        "start trainer 0, stop, ask, finish timeout 124",
     ),
     ("no verdict before the engine has answered", COLLECTIVE, (*JOINED, SIGNAL, *CLEAN), "start trainer 0, stop, ask"),
     (
@@ -267,31 +291,31 @@ HISTORIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
         "a signal after a failure: the engine is not asked",
         COLLECTIVE,
         (*JOINED, exits(ended(T0, 7)), SIGNAL, *CLEAN),
-        "start trainer 0, stop, stop, finish failed 7",
+        "start trainer 0, stop, finish failed 7",
     ),
     (
         "a signal after a lost node",
         COLLECTIVE,
         (*JOINED, Lost(1, "silent"), SIGNAL, Clean(0)),
-        "start trainer 0, stop, stop, finish lost 75",
+        "start trainer 0, stop, finish lost 75",
     ),
     (
         "a signal between two attempts",
         with_policy(COLLECTIVE, max_restarts=1),
         (*JOINED, exits(ended(T2, 7)), SIGNAL, LIMIT, *CLEAN),
-        "start trainer 0, stop, stop, ask, finish timeout 124",
+        "start trainer 0, stop, ask, finish timeout 124",
     ),
     (
         "Ctrl+C after a failure",
         COLLECTIVE,
         (*JOINED, exits(ended(T0, 7)), StopAsked("ann", 130), *CLEAN),
-        "start trainer 0, stop, stop, finish failed 7",
+        "start trainer 0, stop, finish failed 7",
     ),
     (
         "Ctrl+C after success",
         COLLECTIVE,
         (*JOINED, *DONE, StopAsked("ann", 130), *CLEAN),
-        "start trainer 0, stop, stop, finish succeeded 0",
+        "start trainer 0, stop, finish succeeded 0",
     ),
     (
         "a failure after a stop is a victim",
@@ -358,6 +382,50 @@ HISTORIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
 @pytest.mark.parametrize("name, shape, events, done", HISTORIES, ids=[name for name, *_ in HISTORIES])
 def test_histories(name: str, shape: Shape, events: tuple[Event, ...], done: str) -> None:
     assert ", ".join(replay(shape, *events)[1]) == done
+
+
+MANY = Shape(
+    frozenset(range(400)),
+    tuple(f"n{node}" for node in range(400)),
+    tuple((("trainer", node), node) for node in range(400)),
+)
+RUNS = tuple(map(Joined, range(400)))
+AT_ONCE = tuple(StopAsked("ann", 143) for _ in range(400))
+NO_GRACE = tuple(StopAsked("ann", 143, grace=0) for _ in range(400))
+ALL_STOPPED = tuple(stopped(("trainer", node)) for node in range(400))
+ALL_CLEAN = tuple(map(Clean, range(400)))
+
+
+@pytest.mark.parametrize(
+    "name, events, done",
+    [
+        ("each node reports the stop", (*RUNS, *AT_ONCE, *ALL_STOPPED, *ALL_CLEAN), "stop, finish stopped 143"),
+        (
+            "and the ends of its ranks between the stops of others",
+            (*RUNS, *(event for node in range(400) for event in (AT_ONCE[node], ALL_STOPPED[node])), *ALL_CLEAN),
+            "stop, finish stopped 143",
+        ),
+        ("and hurries", (*RUNS, *AT_ONCE, *NO_GRACE, *ALL_STOPPED, *ALL_CLEAN), "stop, stop 0, finish stopped 143"),
+        (
+            "a failure, and the same error everywhere",
+            (*RUNS, *(exits(ended(("trainer", node), 1, error=5)) for node in range(400)), *AT_ONCE, *ALL_CLEAN),
+            "stop, finish failed 1",
+        ),
+        (
+            "half of them are lost",
+            (*RUNS, *(Lost(n, "x") for n in range(200)), *AT_ONCE, *ALL_CLEAN[200:]),
+            "stop, finish lost 75",
+        ),
+        (
+            "stopped before they join",
+            (*RUNS[:9], *AT_ONCE[:9], *RUNS[9:], *AT_ONCE, *ALL_CLEAN),
+            "stop, finish stopped 143",
+        ),
+    ],
+)
+def test_each_of_400_nodes_gets_one_order_for_one_stop(name: str, events: tuple[Event, ...], done: str) -> None:
+    found = replay(MANY, *events)[1]
+    assert ", ".join(action for action in found if not action.startswith("start")) == done, name
 
 
 GO_ON = with_policy(COLLECTIVE, "continue")
@@ -455,7 +523,7 @@ POLICIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
         "no restart past a lost node",
         AGAIN,
         (*JOINED, FAILED, Clean(0), Lost(1, "x")),
-        "start trainer 0, stop, stop, finish lost 75",
+        "start trainer 0, stop, finish lost 75",
     ),
     ("no restart of a lost node", AGAIN, (*JOINED, Lost(1, "x"), Clean(0)), "start trainer 0, stop, finish lost 75"),
     (
@@ -468,13 +536,13 @@ POLICIES: list[tuple[str, Shape, tuple[Event, ...], str]] = [
         "Ctrl+C while a restart is under way",
         AGAIN,
         (*JOINED, FAILED, Clean(0), StopAsked("ann", 130), Clean(1)),
-        "start trainer 0, stop, stop, finish stopped 130",
+        "start trainer 0, stop, finish stopped 130",
     ),
     (
         "the time is over while a restart is under way",
         AGAIN,
         (*JOINED, FAILED, StopAsked("t", 124, "timeout"), *CLEAN),
-        "start trainer 0, stop, stop, finish timeout 124",
+        "start trainer 0, stop, finish timeout 124",
     ),
     (
         "no restart beside survivors",

@@ -134,6 +134,7 @@ class CleanMessage(Envelope):
 class _StopFields(TypedDict, total=False):
     outside: bool  # by a signal, in a job that an engine may end: it may know the reason
     lost: bool  # the node has lost its records, and the job ends as with a lost node
+    grace: float  # seconds between TERM and KILL, if they are not the job's
 
 
 class StopMessage(Envelope, _StopFields):
@@ -184,7 +185,11 @@ class DaemonOrder(Envelope):
     command: str  # for /bin/sh
 
 
-class StopOrder(Envelope):
+class _Grace(TypedDict, total=False):
+    grace: float  # see StopMessage
+
+
+class StopOrder(Envelope, _Grace):
     type: Literal["stop"]
     why: str
 

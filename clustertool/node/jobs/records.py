@@ -90,6 +90,13 @@ class Record(JobProcesses):
         """What its events say of its supervisor and of its end."""
         return record_of(self.events())
 
+    def size(self) -> int:
+        """The bytes of its events: they have changed only if this has."""
+        try:
+            return os.stat(self.paths.events).st_size
+        except OSError:
+            return 0
+
     def last(self) -> NodeRecord:
         """The same of the file's tail, which is cheap to read, if the job has ended; else of all events."""
         with contextlib.suppress(OSError):

@@ -177,9 +177,10 @@ def _runs(supervisor: Process) -> bool:
 
 def _ends(record: Record, supervisor: Process, grace: float) -> bool:
     """The supervisor has read the request and has ended everything in time."""
-    start = time.monotonic()
+    start, verdict, size = time.monotonic(), "", -1
     while _runs(supervisor):
-        verdict = record.own().step
+        if record.size() != size:  # all events of a long job take a while
+            size, verdict = record.size(), record.own().step
         if verdict in ("clean", "ended"):
             return True
         if time.monotonic() - start > (grace + _WORKING if verdict == "stopping" else _REACTION):

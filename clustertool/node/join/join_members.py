@@ -64,9 +64,9 @@ class JoinMembers:
         if connection not in self._links:
             return
         try:
-            messages = wire.turn()
             if wire.backlog > _MAX_BACKLOG:
                 raise ConnectionError("it does not read")
+            messages = wire.turn()
         except ConnectionError as error:
             self.close(connection)
             yield Arrived(connection, [], str(error))

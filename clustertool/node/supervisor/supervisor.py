@@ -252,7 +252,7 @@ class Supervisor:
             self.release()
         elif order["type"] == "stop":
             self._enter(order["attempt"])  # a stop between two attempts ends the one that never began
-            self.stop(order["why"])
+            self.stop(order["why"], order.get("grace"))
         elif order["type"] == "finish":
             self.outcome = read_outcome(order["outcome"])
             self.stop(self.outcome.reason)
@@ -266,6 +266,8 @@ class Supervisor:
         """Stop here at once, and let the lead stop the others."""
         state = JobState.LOST if message.get("lost") else JobState.STOPPED
         self.requests = self.requests._replace(by=message["by"], code=message["code"], state=state)
+        if grace is not None:
+            message["grace"] = grace
         self.link.post({**message, "attempt": self.attempt})
         self.stop(message["by"], grace)
 

@@ -12,6 +12,7 @@ import os
 import select
 import socket
 import ssl
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Callable, Deque, Iterable, Iterator, List, Optional, Set, Tuple, Union
 
@@ -235,7 +236,11 @@ class TlsLink:
                 tls.do_handshake()
                 self.secure = True
             frames = self._read(tls)
-            self._flush(tls)
+            try:
+                self._flush(tls)
+            except OSError:
+                if not frames:
+                    raise
             return frames
         except (ssl.SSLWantReadError, _NotYet):
             return []
@@ -262,7 +267,10 @@ class TlsLink:
         return self._tls
 
     def _read(self, tls: ssl.SSLSocket) -> List[Frame]:
-        """Messages that arrived before the other side closed are still read; the end is reported at the next turn."""
+        """Messages that arrived before the other side closed are still read; the end is reported at the next turn.
+
+        An error of _flush(), which comes after it, must not lose them either.
+        """
         frames: List[Frame] = []
         end = self.got + self._limit
         self.more = False
@@ -303,6 +311,23 @@ class TlsLink:
                 return
             if not part.left:
                 self._out.popleft().close()
+
+    def finish(self, seconds: float) -> None:
+        """Send what is left and close. Wait until the other side has closed its end, too, for `seconds` at most.
+
+        A kernel that closes a connection with unread data resets it, and drops what it could not send so far.
+        """
+        until = time.monotonic() + seconds
+        with contextlib.suppress(OSError):
+            writable = select.poll()
+            writable.register(self._sock, select.POLLOUT)
+            while self.secure and self._tls is not None and self._out and time.monotonic() < until:
+                self._flush(self._tls)
+                writable.poll(20)
+            self._sock.shutdown(socket.SHUT_WR)
+            while wait_for([self._sock], max(0.0, until - time.monotonic())) and self._sock.recv(_CHUNK):
+                pass
+        self.close()
 
     def close(self) -> None:
         self._sock.close()

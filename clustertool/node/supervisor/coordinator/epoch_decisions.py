@@ -78,9 +78,10 @@ def shape_of(spec: Spec) -> l.Shape:
     nodes = frozenset(given.get("nodes", range(len(names))))
     place = tuple(((role, rank), node) for role, rank, node in given["place"])
     if "elastic" not in spec:
-        return l.Shape(nodes, names, place, policy["on_failure"], policy["max_restarts"], first)
+        return l.Shape(nodes, names, place, policy["on_failure"], policy["max_restarts"], first, policy["grace"])
     elastic = spec["elastic"]
-    shape = EpochShape(nodes, names, place, policy["on_failure"], policy["max_restarts"] - elastic["restarts"], first)
+    restarts = policy["max_restarts"] - elastic["restarts"]
+    shape = EpochShape(nodes, names, place, policy["on_failure"], restarts, first, policy["grace"])
     shape.grow, shape.maximum = elastic["grow"], elastic["maximum"]
     shape.store, shape.used = elastic["store"], elastic["restarts"]
     return shape
@@ -137,8 +138,7 @@ def _change(state: l.State, why: str) -> l.Step:
     """The nodes that take part change. A failure of ranks that is under way is an effect of that, or must not wait for it."""
     if state.ending is not None and state.ending.state is not JobState.FAILED:
         return state, ()
-    state = state._replace(phase="ending", ending=_next_epoch(why), restart=False, counted=False, culprits=())
-    return state, (l.stop(state),)
+    return l.end(state._replace(counted=False, culprits=()), _next_epoch(why))
 
 
 def _lose(state: l.State, event: Union[l.Lost, l.Absent]) -> l.Step:

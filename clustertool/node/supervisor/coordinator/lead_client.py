@@ -29,6 +29,7 @@ _SILENT = ("", "no message from it any more")  # on a connection that was establ
 _ORDERS = ("start", "launch", "stop", "release", "finish")
 _MOST_RANKS = 256  # ranks with reported progress: more do not fit into a message
 _REPORT_AFTER = 3.0  # seconds without a connection
+_FAREWELL = 1.0  # seconds for the last message
 
 Cause = Tuple[str, str]  # the name of an errno, or "", and text
 Record = Optional[Callable[..., None]]
@@ -213,17 +214,15 @@ class LeadClient(CoordinatorLink):
         self._beat_at = now + beat(self._loss_timeout)
 
     def close(self, outcome: Optional[Outcome] = None) -> None:
-        self.leave(0.5)
+        self.leave(_FAREWELL)
 
     def leave(self, seconds: float) -> None:
-        """Report that all messages have arrived here, so that the lead does not wait for this node. `seconds` at most."""
+        """Report that all messages have arrived here, so that the lead does not wait for this node. `seconds` at most: the
+        lead closes the connection when it has read that."""
         if self._wire is None or not self._wire.secure:
             return
         self._wire.send(self._stamped({"type": "beat", "bye": True}))
-        end = time.monotonic() + seconds
-        while self._wire is not None and self._wire.backlog and time.monotonic() < end:
-            self.turn(set())
-            time.sleep(0.002)
+        self._wire.finish(seconds)
         self._drop(self._clock.turn(), _NO_ANSWER)
 
     def _give_up_at(self, wire: TlsLink) -> float:

@@ -182,9 +182,9 @@ class LeadMembers:
         if member.wire is None:
             return []
         try:
-            messages = member.wire.turn()
             if member.wire.backlog > _MAX_BACKLOG:
                 raise ConnectionError("does not read")
+            messages = member.wire.turn()
         except ConnectionError:
             member.disconnect()
             return []

@@ -13,6 +13,7 @@
     ending     all nodes clean or lost       over       Finish(outcome), after the engine's answer
                  a restart, and all clean    pserver*   Start(first role) of the next attempt, again: after a pause
 
+    An attempt that ends gets no second Stop, but for one with a shorter grace: the stop of a user arrives from each node.
     * a collective job has no pservers and goes on to trainer at once.
 
 Where mpirun starts the trainers, it is started together with them. What it and its daemons do after a failure of a rank is no
@@ -96,6 +97,7 @@ class StopAsked(NamedTuple):
     """`kind` STOPPED (130 Ctrl+C, 143 SIGTERM, 0 inv stop), TIMEOUT (124), LOST (75: a node's records were removed).
 
     brief: `by` in few words, see Outcome. outside: by a signal, of which the job's engine may know the reason.
+    grace: seconds between TERM and KILL, None: the job's.
     """
 
     by: str
@@ -103,6 +105,7 @@ class StopAsked(NamedTuple):
     kind: JobState = JobState.STOPPED
     brief: str = ""
     outside: bool = False
+    grace: Optional[float] = None
 
 
 class Explained(NamedTuple):
@@ -132,7 +135,10 @@ class Start(NamedTuple):
 
 
 class Stop(NamedTuple):
+    """grace: seconds between TERM and KILL, None: the job's."""
+
     why: str
+    grace: Optional[float] = None
 
 
 class Release(NamedTuple):
@@ -157,7 +163,8 @@ Places = Tuple[Tuple[Key, int], ...]  # the node of each process
 
 
 class Shape:
-    """What never changes: which process is where, and the policy. first: the number of the first attempt of this start."""
+    """What never changes: which process is where, and the policy. first: the number of the first attempt of this start. grace:
+    seconds between TERM and KILL, unless a stop has others."""
 
     def __init__(
         self,
@@ -167,9 +174,10 @@ class Shape:
         on_failure: str = "abort",
         max_restarts: int = 0,
         first: int = 0,
+        grace: float = 10.0,
     ) -> None:
         self.nodes, self.names, self.place = nodes, names, place
-        self.on_failure, self.max_restarts, self.first = on_failure, max_restarts, first
+        self.on_failure, self.max_restarts, self.first, self.grace = on_failure, max_restarts, first, grace
         self.node_of = dict(place)
         self.pservers = frozenset(key for key in self.node_of if key[0] == "pserver")
         self.trainers = sum(key[0] == "trainer" for key in self.node_of)
@@ -197,6 +205,7 @@ class State(NamedTuple):
     lost: FrozenSet[int] = frozenset()
     survivors: Tuple[str, ...] = ()
     ending: Optional[Outcome] = None
+    grace: Optional[float] = None  # of the stop of this attempt, see Stop
     asked: bool = False  # the engine, which has not answered yet
     restart: bool = False
     left: FrozenSet[int] = frozenset()  # the last two: see epoch_decisions
@@ -225,10 +234,7 @@ def _quiet(state: State, event: Quiet) -> Step:
 
 
 def _joined(state: State, event: Joined) -> Step:
-    state = state._replace(joined=state.joined | {event.node})
-    if state.phase == "ending":
-        return state, (stop(state),)
-    return _advance(state)
+    return _advance(state._replace(joined=state.joined | {event.node}))  # it gets the orders that were given before
 
 
 def _listening(state: State, event: Listening) -> Step:
@@ -344,8 +350,9 @@ def _fail(state: State) -> Step:
 def stop(state: State) -> Stop:
     """The order of a job or an attempt that ends, with all failures that are known now."""
     if state.ending is not None and (state.ending.state is not JobState.FAILED or not state.culprits):
-        return Stop(state.ending.reason)
-    return Stop(f"restart after attempt {state.attempt}: {reason(state)}" if state.restart else reason(state))
+        return Stop(state.ending.reason, state.grace)
+    why = f"restart after attempt {state.attempt}: {reason(state)}" if state.restart else reason(state)
+    return Stop(why, state.grace)
 
 
 def may_fail(state: State) -> bool:
@@ -386,7 +393,10 @@ def reason(state: State) -> str:
 
 
 def end(state: State, outcome: Outcome) -> Step:
-    return state._replace(phase="ending", ending=outcome, restart=False), (Stop(outcome.reason),)
+    """The job ends. Where the attempt ends already, all nodes have the order, or get it when they join."""
+    ends = state.phase == "ending"
+    state = state._replace(phase="ending", ending=outcome, restart=False)
+    return state, () if ends else (Stop(outcome.reason, state.grace),)
 
 
 def _clean(state: State, event: Clean) -> Step:
@@ -437,9 +447,14 @@ def expected(state: State, where: str) -> str:
 
 
 def _stop_asked(state: State, event: StopAsked) -> Step:
+    """Every node that a user stops reports it. The others get an order for the first one, and for one with a shorter grace."""
+    known, wanted = (state.shape.grace if grace is None else grace for grace in (state.grace, event.grace))
+    due = state.phase != "ending" or wanted < known
+    state = state._replace(grace=event.grace) if due else state
+    actions: Tuple[Action, ...] = (Stop(event.by, event.grace),) if due else ()
     if state.ending:
-        return state, (Stop(event.by),)
-    state, actions = end(state, Outcome(event.kind, event.code, "tool", event.by, brief=event.brief))
+        return state, actions
+    state, _ = end(state, Outcome(event.kind, event.code, "tool", event.by, brief=event.brief))
     return (state._replace(asked=True), (*actions, Ask(event.by, event.code))) if event.outside else (state, actions)
 
 

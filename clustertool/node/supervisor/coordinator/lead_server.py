@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from clustertool.model.wire.event_types import OutcomeFields
     from clustertool.model.wire.field_types import RankOutput
-    from clustertool.model.wire.lead_messages import DaemonOrder, MemberMessage, Order, StartOrder
+    from clustertool.model.wire.lead_messages import DaemonOrder, MemberMessage, Order, StartOrder, StopOrder
     from clustertool.model.wire.spec_types import Spec
 
 _BACKLOG = 1024
@@ -401,7 +401,10 @@ class LeadServer(CoordinatorLink):
                 self._tell(self._start(action))
         elif isinstance(action, l.Stop):
             self._restart = None
-            self._tell({"type": "stop", "why": action.why, "attempt": self._state.attempt, "sender": self._me})
+            order: StopOrder = {"type": "stop", "why": action.why, "attempt": self._state.attempt, "sender": self._me}
+            if action.grace is not None:
+                order["grace"] = action.grace
+            self._tell(order)
         elif isinstance(action, l.Release):
             self._tell({"type": "release", "attempt": self._state.attempt, "sender": self._me})
         elif isinstance(action, l.Ask):
@@ -459,8 +462,12 @@ def _event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[e.Even
     if kind == "clean":
         return l.Clean(node, tuple(str(s) for s in message["survivors"]), int(message["attempt"]))
     if kind == "stop":
+        grace = _number(message.get("grace"))
+        if grace is not None and grace < 0:
+            raise ValueError("a time before the stop")
+        by, code, outside = str(message["by"]), int(message["code"]), bool(message.get("outside"))
         end = JobState.LOST if message.get("lost") else JobState.STOPPED
-        return l.StopAsked(str(message["by"]), int(message["code"]), end, outside=bool(message.get("outside")))
+        return l.StopAsked(by, code, end, outside=outside, grace=grace)
     if kind == "leave":
         return e.Leaves(node, str(message["by"])[:_LONGEST_REASON])
     return None
