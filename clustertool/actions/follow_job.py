@@ -9,15 +9,17 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
+from clustertool.actions.stop_jobs import stop_how
 from clustertool.errors import BadAnswer, ClustertoolError, NotFound
 from clustertool.fleet.fleet import Check, Fleet
 from clustertool.model.hints import PROGRAM
-from clustertool.model.job.outcome import LEAD
+from clustertool.model.job.outcome import LEAD, Key
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import NodeState, RankState
-from clustertool.model.wire.agent_answers import Answer
+from clustertool.model.job.stop_result import StopResult, read_result
+from clustertool.model.wire.agent_answers import Answer, StopAnswer
 from clustertool.model.wire.agent_requests import FollowRequest, FollowWanted
-from clustertool.model.wire.messages import ATTACHED, FOLLOW, Request
+from clustertool.model.wire.messages import ATTACHED, FOLLOW, Request, stop_request
 from clustertool.model.wire.stream_messages import StreamFrame
 from clustertool.watch.job_view import Item, JobView
 from clustertool.watch.lines import Frame
@@ -26,6 +28,9 @@ from clustertool.watch.news import DisconnectNews, RevivedNews
 BEAT = 1.0  # seconds between two reports that a job is followed
 _QUEUE = 64  # frames of up to 256 KiB that wait for a slow reader
 _FULL = 1.0  # seconds between two checks whether there is a reader
+_SILENT = 3.0  # seconds without a heartbeat of an agent, which sends one a second
+_REMAINS = 10.0  # seconds beyond the grace that a node may take to end what its supervisor has left
+_IN_DOUBT = (RankState.LOST, RankState.UNKNOWN)
 _RETRY = 1.0
 _LONGEST_RETRY = 30.0  # for a node of an elastic job that the others have lost
 _CHECK = 0.2  # seconds between two checks of the nodes while frames arrive continuously
@@ -346,6 +351,38 @@ class JobFollower:
         """Whether the lead has given this node up."""
         known = self.watch.status.nodes.get(node)
         return known is not None and known.state is NodeState.LOST
+
+    # -- what lost nodes may still run --
+
+    def end_remains(self) -> tuple[dict[str, StopResult], dict[str, list[Key]]]:
+        """After the end of the job: end what still runs on nodes whose end is not proved, where their agents answer.
+
+        Returns the results of these nodes, and the ranks that may still run, both by the name of the node.
+        """
+        doubtful = {} if self.fleet.engine_end is not None else self._doubtful()
+        now, how = time.monotonic(), stop_how("the end of the job", self.fleet.cluster.grace)
+        asked = [node for node in doubtful if node not in self.watch.closed and self._answers(node, now)]
+        request, timeout = stop_request(self._job, how), how["grace"] + _REMAINS
+        gathered = self.fleet.ask(dict.fromkeys(asked, request), timeout, patient=self._patient)
+        found: dict[int, StopAnswer | ClustertoolError] = {**gathered.failed, **gathered.ok}
+        results = {node: read_result(answer, self._job) for node, answer in found.items()}
+        left = {node: keys for node, keys in doubtful.items() if node not in results or not results[node].over}
+        name = self.watch.status.name
+        return {name(node): one for node, one in results.items()}, {name(node): keys for node, keys in left.items()}
+
+    def _doubtful(self) -> dict[int, list[Key]]:
+        """Nodes on which ranks have started, or may have, and whose end is not proved: with these ranks."""
+        status, found = self.watch.status, {}
+        for index, node in status.nodes.items():
+            started = node.entered or (not node.known and status.phase != "")
+            if started and not (node.clean or node.survivors or isinstance(self.fleet.failed.get(index), NotFound)):
+                mine = [process for process in status.processes.values() if process.node == index]
+                found[index] = sorted(one.key for one in mine if one.state.alive or one.state in _IN_DOUBT)
+        return found
+
+    def _answers(self, node: int, now: float) -> bool:
+        """Whether the agent of a node is likely to answer: it has sent a heartbeat a moment ago, or all that it has."""
+        return node in self.watch.ended or now - self.watch.received.get(node, 0.0) < _SILENT
 
     # -- broken connections --
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from clustertool.actions import load_config
-from clustertool.actions.find_jobs import ask_jobs, described, merged, pick
+from clustertool.actions.find_jobs import ask_jobs, described, merged, pick, warn_of_remains
 from clustertool.actions.follow_job import Inbox, JobFollower, started
 from clustertool.actions.read_request import read_request
 from clustertool.actions.selection import Selection
@@ -240,6 +240,7 @@ class Cluster:
                 raise_all(list(fleet.failed.values()))
             for error in fleet.failed.values():
                 caller.warn(str(error))
+            warn_of_remains(engine, answers)
             return [Job(self._config, job["id"]) for job in merged(answers, described(engine, answers, ""))]
 
 

@@ -225,6 +225,12 @@ def ranks_text(keys: Iterable[Key], between: str = ", ") -> str:
     return between.join(f"{role_name(role)} {ranges(ranks)}" for role, ranks in grouped(keys).items())
 
 
+def remains_text(job: str, left: Mapping[str, Iterable[Key]]) -> str:
+    """That processes of a job may run. left: the ranks to which they belong, as far as known, by the name of their node."""
+    places = [f"{ranks_text(sorted(keys)) or 'processes'} on {name}" for name, keys in left.items()]
+    return f"{some(places)} may still run: {PROGRAM} stop --job {job}"
+
+
 def role_counts(roles: Sequence[str]) -> str:
     """4 trainers, 1 pserver."""
     return ", ".join(count(roles.count(role), role_name(role)) for role in dict.fromkeys(roles))

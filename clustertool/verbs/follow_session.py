@@ -14,6 +14,7 @@ from clustertool.errors import ClustertoolError, NotFound, Survivors, raise_all
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.transfer.local_logs import LocalLogs
 from clustertool.model.hints import PROGRAM
+from clustertool.model.job.outcome import Key
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import NodeState, StopState
 from clustertool.model.job.stop_result import StopResult, last_result, read_result
@@ -149,6 +150,7 @@ class FollowSession:
         self.stopper = JobStopper(call, self._follower, job, ends)
         self._key = DetachKey()
         self.detached = False
+        self.left: Mapping[str, list[Key]] = {}  # ranks that may still run after the end, by the name of their node
 
     @property
     def watch(self) -> JobView:
@@ -193,6 +195,7 @@ class FollowSession:
         if self._follower.over:
             self.stopper.close()
             self._tell_away()
+            self._end_remains()
             self.stopper.show_results(self.watch)
             raise_all(self._follower.refusals())
 
@@ -221,6 +224,14 @@ class FollowSession:
         )
         for node in self._follower.missed:
             self._call.terminal.warn(f"{self.watch.status.name(node)} did not come back: {shown}")
+
+    def _end_remains(self) -> None:
+        """Supervisor and guard of a node may have been killed together: then its ranks run on."""
+        if self._stops:
+            results, self.left = self._follower.end_remains()
+            for name, result in results.items():
+                if result.state is not StopState.ENDED_ALREADY:
+                    self._call.terminal.note(f"{name}, which was lost: {stop_text(result)}")
 
     def _show(self, item: Item) -> None:
         if isinstance(item, LogPiece):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from clustertool.actions import load_config
-from clustertool.actions.find_jobs import ListedJob, ask_jobs, described, merged, state_text, unknown
+from clustertool.actions.find_jobs import ListedJob, ask_jobs, described, merged, state_text, unknown, warn_of_remains
 from clustertool.engines import registry
 from clustertool.engines.base import Engine
 from clustertool.errors import raise_all
@@ -22,6 +22,7 @@ def jobs(call: Call) -> None:
     with engine_of(call) as engine:
         fleet = engine.fleet
         answers = ask_jobs(fleet, call.given.job)
+        warn_of_remains(engine, answers)
         found = merged(answers, described(engine, answers, call.given.job))
         if call.json:
             away = {fleet.name(node): e.what for node, e in fleet.failed.items()}

@@ -18,7 +18,8 @@ from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.state_names import JobState
 from clustertool.model.masking import Hide
 from clustertool.model.paths import JobPaths
-from clustertool.show.job_text import abort_line, brief, victims_line
+from clustertool.show.errors import reason
+from clustertool.show.job_text import abort_line, brief, remains_text, victims_line
 from clustertool.show.prefix import prefix
 from clustertool.verbs.follow_session import FollowSession
 from clustertool.verbs.verb import Call
@@ -30,6 +31,10 @@ _ERRORS = 3  # different errors with their last lines
 
 def tell(call: Call, fleet: Fleet, follow: FollowSession, hide: Hide) -> ClustertoolError | None:
     """Show the verdict; the error of this job, None for success."""
+    return _with_remains(call, follow, _verdict(call, fleet, follow, hide))
+
+
+def _verdict(call: Call, fleet: Fleet, follow: FollowSession, hide: Hide) -> ClustertoolError | None:
     watch = follow.watch
     status, outcome = watch.status, watch.status.outcome
     error = error_of(status)
@@ -52,6 +57,19 @@ def tell(call: Call, fleet: Fleet, follow: FollowSession, hide: Hide) -> Cluster
         error.printed, error.brief = True, outcome.reason
     elif isinstance(error, JobFailed) or (isinstance(error, NodeLost) and printed):
         error.printed, error.brief = True, brief(status, outcome)
+    return error
+
+
+def _with_remains(call: Call, follow: FollowSession, error: ClustertoolError | None) -> ClustertoolError | None:
+    """Add to the last line what may still run."""
+    if not follow.left:
+        return error
+    text = remains_text(follow.watch.status.job, follow.left)
+    if error is None:
+        call.terminal.warn(text)
+    else:
+        error.brief = f"{error.brief or reason(error)}; {text}"
+        error.what = f"{error.what}; {text}"
     return error
 
 

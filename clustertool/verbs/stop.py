@@ -13,6 +13,7 @@ from clustertool.actions.find_jobs import (
     listings,
     may_start,
     merged,
+    warn_of_orphans,
     where,
 )
 from clustertool.actions.stop_jobs import (
@@ -55,6 +56,7 @@ def stop(call: Call) -> None:
         first = _at_once(call, fleet, how)
         fleet.rest()
         known = ask_jobs(fleet, call.given.job, LISTING)
+        warn_of_orphans(engine, known)
         about = described(engine, known, call.given.job)
         wanted = list(first)
         if call.given.all or not first:

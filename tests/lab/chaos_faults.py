@@ -1,14 +1,18 @@
-"""Faults of the laptop in random stories of jobs, and what remains to be asked after a fault."""
+"""Faults in random stories of jobs and in the fault matrix, and what remains to be asked after a fault."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from tests.cli import LabSite, Running
+from tests.cli import LabSite, Running, until
 
 
 @dataclass(frozen=True)
@@ -48,3 +52,64 @@ def status(site: LabSite, job: str) -> dict[str, str]:
     found: dict[str, str] = json.loads(done.out)
     assert "state" in found, done
     return found
+
+
+# -- the fault matrix: each fault in each phase of a job
+
+
+PHASES = ("dispatch", "placing", "start", "running", "stop")
+_FILES, _FILE, _BIG, _RATE = 400, 2048, 4 << 20, "40mbit"  # a workspace that takes a while to dispatch and to place
+
+
+def fill_workspace(site: LabSite, folder: Path) -> None:
+    """Make a workspace so large that phases before the start of ranks can be hit."""
+    for number in range(_FILES):
+        (folder / f"small{number}").write_bytes(os.urandom(_FILE))
+    (folder / "big").write_bytes(os.urandom(_BIG))
+    site.lab.shape("uplink", _RATE)
+
+
+def reach(site: LabSite, running: Running, phase: str, node: int, name: str) -> None:
+    """Wait until a job is in a phase on a node. name: of a process that must run there, where the phase has some."""
+    waits: dict[str, Callable[[], object]] = {
+        "dispatch": lambda: list(site.root(node).glob(".clustertool/pieces/*")),
+        "placing": lambda: site.jobs(node),
+        "start": lambda: name == "ct-agent" and site.jobs(node) or pids(site, node, name),
+        "running": lambda: all(pids(site, one, "rank") for one in range(site.count)),
+        "stop": lambda: any(b'"stopping"' in place.joinpath(_EVENTS).read_bytes() for place in site.jobs(node)),
+    }
+    if phase in ("running", "stop"):
+        running.says("line 0$", 60)
+        until(waits["running"])
+    if phase == "stop":
+        running.signal(signal.SIGINT)
+    until(lambda: running.process.poll() is not None or waits[phase](), 60, lambda: f"{phase}: {running.err}")
+    assert running.process.poll() is None, running.err
+
+
+_EVENTS = ".clustertool/events.jsonl"
+
+
+def pids(site: LabSite, node: int, name: str) -> list[int]:
+    """A node's ranks, supervisor, guard or agent, as pids of this machine."""
+    if name == "rank":
+        return [p.pid for p in site.processes(node) if p.argv[-1:] == ("train.py",)]
+    return [p.pid for p in site.processes(node) if p.name == name]
+
+
+def kill_both(site: LabSite, node: int) -> None:
+    """Supervisor and guard, so that neither sees the end of the other one."""
+    found = pids(site, node, "ct-supervisor") + pids(site, node, "ct-guard")
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def fill_disk(site: LabSite, node: int) -> None:
+    """To the last byte."""
+    with open(site.home(node) / "filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
+        for size in (1 << 16, 1 << 8, 1):
+            with contextlib.suppress(OSError):
+                while file.write(b"x" * size):
+                    pass

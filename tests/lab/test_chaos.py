@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli import LabSite, Running, until
-from tests.lab.chaos_faults import Fault, freeze_laptop, interrupt, kill_laptop, status
+from tests.lab.chaos_faults import Fault, freeze_laptop, interrupt, kill_laptop, pids, status
 
 LOSS, GRACE, LENGTH = 3.0, 1.0, 6.0
 ALWAYS = (0,)  # Ctrl+C ends the job everywhere
@@ -35,13 +35,6 @@ JOB = f"""
     os.write(1, b"rank %s has " % rank.encode())
     os.write(1, b"finished\\n")
 """
-
-
-def pids(site: LabSite, node: int, name: str) -> list[int]:
-    """A node's ranks, supervisor or guard, as pids of this machine."""
-    if name == "rank":
-        return [p.pid for p in site.processes(node) if p.argv[-1:] == ("train.py",)]
-    return [p.pid for p in site.processes(node) if p.name == name]
 
 
 def hit(site: LabSite, running: Running, dice: random.Random) -> Fault:

@@ -110,7 +110,8 @@ def test_a_node_that_crashes(site):
     three.lab.crash(2)
     done = running.wait().ends(75)
     assert time.monotonic() - at < 2 + 3 + SLACK
-    assert done.last == "clustertool: exit 75 (tool): node node2 is lost"
+    rest = f"trainer 2 on node2 may still run: inv stop --job {done.job}"
+    assert done.last == f"clustertool: exit 75 (tool): node node2 is lost; {rest}"
     assert done.err.count("node2 is lost: ") == 1, "the cause is printed once"
     assert "fix: " in done.err
     three.gone()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.node import programs as p
-from tests.node.harness import Bench, Job, until
+from tests.node.harness import Bench, Job, Node, kill, until
+
+CLEAN = {"state": "clean", "survivors": []}
 
 
 def remove_records(job: Job, node: int) -> None:
@@ -36,3 +41,68 @@ def test_a_supervisor_without_records_ends_the_job_on_all_nodes(bench: Bench, no
     assert job.dir(node).exists() == (what == "records")
     until(lambda: frames.ended, "the follower has read all")
     assert [event["reason"] for event in frames.events if event["type"] == "ended"] == [outcome["reason"]]
+
+
+def kill_caretakers(job: Job, node: int = 0) -> None:
+    """Both at once: neither sees the end of the other one."""
+    keepers = [job.process(kind, node) for kind in ("supervisor", "guard")]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for keeper in keepers:
+            os.kill(keeper.pid, number)
+
+
+def listed(node: Node) -> Any:
+    return node.ask("jobs", job="")
+
+
+def test_ranks_without_supervisor_and_guard_are_named_until_they_are_ended(bench: Bench) -> None:
+    nodes = bench.nodes(1)
+    job = bench.run(nodes, p.PLAIN, per_node=2).ready()
+    assert listed(nodes[0])["jobs"][0]["left"] == []
+    kill_caretakers(job)
+    (found,) = until(lambda: [one for one in listed(nodes[0])["jobs"] if one["left"]], "they are listed")
+    assert (found["state"], found["left"]) == ("lost", [["trainer", 0], ["trainer", 1]])
+    assert job.stop() == CLEAN
+    assert listed(nodes[0])["jobs"][0]["left"] == []
+
+
+def test_ranks_that_wiped_their_environment_are_found_by_the_record(bench: Bench) -> None:
+    nodes = bench.nodes(1)
+    job = bench.run(nodes, p.ENV_WIPED).ready()
+    told = set(job.told(count=1))
+    until(lambda: job.seen() >= told, "all are recorded")
+    kill_caretakers(job)
+    kill(job.rank())
+    (found,) = until(lambda: [one for one in listed(nodes[0])["jobs"] if one["left"]], "it is listed")
+    assert found["left"] == [["trainer", 0]]
+    assert job.stop() == CLEAN
+
+
+def test_processes_without_a_record_are_a_job_that_may_run(bench: Bench) -> None:
+    """ROOT_DIR is gone: they are a job of this ROOT_DIR, and a line for the users of others."""
+    nodes, others = bench.nodes(1), bench.nodes(1)
+    job = bench.run(nodes, p.SETSID, per_node=2).ready()
+    assert (listed(nodes[0])["orphans"], listed(others[0])["orphans"]) == ([], [])
+    kill_caretakers(job)
+    shutil.rmtree(nodes[0].root)
+    (found,) = listed(nodes[0])["jobs"]
+    assert (found["id"], found["state"], found["left"]) == (job.id, "unknown", [["trainer", 0], ["trainer", 1]])
+    assert found["reason"].startswith(f"{job.dir()} was removed, and processes of the job run: ")
+    foreign = listed(others[0])
+    assert (foreign["jobs"], [place for place, _ in foreign["orphans"]]) == ([], [str(job.dir())])
+    assert [what for _, _, what, _ in others[0].probe(job={})["problems"] if str(job.dir()) in what]
+    stop = {"by": "test", "code": 143, "grace": 0.5, "force": False}
+    assert others[0].ask("stop", job="", **stop)["jobs"] == {} and job.living()
+    assert nodes[0].ask("stop", job="", **stop)["jobs"] == {job.id: CLEAN}
+    assert not job.living()
+    assert listed(nodes[0])["jobs"] == [] and not nodes[0].root.exists()
+
+
+def test_a_frozen_supervisor_without_a_record_is_ended_too(bench: Bench) -> None:
+    nodes = bench.nodes(1)
+    job = bench.run(nodes, p.PLAIN).ready()
+    for kind in ("supervisor", "guard"):
+        kill(job.process(kind), signal.SIGSTOP)
+    shutil.rmtree(nodes[0].root)
+    assert nodes[0].ask("stop", job="", by="test", code=143, grace=0.5, force=False)["jobs"] == {job.id: CLEAN}
+    job.gone()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from clustertool.errors import JobFailed, NodeLost
+from clustertool.model.hints import PROGRAM
 from clustertool.model.job.outcome import read_outcome
 from clustertool.show import job_text
 from clustertool.show.errors import exit_json, show_error
@@ -284,6 +285,12 @@ def test_what_was_printed_already_is_not_printed_with_the_exit() -> None:
     ]  # type: ignore[attr-defined]
     assert exit_json(error)["reason"] == "node n2 is lost: no heartbeat for 10 s"
     assert exit_json(JobFailed("why", 3))["reason"] == "why"
+
+
+def test_what_may_still_run_is_named_by_rank_and_node() -> None:
+    left = {"n1": [("trainer", 2), ("trainer", 0), ("trainer", 1), ("pserver", 1)], "n2": []}
+    text = "pserver 1, trainer 0-2 on n1 and processes on n2 may still run"
+    assert job_text.remains_text("J", left) == f"{text}: {PROGRAM} stop --job J"
 
 
 def test_victims_are_folded() -> None:

@@ -38,6 +38,7 @@ class _SummaryDetails(TypedDict, total=False):
     asked: f.Label  # the id of --job-id
     name: f.Label  # of the job
     elastic: bool
+    left: f.PerRank[f.RankKey]  # of which processes live after supervisor and guard have ended
 
 
 class JobSummary(_SummaryDetails):
@@ -55,7 +56,11 @@ class JobSummary(_SummaryDetails):
     reason: Optional[str]
 
 
-class JobsAnswer(Answer):
+class _Orphans(Answer, total=False):
+    orphans: f.PerJob[Tuple[f.Label, int]]  # below another ROOT_DIR: the directory of the job, and how many processes
+
+
+class JobsAnswer(_Orphans):
     jobs: f.PerJob[JobSummary]
 
 

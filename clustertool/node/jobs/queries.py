@@ -6,12 +6,13 @@ A request has the id of one job (job, exact), or what a user calls jobs: a name,
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Dict, List, Tuple
+from typing import TYPE_CHECKING, Dict, List, Mapping, Tuple
 
 from clustertool.errors import NotFound, PreflightError
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.node_status import NodePart
 from clustertool.model.job.state_names import JobState
+from clustertool.node.jobs import remains
 from clustertool.node.jobs.records import Record, find
 from clustertool.node.jobs.shared_records import find_shared
 from clustertool.node.storage import tree_copy
@@ -31,9 +32,22 @@ def records(node: NodeContext, request: r.JobRequest) -> List[Record]:
     return find(node.root, node.entry, os.uname().nodename, request["job"], request.get("exact", False))
 
 
+def records_and_orphans(node: NodeContext, request: r.JobRequest) -> List[Record]:
+    """The same, and what stands for the record of a job that has none here, but processes: see remains.py."""
+    found = records(node, request)
+    return found if node.base is not None else [*found, *_orphans(node, request, remains.living())]
+
+
+def _orphans(node: NodeContext, request: r.JobRequest, living: Mapping[str, remains.Remains]) -> List[Record]:
+    job, exact = request["job"], request.get("exact", False)
+    own = remains.orphans(node.root, living)[0]
+    return [record for record in own if (record.job == job if exact and job else record.called(job))]
+
+
 def record_of(node: NodeContext, job: str) -> Record:
     """The record of one job. Raises NotFound, PreflightError."""
-    found = records(node, {"job": job, "exact": True})
+    wanted: r.JobRequest = {"job": job, "exact": True}
+    found = records(node, wanted) or records_and_orphans(node, wanted)
     if not found:
         raise NotFound(f"no job {job} here", f"{PROGRAM} jobs lists the jobs")
     if found[0].trouble:
@@ -102,10 +116,13 @@ def _earlier_row(record: Record) -> a.EarlierRow:
 
 def list_jobs(node: NodeContext, request: r.JobRequest) -> a.JobsAnswer:
     """One line about each. A record that cannot be read is in state "unknown", with the reason."""
+    living = {} if node.base is not None else remains.living()
+    others = remains.orphans(node.root, living)[1]
     found: List[a.JobSummary] = []
-    for record in records(node, request):
-        found.append(record.summary(_part(record)))
-    return {"jobs": found}
+    for record in [*records(node, request), *_orphans(node, request, living)]:
+        part = _part(record)
+        found.append({**record.summary(part), "left": remains.of_record(record, part, living)})
+    return {"jobs": found, "orphans": [(one.dir, len(one.processes)) for one in others]}
 
 
 def _part(record: Record) -> NodePart:

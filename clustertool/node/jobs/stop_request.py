@@ -38,7 +38,7 @@ _ALREADY: JobStop = {"state": StopState.ENDED_ALREADY, "survivors": []}
 def stop_jobs(node: NodeContext, request: StopRequest) -> StopAnswer:
     """Each job's answer. A job with unusable records does not keep the others running."""
     found: Dict[str, JobStop] = {}
-    for record in queries.records(node, request):
+    for record in queries.records_and_orphans(node, request):
         try:
             found[record.job] = stop(record, request["by"], request["code"], request["grace"], request["force"])
         except Exception as error:  # noqa: BLE001 - one job's records must not hide another's
