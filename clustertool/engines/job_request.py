@@ -51,7 +51,7 @@ class RunRequest:
 
     table: the settings of the engine in job.toml. origin: where the job's files come from. resumes: job.toml's `resume`.
     resumed: the earlier job whose output is copied. left: ended jobs of the same name or workspace that have left an output,
-    where none is resumed.
+    where none is resumed. everywhere: the command to be typed on each node in place of this one; "": not known.
     """
 
     cluster: Cluster
@@ -67,6 +67,7 @@ class RunRequest:
     resumes: bool = False
     resumed: EarlierJob | None = None
     left: tuple[EarlierJob, ...] = ()
+    everywhere: str = ""
     advise: Advise = no_advice
     # Called when the plan is made, and when the job is over or left alone.
     planned: Callable[[Plan], None] = lambda made: None

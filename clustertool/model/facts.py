@@ -123,7 +123,8 @@ class Identity:
     """Created on the laptop once per job: its id, time, owner, and the temporary secrets of its nodes.
 
     asked: the id of --job-id; job_id has a number after it where a job with this id had ended. name: of --name, else `asked`.
-    workspace: where the job's files come from, so that later jobs of it are known.
+    workspace: where the job's files come from, so that later jobs of it are known. starter: the machine of the node on which
+    the command was typed, with a digest of the command (same_command); "" for a laptop.
     """
 
     job_id: str
@@ -135,6 +136,8 @@ class Identity:
     asked: str = ""
     name: str = ""
     workspace: str = ""
+    starter: str = ""
+    same_command: str = ""
 
     @property
     def run_id(self) -> str:

@@ -98,6 +98,10 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
         _without_elastic(call)
     options = _options(call, launch, folder, cluster)
     order = read_order(call, options, lambda: cluster)
+    if len(cluster.hosts) > 1 and not (launch.old or launch.total or foreign_options.named_nodes(launch)):
+        first = cluster.hosts[0].address or cluster.hosts[0].host
+        order.everywhere = shlex.join(foreign_options.on_each_node(argv, OWN, first, len(cluster.hosts)))
+        order.everywhere += ", without HOSTS in conf.py" if conf.names_nodes else ""
     teller = _Teller(call, launch, folder, order)
     if not launch.quiet and not order.wish.dry:
         teller.configuration()

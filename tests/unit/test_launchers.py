@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.cli.launchers.foreign_options import command, named_nodes, read, wish
+from clustertool.cli.launchers.foreign_options import command, meeting, named_nodes, on_each_node, read, wish
 from clustertool.cli.launchers.launcher_flags import FLAGS, LAUNCHERS, Flag, Launch
 from clustertool.errors import UsageError
 from clustertool.verbs.clusterrun import OWN
@@ -345,3 +345,18 @@ def test_no_option_of_a_launcher_is_missing(key: str) -> None:
     known = set(KNOWN[key].split())
     assert known <= ours
     assert ours - known <= {"selected_gpus", "selected_xpus", "selected_npus"}
+
+
+@pytest.mark.parametrize(
+    ("line", "each"),
+    [
+        ("--ips=a,b --gpus=0,1 train.py --ips x", "--gpus=0,1 train.py --ips x"),
+        ("--ips a,b --nnodes 2 --host 10.0.0.2 --rank 1 --detach -m pkg", "--detach -m pkg"),
+        ("-H a:2,b:2 -t 3 --env A=b --env C=d train.py", "-t 3 --env=A=b --env=C=d train.py"),
+        ("--conf ./c.py --only a --nproc-per-node gpu train.py", "--nproc-per-node=gpu train.py"),
+    ],
+)
+def test_the_command_for_each_node(line: str, each: str) -> None:
+    found = on_each_node(line.split(), OWN, "10.0.0.1", 2)
+    assert " ".join(found) == f"clusterrun --master 10.0.0.1:8090 --nnodes 2 {each}"
+    assert meeting(read(found[1:], OWN), False) is not None

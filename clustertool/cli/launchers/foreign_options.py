@@ -26,6 +26,13 @@ from clustertool.model.joining.typed_meeting import TypedMeeting
 _ENDPOINTS = ("servers", "workers", "trainers", "heter-workers")
 _DEVICES = ("devices", "gpus", "xpus", "npus")
 _ALONE = "--master without --nnodes is this machine alone; --nnodes N joins N machines"
+_MEETING_PORT = 8090
+# What names the nodes, or counts on all of them. A command that is typed on each node names their meeting instead.
+_OF_ALL_NODES = (
+    *("--ips", "-H", "-hostfile", "--hostfile", "-i", "-e", "--conf", "--only", "--skip", "-np"),
+    *("--nnodes", "--num-nodes", "--np", "--master", "--rdzv-endpoint", "--master-addr", "--rank", "--node-rank"),
+    *("--host", "--local-addr", "--skip-bad", "--wait", "--resume"),
+)
 _PS = ("workers", "trainers", "worker-num", "trainer-num", "http-port")
 
 
@@ -93,6 +100,17 @@ def notes(launch: Launch, known: bool, joins: bool) -> list[str]:
     if launch.nodes is not None or _names_nodes(launch, known):
         return found
     return [_ALONE if note.startswith("--master is ") else note for note in found]
+
+
+def on_each_node(argv: Sequence[str], own: Sequence[Opt], address: str, nodes: int) -> list[str]:
+    """Rewrite a command line that starts all nodes as the one that is typed on each of them, and meets at `address`."""
+    found = _Arguments(argv, _known(FLAGS, own))
+    kept = ["clusterrun", "--master", f"{address}:{_MEETING_PORT}", "--nnodes", str(nodes)]
+    for flag, value in found.given:
+        name = f"--{flag.name}" if isinstance(flag, Opt) else flag.names.split()[0]
+        if name not in _OF_ALL_NODES:
+            kept += [f"{name}={value}"] if value and name.startswith("--") else [name, value] if value else [name]
+    return [*kept, *(found.script or ())]
 
 
 def command(launch: Launch, arguments: tuple[str, ...]) -> tuple[str, ...]:

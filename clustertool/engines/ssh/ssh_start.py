@@ -18,6 +18,7 @@ from clustertool.engines.job_toml import job_toml, settings_note
 from clustertool.engines.plan_again import Kinds, start_again
 from clustertool.engines.preflight import Examined
 from clustertool.engines.send_workspace import needs, portions, send
+from clustertool.engines.ssh.one_command import OneCommand
 from clustertool.errors import ClustertoolError, DeviceInUse, PortInUse, PreflightError, only, raise_all, singles
 from clustertool.fleet import node_bundle, shared_roots, stored_hosts
 from clustertool.fleet.fleet import Answers, Fleet, carry_out, devices_of, module_request
@@ -45,6 +46,7 @@ class SshStart(Starter):
 
     def __init__(self, engine: Engine, request: RunRequest) -> None:
         super().__init__(engine, request)
+        self._command = OneCommand(request)
         self._brought: dict[int, ContainerFacts] = {}  # by node: the image that submit() has brought there
         self._members: tuple[HostMember, ...] = ()  # of an elastic job: all hosts that take part, or may
 
@@ -80,6 +82,7 @@ class SshStart(Starter):
         made = self._bring_image(made, _facts(made))
         releases = self._dispatch(_facts(made))
         self._send_nvml(_with_cards(made))
+        self._command.start(self._fleet)
         made = self._start(made, releases)
         self._remember(made)
         return Submitted(made.job_id, made)
@@ -123,6 +126,7 @@ class SshStart(Starter):
             member.host.index: member_files.of_member(common, request.cluster, member, member.host.index)
             for member in self._members
         }
+        self._command.start(self._fleet)
         MemberStart(caller, self._fleet, files, elastic.minimum).run()
         self._remember(made)
 
@@ -156,6 +160,8 @@ class SshStart(Starter):
                 facts = self._elastic_hosts(examined).facts
             if request.spec.by_mpirun or request.spec.container:  # that was not known when the nodes were asked
                 facts = self._examine_job(wanted, request.spec.container)
+        if not request.wish.dry:
+            self._command.enter(self._fleet, facts)
         earlier_work.settle(caller, request, facts)
         return self._in_use(facts)
 
@@ -209,6 +215,8 @@ class SshStart(Starter):
     def _plan(self, facts: ByNode) -> Plan:
         caller, request, wish = self._engine.caller, self._request, self._request.wish
         mine = identity(request.job_id or job_id(), wish.job_id, wish.name or wish.job_id, request.origin)
+        if self._command.starter:
+            mine = replace(mine, starter=self._command.starter, same_command=self._command.digest)
         made = self._make_plan(facts, mine)
         check_ranks(request, made)
         earlier_work.hint(caller, request, made)

@@ -173,6 +173,8 @@ def _header(plan: Plan, node: PlannedNode, places: List[RankPlaces]) -> JobHeade
         ],
         "places": places,
     }
+    if plan.identity.starter:
+        header["starter"], header["same_command"] = plan.identity.starter, plan.identity.same_command
     if node.container:
         header["image"], header["digest"] = node.container["reference"], node.container["digest"]
         header["runtime"] = node.container["runtime"]

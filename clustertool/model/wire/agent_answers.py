@@ -64,6 +64,11 @@ class JobsAnswer(_Orphans):
     jobs: f.PerJob[JobSummary]
 
 
+class SameCommandAnswer(Answer):
+    starter: f.Label  # the other machine that has started the same command, "" if none has
+    job: f.Label  # its job, "" while it has none
+
+
 class BasesAnswer(Answer):
     bases: f.PerNode[f.BaseName]
 

@@ -42,6 +42,16 @@ class RankSessionRequest(TypedDict):
     rank: int
 
 
+class SameCommandRequest(TypedDict):
+    """See node/jobs/same_command.py. starter: the machine on which the command was typed (Facts.machine). at: its position in
+    the list of nodes. start: the job is to start now."""
+
+    command: str  # a digest of what starts a job
+    starter: str
+    at: int
+    start: bool
+
+
 class ReportRequest(JobRequest):
     points: int  # how many values a curve may have
 

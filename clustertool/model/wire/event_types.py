@@ -52,6 +52,8 @@ class JobHeader(_JobId, total=False):
     asked: f.Label  # by --job-id; the id has a number after it where it was taken
     job_name: f.Label
     workspace: f.Label  # where its files come from: a folder of the laptop, or of the nodes (--job-workspace)
+    starter: f.Label  # the machine of the list of nodes on which the command was typed, and a digest of the command
+    same_command: f.Label
     mode: f.Label
     command: str
     image: (

@@ -110,6 +110,7 @@ BASES: Kind[r.NoFields, a.BasesAnswer] = Kind("bases", "jobs.shared_records:list
 STOP: Kind[r.StopRequest, a.StopAnswer] = Kind("stop", "jobs.stop_request:stop_jobs")
 CLEAN: Kind[r.CleanRequest, a.CleanAnswer] = Kind("clean", "jobs.clean:clean", long=True, of_records=True)
 RANK_SESSION: Kind[r.RankSessionRequest, a.RankSessionAnswer] = Kind("rank-session", "agent.rank_session:find")
+SAME_COMMAND: Kind[r.SameCommandRequest, a.SameCommandAnswer] = Kind("same-command", "jobs.same_command:enter")
 BUNDLE: Kind[r.BundleRequest, a.ContentAnswer] = Kind("bundle", "agent.job_requests:read_bundle")
 RELEASE: Kind[r.JobRequest, a.Answer] = Kind("release", "agent.job_requests:release")
 FOLLOW: Kind[r.FollowRequest, a.Answer] = Kind("follow", "agent.job_requests:follow", inline=True, of_records=True)

@@ -1,0 +1,79 @@
+"""This module admits one of several equal commands that are typed on the nodes of a job: each of them would start a whole job.
+
+fleetrun's command line with --ips is typed on every node. Here it starts all nodes, so the second one must not start. Each
+command asks the first node twice: when it knows the nodes, and right before it starts. Entries are on node-local storage, like
+claims of ports. An entry lasts as long as the agent of its command; then the records show the job.
+
+| the other command | this one, at first | this one, before its start |
+| --- | --- | --- |
+| its job runs | refused | refused |
+| it has asked for its start | refused | refused |
+| it has asked once, and is earlier in the list of nodes | waits for its turn | refused |
+| it has asked once, and is later in the list | waits for its turn | starts |
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from typing import TYPE_CHECKING, List, Tuple
+
+from clustertool.errors import PreflightError
+from clustertool.node.jobs.records import find
+from clustertool.node.storage import files
+from clustertool.node.system import private_directory, processes
+from clustertool.node.system.file_lock import lock_within
+from clustertool.node.system.node_context import NodeContext
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import SameCommandAnswer
+    from clustertool.model.wire.agent_requests import SameCommandRequest
+
+_FILE = "commands.json"
+_PATIENCE = 10.0  # seconds for other agents
+_MOST = 1 << 20  # bytes of the file
+_Entry = Tuple[str, str, int, bool, int, int]  # command, starter, at, start, pid and start time of the agent
+
+
+def enter(node: NodeContext, request: SameCommandRequest) -> SameCommandAnswer:
+    """Enter a command, unless the same one from another machine goes before it, which is the answer. Raises PreflightError."""
+    command, starter = request["command"], request["starter"]
+    own = processes.identify(os.getpid())
+    assert own is not None
+    try:
+        name = os.path.join(private_directory.make(_FILE), _FILE)
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise private_directory.unusable(error) from None
+    with files.closing(fd):
+        if not lock_within(fd, fcntl.LOCK_EX, _PATIENCE):
+            raise PreflightError(
+                f"{name} has been locked for {_PATIENCE:g} s by another process of yours", "end that process"
+            )
+        entries = [
+            entry for entry in _read(fd) if entry[4:] != tuple(own) and processes.alive(processes.Process(*entry[4:]))
+        ]
+        others = [entry for entry in entries if entry[0] == command and entry[1] != starter]
+        for record in find(node.root, node.entry, os.uname().nodename):
+            header = record.header
+            typed_there = header.get("same_command") == command and header.get("starter") not in (None, "", starter)
+            if typed_there and record.part().may_run:
+                return {"starter": str(header["starter"]), "job": record.job}
+        for _, other, at, starts, _, _ in others:
+            if starts or (request["start"] and at < request["at"]):
+                return {"starter": other, "job": ""}
+        entries.append((command, starter, request["at"], request["start"], *own))
+        data = json.dumps(entries).encode()
+        os.pwrite(fd, data, 0)
+        os.ftruncate(fd, len(data))
+    return {"starter": "", "job": ""}
+
+
+def _read(fd: int) -> List[_Entry]:
+    """The entries of the file. What is damaged in it counts for nothing."""
+    try:
+        rows = json.loads(os.pread(fd, _MOST, 0) or b"[]")
+        return [(str(row[0]), str(row[1]), int(row[2]), bool(row[3]), int(row[4]), int(row[5])) for row in rows]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return []
