@@ -9,7 +9,7 @@ from typing import TypedDict
 
 from clustertool.engines.base import Description, Engine, EngineState
 from clustertool.engines.job_states import UNRECORDED, corrected
-from clustertool.errors import ClustertoolError, NotFound, PreflightError, UsageError, raise_all
+from clustertool.errors import ClustertoolError, NodeLost, NotFound, PreflightError, UsageError, raise_all
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.config.hosts import Host
 from clustertool.model.hints import PROGRAM
@@ -147,6 +147,8 @@ def _merge(job: str, parts: list[JobSummary], known: Description | None) -> List
     recorded = [read_part(part) for part in parts]
     over = any(part.state in OUTCOMES for part in recorded)
     part = decide(_corrected(part, known, over) for part in recorded)
+    if part.state is JobState.LOST and known is not None and known.cause is not None:
+        part = part._replace(reason=known.cause[0], code=known.cause[1])
     started = [float(t) for t in (one.get("started") for one in parts) if t is not None]
     ended = [float(t) for t in (one.get("ended") for one in parts) if t is not None]
     queued = known if known is not None and known.state is EngineState.QUEUED and not part.may_run else None
@@ -165,7 +167,7 @@ def _merge(job: str, parts: list[JobSummary], known: Description | None) -> List
         "owner": parts[0]["owner"],
         "mode": parts[0]["mode"],
         "command": parts[0]["command"],
-        "total": len(_nodes(parts)) or len(parts),
+        "total": len(_nodes(parts)) or (known.nodes if known is not None else 0) or len(parts),
         "seen_on": sorted(int(part["node"] or 0) for part in parts),
         "part": part,
         "known": known,
@@ -182,20 +184,22 @@ def _corrected(part: NodePart, known: Description | None, over: bool) -> NodePar
 
 
 def _unseen(job: str, known: Description) -> ListedJob:
-    """A job that the engine alone knows: it is queued, its nodes have no record yet, or they were lost with them."""
-    state = UNRECORDED[known.state]
+    """A job that the engine alone knows: it is queued, its nodes have no record yet, or their records are gone."""
+    ended = known.state is EngineState.ENDED
+    code = known.cause[1] if known.cause is not None and ended else None
+    state = JobState.SUCCEEDED if code == 0 else UNRECORDED[known.state]
     start = StartReason.JOINING if state is JobState.STARTING else StartReason.NONE
-    part = NodePart(LEAD, state, reason=known.reason, start=start)
+    part = NodePart(LEAD, state, code, known.reason, start)
     return {
         "id": job,
         "asked": known.asked,
         "name": known.job_name,
         "state": state,
-        "code": known.cause[1] if known.cause is not None and state is JobState.LOST else None,
+        "code": code,
         "reason": known.reason,
-        "created": known.since or None,
+        "created": known.created or known.since or None,
         "started": None,
-        "ended": None,
+        "ended": (known.since or None) if ended else None,
         "owner": getpass.getuser(),
         "mode": None,
         "command": known.command or None,
@@ -212,7 +216,7 @@ def attach_to(
 ) -> ListedJob:
     """The job a verb is about, as choose() does, and the fleet becomes its nodes, numbered as the job numbers them.
 
-    queued: the caller can do something for a job of which no node has a record yet. Else it is NotFound.
+    queued: the caller can do something for a job of which no node has a record: recorded(). Else it is NotFound.
     """
     fleet = engine.fleet
     answers = ask_jobs(fleet, prefix)
@@ -226,10 +230,10 @@ def attach_to(
         return job
     listed = listings(answers).get(job["id"])
     if listed is None:
-        known = job["known"]
-        ended = f" ({state_text(known)})" if known is not None else ""
-        raise NotFound(f"job {job['id']}: no node has a record of it{ended}", _FIX)
-    places, names = where(listed, answers, fleet.own_names())
+        if queued:
+            return job
+        raise without_records(job, NotFound(f"job {job['id']}: no node has a record of it", _FIX))
+    places, names = where(listed, answers, fleet.own_names(), job["total"] if job["known"] is not None else 0)
     if names:
         fleet.take(places, names)
     return job
@@ -240,10 +244,37 @@ def is_waiting(engine: Engine, job: ListedJob) -> bool:
     return job["queued"] is not None or (engine.capabilities.queues and job["state"] is JobState.STARTING)
 
 
+def recorded(job: ListedJob) -> bool:
+    """Whether nodes have records of this start of the job."""
+    return job["queued"] is None and bool(job["seen_on"])
+
+
 def require_known(job: ListedJob) -> None:
-    """Raise PreflightError for a job that cannot be followed, as the nodes do not know what became of it."""
+    """Raise PreflightError for a job that cannot be followed, as the nodes do not know what became of it, and the end of a job
+    that only its engine knows: NodeLost, or NotFound for a success."""
     if job["state"] is JobState.UNKNOWN:
         raise unknown(job["id"], job["reason"])
+    if job["seen_on"] or job["code"] is None:
+        return
+    if not job["code"]:
+        raise NotFound(f"job {job['id']} has succeeded, and no record of it is left: {job['reason']}", _FIX)
+    raise lost_nodes(job["reason"], job["code"])
+
+
+def without_records(job: ListedJob, error: NotFound) -> NotFound:
+    """The error of a request for a rank of which nothing is recorded: where the engine knows the reason, with this."""
+    known = job["known"]
+    if known is None or known.cause is None:
+        return error
+    fix = f"{PROGRAM} run --log-dir DIR keeps the logs of a job that is followed"
+    return NotFound(f"{error.what} any more: {known.cause[0]}", fix, error.node)
+
+
+def lost_nodes(why: str, code: int) -> NodeLost:
+    """The error of a job whose nodes its engine has ended."""
+    error = NodeLost(why, "the job has ended on the other nodes")
+    error.code = code
+    return error
 
 
 def pick(engine: Engine, prefix: str) -> ListedJob:
@@ -277,16 +308,17 @@ def choose(
 
 
 def where(
-    listed: Mapping[int, JobSummary], answers: Mapping[int, JobsAnswer], hosts: Sequence[Host]
+    listed: Mapping[int, JobSummary], answers: Mapping[int, JobsAnswer], hosts: Sequence[Host], total: int = 0
 ) -> tuple[dict[int, int], list[str]]:
     """{node as a job numbers it: agent that has its record}, and the names of all its nodes: a job may have had
     a part of HOSTS only, or other HOSTS.
 
     `listed`: {agent: summary of the job}. `answers`: of all agents that answered. A node may claim any number. So a host that
     conf.py names as the job does has the node of that name. A claim counts only for a name that is not in conf.py,
-    or whose host answered that it does not have the job. hosts: those of conf.py.
+    or whose host answered that it does not have the job. hosts: those of conf.py. total: how many nodes the job has, where that
+    is known without a record.
     """
-    names = _nodes(listed.values())
+    names = _nodes(listed.values()) or [f"node {node}" for node in range(total)]
     ours = {host.name: host.index for host in hosts}
     places = {node: ours[name] for node, name in enumerate(names) if ours.get(name) in listed}
     taken = set(places.values())

@@ -252,6 +252,7 @@ class JobFollower:
     ) -> None:
         self.fleet = fleet
         self.watch = JobView(frozenset(range(len(fleet.cluster.hosts))), pieces=pieces)
+        self.watch.status.job = job  # nodes may have no record that names it
         self._inbox, self._job, self._patient = inbox, job, patient
         self._request: FollowRequest = {"job": job}
         self._checked_at = self._verdict_at = self._alone_at = 0.0

@@ -9,12 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from clustertool.actions.find_jobs import ListedJob, state_text
+from clustertool.actions.find_jobs import ListedJob, lost_nodes, state_text
 from clustertool.engines.base import Description, EngineState
 from clustertool.errors import ClustertoolError, Interrupted, JobFailed, NodeLost, Survivors, Terminated, TimedOut
 from clustertool.model.container.job_container import container_of
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.node_status import NodeStatus
+from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.rank_places import unpack
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState
@@ -75,13 +76,15 @@ def _planned(events: Iterable[Event]) -> Iterator[JobEvent]:
             yield event
 
 
-def queued_dict(job: ListedJob) -> StatusJson:
-    """The same for a job of which no node has a record yet. "queue" has what its engine knows."""
+def unrecorded_dict(job: ListedJob) -> StatusJson:
+    """The same for a job of which no node has a record. "queue" has what its engine knows of one that has not ended."""
     known = job["queued"]
-    assert known is not None
-    times = {"since": known.since or None, "expected": known.expected or None}
     about = {name: job[name] or "" for name in ("name", "owner", "command")}
     found = {**as_dict({}), **about, "job": job["id"], "state": job["state"], "created": job["created"] or 0.0}
+    if known is None:
+        ended = job["code"] is not None and Outcome(job["state"], job["code"], "tool", job["reason"]).as_dict()
+        return {**found, "outcome": ended or None, "ended": job["ended"], "reason": job["reason"]}
+    times = {"since": known.since or None, "expected": known.expected or None}
     return {**found, "waits": [state_text(known)], "queue": {"reason": known.reason, **times}}
 
 
@@ -122,12 +125,6 @@ def as_dict(answers: Mapping[int, StatusAnswer], known: Description | None = Non
     }
 
 
-def _by_engine(what: str, code: int) -> NodeLost:
-    error = NodeLost(what, "the job has ended on the other nodes")
-    error.code = code
-    return error
-
-
 def error_of(status: JobStatus) -> ClustertoolError | None:
     """None for success, else the error with the exit code of the contract."""
     left = [node for node in status.nodes.values() if node.survivors]
@@ -137,8 +134,7 @@ def error_of(status: JobStatus) -> ClustertoolError | None:
         return Survivors(f"processes survived the stop: {what}", fix)
     outcome = status.outcome
     if status.cause is not None and (outcome is None or outcome.state is JobState.LOST):
-        what, code = status.cause
-        return _by_engine(what, code)
+        return lost_nodes(*status.cause)
     if outcome is None:
         fix = f"{PROGRAM} status --job {status.job} shows what the nodes recorded"
         return NodeLost(f"the job ended without a verdict: {status.engine_end or 'its lead is gone'}", fix)

@@ -31,10 +31,13 @@ def stop_how(by: str, grace: float, force: bool = False) -> StopHow:
 
 
 def unfinished(known: Mapping[int, JobsAnswer], about: Described | None = None) -> list[str]:
-    """Jobs that may have processes: those that have not ended, and lost ones. about: see merged()."""
-    return [
-        job["id"] for job in merged(known, about or {}) if job["state"] is JobState.LOST or job["state"] not in OUTCOMES
-    ]
+    """List the jobs that may have processes: not ended, or lost without a proof of their engine. about: see merged()."""
+    found = []
+    for job in merged(known, about or {}):
+        proved = job["known"] is not None and job["known"].state is EngineState.ENDED
+        if job["state"] not in OUTCOMES or (job["state"] is JobState.LOST and not proved):
+            found.append(job["id"])
+    return found
 
 
 def stop_jobs(

@@ -53,8 +53,9 @@ class EngineState(Name):
 class Description:
     """What an engine knows of a job. Times are seconds since the epoch by the clock of this machine, 0.0 if not known.
 
-    reason: why it is queued, or why its state is not known. since: when it came into this state. expected: when a queued job
-    may start. job_name, asked (the id of --job-id), command, nodes: what no node can answer while the job is queued.
+    reason: why it is queued, or why its state is not known. since: when it came into this state. created: when it was
+    submitted. expected: when a queued job may start.
+    job_name, asked (the id of --job-id), command, nodes: what no node can answer while the job is queued.
     ending: of a job that runs: the engine has ended it, and waits for what is left on its nodes. cause: why it has ended nodes
     of the job, and the exit code of a job that ends because of that. stuck: why it does not start although it is no longer in a
     queue, such as an image that cannot be pulled; "" otherwise.
@@ -71,6 +72,7 @@ class Description:
     ending: bool = False
     cause: tuple[str, int] | None = None
     stuck: str = ""
+    created: float = 0.0
 
     @property
     def why(self) -> str:

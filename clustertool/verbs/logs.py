@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Literal
 
 from clustertool.actions import load_config
-from clustertool.actions.find_jobs import attach_to, pick, require_known
+from clustertool.actions.find_jobs import attach_to, pick, require_known, without_records
 from clustertool.actions.follow_job import Inbox, NodeQueues
 from clustertool.actions.read_logs import places_of, present, require_attempt
 from clustertool.actions.read_status import read
@@ -70,7 +70,12 @@ def logs(call: Call) -> None:
         job = found["id"]
         status = read(fleet.ask_all(STATUS({"job": job})))
         require_attempt(status, attempt)
-        places, missing = places_of(fleet, status, asked, "" if given.all_ranks else given.role, given.host, attempt)
+        try:
+            places, missing = places_of(
+                fleet, status, asked, "" if given.all_ranks else given.role, given.host, attempt
+            )
+        except NotFound as error:
+            raise without_records(found, error) from None
         request.update({"job": job, "logs": list(places)})
         if call.given.raw:
             if request["attempt"] is None:  # one log, not all attempts' one after the other

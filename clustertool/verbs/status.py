@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from clustertool.actions.find_jobs import attach_to, doubt, proof
-from clustertool.actions.read_status import as_dict, queued_dict
+from clustertool.actions.find_jobs import attach_to, doubt, proof, recorded
+from clustertool.actions.read_status import as_dict, unrecorded_dict
 from clustertool.model.wire.messages import STATUS
 from clustertool.show.status_view import status_tables
 from clustertool.verbs.jobs import engine_of
@@ -18,8 +18,8 @@ def status(call: Call) -> None:
         fleet = engine.fleet
         listed = attach_to(engine, call.given.job, queued=True)
         job = listed["id"]
-        if listed["queued"] is not None:
-            found = queued_dict(listed)
+        if not recorded(listed):
+            found = unrecorded_dict(listed)
         else:
             answers = fleet.ask_all(STATUS({"job": job}))
             doubt(fleet, listed, answers)

@@ -181,12 +181,12 @@ class Store:
 
             return self.update(kind, namespace, name, mark) or obj
 
-    def event(self, about: Obj, reason: str, message: str) -> None:
+    def event(self, about: Obj, reason: str, message: str, kind: str = "Warning") -> None:
         """An Event, if there is none of this text so far."""
         meta = about["metadata"]
         involved = {"kind": about["kind"], **{name: meta[name] for name in ("namespace", "name", "uid")}}
         name = f"{meta['name']}.{hashlib.sha256(f'{reason} {message}'.encode()).hexdigest()[:16]}"
-        given = {"involvedObject": involved, "reason": reason, "message": message, "type": "Warning"}
+        given = {"involvedObject": involved, "reason": reason, "message": message, "type": kind}
         if self.find("Event", meta["namespace"], name) is None:
             self.create("Event", meta["namespace"], {"metadata": {"name": name}, **given, "lastTimestamp": now()})
 

@@ -19,11 +19,13 @@ def evict(server: ApiServer, pod: Obj) -> None:
     gone = condition("DisruptionTarget", "TerminationByKubelet", _LOW)
     status = {"reason": "Evicted", "message": _LOW, "conditions": [*pod["status"]["conditions"], gone]}
     server.store.change(pod, lambda o: o["status"].update(status))
+    server.store.event(pod, "Evicted", _LOW)
     _container(server, pod).signal(kill=True)
 
 
 def preempt(server: ApiServer, pod: Obj) -> None:
     why = "default-scheduler: preempting to accommodate a higher priority pod"
+    server.store.event(pod, "Preempted", "Preempted by pod 3f0e on node worker-1", "Normal")
     _disrupt(server, pod, "PreemptionByScheduler", why)
 
 
@@ -33,6 +35,7 @@ def lose_node(server: ApiServer, pod: Obj) -> None:
     server.controllers.lost.add(node)
     for one in server.store.list("Pod", fields=f"spec.nodeName={node}"):
         _container(server, one).signal(kill=True)
+        server.store.event(one, "TaintManagerEviction", f"Marking for deletion Pod {one['metadata']['name']}", "Normal")
         _disrupt(server, one, "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
 
 

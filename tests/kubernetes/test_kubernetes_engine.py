@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from clustertool.actions.find_jobs import attach_to
+from clustertool.actions.read_status import read
+from clustertool.actions.stop_jobs import unfinished
 from clustertool.api.silent_caller import SilentCaller
 from clustertool.engines.base import EngineState
 from clustertool.engines.kubernetes.kubernetes_engine import KubernetesEngine
@@ -20,14 +23,14 @@ from clustertool.errors import ConfigError, NotFound, PreflightError
 from clustertool.fleet.records_client import RecordsClient
 from clustertool.fleet.this_machine import HereChannel
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.job.state_names import StopState
+from clustertool.model.job.state_names import JobState, StopState
 from clustertool.model.job.stop_result import read_result
 from clustertool.model.kubernetes import pod_record
 from clustertool.model.kubernetes.object_names import JobAbout, notes
 from clustertool.model.kubernetes.pod_log import PodLine, written
 from clustertool.model.kubernetes.pod_places import FIRST_LABEL, INDEX_LABEL
 from clustertool.model.kubernetes.pod_record import PodEnd
-from clustertool.model.wire.messages import LIST_FILES, LIST_JOBS
+from clustertool.model.wire.messages import LIST_FILES, LIST_JOBS, STATUS
 from tests.kubernetes.test_job_objects import ObjectsInMemory, made
 
 END = PodEnd("a", 0, "failed", "trainer 0 has exited with 7", 7)
@@ -41,6 +44,7 @@ class PodsInMemory(ObjectsInMemory):
         self.reads: list[int | None] = []
         self.channels: list[HereChannel] = []
         self.unreadable = False
+        self.end = pod_record.encode(END, {})
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         return next((one for one in self.objects if (one["kind"], one["metadata"]["name"]) == (kind, name)), None)
@@ -49,8 +53,8 @@ class PodsInMemory(ObjectsInMemory):
         self.reads.append(tail)
         if self.unreadable:
             raise PreflightError("the kubelet does not answer")
-        end = pod_record.encode(END, {})
-        yield end if tail == 1 else written(PodLine("trainer", 0, 0, b"the last words")) + end
+        lines = [*written(PodLine("trainer", 0, 0, b"the last words")).splitlines(True), self.end]
+        yield b"".join(lines if tail is None else list(filter(None, lines))[-tail:])
 
     def channel(self, pod: str, argv: Any) -> HereChannel:
         self.channels.append(HereChannel(argv))
@@ -153,6 +157,24 @@ def test_the_termination_message_stands_for_a_log_that_cannot_be_read(tmp_path: 
         (agent,) = [agent for agent in fleet.agents.values() if agent.ask(LIST_JOBS({"job": "a"}))["jobs"]]
         with pytest.raises(PreflightError, match="the kubelet does not answer"):
             agent.ask(LIST_FILES({"job": "a", "exact": True}))
+
+
+def test_the_log_of_a_pod_that_was_killed_has_its_ranks(tmp_path: Path) -> None:
+    """It has no record, and the termination message is the end of the log."""
+    objects = objects_of("a", tmp_path)
+    end(objects)
+    ended = objects[1]["status"]["containerStatuses"][0]["state"]["terminated"]
+    ended.update(exitCode=137, reason="OOMKilled", message="[trainer 0] step 1")
+    api = PodsInMemory("ann", objects)
+    api.end = b""
+    with engine(api) as opened:
+        fleet = opened.open()
+        job = attach_to(opened, "a")
+        assert (job["state"], job["code"]) == (JobState.LOST, 137)
+        status = read(fleet.ask_all(STATUS({"job": "a"})), job["known"])
+        assert status.ranks_in() == {("trainer", 0): 0} and status.outcome is not None and status.outcome.code == 137
+        assert fleet.agents[0].ask(LIST_FILES({"job": "a", "exact": True}))["files"] == {"workerlog.0": 15}
+        assert unfinished({0: fleet.agents[0].ask(LIST_JOBS({"job": ""}))}, opened.describe({})) == []
 
 
 def test_of_all_jobs_the_newest_and_those_that_run_are_read(tmp_path: Path) -> None:

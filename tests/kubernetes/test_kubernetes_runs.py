@@ -300,6 +300,43 @@ def test_a_job_ends_where_a_sidecar_runs_on(job: KubeSite) -> None:
     job.is_empty()
 
 
+def test_a_job_whose_pods_kubernetes_has_deleted_is_known(job: KubeSite) -> None:
+    """It is detached. A pod is preempted, and the others are deleted because of it; the Job object and events stay."""
+    name = job.inv(*run("--detach", "--env", "STEPS=400")).ends(0).job
+    preempt(job.server, job.pods()[1])
+    until(
+        lambda: not job.objects("Pod") and job.objects("Job")[0]["status"].get("conditions"),
+        60,
+        lambda: f"{job.left()}",
+    )
+    why = "preempted by a pod of a higher priority: Preempted by pod 3f0e on node worker-1"
+    (listed,) = job.inv("jobs", "--json").ends(0).json["jobs"]
+    assert (listed["id"], listed["state"], listed["code"], listed["total"]) == (name, "lost", 75, 3)
+    found = job.inv("status", "--json").ends(0).json
+    assert (found["state"], found["outcome"]["code"]) == ("lost", 75) and why in found["outcome"]["reason"]
+    assert why in job.inv("attach").ends(75).last
+    assert why in job.inv("logs", "--rank", "2").ends(66).err
+    assert "nothing to stop" in job.inv("stop", "--all").ends(0).out
+    job.inv("clean", "--job", name).ends(0)
+    job.is_empty()
+
+
+@pytest.mark.engines
+def test_a_later_command_has_the_verdict_of_a_pod_that_was_killed_for_memory(job: KubeSite) -> None:
+    """The logs of its ranks stay in its own log, which has no record."""
+    job.inv(*run("--detach", "--env", "STEPS=400")).ends(0)
+    pods = job.pods()
+    until(lambda: all("step 1" in pod.shown for pod in job.living_pods), 60)
+    kill_for_memory(job.server, pods[1])
+    until(lambda: not job.living_pods and job.objects("Job")[0]["status"].get("conditions"), 60)
+    (listed,) = job.inv("jobs", "--json").ends(0).json["jobs"]
+    assert (listed["state"], listed["code"], listed["total"]) == ("lost", 137, 3) and "OOMKilled" in listed["reason"]
+    assert job.inv("status", "--json").json["outcome"]["code"] == 137
+    assert "OOMKilled" in job.inv("attach").ends(137).last
+    assert "step 1" in job.inv("logs", "--rank", "1").ends(0).out
+    assert "OOMKilled" in job.inv("logs", "--rank", "0").ends(66).err
+
+
 @pytest.mark.engines
 def test_an_exported_job_runs_when_kubectl_has_applied_it(job: KubeSite, kubectl_here: None) -> None:
     job.inv("export", "--workspace", "job", "--with-secrets", "--to", "job.yaml").ends(0)

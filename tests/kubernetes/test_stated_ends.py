@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from clustertool.engines.base import EngineState
-from clustertool.engines.kubernetes.job_description import JobObjects, described
+from clustertool.engines.kubernetes.job_description import JobObjects, described, disruption_unknown
 from clustertool.engines.kubernetes.pod_watch import PodWatch
 from clustertool.errors import DataError
 from clustertool.model.job.node_status import record_of
 from clustertool.model.job.state_names import JobState
 from clustertool.model.kubernetes import pod_record
 from clustertool.model.kubernetes.object_names import JobAbout, labels, notes
-from clustertool.model.kubernetes.pod_record import PodEnd
+from clustertool.model.kubernetes.pod_record import PodEnd, Stated
 from clustertool.model.wire.record_lines import read_events
 
 ABOUT = JobAbout(name="words", command="python3 train.py", mode="ps", nodes=2, created=1000.0)
@@ -44,7 +44,7 @@ def stated(end: PodEnd) -> str:
 
 
 def test_events_of_a_message_have_the_end_of_the_job() -> None:
-    lines = pod_record.stated_events(JOINED, ABOUT, 1234.0).splitlines()
+    lines = pod_record.stated_events("a", 1, Stated(ABOUT, JOINED, 1234.0), {}).splitlines()
     found = record_of(read_events(lines))
     assert found.ended is not None and not found.damaged
     assert (found.ended.state, found.ended.code, found.ended.reason) == (JobState.FAILED, 7, JOINED.reason)
@@ -79,6 +79,23 @@ def test_what_python_prints_before_the_tool_starts_is_a_reason() -> None:
 def test_a_job_that_nodes_have_joined_has_records() -> None:
     found = described(JobObjects(workload("Failed"), [pod(0, stated(JOINED)), pod(1, "x\x1b[31m")]))
     assert found.reason == f"pod ct-a-0: {JOINED.reason}" and found.cause is None
+
+
+def disruption(reason: str, name: str, at: str = "2026-01-01T00:00:00Z") -> dict[str, Any]:
+    return {"reason": reason, "message": "why", "involvedObject": {"kind": "Pod", "name": name}, "lastTimestamp": at}
+
+
+def test_of_a_job_without_pods_the_events_or_the_workload_have_the_cause() -> None:
+    events = [disruption("Evicted", "ct-a-1", "2026-01-01T00:00:09Z"), disruption("Preempted", "ct-a-0")]
+    found = described(JobObjects(workload("Failed"), [], [*events, disruption("Killing", "ct-a-2")]))
+    assert found.cause == ("pod ct-a-0: preempted by a pod of a higher priority: why", 75)
+    found = described(JobObjects(workload("Failed")))
+    assert found.cause == ("its pods were deleted, and their records with them: BackoffLimitExceeded", 75)
+    assert described(JobObjects(workload("Complete"))).cause == (found.cause[0], 0)
+    assert disruption_unknown(JobObjects(workload("Failed")))
+    assert disruption_unknown(JobObjects(workload("Failed"), [pod(0, stated(JOINED._replace(state="lost")))]))
+    assert not disruption_unknown(JobObjects(workload("Failed"), [pod(0, stated(JOINED))])), "a rank has failed"
+    assert not disruption_unknown(JobObjects(workload("Complete")))
 
 
 def test_a_job_is_stuck_where_an_image_is_not_pulled_and_not_where_no_node_has_room() -> None:

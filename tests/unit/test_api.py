@@ -110,7 +110,9 @@ def test_a_silent_node_does_not_stall_wait_with_progress(monkeypatch: pytest.Mon
     fleet.engine_end = None
     engine = SimpleNamespace(fleet=fleet, capabilities=known_engines.capabilities("ssh"))
     monkeypatch.setattr(SilentCaller, "opened", lambda self, config, sink: nullcontext(engine))
-    monkeypatch.setattr(job_object, "attach_to", lambda *_, **__: {"state": JobState.RUNNING, "queued": None})
+    monkeypatch.setattr(
+        job_object, "attach_to", lambda *_, **__: {"state": JobState.RUNNING, "queued": None, "seen_on": [0]}
+    )
     monkeypatch.setattr(job_object, "_SAMPLE", 0.1)
     with pytest.raises(StillRunning):
         Job(fleet.cluster, "x").wait(timeout=1.5, progress=lambda _: None)

@@ -17,6 +17,7 @@ from clustertool.model.config.hosts import Host
 from clustertool.model.kubernetes import pod_record
 from clustertool.model.kubernetes.object_names import JobAbout
 from clustertool.model.kubernetes.pod_reasons import PodView
+from clustertool.model.kubernetes.pod_record import Stated
 from clustertool.model.paths import node_of
 from clustertool.model.wire.messages import CLEAN, LIST_JOBS, STATUS
 from clustertool.ssh.parallel import each
@@ -43,7 +44,7 @@ class EndedPods:
         self._wanted: set[str] = set()
         self._read: set[str] = set()  # pods whose records are here
         self._whole: set[str] = set()  # and their logs, too
-        self._stated: dict[str, bytes] = {}  # events from the termination message, by pod
+        self._stated: dict[str, Stated] = {}  # by pod
         self.places: dict[str, Place] = {}
         self.failed: dict[str, ClustertoolError] = {}
 
@@ -60,10 +61,11 @@ class EndedPods:
     def add(self, pod: PodView, about: JobAbout) -> None:
         """One that has ended, for read()."""
         self._wanted.add(pod.name)
+        self._stated[pod.name] = Stated(about)
         with contextlib.suppress(DataError):
             end = pod_record.read_message(pod.message)
             if (end.job, end.node) == self.places[pod.name]:
-                self._stated[pod.name] = pod_record.stated_events(end, about, pod.ended_at or about.created)
+                self._stated[pod.name] = Stated(about, end, pod.ended_at or about.created)
 
     def has(self, pod: str) -> bool:
         return pod in self._read
@@ -85,11 +87,14 @@ class EndedPods:
         job, node = self.places[pod]
         with self._lock_of(pod):
             if pod not in self._read:
-                stated = self._stated.get(pod, b"")
+                stated = self._stated.get(pod)
                 try:
-                    self._records.restore(job, node, self._api.log(pod, tail=1), logs=False, stated=stated)
+                    found = self._records.restore(job, node, self._api.log(pod, tail=1), logs=False)
+                    if found.end is None:  # it was killed: its log has what its ranks have printed
+                        self._records.restore(job, node, self._api.log(pod), stated=stated)
+                        self._whole.add(pod)
                 except ClustertoolError:
-                    if not stated:
+                    if stated is None or stated.end is None:
                         raise
                     self._records.restore(job, node, (), logs=False, stated=stated)
                 self._read.add(pod)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from clustertool.engines.base import Description, EngineState
 from clustertool.engines.kubernetes.api.object_kinds import Object
-from clustertool.errors import DataError
+from clustertool.errors import DataError, NodeLost
+from clustertool.model.job.state_names import JobState
 from clustertool.model.kubernetes.object_names import QUEUE_LABEL, about_of
 from clustertool.model.kubernetes.pod_reasons import (
     PodFault,
@@ -27,10 +28,17 @@ from clustertool.model.kubernetes.pod_record import PodEnd, read_message
 
 _ENDS = {"Job": ("Failed", "Complete"), "JobSet": ("Failed", "Completed")}  # types of conditions
 _ENDINGS = ("FailureTarget", "SuccessCriteriaMet")  # of a Job whose pods are being ended
-_PADDLE_ENDS = ("Failed", "Completed", "Succeed", "Succeeded", "Aborted", "Terminated")  # status.phase
+_PADDLE_SUCCESSES = ("Completed", "Succeed", "Succeeded")  # status.phase
+_PADDLE_ENDS = (*_PADDLE_SUCCESSES, "Failed", "Aborted", "Terminated")
 _LAST = 300  # characters of a log
 _CREATING = 60.0  # seconds in which the Secret of a job is created
 _REFUSED = ("FailedCreate", "FailedScheduling", "FailedMount", "FailedAttachVolume")  # reasons of events
+_DISRUPTED = {  # the same, of pods that are deleted then
+    "Preempted": "preempted by a pod of a higher priority",
+    "Evicted": "Evicted by the node",
+    "TaintManagerEviction": "node lost: its pods were deleted because of a taint of the node",
+    "NodeNotReady": "node lost: it does not answer the API server",
+}
 
 
 class JobObjects(NamedTuple):
@@ -51,12 +59,16 @@ def described(found: JobObjects) -> Description:
     made = seconds(text(metadata, "creationTimestamp")) or about.created
     alive = [pod for pod in pods if not pod.ended]
     runs = [pod for pod in alive if pod.phase != "Pending"]
-    over, why, at = _over(found.workload)
+    over, succeeded, why, at = _over(found.workload)
     if not over and not alive and any(pod.sidecars for pod in pods) and len(pods) >= about.nodes:
         over, why, at = True, "its processes have ended", max(pod.ended_at for pod in pods)
     deleted = bool(text(metadata, "deletionTimestamp"))
     ending = over or deleted or any(is_true(condition(status, kind)) for kind in _ENDINGS)
-    cause = end_of(pods) or (_never_joined(pods) if over and not alive else None)
+    cause = end_of(pods)
+    if over and not alive:
+        cause = cause or _never_joined(pods) or _disrupted(found.events)
+        if not pods and cause is None:
+            cause = f"its pods were deleted, and their records with them: {why}", 0 if succeeded else NodeLost.code
     if runs:
         reason = cause[0] if cause else "its objects are being deleted" if deleted else waits_for(pods)
         began = seconds(text(status, "startTime")) or made
@@ -78,6 +90,7 @@ def described(found: JobObjects) -> Description:
         ending=state.ending,
         cause=cause,
         stuck=stuck(pods) if not over else "",
+        created=about.created or made,
     )
 
 
@@ -106,6 +119,23 @@ def _never_joined(pods: Sequence[PodView]) -> tuple[str, int] | None:
     return stated, next(pod.code for pod in pods if pod.code > 0)
 
 
+def _disrupted(events: Sequence[Object]) -> tuple[str, int] | None:
+    """What the first of these events states about a pod that was deleted."""
+    first = min((event for event in events if text(event, "reason") in _DISRUPTED), key=event_time, default=None)
+    if first is None:
+        return None
+    why = with_message(_DISRUPTED[text(first, "reason")], text(first, "message"))
+    return f"pod {text(fields(first, 'involvedObject'), 'name')}: {why}", NodeLost.code
+
+
+def disruption_unknown(found: JobObjects) -> bool:
+    """Whether pods of a job that has failed are gone, and those that are left do not state why it has."""
+    over, succeeded, _, _ = _over(found.workload)
+    pods = [view(pod) for pod in found.pods]
+    stated = any(end is not None and end.state != JobState.LOST.value for end in map(_end_of, pods))
+    return over and not succeeded and not stated and end_of(pods) is None and len(pods) < about_of(found.workload).nodes
+
+
 def _end_of(pod: PodView) -> PodEnd | None:
     try:
         return read_message(pod.message)
@@ -128,7 +158,7 @@ def queued_reason(found: JobObjects, pods: Sequence[PodView]) -> str:
         text(fields(found.workload, "metadata"), "name"),
         seconds(text(fields(found.workload, "metadata"), "creationTimestamp")),
     )
-    events = [event for event in found.events if not (_of_secret(event, name) and _when(event) - made < _CREATING)]
+    events = [event for event in found.events if not (_of_secret(event, name) and event_time(event) - made < _CREATING)]
     return _refusal(events, _REFUSED) or waiting or "waiting for its pods"
 
 
@@ -137,18 +167,19 @@ def _of_secret(event: Object, name: str) -> bool:
     return text(event, "reason") == "FailedMount" and f'secret "{name}" not found' in text(event, "message")
 
 
-def _over(workload: Object) -> tuple[bool, str, float]:
-    """Whether the controller has ended the workload; why, and when."""
+def _over(workload: Object) -> tuple[bool, bool, str, float]:
+    """Whether the controller has ended the workload, and whether with success; why, and when."""
     status = fields(workload, "status")
     for kind in _ENDS.get(text(workload, "kind"), ()):
         found = condition(status, kind)
         if is_true(found):
             why = with_message(text(found, "reason") or kind, text(found, "message"))
-            return True, why, seconds(text(found, "lastTransitionTime"))
+            return True, kind != "Failed", why, seconds(text(found, "lastTransitionTime"))
     phase = text(status, "phase")
     if text(workload, "kind") == "PaddleJob" and phase in _PADDLE_ENDS:
-        return True, f"PaddleJob: {phase}", seconds(text(status, "completionTime"))
-    return False, "", 0.0
+        succeeded = phase in _PADDLE_SUCCESSES
+        return True, succeeded, f"PaddleJob: {phase}", seconds(text(status, "completionTime"))
+    return False, False, "", 0.0
 
 
 def _suspended(workloads: Sequence[Object], queue: str) -> str:
@@ -166,11 +197,12 @@ def _suspended(workloads: Sequence[Object], queue: str) -> str:
 def _refusal(events: Sequence[Object], reasons: Sequence[str]) -> str:
     """The newest of these events, as `FailedCreate: exceeded quota: ...`."""
     fitting = [event for event in events if text(event, "reason") in reasons]
-    newest = max(fitting, key=_when, default=None)
+    newest = max(fitting, key=event_time, default=None)
     return "" if newest is None else with_message(text(newest, "reason"), text(newest, "message"))
 
 
-def _when(event: Object) -> float:
+def event_time(event: Object) -> float:
+    """When an event was seen last, seconds since the epoch."""
     series = text(fields(event, "series"), "lastObservedTime")
     times = (series, *(text(event, name) for name in ("lastTimestamp", "eventTime", "firstTimestamp")))
     return max(map(seconds, times))

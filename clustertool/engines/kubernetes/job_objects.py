@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from clustertool.engines.base import Description, EngineState
-from clustertool.engines.kubernetes.job_description import JobObjects, described, owned
+from clustertool.engines.kubernetes.api.object_kinds import Object
+from clustertool.engines.kubernetes.job_description import JobObjects, described, disruption_unknown, event_time, owned
 from clustertool.errors import AuthError, ClustertoolError, Survivors, raise_all
 from clustertool.model.hints import PROGRAM
 from clustertool.model.kubernetes.object_names import JOB_LABEL, OWNER_LABEL, job_hash, job_of, owner_hash
@@ -70,6 +72,11 @@ class JobStore:
             events, kueue = self._optional("Event", fields="type=Warning"), self._optional("Workload")
             for job in queued:
                 states[job] = described(_with_reasons(found[job], events, kueue))
+        unknown = [job for job in found if disruption_unknown(found[job])]
+        if unknown:
+            events = self._optional("Event", fields="involvedObject.kind=Pod")
+            for job in unknown:
+                states[job] = described(_with_reasons(found[job], events, ()))
         return states
 
     def remove(
@@ -146,12 +153,14 @@ class JobStore:
 def _with_reasons(found: JobObjects, events: Sequence[Manifest], kueue: Sequence[Manifest]) -> JobObjects:
     """The events about the workload and its pods, and the Workloads of Kueue that it owns."""
     about = {text(fields(one, "metadata"), "uid") for one in (found.workload, *found.pods)}
-    name = text(fields(found.workload, "metadata"), "name")
+    name, made = text(fields(found.workload, "metadata"), "name"), _created(found.workload)
+    pod = re.compile(rf"{re.escape(name)}-([a-z]+-)?[0-9]+(-[0-9]+)?(-[a-z0-9]{{5}})?")
     mine = []
     for event in events:
         of = fields(event, "involvedObject")
         child = text(of, "kind") == "Job" and text(of, "name").startswith(f"{name}-")  # of a JobSet
-        if text(of, "uid") in about or child:
+        gone = text(of, "kind") == "Pod" and pod.fullmatch(text(of, "name")) and event_time(event) >= made
+        if text(of, "uid") in about or child or gone:
             mine.append(event)
     return found._replace(events=mine, kueue=owned(kueue, text(fields(found.workload, "metadata"), "uid")))
 
@@ -168,7 +177,7 @@ def _job_label(of: Manifest) -> str:
     return text(fields(fields(of, "metadata"), "labels"), JOB_LABEL)
 
 
-def _created(of: Manifest) -> float:
+def _created(of: Object) -> float:
     return seconds(text(fields(of, "metadata"), "creationTimestamp"))
 
 

@@ -7,6 +7,7 @@ programs of the job write to it: it decides what is in a file, and never where o
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import BinaryIO, NamedTuple
 
 from clustertool.errors import DataError
 from clustertool.model.kubernetes import pod_log, pod_record
-from clustertool.model.kubernetes.pod_record import LEDGER, MOST_LINE, PodEnd, PodRecord
+from clustertool.model.kubernetes.pod_record import LEDGER, MOST_LINE, PodEnd, PodRecord, Stated
 from clustertool.model.paths import OURS, JobPaths
 from clustertool.model.roles import ROLES
 
@@ -48,15 +49,17 @@ class RestoredRecords:
         self._folder.cleanup()
 
     def restore(
-        self, job: str, node: int, log: Iterable[bytes], logs: bool = True, stated: bytes = b""
+        self, job: str, node: int, log: Iterable[bytes], logs: bool = True, stated: Stated | None = None
     ) -> RestoredNode:
-        """log: of its pod, or its end, in pieces. logs: restore those of the ranks, which are not there so far. stated: events
-        that count where the log has no record. A pod that had not joined leaves nothing. Raises what reading it raises,
-        OSError."""
+        """Write the records of a node, and return what was found. log: of its pod, or its end, in pieces. logs: restore those
+        of the ranks, too. stated: makes events where the log has no record. A pod that had not joined leaves nothing.
+        Raises what reading it raises, OSError."""
         root = self.root / f"node{node}"
         paths = JobPaths(str(root), job)
         last = b""
         of_ranks = _RankLogs(paths)
+        if logs:  # of an attempt that has failed
+            shutil.rmtree(paths.of("log"), ignore_errors=True)
         try:
             for line in lines(log):
                 found = pod_log.read_line(line)
@@ -76,8 +79,8 @@ class RestoredRecords:
             Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
         Path(paths.of(OURS, "marker")).touch()
         if record is None or (record.end.job, record.end.node) != (job, node):
-            if stated:
-                Path(paths.events).write_bytes(stated)
+            if stated is not None:
+                Path(paths.events).write_bytes(pod_record.stated_events(job, node, stated, of_ranks.ranks))
             return RestoredNode(root, None)
         for name, data in record.files.items():
             Path(paths.ledger if name == LEDGER else paths.of(OURS, name)).write_bytes(data)
@@ -101,13 +104,14 @@ def lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class _RankLogs:
-    """Writes the lines of ranks to their files. sizes: bytes by the names of the files."""
+    """Writes the lines of ranks to their files. By the names of the files: sizes, in bytes, and role, rank and attempt."""
 
     def __init__(self, paths: JobPaths) -> None:
         self._paths = paths
         self._open: dict[str, BinaryIO] = {}  # the last one used is the last
         self._left = _MOST_BYTES
         self.sizes: dict[str, int] = {}
+        self.ranks: dict[str, tuple[str, int, int]] = {}
 
     def add(self, line: pod_log.PodLine) -> None:
         if line.role not in ROLES or self._left <= 0:
@@ -115,6 +119,7 @@ class _RankLogs:
         name = self._paths.log(line.role, line.rank, line.attempt)
         if name not in self.sizes and len(self.sizes) >= _MOST_FILES:
             return
+        self.ranks[name] = line.role, line.rank, line.attempt
         content = line.content
         self._left -= len(content)
         self._file(name).write(content if self._left > 0 else _CUT)

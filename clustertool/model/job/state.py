@@ -145,8 +145,10 @@ class JobStatus:
         gone = self.lead in self.silent or (lead is not None and lead.state in (NodeState.ENDED, NodeState.LOST))
         deciding = [one for node, one in self._outcomes.items() if gone or node == self.lead]
         chosen = min(deciding, key=self._order)[1] if deciding else None
-        if chosen is None or chosen.state is not JobState.LOST or self.cause is None:
+        if self.cause is None or (chosen is not None and chosen.state is not JobState.LOST):
             return chosen
+        if chosen is None:  # no node has recorded an end
+            return Outcome(JobState.LOST, self.cause[1], "tool", self.cause[0]) if self.engine_end else None
         return chosen._replace(reason=self.cause[0], code=self.cause[1], brief="")
 
     @property
@@ -163,7 +165,8 @@ class JobStatus:
         if found.state is JobState.LOST and found.code is None and there:
             return NodePart(found.node, JobState.RUNNING)
         if self.engine_end and found.state not in OUTCOMES:
-            return NodePart(found.node, JobState.LOST, reason=self.engine_end)
+            code = self.cause[1] if self.cause is not None else None
+            return NodePart(found.node, JobState.LOST, code, self.engine_end)
         return found
 
     @property

@@ -10,7 +10,7 @@ import base64
 import json
 import re
 import zlib
-from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple, cast
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
 
 from clustertool.errors import DataError
 from clustertool.model.job import formats
@@ -45,6 +45,15 @@ class PodEnd(NamedTuple):
     reason: str
     code: int
     failed: Tuple[str, ...] = ()
+
+
+class Stated(NamedTuple):
+    """What is known of a pod without its log. end: by its termination message, None if that has none. at: when its process
+    ended, seconds since the epoch."""
+
+    about: JobAbout
+    end: Optional[PodEnd] = None
+    at: float = 0.0
 
 
 class PodRecord(NamedTuple):
@@ -100,15 +109,23 @@ def read_message(text: str) -> PodEnd:
         raise _wrong(f"{error!r:.200}") from None
 
 
-def stated_events(end: PodEnd, about: JobAbout, ended: float) -> bytes:
-    """Events of a node of which only the termination message is known. ended: seconds since the epoch."""
-    known = {"created": about.created, "command": about.command, "mode": about.mode, "job_name": about.name}
-    header = {"type": "job", "t": about.created, "format": formats.FORMAT, "id": end.job, "node": end.node, **known}
-    state = JobState(end.state)
-    source = "job" if state in (JobState.SUCCEEDED, JobState.FAILED) else "tool"
-    culprits = tuple((role, int(rank)) for role, _, rank in (one.partition(" ") for one in end.failed))
-    outcome = Outcome(state, end.code, source, end.reason, culprits, node=end.node)
-    events = (header, {"type": "ended", "t": ended, **outcome.as_record()})
+def stated_events(job: str, node: int, stated: Stated, ranks: Mapping[str, Tuple[str, int, int]]) -> bytes:
+    """Make the events of a node whose pod has left no record. ranks: those that have a log, as role, rank and attempt, by the
+    names of the logs."""
+    about, end, t = stated.about, stated.end, stated.about.created
+    known = {"created": t, "command": about.command, "mode": about.mode, "job_name": about.name, "asked": about.asked}
+    events: List[Dict[str, object]] = [
+        {"type": "job", "t": t, "format": formats.FORMAT, "id": job, "node": node, **known}
+    ]
+    for log, (role, rank, attempt) in ranks.items():
+        found = {"role": role, "rank": rank, "attempt": attempt, "log": log}
+        events.append({"type": "started", "t": t, "pid": 0, "start": 0, **found})
+    if end is not None:
+        state = JobState(end.state)
+        source = "job" if state in (JobState.SUCCEEDED, JobState.FAILED) else "tool"
+        culprits = tuple((role, int(rank)) for role, _, rank in (one.partition(" ") for one in end.failed))
+        outcome = Outcome(state, end.code, source, end.reason, culprits, node=end.node)
+        events.append({"type": "ended", "t": stated.at, **outcome.as_record()})
     return b"".join(json.dumps(event).encode() + b"\n" for event in events)
 
 
