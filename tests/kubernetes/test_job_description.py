@@ -93,6 +93,13 @@ def test_one_pod_that_runs_makes_the_job_a_running_one() -> None:
     assert found.reason == "Unschedulable: 0/3 nodes (1 of 2 pods)"
 
 
+def test_a_running_job_whose_other_pods_are_not_created_names_the_reason() -> None:
+    refused = [event("FailedCreate", "exceeded quota: gpu")]
+    found = described(JobObjects(workload(), [pod("Running")], refused))
+    assert (found.state, found.reason) == (EngineState.RUNNING, "FailedCreate: exceeded quota: gpu")
+    assert described(JobObjects(workload(), [pod("Running"), pod("Running", 1)], refused)).reason == ""
+
+
 @pytest.mark.parametrize(
     ("kind", "status"),
     [

@@ -251,6 +251,16 @@ def test_a_quota_that_is_full_is_the_reason_of_the_wait(job: KubeSite) -> None:
     until(lambda: job.left() == ["ResourceQuota small"], 10, lambda: str(job.left()))
 
 
+def test_a_quota_that_allows_a_part_of_the_pods_is_named(job: KubeSite) -> None:
+    """The first pod runs and waits for the others, which are not created."""
+    job.conf(JOIN_TIMEOUT=8)
+    job.server.store.create("ResourceQuota", "default", {"metadata": {"name": "team"}, "spec": {"hard": {"pods": "1"}}})
+    command = job.start(*run())
+    command.says("exceeded quota: team")
+    assert "exceeded quota: team" in job.inv("status").out
+    assert "exceeded quota: team" in command.wait().ends(69).last
+
+
 def test_a_user_without_rights_gets_the_fix_and_leaves_nothing(
     job: KubeSite, another_user: Callable[[str], KubeSite]
 ) -> None:

@@ -66,11 +66,12 @@ def described(found: JobObjects) -> Description:
     ending = over or deleted or any(is_true(condition(status, kind)) for kind in _ENDINGS)
     cause = end_of(pods)
     if over and not alive:
-        cause = cause or _never_joined(pods) or _disrupted(found.events)
+        cause = cause or _never_joined(found, pods) or _disrupted(found.events)
         if not pods and cause is None:
             cause = f"its pods were deleted, and their records with them: {why}", 0 if succeeded else NodeLost.code
     if runs:
-        reason = cause[0] if cause else "its objects are being deleted" if deleted else waits_for(pods)
+        reason = cause[0] if cause else "its objects are being deleted" if deleted else ""
+        reason = reason or _not_created(found) or waits_for(pods)
         began = seconds(text(status, "startTime")) or made
         state = Description(EngineState.RUNNING, reason, began, ending=ending)
     elif over and not alive:
@@ -109,14 +110,22 @@ def stated_end(pods: Sequence[PodView]) -> str:
     return ""
 
 
-def _never_joined(pods: Sequence[PodView]) -> tuple[str, int] | None:
+def _never_joined(found: JobObjects, pods: Sequence[PodView]) -> tuple[str, int] | None:
     """What is stated about a job that no node has joined, so no record has its end; and the exit code of the first pod that has
     failed."""
     ends = [end for end in map(_end_of, pods) if end is not None]
     stated = stated_end(pods)
     if not stated or any(end.node >= 0 for end in ends):
         return None
-    return stated, next(pod.code for pod in pods if pod.code > 0)
+    reasons = filter(None, (stated, _not_created(found)))
+    return "; ".join(reasons), next(pod.code for pod in pods if pod.code > 0)
+
+
+def _not_created(found: JobObjects) -> str:
+    """Why the cluster does not create pods that are missing, such as a quota."""
+    if len(found.pods) >= max(1, about_of(found.workload).nodes):
+        return ""
+    return _refusal(found.events, ("FailedCreate",))
 
 
 def _disrupted(events: Sequence[Object]) -> tuple[str, int] | None:
@@ -148,8 +157,8 @@ def queued_reason(found: JobObjects, pods: Sequence[PodView]) -> str:
     spec, labels = fields(found.workload, "spec"), fields(fields(found.workload, "metadata"), "labels")
     if spec.get("suspend") is True:
         return _suspended(found.kueue, text(labels, QUEUE_LABEL))
-    refused = _refusal(found.events, ("FailedCreate",))
-    if refused and len(pods) < max(1, about_of(found.workload).nodes):
+    refused = _not_created(found)
+    if refused:
         return refused
     waiting = waits_for(pods)
     if waiting and not waiting.startswith("ContainerCreating"):

@@ -68,15 +68,16 @@ class JobStore:
         found = self.all()
         states = {job: described(objects) for job, objects in found.items()}
         queued = [job for job, state in states.items() if state.state is EngineState.QUEUED]
-        if queued:
-            events, kueue = self._optional("Event", fields="type=Warning"), self._optional("Workload")
-            for job in queued:
-                states[job] = described(_with_reasons(found[job], events, kueue))
-        unknown = [job for job in found if disruption_unknown(found[job])]
-        if unknown:
-            events = self._optional("Event", fields="involvedObject.kind=Pod")
-            for job in unknown:
-                states[job] = described(_with_reasons(found[job], events, ()))
+        lost = [job for job in found if disruption_unknown(found[job])]
+        waiting = [
+            job for job, one in states.items() if one.state is EngineState.RUNNING and one.nodes > len(found[job].pods)
+        ]
+        events = self._optional("Event", fields="type=Warning") if queued or lost or waiting else []
+        kueue = self._optional("Workload") if queued else []
+        if lost:  # a preemption is no warning
+            events += self._optional("Event", fields="involvedObject.kind=Pod")
+        for job in (*queued, *lost, *waiting):
+            states[job] = described(_with_reasons(found[job], events, kueue))
         return states
 
     def remove(
