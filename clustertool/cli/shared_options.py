@@ -91,6 +91,13 @@ COPIES = (
     ),
     Opt("fetch-logs", "at the end, write all logs there", FLAG, usual="", group=_OUTPUT),
 )
+VERBOSE = Opt(
+    "verbose",
+    "print the configuration, and the environment of each role's first process",
+    FLAG,
+    short="v",
+    group=_OUTPUT,
+)
 
 RUN = (
     *(replace(option, group=_WHAT) for option in SENT),

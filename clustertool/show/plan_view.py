@@ -1,4 +1,4 @@
-"""This module prints a plan as tables, one per node, and for users of fleetrun its configuration and a process's environment.
+"""This module prints a plan as tables, one per node, and for users of fleetrun its configuration and environments.
 
 `--dry` prints what `run` executes, with the environment.
 """
@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clustertool.model.config.folded_names import fold
-from clustertool.model.roles import LAUNCHERS
+from clustertool.model.planning.plan import Plan
+from clustertool.model.roles import LAUNCHERS, role_name
 from clustertool.show.table import table
 from clustertool.show.terminal import Terminal
 
@@ -102,10 +103,14 @@ def configuration(values: Mapping[str, str], terminal: Terminal) -> None:
     terminal.line("-" * len(_RULE), "bold")
 
 
-def environment(title: str, env: Mapping[str, str], terminal: Terminal) -> None:
-    """The first process of a role, as users of fleetrun expect it at a start: the variables that place it."""
-    rows = [(name, _short(env[name])) for name in _NAMES if name in env]
-    table(title, ("Distributed Envs", "Value"), rows, terminal=terminal)
+def environments(made: Plan, terminal: Terminal) -> None:
+    """The first process of each role, as users of fleetrun expect it at a start: the variables that place it."""
+    for role in made.job.roles:
+        mine = [process for process in made.processes if process.role == role]
+        env = dict(min(mine, key=lambda process: process.rank).env)
+        rows = [(name, _short(env[name])) for name in _NAMES if name in env]
+        title = f"{role_name(role)} 0 of {len(mine)}:"
+        table(title, ("Distributed Envs", "Value"), rows, terminal=terminal)
 
 
 def _short(value: str) -> str:

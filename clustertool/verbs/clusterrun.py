@@ -7,7 +7,9 @@ machine alone, in the folder itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -23,7 +25,7 @@ from clustertool.cli.launchers.join_options import EVERYWHERE
 from clustertool.cli.launchers.launcher_flags import FLAGS, LAUNCHERS, Launch
 from clustertool.cli.launchers.rank_program import RANK_USAGE, UNDER
 from clustertool.cli.options import Opt
-from clustertool.cli.shared_options import NODES, RUN
+from clustertool.cli.shared_options import NODES, RUN, VERBOSE
 from clustertool.engines.job_request import RunRequest
 from clustertool.errors import DataError, UsageError
 from clustertool.fleet.joining import first_machine, secret
@@ -40,8 +42,7 @@ from clustertool.model.planning import shell_variables
 from clustertool.model.planning.environment import literal
 from clustertool.model.planning.plan import Plan
 from clustertool.model.quantities import count
-from clustertool.model.roles import role_name
-from clustertool.show.plan_view import configuration, environment
+from clustertool.show.plan_view import configuration, environments
 from clustertool.show.table import table
 from clustertool.show.terminal import Terminal
 from clustertool.verbs import run
@@ -51,6 +52,9 @@ from clustertool.verbs.verb import Call, one_of, outermost
 
 _USAGE = "clusterrun [options] train.py [options of train.py]"
 _V2_ENV = ("GLOG_logtostderr=0", "GLOG_log_dir=./log")  # where the old tool had Paddle write its *.INFO files
+_PADDLE_MODES = ("ps", "ps-heter")
+_IMPORT = re.compile(rb"^\s*(import|from)\s+paddle\b", re.MULTILINE)
+_LONGEST_SCRIPT = 1 << 20  # bytes that are searched for it
 _RANK = (
     Opt(
         "under",
@@ -61,7 +65,7 @@ _RANK = (
 )
 _ABOUT = (*_RANK, Opt("help", "show this and do nothing", False, short="h"), Opt("version", "show it", False))
 # --log-dir is an option of the launchers here; paddle.py did not know it and passed it to the trainer.
-OWN = (*(option for option in RUN if option.name != "log-dir"), *NODES, *_ABOUT)
+OWN = (*(option for option in RUN if option.name != "log-dir"), VERBOSE, *NODES, *_ABOUT)
 
 
 def main() -> None:
@@ -80,11 +84,13 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
     if "under" in launch.options:  # rank_program.py takes it where it stands alone
         raise UsageError("--under makes one rank of a job that runs, and other options start a job", RANK_USAGE)
     call.given = foreign_options.wish(launch, OWN)
+    call.terse = not call.given.verbose
     conf = load_config.read_conf(call.selection)
     meeting = foreign_options.meeting(launch, conf.names_nodes)
     if foreign_options.begins_meeting(launch, conf.names_nodes):
         meeting = _begin(call, launch, argv)
-    for note in foreign_options.notes(launch, conf.names_nodes, meeting is not None):
+    notes = foreign_options.notes(launch, conf.names_nodes, meeting is not None)
+    for note in notes if call.given.verbose else filter(None, ["; ".join(notes)]):
         call.terminal.note(f"note: {note}")
     note_late(call, "clusterrun", launch.arguments or ("",))
     folder = _folder(call)
@@ -103,7 +109,7 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
         order.everywhere = shlex.join(foreign_options.on_each_node(argv, OWN, first, len(cluster.hosts)))
         order.everywhere += ", without HOSTS in conf.py" if conf.names_nodes else ""
     teller = _Teller(call, launch, folder, order)
-    if not launch.quiet and not order.wish.dry:
+    if teller.detailed:
         teller.configuration()
         order.planned = teller.planned
     order.ended = teller.ended
@@ -158,7 +164,7 @@ def _join(call: Call, launch: Launch, folder: Path, conf: Conf, meeting: TypedMe
     options = _options(call, launch, folder, cluster)
     order = read_order(call, options, lambda: cluster)
     teller = _Teller(call, launch, folder, order)
-    if not launch.quiet and not order.wish.dry:
+    if teller.detailed:
         teller.configuration(together=meeting.nodes)
     joined_run.perform(call, order, meeting, folder, teller.logs)
 
@@ -361,6 +367,21 @@ class _Teller:
         self._call, self._launch, self._folder, self._order = call, launch, folder, order
         self._aside = Terminal(out=sys.stderr)
         self._hide = mask(order.secrets.values())
+        # What users of Paddle's launcher search.
+        paddle = (
+            launch.old
+            or order.options.mode in _PADDLE_MODES
+            or launch.implied in _PADDLE_MODES
+            or self._imports_paddle()
+        )
+        shown = call.given.verbose or (paddle and not launch.quiet)
+        self.detailed = shown and not order.wish.dry
+
+    def _imports_paddle(self) -> bool:
+        """Whether the script, if it is on this machine, imports Paddle."""
+        with contextlib.suppress(OSError, IndexError), (self._folder / self._launch.arguments[0]).open("rb") as script:
+            return _IMPORT.search(script.read(_LONGEST_SCRIPT)) is not None
+        return False
 
     def configuration(self, together: int = 0) -> None:
         """together: the number of machines on which the command is typed; their addresses are not known yet, as with an engine
@@ -388,10 +409,7 @@ class _Teller:
 
     def planned(self, made: Plan) -> None:
         """The environment of the first process of every role."""
-        for role in made.job.roles:
-            mine = [process for process in made.processes if process.role == role]
-            first = min(mine, key=lambda process: process.rank)
-            environment(f"{role_name(role)} 0 of {len(mine)}:", dict(first.env), self._aside)
+        environments(made, self._aside)
 
     def ended(self, made: Plan) -> None:
         """Where the logs are, in one line."""

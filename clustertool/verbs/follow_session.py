@@ -242,5 +242,5 @@ class FollowSession:
             self.lines.show(item.role, item.rank, self.watch.status.name(item.node), item.lines, item.t)
         elif not isinstance(item, PhaseNews):
             self._call.terminal.warn(news_text(item))
-        elif self._stops:
+        elif self._stops and not (self._call.terse and item.at_once):
             self._call.terminal.note(news_text(item))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from clustertool.engines.base import Engine, ExportWish, Submission
 from clustertool.engines.job_request import RunRequest
 from clustertool.errors import ClustertoolError, NodeLost, NotFound, Survivors, Unreachable, UsageError
 from clustertool.fleet.fleet import Fleet
+from clustertool.model.config.folded_names import fold
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState
@@ -31,9 +33,10 @@ from clustertool.model.quantities import count, human_bytes
 from clustertool.model.wire.agent_requests import FollowWanted, StopHow
 from clustertool.show.errors import exit_json
 from clustertool.show.job_text import shared_files, show_results
-from clustertool.show.plan_view import plan_tables
+from clustertool.show.plan_view import configuration, environments, plan_tables
 from clustertool.show.prefix import RankLines
 from clustertool.show.status_view import reserved_text
+from clustertool.show.terminal import Terminal
 from clustertool.verbs import log_copy, report_outcome, signals
 from clustertool.verbs.detach_key import DetachKey
 from clustertool.verbs.elastic.resume_command import resume_command
@@ -47,7 +50,24 @@ _SLOW = 2.0  # seconds after which the screen shows what a command does
 
 def run(call: Call) -> None:
     options = with_program(call, read_options(call))
-    perform(call, read_order(call, options, find_cluster(call, options)))
+    order = read_order(call, options, find_cluster(call, options))
+    if call.given.verbose and not order.wish.dry:
+        aside = Terminal(out=sys.stderr)
+        configuration(_configuration(call, order), aside)
+        order.planned = functools.partial(environments, terminal=aside)
+    perform(call, order)
+
+
+def _configuration(call: Call, order: RunRequest) -> dict[str, str]:
+    """The options that were given, by name, with the nodes and the workspace. Of variables the names."""
+    given = {name: value for name, value in vars(call.given).items() if value and name not in ("verbose", "json")}
+    values = {name: " ".join(value) if isinstance(value, tuple) else str(value) for name, value in given.items()}
+    if order.options.env:
+        values["env"] = ",".join(pair.partition("=")[0] for pair in order.options.env)
+    hosts = fold(host.name for host in order.cluster.hosts)
+    values.update({"nodes": hosts} if hosts else {}, mode=order.options.mode or (order.spec.mode if order.spec else ""))
+    hide = mask(order.secrets.values())
+    return {name: hide(value) for name, value in values.items() if value}
 
 
 def export(call: Call) -> None:

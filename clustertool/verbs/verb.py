@@ -41,6 +41,7 @@ class Call:
     def __init__(self, given: SimpleNamespace) -> None:
         self.given = given
         self.dispatches = False  # the result of a dispatch is what it answers
+        self.terse = False  # what follows without a wait is not announced
         self.answered = False  # one call has one JSON answer: a later error prints nothing more on stdout
 
     @property

@@ -25,6 +25,7 @@ from clustertool.cli.shared_options import (
     RUN,
     SENT,
     SHOWN,
+    VERBOSE,
     WORKSPACE,
 )
 
@@ -42,6 +43,7 @@ VERBS = (
         "run",
         "Check, dispatch, start and follow a job to its end; Ctrl+C stops it on all nodes.",
         *RUN,
+        VERBOSE,
         *NODES,
         purpose=_RUN,
         also="start launch submit train",

@@ -39,6 +39,11 @@ class PhaseNews:
     roles: frozenset[str]
     end: JobState | None
 
+    @property
+    def at_once(self) -> bool:
+        """Whether nothing was waited for: the trainers of the first attempt, without pservers."""
+        return self.phase == "trainer" and self.attempt == 0 and "pserver" not in self.roles
+
 
 @dataclass(frozen=True)
 class EventNews:

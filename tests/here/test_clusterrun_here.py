@@ -83,7 +83,8 @@ def test_it_runs_in_the_folder_itself(here):
 
 
 def test_what_fleetruns_users_search(here):
-    here.workspace(".", train_py=TELLS)
+    """A script that imports Paddle gets them without -v."""
+    here.workspace(".", train_py=f"{TELLS}    if 0:\n        import paddle.distributed\n")
     err = here.clusterrun("--nproc_per_node=2", "--gpus=", "--job_id=default", "train.py", "--x", "1 2").ends(0).err
     block = re.search(r"^-+  Configuration Arguments  -+\n(.*?)^-+$", err, re.M | re.S)
     assert block
@@ -98,6 +99,19 @@ def test_what_fleetruns_users_search(here):
     quiet = here.clusterrun("--log_level", "WARNING", "train.py").ends(0).err
     assert "Configuration" not in quiet
     assert "PADDLE_TRAINER_ID" not in quiet
+
+
+def test_few_lines_are_printed_before_the_first_one_of_the_program(here):
+    """Also with options of launchers that are not needed. -v and --log_level DEBUG print what Paddle's launcher prints."""
+    here.workspace(".", train_py="print('the program')")
+    unneeded = "--nproc-per-node=2", "--redirects=3", "--start-method=spawn", "--devices="
+    err = here.clusterrun(*unneeded, "train.py").ends(0).err
+    lines = [line for line in err.splitlines() if not line.startswith("warning: ")]
+    assert len(lines) <= 6 + 2, f"and those of the end: {lines}"
+    assert "Configuration" not in err and "PADDLE_TRAINER_ID" not in err
+    for more in (("-v",), ("--log_level", "DEBUG")):
+        err = here.clusterrun(*more, "train.py").ends(0).err
+        assert "Configuration" in err and "PADDLE_TRAINER_ID" in err
 
 
 def test_the_shells_environment_is_the_jobs_but_for_what_launchers_say(here):
@@ -240,7 +254,7 @@ def test_two_at_once_in_one_folder(here):
     here.clustertool("stop").ends(0)
     assert not here.living()
     here.workspace(".", train_py="import os; print('id', os.environ['PADDLE_JOB_ID'])")
-    again = here.clusterrun("--job_id", "one", "--resume", "train.py").ends(0)
+    again = here.clusterrun("--job_id", "one", "--resume", "-v", "train.py").ends(0)
     assert "--resume: no output to copy; the job works in the same folder as earlier ones" in again.err
     assert "resume: True" in again.err
     assert (again.job, "id one\n" in again.out) == ("one-2", True)
@@ -533,6 +547,7 @@ def test_what_is_not_needed_is_answered_on_stderr(here):
         "-r",
         "3",
         "--host=",
+        "-v",
         "train.py",
     ).ends(0)
     notes = [line for line in done.err.splitlines() if line.startswith("note: ")]

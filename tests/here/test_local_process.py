@@ -164,7 +164,7 @@ def test_the_python_api_and_clusterrun_with_a_queue(queue):
     go(queue)
     assert running.wait().ends(0).out.split() == ["queued", "succeeded", "True"]
 
-    done = queue.clusterrun("--nproc_per_node", 2, "train.py", cwd=queue.folder / "job").ends(0)
+    done = queue.clusterrun("-v", "--nproc_per_node", 2, "train.py", cwd=queue.folder / "job").ends(0)
     assert "[trainer 0 local0] ready 0 local0" in done.out
     assert "nproc_per_node: 2" in done.err and "nnodes" not in done.err and "ips" not in done.err
 

@@ -89,7 +89,7 @@ def test_conf_py_alone_gives_the_nodes(site):
         job_of(three, second) / "log/workerlog.1"
     ).read_text()
     assert "there are 3 nodes" in three.clusterrun("--nnodes", 4, "train.py").ends(64).err
-    on_nodes = three.clusterrun("--nnodes", 1, "train.py").ends(0).err
+    on_nodes = three.clusterrun("-v", "--nnodes", 1, "train.py").ends(0).err
     assert "note: log has the logs of an earlier job; write those of this one with --log_dir DIR" in on_nodes
     assert "log_dir: log, in the job's directory on every node" in on_nodes
     below = three.folder / "sub"

@@ -194,6 +194,8 @@ def _elastic_level(launch: Launch, value: str) -> None:
 
 def _log_level(launch: Launch, value: str) -> None:
     launch.quiet = value.upper() in ("WARNING", "ERROR", "CRITICAL", "FATAL")
+    if value.upper() == "DEBUG":
+        launch.options["verbose"] = True
 
 
 def _program(how: str) -> Effect:
@@ -354,7 +356,7 @@ FLAGS = (
     Flag("--job-id", "PL", "ID", "the job's id, `ID-2` after job ID has ended; `default` stands for none", _job_id),
     # logs
     Flag("--log-dir", "PLT", "DIR", _LOGS, _log_dir),
-    Flag("--log-level", "P", "L", "WARNING and above: no configuration, no table", _log_level),
+    Flag("--log-level", "P", "L", "DEBUG: as -v; WARNING and above: no configuration, no table", _log_level),
     Flag("-t --tee", "T", "R", "1 to 3: show the output of all processes; 0:3,1:3: of these", _tee),
     Flag("--local-ranks-filter", "T", "0,1", "show the output of these ranks, counted through all nodes", "rank"),
     _unneeded("-r --redirects", "T", "R", "stdout and stderr of every process are in log/workerlog.<rank>"),
