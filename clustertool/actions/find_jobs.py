@@ -11,6 +11,7 @@ from clustertool.engines.base import Description, Engine, EngineState
 from clustertool.engines.job_states import UNRECORDED, corrected
 from clustertool.errors import ClustertoolError, NodeLost, NotFound, PreflightError, UsageError, raise_all
 from clustertool.fleet.fleet import Fleet
+from clustertool.model.config.folded_names import fold, grouped
 from clustertool.model.config.hosts import Host
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.job_names import can_mean, meant
@@ -91,10 +92,12 @@ def warn_of_remains(engine: Engine, answers: Mapping[int, JobsAnswer]) -> None:
 
 
 def warn_of_orphans(engine: Engine, answers: Mapping[int, JobsAnswer]) -> None:
-    """Name the processes of jobs below other ROOT_DIRs that have no record."""
-    for agent, answer in answers.items():
-        for folder, number in answer.get("orphans", ()):
-            what = f"{engine.fleet.name(agent)}: {number} left of a job whose directory was removed: {folder}"
+    """Name the processes of jobs below other ROOT_DIRs that have no record. Several nodes can be one machine."""
+    ours = {job.get("dir") for answer in answers.values() for job in answer["jobs"]}
+    found = [(one, engine.fleet.name(agent)) for agent, answer in answers.items() for one in answer.get("orphans", ())]
+    for (folder, number), names in grouped(((str(folder), number), name) for (folder, number), name in found).items():
+        if folder not in ours:
+            what = f"{fold(names)}: {number} left of a job whose directory was removed: {folder}"
             engine.caller.warn(f"{what} ({PROGRAM} stop --all with a conf.py that has its ROOT_DIR ends them)")
 
 

@@ -76,7 +76,11 @@ def reach(site: LabSite, running: Running, phase: str, node: int, name: str) -> 
         "placing": lambda: site.jobs(node),
         "start": lambda: name == "ct-agent" and site.jobs(node) or pids(site, node, name),
         "running": lambda: all(pids(site, one, "rank") for one in range(site.count)),
-        "stop": lambda: any(b'"stopping"' in place.joinpath(_EVENTS).read_bytes() for place in site.jobs(node)),
+        "stop": lambda: any(
+            b'"stopping"' in place.joinpath(_EVENTS).read_bytes()
+            for one in range(site.count)
+            for place in site.jobs(one)
+        ),
     }
     if phase in ("running", "stop"):
         running.says("line 0$", 60)
@@ -88,6 +92,7 @@ def reach(site: LabSite, running: Running, phase: str, node: int, name: str) -> 
 
 
 _EVENTS = ".clustertool/events.jsonl"
+_FILLER = "~/clustertool/filler"
 
 
 def pids(site: LabSite, node: int, name: str) -> list[int]:
@@ -108,8 +113,8 @@ def kill_both(site: LabSite, node: int) -> None:
 
 def fill_disk(site: LabSite, node: int) -> None:
     """To the last byte."""
-    with open(site.home(node) / "filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
-        for size in (1 << 16, 1 << 8, 1):
-            with contextlib.suppress(OSError):
-                while file.write(b"x" * size):
-                    pass
+    assert site.lab.exec(node, ["sh", "-c", f"cat /dev/zero > {_FILLER}"]).returncode != 0
+
+
+def free_disk(site: LabSite, node: int) -> None:
+    site.lab.exec(node, ["sh", "-c", f"rm {_FILLER}"])

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.cli import Done, LabSite, Running, until
-from tests.lab.chaos_faults import PHASES, fill_disk, fill_workspace, kill_both, pids, reach
+from tests.lab.chaos_faults import PHASES, fill_disk, fill_workspace, free_disk, kill_both, pids, reach
 from tests.lab.lab import Node
 
 LOSS, GRACE, LENGTH, COUNT = 3.0, 2.0, 6.0, 4
@@ -60,7 +60,7 @@ ROWS = {
     "cut": Row(lambda site, _, node: site.lab.cut(node), {**BROKEN, **LOST}, nodes=(0, 1)),
     "root": Row(
         lambda site, _, node: remove_root(site, node),
-        {"dispatch": (69, 70, 74), "placing": (69, 70, 74), **codes((69, 70, 75), (75,), (75, 130))},
+        {"dispatch": (69, 74), "placing": (69, 74), **codes((69, 75), (75,), (75, 130))},
         nodes=(0, 1),
     ),
     "disk": Row(lambda site, _, node: fill_disk(site, node), codes((0, 69, 75), (0,), (130,)), nodes=(0, 1)),
@@ -105,7 +105,7 @@ def test_fault(site: Callable[..., LabSite], fault: str, phase: str, node: int) 
         until(lambda: not [one for one in four.living() if one.node == node], PATIENCE, lambda: str(four.living()))
         four.lab.heal(node)
     if fault == "disk":
-        (four.home(node) / "filler").unlink()
+        free_disk(four, node)
     nothing_left_unnamed(four, done)
 
 

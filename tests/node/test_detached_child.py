@@ -6,6 +6,10 @@ import gc
 import os
 import socket
 
+import pytest
+
+from clustertool.errors import ClustertoolError, InternalError, NodeLost
+from clustertool.node.agent import detach
 from clustertool.node.system import processes
 
 
@@ -44,3 +48,17 @@ def _use_all_numbers() -> None:
         code = 0
     finally:
         os._exit(code)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("kill -KILL $$", NodeLost("it was ended by signal 9 (killed)")),
+        ("exit 1", InternalError("it has died: NameError: x")),
+    ],
+)
+def test_the_death_of_a_process_without_a_report(code: str, expected: ClustertoolError) -> None:
+    """A signal is no bug of the tool."""
+    pid = os.spawnlp(os.P_NOWAIT, "sh", "sh", "-c", code)
+    error = detach.death(pid, "it", "NameError: x")
+    assert (type(error), error.what) == (type(expected), expected.what)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +18,46 @@ from tests.node.harness import Bench, Job, Node, kill, until
 CLEAN = {"state": "clean", "survivors": []}
 
 
+@pytest.fixture
+def apart(bench: Bench) -> Iterator[Callable[..., list[Node]]]:
+    """Nodes with mounts of their own: their orphans are none of commands that other tests run at the same time."""
+    with subprocess.Popen(["unshare", "-m", "sh", "-c", "echo; exec sleep 1000"], stdout=subprocess.PIPE) as inside:
+        if not inside.stdout or not inside.stdout.readline():
+            pytest.skip("needs root for a mount namespace")
+
+        def make(count: int = 1) -> list[Node]:
+            nodes = bench.nodes(count)
+            for node in nodes:
+                node.shell = ("nsenter", "-m", "-t", str(inside.pid), "/bin/sh")
+            return nodes
+
+        yield make
+        bench.end()
+        inside.kill()
+
+
+def remove_directory(path: Path) -> None:
+    """As `rm -rf` until nothing is left: the tool writes there at the same time."""
+    until(lambda: shutil.rmtree(path, ignore_errors=True) or not path.exists(), "it is removed")
+
+
 def remove_records(job: Job, node: int) -> None:
     """As a program does that cleans up around it."""
-    shutil.rmtree(job.dir(node) / ".clustertool")
+    remove_directory(job.dir(node) / ".clustertool")
     for entry in Path(job.nodes[node].root, ".clustertool/jobs").iterdir():
         entry.unlink()
 
 
 @pytest.mark.parametrize("node", [0, 1])
 @pytest.mark.parametrize("what", ["directory", "records"])
-def test_a_supervisor_without_records_ends_the_job_on_all_nodes(bench: Bench, node: int, what: str) -> None:
-    job = bench.run(bench.nodes(2), p.PLAIN).ready()
+def test_a_supervisor_without_records_ends_the_job_on_all_nodes(
+    bench: Bench, apart: Callable[..., list[Node]], node: int, what: str
+) -> None:
+    job = bench.run(apart(2), p.PLAIN).ready()
     frames = job.follow(node)
     other = 1 - node
     if what == "directory":
-        shutil.rmtree(job.dir(node))
+        remove_directory(job.dir(node))
     else:
         remove_records(job, node)
     outcome = job.ended(other)
@@ -78,13 +105,13 @@ def test_ranks_that_wiped_their_environment_are_found_by_the_record(bench: Bench
     assert job.stop() == CLEAN
 
 
-def test_processes_without_a_record_are_a_job_that_may_run(bench: Bench) -> None:
+def test_processes_without_a_record_are_a_job_that_may_run(bench: Bench, apart: Callable[..., list[Node]]) -> None:
     """ROOT_DIR is gone: they are a job of this ROOT_DIR, and a line for the users of others."""
-    nodes, others = bench.nodes(1), bench.nodes(1)
+    nodes, others = apart(), apart()
     job = bench.run(nodes, p.SETSID, per_node=2).ready()
     assert (listed(nodes[0])["orphans"], listed(others[0])["orphans"]) == ([], [])
     kill_caretakers(job)
-    shutil.rmtree(nodes[0].root)
+    remove_directory(nodes[0].root)
     (found,) = listed(nodes[0])["jobs"]
     assert (found["id"], found["state"], found["left"]) == (job.id, "unknown", [["trainer", 0], ["trainer", 1]])
     assert found["reason"].startswith(f"{job.dir()} was removed, and processes of the job run: ")
@@ -98,11 +125,11 @@ def test_processes_without_a_record_are_a_job_that_may_run(bench: Bench) -> None
     assert listed(nodes[0])["jobs"] == [] and not nodes[0].root.exists()
 
 
-def test_a_frozen_supervisor_without_a_record_is_ended_too(bench: Bench) -> None:
-    nodes = bench.nodes(1)
+def test_a_frozen_supervisor_without_a_record_is_ended_too(bench: Bench, apart: Callable[..., list[Node]]) -> None:
+    nodes = apart()
     job = bench.run(nodes, p.PLAIN).ready()
     for kind in ("supervisor", "guard"):
         kill(job.process(kind), signal.SIGSTOP)
-    shutil.rmtree(nodes[0].root)
+    remove_directory(nodes[0].root)
     assert nodes[0].ask("stop", job="", by="test", code=143, grace=0.5, force=False)["jobs"] == {job.id: CLEAN}
     job.gone()

@@ -57,7 +57,7 @@ class JobSummary(_SummaryDetails):
 
 
 class _Orphans(Answer, total=False):
-    orphans: f.PerJob[Tuple[f.Label, int]]  # below another ROOT_DIR: the directory of the job, and how many processes
+    orphans: f.Few[Tuple[f.Label, int]]  # below another ROOT_DIR: the directory of the job, and how many processes
 
 
 class JobsAnswer(_Orphans):

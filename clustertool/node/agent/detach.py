@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import marshal
 import os
 import select
 import sys
+import time
 from typing import Any, Dict, NamedTuple, NoReturn, Optional, Sequence, Tuple, cast
 
 import clustertool
+from clustertool.errors import ClustertoolError, InternalError, NodeLost
+from clustertool.model.job.outcome import describe_exit
 from clustertool.node.system import logind, processes, programs
 
 _BEGAN = b"!"  # the first byte of the Python in a scope: systemd-run has done its part
 _SCOPE_PATIENCE = 5.0  # seconds for it
+_DEATH, _POLL = 2.0, 0.01  # seconds until a process that has closed its report is dead
 _CODE = """\
 import marshal, sys
 sys.path[:] = [entry for entry in sys.path if entry]
@@ -48,6 +53,24 @@ def begin(target: str, arguments: Tuple[object, ...], log: int, kept: Sequence[i
         _become(target, arguments, log, kept, theirs)
     os.close(theirs)
     return Detached(pid, ours)
+
+
+def death(pid: int, what: str, output: str) -> ClustertoolError:
+    """The error of a process of begin() that has ended without a report: a bug, if no signal has ended it.
+
+    what: the process; output: what it has written to stderr.
+    """
+    with contextlib.suppress(ChildProcessError):
+        end = time.monotonic() + _DEATH
+        while time.monotonic() < end:
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found and os.WIFSIGNALED(status):
+                signalled = describe_exit(0, os.WTERMSIG(status))
+                return NodeLost(f"{what} was ended by {signalled}", "find what has killed it there, and start again")
+            if found:
+                break
+            time.sleep(_POLL)
+    return InternalError(": ".join(filter(None, [f"{what} has died", output])))
 
 
 def _become(target: str, arguments: Tuple[object, ...], log: int, kept: Sequence[int], report: int) -> NoReturn:

@@ -38,7 +38,11 @@ def start(agent: Agent, request: LaunchRequest) -> Answer:
         finally:
             os.close(log)
         with open(started.report, "rb") as file:
-            reply = json.loads(file.read() or _died(job))
+            report = file.read()
+        if not report:
+            output = files.read(job, SUPERVISOR_ERRORS).decode(errors="replace").strip().splitlines()
+            raise detach.death(started.pid, "the supervisor", "".join(output[-1:]))
+        reply = json.loads(report)
     finally:
         os.close(job)
     if reply:
@@ -50,13 +54,6 @@ def start(agent: Agent, request: LaunchRequest) -> Answer:
 def counted_skew(skew: float) -> float:
     """The difference to the clock of the machine that starts the job, as the first event has it."""
     return round(skew, 1) if abs(skew) >= _SKEW else 0
-
-
-def _died(job: int) -> bytes:
-    """The error of a supervisor that ended without a report."""
-    output = files.read(job, SUPERVISOR_ERRORS).decode(errors="replace").strip().splitlines()
-    what = ": ".join(["the supervisor died at birth", *output[-1:]])
-    return json.dumps({"kind": "InternalError", "what": what, "fix": ""}).encode()
 
 
 def supervise(report: int, spec: Spec, job: int, umask: int) -> None:

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, cast
 
-from clustertool.errors import InternalError, NotFound, PreflightError, UsageError
+from clustertool.errors import NotFound, PreflightError, UsageError
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import is_job_id
@@ -58,7 +58,7 @@ class _Member:
 
     def __init__(self, started: detach.Detached, log: int) -> None:
         self.process = processes.identify(started.pid)
-        self._report, self._log = started.report, log
+        self.pid, self._report, self._log = started.pid, started.report, log
         self._data = b""
         self.ended = False
 
@@ -121,11 +121,12 @@ def join(agent: Agent, request: JoinRequest) -> JoinAnswer:
 
 
 def reports(context: NodeContext, request: JoinReportsRequest) -> JoinReportsAnswer:
-    """What the process of a job has reported since the last request, waited for `seconds`. Raises NotFound, InternalError."""
+    """What the process of a job has reported since the last request, waited for `seconds`. Raises NotFound,
+    InternalError, NodeLost."""
     member = _member(request["job"])
     found = member.reports(request["seconds"])
     if member.ended and not found:
-        raise InternalError(": ".join(filter(None, ["the process that joins the job has died", member.output()])))
+        raise detach.death(member.pid, "the process that joins the job", member.output())
     return {"reports": found}
 
 

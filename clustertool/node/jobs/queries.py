@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from clustertool.model.wire import agent_requests as r
 
 _EARLIER = 20  # jobs of one kind
+_FOREIGN = 100  # orphans below other ROOT_DIRs
 
 
 def records(node: NodeContext, request: r.JobRequest) -> List[Record]:
@@ -122,7 +123,7 @@ def list_jobs(node: NodeContext, request: r.JobRequest) -> a.JobsAnswer:
     for record in [*records(node, request), *_orphans(node, request, living)]:
         part = _part(record)
         found.append({**record.summary(part), "left": remains.of_record(record, part, living)})
-    return {"jobs": found, "orphans": [(one.dir, len(one.processes)) for one in others]}
+    return {"jobs": found, "orphans": [(one.dir, len(one.processes)) for one in others[:_FOREIGN]]}
 
 
 def _part(record: Record) -> NodePart:

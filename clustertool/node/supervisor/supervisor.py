@@ -96,7 +96,7 @@ class Supervisor:
         self.signals: Optional[Signals] = None
         self.epoch_end: Optional[EpochEnd] = None  # after leave(), in an elastic job that goes on
         self.requests = UserRequests()
-        self._removed = ""  # of the job's records, at the last sample
+        self._removed = 0  # samples since the records of the job were removed
 
     @property
     def attempt(self) -> int:
@@ -271,13 +271,15 @@ class Supervisor:
         self.link.post({**message, "attempt": self.attempt})
         self.stop(message["by"], grace)
 
-    def _check_records(self) -> None:
-        """End the job on all nodes where no command would find it any more, by two samples: nothing is made again."""
-        removed = self.ledger.removed(self.job) if self.shutdown is None else ""
-        if removed and removed == self._removed:
+    def _check_records(self, samples: int = 2) -> None:
+        """End the job on all nodes where no command would find it any more, by so many samples: nothing is made again."""
+        if self.shutdown is not None or self.requests.by:
+            return
+        removed = self.ledger.removed(self.job)
+        self._removed = self._removed + 1 if removed else 0
+        if self._removed >= samples:
             by = f"{removed} on {self.spec['name']}"
             self._ask_stop({"type": "stop", "by": by, "code": 75, "lost": True}, None)
-        self._removed = removed
 
     # -- ranks --
 
@@ -352,6 +354,8 @@ class Supervisor:
                     processes.signal_one(main, signal.SIGTERM)
 
     def _report(self, exits: List[RankExit]) -> None:
+        if any(exit.failed for exit in exits):  # it cannot have started, or found its files
+            self._check_records(samples=1)
         if exits:
             self.link.post({"type": "exited", "exits": exits, "attempt": self.attempt})
 
