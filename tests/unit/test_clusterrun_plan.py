@@ -207,15 +207,14 @@ def test_devices_that_the_shell_shows() -> None:
     assert visible({"ASCEND_RT_VISIBLE_DEVICES": "3"}) == ("ASCEND_RT_VISIBLE_DEVICES", "npu", (3,))
     assert visible({"CUDA_VISIBLE_DEVICES": "", "XPU_VISIBLE_DEVICES": "1"}) == ("XPU_VISIBLE_DEVICES", "xpu", (1,))
     assert visible({"CUDA_VISIBLE_DEVICES": "1,-1,2"}) == ("CUDA_VISIBLE_DEVICES", "gpu", (1,))
-    for none in ("-1", "NoDevFiles", "-1,0"):
+    for none in ("-1", "NoDevFiles", "-1,0", "", " , "):
         assert visible({"CUDA_VISIBLE_DEVICES": none}) == ("CUDA_VISIBLE_DEVICES", "cpu", ())
+    assert visible({"CUDA_VISIBLE_DEVICES": ""}, strict=False) is None, "the command line names devices, as in fleetrun"
 
 
 @pytest.mark.parametrize(
     ("value", "what", "fix"),
     [
-        ("", "CUDA_VISIBLE_DEVICES is empty", "--devices 0,1"),
-        (" , ", "CUDA_VISIBLE_DEVICES is empty", "env -u CUDA_VISIBLE_DEVICES"),
         ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "is a UUID", "nvidia-smi -L"),
         ("0,MIG-GPU-8932f937/1/2", "'MIG-GPU-8932f937/1/2' is a MIG instance", "--devices 0,1"),
         ("first", "'first' is no number", "env -u CUDA_VISIBLE_DEVICES"),
@@ -269,7 +268,7 @@ def test_a_device_of_the_shell_that_a_node_lacks() -> None:
 
 
 @pytest.mark.parametrize("variable", ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"])
-@pytest.mark.parametrize("value", ["-1", "NoDevFiles"])
+@pytest.mark.parametrize("value", ["-1", "NoDevFiles", ""])
 def test_a_shell_that_shows_no_device_hides_those_of_nodes(variable: str, value: str) -> None:
     """Of every process: no other variable keeps it from the devices of its node."""
     shown = shell_variables.obey(CLUSTER, {variable: value}, chosen=False)

@@ -71,11 +71,10 @@ def cloud_machines(environ: Mapping[str, str]) -> tuple[str, ...]:
 def visible(environ: Mapping[str, str], strict: bool = True) -> Visible | None:
     """What CUDA_VISIBLE_DEVICES and the variables of other kinds allow, None if none is set.
 
-    Raises UsageError for an empty value, which is more often a mistake than a wish, and for what is no number; not `strict`:
-    such a value does not count.
+    An empty value hides all devices, as for CUDA. Raises UsageError for what is no number; not `strict`: such a value does not
+    count, and neither does an empty one.
     """
     hidden: Visible | None = None
-    empty = ""
     for kind, (variable, _) in VARIABLES.items():
         text = environ.get(variable, "all").strip()
         if text == "all":
@@ -87,13 +86,8 @@ def visible(environ: Mapping[str, str], strict: bool = True) -> Visible | None:
                 raise _odd(variable, text, odd)
         elif names:
             return Visible(variable, kind, tuple(map(int, dict.fromkeys(names))))
-        elif text.strip(", "):
+        elif strict or text.strip(", "):
             hidden = hidden or Visible(variable, "cpu", ())
-        else:
-            empty = empty or variable
-    if empty and not hidden and strict:
-        fix = f"name devices (--devices 0,1), use all (env -u {empty} clusterrun ...) or none ({empty}=-1)"
-        raise UsageError(f"{empty} is empty in this shell: no device is visible", fix)
     return hidden
 
 
