@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from typing import Optional
+from typing import Optional, Sequence
 
 _LOG = {
     "trainer": "workerlog",
@@ -21,6 +21,7 @@ _FIRST = {
 }
 LOG_NAMES = tuple(_LOG.values())  # followed by a dot and the number of the rank
 FIRST_NAMES = tuple(_FIRST.values())
+ENDPOINTS = "log/endpoints.log"  # relative to the job's directory
 MANIFEST_END = b"\n]\n"  # of the text of a manifest
 OURS = ".clustertool"  # the tool's own folder inside a job directory, and inside ROOT_DIR
 STEP_OUTPUT = "slurm.out"  # in the same folder: the output of srun and its tasks
@@ -81,6 +82,11 @@ class JobPaths:
     def first_log(role: str) -> str:
         """The link to the first log of a role on its node, as the old tool named it."""
         return f"log/{_FIRST[role]}"
+
+
+def endpoints_log(endpoints: Sequence[str]) -> str:
+    """Return the text of ENDPOINTS: the endpoints of all trainers, by rank."""
+    return "".join(f"{line}\n" for line in ("PADDLE_TRAINER_ENDPOINTS:", *endpoints))
 
 
 def is_job_id(text: str) -> bool:

@@ -18,6 +18,7 @@ from clustertool.model.job.outcome import Key
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import NodeState, StopState
 from clustertool.model.job.stop_result import StopResult, last_result, read_result
+from clustertool.model.paths import ENDPOINTS, endpoints_log
 from clustertool.model.wire.agent_answers import StopAnswer
 from clustertool.model.wire.agent_requests import FollowWanted, StopHow
 from clustertool.show.job_text import news_text, show_results, stop_text
@@ -143,6 +144,7 @@ class FollowSession:
         revive: Callable[[str, int], bool] | None = None,
     ) -> None:
         self.lines, self.copy = lines, copy
+        self._lacks_endpoints = copy is not None
         self._hidden: list[tuple[str, int]] = []  # ranks whose logs are copied and not shown
         self._call, self._job, self._stops = call, job, ends is not None
         patient, pieces = ends is not None, copy is not None
@@ -212,6 +214,13 @@ class FollowSession:
             if self.copy.failure:
                 self._call.terminal.warn(f"logs are not copied any more: {self.copy.failure}")
 
+    def _copy_endpoints(self) -> None:
+        """Write endpoints.log with the logs, when the records of all nodes have come."""
+        endpoints = [process.endpoint for process in self.watch.status.of("trainer")]
+        if endpoints and all(endpoints):
+            self._lacks_endpoints = False
+            self.copy_piece(LogPiece(ENDPOINTS, 0, endpoints_log(endpoints).encode()))
+
     def _check(self) -> None:
         """An interrupt ends only what does not stop the job. JobStopper counts the others."""
         if not self._stops:
@@ -234,6 +243,8 @@ class FollowSession:
                     self._call.terminal.note(f"{name}, which was lost: {stop_text(result)}")
 
     def _show(self, item: Item) -> None:
+        if self._lacks_endpoints:
+            self._copy_endpoints()
         if isinstance(item, LogPiece):
             self.copy_piece(item)
         elif isinstance(item, LogLines) and (item.role, item.rank) in self._hidden:

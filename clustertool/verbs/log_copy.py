@@ -12,6 +12,7 @@ from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.transfer import local_logs
 from clustertool.fleet.transfer.local_logs import LocalLogs
 from clustertool.model.hints import PROGRAM
+from clustertool.model.paths import ENDPOINTS
 from clustertool.model.quantities import count
 from clustertool.verbs import signals
 from clustertool.verbs.follow_session import FollowSession
@@ -44,6 +45,7 @@ def finish(call: Call, fleet: Fleet, inbox: Inbox, follow: FollowSession) -> Non
         return
     job, before = follow.watch.status.job, signals.count.total
     signals.count.job = ""  # it is over
+    later = f"{PROGRAM} fetch --job {job} --rank all --path log"
 
     def check() -> None:
         if signals.count.total > before:  # the signal that stopped the job does not end this
@@ -56,7 +58,7 @@ def finish(call: Call, fleet: Fleet, inbox: Inbox, follow: FollowSession) -> Non
                 if follow.copy.failure:  # which is reported
                     break
         except ClustertoolError as error:
-            fix = f"{PROGRAM} fetch --job {job} --rank all --path log"
-            call.terminal.warn(f"not all logs were copied: {error.what}; later: {fix}")
-    more = "" if call.given.fetch_logs else " (all of them: --fetch-logs)"
-    call.terminal.note(f"logs on this machine: {count(len(follow.copy.written), 'file')} in {follow.copy.folder}{more}")
+            call.terminal.warn(f"not all logs were copied: {error.what}; later: {later}")
+    more = "" if call.given.fetch_logs else f" (--fetch-logs writes those of all ranks there; now: {later})"
+    logs = follow.copy.written - {ENDPOINTS}
+    call.terminal.note(f"logs on this machine: {count(len(logs), 'file')} in {follow.copy.folder}{more}")

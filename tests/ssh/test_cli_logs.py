@@ -247,6 +247,8 @@ def test_logs_on_this_machine_while_the_job_runs(waiting, tmp_path):
         path = logs / f"workerlog.{rank}"
         until(lambda path=path, text=half[rank]: path.exists() and path.read_text() == text)
     assert not (logs / "workerlog.1").exists() and "[trainer 0" not in running.out
+    there = (pair.jobs(0)[-1] / "log/endpoints.log").read_text()
+    until(lambda: (logs / "endpoints.log").exists() and (logs / "endpoints.log").read_text() == there)
     go.touch()
     done = running.wait().ends(0)
     for rank in range(4):
@@ -261,7 +263,7 @@ def test_logs_on_this_machine_while_the_job_runs(waiting, tmp_path):
     assert "--tail begins" in pair.inv("attach", "--log-dir", logs, "--tail", 3).ends(64).err
     go.touch()
     assert (
-        f"logs on this machine: 2 files in {logs}/JOB{left.job} (all of them: --fetch-logs)"
+        f"logs on this machine: 2 files in {logs}/JOB{left.job} (--fetch-logs writes those of all ranks there; now: "
         in attached.wait().ends(0).err
     )
     for rank in (0, 2):

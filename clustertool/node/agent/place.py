@@ -175,8 +175,7 @@ def _write_files(spec: Spec, job: int) -> None:
     files.create(job, "nodefile", f"{spec['node']}\n".encode(), exclusive=False)
     for name in ("log", spec["output"]):
         os.makedirs(os.path.join(files.path_of(job), name), mode=0o755, exist_ok=True)
-    endpoints = "".join(f"{endpoint}\n" for endpoint in spec["endpoints"])
-    files.create(job, "log/endpoints.log", f"PADDLE_TRAINER_ENDPOINTS:\n{endpoints}".encode(), exclusive=False)
+    files.create(job, paths.ENDPOINTS, paths.endpoints_log(spec["endpoints"]).encode(), exclusive=False)
     firsts: Dict[str, str] = {}
     for process in spec["processes"]:
         firsts.setdefault(process["role"], os.path.basename(process["log"]))
