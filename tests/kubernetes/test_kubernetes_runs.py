@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import json
 import os
@@ -65,6 +66,19 @@ def test_a_job_runs_and_every_verb_knows_it(job: KubeSite, kubectl_here: None) -
 
     assert done.job in job.inv("clean", "--job", done.job).ends(0).out
     job.is_empty()
+
+
+def test_ranks_have_a_home_and_a_name(job: KubeSite) -> None:
+    """Pods run as user 1000, whom the image does not know: HOME is /, and getpass.getuser() fails."""
+    job.workspace(
+        train_py="""
+        import getpass, pathlib
+        pathlib.Path("~/.cache/huggingface").expanduser().mkdir(parents=True)
+        print("I am", getpass.getuser(), "at", pathlib.Path.home(), flush=True)
+        """
+    )
+    job.conf(KUBERNETES={"nodes": 1})
+    assert f"I am {getpass.getuser()} at /clustertool/.clustertool/home" in job.inv(*run()).ends(0).out
 
 
 def test_a_rank_that_fails_ends_the_job_with_its_exit_code(job: KubeSite) -> None:

@@ -77,7 +77,7 @@ def test_a_job_in_pods_whose_image_has_only_python(pods: Callable[[int], LabPods
         assert {f"log/workerlog.{rank}": data for (_, rank, _), data in pod.logs().items()} == logs
         assert dict(record.logs) == {name: len(data) for name, data in logs.items()}
         env = json.loads((pod.job_dir / "output/env").read_text())
-        assert (env["IMAGE_WORD"], env["HOME"], env["uid"]) == ("image", "/", uid)
+        assert (env["IMAGE_WORD"], env["HOME"], env["uid"]) == ("image", "/clustertool/.clustertool/home", uid)
         assert (env["POD_IP"], env["CLUSTERTOOL_NNODES"], env["CLUSTERTOOL_NODE_RANK"]) == (
             three.lab.address(node),
             "3",

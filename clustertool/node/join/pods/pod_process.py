@@ -15,7 +15,7 @@ import signal
 import time
 from typing import Callable, Dict, List, Optional
 
-from clustertool.errors import Interrupted, NodeLost, Terminated, TimedOut
+from clustertool.errors import ClustertoolError, Interrupted, NodeLost, Terminated, TimedOut
 from clustertool.model.job.outcome import exit_code
 from clustertool.model.job.state_names import JobState
 from clustertool.model.joining.join_file import EngineSettings, JoinFile
@@ -23,11 +23,12 @@ from clustertool.model.kubernetes import pod_record
 from clustertool.model.kubernetes.pod_record import PodEnd
 from clustertool.model.paths import OURS, RELEASED, JobPaths
 from clustertool.model.quantities import human_seconds
+from clustertool.node.container.rank_user import home_inside, rank_user
 from clustertool.node.jobs.records import Record
 from clustertool.node.join.pods.pod_log_writer import PodLogWriter, write_line
 from clustertool.node.join.pods.pod_records import has_output, leave_message, read_records, sizes_of_logs
 from clustertool.node.supervisor import prctl
-from clustertool.node.system import processes
+from clustertool.node.system import processes, users
 from clustertool.node.system.child_signals import EndRequest, Signals
 
 NAME = "ct-pod"
@@ -49,7 +50,8 @@ class PodProcess:
     reports, and returns its exit code."""
 
     def __init__(self, join: JoinFile, body: Callable[[int], int]) -> None:
-        self._job = join.identity.job_id
+        self._job, self._owner = join.identity.job_id, join.identity.owner
+        self._root = join.own.root_dir or join.cluster.root_dir
         self._settings: EngineSettings = join.of_engine
         self._body = body
         self._end = PodEnd(self._job, -1, JobState.LOST.value, "", 0)
@@ -87,10 +89,20 @@ class PodProcess:
             signals.close()
             os.close(inlet)
             processes.set_name("ct-join")
-            os.environ.setdefault("HOME", "/")  # of a user without an entry in /etc/passwd
+            self._name_user()
             code = self._body(outlet)
         finally:
             processes.leave(code)
+
+    def _name_user(self) -> None:
+        """Give the processes of this pod a HOME that they can write, and the name of the job's user where the image knows none
+        for this uid: a pod cannot add to the /etc/passwd of its image."""
+        os.environ.setdefault("HOME", "/")
+        name = users.name_of(os.getuid())
+        for variable in ("USER", "LOGNAME"):
+            os.environ.setdefault(variable, self._owner if name.isdecimal() and self._owner else name)
+        with contextlib.suppress(OSError, ClustertoolError):  # placing the job reports what is wrong with ROOT_DIR
+            os.environ["HOME"] = home_inside(rank_user(self._root))
 
     def _turn(self, signals: Signals, inlet: int) -> None:
         select.select([signals.wake, inlet], [], [], _TICK)
