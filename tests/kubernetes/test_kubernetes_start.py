@@ -278,6 +278,26 @@ def test_the_native_form_is_of_one_dialect_and_has_no_secret(start):
         start(settings={"dialect": "paddlejob"}).export(None, ExportWish(native=True, secrets=True))
 
 
+def test_the_native_form_keeps_the_name_of_the_job_and_the_command_of_the_image(start):
+    """As `kubectl create -f` of the operator's examples, whose images have a command."""
+    settings = {"dialect": "paddlejob", "nodes": {"trainer": 2, "pserver": 2}, "paddlejob": {"image_command": True}}
+
+    def native(**wish):
+        return yaml.safe_load(start(settings=settings, wish=RunWish(**wish)).export(None, ExportWish(native=True)).text)
+
+    found = native(name="wide-and-deep")
+    assert found["metadata"]["name"] == "wide-and-deep"
+    for role in ("worker", "ps"):
+        (container,) = found["spec"][role]["template"]["spec"]["containers"]
+        assert "command" not in container and "args" not in container
+    assert native(job_id="words")["metadata"]["name"] == "words"
+    assert native()["metadata"]["name"].startswith("ct-")
+    with pytest.raises(UsageError, match="'Wide_Deep' cannot be that of an object"):
+        native(name="Wide_Deep")
+    with pytest.raises(ConfigError, match="image_command: only the containers of export --native"):
+        start(settings=settings).export(None, ExportWish())
+
+
 def test_an_export_needs_no_server(start):
     class Away(Objects):
         def user(self):

@@ -82,6 +82,17 @@ def test_each_pod_joins_as_a_restricted_one(dialect: str, mode: str, full: bool)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_cluster_may_choose_the_user_and_shared_memory_needs_no_size(dialect: str) -> None:
+    """OpenShift's restricted-v2 refuses each uid and gid that is not of the range of the namespace, fsGroup too."""
+    numbers = ("runAsUser", "runAsGroup", "fsGroup")
+    for user, expected in ((None, [1000] * 3), (2000, [2000] * 3), ("cluster", [None] * 3)):
+        for template in pods(made(dialect, user=user, shared_memory=True)):
+            context = template["spec"]["securityContext"]
+            assert [context.get(name) for name in numbers] == expected and context["runAsNonRoot"] is True
+            assert {"name": "shared-memory", "emptyDir": {"medium": "Memory"}} in template["spec"]["volumes"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_all_nodes_have_a_pod_and_a_host_name(dialect: str) -> None:
     settings = read_settings({"dialect": dialect, "nodes": MODES["heter"]})
     firsts = [
@@ -207,6 +218,9 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"image_pull_secrets": "registry"}, "image_pull_secrets"),
     ({"keep": "soon"}, "keep"),
     ({"shared_memory": "much"}, "shared_memory"),
+    ({"shared_memory": False}, "shared_memory"),
+    ({"user": 0}, "user"),
+    ({"user": "root"}, "user"),
     ({"workspace": "image:relative"}, "workspace"),
     ({"output": "/data"}, "output"),
     ({"paddlejob": {"intranet": "HostNetwork"}}, "paddlejob.intranet"),

@@ -12,15 +12,15 @@ from clustertool.engines.job_request import RunRequest
 from clustertool.engines.kubernetes import native_pod
 from clustertool.engines.kubernetes.api.object_kinds import Manifest
 from clustertool.engines.queued_request import USUAL, ExpectedNodes, shown_command, typed_settings
-from clustertool.errors import ConfigError
+from clustertool.errors import ConfigError, UsageError
 from clustertool.fleet.joining import join_bundle, join_process
 from clustertool.model.container.container_names import ALWAYS, NEVER
 from clustertool.model.container.container_settings import NO_CONTAINER
 from clustertool.model.facts import Identity
 from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, OwnSettings, patience
-from clustertool.model.kubernetes import workload
+from clustertool.model.kubernetes import field_checks, workload
 from clustertool.model.kubernetes.kubernetes_settings import KubernetesSettings, read_settings
-from clustertool.model.kubernetes.object_names import JobAbout
+from clustertool.model.kubernetes.object_names import LONGEST_NAME, JobAbout
 from clustertool.model.kubernetes.pod_manifest import WorkloadOrder, output_folder, pod_root, workspace_folder
 from clustertool.model.kubernetes.pod_places import PADDLE_ROLES, PADDLEJOB, coordinator_host, node_roles, pod_hosts
 from clustertool.model.kubernetes.pod_variables import KUBERNETES
@@ -67,14 +67,20 @@ class JobManifests:
         )
 
     def native(self) -> Manifest:
-        """The PaddleJob whose containers run the commands themselves. Where a role has no end of its own, a small program does,
-        which ends it with the workers. Raises ConfigError."""
-        spec = self.request.spec
+        """Make the PaddleJob whose containers run the commands themselves. Where a role has no end of its own, a small program
+        does, which ends it with the workers; not with the image's own commands, which are not known. It has the job's name, if
+        there is one. Raises ConfigError, UsageError."""
+        spec, name = self.request.spec, self.identity.name
         assert spec is not None
+        if len(name) > LONGEST_NAME or any(field_checks.label(name or "a", "")):
+            fix = f"at most {LONGEST_NAME} small letters, digits and -"
+            raise UsageError(f"the name {name!r} cannot be that of an object of Kubernetes", fix)
         own = {"pserver": spec.pserver.command, "heter": spec.heter[0].command if spec.heter else ()}
         trainers = spec.trainer.command or USUAL
         commands = {role: tuple(own.get(role) or trainers) for role, _ in self.settings.nodes}
-        if set(commands) & set(own):
+        if self.settings.paddlejob.get("image_command"):
+            commands = dict.fromkeys(commands, ())
+        elif set(commands) & set(own):
             program = Path(native_pod.__file__).read_text("utf-8")
             start = self.request.cluster.python, "-c", program
             commands = {role: (*start, PADDLE_ROLES[role], *command) for role, command in commands.items()}
@@ -82,7 +88,8 @@ class JobManifests:
         place = self.settings.workspace or (f"image:{there}" if there else "")
         settings = replace(self.settings, dialect=PADDLEJOB, workspace=place)
         env = (*self.request.cluster.env, *spec.env, *self.request.passed)
-        return workload.native(settings, replace(self.order, env=tuple(dict(env).items())), commands)
+        order = replace(self.order, env=tuple(dict(env).items()), given_name=name)
+        return workload.native(settings, order, commands)
 
     def bundle(self) -> tuple[bytes, bool]:
         """The content of the Secret, and whether the workspace is to be sent to node 0 because it does not fit."""

@@ -18,7 +18,10 @@ from clustertool.model.kubernetes.object_names import QUEUE_LABEL
 from clustertool.model.kubernetes.pod_places import DIALECTS, JOB, ROLES, Nodes
 from clustertool.model.quantities import seconds_of, whole
 
+UNLIMITED = "unlimited"  # shared memory without a size of its own
+CLUSTER_CHOOSES = "cluster"  # the user of pods
 _MOST = 10_000  # pods
+_MOST_USER = (1 << 31) - 1
 _OWN = ("clustertool/", QUEUE_LABEL)  # labels and annotations that the tool itself sets
 _OPTIONS = {"nodes": "nnodes", "priority_class": "priority-class", "namespace": "namespace"}
 _WITH_PVC = 'a volume and a path in it: "pvc:CLAIM/path"'
@@ -158,6 +161,22 @@ def _output(value: object) -> str:
     raise _NotRight(_WITH_PVC)
 
 
+def _user(value: object) -> int:
+    """A uid; 0 where the cluster chooses it."""
+    found = 0 if value == CLUSTER_CHOOSES else whole(value, 1, _MOST_USER)
+    if found is None:
+        raise _NotRight(f'"{CLUSTER_CHOOSES}", or a whole number that is not that of root')
+    return found
+
+
+def _shared_memory(value: object) -> str:
+    if value is True:
+        return UNLIMITED
+    if any(field_checks.quantity(value, "")):
+        raise _NotRight('a size such as "8Gi", or True for as much as the container may have of memory')
+    return str(value)
+
+
 def _keep(value: object) -> float:
     found = seconds_of(value)
     if found is None or found > 7 * 24 * 3600:
@@ -182,6 +201,7 @@ def _paddlejob(value: object) -> Manifest:
         "clean_pod_policy": field_checks.one_of(*object_forms.CLEAN_POD_POLICIES),
         "intranet": field_checks.one_of(*object_forms.INTRANETS),
         "with_gloo": field_checks.number(0, 2),
+        "image_command": field_checks.flag,
     }
     _checked(field_checks.form(checks), value)
     assert isinstance(value, Mapping)
@@ -203,7 +223,8 @@ class KubernetesSettings:
 
     nodes: how many pods each role has. split: `nodes` names the roles; else each pod plays all roles of the job. resources: of
     a container, or those of each role by its name. volumes: by their paths in the container. shared_memory: the size of
-    /dev/shm. keep: seconds that node 0 waits for a fetch; None: by the rule. pod_template: the path of a file. workspace: ""
+    /dev/shm, or UNLIMITED. user: the uid and the gid, 0 where the cluster chooses them.
+    keep: seconds that node 0 waits for a fetch; None: by the rule. pod_template: the path of a file. workspace: ""
     where it is sent. paddlejob: what only that dialect has.
     """
 
@@ -223,7 +244,8 @@ class KubernetesSettings:
         default=(), metadata=_setting(_by(field_checks.items(field_checks.subdomain), tuple))
     )
     volumes: Manifest = field(default_factory=dict, hash=False, metadata=_setting(_volumes))
-    shared_memory: str = field(default="", metadata=_setting(_by(field_checks.quantity, str)))
+    shared_memory: str = field(default="", metadata=_setting(_shared_memory))
+    user: int = field(default=1000, metadata=_setting(_user))
     dialect: str = field(default=JOB, metadata=_setting(_by(field_checks.one_of(*DIALECTS), str)))
     queue: str = field(default="", metadata=_setting(_by(field_checks.label, str)))
     priority_class: str = field(default="", metadata=_NAME)

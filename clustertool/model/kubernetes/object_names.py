@@ -15,7 +15,7 @@ PREFIX = "ct-"
 JOB_LABEL, OWNER_LABEL = "clustertool/job", "clustertool/owner"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"  # of Kueue, for the queue that admits a workload
 JOB_ID, OWNER, ABOUT = "clustertool/job-id", "clustertool/owner", "clustertool/about"  # annotations
-_LONGEST = 40  # characters of a name: what controllers and roles append must fit 63
+LONGEST_NAME = 40  # characters of a name: what controllers and roles append must fit 63
 _HASH = 8  # characters of a hash in a name
 _LABEL_HASH = 20
 _MOST_ABOUT = 64 << 10  # characters
@@ -39,9 +39,9 @@ def object_name(job: str) -> str:
     """A DNS label for each job id: `ct-` and the id in lower case. Where that changes it, a hash of the id is at the end."""
     wanted = PREFIX + job
     name = re.sub(r"[^a-z0-9-]", "-", wanted.lower())
-    if name == wanted and len(name) <= _LONGEST and not name.endswith("-"):
+    if name == wanted and len(name) <= LONGEST_NAME and not name.endswith("-"):
         return name
-    return f"{name[: _LONGEST - _HASH - 1].rstrip('-')}-{_hashed(job, _HASH)}"
+    return f"{name[: LONGEST_NAME - _HASH - 1].rstrip('-')}-{_hashed(job, _HASH)}"
 
 
 def job_hash(job: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Dict, List, Mapping, Tuple
 
 from clustertool.errors import ConfigError
-from clustertool.model.kubernetes.kubernetes_settings import KubernetesSettings
+from clustertool.model.kubernetes.kubernetes_settings import UNLIMITED, KubernetesSettings
 from clustertool.model.kubernetes.merged_template import Manifest, merge
 from clustertool.model.kubernetes.object_names import JOB_ID, JobAbout, labels, object_name
 from clustertool.model.kubernetes.pod_places import FIRST_LABEL, PADDLEJOB, RolePods
@@ -19,14 +19,13 @@ SECRET_FOLDER, SECRET_KEY = "/etc/clustertool", "bundle.pyz"
 ROOT = "/clustertool"  # ROOT_DIR in a pod, where conf.py has one in the home of a user
 GRACE_MORE = 20  # seconds that a pod has beyond GRACE of its ranks
 _ROOT_VOLUME = "clustertool-root"
-_USER = 1000  # uid and gid; any but root
 
 
 @dataclass(frozen=True)
 class WorkloadOrder:
     """What the objects of a job have besides the settings. image: of CONTAINER, "" for that of pod_template. python: the
     interpreter in it. root_dir: ROOT_DIR of conf.py. grace: seconds. template: the content of pod_template. env: of the
-    container. pull: imagePullPolicy, "" for the default."""
+    container. pull: imagePullPolicy, "" for the default. given_name: of the workload, "" for one of the job's id."""
 
     job_id: str
     owner: str
@@ -39,10 +38,11 @@ class WorkloadOrder:
     env: Tuple[Tuple[str, str], ...] = ()
     pull: str = ""
     namespace: str = ""
+    given_name: str = ""
 
     @property
     def name(self) -> str:
-        return object_name(self.job_id)
+        return self.given_name or object_name(self.job_id)
 
     @property
     def labels(self) -> Dict[str, str]:
@@ -98,9 +98,11 @@ def pod_template(settings: KubernetesSettings, order: WorkloadOrder, group: Role
 
 
 def native_template(settings: KubernetesSettings, order: WorkloadOrder, role: str, command: List[str]) -> Manifest:
-    """The template of the pods of a role that run a user's command themselves. Raises ConfigError."""
+    """Make the template of the pods of a role that run a user's command themselves, or the image's own, for []. Raises
+    ConfigError."""
     container, volumes = container_and_volumes(settings, order, role)
-    container["command"] = [_literal(part) for part in command]
+    if command:
+        container["command"] = [_literal(part) for part in command]
     container["env"] = [{"name": name, "value": _literal(value)} for name, value in order.env]
     folder = workspace_folder(settings, order)
     if folder:
@@ -129,9 +131,7 @@ def _spec(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
         "terminationGracePeriodSeconds": int(order.grace + 0.999) + GRACE_MORE,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
+            **(dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), settings.user) if settings.user else {}),
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         **{name: value for name, value in given.items() if value},
@@ -184,7 +184,8 @@ def container_and_volumes(
     if settings.output:
         add("clustertool-output", output_folder(settings, order), settings.output)
     if settings.shared_memory:
-        volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": settings.shared_memory}})
+        size = {} if settings.shared_memory == UNLIMITED else {"sizeLimit": settings.shared_memory}
+        volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory", **size}})
         mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})
     container["env"] = [{"name": name, "value": value} for name, value in order.env]
     container["volumeMounts"] = mounts

@@ -132,6 +132,11 @@ def _jobset(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
 
 
 def _paddlejob(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
+    if settings.paddlejob.get("image_command"):
+        what = (
+            "KUBERNETES: paddlejob.image_command: only the containers of export --native run the command of the image"
+        )
+        raise ConfigError(what, "leave it out, or export the job with --native")
     return _paddlejob_of(settings, order, lambda group: pod_template(settings, order, group))
 
 
