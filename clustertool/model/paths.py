@@ -26,7 +26,6 @@ MANIFEST_END = b"\n]\n"  # of the text of a manifest
 OURS = ".clustertool"  # the tool's own folder inside a job directory, and inside ROOT_DIR
 STEP_OUTPUT = "slurm.out"  # in the same folder: the output of srun and its tasks
 IMAGES = "images"  # in the same folder of ROOT_DIR: files of images
-HOME = "home"  # in the same folder of ROOT_DIR: HOME of ranks in images whose own HOME they cannot write; it stays between jobs
 SUPERVISOR_ERRORS = f"{OURS}/supervisor.err"  # what a supervisor writes to stderr
 BUNDLE = "bundle.pyz"  # in the folder of a submitted job: what its nodes start
 RELEASED = "released"  # in a job's own folder: its pod need not wait for a fetch any more
@@ -129,3 +128,8 @@ def queue(root: str) -> str:
 def releases(root: str) -> str:
     """Received workspaces, one manifest a release digest; a job gets a copy."""
     return posixpath.join(root, OURS, "releases")
+
+
+def rank_home(root: str) -> str:
+    """HOME of ranks in images whose own HOME they cannot write. It stays between jobs."""
+    return posixpath.join(root, OURS, "home")

@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from clustertool.model.container.container_command import Surroundings, command, name_of, passed, place_of, removal
+from clustertool.model.container.container_command import (
+    Surroundings,
+    accounts_command,
+    command,
+    name_of,
+    passed,
+    place_of,
+    read_accounts,
+    removal,
+)
+from clustertool.model.container.container_user import RankUser
 
 MARK = "j1/2/token"
 AROUND = Surroundings(attempt=3, umask=0o027, limits={"nofile": (1024, 4096), "core": (0, -1)})
@@ -43,6 +53,7 @@ def line(**more: Any) -> list[str]:
 
 COMMON = ["--rm", "--pull=never", "--log-driver=none", "--net=host", "--ipc=host", "--pid=host"]
 IDENTITY = [
+    "--security-opt=no-new-privileges",
     "--entrypoint=sh",
     f"--name=ct-j1-trainer5-3-{place_of(MARK)[:8]}",
     "--label=clustertool.job=j1",
@@ -79,8 +90,50 @@ def test_podman() -> None:
 def test_without_root() -> None:
     """Root inside of a rootless docker is the user; podman keeps the ids, and with crun the groups."""
     assert "--user=0:0" in line(runtime="docker", rootless=True)
-    assert {"--userns=keep-id", "--group-add=keep-groups"} < set(line(rootless=True))
+    assert {"--userns=keep-id", "--user=7:8", "--group-add=keep-groups"} < set(line(rootless=True))
     assert "--group-add=keep-groups" not in line(rootless=True, options=["--group-add", "44"])
+
+
+def test_the_user_of_a_rank_in_the_image() -> None:
+    """The folder that may be its HOME, and files of /etc with an entry for it where the image has none."""
+    around = AROUND._replace(home="/root/.clustertool/home", accounts=("passwd",))
+    found = command(container(runtime="docker"), spec(), process(), [], around)
+    mounts = ("/root/.clustertool/home:/root/.clustertool/home", "/root/JOBj1/.clustertool/passwd:/etc/passwd")
+    assert {f"--volume={mount}" for mount in mounts} < set(found)
+    assert passed("docker", spec(), process(), {}, around).env["CLUSTERTOOL_HOME"] == around.home
+    assert passed("docker", spec(), process(), {"HOME": "/h"}, around).env["CLUSTERTOOL_HOME"] == "", (
+        "ENV of conf.py has one"
+    )
+
+
+def test_files_of_users_are_read_from_the_image(tmp_path: Path) -> None:
+    user = RankUser("ann", 7, 8, "/h")
+    *_, script, name, _passwd, _group = accounts_command(container(runtime="docker"), spec())
+    (tmp_path / "passwd").write_text("root:x:0:0:root:/:/\n\nlast:x:9:9::/:/bin/sh")
+    for files, found in (
+        (
+            ("passwd", "none"),
+            {"passwd": "root:x:0:0:root:/:/\nlast:x:9:9::/:/bin/sh\nann:x:7:8::/h:/bin/sh\n", "group": "ann:x:8:\n"},
+        ),
+        (("none", "none"), {"passwd": "ann:x:7:8::/h:/bin/sh\n", "group": "ann:x:8:\n"}),
+    ):
+        argv = ["sh", "-c", script, name, *(str(tmp_path / file) for file in files)]
+        assert read_accounts(subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True).stdout, user) == found
+    assert read_accounts("ann:x:7:8::/h:/bin/sh\n:\nann:x:8:\n:\n", user) == {}
+
+
+def test_programs_get_no_further_privileges_unless_an_option_is_about_them() -> None:
+    for runtime in ("docker", "podman"):
+        given = ["--security-opt=no-new-privileges:false"]
+        assert [one for one in line(runtime=runtime, options=given) if "privileges" in one] == given
+
+
+def test_a_limit_of_the_address_space_is_set_inside() -> None:
+    """No runtime has it."""
+    around = AROUND._replace(limits={"as": (1 << 30, -1)})
+    assert "--ulimit=as" not in " ".join(command(container(), spec(), process(), [], around))
+    assert passed("podman", spec(), process(), {}, around).env["CLUSTERTOOL_MEMORY"] == str(1 << 20)
+    assert passed("podman", spec(), process(), {}, AROUND).env["CLUSTERTOOL_MEMORY"] == ""
 
 
 def test_a_runtime_with_a_limit_of_processes() -> None:

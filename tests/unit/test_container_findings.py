@@ -73,6 +73,13 @@ def test_no_runtime_is_an_error_with_its_fix() -> None:
     assert not findings(ContainerFacts(problem="no podman"), checks_off=["container"])
 
 
+def test_a_source_of_a_volume_that_is_missing() -> None:
+    good, bad = findings(GOOD, replace(GOOD, missing=("/d", "/e"))), findings(GOOD, replace(GOOD, missing=("/d",)))
+    (found,) = (one for one in good if one.level == "error")
+    assert (found.node, found.text) == (1, "there is no /d and /e, the source of a volume")
+    assert "`volumes`" in found.fix and len(bad) == 3
+
+
 def test_an_image_that_is_missing() -> None:
     found = only(ABSENT)
     assert (found.level, found.text) == ("ok", "podman 4.3.1 (rootless): the image is not there, it will be pulled")
@@ -230,6 +237,12 @@ def test_a_plan_gets_the_image_that_was_brought() -> None:
 def test_a_node_without_a_runtime_cannot_be_planned() -> None:
     with pytest.raises(PreflightError, match="no podman"):
         planned(GOOD, ContainerFacts(problem="no podman", fix="x"))
+
+
+def test_a_node_without_a_source_of_a_volume_cannot_be_planned() -> None:
+    """Also where no check was made, as on machines that join."""
+    with pytest.raises(PreflightError, match="there is no /d, the source of a volume"):
+        planned(GOOD, replace(GOOD, missing=("/d",)))
 
 
 def test_a_plan_needs_the_probe_for_containers() -> None:

@@ -6,7 +6,7 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence
 
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.container.container_devices import CHOSEN
-from clustertool.model.container.container_facts import ContainerFacts
+from clustertool.model.container.container_facts import ContainerFacts, missing_source
 from clustertool.model.container.container_names import APPTAINER, DOCKER, PODMAN, REGISTRY
 from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.container.runtime_output import CDI, HOOK
@@ -63,6 +63,8 @@ def _of_node(settings: ContainerSettings, one: ContainerFacts, size: int, sent: 
         return [Verdict("error", f'{client}: the image {settings.image} is not there, and pull is "never"', fix)]
     else:
         found = [_room(settings, one, client, size, sent)]
+    if one.missing:
+        found.append(Verdict("error", *missing_source(one)))
     limits = [option for option in settings.options if option.startswith(_LIMITED)]
     if limits and one.rootless and one.cgroup == "v1":
         fix = "boot the node with cgroup v2 (systemd.unified_cgroup_hierarchy=1), or leave the option out"

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Sequence, Tup
 
 from clustertool.model.container.container_devices import device_options
 from clustertool.model.container.container_names import APPTAINER, DOCKER, PODMAN
+from clustertool.model.container.container_user import HOME_SCRIPT, RankUser, group, passwd
 from clustertool.model.job.start_error import after_prelude
 from clustertool.model.launcher_variables import patterns
-from clustertool.model.paths import JobPaths
+from clustertool.model.paths import OURS, JobPaths
 
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import ContainerSpec, Spec, SpecProcess
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 JOB_LABEL, NODE_LABEL, PLACE_LABEL = "clustertool.job", "clustertool.node", "clustertool.place"
 MARK = "CLUSTERTOOL_MARK"
 _RENAMED = "CLUSTERTOOL_ENV_"
+_NO_PRIVILEGES = "no-new-privileges"
+_MEMORY = "as"  # a limit that no runtime sets: the shell in the image does
+ACCOUNTS = ("passwd", "group")
 _APPTAINER = "APPTAINERENV_"
 _PREFIXES = tuple(
     "APPTAINER BUILDAH_ CONTAINER DBUS_ DOCKER_ GO LD_ LISTEN_ NOTIFY_ PODMAN_ REGISTRY_ SINGULARITY SSL_ STORAGE_ XDG_ "
@@ -51,7 +55,7 @@ for ct_line in $(export -p); do
     ct_name=${ct_name%%=*}
     case "$ct_name" in
     *[!A-Za-z0-9_]*) ;;
-    PATTERNS)
+    PATTERNS|*_[Pp][Rr][Oo][Xx][Yy])
         case " $CLUSTERTOOL_NAMES " in
         *" $ct_name "*) ;;
         *) unset "$ct_name" ;;
@@ -63,11 +67,24 @@ set +f
 if [ -n "$CLUSTERTOOL_LIBRARIES" ]; then
     export LD_LIBRARY_PATH="$CLUSTERTOOL_LIBRARIES${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 fi
-unset CLUSTERTOOL_RUN CLUSTERTOOL_LOG CLUSTERTOOL_MAIN CLUSTERTOOL_UMASK
+HOME_SCRIPT
+if [ -n "$CLUSTERTOOL_MEMORY" ]; then
+    ulimit -S -v "$CLUSTERTOOL_MEMORY"
+fi
+unset CLUSTERTOOL_RUN CLUSTERTOOL_LOG CLUSTERTOOL_MAIN CLUSTERTOOL_UMASK CLUSTERTOOL_HOME CLUSTERTOOL_MEMORY
 unset CLUSTERTOOL_RENAMED CLUSTERTOOL_NAMES CLUSTERTOOL_LIBRARIES
 """ + after_prelude("clustertool: the command $1 does not exist in the image, or cannot be executed")
 
 
+# Only what each shell has itself.
+_ACCOUNTS_SCRIPT = """\
+for ct_file; do
+    if [ -r "$ct_file" ]; then
+        while IFS= read -r ct_line || [ -n "$ct_line" ]; do [ -z "$ct_line" ] || printf '%s\\n' "$ct_line"; done <"$ct_file"
+    fi
+    echo :
+done
+"""
 _LOG = """\
 exec </dev/null >>"$CLUSTERTOOL_LOG" 2>&1
 echo $$ 1<>"$CLUSTERTOOL_MAIN"
@@ -79,13 +96,16 @@ _OF_SESSION = ("CLUSTERTOOL_RUN", "_CLUSTERTOOL_SESSION", "TERM")
 class Surroundings(NamedTuple):
     """What a rank has from its supervisor.
 
-    limits: name, as ulimits are called -> soft and hard, -1: none. present: see device_options().
+    limits: name, as ulimits are called -> soft and hard, -1: none; _MEMORY too. present: see device_options(). home: see
+    RankUser. accounts: files of /etc with the user, which the job's own folder has for an image without an entry.
     """
 
     attempt: int = 0
     umask: int = 0o022
     limits: Mapping[str, Tuple[int, int]] = {}
     present: Sequence[str] = ()
+    home: str = ""
+    accounts: Sequence[str] = ()
 
 
 def place_of(mark: str) -> str:
@@ -106,7 +126,7 @@ def command(
     options = (
         device_options(runtime, spec["device_kind"], around.present, container["options"]) if process["devices"] else []
     )
-    mounts = list(dict.fromkeys([spec["job_dir"], spec["work_dir"]]))
+    mounts = list(dict.fromkeys(filter(None, (spec["job_dir"], spec["work_dir"], around.home))))
     argv = [str(argument) for argument in process["argv"]]
     if runtime == APPTAINER:
         return _apptainer(container, spec, options, mounts) + ["sh", *_shell(argv)]
@@ -122,31 +142,57 @@ def command(
         "--pid=host",
     ]
     made += ["--http-proxy=false"] if runtime == PODMAN else []
-    made += [
-        "--entrypoint=sh",
-        f"--name={name}",
-        f"--label={JOB_LABEL}={spec['job']}",
-        f"--label={NODE_LABEL}={spec['node']}",
-    ]
-    made += [f"--label={PLACE_LABEL}={place_of(spec['mark'])}", *_user(container)]
+    # As apptainer: a program of the image that is setuid root would be root of the node, where it is no user namespace.
+    made += (
+        [f"--security-opt={_NO_PRIVILEGES}"] if not any(_NO_PRIVILEGES in one for one in container["options"]) else []
+    )
+    made += ["--entrypoint=sh", f"--name={name}", *_labels(spec), *_user(container)]
     made += (
         ["--pids-limit=-1"] if container["process_limit"] else []
     )  # a rank has threads for each core, and data loaders
-    made += [f"--ulimit={limit}={soft}:{hard}" for limit, (soft, hard) in around.limits.items()]
-    made += [f"--workdir={spec['work_dir']}", *(_mount(path) for path in mounts)]
+    made += [f"--ulimit={limit}={soft}:{hard}" for limit, (soft, hard) in around.limits.items() if limit != _MEMORY]
+    made += [f"--workdir={spec['work_dir']}", *(_mount(path, path) for path in mounts)]
+    made += [_mount(JobPaths.at(spec["job_dir"]).of(OURS, file), f"/etc/{file}") for file in around.accounts]
     made += [f"--volume={volume}" for volume in container["volumes"]]
     made += [f"--env={name}" for name in names]
     return [*made, *options, *container["options"], container["image"], *_shell(argv)]
 
 
-def _mount(path: str) -> str:
-    """The option for a folder at the same path. --volume splits its value at each colon; --mount has fields of CSV."""
-    return f"--mount=type=bind,{_fields(path, 'target')}" if ":" in path else f"--volume={path}:{path}"
+def accounts_command(container: ContainerSpec, spec: Spec) -> List[str]:
+    """The command line that writes the image's files of ACCOUNTS: the lines of each, and a line of one colon."""
+    return [
+        *(container["program"], "run", "--rm", "--pull=never", "--log-driver=none", "--net=none"),
+        *("--entrypoint=sh", *_labels(spec), container["image"], "-c", _ACCOUNTS_SCRIPT, "clustertool"),
+        *(f"/etc/{file}" for file in ACCOUNTS),
+    ]
 
 
-def _fields(path: str, target: str) -> str:
-    fields = (f"{name}={path}" for name in ("source", target))
-    return ",".join('"' + field.replace('"', '""') + '"' if "," in path or '"' in path else field for field in fields)
+def read_accounts(text: str, user: RankUser) -> Dict[str, str]:
+    """What that command has written -> the files that lack the user or its group, with an entry."""
+    found, files = dict.fromkeys(ACCOUNTS, ""), iter(ACCOUNTS)
+    file = next(files)
+    for line in text.split("\n")[:-1]:
+        if line == ":":
+            file = next(files, "")
+        elif file:
+            found[file] += f"{line}\n"
+    made = {"passwd": passwd(found["passwd"], user), "group": group(found["group"], user)}
+    return {file: text for file, text in made.items() if text != found[file]}
+
+
+def _labels(spec: Spec) -> List[str]:
+    labels = {JOB_LABEL: spec["job"], NODE_LABEL: spec["node"], PLACE_LABEL: place_of(spec["mark"])}
+    return [f"--label={name}={value}" for name, value in labels.items()]
+
+
+def _mount(path: str, target: str) -> str:
+    """The option for a folder or file. --volume splits its value at each colon; --mount has fields of CSV."""
+    return f"--mount=type=bind,{_fields(path, target)}" if ":" in path else f"--volume={path}:{target}"
+
+
+def _fields(path: str, target: str, name: str = "target") -> str:
+    fields = (f"source={path}", f"{name}={target}")
+    return ",".join('"' + field.replace('"', '""') + '"' if set(field) & set(',"') else field for field in fields)
 
 
 def _shell(argv: List[str]) -> List[str]:
@@ -160,14 +206,15 @@ def _user(container: ContainerSpec) -> List[str]:
             return ["--user=0:0"]
         # The user's groups, if the OCI runtime is crun: it allows no other group next to them.
         kept = len(groups) > 1 and not any(option.startswith("--group-add") for option in container["options"])
-        return ["--userns=keep-id", *(["--group-add=keep-groups"] if kept else [])]
+        # Without --user the USER of the image would be the user inside.
+        return ["--userns=keep-id", f"--user={user}:{groups[0]}", *(["--group-add=keep-groups"] if kept else [])]
     return [f"--user={user}:{groups[0]}", *(f"--group-add={group}" for group in groups[1:])]
 
 
 def _bind(path: str) -> str:
     """The same for apptainer, whose --bind splits its value at commas too."""
     plain = not any(sign in path for sign in ',:"')
-    return f"--bind={path}:{path}" if plain else f"--mount=type=bind,{_fields(path, 'destination')}"
+    return f"--bind={path}:{path}" if plain else f"--mount=type=bind,{_fields(path, path, 'destination')}"
 
 
 def _apptainer(container: ContainerSpec, spec: Spec, options: List[str], mounts: List[str]) -> List[str]:
@@ -196,7 +243,7 @@ def session(
 
 
 def _script(log: str) -> str:
-    return _SCRIPT.replace("OPEN_LOG\n", log).replace("PATTERNS", patterns())
+    return _SCRIPT.replace("OPEN_LOG\n", log).replace("PATTERNS", patterns()).replace("HOME_SCRIPT\n", HOME_SCRIPT)
 
 
 class Passed(NamedTuple):
@@ -215,6 +262,7 @@ def passed(
     }
     on_way.update({name: _RENAMED + name for name in variables if name.lower().endswith("_proxy")})
     paths = JobPaths.at(spec["job_dir"])
+    memory = around.limits.get(_MEMORY, (-1, -1))[0]
     env = {
         **{on_way.get(name, name): value for name, value in variables.items()},
         "CLUSTERTOOL_RUN": _script(_LOG),
@@ -224,6 +272,8 @@ def passed(
         "CLUSTERTOOL_RENAMED": " ".join(on_way),
         "CLUSTERTOOL_LIBRARIES": spec["ld_library_path"],
         "CLUSTERTOOL_PRELUDE": spec["prelude"],
+        "CLUSTERTOOL_HOME": "" if "HOME" in variables else around.home,
+        "CLUSTERTOOL_MEMORY": "" if memory < 0 else str(memory >> 10),
         MARK: spec["mark"],
     }
     env["CLUSTERTOOL_NAMES"] = " ".join([*sorted({*env, *variables}), "CLUSTERTOOL_NAMES"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Tuple
 
+from clustertool.model.job.outcome import some
+
 
 @dataclass(frozen=True)
 class ContainerFacts:
@@ -15,7 +17,7 @@ class ContainerFacts:
     bytes of the image in the store. store_free: bytes free where images are kept. gpu: CDI or HOOK of runtime_output.py, ""
     for neither.
     process_limit: it limits the processes and threads of a container by default (podman: 2048), and can allow more.
-    uid, groups: of the user; the primary group is the first one.
+    uid, groups: of the user; the primary group is the first one. missing: sources of volumes that are not there.
     """
 
     runtime: str = ""
@@ -34,3 +36,10 @@ class ContainerFacts:
     process_limit: bool = False
     uid: int = 0
     groups: Tuple[int, ...] = ()
+    missing: Tuple[str, ...] = ()
+
+
+def missing_source(one: ContainerFacts) -> Tuple[str, str]:
+    """What is wrong, and the fix."""
+    what = f"there is no {some(one.missing)}, the source of a volume"
+    return what, "make it there, or take it out of `volumes` of CONTAINER"

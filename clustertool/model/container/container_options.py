@@ -27,6 +27,7 @@ _REFUSED: Dict[str, str] = {
     **dict.fromkeys(("env", "e", "env-file", "env-host", "env-merge", "unsetenv", "unsetenv-all"), _VARIABLES),
     **dict.fromkeys(("user", "u", "userns", "uidmap", "gidmap"), _USER),
     **dict.fromkeys(("workdir", "w"), _FOLDER),
+    "http-proxy": "ranks have the proxies of ENV, [env] and --env only",
     **dict.fromkeys(("volume", "v"), _MOUNTS),
     "pull": "write it into `pull`",
 }

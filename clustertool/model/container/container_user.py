@@ -42,9 +42,10 @@ def _field(text: str) -> str:
     return "".join("_" if sign == ":" or not sign.isprintable() else sign for sign in text)
 
 
-# Of a shell in an image: HOME is the image's where this user can write it. CLUSTERTOOL_HOME is the folder of RankUser.home.
+# Of a shell in an image: HOME is the image's where this user can write it. `/` is that of a user without an entry.
+# CLUSTERTOOL_HOME: the folder of RankUser.home, "" where HOME stays.
 HOME_SCRIPT = """\
-if [ ! -d "$HOME" ] || [ ! -w "$HOME" ] || [ "$HOME" = / ]; then
+if [ -n "$CLUSTERTOOL_HOME" ] && { [ ! -d "$HOME" ] || [ ! -w "$HOME" ] || [ "$HOME" = / ]; }; then
     export HOME="$CLUSTERTOOL_HOME"
 fi
 """

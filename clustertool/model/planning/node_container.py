@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Dict, Mapping
 
 from clustertool.errors import PreflightError, raise_all
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.container.container_facts import ContainerFacts
+from clustertool.model.container.container_facts import ContainerFacts, missing_source
 from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.facts import ByNode
 
@@ -19,24 +19,28 @@ if TYPE_CHECKING:
 def container_request(settings: ContainerSettings, probed: ProbeAnswer) -> ContainerWanted:
     """What a node is asked for a job in containers. probed: what its probe has found."""
     gpu = probed.get("device_kind") == "gpu" and bool(probed.get("devices"))
-    return {"image": settings.image, "runtime": settings.runtime, "options": bool(settings.options), "gpu": gpu}
+    sources = (volume.partition(":")[0] for volume in settings.volumes)
+    return {
+        "image": settings.image,
+        "runtime": settings.runtime,
+        "options": bool(settings.options),
+        "volumes": [source for source in sources if source.startswith("/")],
+        "gpu": gpu,
+    }
 
 
 def containers(cluster: Cluster, settings: ContainerSettings, facts: ByNode) -> Dict[int, ContainerSpec]:
-    """By node; {} for a job without containers. Raises the PreflightErrors of nodes without a runtime.
+    """By node; {} for a job without containers. Raises the PreflightErrors of nodes without a runtime or a source of a volume.
 
     Where a node was not asked, its runtime is that of the settings, for --dry.
     """
     if not settings:
         return {}
     known = {host.index: facts[host.index].container for host in cluster.hosts}
-    raise_all(
-        [
-            PreflightError(one.problem, one.fix, cluster.hosts[node].name)
-            for node, one in known.items()
-            if one is not None and not one.runtime
-        ]
-    )
+    wrong = {node: (one.problem, one.fix) for node, one in known.items() if one is not None and not one.runtime}
+    if "container" not in cluster.checks_off:
+        wrong.update({node: missing_source(one) for node, one in known.items() if one is not None and one.missing})
+    raise_all([PreflightError(what, fix, cluster.hosts[node].name) for node, (what, fix) in wrong.items()])
     asked = {node: one or ContainerFacts() for node, one in known.items()}
     return {node: _container(settings, asked, node) for node in asked}
 

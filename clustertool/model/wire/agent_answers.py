@@ -346,6 +346,7 @@ class ContainerAnswer(Answer):
     process_limit: bool
     uid: int
     groups: f.Some[int]
+    missing: f.Some[f.Label]
 
 
 class ProbeAnswer(Answer, total=False):

@@ -184,6 +184,7 @@ class ContainerWanted(TypedDict):
     image: str
     runtime: str
     options: bool  # the user has some
+    volumes: List[str]  # sources that are paths
     gpu: bool  # the node has GPUs of NVIDIA
 
 

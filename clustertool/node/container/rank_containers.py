@@ -12,12 +12,14 @@ import os
 import resource
 from typing import TYPE_CHECKING, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple
 
+from clustertool.errors import PreflightError
 from clustertool.model.container import container_command, container_devices
 from clustertool.model.container.container_command import Surroundings
-from clustertool.model.container.container_names import PODMAN
+from clustertool.model.container.container_names import DOCKER, PODMAN
 from clustertool.model.launcher_variables import of_allocation
-from clustertool.model.paths import JobPaths
+from clustertool.model.paths import OURS, JobPaths
 from clustertool.node.container.container_removal import Removal
+from clustertool.node.container.rank_user import rank_user
 from clustertool.node.storage import files
 from clustertool.node.system import processes, programs
 from clustertool.node.system.processes import Process
@@ -28,10 +30,14 @@ if TYPE_CHECKING:
 
 _EMPTY = b"-" * 15 + b"\n"  # content of the file until the wrapper writes into it
 _LIMITS = {
+    "as": resource.RLIMIT_AS,
     "core": resource.RLIMIT_CORE,
+    "data": resource.RLIMIT_DATA,
+    "fsize": resource.RLIMIT_FSIZE,
     "memlock": resource.RLIMIT_MEMLOCK,
     "nofile": resource.RLIMIT_NOFILE,
     "nproc": resource.RLIMIT_NPROC,
+    "rss": resource.RLIMIT_RSS,
     "stack": resource.RLIMIT_STACK,
 }
 _DEPTH = 20  # processes between a supervisor and a container's first one, at most
@@ -140,12 +146,32 @@ class RankContainers:
         self.linger = LINGER if self.present else 0.0
         self.runtime = self._container["runtime"] if self._container else ""
         self.removal = Removal(self._container, spec["mark"])
+        self._home, self._accounts = "", ()  # type: str, Tuple[str, ...]
 
     def prepare(self) -> None:
-        """Run the runtime once, before this process becomes a subreaper: rootless podman leaves a process for all containers
-        of the user, which must not become a child of this job."""
-        if self._container and self.runtime == PODMAN and self._container["rootless"]:
+        """Make what ranks have of their user. Raises PreflightError.
+
+        It comes before this process is a subreaper: the first command of rootless podman leaves a process for all containers of
+        the user, which must not become a child of this job.
+        """
+        if not self._container:
+            return
+        try:
+            user = rank_user(self._spec["root"])
+        except OSError as error:
+            what = f"the folder for HOME of ranks cannot be made: {error.strerror}"
+            raise PreflightError(what, "make room or rights in ROOT_DIR", self._spec["name"]) from None
+        self._home = user.home
+        if self.runtime == PODMAN and self._container["rootless"]:
             programs.output([self._container["program"], "ps", "--quiet"], _FIRST, cwd="/")
+        if self.runtime == DOCKER:  # the others add an entry for the user themselves
+            inside = user._replace(uid=0, gid=0) if self._container["rootless"] else user
+            argv = container_command.accounts_command(self._container, self._spec)
+            code, out, _ = programs.output(argv, _FIRST, cwd="/")
+            made = container_command.read_accounts(out, inside) if code == 0 else {}
+            for name, text in made.items():
+                files.create(self._job, f"{OURS}/{name}", text.encode("utf-8", "surrogateescape"), exclusive=False)
+            self._accounts = tuple(made)
 
     def begin_removal(self) -> Removal:
         """A new one, of the containers of this attempt."""
@@ -163,14 +189,19 @@ class RankContainers:
             **{name: value for name, value in os.environ.items() if spec.get("engine") and of_allocation(name)},
             **variables,
         }
+        around = self._with_user(around)
         passed = container_command.passed(container["runtime"], spec, process, given, around)
         argv = container_command.command(container, spec, process, passed.names, around)
         return (argv, {**os.environ, **passed.env}), made
 
     def session(self, process: SpecProcess, variables: Mapping[str, str], around: Surroundings) -> RankSession:
         """How another program starts inside a rank."""
-        argv, env = container_command.session(self._spec["container"], self._spec, process, variables, around)
+        container = self._spec["container"]
+        argv, env = container_command.session(container, self._spec, process, variables, self._with_user(around))
         return {"argv": argv, "env": env}
+
+    def _with_user(self, around: Surroundings) -> Surroundings:
+        return around._replace(home=self._home, accounts=self._accounts)
 
 
 def limits(file_limit: int) -> Dict[str, Tuple[int, int]]:

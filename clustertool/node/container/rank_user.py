@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from clustertool.model.container.container_user import RankUser
-from clustertool.model.paths import HOME, OURS
+from clustertool.model.paths import rank_home
 from clustertool.node.storage import files
 from clustertool.node.system import users
 
@@ -13,7 +13,8 @@ from clustertool.node.system import users
 def rank_user(root: str) -> RankUser:
     """The user of this process, with a folder below ROOT_DIR, made if it is missing. Raises PreflightError, OSError."""
     uid = os.getuid()
-    return RankUser(users.name_of(uid), uid, os.getgid(), files.make_dir(root, OURS, HOME))
+    home = files.make_dir(root, *os.path.relpath(rank_home(root), root).split(os.sep))
+    return RankUser(users.name_of(uid), uid, os.getgid(), home)
 
 
 def home_inside(user: RankUser) -> str:

@@ -56,6 +56,7 @@ def read_runtime(node: NodeContext, wanted: ContainerWanted) -> ContainerAnswer:
         "process_limit": found.process_limit,
         "uid": os.getuid(),
         "groups": list(dict.fromkeys((os.getgid(), *os.getgroups()))),
+        "missing": [source for source in wanted["volumes"] if _is_missing(source)],
     }
     if found.version:
         answer["problem"] = answer["fix"] = ""
@@ -114,6 +115,17 @@ def _image(runtime: str, program: str, reference: str) -> Image:
             digest = runtime_output.sif_digest(file.read(runtime_output.SIF_HEADER))
             return Image(reference, digest, os.fstat(file.fileno()).st_size)
     return Image("", "", -1)
+
+
+def _is_missing(path: str) -> bool:
+    """Whether there is nothing at a path. What this user cannot reach may be there for a daemon."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _free(path: str) -> int:
