@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol
 
+from clustertool.errors import ClustertoolError, Interrupted, Terminated
 from clustertool.fleet.dispatch.progress_receiver import ProgressReceiver
 from clustertool.ssh.prompter import Person
 
@@ -69,6 +70,13 @@ class Caller(Protocol):
 
     def starting(self, job: str) -> None:
         """From now on processes of this job may run on nodes."""
+
+
+def nothing_left(caller: Caller, error: ClustertoolError) -> None:
+    """No process of the job lives on a node: what has ended its start needs no fix that stops it."""
+    caller.starting("")
+    if isinstance(error, (Interrupted, Terminated)):
+        error.fix = ""
 
 
 def pause(caller: Caller, seconds: float) -> None:

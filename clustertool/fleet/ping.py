@@ -17,7 +17,7 @@ _LOOPBACK = "127.0.0.1"
 def ping_all(addresses: Mapping[int, str], timeout: float) -> dict[int, bool | None]:
     """Whether each address (or name) answers, within about `timeout` seconds. Nothing is raised.
 
-    None: not measured, because the command is missing, this user may not run it, or the time was over.
+    None: not measured, because the command is missing, this user may not run it, a name has no address, or the time was over.
     """
     names = sorted(set(addresses.values()))
     if not names or not _answers(_LOOPBACK):
@@ -27,7 +27,7 @@ def ping_all(addresses: Mapping[int, str], timeout: float) -> dict[int, bool | N
     return {key: by_name.get(name) for key, name in addresses.items()}
 
 
-def _answers(name: str) -> bool:
+def _answers(name: str) -> bool | None:
     try:
         family, _, _, _, address = socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)[0]
         argv = _argv(str(address[0]), family == socket.AF_INET6)
@@ -35,7 +35,9 @@ def _answers(name: str) -> bool:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS + 1, start_new_session=True
         )
-    except (OSError, UnicodeError, subprocess.TimeoutExpired):
+    except (socket.gaierror, UnicodeError):
+        return None
+    except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0
 

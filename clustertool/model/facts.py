@@ -26,6 +26,7 @@ class Facts:
     user: str = ""
     python: str = ""
     rsync: bool = True
+    rsync_error: str = ""  # why it does not run
     ping: bool = True
     disk_free: int = 0
     cpus: int = 1

@@ -22,13 +22,16 @@ from clustertool.ssh.user_command import Completed, run_user_command
 from clustertool.verbs import signals
 from clustertool.verbs.verb import Call, seconds
 
+_OURS = ("--only", "--skip", "--json", "--conf", "--hostfile", "--in-job")  # few programs have such options
+
 
 @dataclass(frozen=True)
 class TypedCommand:
-    """A command for nodes. timeout: seconds for each node, 0 without a limit."""
+    """A command for nodes. timeout: seconds for each node, 0 without a limit. late: options of exec that stand in it."""
 
     text: str
     timeout: float
+    late: str
 
     @classmethod
     def read(cls, call: Call) -> TypedCommand:
@@ -43,7 +46,8 @@ class TypedCommand:
         command = typed or given.command
         if not command.strip():
             raise UsageError("exec needs a command", f'{PROGRAM} exec --command "uptime"')
-        return cls(command, seconds(given.timeout, "--timeout", 0.0))
+        late = [name for name in (text.partition("=")[0] for text in given.arguments) if name in _OURS]
+        return cls(command, seconds(given.timeout, "--timeout", 0.0), ", ".join(dict.fromkeys(late)))
 
     def run(
         self, call: Call, cluster: Cluster, hosts: Sequence[Host], connect: Callable[[Host], Link], prompter: Prompter
@@ -66,6 +70,9 @@ class TypedCommand:
             gathered = each({host.index: host for host in hosts}, one, check=poll)
         finally:
             prompter.announce()
+        if self.late:
+            before = f"options of exec stand before it: {PROGRAM} exec {self.late} ..."
+            call.note(f"note: {self.late} is part of the command; {before}")
         _tell(call, cluster, gathered)
 
 

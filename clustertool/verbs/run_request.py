@@ -101,6 +101,9 @@ def with_program(call: Call, options: Options) -> Options:
     note_late(call, "run", given.program)
     if script.endswith(".py") and folder:
         script = script_in(Path(folder), script)
+    elif folder and "/" in script and not os.path.isabs(script) and not os.path.lexists(Path(folder, script)):
+        what = f"there is no {script} in {os.path.abspath(folder)}"
+        raise DataError(what, f"a program of the workspace, or a folder: {PROGRAM} run --workspace DIR")
     return replace(options, command=tuple(map(literal, with_python((script, *arguments)))))
 
 

@@ -209,6 +209,7 @@ def test_at_any_moment_of_the_start(site, tenths):
     if not done.interrupted_before_our_code:
         done.ends(130)
         assert "Traceback" not in done.err
+        assert "clean" not in done.err or "may still run" not in done.err
     assert not pair.living()
     jobs = pair.jobs(0) + pair.jobs(1)
     assert len(jobs) in (0, 2), done.err

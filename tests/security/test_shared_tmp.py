@@ -117,6 +117,7 @@ def test_a_full_or_read_only_tmp_is_named(tmp: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=1777", "none", str(tmp)], check=True)
     try:
         assert private_directory.trouble() == ("", "")
+        assert private_directory.little()[0].endswith(f"KiB free in {tmp}"), "programs need more"
         made = Path(claims.directory())
         with contextlib.suppress(OSError), open(tmp / "fill", "wb", buffering=0) as file:
             while file.write(bytes(4096)):

@@ -49,6 +49,8 @@ def test_a_command_has_what_the_rank_has(site):
     assert (failed.out, "err\n" in failed.err) == ("out\n", True)
     assert failed.last == f"clustertool: exit 9 (job): the command in trainer 0 on {one.name(0)} ended with exit code 9"
     assert one.clustertool("exec", "--in-job", "--", "sh", "-c", "kill -9 $$").ends(137)
+    hint = one.clustertool("exec", "echo", "--json").ends(0)
+    assert "note: --json is part of the command; options of exec stand before it" in hint.err
     assert "the command no-such does not exist" in one.clustertool("exec", "--in-job", "no-such").ends(127).err
     one.inv("stop", "--job", job).ends(0)
 

@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from tests.cli import HELLO, LoopSite
+from tests.cli import CLUSTERTOOL, HELLO, LoopSite
 
 
 @pytest.fixture
@@ -76,6 +76,10 @@ def refused(site, code, *args, told=(), program=None, env=None):
 )
 def test_options(lonely, args, code, told):
     refused(lonely, code, "run", *args, told=told)
+
+
+def test_a_program_that_does_not_exist(lonely):
+    refused(lonely, 65, "run", "./job", program=CLUSTERTOOL, told=["there is no ./job in ", "--workspace DIR"])
 
 
 def test_other_verbs_options(lonely):

@@ -48,7 +48,7 @@ from clustertool.fleet.ping import ping_all
 addresses = {number: f'192.0.2.{number}' for number in range(1, 62)}
 start = time.monotonic()
 got = ping_all({**addresses, 0: '127.0.0.1', 62: 'nowhere.invalid', 63: ''}, 10.0)
-assert got.pop(0) and set(got.values()) == {False}, got
+assert got.pop(0) and got.pop(62) is None and set(got.values()) <= {False, None}, got
 assert 2 <= time.monotonic() - start < 9, time.monotonic() - start
 "
 """

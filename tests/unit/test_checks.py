@@ -137,6 +137,12 @@ def test_a_node_needs_rsync_only_if_it_is_the_carrier(carrier: str, level: str, 
     assert (finding.level, finding.text) == (level, text)
 
 
+def test_an_rsync_that_does_not_run_is_a_finding() -> None:
+    for carrier, level in (("swarm", "warn"), ("rsync", "error")):
+        finding = found({"DISPATCH": carrier}, rsync_error="libpopt.so.0: cannot open shared object file")["rsync"]
+        assert (finding.level, finding.text[:24]) == (level, "does not run: libpopt.so")
+
+
 def test_all_nodes_are_reported_at_once_in_their_order() -> None:
     cluster = cluster_of(hosts(3))
     facts: dict[int, Facts] = facts_of(cluster, **{**GOOD, "disk_free": 0})

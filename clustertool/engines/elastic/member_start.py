@@ -7,7 +7,7 @@ import queue
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from clustertool.engines.caller import Caller
+from clustertool.engines.caller import Caller, nothing_left
 from clustertool.engines.elastic.member_join import ANSWER, CODE, NEEDS_CODE, STARTED, code_request, join_request
 from clustertool.errors import ClustertoolError, PreflightError, Unreachable, raise_all
 from clustertool.fleet.fleet import Fleet
@@ -60,9 +60,10 @@ class MemberStart:
             for node in self._left:
                 self._read_from(node)
             self._follow()
-        except BaseException:
+        except BaseException as error:
             self._closed = True
-            self._undo()
+            if self._undo() and isinstance(error, ClustertoolError):
+                nothing_left(self._caller, error)
             raise
         self._closed = True
 
@@ -149,7 +150,8 @@ class MemberStart:
 
     # -- the end of a start that has failed --
 
-    def _undo(self) -> None:
+    def _undo(self) -> bool:
+        """Whether all nodes have ended what was begun."""
         ends = dict.fromkeys(self._files, END_JOIN({"job": self._job, "seconds": 0.0}))
         gathered = self._fleet.ask(ends, _END, patient=True)
         bad = {
@@ -159,3 +161,4 @@ class MemberStart:
             results = {self._fleet.name(node): read_undo(error) for node, error in bad.items()}
             with contextlib.suppress(ClustertoolError):
                 show_results(results, self._caller.note)
+        return not bad

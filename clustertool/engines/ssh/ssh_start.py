@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from clustertool.engines import earlier_work, preflight
 from clustertool.engines.base import Engine, Starter, Submission, Submitted
-from clustertool.engines.caller import pause
+from clustertool.engines.caller import nothing_left, pause
 from clustertool.engines.elastic import elastic_plan, member_files
 from clustertool.engines.elastic.member_files import HostMember, members
 from clustertool.engines.elastic.member_start import MemberStart
@@ -310,10 +310,13 @@ class SshStart(Starter):
 
         try:
             return start_again(caller, made, start, plan_again, passing)
-        except ClustertoolError:
+        except ClustertoolError as error:
+            results = {}
             if undone is not None:
                 results = {node: undone.get(node, read_result(None, "")) for node in range(len(made.nodes))}
                 show_results({self._fleet.name(node): result for node, result in results.items()}, caller.note)
+            if all(result.over and not result.waits for result in results.values()):
+                nothing_left(caller, error)
             raise
 
     def _carry_out(self, made: Plan, releases: Mapping[int, str], undone: Undone) -> None:

@@ -104,6 +104,9 @@ def _node(cluster: Cluster, fact: Facts, need: int, ports: bool) -> List[Finding
     found = [Finding(n, "python", "ok", fact.python)]
     if cluster.dispatch == "rsync" and not fact.rsync:
         found.append(Finding(n, "rsync", "error", "no rsync", "install the package rsync on the node"))
+    elif fact.rsync_error:
+        level = "error" if cluster.dispatch == "rsync" else "warn"
+        found.append(Finding(n, "rsync", level, f"does not run: {fact.rsync_error}", "install rsync again on the node"))
     else:
         found.append(Finding(n, "rsync", "ok", "yes" if fact.rsync else "no"))
     found.append(disk(fact, need))

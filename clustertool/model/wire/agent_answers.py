@@ -364,6 +364,7 @@ class ProbeAnswer(Answer, total=False):
     user: f.Label
     python: f.Label
     rsync: bool
+    rsync_error: f.Label
     ping: bool
     cpus: f.Signed
     devices: f.PerCard[int]

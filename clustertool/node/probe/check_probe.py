@@ -14,8 +14,10 @@ from clustertool.node.jobs.remains import Remains
 from clustertool.node.probe import job_environment
 from clustertool.node.probe.name_service import resolved
 from clustertool.node.probe.probe import probe, timed
-from clustertool.node.system import logind
+from clustertool.node.system import logind, private_directory, programs
 from clustertool.node.system.node_context import NodeContext
+
+_RSYNC = 5.0  # seconds for its version
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import ProbeAnswer
@@ -31,6 +33,14 @@ def probe_for_check(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
         versions, wrong = job_environment.read_versions(request["job"])
         answer.update(versions)
         problems += wrong
+    rsync = programs.find("rsync")
+    code, _, err = programs.output([rsync, "--version"], _RSYNC) if rsync else (0, "", "")
+    if code:
+        first = err.strip().partition("\n")[0]
+        answer["rsync_error"] = first[:200] or f"it ends with exit code {code}"
+    few, fix = private_directory.little()
+    if few and not any(column == "tmp" for column, _, _, _ in problems):
+        problems.append(("tmp", "warn", few, fix))
     ends, fix = logind.warning()
     if ends:
         problems.append(("limits", "warn", ends, fix))

@@ -17,6 +17,7 @@ from clustertool.node.system import path_trust
 _TMP, _MEMORY = "/tmp", "/dev/shm"
 _FIX = "make room in /tmp, or have it made writable"
 _LEAST = 64 << 10  # bytes free in /tmp below which it counts as full
+_FEW = 64 << 20  # bytes free in /tmp below which compilers and data loaders may fail
 _SETTLED = 200_000_000  # ns between a rename and its entry in the directory; 20 ms were too few on a loaded machine
 
 
@@ -90,6 +91,21 @@ def unusable(error: OSError) -> PreflightError:
     return PreflightError(f"{_top()} cannot be written: {error.strerror}", _FIX)
 
 
+def little() -> Tuple[str, str]:
+    """How little room /tmp has for programs, and the fix; empty texts if it is enough."""
+    free = _free(os.statvfs(_top()))
+    return (
+        (f"{free >> 10} KiB free in {_top()}", f"make room in {_top()}: programs fail without")
+        if free < _FEW
+        else ("", "")
+    )
+
+
+def _free(about: os.statvfs_result) -> int:
+    """Bytes that this user can write."""
+    return (about.f_bfree if os.getuid() == 0 else about.f_bavail) * about.f_frsize
+
+
 def trouble() -> Tuple[str, str]:
     """Why nothing can be written to /tmp, and the fix; empty texts if it can. It writes nothing."""
     try:
@@ -99,7 +115,7 @@ def trouble() -> Tuple[str, str]:
     root = os.getuid() == 0
     if about.f_flag & os.ST_RDONLY:
         return f"{_top()} is read-only", _FIX
-    if (about.f_bfree if root else about.f_bavail) * about.f_frsize < _LEAST:
+    if _free(about) < _LEAST:
         return f"{_top()} is full", _FIX
     if about.f_files and not (about.f_ffree if root else about.f_favail):
         return f"{_top()} has no inodes left", _FIX
