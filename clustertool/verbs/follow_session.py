@@ -36,10 +36,11 @@ _FIRST = ("trainer", 0)
 @dataclass(frozen=True)
 class Ending:
     """How an interrupt ends a job. stop: returns what the nodes have answered, by their names. patience: seconds for the
-    rest of that after the records of all nodes have the end."""
+    rest of that after the records of all nodes have the end. where: on which nodes."""
 
     stop: Callable[[str, StopHow], Mapping[str, StopAnswer | ClustertoolError]]
     patience: float = 5.0
+    where: str = "all nodes"
 
 
 def ending(engine: Engine) -> Ending:
@@ -85,7 +86,8 @@ class JobStopper:
         how: StopHow = {"by": by, "code": code, "grace": grace, "force": force}
         self._thread = threading.Thread(target=self._stop, args=(how,), daemon=True)
         self._thread.start()
-        gently = f"stopping the job on all nodes (grace {grace:g} s; Ctrl+C again kills at once)"
+        where = self._how.where if self._how is not None else ""
+        gently = f"stopping the job on {where} (grace {grace:g} s; Ctrl+C again kills at once)"
         self._call.terminal.note(f"{by}: {'killing everything now' if force else gently}")
 
     def _stop(self, how: StopHow) -> None:

@@ -22,9 +22,9 @@ TRAIN = """
 """
 
 
-def typed(folders):
+def typed(folders, nodes="1:2"):
     """The same command in two folders, on which both have begun epoch 0."""
-    meet = ("--master", f"127.0.0.1:{free_port()}", "--nnodes", "1:2")
+    meet = ("--master", f"127.0.0.1:{free_port()}", "--nnodes", nodes)
     for site in folders:
         site.workspace(".", train_py=TRAIN)
         (site.folder / "conf.py").write_text("LOSS_TIMEOUT = 3\nGRACE = 2\n")
@@ -48,6 +48,27 @@ def member(site):
     found = [process.pid for process in site.living() if process.name in ("ct-join", "ct-supervisor")]
     assert found, site.living()
     return found[0]
+
+
+def test_ctrl_c_in_one_of_the_terminals_ends_the_part_of_this_machine(folders):
+    """The other one goes on, and its Ctrl+C ends the job: it coordinates."""
+    first, second = typed(folders)
+    second.signal(signal.SIGINT)
+    done = second.wait().ends(130)
+    assert "clean" in done.err and "may still run" not in done.err
+    folders[1].gone()
+    trains(folders[0], 1, 0, 1)
+    first.signal(signal.SIGINT)
+    first.wait().ends(130)
+    folders[0].gone()
+
+
+def test_ctrl_c_in_one_of_the_terminals_ends_a_job_of_which_too_little_is_left(folders):
+    running = typed(folders, "2:2")
+    running[1].signal(signal.SIGINT)
+    for one, folder in zip(reversed(running), reversed(folders), strict=True):
+        assert "Ctrl+C" in one.wait().ends(130).last
+        folder.gone()
 
 
 def test_a_typed_command_that_is_killed_lets_the_other_one_go_on(folders):

@@ -104,7 +104,14 @@ class Members:
     def begin(self, epoch: int, nodes: Sequence[int] | None = None, **elastic: object) -> None:
         """Begin an epoch with these nodes, or all."""
         nodes = range(len(self.all)) if nodes is None else nodes
-        given = {"epoch": epoch, "lease": self.lease, "grow": "next", "maximum": len(self.all), "members": len(nodes)}
+        given = {
+            "epoch": epoch,
+            "lease": self.lease,
+            "grow": "next",
+            "minimum": 1,
+            "maximum": len(self.all),
+            "members": len(nodes),
+        }
         rest = {"waiting": [], "absent": 0, "restarts": 0, "store": False, **elastic}
         for node in nodes:
             self.all[node].begin(nodes, {**given, **rest})

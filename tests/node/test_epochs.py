@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from dataclasses import replace
@@ -261,6 +262,59 @@ def test_a_node_is_released(join_bench: JoinBench) -> None:
     (ended,) = machines[1].events("ended")
     assert (ended["state"], ended["code"]) == ("stopped", 0)
     end([machines[0], machines[2]])
+
+
+LAST_WORDS = """
+    trap 'sleep 1; echo saved; exit 0' TERM
+    echo epoch $CLUSTERTOOL_ATTEMPT rank $RANK of $WORLD_SIZE
+    while :; do sleep 0.05; done
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_node_that_is_shut_down_leaves_and_the_others_go_on(join_bench: JoinBench, number: int, code: int) -> None:
+    """Its ranks have the grace of the job, and no restart is used. It is not lost: nothing waits for its lease."""
+    machines = elastic(join_bench.job(3, LAST_WORDS), 2, 3)
+    start(machines)
+    machines[2].says("epoch 0 rank 2 of 3", 2)
+    machines[2].signal(number)
+    assert machines[2].wait() == code
+    assert "saved" in machines[2].log(2)
+    (end,) = machines[2].events("ended")
+    assert (end["state"], end["code"], end["reason"].split(" received ")[1][:3]) == ("stopped", code, "SIG")
+    assert machines[2].events("left")
+    for machine in machines[:2]:
+        until(lambda one=machine: len(one.events("started")) == 2, "its ranks start again")  # type: ignore[misc]
+    change = machines[0].events("epoch")[1]
+    assert (change["left"], change["nodes"]) == ([[2, "released"]], [0, 1])
+    assert not machines[0].events("lost")
+    stop(machines[0])
+    assert codes(machines[:2]) == [143, 143]
+
+
+def test_a_machine_that_ends_all_its_processes_at_once_has_no_failed_rank(join_bench: JoinBench) -> None:
+    """As a shutdown does: the rank gets the signal before its supervisor, and no restart is allowed."""
+    machines = running(elastic(join_bench.job(3, WAIT), 2, 3))
+    os.kill(machines[2].events("started")[0]["pid"], signal.SIGTERM)
+    machines[2].signal(signal.SIGTERM)
+    assert machines[2].wait() == 143
+    says(machines[0], 1, 0, 2)
+    says(machines[1], 1, 1, 2)
+    end(machines[:2])
+
+
+@pytest.mark.parametrize("those", [(1, 2), (0,), (0, 1, 2)], ids=["too many", "the coordinator", "all"])
+def test_a_job_of_which_too_little_is_left_ends(join_bench: JoinBench, those: tuple[int, ...]) -> None:
+    machines = elastic(join_bench.job(3, LAST_WORDS), 2, 3)
+    start(machines)
+    for rank, machine in enumerate(machines):
+        machine.says(f"epoch 0 rank {rank} of 3", rank)
+    for node in those:
+        machines[node].signal(signal.SIGTERM)
+    assert codes(machines) == [143, 143, 143]
+    (verdict,) = machines[0].events("verdict")
+    assert verdict["state"] == "stopped" and "received SIGTERM" in verdict["reason"]
+    assert [len(machine.events("started")) for machine in machines] == [1, 1, 1]
 
 
 def test_a_stop_between_two_epochs(join_bench: JoinBench) -> None:

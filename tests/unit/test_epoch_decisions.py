@@ -15,6 +15,7 @@ from clustertool.node.supervisor.coordinator.lead_decisions import (
     Absent,
     Clean,
     Exited,
+    Explained,
     Joined,
     Listening,
     Lost,
@@ -33,6 +34,7 @@ def spec(**given: Any) -> Any:
         "epoch": 4,
         "lease": 10.0,
         "grow": "next",
+        "minimum": 2,
         "maximum": 4,
         "members": 3,
         "waiting": [],
@@ -102,6 +104,10 @@ ANY = THOSE + (clean(5),)
 FAILED = (*ALL, exits(ended(T1, 1)))
 AGAIN = (*ALL, exits(ended(T1, 101)))
 
+SIGNAL = StopAsked("the supervisor received SIGTERM", 143, outside=True)
+LIMIT = Explained(Outcome(JobState.TIMEOUT, 124, "tool", "the time limit"))
+DOWN5, DOWN2 = (e.ShutDown(node, StopAsked(f"the supervisor on n{node} received SIGTERM", 143)) for node in (5, 2))
+
 HISTORIES: list[tuple[str, dict[str, Any], tuple[e.Event, ...], str]] = [
     ("an epoch begins with its number", {}, ALL, "start trainer 4"),
     ("nothing starts before all have joined", {}, ALL[:2], ""),
@@ -113,6 +119,60 @@ HISTORIES: list[tuple[str, dict[str, Any], tuple[e.Event, ...], str]] = [
     ),
     ("a failure is that of the job", {}, (*FAILED, *ANY), "start trainer 4, stop, finish failed 1"),
     ("a stop is that of the job", {}, (*ALL, ASKED, *ANY), "start trainer 4, stop, finish stopped 0"),
+    (
+        "a node is shut down",
+        {},
+        (*ALL, DOWN5, stopped(T2), clean(5), stopped(T0, T1), *THOSE),
+        "start trainer 4, stop, finish next epoch 75",
+    ),
+    (
+        "ranks of others fail because a node is shut down",
+        {},
+        (*FAILED, DOWN5, stopped(T2), *ANY),
+        "start trainer 4, stop, finish next epoch 75",
+    ),
+    (
+        "nodes are shut down together, and too few are left",
+        {},
+        (*ALL, DOWN5, DOWN2, *ANY),
+        "start trainer 4, stop, finish stopped 143",
+    ),
+    (
+        "one is too many",
+        {"minimum": 3},
+        (*ALL, DOWN5, *ANY),
+        "start trainer 4, stop, finish stopped 143",
+    ),
+    (
+        "a machine on standby counts",
+        {"minimum": 3},
+        (*ALL, DOWN5._replace(standby=1), *ANY),
+        "start trainer 4, stop, finish next epoch 75",
+    ),
+    (
+        "a lost one does not",
+        {},
+        (*ALL, LOST, DOWN2, *THOSE),
+        "start trainer 4, stop, finish stopped 143",
+    ),
+    (
+        "an engine ends them all",
+        {},
+        (*ALL, DOWN5, DOWN2._replace(stop=SIGNAL), *ANY, LIMIT),
+        "start trainer 4, stop, ask, finish timeout 124",
+    ),
+    (
+        "and the coordinator too",
+        {"minimum": 1},
+        (*ALL, DOWN5, SIGNAL, *ANY, LIMIT),
+        "start trainer 4, stop, ask, finish timeout 124",
+    ),
+    (
+        "a node is shut down during a stop",
+        {},
+        (*ALL, ASKED, DOWN5, *ANY),
+        "start trainer 4, stop, finish stopped 0",
+    ),
     ("a lost node ends the epoch", {}, (*ALL, LOST, *THOSE), "start trainer 4, stop, finish next epoch 75"),
     ("the epoch ends only with proof", {}, (*ALL, LOST, clean(2)), "start trainer 4, stop"),
     ("a node is lost before all have joined", {}, (*ALL[:2], LOST, *THOSE), "stop, finish next epoch 75"),

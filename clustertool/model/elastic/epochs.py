@@ -37,7 +37,8 @@ class EpochEnd(NamedTuple):
 
     attempt: the last one of the epoch. why: for records. lost: when the last beat of each node came that is not proved to have
     no ranks. left: nodes that were released. restarts_used: failures of ranks that count for max_restarts, in all epochs so
-    far. silent: this node has lost the epoch because its lease has ended. unattended: seconds without a laptop.
+    far. silent: this node has lost the epoch because its lease has ended. unattended: seconds without a laptop. code: with
+    which a node ends that leaves.
     """
 
     attempt: int
@@ -47,6 +48,7 @@ class EpochEnd(NamedTuple):
     restarts_used: int = 0
     silent: bool = False
     unattended: float = 0.0
+    code: int = 0
 
 
 class EpochRecord(NamedTuple):

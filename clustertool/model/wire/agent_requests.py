@@ -132,7 +132,11 @@ class JoinRequest(TypedDict):
     again: bool  # also where the node was released, or its part of the job has ended
 
 
-class LeaveRequest(TypedDict):
+class _OfMember(TypedDict, total=False):
+    code: int  # by a signal for a command that was typed here: with which this node ends. The coordinator's does not leave
+
+
+class LeaveRequest(_OfMember):
     job: str
     by: str
     seconds: float  # to wait until the node has left

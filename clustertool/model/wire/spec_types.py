@@ -76,7 +76,8 @@ class ElasticSpec(_ElasticTimes):
     epoch: int  # its number, which is that of its first attempt
     lease: float  # seconds
     grow: str  # "next": a machine that offers itself waits for the next epoch; "restart": it begins one
-    maximum: int  # nodes
+    minimum: int  # nodes
+    maximum: int
     members: int  # that have joined the job, with those on standby
     waiting: List[str]  # names of the members on standby
     absent: int  # machines that were started with the job, and had not joined by then

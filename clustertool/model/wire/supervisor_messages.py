@@ -24,6 +24,7 @@ from typing import Dict, List, Literal, Mapping, Optional, Tuple, TypedDict, Uni
 _LONGEST = 4096  # characters of a text in a request
 _LONGER = {"command": 60_000}  # of these fields: mpirun's daemon gets the names of all nodes
 _HIGHEST = 1 << 31
+_OPTIONAL = (("leave", "code"),)  # fields that a program of an earlier version does not send
 
 # -- requests
 
@@ -43,7 +44,11 @@ class AttachedNotice(TypedDict):
     type: Literal["attached"]
 
 
-class LeaveCommand(TypedDict):
+class _LeaveCode(TypedDict, total=False):
+    code: int  # with which the node ends, 0 if it is missing
+
+
+class LeaveCommand(_LeaveCode):
     type: Literal["leave"]
     by: str  # what asked for it, as records show it
 
@@ -187,6 +192,8 @@ def read_request(message: Mapping[str, object]) -> SupervisorRequest:
     if not isinstance(type, str) or type not in REQUESTS:
         raise ValueError(f"{str(type)[:60]!r} is no type of a request")
     for name, kind in get_type_hints(REQUESTS[type][0]).items():
+        if (type, name) in _OPTIONAL and name not in message:
+            continue
         if name != "type" and not _fits(message.get(name), kind, _LONGER.get(name, _LONGEST)):
             raise ValueError(f"{name} of {type} is missing, or is no valid {kind.__name__}")
     return cast("SupervisorRequest", message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, cast
 
-from clustertool.errors import NotFound, PreflightError
+from clustertool.errors import NotFound, PreflightError, UsageError
 from clustertool.model.hints import PROGRAM
 from clustertool.node.jobs import supervisor_client
 from clustertool.node.jobs.queries import record_of
@@ -22,20 +22,23 @@ _POLL = 0.1
 
 
 def leave(context: NodeContext, request: LeaveRequest) -> LeaveAnswer:
-    """Release this node. Returns when it has left, at most after `seconds`. Raises NotFound, PreflightError, and what the
-    supervisor answers."""
+    """Release this node. Returns when it has left, at most after `seconds`. Raises NotFound, PreflightError, UsageError, and
+    what the supervisor answers."""
     record, until = record_of(context, request["job"]), time.monotonic() + request["seconds"]
-    _release(record, request["by"], until)
+    key = record.key()
+    if "code" in request and key is not None and key.leads:
+        raise UsageError(f"this node coordinates job {record.job}", "stop the job")
+    _release(record, request["by"], request.get("code", 0), until)
     while time.monotonic() < until:
-        if has_left(record) and not record.supervised():
-            return {"left": True}
+        if not record.supervised():
+            return {"left": has_left(record)}
         time.sleep(_POLL)
     return {"left": False}
 
 
-def _release(record: Record, by: str, until: float) -> None:
+def _release(record: Record, by: str, code: int, until: float) -> None:
     """Return when the supervisor has taken the request. Between two epochs there is none: the next one is waited for."""
-    command = cast("SupervisorRequest", {"type": "leave", "by": by})
+    command = cast("SupervisorRequest", {"type": "leave", "by": by, "code": code})
     answered_at = time.monotonic()
     while True:
         if not record.supervised():

@@ -406,6 +406,7 @@ class JoinCoordinator:
             "epoch": gathering.number,
             "lease": self._join.job.policy.loss_timeout,
             "grow": settings.grow,
+            "minimum": settings.minimum,
             "maximum": settings.maximum,
             "members": members,
             "waiting": waiting,

@@ -117,9 +117,9 @@ class EpochLoop:
             if spec["node"] in end.left:
                 if self._meeting is not None and place.address:
                     self._hand_over(self._meeting, end)
-                record.end(Outcome(JobState.STOPPED, 0, "tool", end.why), coordinates=False)
+                record.end(Outcome(JobState.STOPPED, end.code, "tool", end.why), coordinates=False)
                 record.close()
-                return 0, False
+                return end.code, False
 
     def _after(self, end: EpochEnd, spec: Spec, place: MemberPlace) -> MemberPlace:
         """Prepare for the next epoch. Returns the place of this member there."""

@@ -265,8 +265,9 @@ class Joiner:
         self._leave(Terminated(f"{self._node.name} leaves: {by}"))
         self._close()
         self._node.undo()
-        self._report.ended(self._node.epoch.release(by))
-        self._result = 0
+        outcome = self._node.epoch.release(by)
+        self._report.ended(outcome)
+        self._result = outcome.code
 
     def _over(self, outcome: Outcome) -> None:
         """The job has ended, in whose last epoch this machine did not take part."""

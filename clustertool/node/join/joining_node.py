@@ -124,7 +124,7 @@ class EpochPart:
 
     def release(self, by: str) -> Outcome:
         """The job goes on without this member. by: see `released`."""
-        outcome = Outcome(JobState.STOPPED, 0, "tool", by)
+        outcome = Outcome(JobState.STOPPED, self.record.code if self.record is not None else 0, "tool", by)
         if self.record is not None:
             self.record.record("left", why=by)
         self.over(outcome)

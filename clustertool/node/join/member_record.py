@@ -42,14 +42,15 @@ class MemberRecord:
     """`spec`: of the last epoch. bundle: what another machine needs to join. Call turn() each loop, and close() once.
 
     stopped: the error that stands for a stop by the user, None without one. released: what the user has typed to release this
-    member, "" for nothing. attended: a laptop has followed the job since this record was opened.
+    member, "" for nothing, and code: with which it ends then. attended: a laptop has followed the job since this record was
+    opened.
     """
 
     def __init__(self, spec: Spec, bundle: bytes) -> None:
         """Raises PreflightError, NotFound."""
         self.spec, self.bundle = spec, bundle
         self.stopped: Optional[ClustertoolError] = None
-        self.released = ""
+        self.released, self.code = "", 0
         self.attended = False
         self._job = files.open_job_dir(spec["job_dir"])
         self._events = ReservingJournal(files.open_append(self._job, f"{OURS}/events.jsonl"), _ROOM)
@@ -109,7 +110,7 @@ class MemberRecord:
         elif request["type"] == "attached":
             self.attended = True
         elif request["type"] == "leave" and self.spec["node"] != self.spec["lead"]["node"]:
-            self.released = self.released or request["by"]
+            self.released, self.code = self.released or request["by"], request.get("code", 0)
         else:
             what = f"no ranks run on {self.spec['name']}: the job waits for its next epoch"
             raise NotFound(what, "try again when it has begun")

@@ -51,6 +51,15 @@ class UserRequests(NamedTuple):
         """The outcome of a job that is stopped by the request, None if there is none."""
         return Outcome(self.state, self.code, "tool", self.by) if self.by else None
 
+    @property
+    def left(self) -> Optional[Outcome]:
+        """The outcome of a node that is released, None if it is not."""
+        return Outcome(JobState.STOPPED, self.code, "tool", self.leave_by) if self.leave_by else None
+
+    def leave(self, by: str, code: int, now: float) -> UserRequests:
+        """The same, and this node is shut down: it does not wait long for the coordinator."""
+        return self._replace(leave_by=self.leave_by or by, code=code, stop_at=now)
+
 
 class ControlClient:
     """One connection, of the process `pid`. `until`: when it is closed."""

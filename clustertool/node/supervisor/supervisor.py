@@ -12,7 +12,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, List, Optional, Set, Tuple, Union
 
-from clustertool.errors import NotFound, PreflightError
+from clustertool.errors import Interrupted, NotFound, PreflightError
 from clustertool.model.elastic.epochs import EpochEnd
 from clustertool.model.job.outcome import Key, Outcome, read_outcome
 from clustertool.model.job.state_names import JobState
@@ -32,7 +32,7 @@ from clustertool.node.supervisor.control_socket import ControlSocket, UserReques
 from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink
 from clustertool.node.supervisor.coordinator.lead_client import LeadClient
 from clustertool.node.supervisor.coordinator.lead_server import LeadServer
-from clustertool.node.supervisor.coordinator.lease_keeper import require_may_leave
+from clustertool.node.supervisor.coordinator.lease_keeper import may_leave, require_may_leave
 from clustertool.node.supervisor.coordinator.node_end import node_end
 from clustertool.node.supervisor.guard import GuardKeeper
 from clustertool.node.supervisor.launcher_requests import LauncherRequests
@@ -107,6 +107,11 @@ class Supervisor:
     def leads(self) -> bool:
         return self.spec["node"] == self.spec["lead"]["node"]
 
+    @property
+    def _ends_from_outside(self) -> bool:
+        """Whether a signal to all processes of this node is an orderly end, and no failure of its ranks."""
+        return self.origin.allocation.present or "elastic" in self.spec
+
     # -- life --
 
     def prepare(self) -> None:
@@ -153,7 +158,7 @@ class Supervisor:
             # The user's stop is done here. This node waits for the verdict of the lead, but not for a lead that is gone.
             waited = time.monotonic() - max(ended_at, asked.stop_at)
             if waited > _VERDICT_WAIT:
-                self.outcome = asked.stopped
+                self.outcome = asked.stopped or asked.left
         return self.outcome is not None and self.link.done
 
     def _turn(self) -> None:
@@ -258,14 +263,27 @@ class Supervisor:
             self.stop(self.outcome.reason)
 
     def obey_signal(self, request: EndRequest) -> None:
-        """End the job because of a signal for this process."""
-        by, outside = f"the supervisor on {self.spec['name']} {request.what}", self.origin.allocation.present
-        self._ask_stop({"type": "stop", "by": by, "code": request.code, "outside": outside}, None)
+        """End the part of this node because of a signal for this process."""
+        self._shut_down(f"the supervisor on {self.spec['name']} {request.what}", request.code)
+
+    def _shut_down(self, by: str, code: int) -> None:
+        """End the job; in an elastic job only this node leaves, if enough others remain.
+
+        A coordinator leaves only where another node can take over, and ends the job on Ctrl+C in its terminal.
+        """
+        outside = self.origin.allocation.present
+        stays = self.leads and (outside or code == Interrupted.code)
+        message: StopMessage = {"type": "stop", "by": by, "code": code, "outside": outside}
+        if not stays and may_leave(self.spec, self.leads):
+            message["leaves"] = True
+            self.requests = self.requests.leave(by, code, time.monotonic())
+        self._ask_stop(message, None)
 
     def _ask_stop(self, message: StopMessage, grace: Optional[float]) -> None:
         """Stop here at once, and let the lead stop the others."""
-        state = JobState.LOST if message.get("lost") else JobState.STOPPED
-        self.requests = self.requests._replace(by=message["by"], code=message["code"], state=state)
+        if not self.requests.leave_by:
+            state = JobState.LOST if message.get("lost") else JobState.STOPPED
+            self.requests = self.requests._replace(by=message["by"], code=message["code"], state=state)
         if grace is not None:
             message["grace"] = grace
         self.link.post({**message, "attempt": self.attempt})
@@ -397,14 +415,15 @@ class Supervisor:
 
     def _is_early(self, rank: LocalRank, ended: RankEnd) -> bool:
         """Whether it may have been ended by an engine, or by mpirun, which becomes known a moment later."""
-        if self.origin.allocation.present and ended.by_request:
+        if self._ends_from_outside and ended.by_request:
             return time.monotonic() - ended.at <= _OUTSIDE
         return self.mpirun.may_have_ended(rank, ended)
 
     def _early_exits(self) -> List[RankExit]:
         """Of ranks that ended as if they were stopped: they were, if the job is stopped within _OUTSIDE seconds.
 
-        An engine ends a job by a signal to all its processes, and this process may read its own a moment later.
+        An engine ends a job, and a machine that is shut down a member of an elastic one, by a signal to all its processes.
+        This process may read its own a moment later.
         """
         stops = self.shutdown is not None
         due = [(rank, end) for rank, end in self.ranks.early() if stops or not self._is_early(rank, end)]
@@ -416,7 +435,7 @@ class Supervisor:
         role, number = rank.key
         pid, killed, code = ended.pid, ended.killed, ended.code
         stopped = self.shutdown is not None and self.shutdown.stopped(pid, code, killed)
-        if self.shutdown is not None and self.origin.allocation.present:
+        if self.shutdown is not None and self._ends_from_outside:
             stopped = stopped or ended.by_request
         if self.link.lease is not None and self.link.lease.ended:
             stopped = stopped or killed == signal.SIGKILL
@@ -491,13 +510,18 @@ class Supervisor:
             self.link.post({"type": "attached", "attempt": self.attempt})
         elif request["type"] == "leave":
             require_may_leave(self.spec, self.leads)
-            self.requests = self.requests._replace(leave_by=request["by"])
-            self.link.post({"type": "leave", "by": request["by"], "attempt": self.attempt})
+            if request.get("code"):
+                self._shut_down(request["by"], request["code"])
+            else:
+                self.requests = self.requests._replace(leave_by=request["by"])
+                self.link.post({"type": "leave", "by": request["by"], "attempt": self.attempt})
         elif request["type"] != "stop":
             return self.mpirun.answer(request, self.link, self.leads and self.shutdown is None)
         else:
             self.requests = self.requests._replace(stop_at=time.monotonic())
             message: StopMessage = {"type": "stop", "by": request["by"], "code": request["code"]}
+            if self.requests.leave_by:  # it can only hurry
+                message["leaves"] = True
             self._ask_stop(message, 0.0 if request["force"] else request["grace"])
         return _ACCEPTED, b""
 

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,12 +23,16 @@ from clustertool.fleet.fleet import Fleet, stop_everywhere
 from clustertool.fleet.joining import start_lock
 from clustertool.fleet.joining.join_child import JoinChild, Report
 from clustertool.model.config.folded_names import grouped, ranges
+from clustertool.model.job.state_names import StopState
 from clustertool.model.joining.join_errors import read_error
 from clustertool.model.joining.typed_meeting import TypedMeeting
 from clustertool.model.masking import mask
 from clustertool.model.planning.plan import Plan, as_dict
 from clustertool.model.quantities import count
 from clustertool.model.roles import role_name
+from clustertool.model.wire.agent_answers import StopAnswer
+from clustertool.model.wire.agent_requests import StopHow
+from clustertool.model.wire.messages import LEAVE
 from clustertool.show.plan_view import plan_tables
 from clustertool.show.prefix import RankLines
 from clustertool.verbs import log_copy, signals
@@ -58,7 +62,7 @@ def perform(call: Call, request: RunRequest, meeting: TypedMeeting, folder: Path
     with contextlib.closing(lock) if lock else contextlib.nullcontext():
         child = JoinChild(join_job.join_file(request, meeting, folder, secret), folder, lock)
         planned = _meet(call, child, made.job.policy.grace + _LEAVE)
-        _follow(call, request, planned, ended)
+        _follow(call, request, planned, ended, made.job.elastic.present)
 
 
 def _show(call: Call, made: Plan, meeting: TypedMeeting, source: str) -> None:
@@ -177,7 +181,7 @@ def _error(report: Report) -> ClustertoolError:
 # -- the job ----------------------------------------------------------------------------------------------------------
 
 
-def _follow(call: Call, request: RunRequest, planned: Report, ended: Ended) -> None:
+def _follow(call: Call, request: RunRequest, planned: Report, ended: Ended, elastic: bool) -> None:
     """Show the job of this machine until its end. Raises the job's error."""
     job, node, own = planned["job"], int(planned["node"]), [(role, rank) for role, rank in planned["ranks"]]
     hide, inbox, copy = mask(request.secrets.values()), Inbox(), log_copy.of_job(call, job)
@@ -193,10 +197,23 @@ def _follow(call: Call, request: RunRequest, planned: Report, ended: Ended) -> N
         why = "its records are on that machine"
         fleet.failed = {other: NotFound(why, "", fleet.name(other)) for other in fleet.failed}
         ends = Ending(functools.partial(stop_everywhere, fleet))
+        if elastic:
+            ends = Ending(functools.partial(_leave_job, fleet), where="this node, or on all if it coordinates the job")
         follow = FollowSession(call, fleet, inbox, job, RankLines(call.terminal, hide=hide), ends, copy=copy)
         follow.start({"logs": _shown(call, own), "tail": None}, request.spec.policy.grace if request.spec else 0.0)
         if not (call.given.detach and detached(call, follow, job, len(own))):
             follow_to_end(call, fleet, inbox, follow, hide, over)
+
+
+def _leave_job(fleet: Fleet, job: str, how: StopHow) -> Mapping[str, StopAnswer | ClustertoolError]:
+    """End the part of this machine in an elastic job that goes on without it, else the job."""
+    seconds = how["grace"] + _LEAVE
+    request = LEAVE({"job": job, "by": how["by"], "code": how["code"], "seconds": seconds})
+    with contextlib.suppress(ClustertoolError):  # it coordinates the job, or the job ends now
+        for node in [] if how["force"] else list(fleet.agents):
+            if fleet.ask_one(node, request, seconds + _LEAVE)["left"]:
+                return {fleet.name(node): {"jobs": {job: {"state": StopState.CLEAN, "survivors": []}}}}
+    return stop_everywhere(fleet, job, how)
 
 
 def _shown(call: Call, own: list[tuple[str, int]]) -> Shown:

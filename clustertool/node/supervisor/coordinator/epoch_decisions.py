@@ -4,6 +4,7 @@
     any        a node is lost, or absent                  ending   Stop        of the epoch, not of the job
     any        the coordinator's own lease has ended      ending   Stop        the same
     any        a node asks to leave                       ending   Stop        the same: the next epoch begins without it
+    any        a node is shut down                        ending   Stop        the same, or of the job if too few are left
     ending     a node asks to leave                                (the restart that is under way becomes an epoch)
     any        a machine offers itself, grow is restart   ending   Stop        the same, if there is room for it
     ending     because of failed ranks, a node is lost             (they may have failed because of it: no failure is counted)
@@ -39,6 +40,15 @@ class Leaves(NamedTuple):
     by: str
 
 
+class ShutDown(NamedTuple):
+    """A node has got a signal that ends it, and its ranks. stop: how the job ends if fewer than the minimum are left.
+    standby: machines that wait."""
+
+    node: int
+    stop: l.StopAsked
+    standby: int = 0
+
+
 class Returned(NamedTuple):
     """The process of a node offers itself again: its supervisor has ended the ranks because its lease has ended."""
 
@@ -58,7 +68,7 @@ class LeaseEnded(NamedTuple):
     why: str
 
 
-Event = Union[l.Event, Leaves, Returned, OnStandby, LeaseEnded]
+Event = Union[l.Event, Leaves, ShutDown, Returned, OnStandby, LeaseEnded]
 
 
 class EpochShape(l.Shape):
@@ -66,6 +76,7 @@ class EpochShape(l.Shape):
     "restart". maximum: nodes. store: whether epochs are records in a store."""
 
     grow = "next"
+    minimum = 1
     maximum = 0
     store = False
     used = 0
@@ -82,7 +93,7 @@ def shape_of(spec: Spec) -> l.Shape:
     elastic = spec["elastic"]
     restarts = policy["max_restarts"] - elastic["restarts"]
     shape = EpochShape(nodes, names, place, policy["on_failure"], restarts, first, policy["grace"])
-    shape.grow, shape.maximum = elastic["grow"], elastic["maximum"]
+    shape.grow, shape.minimum, shape.maximum = elastic["grow"], elastic["minimum"], elastic["maximum"]
     shape.store, shape.used = elastic["store"], elastic["restarts"]
     return shape
 
@@ -95,6 +106,8 @@ def decide(shape: EpochShape, state: l.State, event: Event) -> l.Step:
         return l.with_release(*_lose(state, event))
     if isinstance(event, Leaves):
         return _left(state, event)
+    if isinstance(event, ShutDown):
+        return _shut_down(shape, state, event)
     if isinstance(event, Returned):
         return l.with_release(*_returned(state, event))
     if isinstance(event, LeaseEnded):
@@ -167,6 +180,14 @@ def _left(state: l.State, event: Leaves) -> l.Step:
     if _ends(state):
         return state, ()
     return _change(state, f"node {state.shape.names[event.node]} leaves: {event.by}")
+
+
+def _shut_down(shape: EpochShape, state: l.State, event: ShutDown) -> l.Step:
+    """Ranks of others may have failed because those of this node have ended, as after a loss."""
+    state = state._replace(left=state.left | {event.node})
+    if len(shape.nodes - state.left - state.lost) + event.standby < shape.minimum:
+        return decide(shape, state, event.stop)
+    return _change(state, f"node {shape.names[event.node]} leaves: {event.stop.by}")
 
 
 def _exited(shape: EpochShape, state: l.State, event: l.Exited) -> l.Step:

@@ -183,9 +183,12 @@ class LeadServer(CoordinatorLink):
         if message.get("type") == "attached":
             self._limits.attached(time.monotonic())
         event = _event(self._state.shape.on(node), node, message)
-        if isinstance(event, l.StopAsked) and not self._allocation.present:  # there is no engine that could answer
-            return event._replace(outside=False)
-        return event
+        if not isinstance(event, l.StopAsked):
+            return event
+        stop = event._replace(outside=event.outside and self._allocation.present)  # an engine could answer
+        if self._standby is None or not message.get("leaves"):
+            return stop
+        return e.ShutDown(node, stop, self._standby.count)
 
     # -- members --
 

@@ -31,18 +31,19 @@ def node_end(
     cannot be ended."""
     if outcome is None:
         return NodeEnd(None)
+    left: Tuple[Event, ...] = (("left", {"why": requests.leave_by}),) if requests.leave_by else ()
     if outcome.state is not JobState.NEXT_EPOCH:
-        return NodeEnd(outcome, None, (("ended", outcome.as_record()),))
+        alone = left if outcome == requests.left else ()
+        return NodeEnd(outcome, None, (*alone, ("ended", outcome.as_record())))
     own = _own_outcome(requests, survivors, spec)
     if own is not None:
         verdict: Tuple[Event, ...] = (("verdict", own.as_record()),) if spec["node"] == spec["lead"]["node"] else ()
         return NodeEnd(own, None, (*verdict, ("ended", own.as_record())))
     end = link.epoch_end(outcome)
     ended: Event = ("epoch-ended", {"attempt": end.attempt, "why": end.why})
-    if not requests.leave_by:
-        return NodeEnd(outcome, end, (ended,))
-    end = end._replace(left=tuple(sorted({*end.left, spec["node"]})))
-    return NodeEnd(outcome, end, (ended, ("left", {"why": requests.leave_by})))
+    if left:
+        end = end._replace(left=tuple(sorted({*end.left, spec["node"]})), code=requests.code)
+    return NodeEnd(outcome, end, (ended, *left))
 
 
 def _own_outcome(requests: UserRequests, survivors: Sequence[str], spec: Spec) -> Optional[Outcome]:

@@ -49,6 +49,11 @@ class StandbyOffers:
         self._links: Dict[TlsLink, Tuple[StandbyOffer, float]] = {}  # and when the newest message came
         self._beat_at = 0.0
 
+    @property
+    def count(self) -> int:
+        """Machines that wait."""
+        return len(self._links)
+
     def wires(self) -> List[TlsLink]:
         return list(self._links)
 
