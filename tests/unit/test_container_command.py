@@ -100,6 +100,10 @@ def test_the_user_of_a_rank_in_the_image() -> None:
     found = command(container(runtime="docker"), spec(), process(), [], around)
     mounts = ("/root/.clustertool/home:/root/.clustertool/home", "/root/JOBj1/.clustertool/passwd:/etc/passwd")
     assert {f"--volume={mount}" for mount in mounts} < set(found)
+    of_apptainer = command(container(runtime="apptainer"), spec(), process(), [], around)
+    assert f"--bind={mounts[0]}" in of_apptainer and not any("/etc/" in one for one in of_apptainer), (
+        "it adds the entry itself"
+    )
     assert passed("docker", spec(), process(), {}, around).env["CLUSTERTOOL_HOME"] == around.home
     assert passed("docker", spec(), process(), {"HOME": "/h"}, around).env["CLUSTERTOOL_HOME"] == "", (
         "ENV of conf.py has one"

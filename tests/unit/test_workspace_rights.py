@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Dict
 
@@ -9,9 +10,11 @@ import pytest
 
 from clustertool.actions.load_config import _read
 from clustertool.actions.read_request import read_request
+from clustertool.engines import known_engines
 from clustertool.engines.job_request import RunRequest, RunWish
 from clustertool.engines.job_toml import engine_table, settings_note
 from clustertool.errors import ConfigError, DataError
+from clustertool.model.config import container_keys
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.container_keys import merged
 from clustertool.model.config.elastic_keys import TypedElastic, read_elastic
@@ -179,6 +182,21 @@ def test_conf_py_names_tables_that_exist() -> None:
     with pytest.raises(ConfigError, match="WORKSPACE_MAY_SET has 'kube.context'"):
         _read({"HOSTS": ["a"], "WORKSPACE_MAY_SET": ["kube.context"]}, "conf.py")
     assert _read({"HOSTS": ["a"], "WORKSPACE_MAY_SET": ["kubernetes.context"]}, "conf.py").workspace_may_set
+
+
+def test_the_reference_names_what_a_workspace_may_set() -> None:
+    """All keys, all options of [container], and of [slurm] only options that are allowed."""
+    text = (Path(__file__).parents[2] / "docs/reference.md").read_text("utf-8")
+    rows = {table: re.search(rf"^\| `\[{table}\]` \|.*$", text, re.M) for table in ("container", "slurm", "kubernetes")}
+    named = {table: set(re.findall(r"--[a-z-]+|[a-z_]+", row[0])) for table, row in rows.items() if row}
+    options = {table: {one for one in names if one.startswith("--")} for table, names in named.items()}
+    assert options["container"] == {one[len("options.") :] for one in container_keys._OF_WORKSPACE if "--" in one}
+    assert {f"options.{one}" for one in options["slurm"]} <= set(known_engines.entry_of("slurm").of_workspace)
+    parts = (
+        one.replace("volumes.", "").replace("paddlejob.", "")
+        for one in known_engines.entry_of("kubernetes").of_workspace
+    )
+    assert {one for one in parts if one.islower()} <= named["kubernetes"]
 
 
 def test_conf_py_sets_all_of_that() -> None:
