@@ -55,8 +55,8 @@ class Facts:
     mtu: int = 0  # of the interface; 0: unknown
     rdma: bool = False
     own: Optional[str] = ""  # address of the node's own host name; None: no name server answers
+    leftovers: Tuple[Tuple[str, int], ...] = ()  # job, processes: of jobs whose supervisor and guard have ended
     examined: bool = False  # what only `inv check` asks was asked: all that follows
-    leftovers: Tuple[Tuple[str, int], ...] = ()  # job, processes
     job_python: Tuple[str, str] = ("", "")  # path and version of python3 on the job's PATH; "": not known
     packages: Tuple[Tuple[str, str], ...] = ()  # name, version ("": not there), of the job's python
     job_proxies: Tuple[str, ...] = ()  # names, in a rank's environment

@@ -63,9 +63,11 @@ ROWS = {
         {"dispatch": (69, 74), "placing": (69, 74), **codes((69, 75), (75,), (75, 130))},
         nodes=(0, 1),
     ),
-    "disk": Row(lambda site, _, node: fill_disk(site, node), codes((0, 69, 75), (0,), (130,)), nodes=(0, 1)),
+    "disk": Row(lambda site, _, node: fill_disk(site, node), codes((0, 1, 69, 75), (0,), (130,)), nodes=(0, 1)),
     "shutdown": Row(kill("ct-supervisor", signal.SIGTERM), codes((69, 143), (143,), (130, 143)), nodes=(0, 1)),
     "hang-up": Row(kill("ct-supervisor", signal.SIGHUP), codes((69, 143), (143,), (130, 143)), nodes=(1,)),
+    "interrupt": Row(kill("ct-supervisor", signal.SIGINT), codes((69, 143), (143,), (130, 143)), nodes=(1,)),
+    "continue": Row(kill("ct-supervisor", signal.SIGCONT), codes((0,), (0,), (130,)), nodes=(1,)),
 }
 
 
@@ -101,6 +103,7 @@ def test_fault(site: Callable[..., LabSite], fault: str, phase: str, node: int) 
     assert done.code in row.codes[phase], done
     if (fault, phase) == ("both", "running"):
         assert f"{four.name(node)}, which was lost: clean" in done.err and not four.living(), done
+        assert "may still run" not in done.last, done
     if fault == "cut":
         until(lambda: not [one for one in four.living() if one.node == node], PATIENCE, lambda: str(four.living()))
         four.lab.heal(node)

@@ -333,7 +333,8 @@ class Node:
             "explicit_address": given,
             "ports": [],
         }
-        return self.ask("probe-check" if "job" in fields else "probe", **{**request, **fields})
+        kind = "probe-check" if "job" in fields else "probe-run" if "earlier" in fields else "probe"
+        return self.ask(kind, **{**request, **fields})
 
 
 class Job:

@@ -89,6 +89,10 @@ def test_ranks_without_supervisor_and_guard_are_named_until_they_are_ended(bench
     kill_caretakers(job)
     (found,) = until(lambda: [one for one in listed(nodes[0])["jobs"] if one["left"]], "they are listed")
     assert (found["state"], found["left"]) == ("lost", [["trainer", 0], ["trainer", 1]])
+    ((name, count),) = nodes[0].probe(earlier=dict.fromkeys(("asked", "resume", "name", "owner", "workspace"), ""))[
+        "leftovers"
+    ]
+    assert (name, count >= 2) == (job.id, True), "a new job is warned"
     assert job.stop() == CLEAN
     assert listed(nodes[0])["jobs"][0]["left"] == []
 

@@ -154,7 +154,7 @@ def _ports(cluster: Cluster, node: int, fact: Facts) -> Finding:
 def _condition(cluster: Cluster, fact: Facts) -> List[Finding]:
     wrong = {"memory": _memory(fact), "load": _load(fact), "limits": _limits(fact), "shm": _shm(fact)}
     wrong["proxy"] = _proxy(cluster, fact)
-    if fact.examined:
+    if fact.examined or fact.leftovers:
         wrong["jobs"] = _jobs(fact)
     found = [Finding(fact.node, name, *(("warn", *why) if why else ("ok", "ok"))) for name, why in wrong.items()]
     if fact.examined:  # what the node has, by itself neither right nor wrong: across_nodes.py compares it

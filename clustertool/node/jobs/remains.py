@@ -17,6 +17,7 @@ from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import is_base, is_job_id
 from clustertool.model.roles import ROLES
 from clustertool.node.jobs import descendants
+from clustertool.node.jobs.job_processes import JobProcesses
 from clustertool.node.jobs.records import Key, Record, names
 from clustertool.node.storage import files
 from clustertool.node.system import processes
@@ -150,6 +151,13 @@ def orphans(root: str, found: Mapping[str, Remains]) -> Tuple[List[OrphanRecord]
             else:
                 others.append(remains)
     return own, others
+
+
+def without_caretakers(root: str, found: Mapping[str, Remains]) -> List[Tuple[str, int]]:
+    """The jobs of a ROOT_DIR whose supervisor and guard have ended, and how many processes live of each."""
+    own = [one for one in found.values() if one.is_below(root)]
+    left = [one for one in own if not JobProcesses(one.base, one.job, {"id": one.job}).caretakers()]
+    return sorted((one.job, len(one.processes)) for one in left)
 
 
 def _mounts(pid: int) -> str:

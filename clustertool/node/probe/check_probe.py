@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import TYPE_CHECKING, List, Mapping, Tuple
+from typing import TYPE_CHECKING
 
 from clustertool.model.hints import PROGRAM
 from clustertool.node.devices import locks
 from clustertool.node.jobs import remains
-from clustertool.node.jobs.job_processes import JobProcesses
-from clustertool.node.jobs.remains import Remains
 from clustertool.node.probe import job_environment
 from clustertool.node.probe.name_service import resolved
 from clustertool.node.probe.probe import probe, timed
@@ -49,20 +47,10 @@ def probe_for_check(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
         fix = "jobs go on without it, by their own lock files; ask that user, or root, to end it or remove the file"
         problems.append(("devices", "warn", f"the lock for taking devices: {wrong_lock}", fix))
     living = remains.living()
-    answer["leftovers"] = _leftovers(answer["root"], living)
+    answer["leftovers"] = remains.without_caretakers(answer["root"], living)
     for one in remains.orphans(answer["root"], living)[1]:
         what = f"{len(one.processes)} left of a job whose directory was removed: {one.dir}"
         problems.append(("jobs", "warn", what, f"{PROGRAM} stop --all with a conf.py that has its ROOT_DIR ends them"))
     answer["own"] = answer["own"] or resolved(socket.gethostname())
     answer["examined"] = True
     return timed(answer, began)
-
-
-# -- processes of jobs whose supervisor and guard have ended ---
-
-
-def _leftovers(root: str, living: Mapping[str, Remains]) -> List[Tuple[str, int]]:
-    """(job, how many processes), by job."""
-    own = [one for one in living.values() if one.is_below(root)]
-    left = [one for one in own if not JobProcesses(one.base, one.job, {"id": one.job}).caretakers()]
-    return sorted((one.job, len(one.processes)) for one in left)
