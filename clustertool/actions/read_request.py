@@ -22,8 +22,10 @@ from clustertool.model.config.hosts import Host, device_ids
 from clustertool.model.config.job import AUTO, JobSpec, Options, read_job, resumes, valid_job_id
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.job_names import FRESH, NEWEST
+from clustertool.model.paths import OURS
 from clustertool.model.planning.plan import given_facts
 
+_NOT_KEPT = (".", "..", OURS, "log", "nodefile")  # what each job has of its own
 _WORKSPACES = (
     f"{PROGRAM} run --workspace DIR (sent to every node; . is this folder), or --job-workspace DIR (there already)"
 )
@@ -42,6 +44,8 @@ def read_request(
     for option, text in (("--job-id", wish.job_id), ("--name", wish.name), ("--resume", wish.resume)):
         if text not in ("", NEWEST, FRESH):
             valid_job_id(text, option)
+    if wish.keep:
+        _check_kept(wish, there)
     toml = load_workspace.workspace_toml(Path(folder)) if folder else {}
     found = find()
     table = load_workspace.workspace_settings(Path(folder), found) if folder else {}
@@ -73,6 +77,21 @@ def read_request(
     if wish.skip_bad:
         request.cluster = found  # of which the first N that are fit are taken
     return request
+
+
+def _check_kept(wish: RunWish, there: str) -> None:
+    """Check the files of --keep. there: the path of --job-workspace. Raises UsageError."""
+    if wish.resume in ("", FRESH):
+        raise UsageError(
+            "--keep names files of an earlier job, which --resume continues", "add --resume, or --resume JOB"
+        )
+    if there:
+        fix = "leave --keep out"
+        raise UsageError("--keep has nothing to copy: the job works in the same folder as earlier ones", fix)
+    for path in wish.keep:
+        if path != posixpath.normpath(path) or path.startswith(("/", "../")) or path.split("/")[0] in _NOT_KEPT:
+            what = f"--keep {path!r} is no file of a program in the job's directory"
+            raise UsageError(what, "a relative path, such as snapshot.pt or checkpoints")
 
 
 def no_workspace() -> UsageError:

@@ -119,6 +119,7 @@ class Cluster:
         job_id: str = "",
         name: str = "",
         resume: bool | str | Job = "",
+        keep: str | Sequence[str] = (),
         skip_bad: bool = False,
         wait: bool = False,
         settings: Mapping[str, object] | None = None,
@@ -130,6 +131,7 @@ class Cluster:
         job: the workspace, a folder of this machine. job_workspace: instead of it, a folder that every node has.
         command: instead of script, a list of arguments. resume: the job whose output this one continues (a Job, its id or its
         name), True for the newest of the same name or workspace, False for none even if job.toml has `resume = true`.
+        keep: files and folders of that job besides its output which are copied, too.
         lease: seconds after which the job ends when no wait() and no command follows it. image: of the container of each
         process; "" for no container, None for what job.toml or conf.py has. nested: a launcher such as torchrun in the
         command is intended; else it is an error, because each trainer would begin a training of its own. settings: of the
@@ -184,6 +186,7 @@ class Cluster:
             job_id,
             name,
             _resume(resume),
+            (keep,) if isinstance(keep, str) else tuple(keep),
             skip_bad=skip_bad,
             wait=wait,
             shown=[],

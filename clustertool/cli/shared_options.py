@@ -134,6 +134,14 @@ RUN = (
         group=_WHAT,
     ),
     Opt(
+        "keep",
+        "with --resume: a file or folder besides the output to copy",
+        MANY,
+        value="FILE",
+        usual="none",
+        group=_WHAT,
+    ),
+    Opt(
         "engine",
         "what provides the nodes",
         value="NAME",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -16,10 +17,12 @@ from clustertool.model.facts import ByNode
 from clustertool.model.job import earlier_jobs
 from clustertool.model.job.earlier_jobs import EarlierJob, Kinship
 from clustertool.model.job.job_names import FRESH, NEWEST
+from clustertool.model.job.outcome import some
 from clustertool.model.job.state_names import OUTCOMES, JobState
 from clustertool.model.planning.plan import Plan
 from clustertool.model.wire.agent_requests import EarlierWanted
 
+_SHOWN = 3  # files in a hint
 _OUTPUT = "programs write it into output/ of their working directory, or into $CLUSTERTOOL_OUTPUT"
 
 
@@ -32,6 +35,7 @@ def wanted(request: RunRequest) -> EarlierWanted:
         "resume": _named(request),
         "owner": kin.owner,
         "workspace": kin.workspace,
+        "keep": request.wish.keep,
     }
 
 
@@ -45,12 +49,14 @@ def settle(caller: Caller, request: RunRequest, facts: ByNode) -> None:
     request.resumed = _chosen(caller, request, earlier)
     if request.resumed is None:
         kin = _kin(request)
-        request.left = tuple(job for job in earlier if job.ended and job.with_output and kin.has(job))
+        request.left = tuple(job for job in earlier if job.ended and (job.with_output or job.files) and kin.has(job))
         return
     have = set(request.resumed.with_output)
     lacking = [host.index for host in request.cluster.hosts if host.index not in have]
-    text = f"resuming job {request.resumed.id}: its output is copied on {_names(request, sorted(have))}"
-    caller.note(text + (f"; {_names(request, lacking)} has none of it" if lacking else ""))
+    copied = [(path, nodes) for path, nodes in (("its output", tuple(sorted(have))), *request.resumed.kept) if nodes]
+    text = ", ".join(f"{what} is copied on {_names(request, nodes)}" for what, nodes in copied)
+    none = f"; {_names(request, lacking)} has none of it" if have and lacking else ""
+    caller.note(f"resuming job {request.resumed.id}: {text}{none}")
 
 
 def take_id(caller: Caller, request: RunRequest, earlier: tuple[EarlierJob, ...]) -> None:
@@ -90,9 +96,17 @@ def hint(caller: Caller, request: RunRequest, made: Plan) -> None:
     script = earlier_jobs.script_of(" ".join(argv))
     left = next((job for job in request.left if job.script == script), None)
     request.left = ()
-    if left is not None and request.wish.resume != FRESH:
+    if left is None or request.wish.resume == FRESH:
+        return
+    if left.with_output:
         where = _names(request, left.with_output)
         caller.note(f"job {left.id} of this script has left an output on {where}; --resume continues from it")
+    if left.files:
+        again = " ".join(f"--keep {shlex.quote(name)}" for name in left.files[:_SHOWN])
+        caller.note(
+            f"job {left.id} of this script has left {some(left.files)} in its directory, and this job begins without: "
+            f"--resume {again} continues from there, or run it in one folder of the nodes: --job-workspace DIR"
+        )
 
 
 def _chosen(caller: Caller, request: RunRequest, earlier: tuple[EarlierJob, ...]) -> EarlierJob | None:
@@ -104,7 +118,12 @@ def _chosen(caller: Caller, request: RunRequest, earlier: tuple[EarlierJob, ...]
         return None
     else:
         found = earlier_jobs.same_work(earlier, kin)
-    if found is not None and found.with_output:
+    lost = [path for path in request.wish.keep if found is not None and path not in dict(found.kept)]
+    if found is not None and lost:
+        raise NotFound(
+            f"job {found.id} has left no {lost[0]} on these nodes", "leave that --keep out, or name another job"
+        )
+    if found is not None and found.nodes:
         return found
     if not typed:
         caller.note("resume = true in job.toml: there is no output of an earlier job; this one starts anew")

@@ -30,6 +30,7 @@ class RunWish:
     """What a caller wants besides Options. folder: the workspace, which is sent to every node. name: of the job.
 
     resume: the job whose output the new one continues, or one of NEWEST and FRESH (model/job/job_names.py).
+    keep: files and folders of its directory that are copied besides its output.
     shown: the logs that the caller shows; ranks in it that the job does not have are an error. settings: of the engine, by
     their names there; they have priority over those of job.toml and conf.py.
     """
@@ -38,6 +39,7 @@ class RunWish:
     job_id: str = ""
     name: str = ""
     resume: str = ""
+    keep: tuple[str, ...] = ()
     dry: bool = False
     skip_bad: bool = False
     wait: bool = False

@@ -38,6 +38,7 @@ def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> Run
         job_id=given.job_id,
         name=given.name,
         resume=given.resume,
+        keep=given.keep,
         dry=given.dry,
         skip_bad=given.skip_bad,
         wait=given.wait,

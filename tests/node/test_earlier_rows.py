@@ -31,7 +31,7 @@ def leave(root: Path, job: str, **header: object) -> Path:
 
 def listed(root: Path, **asked: str) -> dict[str, bool]:
     """Job -> whether it has left an output."""
-    wanted: EarlierWanted = {"asked": "", "name": "", "resume": "", "owner": "ann", "workspace": ""}
+    wanted: EarlierWanted = {"asked": "", "name": "", "resume": "", "owner": "ann", "workspace": "", "keep": ()}
     wanted.update(asked)  # type: ignore[typeddict-item]
     rows = queries.list_earlier(NodeContext(str(root), ENTRY), wanted, [])
     return {row["id"]: row["output"] for row in rows}

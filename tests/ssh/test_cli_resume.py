@@ -131,3 +131,29 @@ def test_no_output_is_copied_out_of_the_job_directory(pair, tmp_path):
     old.symlink_to(other)  # as if that job had had the link, too: its script then continues in the same folder
     (other / "snapshot.json").write_text('{"epoch": 2}')
     assert begins(pair.inv(*RUN, "--resume", first.job).ends(0).out) == 3
+
+
+def test_files_of_the_working_directory_are_kept_by_name(pair):
+    """As PyTorch's tutorial writes its snapshot; other files of the program stay with the old job."""
+    script = SNAPSHOTS.replace('"output/snap', '"snap')
+    pair.workspace(train_py=script.replace("print(f", 'pathlib.Path("other.txt").touch(); print(f'))
+    first = pair.inv(*RUN).ends(0)
+    assert begins(first.out) == 0
+    fresh = pair.inv(*RUN).ends(0)
+    assert begins(fresh.out) == 0
+    hint = f"job {first.job} of this script has left other.txt and snapshot.json in its directory, and this job begins without"
+    assert hint in fresh.err
+    assert "--resume --keep other.txt --keep snapshot.json continues from there" in fresh.err
+    again = pair.inv(*RUN, "--resume", "--keep", "snapshot.json").ends(0)
+    assert begins(again.out) == 3
+    assert f"resuming job {fresh.job}: snapshot.json is copied on 127.0.0.2" in again.err
+    named = pair.inv(*RUN, "--resume", first.job, "--keep", "snapshot.json", "--keep", "other.txt", "--detach").ends(0)
+    assert "other.txt is copied on 127.0.0.[2-3]" in named.err
+    missing = pair.inv(*RUN, "--resume", first.job, "--keep", "model.pt").ends(66)
+    assert f"job {first.job} has left no model.pt on these nodes" in missing.err
+    for wrong in (
+        ("--keep", "snapshot.json"),
+        ("--resume", "--keep", "../up"),
+        ("--resume", "--keep", ".clustertool/spec.json"),
+    ):
+        assert "--keep" in pair.inv(*RUN, *wrong).ends(64).err

@@ -35,6 +35,7 @@ def refuse_fixed(request: RunRequest) -> None:
     listed = spec.trainer.endpoints or spec.pserver.endpoints
     not_there = (
         (wish.wait, "--wait", "the nodes wait for each other, and not for devices"),
+        (bool(wish.keep), "--keep", "write the file into output/, which --resume copies"),
         (spec.auto_devices, "--devices auto", "name the devices, or leave it out"),
         (spec.only_where_read, "--only-where-read", "the shards are split again at each epoch, so each node gets all"),
         (bool(listed), "a list of endpoints", "give numbers: --server-num, --worker-num"),

@@ -23,7 +23,10 @@ _LIST = f"{PROGRAM} jobs lists the jobs"
 
 @dataclass(frozen=True)
 class EarlierJob:
-    """A job as the nodes of the new one know it. with_output: those of the nodes on which its output folder has files."""
+    """A job as the nodes of the new one know it. with_output: those of the nodes on which its output folder has files.
+
+    kept: on which nodes each of the files is that --keep names. files: what it has written into its working directory.
+    """
 
     id: str
     asked: str
@@ -34,6 +37,17 @@ class EarlierJob:
     created: float
     state: JobState
     with_output: Tuple[int, ...]
+    kept: Tuple[Tuple[str, Tuple[int, ...]], ...] = ()
+    files: Tuple[str, ...] = ()
+
+    @property
+    def nodes(self) -> Tuple[int, ...]:
+        """The nodes that have something of it to copy."""
+        return tuple(sorted({*self.with_output, *(node for _, nodes in self.kept for node in nodes)}))
+
+    def kept_on(self, node: int) -> Tuple[str, ...]:
+        """The files of --keep that are on a node."""
+        return tuple(path for path, nodes in self.kept if node in nodes)
 
     @property
     def ended(self) -> bool:
@@ -84,7 +98,15 @@ def read_earlier(lists: Mapping[int, Sequence[Row]]) -> Tuple[EarlierJob, ...]:
         texts = {key: str(first.get(key) or "") for key in ("asked", "name", "owner", "workspace", "command")}
         state = decide(read_part(row) for row in parts.values()).state
         with_output = tuple(node for node, row in parts.items() if row.get("output"))
-        found.append(EarlierJob(id=job, created=first["created"] or 0.0, state=state, with_output=with_output, **texts))
+        paths = dict.fromkeys(path for row in parts.values() for path in row.get("kept", ()))
+        kept = tuple(
+            (path, tuple(node for node, row in parts.items() if path in row.get("kept", ()))) for path in paths
+        )
+        files = tuple(dict.fromkeys(name for row in parts.values() for name in row.get("files", ())))
+        made = first["created"] or 0.0
+        found.append(
+            EarlierJob(id=job, created=made, state=state, with_output=with_output, kept=kept, files=files, **texts)
+        )
     return tuple(sorted(found, key=lambda one: (one.created, one.id), reverse=True))
 
 
@@ -109,10 +131,10 @@ def free_id(asked: str, earlier: Sequence[EarlierJob]) -> str:
 
 
 def same_work(earlier: Sequence[EarlierJob], kin: Kinship) -> Optional[EarlierJob]:
-    """The newest ended job of the same work that has left an output; else the newest ended one."""
+    """The newest ended job of the same work that has left an output, or a file of --keep; else the newest ended one."""
     ended = [job for job in earlier if job.ended and kin.has_name(job)]
     ended = ended or [job for job in earlier if job.ended and kin.has_place(job)]
-    return next((job for job in ended if job.with_output), ended[0] if ended else None)
+    return next((job for job in ended if job.nodes), ended[0] if ended else None)
 
 
 def named_job(earlier: Sequence[EarlierJob], text: str) -> EarlierJob:

@@ -57,8 +57,9 @@ def start(
     for node in plan.nodes:
         own = spec(plan, node, endpoints, places)
         at, job_dir = node.host.index, node.job_dir
-        resume = resumed.id if resumed is not None and at in resumed.with_output else ""
-        place[at] = PLACE({"release": releases.get(at, ""), "spec": own, "resume": resume})
+        resume = resumed.id if resumed is not None and at in resumed.nodes else ""
+        keep = resumed.kept_on(at) if resumed is not None else ()
+        place[at] = PLACE({"release": releases.get(at, ""), "spec": own, "resume": resume, "keep": keep})
         launch[at] = LAUNCH({"job_dir": job_dir, "secrets": dict(secrets), "certificate": certificate, "key": key})
         unplace[at] = UNPLACE({"job_dir": job_dir, "token": plan.identity.token})
     ended = dict.fromkeys(place, stop_request(plan.job_id, _FAILED_START))

@@ -309,7 +309,10 @@ Problem = Tuple[f.Label, f.Label, str, str]  # column of the check, level, what,
 
 
 class EarlierRow(TypedDict):
-    """An earlier job as one node knows it: what a JobSummary has of it, and whether it left an output here."""
+    """An earlier job as one node knows it: what a JobSummary has of it, and whether it left an output here.
+
+    kept: what is there of the files that were asked for. files: those that it has written into its working directory.
+    """
 
     id: f.JobId
     asked: f.Label
@@ -325,6 +328,8 @@ class EarlierRow(TypedDict):
     start: f.StartReasonName
     final: bool
     output: bool
+    kept: f.Few[f.Label]
+    files: f.Few[f.Label]
 
 
 class ContainerAnswer(Answer):

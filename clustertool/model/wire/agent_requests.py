@@ -94,6 +94,7 @@ class FollowRequest(FollowWanted):
 
 class _Resumed(TypedDict, total=False):
     resume: str  # the id of an ended job, whose output is copied into the new one
+    keep: Sequence[str]  # other files and folders of its directory that are copied, too: those that are on the node
 
 
 class PlaceRequest(_Resumed):
@@ -200,6 +201,7 @@ class EarlierWanted(TypedDict):
     resume: str  # what --resume names
     owner: str
     workspace: str
+    keep: Sequence[str]  # files and folders of the job's directory: which of them are there
 
 
 class ProbeWanted(TypedDict, total=False):

@@ -45,7 +45,10 @@ def place(agent: PlacingContext, request: PlaceRequest) -> Answer:
             release_store.unpack(release_store.Store(root), release, files.path_of(job))
         _write_files(spec, job)
         if request.get("resume"):
-            _copy_output(queries.record_of(agent, request["resume"]).output, spec, files.path_of(job))
+            earlier = queries.record_of(agent, request["resume"])
+            _copy_output(earlier.output, spec, files.path_of(job))
+            for path in request.get("keep", ()):
+                _copy_kept(earlier.paths.of(path), path, spec, files.path_of(job))
     except (PreflightError, DispatchError, NotFound):
         _take_back(spec)
         raise
@@ -114,14 +117,35 @@ def _copy_output(earlier: str, spec: Spec, job_dir: str) -> None:
     A link of the workspace may lead out of the job's directory: to the same folder as before, where nothing is to be done, or
     to another one, where files of others could be replaced.
     """
-    output, top = os.path.join(job_dir, spec["output"]), os.path.realpath(job_dir)
+    output = os.path.join(job_dir, spec["output"])
     os.makedirs(output, mode=0o755, exist_ok=True)
-    real = os.path.realpath(output)
-    if os.path.commonpath([real, top]) != top and not os.path.samefile(earlier, output):
-        what = f"{os.path.join(spec['job_dir'], spec['output'])} leads to {real}, outside of the job's directory"
+    if not os.path.isdir(earlier):  # only files of --keep are on this node
+        return
+    if not os.path.samefile(earlier, output):
+        _require_inside(spec, job_dir, spec["output"])
+    tree_copy.copy_tree(earlier, output)
+
+
+def _copy_kept(earlier: str, path: str, spec: Spec, job_dir: str) -> None:
+    """Copy a file or a folder of an earlier job's directory to the same path of this one. Raises PreflightError, OSError."""
+    target = os.path.join(job_dir, path)
+    _require_inside(spec, job_dir, os.path.dirname(path))
+    os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
+    if not os.path.isdir(earlier):
+        tree_copy.copy_file(os.path.realpath(earlier), target)
+        return
+    _require_inside(spec, job_dir, path)
+    os.makedirs(target, mode=0o755, exist_ok=True)
+    tree_copy.copy_tree(earlier, target)
+
+
+def _require_inside(spec: Spec, job_dir: str, path: str) -> None:
+    """Raise PreflightError where a link of the workspace leads out of the job's directory."""
+    real, top = os.path.realpath(os.path.join(job_dir, path)), os.path.realpath(job_dir)
+    if os.path.commonpath([real, top]) != top:
+        what = f"{os.path.join(spec['job_dir'], path)} leads to {real}, outside of the job's directory"
         fix = "--resume copies nothing there: remove the link from the workspace, or start the job without --resume"
         raise PreflightError(what, fix)
-    tree_copy.copy_tree(earlier, output)
 
 
 def unplace(agent: PlacingContext, request: UnplaceRequest) -> Answer:

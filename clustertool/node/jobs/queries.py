@@ -5,8 +5,9 @@ A request has the id of one job (job, exact), or what a user calls jobs: a name,
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import TYPE_CHECKING, Dict, List, Mapping, Tuple
+from typing import TYPE_CHECKING, Dict, List, Mapping, Sequence, Tuple
 
 from clustertool.errors import NotFound, PreflightError
 from clustertool.model.hints import PROGRAM
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _EARLIER = 20  # jobs of one kind
 _FOREIGN = 100  # orphans below other ROOT_DIRs
+_FILES = 10  # names of one job
 
 
 def records(node: NodeContext, request: r.JobRequest) -> List[Record]:
@@ -73,7 +75,7 @@ def list_earlier(
     for belongs in (_asked, _resumed, _same_work):
         fitting = [record for record in found if belongs(record, wanted)]
         chosen.update((record.job, record) for record in fitting[:_EARLIER])
-    return [_earlier_row(record) for record in chosen.values()]
+    return [_earlier_row(record, wanted["keep"]) for record in chosen.values()]
 
 
 def _asked(record: Record, wanted: r.EarlierWanted) -> bool:
@@ -95,7 +97,7 @@ def _same_work(record: Record, wanted: r.EarlierWanted) -> bool:
     return bool(wanted["workspace"]) and place == (wanted["owner"], wanted["workspace"])
 
 
-def _earlier_row(record: Record) -> a.EarlierRow:
+def _earlier_row(record: Record, keep: Sequence[str]) -> a.EarlierRow:
     summary = record.summary(_part(record))
     return {
         "id": record.job,
@@ -112,7 +114,27 @@ def _earlier_row(record: Record) -> a.EarlierRow:
         "start": summary["start"],
         "final": summary["final"],
         "output": tree_copy.has_files(record.output),
+        "kept": [path for path in keep if os.path.exists(record.paths.of(path))],
+        "files": _own_files(record),
     }
+
+
+def _own_files(record: Record) -> List[str]:
+    """Names of files that the job's programs have written into its directory, outside of the folders there.
+
+    The workspace was copied before the supervisor wrote its first event. A working directory that jobs share keeps its files.
+    """
+    began = record.header.get("t")
+    found: List[str] = []
+    if not isinstance(began, (int, float)) or record.header.get("work_dir", record.paths.dir) != record.paths.dir:
+        return found
+    with contextlib.suppress(OSError):
+        with os.scandir(record.paths.dir) as entries:
+            for entry in entries:
+                regular = entry.is_file(follow_symlinks=False) and not entry.name.startswith(".")
+                if regular and entry.stat(follow_symlinks=False).st_ctime > began:
+                    found.append(entry.name)
+    return sorted(found)[:_FILES]
 
 
 def list_jobs(node: NodeContext, request: r.JobRequest) -> a.JobsAnswer:

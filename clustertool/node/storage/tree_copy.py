@@ -66,6 +66,12 @@ def copy_tree(source: str, target: str) -> None:
         _like(to, info)
 
 
+def copy_file(source: str, target: str) -> None:
+    """Copy a regular file, with its mode and time, in place of what is at `target`. Raises OSError."""
+    _clear(target)
+    _copy_file(source, target, os.stat(source))
+
+
 def _clear(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
