@@ -109,7 +109,7 @@ ROWS = (
         "A",
         "the same on each of the two nodes",
         f"clusterrun {MASTER} --gpus=0,1,2,3 train.py",
-        "differs: with `--ips` one command starts all nodes. Typed on each one, `--master` and `--nnodes` take its place",
+        "differs: with `--ips` one command starts all nodes; on the second node it ends with 64 and shows this form",
         plans=have(meets=(f"{_A}:8090", 2)),
     ),
     Row(
@@ -158,8 +158,8 @@ ROWS = (
         "A",
         f"{TWO} --log_dir=mylog: endpoints.log is there",
         f"clusterrun {TWO} --log_dir=mylog train.py",
-        "differs: endpoints.log is in the log folder of the job on each node",
         plans=have(given=have(log_dir="mylog")),
+        ran_by="tests/ssh/test_cli_logs.py::test_logs_on_this_machine_while_the_job_runs",
     ),
     Row(
         "A",
@@ -376,13 +376,14 @@ ROWS = (
         "F",
         "block Configuration Arguments",
         "clusterrun --gpus=0 train.py",
-        "works: with the options that were given",
+        "works: with the options that were given, where the script imports Paddle, else with `-v`",
         ran_by="tests/here/test_clusterrun_here.py::test_what_fleetruns_users_search",
     ),
     Row(
         "F",
         "table Distributed Envs",
         "clusterrun train.py",
+        "works, as the block above",
         ran_by="tests/here/test_clusterrun_here.py::test_what_fleetruns_users_search",
     ),
     Row(
@@ -576,7 +577,7 @@ ROWS = (
         "D",
         "demo-wide-and-deep.yaml: ps 2, worker 2, withGloo 1, intranet PodIP, OnCompletion",
         _NATIVE,
-        "differs: all fields are there; the differences in names and commands are in [kubernetes.md](kubernetes.md)",
+        "works: all fields. `--name` gives the name, `image_command` keeps the command ([kubernetes.md](kubernetes.md))",
         ran_by=_K8S,
     ),
     Row(
@@ -645,8 +646,8 @@ ROWS = (
         "D",
         "--log_level DEBUG",
         "clusterrun --log_level DEBUG demo.py",
-        "differs: accepted. WARNING and above print less",
-        plans=have(trainers=8),
+        "works: as `-v`",
+        plans=have(trainers=8, given=have(verbose=True)),
     ),
     Row(
         "D",
