@@ -225,17 +225,11 @@ def attach_to(
     answers = ask_jobs(fleet, prefix)
     warn_of_remains(engine, answers)
     job = choose(fleet, answers, prefix, running, exact, described(engine, answers, prefix))
-    about = job["queued"]
-    if about is not None:
+    if not recorded(job):
         if not queued:
-            fix = f"{PROGRAM} attach --job {job['id']} waits for its start"
-            raise NotFound(f"job {job['id']}: no node has a record of it ({state_text(about)})", fix)
+            raise no_record(job)
         return job
-    listed = listings(answers).get(job["id"])
-    if listed is None:
-        if queued:
-            return job
-        raise without_records(job, NotFound(f"job {job['id']}: no node has a record of it", _FIX))
+    listed = listings(answers)[job["id"]]
     places, names = where(listed, answers, fleet.own_names(), job["total"] if job["known"] is not None else 0)
     if names:
         fleet.take(places, names)
@@ -264,13 +258,21 @@ def require_known(job: ListedJob) -> None:
     raise lost_nodes(job["reason"], job["code"])
 
 
+def no_record(job: ListedJob) -> NotFound:
+    """The error of a request for the records of a job of which no node has one."""
+    about, what = job["queued"], f"job {job['id']}: no node has a record of it"
+    if about is not None:
+        return NotFound(f"{what} ({state_text(about)})", f"{PROGRAM} attach --job {job['id']} waits for its start")
+    return without_records(job, NotFound(what, _FIX))
+
+
 def without_records(job: ListedJob, error: NotFound) -> NotFound:
     """The error of a request for a rank of which nothing is recorded: where the engine knows the reason, with this."""
     known = job["known"]
     if known is None or known.cause is None:
         return error
     fix = f"{PROGRAM} run --log-dir DIR keeps the logs of a job that is followed"
-    return NotFound(f"{error.what} any more: {known.cause[0]}", fix, error.node)
+    return NotFound(f"{error.what}: {known.cause[0]}", fix, error.node)
 
 
 def lost_nodes(why: str, code: int) -> NodeLost:

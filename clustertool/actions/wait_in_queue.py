@@ -21,6 +21,10 @@ _TURN = 0.05  # and between two calls of the check
 _EARLIER = 30.0  # seconds in which a job that runs again replaces the records of its earlier run
 
 
+class EndedBefore(PreflightError):
+    """A job that has ended before a node had a record of it."""
+
+
 class CannotStart(PreflightError):
     """A job that was stuck for too long."""
 
@@ -29,7 +33,7 @@ def until_started(engine: Engine, job: str, check: Check, limit: float = 0.0) ->
     """What the engine knows of a job, each time that it changes, until all of its supervisors have started.
 
     check: is called several times a second, and raises what ends this. limit: seconds that the job may be stuck, 0.0 for ever.
-    Raises PreflightError if the job has ended before, CannotStart if it is stuck.
+    Raises EndedBefore if the job has ended before, CannotStart if it is stuck.
     """
     before: Description | None = None
     stuck_at = 0.0
@@ -50,11 +54,7 @@ def until_started(engine: Engine, job: str, check: Check, limit: float = 0.0) ->
             if parts and not earlier and _placed(parts, whole=found.state is not EngineState.ENDED):
                 return
             if found.state is EngineState.ENDED:
-                cause = engine.cause(job)
-                reasons = dict.fromkeys(filter(None, (cause[0] if cause is not None else "", found.reason)))
-                what = f"job {job} has ended before a node had a record of it"
-                fix = f"{PROGRAM} check --deep tests the nodes; {PROGRAM} run starts the job again"
-                raise PreflightError(": ".join([what, "; ".join(reasons)]) if reasons else what, fix)
+                raise _ended_before(job, found, engine.cause(job) or found.cause)
         stuck_at = (stuck_at or time.monotonic()) if found.stuck else 0.0
         if limit and stuck_at and time.monotonic() - stuck_at > limit:
             what = f"job {job} has not started for {limit:g} s: {found.stuck}"
@@ -68,6 +68,16 @@ def until_started(engine: Engine, job: str, check: Check, limit: float = 0.0) ->
         while time.monotonic() < end:
             check()
             time.sleep(_TURN)
+
+
+def _ended_before(job: str, found: Description, cause: tuple[str, int] | None) -> EndedBefore:
+    """The error of a job that no node has a record of: its code is that of the cause, if the engine knows it."""
+    reasons = dict.fromkeys(filter(None, (cause[0] if cause is not None else "", found.reason)))
+    what = f"job {job} has ended before a node had a record of it"
+    fix = f"{PROGRAM} check --deep tests the nodes; {PROGRAM} run starts the job again"
+    error = EndedBefore(": ".join([what, "; ".join(reasons)]) if reasons else what, fix)
+    error.code = (cause[1] if cause is not None else 0) or error.code
+    return error
 
 
 def _over(parts: Mapping[int, JobSummary]) -> bool:

@@ -221,6 +221,11 @@ class Engine(ABC):
         """The pods of a job, in the order of its nodes; () where an engine has none. Raises ClustertoolError."""
         return ()
 
+    def join_log(self, job: str) -> tuple[str, Sequence[str]]:
+        """What the processes of a job have printed last that has ended before a node had a record of it: the name of that log,
+        and its lines; "" and () where an engine keeps none. Raises ClustertoolError."""
+        return "", ()
+
     def holds_output(self, job: str) -> bool:
         """Whether nodes of a job that has ended wait until its output was fetched. Raises ClustertoolError."""
         return False

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from clustertool.actions import load_config
-from clustertool.actions.find_jobs import attach_to, is_waiting, require_known
+from clustertool.actions.find_jobs import attach_to, is_waiting, recorded, require_known
 from clustertool.actions.follow_job import Inbox
 from clustertool.errors import UsageError
 from clustertool.model.masking import mask
 from clustertool.verbs import log_copy
-from clustertool.verbs.jobs import opened
+from clustertool.verbs.jobs import join_log, opened, show_join_log
 from clustertool.verbs.run import follow_starts, wait_for_start
 from clustertool.verbs.run_request import wanted
 from clustertool.verbs.verb import Call, whole
@@ -28,6 +28,8 @@ def attach(call: Call) -> None:
             if not wait_for_start(call, engine, job["id"], fleet.cluster.grace):
                 return
             fleet, job = engine.fleet, attach_to(engine, job["id"], exact=True)
+        if not recorded(job):
+            show_join_log(call, join_log(engine, job["id"]))
         require_known(job)
         log_copy.prepare(call)
         hide = mask(load_config.known_secrets(fleet.cluster).values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -11,11 +11,13 @@ from clustertool.actions import load_config
 from clustertool.actions.find_jobs import ListedJob, ask_jobs, described, merged, state_text, unknown, warn_of_remains
 from clustertool.engines import registry
 from clustertool.engines.base import Engine
-from clustertool.errors import raise_all
+from clustertool.errors import ClustertoolError, raise_all
 from clustertool.fleet.agent_client import Sink
 from clustertool.model.job.state_names import JobState
+from clustertool.model.masking import mask
 from clustertool.show.status_view import jobs_table, start_text
 from clustertool.verbs.verb import Call
+from clustertool.watch.sanitize import harmless
 
 
 def jobs(call: Call) -> None:
@@ -36,6 +38,25 @@ def jobs(call: Call) -> None:
                     call.terminal.note(f"job {job['id']}: {state_text(job['queued'])}")
                 elif job["state"] is JobState.STARTING:
                     call.terminal.note(f"job {job['id']}: {start_text(job['part'].start)}")
+
+
+def join_log(engine: Engine, job: str) -> tuple[str, list[str]]:
+    """Engine.join_log() as it may be shown: without secrets. ("", []) where the engine does not answer."""
+    try:
+        place, lines = engine.join_log(job)
+    except ClustertoolError:
+        return "", []
+    hide = mask(load_config.known_secrets(engine.fleet.cluster).values())
+    return place, [harmless(hide(line)) for line in lines]
+
+
+def show_join_log(call: Call, log: tuple[str, Sequence[str]]) -> None:
+    """Print the last lines of a job of which no node has a record."""
+    place, lines = log
+    if lines:
+        call.terminal.note(f"last lines of the log of {place}:")
+    for line in lines:
+        call.terminal.note(f"  {line}")
 
 
 def _as_json(job: ListedJob) -> dict[str, object]:

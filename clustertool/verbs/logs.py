@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Literal
 
 from clustertool.actions import load_config
-from clustertool.actions.find_jobs import attach_to, pick, require_known, without_records
+from clustertool.actions.find_jobs import attach_to, no_record, pick, recorded, require_known, without_records
 from clustertool.actions.follow_job import Inbox, NodeQueues
 from clustertool.actions.read_logs import places_of, present, require_attempt
 from clustertool.actions.read_status import read
@@ -28,7 +28,7 @@ from clustertool.show.table import table
 from clustertool.ssh.parallel import each
 from clustertool.verbs import signals
 from clustertool.verbs.follow_session import FollowSession
-from clustertool.verbs.jobs import opened
+from clustertool.verbs.jobs import join_log, opened, show_join_log
 from clustertool.verbs.run_request import wanted
 from clustertool.verbs.verb import Call, age, role_of, whole
 from clustertool.watch.lines import Lines
@@ -64,7 +64,10 @@ def logs(call: Call) -> None:
     lanes, inbox = NodeQueues(signals.check), Inbox()
     with opened(call, lanes.put if several else inbox.put, newest=True) as engine:
         fleet = engine.fleet
-        found = attach_to(engine, call.given.job)
+        found = attach_to(engine, call.given.job, queued=True)
+        if not recorded(found):
+            show_join_log(call, join_log(engine, found["id"]))
+            raise no_record(found)
         if call.given.follow:
             require_known(found)
         job = found["id"]

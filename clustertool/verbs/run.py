@@ -13,7 +13,7 @@ from pathlib import Path
 from clustertool.actions.fetch_output import fetch_output
 from clustertool.actions.find_jobs import attach_to, state_text
 from clustertool.actions.follow_job import Inbox, started
-from clustertool.actions.wait_in_queue import CannotStart, until_started
+from clustertool.actions.wait_in_queue import CannotStart, EndedBefore, until_started
 from clustertool.engines import registry
 from clustertool.engines.base import Engine, ExportWish, Submission
 from clustertool.engines.job_request import RunRequest
@@ -41,6 +41,7 @@ from clustertool.verbs import log_copy, report_outcome, signals
 from clustertool.verbs.detach_key import DetachKey
 from clustertool.verbs.elastic.resume_command import resume_command
 from clustertool.verbs.follow_session import FollowSession, ending
+from clustertool.verbs.jobs import join_log, show_join_log
 from clustertool.verbs.run_request import find_cluster, read_options, read_order, wanted, with_program
 from clustertool.verbs.verb import Call
 from clustertool.watch.waits import away_coordinator
@@ -304,6 +305,9 @@ def wait_for_start(call: Call, engine: Engine, job: str, grace: float) -> bool:
     except signals.STOPS as error:
         _cancel(call, engine, job, error, grace)
         error.fix = ""
+        raise
+    except EndedBefore:
+        show_join_log(call, join_log(engine, job))
         raise
     except CannotStart as error:
         _cancel(call, engine, job, error, grace)

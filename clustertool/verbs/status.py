@@ -8,7 +8,7 @@ from clustertool.actions.find_jobs import attach_to, doubt, proof, recorded
 from clustertool.actions.read_status import as_dict, unrecorded_dict
 from clustertool.model.wire.messages import STATUS
 from clustertool.show.status_view import status_tables
-from clustertool.verbs.jobs import engine_of
+from clustertool.verbs.jobs import engine_of, join_log, show_join_log
 from clustertool.verbs.verb import Call, role_of
 
 
@@ -28,9 +28,14 @@ def status(call: Call) -> None:
         if pods:
             found["pods"] = [pod.as_dict() for pod in pods]
             found["holds_output"] = found["outcome"] is not None and engine.holds_output(job)
+        ended = found["outcome"] is not None and not found["processes"]
+        place, lines = join_log(engine, job) if ended else ("", [])
+        if lines:
+            found["join_log"] = {"place": place, "lines": lines}
         if role:
             found["processes"] = [process for process in found["processes"] if process["role"] == role]
         if call.json:
             call.answer(found)
         else:
             status_tables(found, call.terminal, time.time())
+            show_join_log(call, (place, lines))

@@ -148,7 +148,7 @@ class LabPod:
                 [*enter, *space, "sh", "-c", "\n".join([name, *lines])],
                 stdin=subprocess.DEVNULL,
                 stdout=out if stdout is None else stdout,
-                stderr=err,
+                stderr=err if stdout is None else subprocess.STDOUT,
                 env={"PATH": PATH},
                 cwd="/",
                 start_new_session=True,

@@ -102,6 +102,23 @@ def files(folder: Path, name: str) -> list[Path]:
     return [one for top in folder.glob(name) for one in top.rglob("*") if one.is_file()]
 
 
+def test_a_job_that_fails_while_it_joins_shows_the_log_and_the_exit_code(job: KubeSite) -> None:
+    """--nproc-per-node gpu in pods without one: the nodes refuse it (64) before one has a record."""
+    job.conf(KUBERNETES={"nodes": 2})
+    done = job.inv(*run("--nproc-per-node", "gpu")).ends(64)
+    why = "--nproc-per-node gpu: "
+    assert (
+        why in done.last
+        and "last lines of the log of pod ct-" in done.err
+        and "fix: give a number, or auto" in done.err
+    )
+    status = job.inv("status", "--json").ends(0).json
+    assert status["outcome"]["code"] == 64 and "  fix: give a number, or auto" in status["join_log"]["lines"]
+    assert not any(line.startswith("{") for line in status["join_log"]["lines"])
+    assert "fix: give a number, or auto" in job.inv("logs").ends(66).err
+    assert "fix: give a number, or auto" in job.inv("attach").ends(64).err
+
+
 # -- what the cluster does
 
 
