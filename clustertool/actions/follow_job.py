@@ -19,7 +19,7 @@ from clustertool.model.job.state_names import NodeState, RankState
 from clustertool.model.job.stop_result import StopResult, read_result
 from clustertool.model.wire.agent_answers import Answer, StopAnswer
 from clustertool.model.wire.agent_requests import FollowRequest, FollowWanted
-from clustertool.model.wire.messages import ATTACHED, FOLLOW, Request, stop_request
+from clustertool.model.wire.messages import ATTACHED, FOLLOW, SIGNAL, Request, stop_request
 from clustertool.model.wire.stream_messages import StreamFrame
 from clustertool.watch.job_view import Item, JobView
 from clustertool.watch.lines import Frame
@@ -329,6 +329,12 @@ class JobFollower:
         epochs, closed = self.watch.status.epochs[-1:], self.watch.closed
         nodes = (self.watch.status.lead, *(node for epoch in epochs for node in epoch.nodes))
         attached(self.fleet, self._job, next((node for node in nodes if node not in closed), LEAD))
+
+    def signal_ranks(self, number: int) -> None:
+        """Pass a signal on to the ranks on this machine."""
+        for agent in self.fleet.agents.values():
+            if agent.host.here:
+                agent.send(SIGNAL({"job": self._job, "number": number}))
 
     @property
     def _broken(self) -> set[int]:

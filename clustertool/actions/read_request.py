@@ -19,7 +19,7 @@ from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.elastic_keys import is_range, node_range
 from clustertool.model.config.hosts import Host, device_ids
-from clustertool.model.config.job import AUTO, JobSpec, Options, read_job, resumes, valid_job_id
+from clustertool.model.config.job import AUTO, JobSpec, Options, gives_grace, read_job, resumes, valid_job_id
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.job_names import FRESH, NEWEST
 from clustertool.model.paths import OURS
@@ -72,6 +72,7 @@ def read_request(
     request.advise = advise
     request.table = table
     request.origin, request.resumes = of_engine or (str(Path(folder).resolve()) if folder else there), resumes(toml)
+    request.grace_given = cluster.grace_given or gives_grace(toml, options)
     if spec is not None:
         check_alone(request)
     if wish.skip_bad:

@@ -213,8 +213,8 @@ class Engine(ABC):
         return None
 
     def starts_again(self, job: str, attempt: int) -> bool:
-        """Whether a job goes back to the queue that was stopped, or has lost a node, in this attempt. Returns when that is
-        known. Raises ClustertoolError."""
+        """Whether a job goes back to the queue that was stopped, had no time left, or has lost a node, in this attempt. Returns
+        when that is known. Raises ClustertoolError."""
         return False
 
     def pods(self, job: str) -> Sequence[JobPod]:

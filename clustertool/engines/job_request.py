@@ -52,6 +52,7 @@ class RunRequest:
     """`spec` is None until job.toml is known.
 
     table: the settings of the engine in job.toml. origin: where the job's files come from. resumes: job.toml's `resume`.
+    grace_given: whether the user has set the grace; else an engine may have another one.
     resumed: the earlier job whose output is copied. left: ended jobs of the same name or workspace that have left an output,
     where none is resumed. everywhere: the command to be typed on each node in place of this one; "": not known.
     """
@@ -67,6 +68,7 @@ class RunRequest:
     table: Toml = field(default_factory=dict)
     origin: str = ""
     resumes: bool = False
+    grace_given: bool = False
     resumed: EarlierJob | None = None
     left: tuple[EarlierJob, ...] = ()
     everywhere: str = ""
@@ -79,6 +81,11 @@ class RunRequest:
     def grace(self) -> float:
         """Seconds between TERM and KILL."""
         return self.spec.policy.grace if self.spec is not None else self.cluster.grace
+
+    def set_grace(self, seconds: float) -> None:
+        """Replace the grace of a job whose spec is known."""
+        assert self.spec is not None
+        self.spec = replace(self.spec, policy=replace(self.spec.policy, grace=seconds))
 
 
 def make_plan(request: RunRequest, facts: ByNode, identity: Identity | None = None) -> Plan:

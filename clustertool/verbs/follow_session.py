@@ -72,6 +72,8 @@ class JobStopper:
         beat_at = 0.0
         while not self._done.wait(0.05):
             self._signals(grace)
+            while signals.count.for_ranks:
+                self._follower.signal_ranks(signals.count.for_ranks.pop(0))
             if time.monotonic() >= beat_at:
                 beat_at = time.monotonic() + BEAT
                 self._follower.report_attached()

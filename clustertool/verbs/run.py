@@ -46,6 +46,7 @@ from clustertool.verbs.run_request import find_cluster, read_options, read_order
 from clustertool.verbs.verb import Call
 from clustertool.watch.waits import away_coordinator
 
+_AGAIN = (JobState.STOPPED, JobState.LOST, JobState.TIMEOUT)  # after such an end an engine may start a job again
 _SLOW = 2.0  # seconds after which the screen shows what a command does
 
 
@@ -247,8 +248,8 @@ def follow_to_end(
     cause: Callable[[str], tuple[str, int] | None] = lambda job: None,
 ) -> bool:
     """Follow a job that has been started, copy its logs, show the verdict. Raises the job's error. ended: is called before
-    the last line. again: whether a job that was stopped or lost in an attempt starts again. cause: see
-    Engine.cause(). True: it was stopped, and starts again."""
+    the last line. again: whether a job that was stopped or lost, or had no time left, in an attempt starts again. cause: see
+    Engine.cause(). True: it was not lost, and starts again."""
 
     def over() -> None:
         log_copy.finish(call, fleet, inbox, follow)
@@ -269,9 +270,9 @@ def follow_to_end(
         with contextlib.suppress(ClustertoolError):
             status.cause = cause(status.job)
     error = report_outcome.tell(call, fleet, follow, hide)
-    ended_by_others = status.state in (JobState.STOPPED, JobState.LOST) and not follow.stopper.stopping
+    ended_by_others = status.state in _AGAIN and not follow.stopper.stopping
     if ended_by_others and again(status.job, status.attempt):
-        if status.state is JobState.STOPPED:
+        if status.state is not JobState.LOST:
             return True
         call.note(f"job {status.job} is queued again; {PROGRAM} attach --job {status.job} follows its next start")
     over()

@@ -17,6 +17,7 @@ from types import FrameType
 
 from clustertool.errors import Interrupted, Terminated
 from clustertool.model.hints import PROGRAM, filled
+from clustertool.model.rank_signals import FOR_RANKS, in_step
 from clustertool.show.program_name import commanded
 
 _DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
@@ -31,6 +32,7 @@ class _Count:
         self.ints = 0
         self.terms = 0
         self.hups = 0
+        self.for_ranks: list[int] = []  # signals to pass on to the ranks on this machine
         self.working = False  # a verb is running and calls check()
         self.asking = False  # it waits for a password and cannot call check()
         self.job = ""  # the running job, for the last message
@@ -45,12 +47,15 @@ count = _Count()
 
 
 def install() -> None:
-    """Take SIGINT, SIGTERM and SIGHUP, unless a host program has its own handlers."""
+    """Take SIGINT, SIGTERM, SIGHUP and the signals for ranks, unless a host program has its own handlers."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number, default in _DEFAULTS.items():
         if signal.getsignal(number) == default:
             signal.signal(number, _on_signal)
+    for number in FOR_RANKS:
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _for_ranks)
     atexit.register(_deaf)
 
 
@@ -81,6 +86,12 @@ def pause(seconds: float) -> None:
 
 def _named(text: str) -> str:
     return filled(text, commanded())
+
+
+def _for_ranks(number: int, frame: FrameType | None) -> None:
+    """A scheduler signals all processes of a step, the ranks as well: then nothing is passed on."""
+    if not in_step(os.environ):
+        count.for_ranks.append(number)
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:

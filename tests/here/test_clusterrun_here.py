@@ -16,6 +16,12 @@ from tests.cases import STUBBORN
 from tests.cli import CLUSTERRUN, CLUSTERTOOL, INV, REPO, until
 
 # Says what it was given, as JSON, one line a process.
+NOTES = """
+    import os, signal, time
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    print("ready", flush=True)
+    print("got", int(signal.sigwait({signal.SIGUSR1})), flush=True)
+"""
 TELLS = """
     import json, os, sys
     print(json.dumps({"argv": sys.argv, "cwd": os.getcwd(), "python": sys.executable, "env": dict(os.environ)}), flush=True)
@@ -239,6 +245,17 @@ def test_sigterm_ends_it(here):
     running.signal(signal.SIGTERM)
     running.wait().ends(143)
     assert not here.living()
+
+
+def test_a_signal_for_the_ranks(here):
+    """As from `sbatch --signal=B:USR1@60`, where the script has become clusterrun."""
+    here.workspace(".", train_py=NOTES)
+    running = starts(here, "--nproc-per-node", 2, "train.py")
+    running.says("ready")
+    until(lambda: "ready" in (here.folder / "log/workerlog.1").read_text())
+    running.signal(signal.SIGUSR1)
+    running.wait().ends(0)
+    assert [(here.folder / f"log/workerlog.{rank}").read_text() for rank in (0, 1)] == ["ready\ngot 10\n"] * 2
 
 
 def test_two_at_once_in_one_folder(here):

@@ -47,7 +47,7 @@ def submit(
         nnodes=settings.node_count,
         coordinator=MeetingPoint("none"),
         engine="slurm",
-        of_engine=EngineSettings(bool(settings.requeue)),
+        of_engine=EngineSettings(settings.goes_back, requeue_on=settings.requeue_on),
     )
     sent = read_workspace(workspace)
     folder = site.shared / job

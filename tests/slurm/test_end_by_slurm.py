@@ -58,6 +58,60 @@ def test_scancel(queue: SlurmSite) -> None:
     )
 
 
+RECORDS = """
+    import os, signal, sys
+    watched = {*signal.valid_signals()} - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    print("ready", os.environ["CLUSTERTOOL_RANK"], flush=True)
+    found, wait = None, 600
+    while found or wait > 1:
+        found = signal.sigtimedwait(watched, wait)
+        if found:
+            print("got", int(found.si_signo), flush=True)
+            wait = 0.7 if found.si_signo == signal.SIGTERM else wait
+    sys.exit(143)
+"""
+
+
+def signals_of_ranks(site: SlurmSite, job: str) -> dict[str, list[int]]:
+    """The signals of each rank. Slurm itself adds SIGCONT to others."""
+    logs = [log for folder in site.jobs_of_nodes(job) for log in (folder / "log").glob("workerlog.*")]
+    found = {log.name: [int(line.split()[1]) for line in log.read_text().split("\n") if "got" in line] for log in logs}
+    return {name: [number for number in numbers if number != signal.SIGCONT] for name, numbers in found.items()}
+
+
+def test_each_rank_gets_each_signal_once_and_the_job_goes_on(queue: SlurmSite) -> None:
+    """Also where only the batch script is signalled, which has become srun."""
+    number = submit(queue, "signals", 2, RECORDS)
+    sent = [signal.SIGUSR1, signal.SIGUSR2, 36, signal.SIGUSR1]
+    options: list[tuple[str, ...]] = [(), (), (), ("--batch",)]
+    for i, (name, more) in enumerate(zip(sent, options)):
+        queue.lab.slurm("scancel", *more, f"--signal={int(name)}", number)
+        wanted = [sent[: i + 1]] * 4
+        until(lambda wanted=wanted: [*signals_of_ranks(queue, "signals").values()] == wanted, 10)  # type: ignore[misc]
+    queue.lab.slurm("scancel", number)
+    assert queue.lab.over(number) == "CANCELLED"
+    assert ended(queue, "signals", 2)[:2] == ("stopped", 143)
+    assert [*signals_of_ranks(queue, "signals").values()] == [[*sent, signal.SIGTERM]] * 4
+
+
+@pytest.mark.engines
+def test_a_job_goes_back_to_the_queue_at_its_time_limit(queue: SlurmSite) -> None:
+    """SIGUSR1 comes first. The ranks have the grace to save, and the next start ends the job."""
+    program = AGAIN.replace(
+        "time.sleep", "import signal; signal.signal(signal.SIGUSR1, lambda *_: print('saved')); time.sleep"
+    )
+    signalled = {"requeue_on": ("time_limit",), "options": ("--signal=USR1@60",)}
+    number = submit(queue, "longer", 2, program, time="5", **signalled)
+    queue.lab.slurm("scancel", "--signal=USR1", number)
+    queue.lab.slurm("scontrol", "update", f"jobid={number}", "endtime=now+1")
+    assert queue.lab.reaches(number, lambda state: state == "PENDING", 90)
+    assert ended(queue, "longer", 2) == ("timeout", 124, f"Slurm's job {number} exceeded its time limit")
+    queue.lab.slurm("scontrol", "update", f"jobid={number}", "starttime=now")
+    assert queue.lab.over(number, 60) == "COMPLETED", bundles.output(queue, "longer")
+    assert [end["state"] for end in events(queue, "longer", "ended")] == ["timeout", "succeeded"] * 2
+
+
 @pytest.mark.engines
 def test_scancel_of_ranks_that_die_at_once(queue: SlurmSite) -> None:
     """The default action of SIGTERM: a supervisor may see the end of its ranks before it reads its own signal."""

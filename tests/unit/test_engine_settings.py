@@ -127,7 +127,7 @@ def test_settings_of_another_engine_are_refused(
 def test_an_option_sets_the_setting_of_its_name() -> None:
     given = {"cpus_per_node": "8", "exclusive": False, "sbatch_option": ("--hold",), "qos": "", "script": "t.py"}
     assert known_engines.typed_settings(given) == {"cpus_per_node": "8", "options": ("--hold",)}
-    assert {option.sets for option in SLURM_OPTIONS} == {*SETTINGS} - {"login", "nodes"}
+    assert {option.sets for option in SLURM_OPTIONS} == {*SETTINGS} - {"login", "nodes", "requeue_on"}
 
 
 def test_errors_name_the_option() -> None:

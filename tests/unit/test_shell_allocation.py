@@ -108,7 +108,8 @@ cd /shared/q || exit
 exec </dev/null >>slurm.out 2>&1
 exec srun --jobid=812 '--job-name=clustertool 20261123-120000-abcd' --ntasks=2 --immediate=10 --nodes=2 --ntasks-per-node=1 \
 --cpus-per-task=3 --cpu-bind=none --kill-on-bad-exit=0 --wait=0 \
---export=ALL env SLURM_JOB_NAME=20261123-120000-abcd python3 /shared/q/bundle.pyz join
+--export=ALL --mpi=none \
+sh -c 'trap "" USR1 USR2; exec "$@"' sh env SLURM_JOB_NAME=20261123-120000-abcd python3 /shared/q/bundle.pyz join
 """
     )
     shared = step_script(settings, ORDER, ShellAllocation("812", 2, in_step=True))

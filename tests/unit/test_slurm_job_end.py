@@ -1,9 +1,11 @@
 """How a job ends that Slurm ends: what scontrol shows at the signal, and the outcome that all nodes record."""
 
+from typing import Any
+
 import pytest
 
 from clustertool.model.job.outcome import EngineEnd, Outcome, read_outcome
-from clustertool.model.slurm.job_end import end_of, give_back, unexplained
+from clustertool.model.slurm.job_end import begins_again, end_of, give_back, unexplained
 from clustertool.model.slurm.job_lines import SlurmJob
 from clustertool.model.wire import event_types
 from clustertool.model.wire.shape import Malformed, check_of
@@ -42,6 +44,25 @@ def test_the_end_of_an_allocation_of_the_user():
     reason = "the allocation 11 of Slurm was ended: its shell or script has ended, or scancel"
     assert (found.code, found.reason) == (143, reason)
     assert _end("COMPLETING", "TimeLimit", comment="").code == 124
+
+
+@pytest.mark.parametrize(
+    ("fields", "requeue_on", "wanted"),
+    [
+        ({"reason": "TimeLimit"}, ("time_limit",), True),
+        ({"state": "TIMEOUT"}, ("time_limit",), True),
+        ({"reason": "TimeLimit"}, (), False),
+        ({"reason": "TimeLimit", "requeue": False}, ("time_limit",), False),
+        ({"reason": "TimeLimit", "restarts": 1}, ("time_limit",), False),
+        ({}, ("time_limit",), False),
+        ({"state": "RUNNING", "preempted": 1.0}, (), True),
+    ],
+)
+def test_whether_slurm_is_asked_to_start_the_job_again(
+    fields: dict[str, Any], requeue_on: tuple[str, ...], wanted: bool
+):
+    job = SlurmJob(**{"id": 11, "state": "COMPLETING", "requeue": True, **fields})
+    assert begins_again(job, 0, requeue_on) is wanted
 
 
 def test_a_job_that_was_requeued():

@@ -12,7 +12,7 @@ import pytest
 from clustertool.engines.known_engines import SLURM_OPTIONS
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.slurm.slurm_settings import SETTINGS, SlurmSettings, read_settings
-from clustertool.model.slurm.slurm_times import as_limit, grace_warning, limit_seconds
+from clustertool.model.slurm.slurm_times import as_limit, grace_warning, kill_wait, limit_seconds, longest_grace
 
 PAGE = Path(__file__).parents[2] / "docs/slurm.md"
 ALL: dict[str, Any] = {
@@ -31,6 +31,7 @@ ALL: dict[str, Any] = {
     "exclude": "n3",
     "reservation": "course",
     "requeue": True,
+    "requeue_on": ["time_limit"],
     "options": ["--mail-type=END", "--mail-user=two words"],
 }
 
@@ -43,6 +44,7 @@ def test_every_key_is_read() -> None:
             **ALL,
             "time": "0-02:00:00",
             "nodelist": "n[1-2],n7",
+            "requeue_on": ("time_limit",),
             "options": ("--mail-type=END", "--mail-user=two words"),
         }
     )
@@ -89,6 +91,8 @@ def test_the_command_line_is_before_job_toml_and_that_before_conf_py() -> None:
         ("gpus_per_node", True, "a number of GPUs"),
         ("exclusive", "yes", "True or False"),
         ("requeue", 1, "True or False"),
+        ("requeue_on", "time_limit", '["time_limit"]'),
+        ("requeue_on", ["preemption", {}], '["time_limit"]'),
         ("nodelist", ["n1", 2], "names of nodes"),
         ("options", "--hold", "a list of options of sbatch"),
         ("options", ["-H"], "a list of long options of sbatch"),
@@ -205,10 +209,15 @@ def test_time_limits_of_slurm(text: str, seconds: float | None) -> None:
     ],
 )
 def test_a_grace_that_slurm_does_not_wait_for(grace: float, config: str, warned: bool) -> None:
-    warning = grace_warning(grace, config)
+    warning = grace_warning(grace, kill_wait(config))
     assert bool(warning) is warned
     if warned:
-        assert f"{grace:g} s is not shorter than KillWait of this Slurm (30 s)" in warning and "--grace 15" in warning
+        assert f"{grace:g} s is not shorter than KillWait of this Slurm (30 s)" in warning and "--grace 25" in warning
+
+
+@pytest.mark.parametrize(("limit", "grace"), [(30, 25.0), (600, 595.0), (10, 5.0), (4, 2.0), (0, 0.0)])
+def test_the_grace_that_leaves_time_for_the_records(limit: int, grace: float) -> None:
+    assert longest_grace(limit) == grace
 
 
 def test_a_duration_with_a_unit_becomes_a_time_limit() -> None:

@@ -69,7 +69,7 @@ def test_the_script_has_what_slurm_needs() -> None:
 #SBATCH --mail-type=END
 #SBATCH "--mail-user=ada lovelace"
 exec srun --nodes=2 --ntasks-per-node=1 --cpus-per-task=8 --cpu-bind=none --kill-on-bad-exit=0 --wait=0 --export=ALL \
-python3 /shared/q/bundle.pyz join
+--mpi=none sh -c 'trap "" USR1 USR2; exec "$@"' sh python3 /shared/q/bundle.pyz join
 """
     )
 
@@ -86,6 +86,7 @@ def test_exclusive_and_requeue() -> None:
     lines = script(SlurmSettings(exclusive=True, requeue=True), ORDER).splitlines()
     assert {"#SBATCH --exclusive", "#SBATCH --requeue"} <= set(lines)
     assert "#SBATCH --no-requeue" not in lines
+    assert "#SBATCH --requeue" in script(SlurmSettings(requeue_on=("time_limit",)), ORDER).splitlines()
 
 
 def test_an_elastic_job_keeps_its_allocation_when_a_node_fails() -> None:

@@ -19,12 +19,14 @@ LAST_PORT = 19  # a pod has 20 ports from PADDLE_PORT on; Paddle's gloo uses the
 GRACE = 10  # seconds between SIGTERM and SIGKILL of the command
 PATIENCE = 60  # seconds in which a worker must reach the others
 _ENDS: List[int] = []  # exit codes of workers
+_OF_USERS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
+_PASSED = (signal.SIGTERM, signal.SIGINT, *_OF_USERS)  # to the command
 
 
 def main(role: str, command: List[str]) -> int:
     """Returns the exit code of the pod."""
     process = subprocess.Popen(command)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _PASSED:
         signal.signal(number, lambda received, _: process.send_signal(received))
     if role == "worker":
         code = _exit_code(process.wait())

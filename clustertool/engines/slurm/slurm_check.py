@@ -12,6 +12,7 @@ from clustertool.engines.preflight import Examined
 from clustertool.engines.slurm.slurm_host import SlurmHost, advice, is_silent, message
 from clustertool.errors import PreflightError, UsageError
 from clustertool.fleet.fleet import Fleet
+from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.facts import Facts
 from clustertool.model.finding import Finding
@@ -20,7 +21,7 @@ from clustertool.model.quantities import count
 from clustertool.model.slurm.partitions import beyond
 from clustertool.model.slurm.shell_allocation import ShellAllocation
 from clustertool.model.slurm.slurm_settings import SlurmSettings
-from clustertool.model.slurm.slurm_times import grace_warning
+from clustertool.model.slurm.slurm_times import grace_warning, kill_wait
 from clustertool.model.slurm.submit_script import SubmitOrder, cpus_warning, sbatch_options
 from clustertool.model.wire.agent_requests import ProbeWanted
 from clustertool.model.wire.messages import SUBMIT
@@ -60,9 +61,9 @@ def of_queue(slurm: SlurmHost, settings: SlurmSettings, folder: str) -> Iterator
         yield Finding(0, "queue", "ok", "ok")
 
 
-def of_grace(slurm: SlurmHost, grace: float) -> Iterator[Finding]:
+def of_grace(slurm: SlurmHost, cluster: Cluster) -> Iterator[Finding]:
     """Whether jobs have the time to end that Slurm gives them."""
-    warning = grace_warning(grace, slurm.config())
+    warning = grace_warning(cluster.grace, kill_wait(slurm.config())) if cluster.grace_given else ""
     if warning:
         yield Finding(0, "queue", "warn", "KillWait", warning)
 

@@ -32,7 +32,7 @@ from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.identity import identity, job_id
 from clustertool.fleet.joining import join_bundle, join_process
 from clustertool.model.config.elastic_settings import ElasticSettings
-from clustertool.model.config.job import JobSpec, read_job, resumes
+from clustertool.model.config.job import JobSpec, gives_grace, read_job, resumes
 from clustertool.model.facts import Facts, Identity
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.earlier_jobs import read_earlier
@@ -41,7 +41,7 @@ from clustertool.model.paths import BUNDLE, STEP_OUTPUT, JobPaths
 from clustertool.model.quantities import count, human_bytes
 from clustertool.model.slurm.shell_allocation import ignored_keys
 from clustertool.model.slurm.slurm_settings import SlurmSettings, read_settings
-from clustertool.model.slurm.slurm_times import grace_warning
+from clustertool.model.slurm.slurm_times import grace_warning, kill_wait, longest_grace
 from clustertool.model.slurm.submit_script import (
     SCRIPT,
     SubmitOrder,
@@ -77,6 +77,7 @@ class SlurmStart(Starter):
             request.table = engine_table(facts.job_toml, request.cluster)
             if note := settings_note(toml, request.table, request.cluster):
                 engine.caller.note(note)
+            request.grace_given = request.grace_given or gives_grace(toml, request.options)
             self._settings = self._read_settings()
         refuse_lease(request.spec, "give --timeout, or the key time of SLURM")
         if request.spec.elastic.present:
@@ -86,7 +87,10 @@ class SlurmStart(Starter):
         self._facts = facts
         self._allocation = allocation_here(engine.slurm, facts)
         of_cpus = self._use_allocation(_ranks(request.spec, self._settings))
-        for warning in filter(None, (of_cpus, grace_warning(request.grace, engine.slurm.config()))):
+        limit = kill_wait(engine.slurm.config())
+        if limit is not None and not request.grace_given:
+            request.set_grace(longest_grace(limit))
+        for warning in filter(None, (of_cpus, grace_warning(request.grace, limit))):
             engine.caller.warn(warning)
         self._identity = self._identify()
         documents = (Document(SCRIPT, self._script()),)
@@ -264,7 +268,7 @@ class SlurmStart(Starter):
             secrets=tuple(request.secrets.items()),
             own=own,
             engine="slurm",
-            of_engine=EngineSettings(keep_bundle=self._settings.requeue),
+            of_engine=EngineSettings(keep_bundle=self._settings.goes_back, requeue_on=self._settings.requeue_on),
         )
 
     def export(self, place: Path | None, wish: ExportWish) -> Exported:

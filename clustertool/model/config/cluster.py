@@ -143,6 +143,7 @@ class Cluster:
     join_timeout: Optional[float] = _key("JOIN_TIMEOUT", _seconds, None)
     loss_timeout: float = _key("LOSS_TIMEOUT", _seconds, 10.0)
     grace: float = _key("GRACE", _seconds, 10.0)
+    grace_given: bool = False
     checks_off: Tuple[str, ...] = _key("CHECKS_OFF", _checks, ())
     check_packages: Tuple[str, ...] = _key("CHECK_PACKAGES", _names, ("torch", "paddle", "numpy"))
     ssh_config: str = field(default="", repr=False)  # set only by the embedded cluster: "none" ignores ~/.ssh/config
@@ -163,7 +164,11 @@ def read_cluster(values: Mapping[str, object], where: str = "conf.py", needs_hos
 
     needs_hosts: False for an engine that chooses the nodes itself; HOSTS may then be missing.
     """
-    found: Dict[str, Any] = {"where": where, "pserver_port_given": "PADDLE_PORT" in values}
+    found: Dict[str, Any] = {
+        "where": where,
+        "pserver_port_given": "PADDLE_PORT" in values,
+        "grace_given": "GRACE" in values,
+    }
     for key, value in values.items():
         if key not in KEYS:
             fix = f"{nearest(key, sorted(KEYS))} (a name of your own: write it in small letters)"

@@ -241,6 +241,11 @@ def resumes(toml: Toml) -> bool:
     return bool(toml.get("resume", False))
 
 
+def gives_grace(toml: Toml, options: Options) -> bool:
+    """Whether the command line or job.toml has a grace: else it is that of conf.py, or of the engine."""
+    return bool(options.grace) or "grace" in toml.get("policy", {})
+
+
 def _mode(options: Options, file: Toml) -> str:
     """The mode that is asked for, else the one that the options imply. Raises UsageError where both contradict."""
     heter = _given(options, "heter_workers", "heter_worker_num", "heter_devices")

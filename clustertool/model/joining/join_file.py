@@ -82,16 +82,17 @@ class EngineSettings:
     """What only a job has whose machines an engine starts.
 
     keep_bundle: they may be started again with their bundle. Otherwise the coordinator removes it once all have joined.
-    roles: the one role that each node plays, by its number; () where all play all. uploaded: the laptop sends the workspace to
-    node 0, which waits for it. keep: seconds that node 0 waits after the end for a fetch of its output. output: a folder of
-    a volume, where JOB<id> becomes the folder of the output; "": the output is in the job's directory.
-    """
+    requeue_on: after which ends of the job the engine is asked to start it again. roles: the one role that each node plays, by
+    its number; () where all play all. uploaded: the laptop sends the workspace to node 0, which waits for it. keep: seconds
+    that node 0 waits after the end for a fetch of its output. output: a folder of a volume, where JOB<id> becomes the folder of
+    the output; "": the output is in the job's directory."""
 
     keep_bundle: bool = False
     roles: Tuple[str, ...] = ()
     uploaded: bool = False
     keep: float = 0.0
     output: str = ""
+    requeue_on: Tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

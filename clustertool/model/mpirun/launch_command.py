@@ -82,7 +82,9 @@ def daemon_environment(implementation: Optional[Implementation], address: str, s
     """
     if implementation is None or implementation.hydra:
         return {}
-    env, old = {}, implementation.major < 5
+    old = implementation.major < 5
+    # Ranks get signals from their supervisor or from a scheduler: mpirun would send them once more.
+    env = {f"{'OMPI' if old else 'PRTE'}_MCA_ess_base_forward_signals": "none"}
     if ":" not in address:
         loopback = address.startswith("127.")  # the interface lo has one address, and answers for all
         network = "127.0.0.0/8" if loopback else f"{address}/31"  # /32 is every interface: it shifts by 32 bits

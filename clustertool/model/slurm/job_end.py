@@ -13,14 +13,16 @@ At the signal the state is COMPLETING, where Slurm does not show how the job end
 
 from __future__ import annotations
 
-from typing import Tuple
+from typing import Collection, Tuple
 
 from clustertool.errors import NodeLost, TimedOut
 from clustertool.model.job.outcome import EngineEnd, Outcome, exit_code
 from clustertool.model.job.state_names import JobState
 from clustertool.model.slurm.job_lines import COMPLETING, ENDED, RUNNING, SlurmJob
+from clustertool.model.slurm.slurm_settings import TIME_LIMIT
 
 _KILLED = exit_code(0, 9)
+_OF_TIME_LIMIT = {"TIMEOUT", "TimeLimit"}
 
 
 def end_of(job: SlurmJob, restarts: int, by: str, code: int) -> Outcome:
@@ -41,6 +43,16 @@ def engine_end(job: SlurmJob) -> EngineEnd:
 def unexplained(number: str, why: str, by: str, code: int) -> Outcome:
     """The outcome where Slurm does not answer. why: what is known about that."""
     return Outcome(JobState.STOPPED, code, "tool", f"{by}; scontrol shows nothing about job {number}: {why}")
+
+
+def begins_again(job: SlurmJob, restarts: int, requeue_on: Collection[str]) -> bool:
+    """Whether Slurm is to be asked to start a job again that it ends, because it does not do so by itself.
+
+    requeue_on: see SlurmSettings. restarts: how often the job had been requeued when this run of it began.
+    """
+    if not (job.requeue and job.restarts == restarts):
+        return False
+    return job.preempted is not None or (TIME_LIMIT in requeue_on and bool(_OF_TIME_LIMIT & {job.state, job.reason}))
 
 
 def requeue(number: str) -> Tuple[str, ...]:
@@ -75,7 +87,7 @@ def _end(job: SlurmJob, restarts: int, code: int) -> Tuple[JobState, int, str]:
         return JobState.STOPPED, code, f"{name} was preempted"
     if job.restarts > restarts:
         return JobState.STOPPED, code, f"{name} was requeued"
-    if known & {"TIMEOUT", "TimeLimit"}:
+    if known & _OF_TIME_LIMIT:
         return JobState.TIMEOUT, TimedOut.code, f"{name} exceeded its time limit"
     if known & {"DEADLINE", "DeadLine"}:
         return JobState.TIMEOUT, TimedOut.code, f"{name} reached its deadline"

@@ -12,10 +12,10 @@ from typing import Dict, Mapping, Optional, Tuple
 from clustertool.errors import UsageError
 from clustertool.model.launcher_variables import of_task
 from clustertool.model.quantities import count
+from clustertool.model.rank_signals import in_step
 from clustertool.model.slurm.slurm_settings import SlurmSettings
 
 _NUMBER = re.compile("[0-9]{1,10}")
-_SLURMS_OWN = 0xFFFFFFF0  # and all steps above: the shell of salloc on a node is 4294967290, and uses no resources
 _KEPT = ("SLURM_CONF",)  # where srun finds the cluster
 _USED = ("login", "nodes", "cpus_per_node")  # the settings that a step has, too
 
@@ -71,11 +71,9 @@ def shell_allocation(environ: Mapping[str, str]) -> Optional[ShellAllocation]:
     job = environ.get("SLURM_JOB_ID", "")
     if not _NUMBER.fullmatch(job) or environ.get("CLUSTERTOOL_JOB"):
         return None
-    step = environ.get("SLURM_STEP_ID", "")
-    in_step = bool(_NUMBER.fullmatch(step)) and int(step) < _SLURMS_OWN
     counts = re.findall(r"(?:^|,)([0-9]{1,6})(?=[(,]|$)", environ.get("SLURM_JOB_CPUS_PER_NODE", ""))  # "4(x2),2"
     gpus = environ.get("SLURM_GPUS_PER_NODE", "")
-    return ShellAllocation(job, 0, min(map(int, counts), default=0), gpus, in_step)
+    return ShellAllocation(job, 0, min(map(int, counts), default=0), gpus, in_step(environ))
 
 
 def ignored_keys(settings: SlurmSettings) -> Tuple[str, ...]:

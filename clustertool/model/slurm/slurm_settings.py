@@ -18,6 +18,7 @@ from clustertool.model.quantities import whole
 from clustertool.model.slurm.slurm_times import as_limit
 
 _MOST = 10_000
+TIME_LIMIT = "time_limit"  # of requeue_on
 # Options of sbatch that a key or the tool itself sets, with the fix. The others can stand in `options`.
 _KEYS = "partition account qos time mem gpus-per-node exclusive constraint nodelist exclude reservation requeue".split()
 _TAKEN = {
@@ -113,6 +114,12 @@ def _flag(value: object) -> bool:
     return value
 
 
+def _reasons(value: object) -> Tuple[str, ...]:
+    if not isinstance(value, (list, tuple)) or any(reason != TIME_LIMIT for reason in value):
+        raise ValueError(f'a list of ends of a job after which it starts again: ["{TIME_LIMIT}"]')
+    return tuple(value)
+
+
 def _options(value: object) -> Tuple[str, ...]:
     if not isinstance(value, (list, tuple)):
         raise ValueError('a list of options of sbatch: ["--mail-type=END"]')
@@ -140,9 +147,9 @@ def _setting(read: Callable[[object], Value], default: Value) -> Value:
 class SlurmSettings:
     """Settings of a job, checked. "", 0, False and (): not given, so what Slurm does by default.
 
-    login: the host from which jobs are submitted; "": this machine. time: in a form of sbatch. exclusive: whole nodes.
-    requeue: the job starts again where Slurm has taken it from its nodes. options: further ones of sbatch, as typed.
-    """
+    login: the host from which jobs are submitted; "": this machine. time: in a form of sbatch. exclusive: whole nodes. requeue:
+    the job starts again where Slurm has taken it from its nodes. requeue_on: and where it has ended so. options: further ones
+    of sbatch, as typed."""
 
     login: str = _setting(_login, "")
     nodes: int = _setting(_number, 0)
@@ -159,12 +166,18 @@ class SlurmSettings:
     exclude: str = _setting(_list, "")
     reservation: str = _setting(_text, "")
     requeue: bool = _setting(_flag, False)
+    requeue_on: Tuple[str, ...] = _setting(_reasons, ())
     options: Tuple[str, ...] = _setting(_options, ())
 
     @property
     def login_host(self) -> Optional[Host]:
         """The login host as an entry of HOSTS; None: this machine."""
         return read_hosts([self.login])[0] if self.login else None
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether Slurm may start the job again."""
+        return self.requeue or bool(self.requeue_on)
 
     @property
     def node_count(self) -> int:

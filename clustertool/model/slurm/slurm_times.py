@@ -16,6 +16,7 @@ _FORMS = (
 )
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 UNLIMITED = math.inf
+_RECORDING = 5.0  # seconds for SIGKILL, and for the records of the end
 CONFIG = ("scontrol", "show", "config")
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]{1,6}) sec", re.MULTILINE)
 
@@ -43,15 +44,25 @@ def as_limit(text: str) -> str:
     return f"{minutes // 1440}-{minutes % 1440 // 60:02}:{minutes % 60:02}:{rest:02}"
 
 
-def grace_warning(grace: float, config: str) -> str:
+def kill_wait(config: str) -> Optional[int]:
+    """KillWait, the seconds between SIGTERM and SIGKILL (slurm.conf(5)), None if unknown. config: the answer of CONFIG."""
+    found = _KILL_WAIT.search(config)
+    return int(found[1]) if found else None
+
+
+def longest_grace(limit: int) -> float:
+    """The seconds that ranks can have, so that the supervisors record the end before KillWait is over. limit: KillWait."""
+    return max(limit - _RECORDING, limit / 2)
+
+
+def grace_warning(grace: float, limit: Optional[int]) -> str:
     """A warning where Slurm would kill supervisors before they have recorded the end of a job; "" where it would not.
 
-    grace: seconds. config: the answer of CONFIG. KillWait is the time between SIGTERM and SIGKILL (slurm.conf(5)).
+    grace: seconds. limit: KillWait.
     """
-    found = _KILL_WAIT.search(config)
-    if found is None or grace < int(found[1]):
+    if limit is None or grace < limit:
         return ""
     return (
-        f"the grace of {grace:g} s is not shorter than KillWait of this Slurm ({found[1]} s): when Slurm ends the job, its "
-        f"supervisors are killed before they have recorded the end; give --grace {int(found[1]) / 2:g}, or set GRACE in conf.py"
+        f"the grace of {grace:g} s is not shorter than KillWait of this Slurm ({limit} s): when Slurm ends the job, its "
+        f"supervisors are killed before they have recorded the end; give --grace {longest_grace(limit):g}, or leave it out"
     )

@@ -16,6 +16,8 @@ from clustertool.model.slurm.shell_allocation import ShellAllocation
 from clustertool.model.slurm.slurm_settings import SlurmSettings
 
 SCRIPT = "job.sh"
+# --signal=USR1@60 may come before the program has its handlers.
+_SURVIVE = 'trap "" USR1 USR2; exec "$@"'
 _FREE = 10  # seconds in which the processors of an allocation must become free
 
 
@@ -87,7 +89,7 @@ def sbatch_options(settings: SlurmSettings, order: SubmitOrder) -> Tuple[str, ..
         *(f"--{name}={value}" for name, value in given if value),
         *(["--exclusive"] if settings.exclusive else []),
         *(["--no-kill"] if order.least else []),  # the allocation stays when a node fails
-        "--requeue" if settings.requeue else "--no-requeue",
+        "--requeue" if settings.goes_back else "--no-requeue",
         *settings.options,
     )
 
@@ -125,6 +127,8 @@ def srun_command(
         "--kill-on-bad-exit=0",  # the coordinator decides what the failure of a node means
         "--wait=0",  # nodes may end at different times
         "--export=ALL",
+        "--mpi=none",  # the task is no rank: a PMI of the site's default would wait for ranks that call it
+        *("sh", "-c", _SURVIVE, "sh"),
         # Of a step it would be the name of the step.
         *(("env", f"SLURM_JOB_NAME={_name(order)}") if allocation else ()),
         order.python,

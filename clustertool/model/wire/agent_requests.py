@@ -31,6 +31,13 @@ class JobRequest(_Exact):
     job: str  # "" is all
 
 
+class SignalRequest(TypedDict):
+    """A signal for the ranks of a job on one node: see model/rank_signals.py."""
+
+    job: str
+    number: int
+
+
 class BundleRequest(TypedDict):
     job: str
     at: int  # from which some bytes are requested

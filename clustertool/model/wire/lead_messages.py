@@ -132,7 +132,9 @@ class CleanMessage(Envelope):
 
 
 class _StopFields(TypedDict, total=False):
-    outside: bool  # by a signal, in a job that an engine may end: it may know the reason
+    outside: (
+        bool  # by a signal, in a job that an engine may end, or to all its processes: an engine may know the reason
+    )
     lost: bool  # the node has lost its records, and the job ends as with a lost node
     grace: float  # seconds between TERM and KILL, if they are not the job's
     leaves: bool  # in an elastic job: this node is shut down, and the others go on if they are enough
@@ -186,11 +188,12 @@ class DaemonOrder(Envelope):
     command: str  # for /bin/sh
 
 
-class _Grace(TypedDict, total=False):
+class _StopOrderFields(TypedDict, total=False):
     grace: float  # see StopMessage
+    outside: bool  # because of a signal, whose sender may signal the ranks of all nodes as well
 
 
-class StopOrder(Envelope, _Grace):
+class StopOrder(Envelope, _StopOrderFields):
     type: Literal["stop"]
     why: str
 

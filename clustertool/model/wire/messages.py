@@ -106,6 +106,7 @@ LIST_FILES: Kind[r.JobRequest, a.FilesAnswer] = Kind(
     "files", "jobs.job_report:list_files", limit=16 << 20, long=True, of_records=True
 )
 ATTACHED: Kind[r.JobRequest, a.Answer] = Kind("attached", "jobs.stop_request:attached")
+SIGNAL: Kind[r.SignalRequest, a.Answer] = Kind("signal", "jobs.stop_request:signal_ranks")
 BASES: Kind[r.NoFields, a.BasesAnswer] = Kind("bases", "jobs.shared_records:list_bases")
 STOP: Kind[r.StopRequest, a.StopAnswer] = Kind("stop", "jobs.stop_request:stop_jobs")
 CLEAN: Kind[r.CleanRequest, a.CleanAnswer] = Kind("clean", "jobs.clean:clean", long=True, of_records=True)

@@ -82,6 +82,7 @@ class Agent(PlacingContext):
     def run(self) -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        processes.outlive()
         os.set_blocking(self._out, False)
         while self._open:
             self._turn()

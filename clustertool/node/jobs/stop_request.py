@@ -12,6 +12,7 @@ from clustertool.errors import NotFound, PreflightError
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.caretakers import CARETAKERS
 from clustertool.model.job.state_names import JobState, StopState
+from clustertool.model.rank_signals import FOR_RANKS
 from clustertool.node.jobs import descendants, queries, records, supervisor_client
 from clustertool.node.jobs.records import Record
 from clustertool.node.jobs.termination import Sweep
@@ -22,7 +23,7 @@ from clustertool.node.system.processes import Process
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import Answer, JobStop, StopAnswer
-    from clustertool.model.wire.agent_requests import JobRequest, StopRequest
+    from clustertool.model.wire.agent_requests import JobRequest, SignalRequest, StopRequest
     from clustertool.model.wire.supervisor_messages import StopCommand
 
 _REACTION = 3.0  # seconds that a supervisor on a busy machine may take to react
@@ -49,6 +50,14 @@ def stop_jobs(node: NodeContext, request: StopRequest) -> StopAnswer:
 def attached(node: NodeContext, request: JobRequest) -> Answer:
     """A laptop follows the job: for --lease. The supervisor may have ended."""
     supervisor_client.order(queries.record_of(node, request["job"]).paths, {"type": "attached"}, _NOTICE)
+    return {}
+
+
+def signal_ranks(node: NodeContext, request: SignalRequest) -> Answer:
+    """Send a signal for ranks to the supervisor of a job, which passes it on to its own. The job may have ended."""
+    if request["number"] in FOR_RANKS:
+        for supervisor in queries.record_of(node, request["job"]).caretakers(None, ("supervisor",)):
+            processes.signal_one(supervisor, request["number"])
     return {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -26,7 +27,8 @@ _OF_SIGNALS = (128 + signal.SIGTERM, 128 + signal.SIGKILL)  # exit codes of a sh
 class Termination:
     """Call turn() until it returns the survivors. `living` finds the processes, `mark` is the job's marker.
 
-    Without a `grace` there is only KILL. `patience`: seconds of KILL after which what still lives is a survivor. `helpers`: the
+    Without a `grace` there is only KILL. `term_after`: seconds until TERM; a sender that signals all processes has sent it, or
+    will before that. `patience`: seconds of KILL after which what still lives is a survivor. `helpers`: the
     pids of processes that get no TERM. When no other one lives, `quiet` is set; they are killed after release(), or the grace
     and `linger` more seconds.
     """
@@ -39,6 +41,7 @@ class Termination:
         patience: float,
         helpers: Callable[[], Collection[int]] = tuple,
         linger: float = 0.0,
+        term_after: float = 0.0,
     ) -> None:
         self._living = living
         self._linger = linger
@@ -49,11 +52,24 @@ class Termination:
         self.quiet = False
         self._kill_at = time.monotonic() + grace
         self._give_up_at = 0.0
-        found, spared = living(), set(helpers())
+        self._term_at = time.monotonic() + term_after if grace > 0 else math.inf
+        found = living()
         self.signalled = {process.pid for process in found}
-        for process in [process for process in found if process.pid not in spared] if grace > 0 else ():
+        if term_after == 0:
+            self._terminate(found)
+
+    def _terminate(self, found: List[Process]) -> None:
+        """Send TERM once, if it is to be sent."""
+        if self._term_at == math.inf:
+            return
+        self._term_at, spared = math.inf, set(self._helpers())
+        for process in [process for process in found if process.pid not in spared]:
             processes.signal_one(process, signal.SIGTERM)
             processes.signal_one(process, signal.SIGCONT)  # a stopped process handles TERM only when it continues
+
+    def without_term(self) -> None:
+        """Another one has sent TERM to all processes."""
+        self._term_at = math.inf
 
     def release(self) -> None:
         self._released = True
@@ -66,6 +82,8 @@ class Termination:
         """`unreaped`: the supervisor has children, dead or missed by the search. The end waits until they are reaped."""
         now = time.monotonic()
         left = self._living()
+        if now >= self._term_at:
+            self._terminate(left)
         if left and now < self._kill_at and {process.pid for process in left} <= set(self._helpers()):
             self.quiet = True
             self._kill_at = now if self._released else self._kill_at
@@ -107,9 +125,8 @@ class Shutdown(Termination):
     """The end of an attempt, by its supervisor. `over_at`: when it was over, 0.0 before; `survivors`: what lives then.
 
     `ranks`: the pids of running ranks, each with that of its program, which is another one in a container. However they end
-    from here on, they were stopped. `helpers`, `linger`: see Termination. `remove`: removes the containers when no process
-    lives; returns None while it works, then what is left.
-    """
+    from here on, they were stopped. `helpers`, `linger`, `term_after`: see Termination. `remove`: removes the containers when
+    no process lives; returns None while it works, then what is left."""
 
     def __init__(
         self,
@@ -120,12 +137,13 @@ class Shutdown(Termination):
         helpers: Callable[[], Collection[int]] = tuple,
         linger: float = 0.0,
         remove: Callable[[], Optional[List[str]]] = list,
+        term_after: float = 0.0,
     ) -> None:
         # Ranks that end by SIGTERM itself, and not with an exit code.
         programs = ranks or {}
         apart = {pid for pid, main in programs.items() if main == pid} & set(helpers())
         self._end_by_signal = {pid for pid in programs if processes.dies_of(programs[pid], signal.SIGTERM)} - apart
-        super().__init__(family.living, mark, grace, _HOPELESS, helpers, linger)
+        super().__init__(family.living, mark, grace, _HOPELESS, helpers, linger, term_after)
         self._family = family
         self._ended_before = {pid for pid, main in programs.items() if main not in self.signalled}
         self._remove = remove

@@ -149,7 +149,7 @@ class JoiningNode:
         self.report = report
         self._umask = umask
         self._bundle = bundle
-        self._allocation = allocation_of(join.engine, join.identity.job_id, os.environ)
+        self._allocation = allocation_of(join.engine, join.identity.job_id, os.environ, join.of_engine.requeue_on)
         self._busy: Optional[ChildTask] = None  # what works now
         self._placed: Optional[ChildTask] = None  # what keeps the job placed
         self.root = files.resolve(join.own.root_dir or join.cluster.root_dir)

@@ -53,6 +53,7 @@ def start_bundle(argv: Sequence[str]) -> int:
 def main(arguments: Sequence[str], path: str = "") -> int:
     """Join, and return the exit code. path: of the bundle, "" where the join file is by itself."""
     report = JoinReport(lines="--report" in arguments)
+    processes.outlive()
     processes.set_name("ct-join")
     return _guarded(lambda: _start(arguments, path, report), report)
 

@@ -13,12 +13,14 @@ from clustertool.errors import ClustertoolError
 from clustertool.model.job.outcome import exit_code
 from clustertool.model.paths import JobPaths
 from clustertool.node.jobs import supervisor_client
+from clustertool.node.system import processes
 
 _NO_ANSWER = 255  # as ssh without a connection
 
 
 def main(job_dir: str, arguments: Sequence[str]) -> None:
     """Exit with the code of the daemon, as a shell has it."""
+    processes.outlive()
     rest = list(arguments)
     while rest and rest[0].startswith("-"):
         rest.pop(0)

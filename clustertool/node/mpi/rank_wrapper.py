@@ -25,6 +25,7 @@ from clustertool.errors import ClustertoolError, InternalError
 from clustertool.model.job.start_error import NOT_EXECUTABLE, not_started
 from clustertool.model.mpi.rank_variables import rank_variables
 from clustertool.model.paths import JobPaths
+from clustertool.model.rank_signals import FOR_RANKS
 from clustertool.node.jobs import supervisor_client
 from clustertool.node.system import child_signals, processes
 
@@ -76,7 +77,8 @@ def _watch_signals() -> Tuple[socket.socket, socket.socket]:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
-    for number in (*_OF_LAUNCHER, signal.SIGCONT):
+    processes.outlive()
+    for number in _OF_LAUNCHER:
         signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
     return ours, theirs
@@ -156,7 +158,7 @@ def _become_rank(found: RankEnvironment, wait: int) -> None:
 
 def _become(found: RankEnvironment) -> None:
     """Raises OSError."""
-    for number in (*_OF_LAUNCHER, signal.SIGCONT, signal.SIGPIPE, signal.SIGXFSZ):
+    for number in (*_OF_LAUNCHER, *FOR_RANKS, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     child_signals.unblock()

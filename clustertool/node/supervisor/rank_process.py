@@ -88,10 +88,10 @@ def _as_the_rank(umask: int, file_limit: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def _spawn(rank: RankStart, log: int) -> int:
-    """The pid of a process in a session of its own. Raises OSError.
+def _spawn(rank: RankStart, log: int, apart: bool) -> int:
+    """The pid of a process in a session of its own. Raises OSError. apart: it is mpirun or its daemon, and no rank.
 
-    In the child, `preexec_fn` makes one system call and takes no lock, so our other threads do not matter.
+    In the child, `preexec_fn` makes system calls and takes no lock, so our other threads do not matter.
     """
     child = subprocess.Popen(
         rank.argv,
@@ -101,7 +101,7 @@ def _spawn(rank: RankStart, log: int) -> int:
         cwd=rank.folder,
         env=rank.env,
         start_new_session=True,
-        preexec_fn=child_signals.unblock,
+        preexec_fn=child_signals.unblock_launcher if apart else child_signals.unblock,
     )
     child.returncode = 0  # reaped by the supervisor's one waitpid loop, not by subprocess
     return child.pid
@@ -150,7 +150,7 @@ def start(
         else:
             rank = rank_start(spec, process, attempt, job)
         with _as_the_rank(umask, file_limit):
-            return _spawn(rank, log), ""
+            return _spawn(rank, log, process.get("apart", False)), ""
     except OSError as error:
         name = (client[0] if client else command(spec, process))[0]
         code, why = not_started(error, name)

@@ -311,6 +311,12 @@ class RankTable:
             answer["session"] = self.containers.session(process, variables, self._around(attempt))
         return answer
 
+    def pass_on(self, numbers: Sequence[int]) -> None:
+        """Send these signals to the program of each running rank."""
+        for number in numbers:
+            for rank in self.running.values():
+                processes.signal_one(processes.identify(rank.main) or processes.Process(rank.main, 0), number)
+
     def reaped(self, rank: LocalRank) -> None:
         del self.running[rank.pid]
         rank.pid = 0

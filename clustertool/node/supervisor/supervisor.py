@@ -6,6 +6,7 @@ lead is silent for the loss timeout, and on a request on its socket. Every event
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import signal
@@ -64,7 +65,9 @@ _FILES = 200  # descriptors for all but the nodes' connections: logs, connection
 _TICK = 0.1
 _IDLE_TICK = 0.25  # before a rank was started, and between two attempts
 _WAITING_TICK = 0.03  # while pservers are expected to listen, or processes to end
-_OUTSIDE = 2.0  # seconds between the end of a rank by an engine's signal, and the stop of the job
+_OUTSIDE = (
+    2.0  # seconds between an engine's signal to one process of the job, and to another; or the end of a rank by it
+)
 _VERDICT_WAIT = 1.0  # seconds a stopped node waits for the lead's verdict
 _ACCEPTED: Accepted = {"type": "accepted"}
 _BUNDLE: BundleAnswer = {"type": "bundle"}
@@ -170,6 +173,7 @@ class Supervisor:
         ready = wait_for(readers, self._wait())
         for request in signals.turn():  # before the ranks that the same sender has ended
             self.obey_signal(request)
+        self.ranks.pass_on(signals.for_ranks)
         self._reap()
         self._enter_containers()
         self.control.turn(self._answer)
@@ -257,29 +261,30 @@ class Supervisor:
             self.release()
         elif order["type"] == "stop":
             self._enter(order["attempt"])  # a stop between two attempts ends the one that never began
-            self.stop(order["why"], order.get("grace"))
+            self.stop(order["why"], order.get("grace"), _OUTSIDE if order.get("outside") else 0.0)
         elif order["type"] == "finish":
             self.outcome = read_outcome(order["outcome"])
             self.stop(self.outcome.reason)
 
     def obey_signal(self, request: EndRequest) -> None:
         """End the part of this node because of a signal for this process."""
-        self._shut_down(f"the supervisor on {self.spec['name']} {request.what}", request.code)
+        self._shut_down(f"the supervisor on {self.spec['name']} {request.what}", request.code, request.everywhere)
 
-    def _shut_down(self, by: str, code: int) -> None:
+    def _shut_down(self, by: str, code: int, everywhere: bool = False) -> None:
         """End the job; in an elastic job only this node leaves, if enough others remain.
 
-        A coordinator leaves only where another node can take over, and ends the job on Ctrl+C in its terminal.
+        A coordinator leaves only where another node can take over, and ends the job on Ctrl+C in its terminal. everywhere: the
+        sender of a signal has signalled the ranks as well.
         """
-        outside = self.origin.allocation.present
-        stays = self.leads and (outside or code == Interrupted.code)
+        outside = self.origin.allocation.present or everywhere
+        stays = self.leads and (self.origin.allocation.present or code == Interrupted.code)
         message: StopMessage = {"type": "stop", "by": by, "code": code, "outside": outside}
         if not stays and may_leave(self.spec, self.leads):
             message["leaves"] = True
             self.requests = self.requests.leave(by, code, time.monotonic())
-        self._ask_stop(message, None)
+        self._ask_stop(message, None, math.inf if everywhere else 0.0)
 
-    def _ask_stop(self, message: StopMessage, grace: Optional[float]) -> None:
+    def _ask_stop(self, message: StopMessage, grace: Optional[float], term_after: float = 0.0) -> None:
         """Stop here at once, and let the lead stop the others."""
         if not self.requests.leave_by:
             state = JobState.LOST if message.get("lost") else JobState.STOPPED
@@ -287,7 +292,7 @@ class Supervisor:
         if grace is not None:
             message["grace"] = grace
         self.link.post({**message, "attempt": self.attempt})
-        self.stop(message["by"], grace)
+        self.stop(message["by"], grace, term_after)
 
     def _check_records(self, samples: int = 2) -> None:
         """End the job on all nodes where no command would find it any more, by so many samples: nothing is made again."""
@@ -465,11 +470,16 @@ class Supervisor:
 
     # -- stopping --
 
-    def stop(self, why: str, grace: Optional[float] = None) -> None:
-        """TERM to all descendants now, KILL after `grace` seconds (the job's own if None); a second call can only hurry."""
+    def stop(self, why: str, grace: Optional[float] = None, term_after: float = 0.0) -> None:
+        """TERM to all descendants, KILL after `grace` seconds (the job's own if None); a second call can only hurry.
+
+        term_after: seconds until TERM, infinite where the sender of a signal has sent it to all of them.
+        """
         grace = self.spec["policy"]["grace"] if grace is None else grace
         if self.shutdown is not None:
             self.shutdown.hurry(grace)
+            if term_after == math.inf:
+                self.shutdown.without_term()
             return
         self._reap()  # what has ended by now was not stopped
         self.ranks.servers.pending.clear()
@@ -478,7 +488,9 @@ class Supervisor:
         containers = self.ranks.containers
         remove = containers.begin_removal().turn
         spared = (lambda: helpers(self.family.members)) if containers.present else self.mpirun.helpers
-        self.shutdown = Shutdown(self.family, self.spec["mark"], grace, running, spared, containers.linger, remove)
+        self.shutdown = Shutdown(
+            self.family, self.spec["mark"], grace, running, spared, containers.linger, remove, term_after
+        )
 
     def release(self) -> None:
         """End what mpirun has started: no rank is left on any node, or the lead is lost."""

@@ -1,6 +1,7 @@
-"""Signals reach the supervisor: a child's end wakes its loop, and a request to end is read with the process that sent it.
+"""Signals reach the supervisor: a child's end wakes its loop, and other signals are read with the process that sent them.
 
-Requests to end stay blocked, because only a blocked signal can be read with its sender. Ranks start with an empty mask.
+They stay blocked, because only a blocked signal can be read with its sender. Ranks start with an empty mask. They are requests
+to end, and signals for the ranks: those are passed on, unless their sender signals all processes of the job itself.
 """
 
 from __future__ import annotations
@@ -12,30 +13,43 @@ import signal
 import socket
 from typing import Iterator, List, NamedTuple, Tuple
 
+from clustertool.model.rank_signals import FOR_RANKS, signals_all
 from clustertool.node.system import processes
 
 END = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_READ = (*END, *FOR_RANKS)
 _SI_KERNEL = 0x80
 _LINGER = "; systemd does so at logout if KillUserProcesses=yes: run `loginctl enable-linger` on the node"
 
 
-# A signal that asks this process to end. what: "received SIGTERM from ...". code: the exit code that it means.
-EndRequest = NamedTuple("EndRequest", [("what", str), ("code", int)])
+class EndRequest(NamedTuple):
+    """A signal that asks this process to end. what: "received SIGTERM from ...". code: the exit code that it means.
+
+    everywhere: its sender has signalled all processes of the job, the ranks as well.
+    """
+
+    what: str
+    code: int
+    everywhere: bool = False
 
 
 class Signals:
-    """`wake`: a descriptor that becomes readable when a child ends. turn() each loop: the requests to end that came."""
+    """`wake`: a descriptor that becomes readable when a child ends. turn() each loop: the requests to end that came.
+
+    for_ranks: the signals to pass on to ranks, in their order. Who has no ranks ignores them.
+    """
 
     def __init__(self) -> None:
         """Raises OSError if no descriptor is left."""
+        self.for_ranks: List[int] = []
         self._unblocked: List[int] = []
         self._ours, self._theirs = socket.socketpair()
         for end in (self._ours, self._theirs):
             end.setblocking(False)
-        for number in (signal.SIGCHLD, *END):
+        for number in (signal.SIGCHLD, *_READ):
             signal.signal(number, self._on_signal)
         signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
-        signal.pthread_sigmask(signal.SIG_BLOCK, END)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _READ)
         self.wake = self._ours.fileno()
 
     def turn(self) -> List[EndRequest]:
@@ -43,14 +57,22 @@ class Signals:
         with contextlib.suppress(BlockingIOError):
             while self._ours.recv(4096):
                 pass
-        found = [EndRequest(f"received {_name(number)}", _code(number)) for number in self._unblocked]
+        ends = [number for number in self._unblocked if number in END]
+        found = [EndRequest(f"received {_name(number)}", _code(number)) for number in ends]
+        self.for_ranks = [number for number in self._unblocked if number not in END]
         self._unblocked.clear()
         while True:
-            info = signal.sigtimedwait(END, 0)
+            info = signal.sigtimedwait(_READ, 0)
             if info is None:
                 return found
-            sender = _sender(info.si_code, info.si_pid, info.si_uid)
-            found.append(EndRequest(f"received {_name(info.si_signo)} from {sender}", _code(info.si_signo)))
+            name, is_parent = processes.named(info.si_pid)[0], info.si_pid == os.getppid()
+            everywhere = signals_all(name, is_parent, os.environ)
+            if info.si_signo in END:
+                sender = _sender(info.si_code, info.si_pid, info.si_uid)
+                what = f"received {_name(info.si_signo)} from {sender}"
+                found.append(EndRequest(what, _code(info.si_signo), everywhere))
+            elif not everywhere:
+                self.for_ranks.append(info.si_signo)
 
     def close(self) -> None:
         """No more wakeups. The signals stay blocked, so what comes now is read by the next object of this class."""
@@ -81,6 +103,13 @@ def changed_children() -> Iterator[Tuple[int, int, resource.struct_rusage]]:
 def unblock() -> None:
     """In a child process that must obey its parent's signals."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def unblock_launcher() -> None:
+    """In a child process that starts ranks and must survive the signals for them, which they get without it."""
+    for number in FOR_RANKS:
+        signal.signal(number, signal.SIG_IGN)
+    unblock()
 
 
 def _code(number: int) -> int:

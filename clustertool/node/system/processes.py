@@ -14,6 +14,8 @@ import sys
 import time
 from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple
 
+from clustertool.model.rank_signals import FOR_RANKS
+
 MARK = b"CLUSTERTOOL_MARK"  # the variable by which processes of jobs are found
 TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")  # a second has so many ticks
 _LISTINGS = 50  # of /proc in one search, on a machine that starts processes all the time
@@ -236,7 +238,7 @@ def set_name(name: str) -> None:
 
 
 def detach(*descriptors: int, stdio: Sequence[int] = ()) -> None:
-    """Make a forked child independent of its parent: it gets a session of its own and the default action of each signal.
+    """Make a forked child independent of its parent: it gets a session of its own, and no handler of its parent's.
 
     Of the parent's descriptors only `descriptors` stay open, and stdin, stdout and stderr, which become those of `stdio`.
     """
@@ -247,6 +249,7 @@ def detach(*descriptors: int, stdio: Sequence[int] = ()) -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+    outlive()
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for target, source in enumerate(stdio):
         os.dup2(source, target)
@@ -254,6 +257,12 @@ def detach(*descriptors: int, stdio: Sequence[int] = ()) -> None:
         if int(name) not in (0, 1, 2, *descriptors):
             with contextlib.suppress(OSError):
                 os.close(int(name))
+
+
+def outlive() -> None:
+    """Let this process go on after the signals for ranks. The programs that it starts have the default action."""
+    for number in FOR_RANKS:
+        signal.signal(number, lambda number, frame: None)
 
 
 def leave(code: int) -> NoReturn:

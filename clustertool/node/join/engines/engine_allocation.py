@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping, Optional
+from typing import Mapping, Optional, Sequence
 
 from clustertool.errors import NodeLost
 from clustertool.model.job.outcome import Outcome
@@ -15,10 +15,11 @@ _ENDED = "Kubernetes has ended its pod"
 _WHY = "it was deleted, evicted or preempted, its machine shuts down, or another pod of the job has failed"
 
 
-def allocation_of(engine: str, job: str, environ: Mapping[str, str]) -> Allocation:
-    """The allocation in which this process runs. engine: "" if a user has started it. job: our id of the job."""
+def allocation_of(engine: str, job: str, environ: Mapping[str, str], requeue_on: Sequence[str] = ()) -> Allocation:
+    """The allocation in which this process runs. engine: "" if a user has started it. job: our id of the job. requeue_on: see
+    EngineSettings."""
     if engine == "slurm" and environ.get("SLURM_JOB_ID"):
-        return SlurmAllocation(job, environ)
+        return SlurmAllocation(job, environ, requeue_on)
     return PodAllocation() if engine == KUBERNETES else Allocation()
 
 

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import time
-from typing import Mapping, Optional, Set
+from typing import Mapping, Optional, Sequence, Set
 
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.model.quantities import whole
-from clustertool.model.slurm.job_end import end_of, give_back, requeue, unexplained
+from clustertool.model.slurm.job_end import begins_again, end_of, give_back, requeue, unexplained
 from clustertool.model.slurm.job_lines import SHOW_JOB, TIME_FORMAT, SlurmJob, read_jobs
 from clustertool.node.supervisor.allocation import Allocation, End
 from clustertool.node.system import programs
@@ -23,12 +23,13 @@ _SHOWN = 200
 
 
 class SlurmAllocation(Allocation):
-    """`own`: our id of the job. `environ`: the variables that Slurm sets for each task."""
+    """`own`: our id of the job. `environ`: the variables that Slurm sets for each task. requeue_on: see SlurmSettings."""
 
     present = True
 
-    def __init__(self, own: str, environ: Mapping[str, str]) -> None:
+    def __init__(self, own: str, environ: Mapping[str, str], requeue_on: Sequence[str] = ()) -> None:
         self._own = own
+        self._requeue_on = requeue_on
         self._environ = dict(environ)
         self._spare: Set[int] = set()
         self._job = environ.get("SLURM_JOB_ID", "")
@@ -71,20 +72,21 @@ class SlurmAllocation(Allocation):
         if job is not None:
             own = bool(job.clustertool_job)  # else the allocation is the user's, and the job is a step in it
             restarts = self.restarts if own else job.restarts
-            self._requeues = own and job.requeue and job.preempted is not None and job.restarts == restarts
-            self._comes_back = own and (job.preempted is not None or job.restarts > restarts)
+            self._requeues = own and begins_again(job, restarts, self._requeue_on)
+            self._comes_back = own and (self._requeues or job.preempted is not None or job.restarts > restarts)
             return end_of(job, restarts, by, self._code)
         self._comes_back = True  # that is not known
         why = self._why or " ".join(text.split())[:_SHOWN] or "its answer is empty"
         return unexplained(self._job, why, by, self._code)
 
     def comes_back(self, outcome: Outcome) -> bool:
-        """Slurm requeues a job that was preempted, or that has lost a node."""
+        """Slurm requeues a job that was preempted, or that has lost a node, and with `requeue_on` one at its time limit."""
         return self._comes_back or outcome.state is JobState.LOST
 
     def leave(self, end: End) -> str:
-        """Slurm requeues a preempted job only if it is still there after the GraceTime of its partition. It waits for the task
-        on a lost node until it has lost the node itself, after SlurmdTimeout: 300 s by default."""
+        """Slurm requeues a preempted job only if it is still there after the GraceTime of its partition, and none at its time
+        limit, unless it is asked for that while the job is COMPLETING. It waits for the task on a lost node until it has lost
+        the node itself, after SlurmdTimeout: 300 s by default."""
         if self._requeues:
             wrong = self._run(*requeue(self._job))
             return wrong and f"the job does not go back to the queue: {wrong}"

@@ -29,7 +29,7 @@ from clustertool.node.join.pods.pod_log_writer import PodLogWriter, write_line
 from clustertool.node.join.pods.pod_records import has_output, leave_message, read_records, sizes_of_logs
 from clustertool.node.supervisor import prctl
 from clustertool.node.system import processes, users
-from clustertool.node.system.child_signals import EndRequest, Signals
+from clustertool.node.system.child_signals import Signals
 
 NAME = "ct-pod"
 _TICK = 0.2
@@ -107,15 +107,17 @@ class PodProcess:
     def _turn(self, signals: Signals, inlet: int) -> None:
         select.select([signals.wake, inlet], [], [], _TICK)
         for request in signals.turn():
-            self._pass_on(request)
+            self._asked = True
+            self._signal(signal.SIGINT if request.code == Interrupted.code else signal.SIGTERM)
+        for number in signals.for_ranks:
+            self._signal(number)
         if not self._read_reports(inlet):
             time.sleep(_TICK)  # it has closed its reports, and ends
         self._reap()
 
-    def _pass_on(self, request: EndRequest) -> None:
-        self._asked = True
+    def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._child, signal.SIGINT if request.code == Interrupted.code else signal.SIGTERM)
+            os.kill(self._child, number)
 
     def _reap(self) -> None:
         """Children, and orphans of those that have died."""

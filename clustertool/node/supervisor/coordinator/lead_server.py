@@ -66,6 +66,7 @@ class LeadServer(CoordinatorLink):
         self._me = me
         self._record = record
         self._allocation = allocation
+        self._outside = False  # the job is stopped because of a signal
         made = e.shape_of(spec)
         if made.first and "elastic" not in spec:
             record("restart", attempt=made.first, pause=0.0)
@@ -185,6 +186,8 @@ class LeadServer(CoordinatorLink):
         event = _event(self._state.shape.on(node), node, message)
         if not isinstance(event, l.StopAsked):
             return event
+        if event.outside and not self._state.ending:
+            self._outside = True
         stop = event._replace(outside=event.outside and self._allocation.present)  # an engine could answer
         if self._standby is None or not message.get("leaves"):
             return stop
@@ -407,6 +410,8 @@ class LeadServer(CoordinatorLink):
             order: StopOrder = {"type": "stop", "why": action.why, "attempt": self._state.attempt, "sender": self._me}
             if action.grace is not None:
                 order["grace"] = action.grace
+            if self._outside:
+                order["outside"] = True
             self._tell(order)
         elif isinstance(action, l.Release):
             self._tell({"type": "release", "attempt": self._state.attempt, "sender": self._me})
