@@ -74,6 +74,30 @@ def shell(queue: SlurmSite) -> ShellSite:
     return ShellSite(queue)
 
 
+@pytest.mark.parametrize("kind", ["array", pytest.param("heterogeneous", marks=pytest.mark.engines)])
+def test_an_allocation_that_squeue_shows_by_another_name(shell: ShellSite, kind: str) -> None:
+    """It shows 20_0 for job 21, the first task of an array, and 20+0 for the first part of a heterogeneous job."""
+    if kind == "array":
+        shell.queue.lab.slurm("sbatch", "--array=0-1%1", "-N2", "--cpus-per-task=2", "--wrap=sleep 600")
+    else:
+        shell.allocate("-N1", "-n1", "-c2", ":", "-N1", "-n1", "-c2")
+
+    def first() -> list[str]:
+        lines = shell.queue.lab.slurm("squeue", "-h", "--states=RUNNING", "--format=%i %A").splitlines()
+        return [line.split()[1] for line in lines if line.split()[0].endswith(("_0", "+0"))]
+
+    until(first)
+    (number,) = first()
+    parts = {"SLURM_HET_SIZE": "2"} if kind == "heterogeneous" else {}
+    job = shell.within(number, *LONG, "--detach", **parts).ends(0).job
+    assert shell.submission(job)["slurm_id"] == f"{number}.0"
+    shell.runs(job)
+    assert "clean" in shell.clustertool("stop", "--job", job).ends(0).out
+    until(lambda: not shell.sruns())
+    assert shell.queue.lab.state(number).startswith("RUNNING"), "the allocation stays"
+    shell.queue.lab.cancel_all()
+
+
 @pytest.mark.engines
 def test_jobs_one_after_another_in_the_shell_of_salloc(shell: ShellSite) -> None:
     """In a terminal: an interrupt, a job that runs to its end, and one that is left, until the shell itself is left."""

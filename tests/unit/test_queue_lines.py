@@ -7,8 +7,8 @@ import pytest
 from clustertool.model.slurm.job_lines import SlurmJob
 from clustertool.model.slurm.queue_lines import NODES, QUEUE, SlurmNode, gpus_of, read_nodes, read_queue, read_steps
 
-PENDING = "12|PENDING|Resources|1795436523|N/A|N/A||(null)|2-4|wrap"
-RUNNING = "11|RUNNING|None|1795436523|1795436524|1795443723|vm|clustertool X|1|a;b c"
+PENDING = "12|PENDING|Resources|1795436523|N/A|N/A||(null)|2-4|wrap|12"
+RUNNING = "11|RUNNING|None|1795436523|1795436524|1795443723|vm|clustertool X|1|a;b c|11"
 MIXED = "vm|mixed|2/2/0/4|2000|gpu:a100:2|gpu:a100:1(IDX:0)|{partition}|none|"
 DOWN = "n2|down*|0/0/4/4|16000|(null)|gpu:0|debug|Not responding|"
 
@@ -39,9 +39,18 @@ def test_the_expected_start_of_a_pending_job() -> None:
 
 def test_the_steps_of_a_user() -> None:
     """Those of Slurm itself have a name in place of a number."""
-    (step,) = read_steps(marked("11.batch|1795436524|vm|batch", "11.3|1795436530|vm[1-2]|clustertool X", "11.3"))
+    steps = marked("11.batch|1795436524|vm|batch", "11.3|1795436530|vm[1-2]|clustertool X", "11.3")
+    (step,) = read_steps(marked(PENDING, RUNNING), steps)
     assert (step.number, step.id, step.clustertool_job, step.state) == ("11.3", 11, "X", "RUNNING")
     assert (step.started, step.nodelist) == (1795436530.0, "vm[1-2]")
+
+
+@pytest.mark.parametrize("shown", ["20_1", "20+1", "11"])
+def test_a_step_has_the_raw_id_of_its_job(shown: str) -> None:
+    """In an array, and in a heterogeneous job."""
+    queue = marked(RUNNING.replace("11|", "20|", 1).replace("|11", "|20_2"), RUNNING.replace("|11", f"|{shown}"))
+    (step,) = read_steps(queue, marked(f"{shown}.0|1795436530|vm|clustertool X", "20_7.0|1795436530|vm|clustertool Y"))
+    assert (step.number, step.id) == ("11.0", 11)
 
 
 @pytest.mark.parametrize(
@@ -94,4 +103,4 @@ def test_gpus_of_a_node(gres: str, found: object) -> None:
 
 
 def test_the_commands_ask_for_all_fields() -> None:
-    assert QUEUE[-1].count("%") == 10 and NODES[-1].count(":") == 8
+    assert QUEUE[-1].count("%") == 11 and NODES[-1].count(":") == 8

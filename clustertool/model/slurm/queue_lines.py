@@ -24,8 +24,9 @@ _JOB = {
     "comment": "%k",
     "nodes": "%D",
     "name": "%j",
+    "shown": "%i",  # 20_1 of an array, 30+1 of a heterogeneous job; else the id
 }
-_STEP = {"id": "%i", "StartTime": "%S", "NodeList": "%N", "comment": "%j"}  # those that run
+_STEP = {"shown": "%i", "StartTime": "%S", "NodeList": "%N", "comment": "%j"}  # those that run
 # sinfo(1), --Format. A field with a text behind it has no fixed width.
 _NODE = ("NodeList", "StateLong", "CPUsState", "Memory", "Gres", "GresUsed", "PartitionName", "Reason")
 _RUNS = {"state": RUNNING, "reason": ""}  # Slurm lists no other steps
@@ -63,14 +64,20 @@ def read_queue(text: str) -> List[SlurmJob]:
     return [job_of(job) for job in found if _is_number(job["id"])]
 
 
-def read_steps(text: str) -> List[SlurmJob]:
-    """The steps of the user's jobs in the answer of STEPS. Other lines, and steps without a number, are left out."""
+def read_steps(queue: str, steps: str) -> List[SlurmJob]:
+    """The steps of the user's jobs in the answers of QUEUE and STEPS. Other lines, and steps without a number, are left out.
+
+    squeue shows for a step no id of its job as SLURM_JOB_ID has it, but in an array and in a heterogeneous job the other name.
+    """
+    jobs = (dict(zip(_JOB, line.split(_MARK))) for line in queue.splitlines())
+    known = [job for job in jobs if len(job) == len(_JOB) and _is_number(job["id"])]
+    ids = {name: job["id"] for job in known for name in (job["id"], job["shown"])}
     found = []
-    for line in text.splitlines():
+    for line in steps.splitlines():
         values = dict(zip(_STEP, line.split(_MARK)))
-        job, _, step = values["id"].partition(".")
-        if len(values) == len(_STEP) and _is_number(job) and _is_number(step):
-            found.append(job_of({**values, "id": job, "step": step, "name": values["comment"], **_RUNS}))
+        job, _, step = values["shown"].partition(".")
+        if len(values) == len(_STEP) and job in ids and _is_number(step):
+            found.append(job_of({**values, "id": ids[job], "step": step, "name": values["comment"], **_RUNS}))
     return found
 
 

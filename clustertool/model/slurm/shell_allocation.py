@@ -25,7 +25,7 @@ class ShellAllocation:
     """job: its number in Slurm. nodes: their number. cpus: processors on the node that has the fewest; 0: not known.
 
     gpus: of each node, as --gpus-per-node has them; "" for none. in_step: the shell itself is a step with all that was
-    allocated, as with `srun --pty`.
+    allocated, as with `srun --pty`. heterogeneous: it is the first part of a heterogeneous job, which has others.
     """
 
     job: str
@@ -33,6 +33,7 @@ class ShellAllocation:
     cpus: int = 0
     gpus: str = ""
     in_step: bool = False
+    heterogeneous: bool = False
 
     def step(self, settings: SlurmSettings) -> SlurmSettings:
         """The settings of a job in it: without those that ask for resources. Raises UsageError where it is too small."""
@@ -73,7 +74,9 @@ def shell_allocation(environ: Mapping[str, str]) -> Optional[ShellAllocation]:
         return None
     counts = re.findall(r"(?:^|,)([0-9]{1,6})(?=[(,]|$)", environ.get("SLURM_JOB_CPUS_PER_NODE", ""))  # "4(x2),2"
     gpus = environ.get("SLURM_GPUS_PER_NODE", "")
-    return ShellAllocation(job, 0, min(map(int, counts), default=0), gpus, in_step(environ))
+    return ShellAllocation(
+        job, 0, min(map(int, counts), default=0), gpus, in_step(environ), "SLURM_HET_SIZE" in environ
+    )
 
 
 def ignored_keys(settings: SlurmSettings) -> Tuple[str, ...]:

@@ -143,6 +143,7 @@ def _inside(settings: SlurmSettings, order: SubmitOrder, allocation: ShellAlloca
         f"--jobid={allocation.job}",
         f"--job-name={comment(order.job_id)}",  # a step has no comment
         f"--ntasks={settings.node_count}",
+        *(["--het-group=0"] if allocation.heterogeneous else []),
         # A shell in a step has all that was allocated. Other steps share nothing: the job does not wait for them long.
         "--overlap" if allocation.in_step else f"--immediate={_FREE}",
     )
