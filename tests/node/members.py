@@ -112,7 +112,7 @@ class Members:
             "maximum": len(self.all),
             "members": len(nodes),
         }
-        rest = {"waiting": [], "absent": 0, "restarts": 0, "store": False, **elastic}
+        rest = {"waiting": [], "absent": 0, "restarts": 0, "blamed": [], "store": False, **elastic}
         for node in nodes:
             self.all[node].begin(nodes, {**given, **rest})
 

@@ -217,6 +217,19 @@ def test_failures_of_ranks_count_and_changes_of_nodes_do_not(join_bench: JoinBen
     assert codes(machines[:2]) == [7, 7]
 
 
+def test_a_machine_on_standby_replaces_one_on_which_all_attempts_fail(join_bench: JoinBench) -> None:
+    command = "case $PWD in */root1/*) exit 7;; esac; " + WAIT
+    machines = elastic(join_bench.job(3, command, options={"max_restarts": "2"}), 2, 2)
+    start(machines[:2])
+    machines[0].says("rank 0 of 2", 0)
+    machines[2].start()
+    says(machines[0], 2, 0, 2)
+    says(machines[2], 2, 1, 2)
+    (epoch,) = (one for one in machines[0].events("epoch") if one["attempt"] == 2)
+    assert (epoch["nodes"], epoch["joined"]) == ([0, 2], [2])
+    end([machines[2], machines[0]])
+
+
 def test_a_node_below_the_minimum_ends_the_job(join_bench: JoinBench) -> None:
     machines = running(elastic(join_bench.job(2, WAIT), 2, 2, timeout=4.0))
     machines[1].signal(signal.SIGKILL)

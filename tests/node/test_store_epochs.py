@@ -244,6 +244,20 @@ def test_the_coordinator_is_released(join_bench: JoinBench, etcd: Etcd) -> None:
     end(machines[1:])
 
 
+def test_a_coordinator_that_is_shut_down_hands_the_job_over(join_bench: JoinBench, etcd: Etcd) -> None:
+    """Ctrl+C in its terminal still ends the job."""
+    machines = running(with_store(join_bench.job(3, WAIT), 2, 3, etcd, backoff=(0.1, 1.0)))
+    machines[0].signal(signal.SIGTERM)
+    assert machines[0].wait() == 143
+    began = time.monotonic()
+    says(machines[1], 1, 0, 2)
+    says(machines[2], 1, 1, 2)
+    assert time.monotonic() - began < 5.0  # LOSS_TIMEOUT
+    leads = next(machine for machine in machines[1:] if [one for one in machine.events("epoch") if one["attempt"] == 1])
+    leads.signal(signal.SIGINT)
+    assert codes(machines[1:]) == [130, 130]
+
+
 @pytest.mark.chaos
 def test_a_node_is_lost(join_bench: JoinBench, etcd: Etcd) -> None:
     machines = running(with_store(join_bench.job(3, WAIT), 2, 3, etcd))

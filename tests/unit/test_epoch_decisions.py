@@ -40,6 +40,7 @@ def spec(**given: Any) -> Any:
         "waiting": [],
         "absent": 0,
         "restarts": 0,
+        "blamed": [],
         "store": False,
     }
     elastic.update((name, given.pop(name)) for name in list(given) if name in elastic)
@@ -78,7 +79,7 @@ def clean(node: int, *survivors: str, attempt: int = 4) -> Clean:
 
 def replay(of: e.EpochShape, *events: e.Event) -> tuple[l.State, list[str]]:
     """The last state, and what was done: `start trainer 4`, `stop`, `finish next epoch 75`."""
-    state, done = l.State(of, attempt=of.first), []
+    state, done = l.State(of, attempt=of.first, blamed=of.blamed), []
     for event in events:
         state, actions = e.decide(of, state, event)
         for action in actions:
@@ -265,6 +266,24 @@ HISTORIES: list[tuple[str, dict[str, Any], tuple[e.Event, ...], str]] = [
         {"policy": {"max_restarts": 1}},
         (*FAILED, *ANY),
         "start trainer 4, stop, start trainer 5",
+    ),
+    (
+        "the second failure on the same node makes a restart an epoch",
+        {"policy": {"max_restarts": 3}},
+        (*FAILED, *ANY, exits(ended(T1, 1), attempt=5), *(clean(node, attempt=5) for node in (0, 2, 5))),
+        "start trainer 4, stop, start trainer 5, stop, finish next epoch 75",
+    ),
+    (
+        "one on another node does not",
+        {"policy": {"max_restarts": 3}},
+        (*FAILED, *ANY, exits(ended(T2, 1), attempt=5), *(clean(node, attempt=5) for node in (0, 2, 5))),
+        "start trainer 4, stop, start trainer 5, stop, start trainer 6",
+    ),
+    (
+        "an earlier epoch counts",
+        {"policy": {"max_restarts": 3}, "restarts": 1, "blamed": [2]},
+        (*FAILED, *ANY),
+        "start trainer 4, stop, finish next epoch 75",
     ),
     (
         "restarts of earlier epochs count",

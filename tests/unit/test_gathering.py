@@ -84,6 +84,15 @@ def test_which_nodes_take_part(present: tuple[int, ...], coordinator: int, expec
     assert LATER.taking_part(present, coordinator) == expected
 
 
+def test_a_node_on_which_two_attempts_have_failed_is_the_last_one() -> None:
+    """If there are others. The coordinator always takes part."""
+    after = LATER._replace(blamed=(5, 1, 1))
+    assert after.taking_part((9, 0, 1, 2, 8), 0) == (0, 2, 8, 9)
+    assert after.taking_part((0, 1, 2), 0) == (0, 1, 2)
+    assert after.taking_part((9, 0, 1, 2, 8), 1) == (1, 0, 2, 8)
+    assert LATER._replace(blamed=(1, 5, 1)).taking_part((9, 0, 1, 2, 8), 0) == (0, 1, 2, 8)
+
+
 def test_the_pause_grows() -> None:
     assert [pause(short, 1.0, 30.0) for short in range(7)] == [1, 2, 4, 8, 16, 30, 30]
 

@@ -724,6 +724,15 @@ def test_the_reason_of_a_stop_names_its_sender() -> None:
     )
 
 
+def test_a_node_on_which_all_attempts_have_failed_is_named() -> None:
+    again = (*JOINED, FAILED, *CLEAN)
+    found = verdict(AGAIN, *again, exits(ended(T3, 9), attempt=1), *CLEAN_1)
+    assert found.reason.endswith("exit code 9; all 2 attempts have failed first on n1: it may be defective")
+    found = verdict(AGAIN, *again, exits(ended(T0, 9), attempt=1), *CLEAN_1)
+    assert found.reason.endswith("exit code 9")
+    assert verdict(COLLECTIVE, *JOINED, FAILED, *CLEAN).reason.endswith("exit code 7"), "one attempt"
+
+
 def test_the_reason_of_a_restart_is_sent_to_the_nodes_that_stop() -> None:
     state, _ = replay(AGAIN, *JOINED)
     _, (stop,) = decide(state, FAILED)

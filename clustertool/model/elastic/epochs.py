@@ -13,7 +13,7 @@ replaces the record of the epoch before it, by compare-and-swap, coordinates the
 
 from __future__ import annotations
 
-from typing import AbstractSet, Collection, FrozenSet, Iterable, Mapping, NamedTuple, Optional, Tuple
+from typing import AbstractSet, Collection, FrozenSet, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.model.elastic.lease import ends_by
 
@@ -38,7 +38,7 @@ class EpochEnd(NamedTuple):
     attempt: the last one of the epoch. why: for records. lost: when the last beat of each node came that is not proved to have
     no ranks. left: nodes that were released. restarts_used: failures of ranks that count for max_restarts, in all epochs so
     far. silent: this node has lost the epoch because its lease has ended. unattended: seconds without a laptop. code: with
-    which a node ends that leaves.
+    which a node ends that leaves. blamed: the node of the first failure of each attempt so far that ranks have ended.
     """
 
     attempt: int
@@ -49,6 +49,7 @@ class EpochEnd(NamedTuple):
     silent: bool = False
     unattended: float = 0.0
     code: int = 0
+    blamed: Tuple[int, ...] = ()
 
 
 class EpochRecord(NamedTuple):
@@ -57,6 +58,11 @@ class EpochRecord(NamedTuple):
     number: int
     coordinator: int
     nodes: FrozenSet[int]
+
+
+def suspect(blamed: Sequence[int]) -> Optional[int]:
+    """The node on which the last two attempts have failed first, None if there is none. blamed: see EpochEnd."""
+    return blamed[-1] if len(blamed) > 1 and blamed[-1] == blamed[-2] else None
 
 
 def next_number(known: Iterable[int]) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Collection, Dict, FrozenSet, NamedTuple, Tuple
 
-from clustertool.model.elastic.epochs import Leases
+from clustertool.model.elastic.epochs import Leases, suspect
 
 
 class Readiness(Enum):
@@ -62,7 +62,7 @@ class Gathering(NamedTuple):
     expected: members that will join again, because they have taken part and were not lost. patience: seconds to wait for these.
     first: no epoch has begun so far.
     restarts: of --max-restarts that were used. before: the last epoch. job_began: when the first gathering began. unattended:
-    seconds without a laptop.
+    seconds without a laptop. blamed: see EpochEnd.
     started: how many machines are started at first, 0 for the maximum. numbers: all members so far have numbers below it.
     """
 
@@ -80,6 +80,7 @@ class Gathering(NamedTuple):
     before: EpochBefore = EpochBefore()
     job_began: float = 0.0
     unattended: float = 0.0
+    blamed: Tuple[int, ...] = ()
     started: int = 0
     numbers: int = 0
 
@@ -101,9 +102,13 @@ class Gathering(NamedTuple):
     def taking_part(self, present: Collection[int], coordinator: int) -> Tuple[int, ...]:
         """The members of the epoch: the coordinator, then the others ascending.
 
-        Beyond the maximum, those of the last epoch come before others, and lower numbers before higher ones.
+        Beyond the maximum, those of the last epoch come before others, and lower numbers before higher ones. All come before
+        one on which the last two attempts have failed.
         """
-        others = sorted(set(present) - {coordinator}, key=lambda member: (member not in self.expected, member))
+        bad = suspect(self.blamed)
+        others = sorted(
+            set(present) - {coordinator}, key=lambda member: (member == bad, member not in self.expected, member)
+        )
         return (coordinator, *sorted(others[: self.maximum - 1]))
 
 

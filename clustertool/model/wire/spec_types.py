@@ -82,6 +82,7 @@ class ElasticSpec(_ElasticTimes):
     waiting: List[str]  # names of the members on standby
     absent: int  # machines that were started with the job, and had not joined by then
     restarts: int  # of --max-restarts that earlier epochs have used
+    blamed: List[int]  # nodes on which attempts of earlier epochs have failed first
     store: bool  # epochs are records in a store: any node may coordinate, and each attempt is an epoch
 
 

@@ -412,6 +412,7 @@ class JoinCoordinator:
             "waiting": waiting,
             "absent": max(0, self._join.nnodes - members),
             "restarts": gathering.restarts,
+            "blamed": list(gathering.blamed),
             "store": settings.server.present,
             "age": boottime() - gathering.job_began,
             "unattended": self._limits.unattended(time.monotonic()),

@@ -210,6 +210,7 @@ class EpochLoop:
             before=before,
             job_began=self._gathering.job_began,
             unattended=end.unattended,
+            blamed=end.blamed,
             numbers=max(self._gathering.numbers, numbers),
         )
         self._began = now

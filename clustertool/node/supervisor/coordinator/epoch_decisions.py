@@ -8,6 +8,7 @@
     ending     a node asks to leave                                (the restart that is under way becomes an epoch)
     any        a machine offers itself, grow is restart   ending   Stop        the same, if there is room for it
     ending     because of failed ranks, a node is lost             (they may have failed because of it: no failure is counted)
+    ending     the attempt before has failed on the same node, too  (the restart becomes an epoch, which prefers standby)
     ending     all that failed by themselves did so with 101       (they ask to be started again: no failure is counted)
     ending     all nodes clean or lost                    over     Finish(NEXT_EPOCH)
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence, Tuple, Union
 
+from clustertool.model.elastic.epochs import suspect
 from clustertool.model.job.outcome import Outcome, exit_code, some
 from clustertool.model.job.state_names import JobState
 from clustertool.model.roles import role_name
@@ -73,13 +75,14 @@ Event = Union[l.Event, Leaves, ShutDown, Returned, OnStandby, LeaseEnded]
 
 class EpochShape(l.Shape):
     """max_restarts is what earlier epochs have left of that of the job, and `used` what they have used. grow: "next" or
-    "restart". maximum: nodes. store: whether epochs are records in a store."""
+    "restart". minimum, maximum: nodes. store: whether epochs are records in a store. blamed: see State, of earlier epochs."""
 
     grow = "next"
     minimum = 1
     maximum = 0
     store = False
     used = 0
+    blamed: Tuple[int, ...] = ()
 
 
 def shape_of(spec: Spec) -> l.Shape:
@@ -94,7 +97,7 @@ def shape_of(spec: Spec) -> l.Shape:
     restarts = policy["max_restarts"] - elastic["restarts"]
     shape = EpochShape(nodes, names, place, policy["on_failure"], restarts, first, policy["grace"])
     shape.grow, shape.minimum, shape.maximum = elastic["grow"], elastic["minimum"], elastic["maximum"]
-    shape.store, shape.used = elastic["store"], elastic["restarts"]
+    shape.store, shape.used, shape.blamed = elastic["store"], elastic["restarts"], tuple(elastic["blamed"])
     return shape
 
 
@@ -227,8 +230,9 @@ def _clean(shape: EpochShape, state: l.State, event: l.Clean) -> l.Step:
             first = state.culprits[0]
             what = f"{role_name(first.role)} {first.rank} on {shape.names[shape.node_of[first.key]]}"
             state = _restarted(state, f"{what} asks to be started again (exit code {AGAIN})", counted=False)
-        elif state.restart and (shape.store or state.left):  # the same nodes cannot go on
-            state = _restarted(state, f"restart after attempt {state.attempt}: {l.reason(state)}", counted=True)
+        elif state.restart and (shape.store or state.left or suspect(l.blamed(state)) is not None):  # other nodes go on
+            why = f"restart after attempt {state.attempt}: {l.reason(state)}"
+            state = _restarted(state._replace(blamed=l.blamed(state)), why, counted=True)
         state = _without_survivors(state, event.survivors)
     return l.decide(state, event)
 

@@ -206,6 +206,7 @@ class State(NamedTuple):
     survivors: Tuple[str, ...] = ()
     ending: Optional[Outcome] = None
     grace: Optional[float] = None  # of the stop of this attempt, see Stop
+    blamed: Tuple[int, ...] = ()  # the node of the first failure of each attempt before, of those that ranks have ended
     asked: bool = False  # the engine, which has not answered yet
     restart: bool = False
     left: FrozenSet[int] = frozenset()  # the last two: see epoch_decisions
@@ -370,13 +371,22 @@ def failing(state: State) -> bool:
 
 
 def failure(state: State) -> Outcome:
+    """The outcome of a job whose ranks have failed. A node on which each attempt has failed first is named."""
     first = state.culprits[0]
     code = exit_code(first.code, first.signal) or 1
     keys = tuple(exit.key for exit in state.culprits)
     followed = tuple(exit.key for exit in state.culprits if exit.consequence and not first.consequence)
     source = "tool" if first.of_runtime else "job"  # whose code it is
-    node = state.shape.node_of[first.key]
-    return Outcome(JobState.FAILED, code, source, reason(state), keys, node=node, followed=followed)
+    node, attempts = state.shape.node_of[first.key], blamed(state)
+    why = reason(state)
+    if len(attempts) > 1 and {*attempts} == {node} and len(state.shape.nodes) > 1:
+        why += f"; all {len(attempts)} attempts have failed first on {state.shape.names[node]}: it may be defective"
+    return Outcome(JobState.FAILED, code, source, why, keys, node=node, followed=followed)
+
+
+def blamed(state: State) -> Tuple[int, ...]:
+    """The nodes of State.blamed, and that of the first failure of this attempt."""
+    return (*state.blamed, state.shape.node_of[state.culprits[0].key])
 
 
 def reason(state: State) -> str:
@@ -470,7 +480,7 @@ def settle(state: State) -> Step:
     if state.asked or not state.gone >= state.shape.nodes:
         return state, ()
     if state.restart and not state.survivors:
-        return _advance(State(state.shape, attempt=state.attempt + 1, joined=state.joined))
+        return _advance(State(state.shape, attempt=state.attempt + 1, joined=state.joined, blamed=blamed(state)))
     ending = state.ending
     if state.culprits and (ending is None or ending.state is JobState.FAILED):
         ending = failure(state)  # others may have failed since

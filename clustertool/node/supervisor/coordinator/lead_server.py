@@ -70,7 +70,7 @@ class LeadServer(CoordinatorLink):
         made = e.shape_of(spec)
         if made.first and "elastic" not in spec:
             record("restart", attempt=made.first, pause=0.0)
-        self._state = l.State(made, attempt=made.first)
+        self._state = l.State(made, attempt=made.first, blamed=made.blamed if isinstance(made, e.EpochShape) else ())
         self._clock = ProcessClock()
         others = sorted(made.nodes - {spec["node"]})
         self._members = LeadMembers(others, policy["loss_timeout"], self._clock, "elastic" in spec)
@@ -115,7 +115,8 @@ class LeadServer(CoordinatorLink):
         lost = {node: members[node].last_at for node in sorted(state.lost & set(members)) if members[node].joined}
         used = e.restarts_used(state.shape, state) if isinstance(state.shape, e.EpochShape) else 0
         unattended = self._limits.unattended(time.monotonic())
-        return EpochEnd(state.attempt, outcome.reason, lost, tuple(sorted(state.left)), used, unattended=unattended)
+        left, blamed = tuple(sorted(state.left)), state.blamed
+        return EpochEnd(state.attempt, outcome.reason, lost, left, used, unattended=unattended, blamed=blamed)
 
     @property
     def silent(self) -> bool:
