@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Dict, Iterator, Optional
 
 from clustertool.model.job.file_origin import WriteSpan
-from clustertool.model.paths import OURS
+from clustertool.model.paths import OURS, folder_of
 from clustertool.node.jobs.queries import record_of
 from clustertool.node.jobs.records import Record, bases, names
 from clustertool.node.storage.files import MARKER
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 def spans(node: NodeContext, request: SpansRequest) -> SpansAnswer:
     """List the spans of the job and of others that have had the folder or file of the same path; none for one inside of
-    the job's own directory. Raises NotFound, PreflightError."""
+    the job's own directory, or of its folder on a volume of pods. Raises NotFound, PreflightError."""
     job, folder = request["job"], os.path.realpath(request["dir"])
     top = os.path.realpath(record_of(node, job).paths.dir)
-    if os.path.commonpath([top, folder]) == top:
+    if os.path.commonpath([top, folder]) == top or any(_of_volume(name, job) for name in folder.split("/")):
         return {"spans": []}
     device = os.stat(folder).st_dev if os.path.exists(folder) else 0
     found: Dict[str, WriteSpan] = {}
@@ -34,6 +34,12 @@ def spans(node: NodeContext, request: SpansRequest) -> SpansAnswer:
             span = _span(record, device)
             found[record.job] = _both(found[record.job], span) if record.job in found else span
     return {"spans": list(found.values())}
+
+
+def _of_volume(name: str, job: str) -> bool:
+    """Whether a folder on a volume is a node's of this job (node/join/pods/output_volume.py)."""
+    own = folder_of(job)
+    return name == own or (name.startswith(f"{own}-node") and name[len(f"{own}-node") :].isdigit())
 
 
 def _all(root: str) -> Iterator[Record]:
