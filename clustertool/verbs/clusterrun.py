@@ -150,7 +150,7 @@ def _join(call: Call, launch: Launch, folder: Path, conf: Conf, meeting: TypedMe
         if items:
             what = f"{option} is not possible where the command is typed on each machine"
             raise UsageError(what, "type it on the machines that take part, with --devices IDS on each")
-    coordinates = first_machine.own_address(meeting.host) if launch.own_address else ""
+    coordinates = first_machine.own_address(meeting.host) if launch.own_address and not meeting.index else ""
     if coordinates not in ("", launch.own_address):
         what = f"{launch.own_address_by} {launch.own_address}: the machines meet at {coordinates}, which is this machine, too"
         raise UsageError(what, "name the same address where the machines meet and here, or leave this one out")

@@ -90,6 +90,21 @@ def test_each_machine_has_its_own_log_dir(folders, meet):
     assert not (folders[1].folder / "mine").exists()
 
 
+def test_each_machine_states_its_own_address(folders, meet):
+    """--host, as in Paddle: the trainers have it, and the others connect to it. The first machine has that of --master."""
+    for site in folders:
+        site.workspace(".", train_py=TELLS)
+    running = [
+        starts(site, *meet, "--rank", rank, "--host", f"127.0.0.{address}", "train.py")
+        for (rank, address), site in zip(((0, 1), (1, 9)), folders)
+    ]
+    for one in running:
+        one.wait().ends(0)
+    envs = [said["env"] for node, site in enumerate(folders) for said in told(site, node)]
+    assert [env["POD_IP"] for env in envs] == ["127.0.0.1", "127.0.0.9"]
+    assert envs[0]["PADDLE_TRAINERS"] == envs[1]["PADDLE_TRAINERS"] == "127.0.0.1,127.0.0.9"
+
+
 def test_ctrl_c_while_it_waits_and_a_second_start(folders, meet):
     folders[0].workspace(".", train_py=TELLS)
     first = starts(folders[0], *meet, "--rank", 0, "train.py")
@@ -158,6 +173,12 @@ def test_dry_shows_the_plan_and_does_nothing(folders, meet):
         (("--master", "192.0.2.1:8090", "--nnodes", 2, "train.py"), 64, "need a common secret, and there is none here"),
         (("--master", "127.0.0.1:8090", "--nnodes", 2, "--resume=x", "train.py"), 64, "--resume is not possible"),
         (("--master", "127.0.0.1:8090", "--nnodes", 2, "other.py"), 65, "there is no other.py"),
+        (("--master", "127.0.0.1:8090", "--nnodes", 2, "--only", "a", "train.py"), 64, "--only is not possible"),
+        (
+            ("--master", "127.0.0.1:8090", "--nnodes", 2, "--host", "127.0.0.2", "train.py"),
+            64,
+            "meet at 127.0.0.1, which",
+        ),
         (("--nnodes", 2, "train.py"), 64, "type it on each machine with --master HOST:PORT and --nnodes N"),
     ],
 )
