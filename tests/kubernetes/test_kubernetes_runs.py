@@ -83,7 +83,7 @@ def test_ranks_have_a_home_and_a_name(job: KubeSite) -> None:
 
 def test_a_rank_that_fails_ends_the_job_with_its_exit_code(job: KubeSite) -> None:
     done = job.inv(*run("--env", "FAILS=1")).ends(7)
-    assert f"trainer 1 on ct-{done.job}-1 failed" in done.last
+    assert f"trainer 1 on ct-{done.job}-1: exit code 7" in done.last
     # Kubernetes deletes the pods that still run when another one has failed: their nodes may have no record (66).
     assert job.inv("status", "--json").json["outcome"]["code"] == 7
     job.inv("clean", "--job", done.job).ends(0)
@@ -272,7 +272,8 @@ def test_a_quota_that_allows_a_part_of_the_pods_is_named(job: KubeSite) -> None:
     command = job.start(*run())
     command.says("exceeded quota: team")
     assert "exceeded quota: team" in job.inv("status").out
-    assert "exceeded quota: team" in command.wait().ends(69).last
+    done = command.wait().ends(69)
+    assert "exceeded quota: team" in done.last and done.err.count("running: FailedCreate") == 1
 
 
 def test_a_user_without_rights_gets_the_fix_and_leaves_nothing(

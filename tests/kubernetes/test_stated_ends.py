@@ -67,7 +67,7 @@ def test_a_job_without_a_record_has_ended_for_the_reason_that_a_pod_states() -> 
     found = described(JobObjects(workload("Failed"), [pod(0, stated(ALONE), 75), pod(1, "", 143)]))
     assert found.state is EngineState.ENDED
     assert found.reason == f"pod ct-a-0: {ALONE.reason}"
-    assert found.cause == (found.reason, 75), "no node has joined: no record says more"
+    assert found.cause == (found.reason, 69), "no node has joined: no record says more"
 
 
 def test_what_python_prints_before_the_tool_starts_is_a_reason() -> None:

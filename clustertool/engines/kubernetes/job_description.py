@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from clustertool.engines.base import Description, EngineState
 from clustertool.engines.kubernetes.api.object_kinds import Object
-from clustertool.errors import DataError, NodeLost
+from clustertool.errors import DataError, NodeLost, PreflightError
 from clustertool.model.job.state_names import JobState
 from clustertool.model.kubernetes.object_names import QUEUE_LABEL, about_of
 from clustertool.model.kubernetes.pod_reasons import (
@@ -30,6 +31,7 @@ _ENDS = {"Job": ("Failed", "Complete"), "JobSet": ("Failed", "Completed")}  # ty
 _ENDINGS = ("FailureTarget", "SuccessCriteriaMet")  # of a Job whose pods are being ended
 _PADDLE_SUCCESSES = ("Completed", "Succeed", "Succeeded")  # status.phase
 _PADDLE_ENDS = (*_PADDLE_SUCCESSES, "Failed", "Aborted", "Terminated")
+_POD_NAME = re.compile(r'pods "[^" ]+" is')
 _LAST = 300  # characters of a log
 _CREATING = 60.0  # seconds in which the Secret of a job is created
 _REFUSED = ("FailedCreate", "FailedScheduling", "FailedMount", "FailedAttachVolume")  # reasons of events
@@ -112,20 +114,22 @@ def stated_end(pods: Sequence[PodView]) -> str:
 
 def _never_joined(found: JobObjects, pods: Sequence[PodView]) -> tuple[str, int] | None:
     """What is stated about a job that no node has joined, so no record has its end; and the exit code of the first pod that has
-    failed."""
+    failed. Nodes that did not come were not lost: they were not reached."""
     ends = [end for end in map(_end_of, pods) if end is not None]
     stated = stated_end(pods)
     if not stated or any(end.node >= 0 for end in ends):
         return None
     reasons = filter(None, (stated, _not_created(found)))
-    return "; ".join(reasons), next(pod.code for pod in pods if pod.code > 0)
+    code = next(pod.code for pod in pods if pod.code > 0)
+    return "; ".join(reasons), PreflightError.code if code == NodeLost.code else code
 
 
 def _not_created(found: JobObjects) -> str:
     """Why the cluster does not create pods that are missing, such as a quota."""
     if len(found.pods) >= max(1, about_of(found.workload).nodes):
         return ""
-    return _refusal(found.events, ("FailedCreate",))
+    refused = _refusal(found.events, ("FailedCreate",))
+    return _POD_NAME.sub("a pod is", refused)  # each attempt has another name
 
 
 def _disrupted(events: Sequence[Object]) -> tuple[str, int] | None:
