@@ -316,3 +316,10 @@ def test_findings() -> None:
     assert levels({}, {"mpi_daemons": ()})[1] == ("error", "Open MPI 4.1.4 without orted on PATH")
     assert levels({}, {"mpirun": ""})[1][0] == "error"
     assert levels({"mpirun": ""}, other, other)[1] == ("ok", "Open MPI 4.1.6")
+
+
+@pytest.mark.parametrize(("facts", "warned"), [(MPICH, True), (OPEN_MPI_5, False)])
+def test_mpich_on_nodes_with_ipv6_only_is_warned_of(facts: Mapping[str, Any], warned: bool) -> None:
+    for entries, there in ((["[fe80::1]:22", "[fe80::2]:22"], warned), (hosts(2), False)):
+        made = mpi_plan(entries, facts=facts, nproc_per_node="1")
+        assert any("MPICH 4.0.2 needs IPv4" in warning for warning in made.warnings) is there

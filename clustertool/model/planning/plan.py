@@ -252,6 +252,9 @@ def _warnings(table: Table) -> Tuple[str, ...]:
     names = [host.name for host in table.cluster.hosts]
     if any(":" in address for address in table.addresses):
         found.append('a training address is IPv6; Paddle splits endpoints on ":" and cannot use it')
+        mpi = implementation_of(table.facts[0], names[0]) if table.job.by_mpirun else None
+        if mpi is not None and mpi.hydra:
+            found.append(f"a training address is IPv6; {mpi.text} needs IPv4 between nodes: use Open MPI")
     for node, busy, port in table.ports.moved:
         user = table.facts[node].holder(busy)
         found.append(f"{names[node]}: port {busy} (PADDLE_PORT) is in use by {user}, pservers take {port}")
