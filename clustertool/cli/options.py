@@ -63,13 +63,19 @@ class Positional:
     choices: tuple[str, ...] = ()
 
 
+def _others(name: str, also: str) -> dict[str, str]:
+    """What other tools call a verb, and what to type."""
+    pairs = (item.partition("=") for item in also.split())
+    return {other: f"{name} {option}".rstrip() for other, _, option in pairs}
+
+
 class Verb:
     """A command.
 
     target: "module:function" in clustertool.verbs, a function that takes a Call; by default both have the verb's name.
     targets: the same for a command line with an option, by the option's attribute. The first that is given counts.
-    purpose: its heading in the list of commands. also: what other tools call it, for suggestions. examples: without the
-    program's name.
+    purpose: its heading in the list of commands. also: what other tools call it, for suggestions; WORD=--option is the verb
+    with an option. examples: without the program's name.
     """
 
     def __init__(
@@ -86,7 +92,7 @@ class Verb:
     ) -> None:
         self.name, self.help, self.options = name, help, options
         self._target, self._targets = target or f"{name}:{name}", targets or {}
-        self.purpose, self.also, self.examples, self.positional = purpose, tuple(also.split()), examples, positional
+        self.purpose, self.also, self.examples, self.positional = purpose, _others(name, also), examples, positional
 
     def target(self, given: SimpleNamespace) -> str:
         """The function for this command line, as "module:function"."""

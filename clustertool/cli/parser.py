@@ -51,7 +51,7 @@ def find(name: str, verbs: Sequence[Verb], options: Sequence[Opt] = ()) -> Verb:
             return verb
     for verb in verbs:
         if name in verb.also:
-            raise UsageError(f"unknown command {name!r}, did you mean {verb.name!r}?", _LIST)
+            raise UsageError(f"unknown command {name!r}, did you mean {verb.also[name]!r}?", _LIST)
     if any(option.name == name for option in options):  # other programs have `version` as a command
         raise UsageError(f"unknown command {name!r}, did you mean '--{name}'?", _LIST)
     raise UsageError(f"unknown command {name!r}{did_you_mean(name, [verb.name for verb in verbs])}", _LIST)
@@ -117,7 +117,9 @@ def _read_option(rest: list[str], known: Mapping[str, Opt], values: dict[str, An
     name, value = split(argument, known)
     option = known.get(name)
     if option is None:
-        raise UsageError(f"unknown option {name!r}{where}{did_you_mean(name, known)}", fix)
+        hosts = [spelling for spelling in ("--only", "--hostfile") if name == "--hosts" and spelling in known]
+        meant = f", did you mean {' or '.join(map(repr, hosts))}?" if hosts else did_you_mean(name, known)
+        raise UsageError(f"unknown option {name!r}{where}{meant}", fix)
     if option.default is FLAG:
         if value is not None and name.startswith("--"):
             raise UsageError(f"{name} takes no value", f"leave {'=' + value!r} out")

@@ -5,6 +5,7 @@ This is the hot path of `run` and `logs`: a batch of lines is one write.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -27,12 +28,21 @@ def prefix(role: str, rank: int, node: str, width: int = 0) -> str:
 class RankLines:
     """Writes the lines of ranks that match `grep`. `hide` masks secrets; `width`: of the longest prefix (see `widest`).
 
-    times: each line has the time when it was written, in the time zone of the laptop, to the second.
+    times: each line has the time when it was written, in the time zone of the laptop, to the second. objects: each line is
+    a JSON object.
     """
 
     def __init__(
-        self, terminal: Terminal, *, hide: Hide | None = None, width: int = 0, grep: str = "", times: bool = False
+        self,
+        terminal: Terminal,
+        *,
+        hide: Hide | None = None,
+        width: int = 0,
+        grep: str = "",
+        times: bool = False,
+        objects: bool = False,
     ) -> None:
+        self._objects = objects
         self._terminal, self._hide, self._width, self._times = terminal, hide, width, times
         self._pattern = re.compile(grep)
         self._recent: deque[tuple[str, int, list[str]]] = deque(maxlen=_SCREEN)
@@ -46,6 +56,11 @@ class RankLines:
 
     def text(self, role: str, rank: int, node: str, lines: Sequence[str], t: float | None = None) -> str:
         """What show() writes. `t`: seconds since the epoch."""
+        if self._objects:
+            about = {"role": role, "rank": rank, "node": node, "time": t}
+            texts = map(self._hide, lines) if self._hide else lines
+            # The backslash of a DEL is in the document, as for other answers.
+            return "".join(json.dumps({**about, "line": line}).replace("\x7f", "\\u007f") + "\n" for line in texts)
         plain = prefix(role, rank, node, self._width)
         text = plain.rstrip()
         mark = self._terminal.paint(text, colour_of(rank + _OFFSETS.get(role, 0))) + plain[len(text) :]

@@ -90,9 +90,9 @@ class Terminal:
         """A line on stderr that is neither warning nor error."""
         self._write_err(self._message(text) + "\n")
 
-    def json(self, value: object) -> None:
-        """`value` as one JSON document. ASCII only, so that no terminal and no encoding can be hurt by it."""
-        text = json.dumps(filled_value(value, self._program), indent=2, default=str)
+    def json(self, value: object, lines: bool = False) -> None:
+        """`value` as one JSON document, or one line. ASCII only, so that no terminal and no encoding can be hurt by it."""
+        text = json.dumps(filled_value(value, self._program), indent=None if lines else 2, default=str)
         self.write(text.replace("\x7f", "\\u007f") + "\n")
 
     def write(self, text: str) -> None:

@@ -79,7 +79,7 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
         raise UsageError("what is to be run?", f"{_USAGE}; clusterrun --help lists the options")
     launch = foreign_options.read(argv, OWN)
     if launch.options.get("help") or launch.options.get("version"):
-        _help(call.terminal, bool(launch.options.get("help")))
+        show_help() if launch.options.get("help") else call.terminal.line(f"clusterrun {__version__}")
         return
     if "under" in launch.options:  # rank_program.py takes it where it stands alone
         raise UsageError("--under makes one rank of a job that runs, and other options start a job", RANK_USAGE)
@@ -432,10 +432,8 @@ class _Teller:
         self._call.terminal.note(f"logs: {names}{not_ours}; {PROGRAM} logs{here} --job {job}")
 
 
-def _help(terminal: Terminal, whole: bool) -> None:
-    if not whole:
-        terminal.line(f"clusterrun {__version__}")
-        return
+def show_help() -> None:
+    terminal = Terminal()
     terminal.block(f"usage: {_USAGE}\n\n{__doc__}")
     for key, name in LAUNCHERS.items():
         flags = [flag for flag in FLAGS if key in flag.of]

@@ -25,6 +25,7 @@ from clustertool.model.wire.agent_requests import FollowRequest
 from clustertool.model.wire.messages import FOLLOW, LIST_FILES, STATUS
 from clustertool.show.prefix import RankLines, widest
 from clustertool.show.table import table
+from clustertool.show.terminal import Terminal
 from clustertool.ssh.parallel import each
 from clustertool.verbs import signals
 from clustertool.verbs.follow_session import FollowSession
@@ -52,13 +53,14 @@ def logs(call: Call) -> None:
             )
         _show_files(call)
         return
-    if call.json:
-        raise UsageError("--json lists files only", "logs --files --json; --raw prints the exact bytes of one rank")
+    if call.json and given.raw:
+        raise UsageError("--raw prints bytes, and --json objects", "give one of them")
+    call.lines = call.json
     asked, tail, attempt = _asked(call), whole(call.given.tail, "--tail"), whole(call.given.attempt, "--attempt")
     request: FollowRequest = {"job": "", "follow": call.given.follow, "tail": tail, "attempt": attempt}
     if given.since:
         request["since"] = _since(given.since)
-    if given.timestamps:
+    if given.timestamps or call.json:
         request["by_time"] = True
     several = not call.given.raw and not call.given.follow
     lanes, inbox = NodeQueues(signals.check), Inbox()
@@ -161,7 +163,8 @@ def _printer(call: Call, fleet: Fleet, places: Mapping[Key, int], status: JobSta
     """Readable lines with their prefix, secrets of this laptop masked, those that --grep does not match left out."""
     width = widest([(*key, status.nodes[node].name) for key, node in places.items()])
     hide = mask(load_config.known_secrets(fleet.cluster).values())
-    return RankLines(call.terminal, hide=hide, width=width, grep=call.given.grep, times=call.given.timestamps)
+    times, terminal = call.given.timestamps, Terminal() if call.json else call.terminal
+    return RankLines(terminal, hide=hide, width=width, grep=call.given.grep, times=times, objects=call.json)
 
 
 def _show_files(call: Call) -> None:

@@ -16,13 +16,14 @@ from clustertool.verbs import complete_values
 from clustertool.verbs.verb_table import ABOUT, COMMON, EXAMPLES, HELP, VERBS
 
 _NAMES = tuple(verb.name for verb in VERBS)
+_LAUNCHER = "clusterrun"  # a program of its own, with the options of launchers
 # Answered here, without the modules that run verbs.
 _HELP = Verb(
     "help",
     "Show the commands, or the options of one.",
     purpose="Help",
     examples=("help run",),
-    positional=Positional("commands", "[COMMAND]", "the command", choices=_NAMES),
+    positional=Positional("commands", "[COMMAND]", "the command", choices=(*_NAMES, _LAUNCHER)),
 )
 _ALL = (*VERBS, _HELP)
 
@@ -57,6 +58,9 @@ def _answer(line: parser.CommandLine) -> str | None:
     asked = line.given.pop("commands", ())
     if len(asked) > 1:
         raise UsageError(f"help takes one command, not {len(asked)}", "clustertool --help lists the commands")
+    if asked == (_LAUNCHER,):
+        importlib.import_module("clustertool.verbs.clusterrun").show_help()
+        return ""
     if asked:
         verb = parser.find(asked[0], _ALL)
     if verb is not None and (asked or common["help"]):

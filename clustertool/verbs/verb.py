@@ -42,7 +42,9 @@ class Call:
         self.given = given
         self.dispatches = False  # the result of a dispatch is what it answers
         self.terse = False  # what follows without a wait is not announced
-        self.answered = False  # one call has one JSON answer: a later error prints nothing more on stdout
+        self._answer: Mapping[str, object] = {}
+        self._finished = False
+        self.lines = False  # the answer is JSON Lines, of which the verb prints all but the last one
 
     @property
     def json(self) -> bool:
@@ -58,10 +60,16 @@ class Call:
         """stdout for users; stderr when stdout belongs to a JSON answer."""
         return Terminal(out=sys.stderr) if self.json else Terminal()
 
-    def answer(self, value: object) -> None:
-        """The JSON answer, on stdout."""
-        self.answered = True
-        Terminal().json(value)
+    def answer(self, value: Mapping[str, object]) -> None:
+        """Keep the JSON answer for finish(). One call has one."""
+        self._answer = value
+
+    def finish(self, error: ClustertoolError | None) -> None:
+        """Print the JSON answer on stdout, with the exit code if the verb has not put it there."""
+        if self.json and not self._finished:
+            self._finished = True  # an error of the output is none of the answer
+            answer = {**self._answer, "exit": self._answer.get("exit", exit_json(error, "tool"))}
+            Terminal().json(answer, lines=self.lines)
 
     @property
     def selection(self) -> Selection:
@@ -198,6 +206,7 @@ def outermost(body: Callable[[Call], None], call: Call) -> int:
         signals.count.working = True
         signals.count.note = lambda text: call.terminal.note(text)
         body(call)
+        call.finish(None)
     except ClustertoolError as error:
         return _fail(call, error)
     except Exception as error:  # noqa: BLE001 - the one place where everything ends
@@ -209,8 +218,7 @@ def outermost(body: Callable[[Call], None], call: Call) -> int:
 
 def _fail(call: Call, error: ClustertoolError) -> int:
     show_error(error, call.terminal)
-    if call.json and not call.answered:
-        call.answer({"exit": exit_json(error)})
+    call.finish(error)
     return error.code
 
 

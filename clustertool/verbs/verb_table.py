@@ -46,7 +46,7 @@ VERBS = (
         VERBOSE,
         *NODES,
         purpose=_RUN,
-        also="start launch submit train",
+        also="start launch submit train resume=--resume restart=--resume",
         positional=Positional(
             "program",
             "[PROGRAM [ARGUMENT...]]",
@@ -126,7 +126,7 @@ VERBS = (
         replace(ROLE, help="only processes of this role", default="", usual="all"),
         *PLACES,
         purpose=_WATCH,
-        also="describe show info",
+        also="describe show info events",
         examples=("status", "status --job 20260102 --json"),
     ),
     Verb(
@@ -198,7 +198,7 @@ VERBS = (
         *ENGINES,
         *NODES,
         purpose=_CLUSTER,
-        also="nodes ping doctor test",
+        also="nodes ping doctor test init config validate",
         examples=("check", "check --workspace ./job --framework torch"),
     ),
     Verb(

@@ -221,6 +221,7 @@ def test_split_tells_what_it_does(site):
         "seed": None,
         "replaced": 0,
         "shards": [{"file": "d.txt-00000", "lines": 2, "bytes": 4}, {"file": "d.txt-00001", "lines": 1, "bytes": 1}],
+        "exit": {"code": 0, "source": "tool", "reason": ""},
     }
     done = alone.inv("split", "--data", "d.txt", "--shards", 1).ends(64)
     assert ". has shards of d.txt already: d.txt-00000 to d.txt-00001" in done.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -185,7 +186,11 @@ def test_what_is_not_there_is_66_and_what_makes_no_sense_64(waiting):
         done = pair.inv("logs", *args).ends(code)
         assert told in done.err
         assert not done.out
-    assert "--json lists files only" in pair.inv("logs", "--json").ends(64).err
+    assert "give one of them" in pair.inv("logs", "--json", "--raw", "--rank", 0).ends(64).err
+    *lines, last = map(json.loads, pair.inv("logs", "--json", "--rank", 0).ends(0).out.splitlines())
+    assert lines and all((one["role"], one["rank"], one["node"]) == ("trainer", 0, pair.name(0)) for one in lines)
+    assert all(abs(one["time"] - time.time()) < 600 and "\n" not in one["line"] for one in lines)
+    assert last == {"exit": {"code": 0, "source": "tool", "reason": ""}}
 
 
 def test_roles_and_files_after_the_job(site):

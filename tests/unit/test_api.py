@@ -163,3 +163,22 @@ def test_nothing_is_shown_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     Kernel(monkeypatch, kernel=object())
     assert listener(print) is print
     assert kernel.shown == []
+
+
+def test_errors_of_options_name_the_parameter() -> None:
+    """But a command to type has its options."""
+    for fix, shown in [
+        ("write --nproc-per-node 3", "write nproc_per_node 3"),
+        (f"{PROGRAM} run --wait", "clustertool run --wait"),
+    ]:
+        with pytest.raises(UsageError) as caught, plain_errors():
+            raise UsageError("--nproc-per-node 'x' is not a whole number", fix)
+        assert (caught.value.what, caught.value.fix) == ("nproc_per_node 'x' is not a whole number", shown)
+
+
+def test_the_package_has_the_names_of_the_api() -> None:
+    import clustertool
+    from clustertool import Cluster as FromPackage
+
+    assert FromPackage is Cluster
+    assert not hasattr(clustertool, "nothing")

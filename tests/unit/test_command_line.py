@@ -30,7 +30,7 @@ SHOW = Verb(
     Opt("tail", "lines", short="n", value="N"),
     Opt("only", "hosts", MANY, value="HOST"),
     purpose="Watch",
-    also="display",
+    also="display again=--work-dir",
     examples=("show -f",),
 )
 START = Verb(
@@ -133,6 +133,7 @@ def test_arguments_may_stand_between_options() -> None:
         (("s",), "unknown command 's', did you mean 'show' or 'start'?", "clustertool --help lists"),
         (("display",), "unknown command 'display', did you mean 'show'?", "clustertool --help lists"),
         (("xyz",), "unknown command 'xyz'", "clustertool --help lists"),
+        (("again",), "unknown command 'again', did you mean 'show --work-dir'?", "clustertool --help lists"),
         (("show", "--wrok-dir", "x"), "unknown option '--wrok-dir' of show, did you mean '--work-dir'?", "help show"),
         (("show", "--work"), "unknown option '--work' of show, did you mean '--work-dir'?", "help show"),
         (("show", "--wrok_dir=x"), "unknown option '--wrok-dir' of show, did you mean '--work-dir'?", "help show"),
