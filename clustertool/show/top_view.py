@@ -29,6 +29,10 @@ _LATE = 5.0  # seconds of a heartbeat
 _QUIET = 10.0  # seconds without output
 _DEVICES = ("nodes", "device", "util", "memory", "temp", "used by", "trouble")
 _RANKS = ("job", "rank", "node", "state", "cpu", "memory", "steps/s", "no output", "heartbeat", "last line")
+# The columns of a rank behind its name and node. On a narrow terminal those of _SPARE are left out, the first one first.
+_CELLS = {"STATE": 9, "CPU": 8, "MEMORY": 9, "STEPS/S": 9, "NO OUTPUT": 11, "BEAT": 7}
+_SPARE = ("BEAT", "MEMORY", "CPU", "NO OUTPUT")
+_LAST_LINE = 30  # columns that the last line has then
 KEYS = "q quit  s sort  / filter  up/down choose  enter log  x stop"
 
 
@@ -84,7 +88,7 @@ class Screen:
         lines = [*head, *self._device_lines(rows, most, width), []]
         left = max(0, height - len(lines) - 2)
         choose(view, ranks)
-        lines += self._rank_lines(ranks, view.at, left)
+        lines += self._rank_lines(ranks, view.at, left, width)
         lines = lines[: height - 1]
         foot = [] if height < 2 else [self._foot(view)]
         return Page([*lines, *([[]] * (height - 1 - len(lines))), *foot], ranks)
@@ -168,31 +172,35 @@ class Screen:
         top = len(self._blocks) - 1
         return "".join(self._blocks[max(0, min(top, round(value / 100 * top)))] for value in values)
 
-    def _rank_lines(self, ranks: Sequence[TopRank], at: int, room: int) -> Iterator[Line]:
+    def _rank_lines(self, ranks: Sequence[TopRank], at: int, room: int, width: int) -> Iterator[Line]:
         if not ranks or room < 2:
             return
         several = len({rank.job for rank in ranks}) > 1
         names = {id(rank): (f"{rank.job[-9:]} " if several else "") + rank.name for rank in ranks}
         first, second = _width(names.values(), 6), _width((rank.node for rank in ranks), 5)
-        head = f"  {'RANK'.ljust(first)}{'NODE'.ljust(second)}{'STATE'.ljust(9)}{'CPU'.ljust(8)}{'MEMORY'.ljust(9)}"
-        yield [(head + "STEPS/S".ljust(9) + "NO OUTPUT".ljust(11) + "BEAT".ljust(7) + "LAST LINE", "dim")]
+        columns = [("RANK", first), ("NODE", second), *_CELLS.items()]
+        for name in _SPARE:  # what a program printed needs room
+            if sum(wide for _, wide in columns) + _LAST_LINE <= width:
+                break
+            columns = [column for column in columns if column[0] != name]
+        yield [("  " + "".join(name.ljust(wide) for name, wide in columns) + "LAST LINE", "dim")]
         room -= 1
         start = max(0, min(at - room // 2, len(ranks) - room))
         for number, rank in enumerate(ranks[start : start + room], start):
             cpu, size, steps, quiet, beat = _rank_cells(rank)
             late = rank.heartbeat is None or rank.heartbeat > _LATE
-            yield [
-                ("> " if number == at else "  ", "cyan"),
-                (_fit(self._safe(names[id(rank)]), first), ""),
-                (_fit(self._safe(rank.node), second), ""),
-                (_fit(self._safe(rank.state), 9), _STATES.get(rank.state, "")),
-                (_fit(cpu, 8), ""),
-                (_fit(size, 9), ""),
-                (_fit(steps, 9), "cyan"),
-                (_fit(quiet, 11), "yellow" if (rank.quiet or 0) > _QUIET else "dim"),
-                (_fit(beat, 7), "red" if late else "dim"),
-                (self._safe(rank.line), ""),
-            ]
+            cells = {
+                "RANK": (self._safe(names[id(rank)]), ""),
+                "NODE": (self._safe(rank.node), ""),
+                "STATE": (self._safe(rank.state), _STATES.get(rank.state, "")),
+                "CPU": (cpu, ""),
+                "MEMORY": (size, ""),
+                "STEPS/S": (steps, "cyan"),
+                "NO OUTPUT": (quiet, "yellow" if (rank.quiet or 0) > _QUIET else "dim"),
+                "BEAT": (beat, "red" if late else "dim"),
+            }
+            shown = [(_fit(cells[name][0], wide), cells[name][1]) for name, wide in columns]
+            yield [("> " if number == at else "  ", "cyan"), *shown, (self._safe(rank.line), "")]
 
     def _foot(self, view: View) -> Line:
         if view.message:

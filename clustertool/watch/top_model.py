@@ -169,7 +169,8 @@ class TopModel:
     def rows(self, room: int, sort: str, text: str) -> list[Row]:
         """Lines about devices, at most `room` of them if folding can do it: cards, else nodes, else nodes that are alike."""
         places = sorted(self.devices, key=lambda name: self._place[name])
-        nodes = {name: self.devices[name] for name in places if _fits(name, self.devices[name], text)}
+        there = {rank.node for rank in self.processes("rank", text)} if text else set()
+        nodes = {name: self.devices[name] for name in places if name in there or _fits(name, self.devices[name], text)}
         rows = [card for found in nodes.values() for card in found]
         if len(rows) > room:
             rows = [_row(found, _kinds(found)) for found in nodes.values()]
@@ -289,7 +290,7 @@ def _fits(name: str, devices: Sequence[Row], text: str) -> bool:
 
 
 def _texts(rank: TopRank) -> tuple[str, ...]:
-    return rank.node, rank.name, rank.job, rank.state, rank.line
+    return rank.node, rank.name, f"rank {rank.rank}", rank.job, rank.state, rank.line
 
 
 def _take_rank(rank: TopRank, values: RankSample, job: JobSample, t: float) -> None:

@@ -278,6 +278,8 @@ def test_filter() -> None:
     assert {row.nodes for row in picture.rows(99, "rank", "node12")} == {("node12",)}
     assert [one.rank for one in picture.processes("rank", "node12")] == [11]
     assert [one.rank for one in picture.processes("rank", "trainer 3")] == [3]
+    assert [one.rank for one in picture.processes("rank", "rank 3")] == [3]
+    assert {row.nodes for row in picture.rows(99, "rank", "rank 3")} == {("node4",)}, "the nodes of these ranks"
     assert picture.processes("rank", "nothing") == [] and picture.rows(9, "rank", "nothing") == []
 
 
@@ -320,6 +322,12 @@ def test_a_page() -> None:
     ]
     assert shown[8].split()[:5] == [">", "trainer", "0", "node1", "running"]
     assert shown[-1] == "q quit  s sort  / filter  up/down choose  enter log  x stop"
+
+
+def test_the_last_line_has_room_on_a_narrow_terminal() -> None:
+    shown = texts(page_of(cluster(2), 80))
+    head = next(line for line in shown if "LAST LINE" in line)
+    assert head.index("LAST LINE") <= 80 - 28 and "STEPS/S" in head and "BEAT" not in head
 
 
 def test_the_chosen_rank_is_always_on_the_page() -> None:
