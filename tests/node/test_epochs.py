@@ -308,7 +308,8 @@ def test_a_node_that_is_shut_down_leaves_and_the_others_go_on(join_bench: JoinBe
 def test_a_machine_that_ends_all_its_processes_at_once_has_no_failed_rank(join_bench: JoinBench) -> None:
     """As a shutdown does: the rank gets the signal before its supervisor, and no restart is allowed."""
     machines = running(elastic(join_bench.job(3, WAIT), 2, 3))
-    os.kill(machines[2].events("started")[0]["pid"], signal.SIGTERM)
+    (rank,) = until(lambda: machines[2].events("started"), "its rank has started")
+    os.kill(rank["pid"], signal.SIGTERM)
     machines[2].signal(signal.SIGTERM)
     assert machines[2].wait() == 143
     says(machines[0], 1, 0, 2)
