@@ -23,7 +23,8 @@ ALWAYS = ("both", "running", 1)
 # A child that would outlive its parent, and ranks that take the grace to end.
 JOB = f"""
     import signal, subprocess, time
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
     print("line 0", flush=True)
     time.sleep({LENGTH})
@@ -66,7 +67,9 @@ ROWS = {
     "disk": Row(lambda site, _, node: fill_disk(site, node), codes((0, 1, 69, 75), (0,), (130,)), nodes=(0, 1)),
     "shutdown": Row(kill("ct-supervisor", signal.SIGTERM), codes((69, 143), (143,), (130, 143)), nodes=(0, 1)),
     "hang-up": Row(kill("ct-supervisor", signal.SIGHUP), codes((69, 143), (143,), (130, 143)), nodes=(1,)),
-    "interrupt": Row(kill("ct-supervisor", signal.SIGINT), codes((69, 143), (143,), (130, 143)), nodes=(1,)),
+    "interrupt": Row(kill("ct-supervisor", signal.SIGINT), codes((69, 130), (130,), (130,)), nodes=(1,)),
+    "notice": Row(kill("ct-supervisor", signal.SIGUSR1), {"running": (0,), "stop": (130,)}, nodes=(0, 1)),
+    "notice to a guard": Row(kill("ct-guard", signal.SIGUSR2), {"running": (0,), "stop": (130,)}, nodes=(1,)),
     "continue": Row(kill("ct-supervisor", signal.SIGCONT), codes((0,), (0,), (130,)), nodes=(1,)),
 }
 
