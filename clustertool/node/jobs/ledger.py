@@ -13,9 +13,10 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping
 
+from clustertool.errors import PreflightError
 from clustertool.model.job import formats
 from clustertool.model.job.caretakers import CARETAKERS
-from clustertool.model.paths import OURS, JobPaths
+from clustertool.model.paths import OURS, JobPaths, is_job_id
 from clustertool.node.storage import files
 from clustertool.node.system import processes
 
@@ -105,6 +106,24 @@ def jobs(base: str) -> List[str]:
     except OSError:
         return []
     return [name[: -len(_END)] for name in names if name.endswith(_END)]
+
+
+def names(base: str, job: str) -> Dict[str, bool]:
+    """Return the jobs below `base` that have a directory with the tool's marker (True) or only an entry in the ledger.
+
+    job: only this one; "" for all. Raises PreflightError.
+    """
+    try:
+        found = os.listdir(base)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:  # the file server does not answer: an empty list of jobs would be wrong
+        fix = "check ROOT_DIR on that node: jobs may run there"
+        raise PreflightError(f"the jobs below {base} cannot be read: {error.strerror}", fix) from None
+    named = {name[3:] for name in found if name.startswith("JOB") and job in ("", name[3:])}
+    marked = {name for name in named if files.is_ours(os.path.join(base, f"JOB{name}"))}
+    listed = {*marked, *(name for name in jobs(base) if job in ("", name))}
+    return {name: name in marked for name in listed if is_job_id(name)}
 
 
 def remove(paths: JobPaths) -> None:

@@ -14,6 +14,7 @@ from clustertool.model.hints import PROGRAM
 from clustertool.model.job.node_status import NodePart
 from clustertool.model.job.state_names import JobState
 from clustertool.node.jobs import remains
+from clustertool.node.jobs.orphan_record import OrphanRecord, of_record
 from clustertool.node.jobs.records import Record, find
 from clustertool.node.jobs.shared_records import find_shared
 from clustertool.node.storage import tree_copy
@@ -36,14 +37,14 @@ def records(node: NodeContext, request: r.JobRequest) -> List[Record]:
 
 
 def records_and_orphans(node: NodeContext, request: r.JobRequest) -> List[Record]:
-    """The same, and what stands for the record of a job that has none here, but processes: see remains.py."""
+    """The same, and what stands for the record of a job that has none here, but processes: see orphan_record.py."""
     found = records(node, request)
     return found if node.base is not None else [*found, *_orphans(node, request, remains.living())]
 
 
 def _orphans(node: NodeContext, request: r.JobRequest, living: Mapping[str, remains.Remains]) -> List[Record]:
     job, exact = request["job"], request.get("exact", False)
-    own = remains.orphans(node.root, living)[0]
+    own = map(OrphanRecord, remains.orphans(node.root, living.values())[0])
     return [record for record in own if (record.job == job if exact and job else record.called(job))]
 
 
@@ -140,11 +141,11 @@ def _own_files(record: Record) -> List[str]:
 def list_jobs(node: NodeContext, request: r.JobRequest) -> a.JobsAnswer:
     """One line about each. A record that cannot be read is in state "unknown", with the reason."""
     living = {} if node.base is not None else remains.living()
-    others = remains.orphans(node.root, living)[1]
+    others = remains.orphans(node.root, living.values())[1]
     found: List[a.JobSummary] = []
     for record in [*records(node, request), *_orphans(node, request, living)]:
         part = _part(record)
-        found.append({**record.summary(part), "left": remains.of_record(record, part, living)})
+        found.append({**record.summary(part), "left": of_record(record, part, living)})
     return {"jobs": found, "orphans": [(one.dir, len(one.processes)) for one in others[:_FOREIGN]]}
 
 

@@ -13,7 +13,7 @@ from clustertool.model.job import formats
 from clustertool.model.job.job_names import can_mean
 from clustertool.model.job.node_status import NodePart, NodeRecord, record_of
 from clustertool.model.job.state_names import JobState
-from clustertool.model.paths import OURS, JobPaths, is_job_id
+from clustertool.model.paths import OURS, JobPaths
 from clustertool.model.wire.record_lines import known_skew, read_events, written_event
 from clustertool.node.jobs import ledger
 from clustertool.node.jobs.job_processes import JobProcesses, recorded_here
@@ -257,27 +257,9 @@ def bases(root: str) -> Iterator[Tuple[str, bool]]:
                 yield os.path.join(root, name), True
 
 
-def names(base: str, job: str) -> Dict[str, bool]:
-    """The jobs below `base` that have a directory with the tool's marker (True) or only an entry in the ledger.
-
-    job: only this one; "" for all. Raises PreflightError.
-    """
-    try:
-        found = os.listdir(base)
-    except FileNotFoundError:
-        return {}
-    except OSError as error:  # the file server does not answer: an empty list of jobs would be wrong
-        fix = "check ROOT_DIR on that node: jobs may run there"
-        raise PreflightError(f"the jobs below {base} cannot be read: {error.strerror}", fix) from None
-    named = {name[3:] for name in found if name.startswith("JOB") and job in ("", name[3:])}
-    marked = {name for name in named if files.is_ours(os.path.join(base, f"JOB{name}"))}
-    listed = {*marked, *(name for name in ledger.jobs(base) if job in ("", name))}
-    return {name: name in marked for name in listed if is_job_id(name)}
-
-
 def _records(base: str, job: str) -> Iterator[Record]:
     """The record of a job, or of all for ""."""
-    for name, marked in names(base, job).items():
+    for name, marked in ledger.names(base, job).items():
         record = Record.read(base, name)
         if marked:
             yield record

@@ -1,42 +1,36 @@
 """This module finds processes of jobs that no supervisor ends any more: what a job has left on its node, and orphans.
 
 A process names its job, the job's directory and its rank by its environment. It is an orphan only if this directory does not
-exist, or has no record of the job: a program has removed it, and so no record leads to the process.
+exist, or has no record of the job: a program has removed it, and so no record leads to the process. orphan_record.py has what
+stands for such a record. Each probe imports this module, and so it needs neither the records nor the fold of their events.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple, cast
+from typing import TYPE_CHECKING, Dict, Iterable, List, Mapping, Set, Tuple
 
 from clustertool.errors import PreflightError
-from clustertool.model.job.caretakers import CARETAKERS, CaretakerRecord
-from clustertool.model.job.node_status import NodePart, NodeRecord
-from clustertool.model.job.outcome import Key as RankKey
-from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import is_base, is_job_id
 from clustertool.model.roles import ROLES
-from clustertool.node.jobs import descendants
+from clustertool.node.jobs import ledger
 from clustertool.node.jobs.job_processes import JobProcesses
-from clustertool.node.jobs.records import Key, Record, names
-from clustertool.node.storage import files
 from clustertool.node.system import processes
 from clustertool.node.system.processes import Process
 
 if TYPE_CHECKING:
-    from clustertool.model.wire.event_types import JobHeader
+    from clustertool.model.job.outcome import Key as RankKey
 
 _MOUNTS = "ns/mnt"
 
 
-class Remains(NamedTuple):
+class Remains:
     """The living processes with one mark: of one job on one node. ranks: those to which they belong, as far as known."""
 
-    base: str
-    job: str
-    mark: str
-    ranks: Set[RankKey]
-    processes: List[Process]
+    def __init__(self, base: str, job: str, mark: str) -> None:
+        self.base, self.job, self.mark = base, job, mark
+        self.ranks: Set[RankKey] = set()
+        self.processes: List[Process] = []
 
     @property
     def dir(self) -> str:
@@ -52,7 +46,7 @@ class Remains(NamedTuple):
     def orphaned(self) -> bool:
         """Whether there is no record of the job. Processes with another file system do not count: their paths are not ours."""
         try:
-            if self.job in names(self.base, self.job):
+            if self.job in ledger.names(self.base, self.job):
                 return False
         except PreflightError:  # the file server does not answer
             return False
@@ -69,7 +63,7 @@ def living() -> Dict[str, Remains]:
         process = processes.identify(pid)
         if not inside or not is_job_id(job) or process is None or not processes.alive(process):
             continue
-        remains = found.setdefault(mark, Remains(base, job, mark, set(), []))
+        remains = found.setdefault(mark, Remains(base, job, mark))
         remains.processes.append(process)
         role, rank = (os.fsdecode(variables.get(name, b"")) for name in (b"CLUSTERTOOL_ROLE", b"CLUSTERTOOL_RANK"))
         if role in ROLES and rank.isdigit():
@@ -77,80 +71,10 @@ def living() -> Dict[str, Remains]:
     return found
 
 
-def of_record(record: Record, part: NodePart, found: Mapping[str, Remains]) -> List[RankKey]:
-    """The ranks of which something lives on this node after supervisor and guard have ended. found: see living()."""
-    if isinstance(record, OrphanRecord):
-        return sorted(record.remains.ranks)
-    if not record.here or part.state in (JobState.RUNNING, JobState.STARTING):
-        return []
-    own = record.last()
-    key = record.key()
-    if own.clean or key is None or record.caretakers(own):
-        return []
-    if key.mark in found:
-        return sorted(found[key.mark].ranks)
-    if not record.process("supervisor", own) or not any(map(processes.alive, _recorded(record))):
-        return []
-    return sorted((str(one["role"]), int(one["rank"])) for one in record.header.get("processes", ()))
-
-
-def _recorded(record: Record) -> List[Process]:
-    with files.closing(files.open_job_dir(record.paths.dir)) as job:
-        return descendants.recorded(job)
-
-
-class OrphanRecord(Record):
-    """A job without a record, as its processes name it."""
-
-    def __init__(self, remains: Remains) -> None:
-        node = remains.mark.split("/")[1:2]
-        number = int(node[0]) if node and node[0].isdigit() else 0
-        super().__init__(
-            remains.base, remains.job, cast("JobHeader", {"id": remains.job, "node": number, "created": 0.0})
-        )
-        self.remains = remains
-
-    def own(self) -> NodeRecord:
-        return NodeRecord()
-
-    def last(self) -> NodeRecord:
-        return NodeRecord()
-
-    def key(self) -> Key:
-        return Key(self.remains.mark, False)
-
-    def blank(self) -> bool:
-        return False
-
-    def supervised(self, own: Optional[NodeRecord] = None) -> bool:
-        """False: a supervisor that moves ends the job by itself, and no command reaches it."""
-        return False
-
-    def process(self, kind: str, own: Optional[CaretakerRecord] = None) -> Optional[Process]:
-        """A supervisor is the parent of a process of the job, guard and gauge are its children."""
-        parents = {getattr(processes.stat(process.pid), "parent", 0) for process in self.remains.processes}
-        heads = [pid for pid in parents if processes.named(pid)[0] == f"ct-{CARETAKERS[0]}"]
-        near = heads if kind == CARETAKERS[0] else [child for pid in heads for child in processes.children(pid)]
-        return next((processes.identify(pid) for pid in near if processes.named(pid)[0] == f"ct-{kind}"), None)
-
-    def unknown(self) -> str:
-        left = [process for process in self.remains.processes if processes.alive(process)]
-        if not left:
-            return ""
-        return f"{self.remains.dir} was removed, and processes of the job run: {len(left)}"
-
-
-def orphans(root: str, found: Mapping[str, Remains]) -> Tuple[List[OrphanRecord], List[Remains]]:
-    """Of what lives (see living()): the orphans of this ROOT_DIR, and those of others."""
-    own: List[OrphanRecord] = []
-    others: List[Remains] = []
-    for remains in found.values():
-        if remains.orphaned:
-            if remains.is_below(root):
-                own.append(OrphanRecord(remains))
-            else:
-                others.append(remains)
-    return own, others
+def orphans(root: str, found: Iterable[Remains]) -> Tuple[List[Remains], List[Remains]]:
+    """Return the orphans of this ROOT_DIR, and those of others, of what lives (see living())."""
+    orphaned = [one for one in found if one.orphaned]
+    return [one for one in orphaned if one.is_below(root)], [one for one in orphaned if not one.is_below(root)]
 
 
 def without_caretakers(root: str, found: Mapping[str, Remains]) -> List[Tuple[str, int]]:

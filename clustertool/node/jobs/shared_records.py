@@ -17,7 +17,8 @@ from clustertool.errors import NotFound, PreflightError
 from clustertool.model.job.caretakers import CaretakerRecord
 from clustertool.model.job.node_status import NodeRecord
 from clustertool.model.paths import is_base, node_of
-from clustertool.node.jobs.records import Record, names
+from clustertool.node.jobs import ledger
+from clustertool.node.jobs.records import Record
 from clustertool.node.storage import files
 from clustertool.node.system.node_context import NodeContext
 from clustertool.node.system.processes import Process
@@ -104,7 +105,7 @@ def _is_folder(path: str) -> bool:
 
 
 def _records(folder: str, job: str) -> Iterator[Record]:
-    for name in names(folder, job):
+    for name in ledger.names(folder, job):
         record = SharedRecord.read(folder, name)
         if os.path.islink(record.paths.ours):  # to the records of another job, or to what is no record
             record.trouble = PreflightError(

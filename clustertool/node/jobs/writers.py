@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Dict, Iterator, Optional
 
 from clustertool.model.job.file_origin import WriteSpan
 from clustertool.model.paths import OURS, folder_of
+from clustertool.node.jobs import ledger
 from clustertool.node.jobs.queries import record_of
-from clustertool.node.jobs.records import Record, bases, names
+from clustertool.node.jobs.records import Record, bases
 from clustertool.node.storage.files import MARKER
 from clustertool.node.system.node_context import NodeContext
 from clustertool.node.system.work_counter import step
@@ -45,7 +46,7 @@ def _of_volume(name: str, job: str) -> bool:
 def _all(root: str) -> Iterator[Record]:
     """Read the records below ROOT_DIR, those of other nodes, too: they may work in the same folder."""
     for base, _ in bases(root):
-        for name, marked in names(base, "").items():
+        for name, marked in ledger.names(base, "").items():
             if marked:
                 yield Record.read(base, name)
 

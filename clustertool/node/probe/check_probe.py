@@ -48,7 +48,7 @@ def probe_for_check(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
         problems.append(("devices", "warn", f"the lock for taking devices: {wrong_lock}", fix))
     living = remains.living()
     answer["leftovers"] = remains.without_caretakers(answer["root"], living)
-    for one in remains.orphans(answer["root"], living)[1]:
+    for one in remains.orphans(answer["root"], living.values())[1]:
         what = f"{len(one.processes)} left of a job whose directory was removed: {one.dir}"
         problems.append(("jobs", "warn", what, f"{PROGRAM} stop --all with a conf.py that has its ROOT_DIR ends them"))
     answer["own"] = answer["own"] or resolved(socket.gethostname())

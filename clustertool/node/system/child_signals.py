@@ -22,15 +22,9 @@ _SI_KERNEL = 0x80
 _LINGER = "; systemd does so at logout if KillUserProcesses=yes: run `loginctl enable-linger` on the node"
 
 
-class EndRequest(NamedTuple):
-    """A signal that asks this process to end. what: "received SIGTERM from ...". code: the exit code that it means.
-
-    everywhere: its sender has signalled all processes of the job, the ranks as well.
-    """
-
-    what: str
-    code: int
-    everywhere: bool = False
+# A signal that asks this process to end. what: "received SIGTERM from ...". code: the exit code that it means. everywhere: its
+# sender has signalled all processes of the job, the ranks as well. Written so, since a class would let typing call compile().
+EndRequest = NamedTuple("EndRequest", [("what", str), ("code", int), ("everywhere", bool)])
 
 
 class Signals:
@@ -58,7 +52,7 @@ class Signals:
             while self._ours.recv(4096):
                 pass
         ends = [number for number in self._unblocked if number in END]
-        found = [EndRequest(f"received {_name(number)}", _code(number)) for number in ends]
+        found = [EndRequest(f"received {_name(number)}", _code(number), False) for number in ends]
         self.for_ranks = [number for number in self._unblocked if number not in END]
         self._unblocked.clear()
         while True:
