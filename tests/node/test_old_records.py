@@ -69,7 +69,14 @@ def test_status_is_what_it_was(nodes: list[NodeContext], job: str) -> None:
     volatile = OF_FILES | (OF_NOW if job == "lost" else set())
     found = json.loads(json.dumps(read_status.as_dict(ask(nodes, "status", job=job))))
     before = without(expected(f"status-{job}"), volatile)
-    assert {name: value for name, value in without(found, volatile).items() if name in before} == before
+    assert known_then(without(found, volatile), before) == before
+
+
+def known_then(found: Any, before: Any) -> Any:
+    """Leave out what later versions have added to an answer."""
+    if isinstance(found, dict) and isinstance(before, dict):
+        return {name: known_then(value, before[name]) for name, value in found.items() if name in before}
+    return found
 
 
 def test_jobs_are_what_they_were_but_for_the_placed_one(nodes: list[NodeContext]) -> None:

@@ -279,7 +279,8 @@ class _Absent(Caller):
 
 
 def test_an_engine_that_starts_jobs_itself_exports_nothing(tmp_path: Path) -> None:
-    request: Any = SimpleNamespace(cluster=Cluster(()))
+    wish = SimpleNamespace(job_id="", name="", resume=None)
+    request: Any = SimpleNamespace(cluster=Cluster(()), wish=wish, origin="", options=None)
     with pytest.raises(UsageError, match="nothing to export"):
         SshStart(SshEngine(Cluster(()), _Absent()), request).export(tmp_path / "out", ExportWish())  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()

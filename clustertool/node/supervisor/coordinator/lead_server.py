@@ -364,7 +364,8 @@ class LeadServer(CoordinatorLink):
             return
         if self._stop_at is not None and l.cause_known(self._state):
             self._stop_at = min(self._stop_at, now + _HOLD)
-        if self._stop_at is not None and (actions or not l.may_fail(self._state)):
+        asked = isinstance(event, l.StopAsked)  # a user does not wait for further failures
+        if self._stop_at is not None and (asked or actions or not l.may_fail(self._state)):
             self._release()
         again = [action for action in actions if isinstance(action, l.Start) and action.again]
         if again:
