@@ -151,6 +151,16 @@ def test_a_node_crashes_and_the_job_goes_on(slurm: Callable[..., SlurmSite], tim
 
 
 @pytest.mark.engines
+def test_scancel_ends_it_on_all_nodes(queue: SlurmSite) -> None:
+    """Each node gets its own signal, and one of three would be enough to go on."""
+    job = begun(queue, 3, "--nnodes", "1:3")
+    queue.lab.slurm("scancel", job.number)
+    job.command.wait().ends(143)
+    assert epochs(job) == [[0, 1, 2]]
+    queue.gone()
+
+
+@pytest.mark.engines
 def test_a_job_that_has_lost_a_node_is_stopped(slurm: Callable[..., SlurmSite]) -> None:
     """The numbers of its nodes are not those of the nodes that Slurm has left in the allocation."""
     site = slurm(3)
