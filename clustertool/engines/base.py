@@ -50,6 +50,24 @@ class EngineState(Name):
 
 
 @dataclass(frozen=True)
+class StartMessages:
+    """The last lines of the processes that start a job on its nodes. where: the file that has all of them. code: the exit code
+    with which they have ended, 0 if it is not known."""
+
+    where: str
+    lines: tuple[str, ...]
+    code: int = 0
+
+    @property
+    def reason(self) -> str:
+        """The last line that is no continuation of another one."""
+        return next((line for line in reversed(self.lines) if not line.startswith(" ")), "")
+
+    def __str__(self) -> str:
+        return "\n".join([f"the last lines of {self.where}:", *self.lines])
+
+
+@dataclass(frozen=True)
 class Description:
     """What an engine knows of a job. Times are seconds since the epoch by the clock of this machine, 0.0 if not known.
 
@@ -72,6 +90,7 @@ class Description:
     ending: bool = False
     cause: tuple[str, int] | None = None
     stuck: str = ""
+    messages: StartMessages | None = None  # of the start, if the job has ended before a node had a record of it
     created: float = 0.0
 
     @property

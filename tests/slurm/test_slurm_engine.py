@@ -58,6 +58,21 @@ def test_the_exit_code_is_that_of_the_rank(queue: SlurmSite):
     is_over(site, done.job)
 
 
+def test_a_job_that_fails_while_it_joins(queue: SlurmSite):
+    """The reason and the exit code are those of the nodes, and not Slurm's."""
+    site = queue
+    site.workspace(train_py=STEPS)
+    done = site.clustertool("run", "--workspace", "job", "--nnodes", "2", "--nproc-per-node", "gpu").ends(64)
+    reason = "clustertool join: --nproc-per-node gpu: node0 has none"
+    assert done.last == f"clustertool: exit 64 (tool): {reason}"
+    (job,) = (path.name for path in (site.root(0) / ".clustertool/queue").iterdir())
+    for verb in ("status", "logs"):
+        err = site.clustertool(verb, "--job", job).ends(66).err
+        assert reason in err and f"{job}/slurm.out on login" in err
+    assert reason in done.err and f"{job}/slurm.out on login" in done.err
+    is_over(site, job)
+
+
 @pytest.mark.parametrize("program", [STEPS, pytest.param(STUBBORN, marks=pytest.mark.engines)], ids=["once", "twice"])
 def test_an_interrupt_ends_the_job_on_its_nodes(queue: SlurmSite, program: str):
     """Through supervisors, over steps of srun: the code is that of Ctrl+C, and not of a signal of Slurm."""
@@ -201,6 +216,26 @@ def test_what_slurm_refuses_leaves_nothing(queue: SlurmSite):
     site.conf()
     for options in (["--resume"], ["--wait"], ["--lease", "60"], ["--servers", "10.0.0.1:80"], ["--nnodes", "2x"]):
         site.clustertool("run", "--workspace", "job", *options).ends(64)
+    assert site.lab.slurm("squeue", "--noheader") == ""
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize(
+    ("after", "warned"),
+    [("echo charged to the account liu", ""), ("exit 1", "sbatch: exit code 1"), ("exec >&-", "")],
+    ids=["a line after the id", "an error after the submission", "an end without more"],
+)
+def test_a_site_with_a_wrapper_of_sbatch(slurm, after: str, warned: str):
+    """Slurm has accepted the job, so it is followed, and nothing else stays in the queue."""
+    site: SlurmSite = slurm(1)
+    wrapper = site.shared / "bin/sbatch"
+    wrapper.parent.mkdir()
+    wrapper.write_text(f'#!/bin/sh\n/usr/bin/sbatch "$@" || exit\n{after}\n')
+    wrapper.chmod(0o755)
+    (site.shared / ".profile").write_text("export PATH=$HOME/bin:$PATH\n")
+    site.workspace(train_py="print('done')\n")
+    done = site.clustertool("run", "--workspace", "job").ends(0)
+    assert ("Slurm has accepted the job all the same" in done.err) is bool(warned) and warned in done.err
     assert site.lab.slurm("squeue", "--noheader") == ""
 
 

@@ -18,6 +18,7 @@ from clustertool.model.slurm.submit_script import (
     srun_command,
     step_script,
     submit_command,
+    submitted_number,
 )
 
 ORDER = SubmitOrder("20261123-120000-abcd", "/shared/q", "/shared/q/bundle.pyz")
@@ -128,6 +129,21 @@ def test_a_path_is_one_argument_of_the_command(tmp_path: Path, name: str) -> Non
     printed = done.stdout.splitlines()
     assert printed[-3:] == [f"/home/a b/{name}/python", f"/s/{name}/bundle.pyz", "join"]
     assert printed[:-3] == list(srun_command(SlurmSettings(), order)[1:-3])
+
+
+@pytest.mark.parametrize(
+    ("output", "number"),
+    [
+        ("812\n", "812"),
+        ("812;lab\n", "812"),
+        ("812\nsbatch: This job will be charged to the account liu. 97% remaining\n", "812"),
+        ("Welcome to 7\n812;lab\n", "812"),
+        ("Submitted batch job\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_id_in_the_output_of_sbatch(output: str, number: str) -> None:
+    assert submitted_number(output) == number
 
 
 def test_a_folder_is_no_pattern_of_sbatch() -> None:

@@ -203,7 +203,10 @@ class SlurmEngine(Engine):
                 found[job] = _with(about, Description(EngineState.ENDED, "", about["created"]))
             else:
                 asked += 1
-                found[job] = _with(about, self._ended(slurm, about))
+                ended = self._ended(slurm, about)
+                if ended.state is EngineState.ENDED and job not in records:
+                    ended = replace(ended, messages=slurm.messages(job))
+                found[job] = _with(about, ended)
                 if found[job].state is EngineState.ENDED:
                     self._over[job] = found[job]
         for job, one in commented.items():

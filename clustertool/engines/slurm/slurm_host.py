@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
+from clustertool.engines.base import StartMessages
 from clustertool.errors import PreflightError
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.slurm import job_lines, queue_lines
@@ -13,8 +14,9 @@ from clustertool.model.slurm.job_lines import SHOW_JOB, TIME_FORMAT, SlurmJob
 from clustertool.model.slurm.partitions import SHOW_PARTITIONS, SlurmPartition, read_partitions
 from clustertool.model.slurm.queue_lines import SlurmNode
 from clustertool.model.slurm.slurm_times import CONFIG
+from clustertool.model.slurm.step_output import read_output
 from clustertool.model.wire.agent_answers import ProgramAnswer, SubmittedJob
-from clustertool.model.wire.messages import PROGRAM, SUBMISSIONS, WITHDRAW
+from clustertool.model.wire.messages import PROGRAM, SUBMISSION_OUTPUT, SUBMISSIONS, WITHDRAW
 from clustertool.ssh.parallel import each
 
 _SECONDS = 60.0  # that a program of Slurm may take: a busy slurmctld answers late
@@ -119,6 +121,12 @@ class SlurmHost:
         """The submitted jobs that have a folder, by their ids."""
         found = self._fleet.ask_one(0, SUBMISSIONS({}))["submissions"]
         return {about["job"]: about for about in found}
+
+    def messages(self, job: str) -> StartMessages | None:
+        """What the start of a submitted job has printed last; None if nothing."""
+        found = self._fleet.ask_one(0, SUBMISSION_OUTPUT({"job": job}))
+        lines, code = read_output(found["text"])
+        return StartMessages(f"{found['path']} on {self.name}", lines, code) if lines else None
 
     def withdraw(self, job: str, only_bundle: bool = False) -> None:
         """Remove the folder of a job, or only its bundle, which has the job's key."""

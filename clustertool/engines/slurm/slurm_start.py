@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import posixpath
+import time
 from dataclasses import replace
 from pathlib import Path
 
 from clustertool import __version__
 from clustertool.engines import earlier_work
 from clustertool.engines.base import Document, Exported, ExportWish, Starter, Submission, Submitted
+from clustertool.engines.caller import pause
 from clustertool.engines.elastic import elastic_plan
 from clustertool.engines.job_toml import engine_table, job_toml, settings_note
 from clustertool.engines.queued_request import (
@@ -26,7 +29,7 @@ from clustertool.engines.slurm.nodes_of_slurm import STANDS, nodes_of_slurm
 from clustertool.engines.slurm.slurm_check import of_login_host
 from clustertool.engines.slurm.slurm_engine import SlurmEngine
 from clustertool.engines.slurm.slurm_host import SlurmHost, advice, message
-from clustertool.errors import PreflightError, UsageError, raise_all
+from clustertool.errors import ClustertoolError, PreflightError, UsageError, raise_all
 from clustertool.fleet import stored_hosts
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.identity import identity, job_id
@@ -39,6 +42,7 @@ from clustertool.model.job.earlier_jobs import read_earlier
 from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, OwnSettings, patience
 from clustertool.model.paths import BUNDLE, STEP_OUTPUT, JobPaths
 from clustertool.model.quantities import count, human_bytes
+from clustertool.model.slurm.job_lines import SlurmJob
 from clustertool.model.slurm.shell_allocation import ignored_keys
 from clustertool.model.slurm.slurm_settings import SlurmSettings, read_settings
 from clustertool.model.slurm.slurm_times import grace_warning, kill_wait, longest_grace
@@ -49,11 +53,14 @@ from clustertool.model.slurm.submit_script import (
     script,
     step_script,
     submit_command,
+    submitted_number,
 )
 from clustertool.model.wire.agent_answers import SubmittedJob
 from clustertool.model.wire.agent_requests import ProbeWanted
 from clustertool.model.wire.messages import SUBMIT, SUBMITTED
 
+_LATE = 10.0  # seconds in which Slurm may accept a job after sbatch was ended, because it gave no answer
+_POLL = 1.0
 _EXPORTED = "it has the key of the job: copy it to a folder of yours alone, which all nodes share, and there:"
 
 
@@ -201,6 +208,7 @@ class SlurmStart(Starter):
         try:
             number = self._started(slurm, order) if self._allocation else self._sbatch(slurm, order)
         except BaseException:
+            self._cancel(slurm, job)
             slurm.withdraw(job)
             raise
         engine.caller.note(f"job {job} is {'step' if self._allocation else 'Slurm job'} {number}")
@@ -209,6 +217,13 @@ class SlurmStart(Starter):
         if problem:
             engine.caller.warn(problem)
         return Submitted(job)
+
+    def _cancel(self, slurm: SlurmHost, job: str) -> None:
+        """Take a job out of the queue that Slurm may have accepted before this command was ended."""
+        with contextlib.suppress(ClustertoolError):
+            for one in slurm.queue():
+                if one.clustertool_job == job and not slurm.run("scancel", one.number)["code"]:
+                    self._slurm_engine.caller.note(f"Slurm job {one.number} of job {job} was cancelled")
 
     def _started(self, slurm: SlurmHost, order: SubmitOrder) -> str:
         """Start the step in the allocation of this shell; JOB.STEP. Raises PreflightError with the reason of a refusal."""
@@ -225,11 +240,26 @@ class SlurmStart(Starter):
         answer = slurm.run(
             *submit_command(self._settings, order, posixpath.join(order.folder, SCRIPT)), env={}, login=True
         )
-        number = answer["stdout"].strip().rpartition("\n")[2].partition(";")[0]
-        if answer["code"] or not number.isdecimal():
-            fix = advice(answer, "correct SLURM in conf.py, [slurm] in job.toml, or the options")
-            raise PreflightError(f"sbatch: {message(answer)}", fix, slurm.name)
-        return number
+        number = submitted_number(answer["stdout"])
+        if number and not answer["code"]:
+            return number
+        what = f"sbatch: {message(answer) if answer['code'] else 'its answer has no job id'}"
+        found = self._accepted(slurm, order.job_id, _LATE if answer["code"] == -1 else 0.0)
+        if found is not None:
+            self._slurm_engine.caller.warn(f"{what}; Slurm has accepted the job all the same")
+            return found.number
+        fix = advice(answer, "correct SLURM in conf.py, [slurm] in job.toml, or the options")
+        raise PreflightError(what, fix, slurm.name)
+
+    def _accepted(self, slurm: SlurmHost, job: str, seconds: float) -> SlurmJob | None:
+        """The Slurm job of a submission, by its comment, if it comes into the queue within these seconds. Raises PreflightError
+        where that cannot be known."""
+        end = time.monotonic() + seconds
+        while True:
+            found = next((one for one in slurm.queue() if one.clustertool_job == job), None)
+            if found is not None or time.monotonic() >= end:
+                return found
+            pause(self._slurm_engine.caller, _POLL)
 
     def _dispatch(self) -> str:
         """Send the workspace to the store of ROOT_DIR. Returns the name of its release, "" where none is sent."""

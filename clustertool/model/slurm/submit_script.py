@@ -71,6 +71,12 @@ def submit_command(settings: SlurmSettings, order: SubmitOrder, path: str) -> Tu
     return ("sbatch", "--parsable", *sbatch_options(settings, order), path)
 
 
+def submitted_number(output: str) -> str:
+    """The id of the Slurm job in the output of that command; "" if there is none. A wrapper of a site may print other lines."""
+    found = re.search(r"^([0-9]{1,10})(?:;[\w.-]+)?$", output, re.MULTILINE | re.ASCII)
+    return found[1] if found else ""
+
+
 def sbatch_options(settings: SlurmSettings, order: SubmitOrder) -> Tuple[str, ...]:
     """Long options of sbatch. Those of `settings.options` are the last ones: sbatch takes the last value of an option."""
     given = [

@@ -448,6 +448,13 @@ class SubmissionsAnswer(Answer):
     submissions: f.PerJob[SubmittedJob]
 
 
+class SubmissionOutputAnswer(Answer):
+    """The end of what the start of a submitted job has printed. path: of the file."""
+
+    path: f.Label
+    text: f.ErrorText
+
+
 class ProgramAnswer(Answer):
     """code, stdout, stderr: see node/system/programs.py. path: of the program, "" if there is none."""
 

@@ -150,6 +150,9 @@ SUBMITTED: Kind[r.SubmittedRequest, a.Answer] = Kind("submitted", "storage.submi
 SUBMISSIONS: Kind[r.NoFields, a.SubmissionsAnswer] = Kind(
     "submissions", "storage.submissions:submissions", limit=16 << 20
 )
+SUBMISSION_OUTPUT: Kind[r.JobRequest, a.SubmissionOutputAnswer] = Kind(
+    "submission-output", "storage.submissions:read_output"
+)
 WITHDRAW: Kind[r.WithdrawRequest, a.Answer] = Kind("withdraw", "storage.submissions:withdraw")
 PROGRAM: Kind[r.ProgramRequest, a.ProgramAnswer] = Kind("program", "system.programs:run_program", limit=16 << 20)
 

@@ -3,6 +3,7 @@
     bundle.pyz          0600: has the job's key; the coordinator removes it once all nodes have joined
     job.sh              what the scheduler runs
     submission.json     the job, and its id in the queue
+    slurm.out           what srun and the processes that join have printed
 
 It lies on the file system of the nodes, so that each laptop finds a queued job of which no node has a record.
 """
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Iterator, List, Mapping, Optional, Set, cast
 from clustertool.errors import NotFound, PreflightError, UsageError
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job import formats
-from clustertool.model.paths import BUNDLE, OURS, JobPaths, is_job_id, queue
+from clustertool.model.paths import BUNDLE, OURS, STEP_OUTPUT, JobPaths, is_job_id, queue
 from clustertool.node.storage import files
 from clustertool.node.system.node_context import NodeContext
 
@@ -32,6 +33,7 @@ _ABOUT = "submission.json"
 _TEXTS = ("job", "name", "asked", "command", "mode", "owner", "release", "slurm_id")
 _LATEST = 1e11  # seconds since the epoch
 _MOST_NODES = 100_000
+_OUTPUT = 8 << 10  # bytes of the output of a job's start
 
 
 def submit(node: NodeContext, request: r.SubmitRequest) -> a.Answer:
@@ -73,6 +75,17 @@ def submitted(node: NodeContext, request: r.SubmittedRequest) -> a.Answer:
 def submissions(node: NodeContext, request: r.NoFields) -> a.SubmissionsAnswer:
     """All that are there. One that is damaged, or of another format, is left out."""
     return {"submissions": list(_all(node.root))}
+
+
+def read_output(node: NodeContext, request: r.JobRequest) -> a.SubmissionOutputAnswer:
+    """The end of the output of a job's start; no text where there is none."""
+    path = os.path.join(_path(node.root, request["job"]), STEP_OUTPUT)
+    text = b""
+    with contextlib.suppress(OSError, PreflightError):
+        with open(files.open_file(path), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _OUTPUT))
+            text = file.read(_OUTPUT)
+    return {"path": path, "text": text.decode(errors="replace")}
 
 
 def withdraw(node: NodeContext, request: r.WithdrawRequest) -> a.Answer:
