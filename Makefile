@@ -64,7 +64,7 @@ test-engines: $(READY)
 test-frameworks: export DEMAND_FRAMEWORKS := 1
 test-frameworks: $(READY)
 	@PYTHON="$(PYTHON)" scripts/frameworks.sh digits-data digits-torch digits-paddle paddle-ps mpi-allreduce \
-		digits-paddle+etcd3==0.12.0
+		digits-paddle+etcd3==0.12.0 mpi-allreduce+jax==0.5.3
 	@! command -v apt-get >/dev/null 2>&1 || scripts/system-packages.sh etcd etcdctl || true
 	@$(BIN)/python -m pytest -q tests/frameworks -m "frameworks or not frameworks" $(ARGS)
 

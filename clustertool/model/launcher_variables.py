@@ -35,7 +35,7 @@ _PREFIXES = tuple(
 
 
 # Of a scheduler's task. Lightning, accelerate and JAX take the number of tasks for the number of ranks.
-_OF_TASK = ("SLURM_", "SRUN_", "PMI")  # PMIX_, too
+_OF_TASK = ("SLURM_", "SLURMD_", "SRUN_", "PMI")  # PMIX_, too
 _OF_ALLOCATION = frozenset(
     "SLURM_CLUSTER_NAME SLURM_JOB_ID SLURM_JOB_NAME SLURM_JOB_NODELIST SLURM_JOB_PARTITION".split()
 )
