@@ -119,7 +119,7 @@ def _in_allocation(allocation: ShellAllocation, settings: SlurmSettings) -> list
 
 def _seen(slurm: SlurmHost, options: list[str], python: str, path: str) -> list[list[str]]:
     """The lines that the nodes print. Raises PreflightError."""
-    argv = ["srun", *options, f"--immediate={_PATIENCE}", "--chdir=/", "--cpu-bind=none", python]
+    argv = ["srun", *options, f"--immediate={_PATIENCE}", "--chdir=/", "--cpu-bind=none", "--mpi=none", python]
     answer = slurm.run(*argv, "-ESs", "-c", _PROBE, path, env={})
     lines = [line.split() for line in answer["stdout"].splitlines()]
     found = [line for line in lines if len(line) == 4 and line[0] in ("True", "False")]

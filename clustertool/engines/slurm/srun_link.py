@@ -15,7 +15,7 @@ _NODES = 4  # of a connection: sshd admits 10 sessions, and a node may need two 
 _STEP = b"""\
 IFS= read -r srun; IFS= read -r job; IFS= read -r node
 cd 2>/dev/null
-exec "$srun" "--jobid=$job" --overlap --unbuffered --quiet --nodes=1 --ntasks=1 "--nodelist=$node" /bin/sh"""
+exec "$srun" "--jobid=$job" --overlap --unbuffered --quiet --mpi=none --nodes=1 --ntasks=1 "--nodelist=$node" /bin/sh"""
 
 
 class SrunLink:
