@@ -31,6 +31,7 @@ def test_a_rank_that_exits_7_on_the_last_node(site):
     assert (
         "ABORT!!! Out of all 8 trainers, the trainer process with rank=[7] was aborted. Please check its log." in lines
     )
+    assert done.err.count("ABORT!!!") == 1
     assert done.err.count("trainer 7 on node3 ended with exit code 7") == 1, "the cause is printed once"
     cause = lines.index("warning: trainer 7 on node3 ended with exit code 7")
     assert cause < lines.index("ending the job on all nodes")

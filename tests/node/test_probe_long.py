@@ -156,3 +156,14 @@ def test_ranks_without_a_supervisor(bench: Bench) -> None:
 def test_the_name_of_this_machine(bench: Bench) -> None:
     facts = asked(bench)
     assert facts.own == (probe.own_name(socket.gethostname()) or resolved(socket.gethostname()))
+
+
+def test_an_rsync_that_does_not_run_has_its_message(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rsync").write_text("#!/bin/sh\necho 'rsync: libpopt.so.0 is missing' >&2; exit 127\n")
+    (tmp_path / "rsync").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert asked(bench).rsync_error == "rsync: libpopt.so.0 is missing"
+    (tmp_path / "rsync").write_text("#!/bin/sh\nexit 0\n")
+    assert asked(bench).rsync_error == ""
