@@ -6,6 +6,7 @@ The texts are those of real jobs, shortened. In each history the ranks that foll
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -283,3 +284,10 @@ def test_the_cause_is_first_whatever_ended_before_it(tmp_path: Path, name: str) 
 )
 def test_the_exception_that_ended_the_program_is_shown(tmp_path: Path, text: str, note: str) -> None:
     assert ended(tmp_path, 0, text, 1).note == note
+
+
+@pytest.mark.parametrize("text", ["nccl" * 16_000, "Traceback (most recent call last):\n  x\n" + "gloo dist" * 7_000])
+def test_a_line_of_a_program_takes_little_time(tmp_path: Path, text: str) -> None:
+    began = time.process_time()
+    ended(tmp_path, 0, text, 1)
+    assert time.process_time() - began < 2, "the supervisor sends nothing meanwhile, and counts as lost"

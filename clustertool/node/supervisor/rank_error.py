@@ -22,9 +22,9 @@ from clustertool.node.storage import files
 _MOST = 1 << 20  # bytes; the traceback of the exception is in the file too
 _SHOWN = 300  # characters of the message, which becomes a part of events and of the verdict
 _LINE = 4096  # bytes in which the last line of a log is searched
-_END = (
-    64 << 10
-)  # bytes of a log in which its last error is searched: libraries print the stacks of all threads behind it
+# Bytes of a log in which its last error is searched: libraries print the stacks of all threads behind it.
+_END = 64 << 10
+_WIDTH = 1024  # bytes of a line that are searched: the time of a pattern with `.*` grows with their square
 _MESSAGE = 8  # lines of one error message
 _DIFFERENT = rb"0x[0-9a-fA-F]+|[0-9]+"  # in the same error of several ranks: rank, port, pid, time, address
 _PREFIX = re.compile(rb"\[(rank)?[0-9]+(,[0-9]+)?\](<std(err|out)>)?: ?")  # of PyTorch, and of mpirun --tag-output
@@ -114,7 +114,7 @@ def end_of_log(job: int, log: str) -> LoggedError:
         return LoggedError(lines[place], _message(lines, place), exception=True)
     if chain:
         first, last = _message(lines, chain[0]), lines[chain[-1]]
-        by_cleanup = _OF_OTHERS.search(last) and not _OF_OTHERS.search(first)
+        by_cleanup = _is_of_others(last) and not _is_of_others(first)
         return LoggedError(lines[chain[0]] if by_cleanup else last, first, exception=True)
     last = next((line for line in reversed(lines) if not _STACK.match(line)), lines[-1] if lines else b"")
     begins = [place for place, line in enumerate(lines) if _BEGINS.match(line)]
@@ -141,14 +141,14 @@ def _last_exceptions(lines: Sequence[bytes]) -> List[int]:
     behind = [line for line in lines[chain[-1] + 1 :] if not _STACK.match(line)]
     if _SUMMARY in behind:
         behind = behind[behind.index(_SUMMARY) + 1 + _MESSAGE :]
-    elif _LIBRARIES.search(lines[chain[-1]]):
+    elif _LIBRARIES.search(lines[chain[-1]], 0, _WIDTH):
         behind = behind[_MESSAGE:]
     return chain if all(map(_NOISE.match, behind)) else []
 
 
 def _message(lines: Sequence[bytes], place: int) -> bytes:
     """The line at `place`, with the lines below it where a library of communication has printed it."""
-    if not _LIBRARIES.search(lines[place]) and not _BEGINS.match(lines[place]):
+    if not _LIBRARIES.search(lines[place], 0, _WIDTH) and not _BEGINS.match(lines[place]):
         return lines[place]
     return b"\n".join(lines[place : place + _MESSAGE])
 
@@ -165,4 +165,9 @@ def classify(error: LoggedError) -> Tuple[int, bool]:
     """
     if not error.line:
         return 0, False
-    return zlib.crc32(re.sub(_DIFFERENT, b"0", error.line)), _OF_OTHERS.search(error.cause) is not None
+    return zlib.crc32(re.sub(_DIFFERENT, b"0", error.line)), _is_of_others(error.cause)
+
+
+def _is_of_others(text: bytes) -> bool:
+    """Return whether a line of the text is about another process that has gone."""
+    return any(_OF_OTHERS.search(line, 0, _WIDTH) for line in text.splitlines())
