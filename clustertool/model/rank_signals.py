@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 from typing import Mapping
 
-FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
+_REAL_TIME = getattr(signal, "SIGRTMIN", 1), getattr(signal, "SIGRTMAX", 0)  # a laptop with macOS has none
+FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, *range(_REAL_TIME[0], _REAL_TIME[1] + 1))
 _STEP_DAEMON = "slurmstepd"  # it belongs to root, and starts the first process of a task
 _SLURMS_OWN = 0xFFFFFFF0  # and all steps above: the shell of salloc on a node is 4294967290, and uses no resources
 

@@ -19,7 +19,8 @@ LAST_PORT = 19  # a pod has 20 ports from PADDLE_PORT on; Paddle's gloo uses the
 GRACE = 10  # seconds between SIGTERM and SIGKILL of the command
 PATIENCE = 60  # seconds in which a worker must reach the others
 _ENDS: List[int] = []  # exit codes of workers
-_OF_USERS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
+_REAL_TIME = getattr(signal, "SIGRTMIN", 1), getattr(signal, "SIGRTMAX", 0)  # as in model/rank_signals.py
+_OF_USERS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, *range(_REAL_TIME[0], _REAL_TIME[1] + 1))
 _PASSED = (signal.SIGTERM, signal.SIGINT, *_OF_USERS)  # to the command
 
 
