@@ -441,7 +441,9 @@ def show_help() -> None:
         terminal.line()
         table(f"options of {name}", ("option", "here"), rows, terminal=terminal)
     taken = {name for flag in FLAGS for name in flag.names.split()}
-    own = [(f"--{option.name}", option.text) for option in OWN if f"--{option.name}" not in taken]
+    rest = [option for option in OWN if f"--{option.name}" not in taken]
+    short = {option.name: f", -{option.short}" for option in rest if option.short and f"-{option.short}" not in taken}
+    own = [(f"--{option.name}{short.get(option.name, '')}", option.text) for option in rest]
     terminal.line()
     table(f"options of {PROGRAM} run", ("option", "here"), own, terminal=terminal)
 

@@ -53,9 +53,9 @@ def logs(call: Call) -> None:
             )
         _show_files(call)
         return
+    call.lines = call.json
     if call.json and given.raw:
         raise UsageError("--raw prints bytes, and --json objects", "give one of them")
-    call.lines = call.json
     asked, tail, attempt = _asked(call), whole(call.given.tail, "--tail"), whole(call.given.attempt, "--attempt")
     request: FollowRequest = {"job": "", "follow": call.given.follow, "tail": tail, "attempt": attempt}
     if given.since:

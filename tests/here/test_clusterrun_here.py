@@ -589,6 +589,7 @@ def test_help_names_every_option(here):
     for flag in FLAGS:
         assert flag.name in out
         assert flag.here in out
+    assert "--verbose, -v " in out
     assert here.clusterrun("--version").ends(0).out.startswith("clusterrun ")
 
 

@@ -186,7 +186,9 @@ def test_what_is_not_there_is_66_and_what_makes_no_sense_64(waiting):
         done = pair.inv("logs", *args).ends(code)
         assert told in done.err
         assert not done.out
-    assert "give one of them" in pair.inv("logs", "--json", "--raw", "--rank", 0).ends(64).err
+    refused = pair.inv("logs", "--json", "--raw", "--rank", 0).ends(64)
+    assert "give one of them" in refused.err
+    assert json.loads(refused.out.splitlines()[-1])["exit"]["code"] == 64  # the answer is JSON Lines here, too
     *lines, last = map(json.loads, pair.inv("logs", "--json", "--rank", 0).ends(0).out.splitlines())
     assert lines and all((one["role"], one["rank"], one["node"]) == ("trainer", 0, pair.name(0)) for one in lines)
     assert all(abs(one["time"] - time.time()) < 600 and "\n" not in one["line"] for one in lines)
