@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -70,9 +71,14 @@ def workspace(caller: Caller, folder: Path) -> Workspace:
 def uses_one_port(found: Workspace) -> bool:
     """Whether a program of it connects to all pservers at one port, by PADDLE_INIT_PORT or paddle.v2, which reads that."""
     scripts = [entry.path for entry in found.entries if entry.path.endswith(".py") and entry.size < _SCRIPT]
-    return any(
-        _V2.search((found.top / path).read_bytes()) for path in scripts[:_SCRIPTS] if (found.top / path).is_file()
-    )
+    return any(_has_v2(found.top / path) for path in scripts[:_SCRIPTS])
+
+
+def _has_v2(script: Path) -> bool:
+    """Search the text of a program. What cannot be read is an error of the dispatch."""
+    with contextlib.suppress(OSError):
+        return script.is_file() and _V2.search(script.read_bytes()) is not None
+    return False
 
 
 def scattered(cluster: Cluster, toml: Toml) -> JobSpec | None:

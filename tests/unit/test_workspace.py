@@ -356,3 +356,11 @@ def test_a_program_that_connects_to_all_pservers_at_one_port(job: Path, text: st
     (job / "lib").mkdir()
     (job / "lib/start.py").write_text(f"import os\n{text}\n")
     assert uses_one_port(w.read_workspace(job)) is one
+
+
+def test_a_program_that_cannot_be_read_is_left_to_the_dispatch(job: Path) -> None:
+    (job / "train.py").write_text("import paddle.v2")
+    found = w.read_workspace(job)
+    (job / "train.py").unlink()
+    (job / "train.py").symlink_to("/proc/self/mem")  # a file whose first byte root cannot read either
+    assert not uses_one_port(found)
