@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from clustertool.node.jobs import remains
+from clustertool.node.jobs.orphan_record import OrphanRecord
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, Node, kill, until
 
@@ -137,3 +139,30 @@ def test_a_frozen_supervisor_without_a_record_is_ended_too(bench: Bench, apart: 
     remove_directory(nodes[0].root)
     assert nodes[0].ask("stop", job="", by="test", code=143, grace=0.5, force=False)["jobs"] == {job.id: CLEAN}
     job.gone()
+
+
+@pytest.mark.parametrize(
+    "mark, output, rank, found",
+    [
+        ("x/0/1", "{}/JOBx/output", "3", [("x/0/1", [("trainer", 3)])]),
+        ("x/0/2", "{}/JOBx/output", "²", [("x/0/2", [])]),
+        ("x/0/3", "{}/JOBx/output", "9" * 5000, [("x/0/3", [])]),
+        ("x/²/4", "{}/JOBx/output", "0", [("x/²/4", [("trainer", 0)])]),
+        ("x/0/5", "{}" + "/a" * 3000 + "/JOBx/output", "0", []),
+    ],
+)
+def test_variables_of_a_process_are_what_its_program_has_made_of_them(
+    tmp_path: Path, mark: str, output: str, rank: str, found: list[tuple[str, list[tuple[str, int]]]]
+) -> None:
+    (tmp_path / "JOBx/.clustertool").mkdir(parents=True)
+    (tmp_path / "JOBx/.clustertool/marker").touch()  # for commands of other tests it is no orphan
+    own = {"MARK": mark, "OUTPUT": output.format(tmp_path), "ROLE": "trainer", "RANK": rank}
+    env = {**os.environ, **{f"CLUSTERTOOL_{name}": value for name, value in own.items()}}
+    with subprocess.Popen(["sh", "-c", "echo; exec sleep 100"], env=env, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout and process.stdout.readline()
+            there = [one for one in remains.living().values() if one.processes[0].pid == process.pid]
+            records = [OrphanRecord(one) for one in there]
+        finally:
+            process.kill()
+    assert [(one.remains.mark, sorted(one.remains.ranks)) for one in records] == found

@@ -8,9 +8,10 @@ from clustertool.model.job.caretakers import CARETAKERS, CaretakerRecord
 from clustertool.model.job.node_status import NodePart, NodeRecord
 from clustertool.model.job.outcome import Key as RankKey
 from clustertool.model.job.state_names import JobState
+from clustertool.model.quantities import whole
 from clustertool.node.jobs import descendants
 from clustertool.node.jobs.records import Key, Record
-from clustertool.node.jobs.remains import Remains
+from clustertool.node.jobs.remains import MOST, Remains
 from clustertool.node.storage import files
 from clustertool.node.system import processes
 from clustertool.node.system.processes import Process
@@ -45,8 +46,7 @@ class OrphanRecord(Record):
     """A job without a record, as its processes name it."""
 
     def __init__(self, remains: Remains) -> None:
-        node = remains.mark.split("/")[1:2]
-        number = int(node[0]) if node and node[0].isdigit() else 0
+        number = whole(remains.mark.partition("/")[2].partition("/")[0], 0, MOST) or 0
         super().__init__(
             remains.base, remains.job, cast("JobHeader", {"id": remains.job, "node": number, "created": 0.0})
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Dict, Iterable, List, Mapping, Set, Tuple
 
 from clustertool.errors import PreflightError
 from clustertool.model.paths import is_base, is_job_id
+from clustertool.model.quantities import whole
 from clustertool.model.roles import ROLES
 from clustertool.node.jobs import ledger
 from clustertool.node.jobs.job_processes import JobProcesses
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from clustertool.model.job.outcome import Key as RankKey
 
 _MOUNTS = "ns/mnt"
+_LONGEST = 4096  # bytes of a path, as Linux has them
+MOST = 99_999  # ranks and nodes, as answers have them
 
 
 class Remains:
@@ -61,13 +64,15 @@ def living() -> Dict[str, Remains]:
         job = mark.partition("/")[0]
         base, inside, _ = output.rpartition(f"/JOB{job}")
         process = processes.identify(pid)
-        if not inside or not is_job_id(job) or process is None or not processes.alive(process):
+        usable = inside and is_job_id(job) and len(output) < _LONGEST
+        if not usable or process is None or not processes.alive(process):
             continue
         remains = found.setdefault(mark, Remains(base, job, mark))
         remains.processes.append(process)
         role, rank = (os.fsdecode(variables.get(name, b"")) for name in (b"CLUSTERTOOL_ROLE", b"CLUSTERTOOL_RANK"))
-        if role in ROLES and rank.isdigit():
-            remains.ranks.add((role, int(rank)))
+        number = whole(rank, 0, MOST)
+        if role in ROLES and number is not None:
+            remains.ranks.add((role, number))
     return found
 
 
