@@ -112,6 +112,12 @@ def test_the_oldest_of_several_is_used_by_all_that_make_one_at_once(tmp: Path) -
     assert len(set(found)) == 1 and [str(path) for path in tmp.iterdir()] == found[:1]
 
 
+def test_a_tmp_that_is_not_there_is_named_once(tmp: Path) -> None:
+    tmp.rmdir()
+    assert private_directory.trouble()[0] == f"{tmp} cannot be examined: No such file or directory"
+    assert private_directory.little() == ("", "")
+
+
 @root_only
 def test_a_full_or_read_only_tmp_is_named(tmp: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=1777", "none", str(tmp)], check=True)

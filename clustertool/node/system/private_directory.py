@@ -92,17 +92,16 @@ def unusable(error: OSError) -> PreflightError:
 
 
 def little() -> Tuple[str, str]:
-    """How little room /tmp has for programs, and the fix; empty texts if it is enough."""
-    free = _free(os.statvfs(_top()))
-    return (
-        (f"{free >> 10} KiB free in {_top()}", f"make room in {_top()}: programs fail without")
-        if free < _FEW
-        else ("", "")
-    )
+    """Return how little room /tmp has for programs, and the fix; empty texts if it is enough, or trouble() states more."""
+    with contextlib.suppress(OSError):
+        free = _free(os.statvfs(_top()))
+        if free < _FEW:
+            return f"{free >> 10} KiB free in {_top()}", f"make room in {_top()}: programs fail without"
+    return "", ""
 
 
 def _free(about: os.statvfs_result) -> int:
-    """Bytes that this user can write."""
+    """Return the bytes that this user can write."""
     return (about.f_bfree if os.getuid() == 0 else about.f_bavail) * about.f_frsize
 
 
