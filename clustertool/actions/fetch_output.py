@@ -133,7 +133,7 @@ def _pull_folder(
 
 
 def _spans(fleet: Fleet, job: str, node: int, place: str, path: str) -> tuple[WriteSpan, list[WriteSpan]] | None:
-    """When the job could write there, and when others could; None for a place of the job alone."""
+    """Read when the job could write there, and when others could; None for a place of the job alone."""
     answer = fleet.ask_one(node, SPANS({"job": job, "dir": posixpath.join(place, path), "path": path}))
     spans = [WriteSpan(*row) for row in answer["spans"]]
     own = next((span for span in spans if span.job == job), None)

@@ -188,7 +188,7 @@ def _corrected(part: NodePart, known: Description | None, over: bool) -> NodePar
 
 
 def _unseen(job: str, known: Description) -> ListedJob:
-    """A job that the engine alone knows: it is queued, its nodes have no record yet, or their records are gone."""
+    """Describe a job that the engine alone knows: it is queued, its nodes have no record yet, or their records are gone."""
     ended = known.state is EngineState.ENDED
     code = known.cause[1] if known.cause is not None and ended else None
     state = JobState.SUCCEEDED if code == 0 else UNRECORDED[known.state]
@@ -243,7 +243,7 @@ def is_waiting(engine: Engine, job: ListedJob) -> bool:
 
 
 def recorded(job: ListedJob) -> bool:
-    """Whether nodes have records of this start of the job."""
+    """Return whether nodes have records of this start of the job."""
     return job["queued"] is None and bool(job["seen_on"])
 
 
@@ -260,7 +260,7 @@ def require_known(job: ListedJob) -> None:
 
 
 def no_record(job: ListedJob) -> NotFound:
-    """The error of a request for the records of a job of which no node has one."""
+    """Make the error of a request for the records of a job of which no node has one."""
     about, what = job["queued"], f"job {job['id']}: no node has a record of it"
     if about is not None:
         return NotFound(f"{what} ({state_text(about)})", f"{PROGRAM} attach --job {job['id']} waits for its start")
@@ -268,7 +268,7 @@ def no_record(job: ListedJob) -> NotFound:
 
 
 def without_records(job: ListedJob, error: NotFound) -> NotFound:
-    """The error of a request for a rank of which nothing is recorded: where the engine knows the reason, with this."""
+    """Add the reason, where the engine knows it, to the error of a request for a rank of which nothing is recorded."""
     known = job["known"]
     if known is None or known.cause is None:
         return error
@@ -277,7 +277,7 @@ def without_records(job: ListedJob, error: NotFound) -> NotFound:
 
 
 def lost_nodes(why: str, code: int) -> NodeLost:
-    """The error of a job whose nodes its engine has ended."""
+    """Make the error of a job whose nodes its engine has ended."""
     error = NodeLost(why, "the job has ended on the other nodes")
     error.code = code
     return error

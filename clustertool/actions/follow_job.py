@@ -362,7 +362,7 @@ class JobFollower:
     # -- what lost nodes may still run --
 
     def end_remains(self) -> tuple[dict[str, StopResult], dict[str, list[Key]]]:
-        """After the end of the job: end what still runs on nodes whose end is not proved, where their agents answer.
+        """End what still runs after the end of the job on nodes whose end is not proved, where their agents answer.
 
         Returns the results of these nodes, and the ranks that may still run, both by the name of the node.
         """
@@ -378,7 +378,7 @@ class JobFollower:
         return {name(node): one for node, one in results.items()}, {name(node): keys for node, keys in left.items()}
 
     def _doubtful(self) -> dict[int, list[Key]]:
-        """Nodes on which ranks have started, or may have, and whose end is not proved: with these ranks."""
+        """Find the nodes on which ranks have started, or may have, and whose end is not proved: with these ranks."""
         status, found = self.watch.status, {}
         for index, node in status.nodes.items():
             started = node.entered or (not node.known and status.phase != "")
@@ -388,7 +388,7 @@ class JobFollower:
         return found
 
     def _answers(self, node: int, now: float) -> bool:
-        """Whether the agent of a node is likely to answer: it has sent a heartbeat a moment ago, or all that it has."""
+        """Guess whether the agent of a node answers: it has sent a heartbeat a moment ago, or all that it has."""
         return node in self.watch.ended or now - self.watch.received.get(node, 0.0) < _SILENT
 
     # -- broken connections --

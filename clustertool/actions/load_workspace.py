@@ -29,7 +29,7 @@ def workspace_toml(folder: Path) -> Toml:
 
 
 def workspace_settings(folder: Path, cluster: Cluster) -> Toml:
-    """The settings of the cluster's engine in its job.toml. Raises DataError."""
+    """Read the settings of the cluster's engine in its job.toml. Raises DataError."""
     return engine_table(_toml_text(folder), cluster)
 
 
@@ -69,7 +69,7 @@ def workspace(caller: Caller, folder: Path) -> Workspace:
 
 
 def uses_one_port(found: Workspace) -> bool:
-    """Whether a program of it connects to all pservers at one port, by PADDLE_INIT_PORT or paddle.v2, which reads that."""
+    """Search for a program that connects to all pservers at one port, by PADDLE_INIT_PORT or paddle.v2, which reads that."""
     scripts = [entry.path for entry in found.entries if entry.path.endswith(".py") and entry.size < _SCRIPT]
     return any(_has_v2(found.top / path) for path in scripts[:_SCRIPTS])
 

@@ -129,7 +129,7 @@ def limited(cluster: Cluster, options: Options) -> Cluster:
 
 
 def _refuse_other_devices(cluster: Cluster, options: Options) -> None:
-    """Raises UsageError where --devices names others than --only and --skip have left of a host."""
+    """Raise UsageError where --devices names others than --only and --skip have left of a host."""
     if options.devices in ("", AUTO):
         return
     for host in cluster.hosts:

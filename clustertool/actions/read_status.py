@@ -77,7 +77,7 @@ def _planned(events: Iterable[Event]) -> Iterator[JobEvent]:
 
 
 def unrecorded_dict(job: ListedJob) -> StatusJson:
-    """The same for a job of which no node has a record. "queue" has what its engine knows of one that has not ended."""
+    """Make the same for a job of which no node has a record. "queue" has what its engine knows of one that has not ended."""
     known = job["queued"]
     about = {name: job[name] or "" for name in ("name", "owner", "command")}
     found = {**as_dict({}), **about, "job": job["id"], "state": job["state"], "created": job["created"] or 0.0}

@@ -71,7 +71,7 @@ def until_started(engine: Engine, job: str, check: Check, limit: float = 0.0) ->
 
 
 def _ended_before(job: str, found: Description, cause: tuple[str, int] | None) -> EndedBefore:
-    """The error of a job that no node has a record of: its code is that of the cause, if the engine knows it."""
+    """Make the error of a job that no node has a record of: its code is that of the cause, if the engine knows it."""
     reasons = dict.fromkeys(filter(None, (cause[0] if cause is not None else "", found.reason)))
     what = f"job {job} has ended before a node had a record of it"
     fix = f"{PROGRAM} check --deep tests the nodes; {PROGRAM} run starts the job again"

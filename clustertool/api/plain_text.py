@@ -22,7 +22,7 @@ def plain(text: str) -> str:
 
 
 def _with_parameters(text: str) -> str:
-    """`nproc_per_node` in place of `--nproc-per-node`, except in a text with a command to type."""
+    """Write `nproc_per_node` in place of `--nproc-per-node`, except in a text with a command to type."""
     return text if PROGRAM in text else _OPTION.sub(lambda option: option[1].replace("-", "_"), text)
 
 

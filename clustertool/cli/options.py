@@ -64,7 +64,7 @@ class Positional:
 
 
 def _others(name: str, also: str) -> dict[str, str]:
-    """What other tools call a verb, and what to type."""
+    """Read what other tools call a verb, each with what to type."""
     pairs = (item.partition("=") for item in also.split())
     return {other: f"{name} {option}".rstrip() for other, _, option in pairs}
 

@@ -48,7 +48,7 @@ def reason(error: ClustertoolError) -> str:
 
 
 def for_node(text: str, node: str, name: str = "NODE") -> str:
-    """A text with `name` in place of the node's name, so that the texts of several nodes can be compared."""
+    """Write `name` in place of the node's name, so that the texts of several nodes can be compared."""
     return re.sub(rf"(?<![\w.-]){re.escape(node)}(?![\w-])", lambda _: name, text) if node else text
 
 
@@ -60,7 +60,7 @@ def joined_fix(fixes: Mapping[str, str]) -> str:
 
 
 def _messages(errors: Iterable[ClustertoolError], first_line: bool = False) -> list[str]:
-    """A message for each cause, behind the folded names of its nodes, which also replace that of one node in the text."""
+    """Make a message for each cause, behind the folded names of its nodes, which also replace that of one node in the text."""
     found = []
     for alike in grouped((for_node(one.what, one.node), one) for one in errors).values():
         named, what = fold(one.node for one in alike if one.node), alike[0].what.strip()

@@ -226,7 +226,7 @@ def ranks_text(keys: Iterable[Key], between: str = ", ") -> str:
 
 
 def remains_text(job: str, left: Mapping[str, Iterable[Key]]) -> str:
-    """That processes of a job may run. left: the ranks to which they belong, as far as known, by the name of their node."""
+    """State that processes of a job may run. left: their ranks, as far as known, by the name of the node."""
     places = [f"{ranks_text(sorted(keys)) or 'processes'} on {name}" for name, keys in left.items()]
     return f"{some(places)} may still run: {PROGRAM} stop --job {job}"
 
@@ -237,7 +237,7 @@ def role_counts(roles: Sequence[str]) -> str:
 
 
 def brief(status: JobStatus, outcome: Outcome) -> str:
-    """The process that failed first, and its error, in few words; "" for an outcome that has no such form."""
+    """Name the process that failed first, and its error, in few words; "" for an outcome that has no such form."""
     if outcome.state is JobState.LOST:
         return outcome.brief
     guilty = culprit(status, outcome)
@@ -259,7 +259,7 @@ def brief(status: JobStatus, outcome: Outcome) -> str:
 
 
 def shared_files(files: Iterable[SharedFile]) -> list[str]:
-    """What is to be known of files of a folder in which several jobs have run: one sentence for each reason."""
+    """Describe files of a folder in which several jobs have run: one sentence for each reason."""
     texts = []
     for (origin, taken), paths in grouped(((file.origin, file.taken), file.path) for file in files).items():
         if origin.own:

@@ -104,7 +104,7 @@ def configuration(values: Mapping[str, str], terminal: Terminal) -> None:
 
 
 def environments(made: Plan, terminal: Terminal) -> None:
-    """The first process of each role, as users of fleetrun expect it at a start: the variables that place it."""
+    """Print the first process of each role, as users of fleetrun expect it at a start: the variables that place it."""
     for role in made.job.roles:
         mine = [process for process in made.processes if process.role == role]
         env = dict(min(mine, key=lambda process: process.rank).env)

@@ -95,7 +95,7 @@ def _verdict(story: ReportModel) -> Html:
 
 
 def _headline(story: ReportModel) -> Html:
-    """The first failure by name, with those that have the same error."""
+    """Name the first failure, with those that have the same error."""
     guilty = [rank for rank in map(story.rank, story.headline) if rank]
     if not guilty:
         return Html("")

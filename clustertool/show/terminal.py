@@ -91,7 +91,7 @@ class Terminal:
         self._write_err(self._message(text) + "\n")
 
     def json(self, value: object, lines: bool = False) -> None:
-        """`value` as one JSON document, or one line. ASCII only, so that no terminal and no encoding can be hurt by it."""
+        """Write `value` as one JSON document, or one line. ASCII only: it harms no terminal and no encoding."""
         text = json.dumps(filled_value(value, self._program), indent=None if lines else 2, default=str)
         self.write(text.replace("\x7f", "\\u007f") + "\n")
 

@@ -117,7 +117,7 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
 
 
 def _check_own_address(launch: Launch) -> None:
-    """Make an address of --host. Raises UsageError where it is none of this machine."""
+    """Resolve the address of --host or --local-addr. Raises UsageError where it is none of this machine."""
     if launch.own_address:
         address = first_machine.own_address(launch.own_address)
         if not address:
@@ -214,7 +214,7 @@ def _cluster(call: Call, launch: Launch, folder: Path, conf: Conf) -> Cluster:
 
 
 def _warn_of_cloud(call: Call, launch: Launch, cluster: Cluster) -> None:
-    """Where PaddleCloud's variables name several machines, state that each one trains alone, and what joins them."""
+    """State that each machine trains alone, and what joins them, where PaddleCloud's variables name several."""
     machines = shell_variables.cloud_machines(os.environ)
     if (
         machines
@@ -232,7 +232,7 @@ def _warn_of_cloud(call: Call, launch: Launch, cluster: Cluster) -> None:
 
 
 def _require_among(launch: Launch, cluster: Cluster) -> None:
-    """Raises UsageError where the nodes have other addresses than the one of this machine that is typed with them."""
+    """Raise UsageError where the nodes have other addresses than the one of this machine that is typed with them."""
     addresses = [host.address for host in cluster.hosts]
     if launch.own_address and all(addresses) and launch.own_address not in addresses:
         what = f"{launch.own_address_by} {launch.own_address} is none of the nodes: {', '.join(addresses[:8])}"
@@ -378,7 +378,7 @@ class _Teller:
         self.detailed = shown and not order.wish.dry
 
     def _imports_paddle(self) -> bool:
-        """Whether the script, if it is on this machine, imports Paddle."""
+        """Search the script, if it is on this machine, for an import of Paddle."""
         with contextlib.suppress(OSError, IndexError), (self._folder / self._launch.arguments[0]).open("rb") as script:
             return _IMPORT.search(script.read(_LONGEST_SCRIPT)) is not None
         return False
@@ -433,6 +433,7 @@ class _Teller:
 
 
 def show_help() -> None:
+    """Print the options of all launchers, and those of `run`."""
     terminal = Terminal()
     terminal.block(f"usage: {_USAGE}\n\n{__doc__}")
     for key, name in LAUNCHERS.items():

@@ -239,7 +239,7 @@ class FollowSession:
             self._call.terminal.warn(f"{self.watch.status.name(node)} did not come back: {shown}")
 
     def _end_remains(self) -> None:
-        """Supervisor and guard of a node may have been killed together: then its ranks run on."""
+        """End the ranks of a node whose supervisor and guard were killed together."""
         if self._stops:
             results, self.left = self._follower.end_remains()
             for name, result in results.items():

@@ -41,7 +41,7 @@ def jobs(call: Call) -> None:
 
 
 def join_log(engine: Engine, job: str) -> tuple[str, list[str]]:
-    """Engine.join_log() as it may be shown: without secrets. ("", []) where the engine does not answer."""
+    """Read Engine.join_log(), and leave secrets out. ("", []) where the engine does not answer."""
     try:
         place, lines = engine.join_log(job)
     except ClustertoolError:

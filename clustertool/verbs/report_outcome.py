@@ -35,6 +35,7 @@ def tell(call: Call, fleet: Fleet, follow: FollowSession, hide: Hide) -> Cluster
 
 
 def _verdict(call: Call, fleet: Fleet, follow: FollowSession, hide: Hide) -> ClustertoolError | None:
+    """Show what failed, with the last lines. Returns the error of the job, None for success."""
     watch = follow.watch
     status, outcome = watch.status, watch.status.outcome
     error = error_of(status)
@@ -76,7 +77,7 @@ def _with_remains(call: Call, follow: FollowSession, error: ClustertoolError | N
 def _show_last_lines(
     call: Call, fleet: Fleet, follow: FollowSession, hide: Hide, alike: Sequence[ProcessStatus]
 ) -> Sequence[str]:
-    """Of the first of several processes with the same error, unless they are on the screen. Returns the lines."""
+    """Show those of the first of several processes with the same error, unless they are on the screen. Returns the lines."""
     first, name = alike[0], follow.watch.status.name(alike[0].node)
     log = JobPaths.log(first.role, first.rank, first.attempt)
     if isinstance(fleet.failed.get(first.node), NotFound):
@@ -97,7 +98,7 @@ def _show_last_lines(
 
 
 def _missing_module(lines: Sequence[str], node: str, python: str) -> str:
-    """The fix where the last lines of a process name a module that its interpreter does not have, else "".
+    """Make the fix where the last lines of a process name a module that its interpreter does not have, else "".
 
     python: what python3 is for jobs of this machine, "" on other nodes.
     """

@@ -61,7 +61,7 @@ def run(call: Call) -> None:
 
 
 def _configuration(call: Call, order: RunRequest) -> dict[str, str]:
-    """The options that were given, by name, with the nodes and the workspace. Of variables the names."""
+    """Collect the options that were given, by name, with the nodes and the workspace. Of variables the names."""
     given = {name: value for name, value in vars(call.given).items() if value and name not in ("verbose", "json")}
     values = {name: " ".join(value) if isinstance(value, tuple) else str(value) for name, value in given.items()}
     if order.options.env:

@@ -89,7 +89,7 @@ def _named(text: str) -> str:
 
 
 def _for_ranks(number: int, frame: FrameType | None) -> None:
-    """A scheduler signals all processes of a step, the ranks as well: then nothing is passed on."""
+    """Keep a signal for the ranks. A scheduler signals all processes of a step: then nothing is passed on."""
     if not in_step(os.environ):
         count.for_ranks.append(number)
 

@@ -90,7 +90,7 @@ def meeting(typed: JoinOptions, nodes: tuple[int, int] | None, master_port: str)
 
 
 def etcd(typed: JoinOptions) -> tuple[str, ...]:
-    """The URLs of the etcd at which a launcher's own rendezvous would be: --master etcd://, or an etcd back end of torchrun."""
+    """Return the URLs of the etcd of a launcher's own rendezvous: of --master etcd://, or of an etcd back end of torchrun."""
     if typed.master.startswith(_ETCD):
         return tuple(f"{_ETCD}{item.removeprefix(_ETCD)}" for item in typed.master.split(","))
     if typed.rdzv_backend in ("etcd", "etcd-v2") and typed.rdzv_endpoint and not typed.master:

@@ -130,9 +130,9 @@ def _own_address(option: str) -> Effect:
 
 
 def place_host(launch: Launch) -> None:
-    """--host is Paddle's address of this machine, or mpirun's list of nodes: with a comma, slots, or a total of trainers.
+    """Decide what --host is: Paddle's address of this machine, or mpirun's list of nodes.
 
-    Raises UsageError.
+    It is a list with a comma, slots, or a total of trainers. Raises UsageError.
     """
     value = launch.own_address
     if launch.own_address_by == "--host" and (launch.total or is_host_list(value)):
