@@ -265,6 +265,7 @@ def test_a_quota_that_is_full_is_the_reason_of_the_wait(job: KubeSite) -> None:
     until(lambda: job.left() == ["ResourceQuota small"], 10, lambda: str(job.left()))
 
 
+@pytest.mark.engines
 def test_a_quota_that_allows_a_part_of_the_pods_is_named(job: KubeSite) -> None:
     """The first pod runs and waits for the others, which are not created."""
     job.conf(JOIN_TIMEOUT=8)
@@ -310,6 +311,7 @@ def test_the_verdict_names_what_the_cluster_has_done(
         assert text in json.dumps(job.inv("status", "--json").json)
 
 
+@pytest.mark.engines
 def test_a_job_ends_where_a_sidecar_runs_on(job: KubeSite) -> None:
     """A service mesh adds a container to each pod: the pods stay Running, and their controller sees no end."""
     job.server.controllers.sidecars.append("istio-proxy")
@@ -325,6 +327,7 @@ def test_a_job_ends_where_a_sidecar_runs_on(job: KubeSite) -> None:
     job.is_empty()
 
 
+@pytest.mark.engines
 def test_a_job_whose_pods_kubernetes_has_deleted_is_known(job: KubeSite) -> None:
     """It is detached. A pod is preempted, and the others are deleted because of it; the Job object and events stay."""
     name = job.inv(*run("--detach", "--env", "STEPS=400")).ends(0).job

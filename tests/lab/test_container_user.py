@@ -50,6 +50,7 @@ print(json.dumps({
 }))
 """
 LIMITS = ("RLIMIT_AS", "RLIMIT_CORE", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_MEMLOCK", "RLIMIT_NOFILE", "RLIMIT_STACK")
+CHAOS = pytest.mark.chaos
 MEMORY = 64_000_000  # KiB of addresses: a runtime of Go reserves some hundred MB
 
 
@@ -64,7 +65,7 @@ def image(folder: Path, tar: Path) -> Path:
     return made
 
 
-@pytest.fixture(params=["docker", "podman", pytest.param("podman root", marks=pytest.mark.chaos)])
+@pytest.fixture(params=["docker", pytest.param("podman", marks=CHAOS), pytest.param("podman root", marks=CHAOS)])
 def one(
     request: pytest.FixtureRequest, site: Callable[..., LabSite], tmp_path: Path, container_image: Path
 ) -> Iterator[LabSite]:

@@ -284,7 +284,9 @@ LAST_WORDS = """
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.chaos)]
+)
 def test_a_node_that_is_shut_down_leaves_and_the_others_go_on(join_bench: JoinBench, number: int, code: int) -> None:
     """Its ranks have the grace of the job, and no restart is used. It is not lost: nothing waits for its lease."""
     machines = elastic(join_bench.job(3, LAST_WORDS), 2, 3)
