@@ -98,15 +98,14 @@ def hint(caller: Caller, request: RunRequest, made: Plan) -> None:
     request.left = ()
     if left is None or request.wish.resume == FRESH:
         return
-    if left.with_output:
-        where = _names(request, left.with_output)
-        caller.note(f"job {left.id} of this script has left an output on {where}; --resume continues from it")
-    if left.files:
-        again = " ".join(f"--keep {shlex.quote(name)}" for name in left.files[:_SHOWN])
-        caller.note(
-            f"job {left.id} of this script has left {some(left.files)} in its directory, and this job begins without: "
-            f"--resume {again} continues from there, or run it in one folder of the nodes: --job-workspace DIR"
-        )
+    found = [f"an output on {_names(request, left.with_output)}"] if left.with_output else []
+    found += [f"{some(left.files)} in its directory"] if left.files else []
+    how = "".join(f" --keep {shlex.quote(name)}" for name in left.files[:_SHOWN])
+    if left.files:  # a user of torchrun expects the program to find them
+        how += " continues from them, as does a job that works in one folder of the nodes: --job-workspace DIR"
+    if found:
+        text = f"job {left.id} of this script has left {' and '.join(found)}, and this one begins without"
+        caller.note(f"{text}: --resume{how or ' continues from it'}")
 
 
 def _chosen(caller: Caller, request: RunRequest, earlier: tuple[EarlierJob, ...]) -> EarlierJob | None:

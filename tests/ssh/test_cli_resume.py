@@ -77,7 +77,8 @@ def test_resume_continues_from_the_output_of_an_ended_job(pair):
     (old / "best").symlink_to(old / "snapshot.json")
     fresh = pair.inv(*RUN).ends(0)
     assert begins(fresh.out) == 0
-    assert f"job {first.job} of this script has left an output on 127.0.0.2; --resume continues from it" in fresh.err
+    hint = f"job {first.job} of this script has left an output on 127.0.0.2, and this one begins without"
+    assert f"{hint}: --resume continues from it" in fresh.err.splitlines()
     pair.inv("clean", "--job", fresh.job).ends(0)
     again = pair.inv(*RUN, "--resume", "--env", "CODE=3").ends(3)
     assert begins(again.out) == 3
@@ -141,9 +142,8 @@ def test_files_of_the_working_directory_are_kept_by_name(pair):
     assert begins(first.out) == 0
     fresh = pair.inv(*RUN).ends(0)
     assert begins(fresh.out) == 0
-    hint = f"job {first.job} of this script has left other.txt and snapshot.json in its directory, and this job begins without"
-    assert hint in fresh.err
-    assert "--resume --keep other.txt --keep snapshot.json continues from there" in fresh.err
+    hint = f"job {first.job} of this script has left other.txt and snapshot.json in its directory, and this one begins without"
+    assert f"{hint}: --resume --keep other.txt --keep snapshot.json continues from them" in fresh.err
     again = pair.inv(*RUN, "--resume", "--keep", "snapshot.json").ends(0)
     assert begins(again.out) == 3
     assert f"resuming job {fresh.job}: snapshot.json is copied on 127.0.0.2" in again.err
