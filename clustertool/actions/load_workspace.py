@@ -57,7 +57,8 @@ def workspace(caller: Caller, folder: Path) -> Workspace:
         count = max(_LISTED, min(len(secret), 4 * _LISTED))
         listed = ", ".join(f"{left.path} ({left.why}, {human_bytes(left.size)})" for left in ordered[:count])
         more = f" and {len(ordered) - count} more" if len(ordered) > count else ""
-        takes = f"; a line !{secret[0].path} in .clusterignore takes it" if secret else ""
+        named = [*secret, *(left for left in ordered if left.path in ("log/", "output/"))]
+        takes = f"; a line !{named[0].path} in .clusterignore takes it" if named else ""
         caller.note(f"left out: {listed}{more}{takes}")
     for path in found.unsure[:4]:
         caller.warn(

@@ -15,7 +15,7 @@ from clustertool.engines.job_request import Advise, RunRequest, RunWish, make_pl
 from clustertool.engines.job_toml import settings_note
 from clustertool.engines.queued_request import with_usual_command
 from clustertool.errors import DataError, UsageError
-from clustertool.fleet.dispatch.workspace import Workspace
+from clustertool.fleet.dispatch.workspace import IGNORE_FILE, Workspace
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.elastic_keys import is_range, node_range
 from clustertool.model.config.hosts import Host, device_ids
@@ -152,8 +152,21 @@ def check_alone(request: RunRequest) -> None:
     assert request.spec is not None
     counted = replace(request.spec, nproc_of="")  # --nproc-per-node gpu: the devices are not known yet
     made = make_plan(replace(request, cluster=cluster, spec=counted), facts)
+    if request.workspace:
+        require_names(request.workspace, request.spec.output)
     if request.workspace and not re.search(r"\b(cd|pushd)\b", request.cluster.prelude):
         require_scripts(request.workspace, dict.fromkeys(process.argv for process in made.processes))
+
+
+def require_names(workspace: Workspace, output: str) -> None:
+    """Raises DataError where the workspace has something else in the place of a folder, or file, of the job."""
+    parts = output.split("/")
+    folders = {"log", *("/".join(parts[:count]) for count in range(1, len(parts) + 1))}
+    for path, kind in ((entry.path, entry.kind) for entry in workspace.entries):
+        if (path in folders and kind == "file") or (path, kind) in (("log", "link"), ("nodefile", "dir")):
+            own = "file" if kind == "dir" else "folder"
+            what = f"{path!r} of the workspace is in the place of the job's {own} of this name"
+            raise DataError(what, f"rename it, or name it in {IGNORE_FILE}")
 
 
 def require_scripts(workspace: Workspace, commands: Iterable[Sequence[str]]) -> None:

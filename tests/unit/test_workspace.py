@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from clustertool.actions.load_workspace import uses_one_port, workspace
+from clustertool.actions.read_request import require_names
 from clustertool.errors import DataError, DispatchError
 from clustertool.fleet.dispatch import workspace as w
 from clustertool.fleet.dispatch.cache import WorkspaceCache
@@ -161,6 +163,76 @@ def test_an_env_file_is_sent_with_a_warning_and_keys_are_the_first_in_the_line(j
     del Caller.lines[:]
     workspace(Caller(), job)  # type: ignore[arg-type]
     assert len(Caller.lines) == 1
+
+
+def write(job: Path, *names: str) -> None:
+    for name in names:
+        (job / name).parent.mkdir(parents=True, exist_ok=True)
+        (job / name).write_text(name)
+
+
+def sent_and_left(job: Path) -> tuple[set[str], dict[str, str]]:
+    found = w.read_workspace(job)
+    return set(found.files) - {w.IGNORE_FILE}, {left.path: left.why for left in found.left_out}
+
+
+def test_folders_of_earlier_jobs_are_left_out_and_named(job: Path) -> None:
+    write(job, "log/workerlog.0", "output/model", "a/log/data", "a/output/data", "got/.clustertool-logs", "got/x.py")
+    (job / "sub").mkdir()
+    assert sent_and_left(job) == (
+        {"a/log/data", "a/output/data"},
+        {"log/": "logs of jobs", "output/": "results of jobs", "got/": "logs of jobs"},
+    )
+
+
+@pytest.mark.parametrize("code", ["__init__.py", "space.py"])
+@pytest.mark.parametrize("name", ["log", "output"])
+def test_a_package_with_the_name_of_a_folder_of_jobs_is_sent_without_logs(job: Path, name: str, code: str) -> None:
+    inside = {f"{name}/{code}", f"{name}/data.json", f"{name}/deep/train.log"}
+    write(job, *inside, f"{name}/workerlog.0", f"{name}/attempt1/workerlog.0", f"{name}/train.log")
+    (job / name / "endpoints.log").symlink_to("../JOB20260102-030405-abcd/log/endpoints.log")
+    logs = ("workerlog.0", "attempt1/", "train.log", "endpoints.log")
+    assert sent_and_left(job) == (inside, {f"{name}/{log}": "logs of jobs" for log in logs})
+
+
+def test_a_package_to_which_log_dir_has_written_is_sent(job: Path) -> None:
+    write(job, "src/log/__init__.py", "src/log/.clustertool-logs", "src/log/workerlog.1")
+    left = {"src/log/.clustertool-logs": "the tool's own", "src/log/workerlog.1": "logs of jobs"}
+    assert sent_and_left(job) == ({"src/log/__init__.py"}, left)
+
+
+def test_what_git_tracks_in_log_and_output_is_sent(job: Path) -> None:
+    write(job, "log/sub/config.yaml", "log/sub/old", "output/.gitkeep", "output/model")
+    for command in (["init", "-q"], ["add", "log/sub/config.yaml", "output/.gitkeep"]):
+        subprocess.run(["git", *command], cwd=job, check=True)
+    sent, left = sent_and_left(job)
+    assert sent == {"log/sub/config.yaml", "output/.gitkeep"}
+    assert left == {".git/": "version control", "log/sub/old": "logs of jobs", "output/model": "results of jobs"}
+
+
+@pytest.mark.parametrize("folder", ["log", "output", "got"])
+@pytest.mark.parametrize(
+    ("line", "sent"),
+    [("!{}/", {"a", "b/c"}), ("!{}", {"a", "b/c"}), ("!/{}/**", {"a", "b/c"}), ("!{}/a", {"a"}), ("!{}/b/*", {"b/c"})],
+)
+def test_a_line_of_clusterignore_takes_folders_of_jobs(job: Path, folder: str, line: str, sent: set[str]) -> None:
+    write(job, f"{folder}/a", f"{folder}/b/c")
+    if folder == "got":
+        (job / "got/.clustertool-logs").touch()
+    (job / w.IGNORE_FILE).write_text(line.format(folder) + "\n")
+    assert sent_and_left(job)[0] == {f"{folder}/{name}" for name in sent}
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "output"),
+    [("log", "file", "output"), ("log", "link", "output"), ("output", "file", "output"), ("a", "file", "a/b")],
+)
+def test_a_file_in_the_place_of_a_folder_of_the_job_is_named(path: str, kind: str, output: str, job: Path) -> None:
+    found = w.Workspace(job, (manifest.Entry(path, kind, 0o644, 0, ""),))
+    with pytest.raises(DataError, match=f"'{path}' of the workspace is in the place of the job's folder") as caught:
+        require_names(found, output)
+    assert ".clusterignore" in caught.value.fix
+    require_names(w.Workspace(job, (manifest.Entry(f"{path}x", kind, 0o644, 0, ""),)), output)
 
 
 def test_devices_and_sockets_are_refused_by_name(job: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import stat
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,11 +22,20 @@ from clustertool.errors import DataError
 from clustertool.fleet.dispatch.cache import WorkspaceCache
 from clustertool.model.dispatch.manifest import SMALL, TINY, Entry, content_of, cut, digest, name_of
 from clustertool.model.paths import LOGS_MARK, OURS
+from clustertool.node.storage import shown_logs
 
 IGNORE_FILE = ".clusterignore"
-# Written by jobs, by tools or for this laptop only. `log` and `output` count at the top only: a package may be named so.
-_ANYWHERE = {".git": "version control", "__pycache__": "compiled code", OURS: "the tool's own"}
-_TOP = {"output": "results of jobs", "log": "logs of jobs"}
+# Written by jobs, by tools or for this laptop only.
+_ANYWHERE = {
+    ".git": "version control",
+    "__pycache__": "compiled code",
+    **dict.fromkeys((OURS, LOGS_MARK), "the tool's own"),
+}
+# Folders of earlier jobs: these at the top, unless they have code (decision 82), and those with LOGS_MARK.
+LOGS, RESULTS = "logs of jobs", "results of jobs"
+_TOP = {"output": RESULTS, "log": LOGS}
+_GIT = "git -c core.fsmonitor=false ls-files -z --".split()  # a configuration of the workspace starts no program
+_GIT_TIME = 20.0  # seconds
 _FETCHED = re.compile(
     r"JOB\d{8}-\d{6}-[a-z2-7]{4}(-\d+)?"
 )  # what `fetch` and --log-dir write, unless another folder is named
@@ -269,7 +280,10 @@ class _Walk:
         self._top = os.fsencode(top)
         self.left_out: list[LeftOut] = []
         self.unsure: list[str] = []
-        self._ignored = _matcher(top)
+        self._ignored, self._lines = _matcher(top)
+        self._code: dict[
+            str, set[str] | None
+        ] = {}  # folder of jobs that has code: what is sent of it; None: all but logs
 
     def taken(self, path: str) -> bool:
         """Whether a line of .clusterignore takes a file that would not be sent: `!PATH`."""
@@ -306,27 +320,77 @@ class _Walk:
         name = os.fsdecode(entry.name)
         if name in _ANYWHERE:
             return _ANYWHERE[name]
-        if (is_dir or entry.is_symlink()) and top and name in _TOP:
-            return _TOP[name]
-        if is_dir and _FETCHED.fullmatch(name):
-            return "results of a job"
-        if is_dir and os.path.exists(os.path.join(entry.path, os.fsencode(LOGS_MARK))):
-            return "results of a job" if name.startswith("JOB") else _TOP["log"]
+        ignored = self._ignored(path + "/" if is_dir else path)
+        if ignored is None and (why := self._of_jobs(entry, path, is_dir, top)):
+            return why
         if is_dir and os.path.exists(entry.path + b"/pyvenv.cfg"):
             return "virtual environment"
-        ignored = self._ignored(path + "/" if is_dir else path)
         if ignored is None:
             return (_FOLDERS if is_dir else _FILES).get(name, "")
         return IGNORE_FILE if ignored else ""
 
+    def _of_jobs(self, entry: os.DirEntry[bytes], path: str, is_dir: bool, top: bool) -> str:
+        """Why a path that no line of .clusterignore is about belongs to earlier jobs; "" where it does not."""
+        name = os.fsdecode(entry.name)
+        if is_dir and _FETCHED.fullmatch(name):
+            return "results of a job"
+        marked = is_dir and os.path.exists(os.path.join(entry.path, os.fsencode(LOGS_MARK)))
+        if marked or (top and name in _TOP and (is_dir or entry.is_symlink())):
+            if is_dir and self._has_code(entry.path, path, marked):
+                return ""
+            return _TOP.get(name, LOGS) if not name.startswith("JOB") else "results of a job"
+        above = next((folder for folder in tuple(self._code) if path.startswith(folder + "/")), None)
+        if above is None:
+            return ""
+        part = self._code[above]
+        if part is None:
+            own = path == f"{above}/{name}" and (
+                shown_logs.is_name(name) or shown_logs.is_of_job(os.fsdecode(entry.path))
+            )
+            return LOGS if own else ""
+        return "" if path in part else _TOP.get(above, LOGS)
 
-def _matcher(top: Path) -> Callable[[str], bool | None]:
-    """Whether .clusterignore keeps a path out; None: no line is about it. Most workspaces have none, and matching is slow."""
+    def _has_code(self, folder: bytes, path: str, marked: bool) -> bool:
+        """Whether a folder with the name, or the mark, of earlier jobs has what a program needs: a package, files that git
+        tracks, or files that a line of .clusterignore takes. Notes what is sent of it.
+        """
+        names = os.listdir(folder)
+        if b"__init__.py" in names or (not marked and any(name.endswith(b".py") for name in names)):
+            self._code[path] = None
+            return True
+        sent = {name[1:].strip("/").rstrip() for name in self._lines if name.startswith("!")}
+        part = {parent for name in _tracked(folder) for parent in _parents(f"{path}/{name}")}
+        part |= {parent for name in sent if name.startswith(path + "/") for parent in _parents(posixpath.dirname(name))}
+        if part:
+            self._code[path] = part
+        return bool(part)
+
+
+def _parents(path: str) -> Iterator[str]:
+    """The path, and each folder above it."""
+    while path:
+        yield path
+        path = posixpath.dirname(path)
+
+
+def _tracked(folder: bytes) -> list[str]:
+    """The files of a folder that git tracks, relative to it. None where git is missing, or the folder is in no repository."""
+    try:
+        done = subprocess.run(_GIT, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=_GIT_TIME)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+
+
+def _matcher(top: Path) -> tuple[Callable[[str], bool | None], Sequence[str]]:
+    """Whether .clusterignore keeps a path out (None: no line is about it), and its lines. Most workspaces have none, and
+    matching is slow.
+    """
     if not (top / IGNORE_FILE).is_file():
-        return lambda path: None
+        return (lambda path: None), ()
     lines = os.fsdecode((top / IGNORE_FILE).read_bytes()).splitlines()  # as names are read from the disk
     spec = pathspec.GitIgnoreSpec.from_lines(lines)
-    return lambda path: spec.check_file(path).include
+    return (lambda path: spec.check_file(path).include), lines
 
 
 def _size(path: bytes, is_dir: bool) -> int:

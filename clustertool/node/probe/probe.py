@@ -301,7 +301,8 @@ def _listing(top: str, most: int, size: int) -> Tuple[List[str], bool]:
     """At most `most` files of a workspace, relative to `top`, in at most `size` bytes of JSON; and whether these are all."""
     found: List[str] = []
     for folder, folders, names in os.walk(top):
-        folders[:] = [name for name in folders if name not in (".git", "__pycache__", "log", "output", paths.OURS)]
+        skipped = {".git", "__pycache__", paths.OURS, *(("log", "output") if folder == top else ())}
+        folders[:] = [name for name in folders if name not in skipped]
         for name in names:
             path = os.path.relpath(os.path.join(folder, name), top)
             size -= (1 if path.isascii() else _ESCAPED) * len(path) + 4

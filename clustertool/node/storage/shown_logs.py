@@ -29,7 +29,7 @@ def clear(folder: str, job: str = "") -> None:
     """Let a folder show no log but those of `job`, which other nodes may link at the same time. Raises OSError."""
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
-        if not _is_shown(name) or (job and is_of_job(path, job)):
+        if not is_name(name) or (job and is_of_job(path, job)):
             continue
         with contextlib.suppress(FileNotFoundError):  # another node was faster
             if is_of_job(path):
@@ -41,7 +41,7 @@ def clear(folder: str, job: str = "") -> None:
             os.rename(moved, path if meanwhile else _unused(path))
 
 
-def _is_shown(name: str) -> bool:
+def is_name(name: str) -> bool:
     """Whether it is a name in a job's log folder: workerlog.3, attempt1, endpoints.log, train.log."""
     stem, _, number = name.partition(".")
     restart = name.startswith("attempt") and name[len("attempt") :].isdigit()
