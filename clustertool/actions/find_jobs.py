@@ -116,8 +116,7 @@ def state_text(known: Description) -> str:
     """The state of a job as its engine has it, in words."""
     if known.state is EngineState.QUEUED:
         return queue_text(known.reason, known.since, known.expected)
-    text = str(known.state) + f": {known.reason}" * bool(known.reason)
-    return text if known.messages is None else f"{text}; {known.messages}"
+    return str(known.state) + f": {known.reason}" * bool(known.reason)
 
 
 def merged(answers: Mapping[int, JobsAnswer], known: Described = _NOTHING) -> list[ListedJob]:
@@ -309,9 +308,7 @@ def choose(
         raise_all(list(fleet.failed.values()))
         for job, one in known.items() if prefix else ():
             if one.state is EngineState.ENDED and prefix in (job, one.asked, one.job_name):
-                error = NotFound(f"job {job} has no record on a node, and has {state_text(one)}", _FIX)
-                error.brief = one.messages.reason if one.messages is not None else ""
-                raise error from None
+                raise NotFound(f"job {job} has no record on a node, and has {state_text(one)}", _FIX) from None
         raise
 
 

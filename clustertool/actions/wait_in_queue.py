@@ -75,13 +75,9 @@ def _ended_before(job: str, found: Description, cause: tuple[str, int] | None) -
     reasons = dict.fromkeys(filter(None, (cause[0] if cause is not None else "", found.reason)))
     what = f"job {job} has ended before a node had a record of it"
     fix = f"{PROGRAM} check --deep tests the nodes; {PROGRAM} run starts the job again"
-    texts = [": ".join([what, "; ".join(reasons)]) if reasons else what]
-    messages = found.messages
-    if messages is not None:
-        texts.append(str(messages))
-    error = EndedBefore("; ".join(texts), fix)
-    error.brief = messages.reason if messages is not None else ""
-    error.code = (cause[1] if cause is not None else messages.code if messages is not None else 0) or error.code
+    error = EndedBefore(": ".join([what, "; ".join(reasons)]) if reasons else what, fix)
+    if cause is not None:
+        error.brief, error.code = cause[0], cause[1] or error.code
     return error
 
 

@@ -50,24 +50,6 @@ class EngineState(Name):
 
 
 @dataclass(frozen=True)
-class StartMessages:
-    """The last lines of the processes that start a job on its nodes. where: the file that has all of them. code: the exit code
-    with which they have ended, 0 if it is not known."""
-
-    where: str
-    lines: tuple[str, ...]
-    code: int = 0
-
-    @property
-    def reason(self) -> str:
-        """The last line that is no continuation of another one."""
-        return next((line for line in reversed(self.lines) if not line.startswith(" ")), "")
-
-    def __str__(self) -> str:
-        return "\n".join([f"the last lines of {self.where}:", *self.lines])
-
-
-@dataclass(frozen=True)
 class Description:
     """What an engine knows of a job. Times are seconds since the epoch by the clock of this machine, 0.0 if not known.
 
@@ -90,7 +72,6 @@ class Description:
     ending: bool = False
     cause: tuple[str, int] | None = None
     stuck: str = ""
-    messages: StartMessages | None = None  # of the start, if the job has ended before a node had a record of it
     created: float = 0.0
 
     @property
@@ -241,8 +222,10 @@ class Engine(ABC):
         return ()
 
     def join_log(self, job: str) -> tuple[str, Sequence[str]]:
-        """What the processes of a job have printed last that has ended before a node had a record of it: the name of that log,
-        and its lines; "" and () where an engine keeps none. Raises ClustertoolError."""
+        """Read what the processes of a job have printed last that has ended before a node had a record of it.
+
+        Return the name of that log, and its lines; "" and () where an engine keeps none. Raises ClustertoolError.
+        """
         return "", ()
 
     def holds_output(self, job: str) -> bool:

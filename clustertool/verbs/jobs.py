@@ -54,7 +54,7 @@ def show_join_log(call: Call, log: tuple[str, Sequence[str]]) -> None:
     """Print the last lines of a job of which no node has a record."""
     place, lines = log
     if lines:
-        call.terminal.note(f"last lines of the log of {place}:")
+        call.terminal.note(f"last lines of {place}:")
     for line in lines:
         call.terminal.note(f"  {line}")
 

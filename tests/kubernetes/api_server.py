@@ -229,7 +229,8 @@ class ApiServer(contextlib.AbstractContextManager):
         with container.log.open("rb") as log:
             lines = log.readlines()
         first = max(0, len(lines) - int(request.query.get("tailLines", len(lines))))
-        return web.Response(body=b"".join(lines[first:]), content_type="text/plain")
+        body = b"".join(lines[first:])
+        return web.Response(body=body[: int(request.query.get("limitBytes", len(body)))], content_type="text/plain")
 
     def _container(self, namespace: str, name: str) -> Container | None:
         """None before it has started."""

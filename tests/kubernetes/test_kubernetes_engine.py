@@ -49,7 +49,7 @@ class PodsInMemory(ObjectsInMemory):
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         return next((one for one in self.objects if (one["kind"], one["metadata"]["name"]) == (kind, name)), None)
 
-    def log(self, pod: str, *, tail: int | None = None) -> Iterator[bytes]:
+    def log(self, pod: str, *, tail: int | None = None, limit: int = 0) -> Iterator[bytes]:
         self.reads.append(tail)
         if self.unreadable:
             raise PreflightError("the kubelet does not answer")

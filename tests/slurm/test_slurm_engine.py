@@ -66,10 +66,12 @@ def test_a_job_that_fails_while_it_joins(queue: SlurmSite):
     reason = "clustertool join: --nproc-per-node gpu: node0 has none"
     assert done.last == f"clustertool: exit 64 (tool): {reason}"
     (job,) = (path.name for path in (site.root(0) / ".clustertool/queue").iterdir())
-    for verb in ("status", "logs"):
-        err = site.clustertool(verb, "--job", job).ends(66).err
+    for verb, code in (("status", 0), ("logs", 66), ("attach", 64)):
+        err = site.clustertool(verb, "--job", job).ends(code).err
         assert reason in err and f"{job}/slurm.out on login" in err
     assert reason in done.err and f"{job}/slurm.out on login" in done.err
+    status = site.clustertool("status", "--job", job, "--json").ends(0).json
+    assert status["outcome"]["code"] == 64 and reason in status["join_log"]["lines"]
     is_over(site, job)
 
 

@@ -55,7 +55,7 @@ _STOPPING = 30.0  # seconds that a stop may take beyond the grace
 _FORCED = 1  # seconds between TERM and KILL of a pod whose ranks get KILL at once; 0 would not wait for the kubelet
 _ENDING = 10.0  # seconds in which a pod ends whose ranks have ended
 _NOTICED = 3.0  # seconds after which the API server shows that a process has ended
-_JOIN_LINES = 20  # of the log of a pod that has not joined
+_JOIN_LINES, _JOIN_BYTES = 20, 64 << 10  # of the log of a pod that has not joined
 _CHANNELS = 64  # that are opened at a time
 _POLL = 0.2
 _CLEAN: JobStop = {"state": StopState.CLEAN, "survivors": []}
@@ -66,7 +66,7 @@ class EngineApi(ObjectReader, Protocol):
 
     def get(self, kind: str, name: str) -> Object | None: ...
 
-    def log(self, pod: str, *, tail: int | None = None) -> Iterator[bytes]: ...
+    def log(self, pod: str, *, tail: int | None = None, limit: int = 0) -> Iterator[bytes]: ...
 
     def channel(self, pod: str, argv: Sequence[str]) -> PodChannel: ...
 
@@ -311,13 +311,13 @@ class KubernetesEngine(Engine):
         return sorted(found, key=lambda pod: (pod.node is None, pod.node or 0, pod.pod))
 
     def join_log(self, job: str) -> tuple[str, Sequence[str]]:
-        """Of the first pod that has failed, without the lines of ranks and the record."""
+        """Read that of the first pod that has failed, without the lines of ranks and the record."""
         failed = (pod.name for pod in map(view, self.store.pods(job)) if pod.code > 0)
         pod = next(failed, "")
         if not pod:
             return "", ()
-        lines = b"".join(self.api.log(pod, tail=_JOIN_LINES)).decode("utf-8", "replace").splitlines()
-        return f"pod {pod}", [line for line in lines if not line.startswith(("[", "{"))]
+        lines = b"".join(self.api.log(pod, tail=_JOIN_LINES, limit=_JOIN_BYTES)).decode("utf-8", "replace").splitlines()
+        return f"the log of pod {pod}", [line for line in lines if not line.startswith(("[", "{"))]
 
     def holds_output(self, job: str) -> bool:
         pods = [pod for pod, place in self._ended.places.items() if place == (job, 0)]

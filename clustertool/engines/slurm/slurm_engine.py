@@ -205,7 +205,8 @@ class SlurmEngine(Engine):
                 asked += 1
                 ended = self._ended(slurm, about)
                 if ended.state is EngineState.ENDED and job not in records:
-                    ended = replace(ended, messages=slurm.messages(job))
+                    _, output = slurm.step_output(job)
+                    ended = replace(ended, cause=(output.reason, output.code) if output.code else None)
                 found[job] = _with(about, ended)
                 if found[job].state is EngineState.ENDED:
                     self._over[job] = found[job]
@@ -277,6 +278,10 @@ class SlurmEngine(Engine):
         recorded = self._recorded(job, _ENDED_ALREADY if queued is None else _CLEAN)
         slurm.withdraw(job, only_bundle=bool(recorded))
         return {**recorded, **answers}
+
+    def join_log(self, job: str) -> tuple[str, Sequence[str]]:
+        path, output = self.slurm.step_output(job)
+        return f"{path} on {self.slurm.name}", output.lines
 
     def starts_again(self, job: str, attempt: int) -> bool:
         slurm, end = self.slurm, time.monotonic() + _LEAVING

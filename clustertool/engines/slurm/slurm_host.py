@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
-from clustertool.engines.base import StartMessages
 from clustertool.errors import PreflightError
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.slurm import job_lines, queue_lines
@@ -14,7 +13,7 @@ from clustertool.model.slurm.job_lines import SHOW_JOB, TIME_FORMAT, SlurmJob
 from clustertool.model.slurm.partitions import SHOW_PARTITIONS, SlurmPartition, read_partitions
 from clustertool.model.slurm.queue_lines import SlurmNode
 from clustertool.model.slurm.slurm_times import CONFIG
-from clustertool.model.slurm.step_output import read_output
+from clustertool.model.slurm.step_output import StepOutput, read_output
 from clustertool.model.wire.agent_answers import ProgramAnswer, SubmittedJob
 from clustertool.model.wire.messages import PROGRAM, SUBMISSION_OUTPUT, SUBMISSIONS, WITHDRAW
 from clustertool.ssh.parallel import each
@@ -122,11 +121,10 @@ class SlurmHost:
         found = self._fleet.ask_one(0, SUBMISSIONS({}))["submissions"]
         return {about["job"]: about for about in found}
 
-    def messages(self, job: str) -> StartMessages | None:
-        """What the start of a submitted job has printed last; None if nothing."""
+    def step_output(self, job: str) -> tuple[str, StepOutput]:
+        """Read what the start of a submitted job has printed last. Return the path of the file, and that."""
         found = self._fleet.ask_one(0, SUBMISSION_OUTPUT({"job": job}))
-        lines, code = read_output(found["text"])
-        return StartMessages(f"{found['path']} on {self.name}", lines, code) if lines else None
+        return found["path"], read_output(found["text"])
 
     def withdraw(self, job: str, only_bundle: bool = False) -> None:
         """Remove the folder of a job, or only its bundle, which has the job's key."""
