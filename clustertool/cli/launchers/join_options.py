@@ -72,7 +72,7 @@ def meeting(typed: JoinOptions, nodes: tuple[int, int] | None, master_port: str)
         raise UsageError(f"--nnodes {high} is out of range", f"at most {MOST_MACHINES} machines")
     if etcd(typed):
         what = f"{etcd(typed)[0]} is no machine: the machines meet at one of them, without a server of their own"
-        fix = "--master HOST:PORT of one of them; an elastic job has etcd beside it: --elastic-server"
+        fix = "--master HOST:PORT of one of them; an elastic job has etcd in addition: --elastic-server"
         raise UsageError(what, f"{fix} {','.join(etcd(typed))}")
     if typed.rdzv_backend not in _BACKENDS:
         what = f"--rdzv-backend {typed.rdzv_backend!r}: the machines meet without a server of their own"
