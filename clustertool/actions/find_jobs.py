@@ -219,10 +219,14 @@ def attach_to(
 ) -> ListedJob:
     """The job a verb is about, as choose() does, and the fleet becomes its nodes, numbered as the job numbers them.
 
-    queued: the caller can do something for a job of which no node has a record: recorded(). Else it is NotFound.
+    queued: the caller can do something for a job of which no node has a record: recorded(). Else it is NotFound. Of a fleet
+    that was opened with a lag, nodes are late after this only if they cannot change which job is meant.
     """
     fleet = engine.fleet
     answers = ask_jobs(fleet, prefix)
+    if fleet.late and not _is_decided(fleet, answers, prefix):
+        fleet.rest()
+        answers = ask_jobs(fleet, prefix)
     warn_of_remains(engine, answers)
     job = choose(fleet, answers, prefix, running, exact, described(engine, answers, prefix))
     if not recorded(job):
@@ -234,6 +238,23 @@ def attach_to(
     if names:
         fleet.take(places, names)
     return job
+
+
+def _is_decided(fleet: Fleet, answers: Mapping[int, JobsAnswer], prefix: str) -> bool:
+    """Whether the job that is meant is known by its complete id, or has all nodes that are late."""
+    found = _meant(merged(answers), prefix)
+    if not found or (prefix and len(found) > 1):
+        return False
+    late = {fleet.name(node) for node in fleet.late}
+    return is_certain(found[0], prefix) or late <= set(_nodes(listings(answers)[found[0]["id"]].values()))
+
+
+def is_certain(job: ListedJob, typed: str) -> bool:
+    """Whether --job means this job, whatever other nodes have: by its complete id. After a job with the id of --job-id has
+    ended, there may be a newer one; while it runs there is none."""
+    if not job["asked"]:
+        return typed == job["id"]
+    return typed in (job["id"], job["asked"]) and job["part"].may_run
 
 
 def is_waiting(engine: Engine, job: ListedJob) -> bool:
@@ -354,9 +375,13 @@ def _names_of_epochs(lists: Iterable[Sequence[str]]) -> list[str]:
     return [(found.most_common(1) or [(f"node{number}", 0)])[0][0] for number, found in enumerate(votes)]
 
 
+def _meant(found: list[ListedJob], prefix: str) -> list[ListedJob]:
+    return meant(prefix, found, lambda job: (job["id"], job["asked"], job["name"])) if prefix else found
+
+
 def _picked(found: list[ListedJob], prefix: str, running: bool) -> ListedJob:
     if prefix:
-        found = meant(prefix, found, lambda job: (job["id"], job["asked"], job["name"]))
+        found = _meant(found, prefix)
         if not found:
             raise NotFound(f"no job {prefix!r} on this cluster", _FIX)
         if len(found) > 1:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from clustertool.actions.find_jobs import Described, ask_jobs, choose, described, listings, merged, where
 from clustertool.engines.base import Engine, EngineState
 from clustertool.errors import ClustertoolError, PreflightError, Survivors, Unreachable
-from clustertool.fleet.fleet import Fleet, not_listed
+from clustertool.fleet.fleet import LAG, Fleet, not_listed
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.state_names import OUTCOMES, JobState, StopState
-from clustertool.model.job.stop_result import CLEAN, read_result
+from clustertool.model.job.stop_result import read_result
 from clustertool.model.wire.agent_answers import JobsAnswer, StopAnswer
 from clustertool.model.wire.agent_requests import StopHow
 from clustertool.model.wire.messages import stop_request
 from clustertool.show.job_text import stop_text
-from clustertool.ssh.parallel import each
+from clustertool.ssh.parallel import ParallelWork
 
-LAG = 2.0  # seconds without a new node after which the nodes that are there are asked to stop
 LISTING = 10.0  # seconds that a node has to list its jobs
 _SECONDS = 30.0  # that the stop of a job may take beyond the grace
 _WIDTH = 1000  # requests at a time: nodes end several jobs at once
 Stopped = StopAnswer | ClustertoolError  # what a node answers to a stop, or why there is no answer
+ByJob = dict[str, dict[str, Stopped]]  # {job: {name of a node: its answer}}
 
 
 def stop_how(by: str, grace: float, force: bool = False) -> StopHow:
@@ -41,27 +41,44 @@ def unfinished(known: Mapping[int, JobsAnswer], about: Described | None = None) 
 
 
 def stop_jobs(
-    fleet: Fleet, jobs: Sequence[str], how: StopHow, known: Mapping[int, JobsAnswer]
-) -> dict[str, dict[str, Stopped]]:
+    fleet: Fleet,
+    jobs: Sequence[str],
+    how: StopHow,
+    known: Mapping[int, JobsAnswer],
+    before: ByJob | None = None,
+    early: Callable[[ByJob], None] = lambda answers: None,
+) -> ByJob:
     """Stop all jobs at once: {job: {name of each of its nodes: its answer, or why there is none}}.
 
     `known`: the nodes' answers about their jobs. A node that answered is asked to stop what it listed. One that could not list
     its jobs is asked to stop all. This takes the grace + _SECONDS in all, however many jobs a node lists.
+
+    before: what an earlier request has returned; nodes that have answered that they are clean are not asked again.
+    early(): gets the answers that are there when no further one has come for LAG seconds.
     """
-    listed = listings(known)
+    listed, before = listings(known), before or {}
+    came = {fleet.name(agent) for agent in known}
+    done = {job: _clean(job, nodes, came) for job, nodes in before.items()}
     queue: list[tuple[int, str, int]] = []  # first one job of each node, then the next: no list delays the others
     for agent in fleet.agents:
         of_agent = jobs if agent not in known else [job for job in jobs if agent in listed.get(job, ())]
-        queue += [(turn, job, agent) for turn, job in enumerate(of_agent)]
-    gathered = _send(fleet, [(job, agent) for _, job, agent in sorted(queue, key=lambda one: one[0])], how)
+        queue += [(turn, job, agent) for turn, job in enumerate(of_agent) if fleet.name(agent) not in done.get(job, ())]
     ours = {host.name: host.index for host in fleet.own_names()}
-    found = {}
-    for job in jobs:
-        places, names = where(listed.get(job, {}), known, fleet.own_names())
-        nodes = {name: places.get(node, ours.get(name, -1)) for node, name in enumerate(names)} or ours
-        absent = not_listed([fleet.cluster.hosts[agent] for agent in places.values()])
-        found[job] = {name: _answer(fleet, known, gathered, job, agent, absent) for name, agent in nodes.items()}
-    return found
+
+    def answers(gathered: Mapping[tuple[str, int], Stopped], complete: bool) -> ByJob:
+        found = {}
+        for job in jobs:
+            places, names = where(listed.get(job, {}), known, fleet.own_names())
+            nodes = {name: places.get(node, ours.get(name, -1)) for node, name in enumerate(names)} or ours
+            nodes = {name: agent for name, agent in nodes.items() if complete or (job, agent) in gathered}
+            absent = not_listed([fleet.cluster.hosts[agent] for agent in places.values()])
+            found[job] = {name: _answer(fleet, known, gathered, job, agent, absent) for name, agent in nodes.items()}
+            found[job].update(done.get(job, {}))
+        return found
+
+    queue.sort(key=lambda one: one[0])
+    work = [(job, agent) for _, job, agent in queue]
+    return answers(_send(fleet, work, how, lambda gathered: early(answers(gathered, False))), True)
 
 
 def by_engine(engine: Engine, about: Described, job: str) -> bool:
@@ -75,25 +92,37 @@ def stop_now(engine: Engine, job: str, how: StopHow) -> dict[str, Stopped]:
     On nodes that are there at once, while others still log in, if the fleet was opened with a lag.
     """
     fleet = engine.fleet
-    first: dict[str, Stopped] = {}
+    first: ByJob = {}
     if fleet.late:
-        first = stop_jobs(fleet, [job], how, ask_jobs(fleet, job, LISTING))[job]
+        first = stop_jobs(fleet, [job], how, ask_jobs(fleet, job, LISTING))
     fleet.rest()
     known = ask_jobs(fleet, job, LISTING)
     about = described(engine, known, job)
     choose(fleet, known, job, exact=True, known=about)
     if by_engine(engine, about, job):
         return dict(engine.cancel(job, how))
-    return {**stop_jobs(fleet, [job], how, known)[job], **clean(job, first)}
+    return stop_jobs(fleet, [job], how, known, first)[job]
 
 
-def clean(job: str, answers: Mapping[str, Stopped]) -> dict[str, Stopped]:
-    """Those of the nodes' answers that report a clean stop: asked again, these nodes only know that the job has ended."""
-    return {name: answer for name, answer in answers.items() if read_result(answer, job) == CLEAN}
+def _clean(job: str, answers: Mapping[str, Stopped], came: Collection[str]) -> dict[str, Stopped]:
+    """Those of the nodes' answers that report a clean stop: asked again, these nodes only know that the job has ended.
+
+    A coordinator that waits for another node needs as long again, so it is asked again only if a node has answered since.
+    came: the nodes that answer now.
+    """
+    results = {name: read_result(answer, job) for name, answer in answers.items()}
+    again = any(result.state is StopState.NO_ANSWER and name in came for name, result in results.items())
+    clean = [name for name, one in results.items() if one.state is StopState.CLEAN and not (one.waits and again)]
+    return {name: answers[name] for name in clean}
 
 
-def _send(fleet: Fleet, queue: Sequence[tuple[str, int]], how: StopHow) -> dict[tuple[str, int], Stopped]:
-    """{(job, agent): its answer to the stop, or the error in its place}.
+def _send(
+    fleet: Fleet,
+    queue: Sequence[tuple[str, int]],
+    how: StopHow,
+    early: Callable[[Mapping[tuple[str, int], Stopped]], None],
+) -> dict[tuple[str, int], Stopped]:
+    """{(job, agent): its answer to the stop, or the error in its place}. early(): see stop_jobs().
 
     A node that was silent before is sent the request, and nothing waits for its answer.
     """
@@ -109,9 +138,22 @@ def _send(fleet: Fleet, queue: Sequence[tuple[str, int]], how: StopHow) -> dict[
         except Unreachable as error:
             raise (fleet.failed[agent] if agent in silent else error) from None
 
-    gathered = each(queue, one, width=min(_WIDTH, len(queue)), timeout=seconds + 1, check=fleet.check)
-    found: dict[int, Stopped] = {**gathered.failed, **gathered.ok}
-    return {queue[at]: answer for at, answer in found.items()}
+    work = ParallelWork(queue, one, min(_WIDTH, len(queue)))
+
+    def found() -> dict[tuple[str, int], Stopped]:
+        gathered = work.gathered(seconds + 1)
+        answers: dict[int, Stopped] = {**gathered.failed, **gathered.ok}
+        return {queue[at]: answer for at, answer in answers.items()}
+
+    try:
+        work.wait(seconds + 1, fleet.check, LAG)
+        pending = {queue[at] for at in work.pending()}
+        if pending:
+            early({item: answer for item, answer in found().items() if item not in pending})
+            work.wait(max(0.0, end + 1 - time.monotonic()), fleet.check)
+    finally:
+        work.abandon()
+    return found()
 
 
 def _answer(

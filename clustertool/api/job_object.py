@@ -17,7 +17,7 @@ from clustertool.actions.follow_job import BEAT, Inbox, JobFollower, NodeQueues
 from clustertool.actions.read_logs import last_lines, places_of, present, require_attempt
 from clustertool.actions.read_status import as_dict, error_of, read, unrecorded_dict
 from clustertool.actions.selection import Selection
-from clustertool.actions.stop_jobs import LAG, failures, stop_how, stop_now
+from clustertool.actions.stop_jobs import failures, stop_how, stop_now
 from clustertool.actions.wait_in_queue import until_started
 from clustertool.api.plain_text import plain, plain_errors
 from clustertool.api.progress_display import Listener, listener
@@ -25,7 +25,7 @@ from clustertool.api.results import LogLine, Status, status_of
 from clustertool.api.silent_caller import SilentCaller
 from clustertool.engines.job_request import Shown
 from clustertool.errors import ClustertoolError, JobFailed, UsageError, raise_all
-from clustertool.fleet.fleet import Fleet
+from clustertool.fleet.fleet import LAG, Fleet
 from clustertool.model.config.cluster import Cluster as ClusterConfig
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state import JobStatus

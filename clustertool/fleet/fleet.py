@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # of all commands only `run` plans
 
 Check = Callable[[], None]
 
+LAG = 2.0  # seconds without a new node after which a command uses the nodes that are there, and the others are late
 _OVERDUE = 5.0  # seconds that the start of an agent may take beyond its deadline, before its connection is closed
 
 _STOPPING = 30.0  # seconds that a stop may take beyond the grace
@@ -65,6 +66,7 @@ class Fleet:
         self._sink = sink
         self._links = NodeLinks(cluster, prompter or Prompter(person), reach)
         self._work: ParallelWork[Host, AgentClient] | None = None  # of open()
+        self._late: dict[int, int] = {}  # of its items that are neither in `agents` nor in `failed`: the nodes' numbers
         self._starting: dict[int, tuple[float, Link]] = {}  # nodes whose agents start: deadline and connection
         self.engine_end: Callable[[str], str | None] | None = None
         self.records_of: Callable[[Host], str | None] = lambda host: None
@@ -100,6 +102,7 @@ class Fleet:
             self.phases[host.index] = {**link.times, "agent": time.monotonic() - between}
             return agent
 
+        self._late = {host.index: host.index for host in hosts}
         self._work = ParallelWork({host.index: host for host in hosts}, connect)
         self.rest(lag)
 
@@ -142,7 +145,7 @@ class Fleet:
     @property
     def late(self) -> list[int]:
         """Nodes that open() did not wait for."""
-        return self._work.pending() if self._work else []
+        return list(self._late.values())
 
     def rest(self, lag: float | None = None) -> None:
         """Wait for the nodes that are not there, and sort them into `agents` and `failed`. Each has a deadline.
@@ -158,9 +161,14 @@ class Fleet:
             raise
         finally:
             self.prompter.announce()
-        late, gathered = set(self._work.pending()), self._work.gathered()
-        self.agents.update(gathered.ok)
-        self.failed.update({node: error for node, error in gathered.failed.items() if node not in late})
+        pending, gathered = self._work.pending(), self._work.gathered()
+        for item in self._late.keys() - set(pending):
+            node = self._late.pop(item)
+            if item in gathered.ok:
+                self.agents[node] = gathered.ok[item]
+                self.agents[node].host = self.cluster.hosts[node]
+            else:
+                self.failed[node] = gathered.failed[item]
 
     def _check(self) -> None:
         self.prompter.serve()
@@ -234,8 +242,9 @@ class Fleet:
 
     def _renumber(self, cluster: Cluster, old: Mapping[int, int]) -> None:
         """old: {new number of a node: its number so far}. The agents of all other nodes are closed."""
-        agents, failed = self.agents, self.failed
+        agents, failed, numbers = self.agents, self.failed, {before: new for new, before in old.items()}
         self.cluster = cluster
+        self._late = {item: numbers[node] for item, node in self._late.items() if node in numbers}
         self.agents = {new: agents[before] for new, before in old.items() if before in agents}
         self.failed = {new: failed[before] for new, before in old.items() if before in failed}
         for new, agent in self.agents.items():

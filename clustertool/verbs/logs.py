@@ -14,8 +14,9 @@ from clustertool.actions.find_jobs import attach_to, no_record, pick, recorded, 
 from clustertool.actions.follow_job import Inbox, NodeQueues
 from clustertool.actions.read_logs import places_of, present, require_attempt
 from clustertool.actions.read_status import read
-from clustertool.errors import BadAnswer, NotFound, Unreachable, UsageError, raise_all
-from clustertool.fleet.fleet import Fleet
+from clustertool.errors import BadAnswer, ClustertoolError, NotFound, Unreachable, UsageError, raise_all
+from clustertool.fleet.fleet import LAG, Fleet
+from clustertool.model.config.folded_names import fold
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.outcome import Key
 from clustertool.model.job.state import JobStatus
@@ -64,7 +65,7 @@ def logs(call: Call) -> None:
         request["by_time"] = True
     several = not call.given.raw and not call.given.follow
     lanes, inbox = NodeQueues(signals.check), Inbox()
-    with opened(call, lanes.put if several else inbox.put, newest=True) as engine:
+    with opened(call, lanes.put if several else inbox.put, LAG if several else None, newest=True) as engine:
         fleet = engine.fleet
         found = attach_to(engine, call.given.job, queued=True)
         if not recorded(found):
@@ -73,14 +74,17 @@ def logs(call: Call) -> None:
         if call.given.follow:
             require_known(found)
         job = found["id"]
-        status = read(fleet.ask_all(STATUS({"job": job})))
-        require_attempt(status, attempt)
-        try:
-            places, missing = places_of(
-                fleet, status, asked, "" if given.all_ranks else given.role, given.host, attempt
-            )
-        except NotFound as error:
-            raise without_records(found, error) from None
+
+        def known() -> tuple[JobStatus, dict[Key, int], list[ClustertoolError]]:
+            status = read(fleet.ask_all(STATUS({"job": job})))
+            require_attempt(status, attempt)
+            role = "" if given.all_ranks else given.role
+            try:
+                return status, *places_of(fleet, status, asked, role, given.host, attempt)
+            except NotFound as error:
+                raise without_records(found, error) from None
+
+        status, places, missing = known()
         request.update({"job": job, "logs": list(places)})
         if call.given.raw:
             if request["attempt"] is None:  # one log, not all attempts' one after the other
@@ -93,8 +97,18 @@ def logs(call: Call) -> None:
                 session.start(request)
                 session.run()
             else:
-                for name, item in present(fleet, lanes, request, sorted(set(places.values()))):
-                    printer.show(item.role, item.rank, name, item.lines, item.t)
+
+                def show(nodes: set[int]) -> None:
+                    for name, item in present(fleet, lanes, request, sorted(nodes)):
+                        printer.show(item.role, item.rank, name, item.lines, item.t)
+
+                late = set(places.values()) & set(fleet.late)
+                show(set(places.values()) - late)
+                if late:
+                    call.terminal.note(f"{fold(map(fleet.name, sorted(late)))}: still logging in")
+                    fleet.rest()
+                    status, places, missing = known()
+                    show(set(places.values()) & late)
         named = {error.node for error in missing}
         raise_all([*missing, *(error for error in fleet.silent.values() if error.node not in named)])
 

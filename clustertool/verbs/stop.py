@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 
 from clustertool.actions.find_jobs import (
     Described,
-    ListedJob,
     ask_jobs,
     choose,
     described,
+    is_certain,
     listings,
     may_start,
     merged,
@@ -17,11 +17,10 @@ from clustertool.actions.find_jobs import (
     where,
 )
 from clustertool.actions.stop_jobs import (
-    LAG,
     LISTING,
+    ByJob,
     Stopped,
     by_engine,
-    clean,
     failures,
     stop_how,
     stop_jobs,
@@ -30,10 +29,10 @@ from clustertool.actions.stop_jobs import (
 from clustertool.engines.base import Answers as EngineAnswers
 from clustertool.engines.base import Engine
 from clustertool.errors import ClustertoolError, Survivors, UsageError, as_one, raise_all
-from clustertool.fleet.fleet import Fleet
+from clustertool.fleet.fleet import LAG, Fleet
 from clustertool.model.config.folded_names import fold, gather
 from clustertool.model.job.state_names import JobState, StopState
-from clustertool.model.job.stop_result import read_result
+from clustertool.model.job.stop_result import CLEAN, read_result
 from clustertool.model.wire.agent_answers import JobsAnswer
 from clustertool.model.wire.agent_requests import StopHow
 from clustertool.show.errors import exit_json
@@ -53,7 +52,8 @@ def stop(call: Call) -> None:
         fleet = engine.fleet
         grace = typed if call.given.grace else fleet.cluster.grace
         how = stop_how(f"{commanded()} stop", grace, call.given.force)
-        first = _at_once(call, fleet, how)
+        shown: dict[tuple[str, str], str] = {}  # by job and node
+        first = _at_once(call, fleet, how, shown)
         fleet.rest()
         known = ask_jobs(fleet, call.given.job, LISTING)
         warn_of_orphans(engine, known)
@@ -71,18 +71,17 @@ def stop(call: Call) -> None:
             return
         of_engine = [job for job in wanted if job not in first and by_engine(engine, about, job)]
         ended, refused = _cancelled(engine, of_engine, how)
-        cancelled = [job for job, of_nodes in ended.items() if not of_nodes]
-        answers = stop_jobs(fleet, [job for job in [*wanted, *orphaned] if job not in of_engine], how, known)
+        cancelled = [job for job, found in ended.items() if not found]
+        of_nodes = [job for job in [*wanted, *orphaned] if job not in of_engine]
+        answers = stop_jobs(fleet, of_nodes, how, known, first, lambda found: _show_early(call, found, shown))
         answers = {job: nodes for job, nodes in answers.items() if job not in orphaned or _found(job, nodes)}
-        answers.update((job, dict(of_nodes)) for job, of_nodes in ended.items() if of_nodes)
+        answers.update((job, dict(found)) for job, found in ended.items() if found)
         if orphaned and not answers:
             call.terminal.line(_nothing(fleet))
-        for job, nodes in first.items():
-            answers[job].update(clean(job, nodes))
         lost = () if call.given.job else [job["id"] for job in merged(known) if job["state"] is JobState.LOST]
         if call.given.only or call.given.skip:
             answers = _asked(call, fleet, answers)
-        _tell(call, answers, fleet.silent if call.given.job else fleet.failed, lost, cancelled, refused)
+        _tell(call, answers, fleet.silent if call.given.job else fleet.failed, lost, cancelled, refused, shown)
 
 
 def _nothing(fleet: Fleet) -> str:
@@ -109,7 +108,16 @@ def _cancelled(
     return ended, [one for one in found.values() if isinstance(one, ClustertoolError)]
 
 
-def _asked(call: Call, fleet: Fleet, answers: Mapping[str, dict[str, Stopped]]) -> dict[str, dict[str, Stopped]]:
+def _show_early(call: Call, answers: ByJob, shown: dict[tuple[str, str], str]) -> None:
+    """Show the nodes that are clean while others have not answered. `shown` gets them."""
+    for job, nodes in answers.items():
+        texts = {name: stop_text(result) for name, one in nodes.items() if (result := read_result(one, job)) == CLEAN}
+        for names, text in gather({name: text for name, text in texts.items() if (job, name) not in shown}):
+            call.terminal.line(f"job {job}: {names}: {text}")
+        shown.update(((job, name), text) for name, text in texts.items())
+
+
+def _asked(call: Call, fleet: Fleet, answers: ByJob) -> ByJob:
     """The answers without the nodes that --only and --skip leave out, which are named."""
     ours = {host.name for host in fleet.cluster.hosts}
     for job, nodes in answers.items():
@@ -119,7 +127,7 @@ def _asked(call: Call, fleet: Fleet, answers: Mapping[str, dict[str, Stopped]]) 
     return {job: {name: one for name, one in nodes.items() if name in ours} for job, nodes in answers.items()}
 
 
-def _at_once(call: Call, fleet: Fleet, how: StopHow) -> dict[str, dict[str, Stopped]]:
+def _at_once(call: Call, fleet: Fleet, how: StopHow, shown: dict[tuple[str, str], str]) -> ByJob:
     """Stop on the nodes that are there while others still log in: {job: its nodes' answers}.
 
     {} where the others may decide which job is meant, for --dry, and if no node is late.
@@ -138,15 +146,7 @@ def _at_once(call: Call, fleet: Fleet, how: StopHow) -> dict[str, dict[str, Stop
             jobs = jobs if set(late) <= set(names) else []
     if jobs:
         call.terminal.note(f"{fold(late)}: still logging in; stopping on the other nodes now")
-    return stop_jobs(fleet, jobs, how, known)
-
-
-def is_certain(job: ListedJob, typed: str) -> bool:
-    """Whether --job means this job, whatever other nodes have: by its complete id. After a job with the id of --job-id has
-    ended, there may be a newer one; while it runs there is none."""
-    if not job["asked"]:
-        return typed == job["id"]
-    return typed in (job["id"], job["asked"]) and job["part"].may_run
+    return stop_jobs(fleet, jobs, how, known, early=lambda found: _show_early(call, found, shown))
 
 
 def _wanted(call: Call, fleet: Fleet, known: Mapping[int, JobsAnswer], about: Described) -> list[str]:
@@ -167,11 +167,12 @@ def _tell(
     lost: Collection[str],
     cancelled: Collection[str],
     refused: Collection[ClustertoolError],
+    shown: Mapping[tuple[str, str], str],
 ) -> None:
     """The result per node and job; 76 for survivors, 69 for nodes that did not answer or cannot know.
 
     `failed`: nodes that did not list their jobs. `lost`: jobs that are not shown if they had ended on all nodes. `cancelled`:
-    jobs that the engine has ended. refused: why it has not ended others.
+    jobs that the engine has ended. refused: why it has not ended others. shown: the texts that are on the screen.
     """
     results = {job: {name: read_result(one, job) for name, one in nodes.items()} for job, nodes in answers.items()}
     table = {job: {name: stop_text(one) for name, one in nodes.items()} for job, nodes in results.items()}
@@ -179,7 +180,8 @@ def _tell(
     if over and over >= table.keys():
         call.terminal.line("nothing to stop")
     for job, nodes in table.items():
-        for names, text in gather(nodes) if job not in over else ():
+        left = {name: text for name, text in nodes.items() if shown.get((job, name)) != text}
+        for names, text in gather(left) if job not in over else ():
             call.terminal.line(f"job {job}: {names}: {text}")
     for job in cancelled:
         call.terminal.line(f"job {job}: cancelled")

@@ -261,6 +261,47 @@ def test_a_cable_that_stays_cut(site):
     assert pair.inv("stop").ends(0)
 
 
+def test_what_other_nodes_answer_is_shown_while_one_logs_in(site):
+    three = site(3, acquainted=True)  # so that a cut node is silent: no address is missing
+    three.conf(LOSS_TIMEOUT=100)
+    running = counting(three)
+    ranks = r"^trainer +(\d) +node\d +\S+ +(running|unknown)"
+    three.lab.cut(2)
+    status = three.start("status")
+    status.says("^node2: still logging in")
+    assert re.findall(ranks, status.out, re.M) == [("0", "running"), ("1", "running"), ("2", "unknown")]
+    three.lab.heal(2)
+    again = re.findall(ranks, status.wait().ends(0).out, re.M)[3:]
+    assert again == [("0", "running"), ("1", "running"), ("2", "running")]
+    three.lab.cut(2)
+    one = three.inv("logs", "-r", "0", "--tail", "1").ends(0)
+    assert "still logging in" not in one.err, "it waits only for the nodes of these ranks"
+    logs = three.start("logs", "--all-ranks", "--tail", "1")
+    logs.says("^node2: still logging in")
+    assert sorted(line.split()[1] for line in logs.out.splitlines()) == ["0", "1"]
+    three.lab.heal(2)
+    assert sorted(line.split()[1] for line in logs.wait().ends(0).out.splitlines()) == ["0", "1", "2"]
+    go(three)
+    assert running.wait().code == 0
+
+
+@pytest.mark.chaos
+def test_a_stop_shows_the_clean_nodes_while_the_lead_waits_for_a_lost_one(site):
+    three = site(3, acquainted=True)
+    three.conf(LOSS_TIMEOUT=100)
+    running = counting(three)
+    three.lab.cut(2)
+    stop = three.start("stop", "--grace", "1")
+    stop.says("node1: clean$")
+    assert "node2: " not in stop.out
+    assert stop.process.poll() is None
+    three.lab.heal(2)
+    assert len(re.findall("node1: clean", stop.wait().out)) == 1
+    running.wait()
+    three.inv("stop")
+    three.gone()
+
+
 def test_a_node_that_crashes_while_the_workspace_is_sent(site):
     pair = site(2)
     pair.conf(LOSS_TIMEOUT=2, CONNECT_TIMEOUT=2)

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.actions.find_jobs import merged
-from clustertool.verbs.stop import is_certain
+from clustertool.actions.find_jobs import is_certain, merged
 
 
 def part(node: int, state: str, code: int | None = None, reason: str = "") -> dict[str, Any]:
