@@ -1,4 +1,4 @@
-"""This module completes the command line for bash, zsh and fish.
+"""This module completes the command lines of clustertool and clusterrun for bash, zsh and fish.
 
 A shell calls `clustertool --complete -- clustertool run --wo` with the arguments up to the cursor, the last one incomplete or
 empty; the answer is one candidate a line. Where there is none, the shell completes files.
@@ -13,7 +13,7 @@ from clustertool.cli.parser import spellings, split
 
 SCRIPTS: Mapping[str, str] = {
     "bash": """\
-# Completion of clustertool for bash. In ~/.bashrc: source <(clustertool --print-completion-script bash)
+# Completion for bash. In ~/.bashrc: source <(clustertool --print-completion-script bash)
 _clustertool() {
     local found
     COMPREPLY=()
@@ -21,23 +21,23 @@ _clustertool() {
         COMPREPLY+=("$found")
     done < <(clustertool --complete -- "${COMP_WORDS[@]:0:COMP_CWORD+1}" 2>/dev/null)
 }
-complete -o default -F _clustertool clustertool
+complete -o default -F _clustertool clustertool clusterrun
 """,
     "zsh": """\
-# Completion of clustertool for zsh. In ~/.zshrc, after compinit: source <(clustertool --print-completion-script zsh)
+# Completion for zsh. In ~/.zshrc, after compinit: source <(clustertool --print-completion-script zsh)
 _clustertool() {
     local -a found
     found=("${(@f)$(clustertool --complete -- "${(@)words[1,CURRENT]}" 2>/dev/null)}")
     if [[ -n "$found" ]]; then compadd -a found; else _files; fi
 }
-compdef _clustertool clustertool
+compdef _clustertool clustertool clusterrun
 """,
     "fish": """\
-# Completion of clustertool for fish. In ~/.config/fish/config.fish: clustertool --print-completion-script fish | source
+# Completion for fish. In ~/.config/fish/config.fish: clustertool --print-completion-script fish | source
 function __clustertool
     clustertool --complete -- (commandline --tokenize --cut-at-cursor) (commandline --current-token --cut-at-cursor) 2>/dev/null
 end
-complete --command clustertool --arguments '(__clustertool)'
+complete --command clustertool --command clusterrun --arguments '(__clustertool)'
 """,
 }
 
@@ -56,23 +56,51 @@ def candidates(
 
     values: of options whose value help calls so (JOB, HOST).
     """
-    *before, last = list(tokens[1:]) or [""]
-    before = [token for token in before if token != "="]  # bash has it as a token of its own
-    last = "" if last == "=" else last
+    before, last = _typed(tokens)
     verb = next((verb for token in before for verb in verbs if verb.name == token), None)
     known = spellings((*verb.options, help_option) if verb else common)
+    words = [verb.name for verb in verbs] if verb is None else verb.positional.choices if verb.positional else ()
+    return _found(before, last, known, values, words)
+
+
+def of_launcher(tokens: Sequence[str], known: Mapping[str, Opt], values: Values = lambda name: ()) -> list[str]:
+    """The same for clusterrun, where what follows the script belongs to it. known: every spelling of its options."""
+    before, last = _typed(tokens)
+    left = list(before)
+    while left:
+        name, value = split(left.pop(0), known)
+        option = known.get(name)
+        if option is None and not name.startswith("-"):
+            return []
+        if left and option is not None and _takes_value(option) and value is None and not option.bare:
+            left.pop(0)
+    return _found(before, last, known, values, ())
+
+
+def _typed(tokens: Sequence[str]) -> tuple[list[str], str]:
+    """The arguments before the last one, and the last one."""
+    *before, last = list(tokens[1:]) or [""]
+    return [token for token in before if token != "="], "" if last == "=" else last  # bash has = as a token of its own
+
+
+def _takes_value(option: Opt) -> bool:
+    return option.default is not FLAG
+
+
+def _found(
+    before: Sequence[str], last: str, known: Mapping[str, Opt], values: Values, words: Sequence[str]
+) -> list[str]:
+    """Values of the option that stands before, else options or `words`."""
     name, value = split(last, known)
     if last.startswith("--") and value is not None:  # --mode=p
         option = known.get(name)
         found = [f"{name}={choice}" for choice in _values_of(option, value, values)] if option else []
-    elif before and (option := known.get(split(before[-1], known)[0])) and option.default is not FLAG:
+    elif before and (option := known.get(split(before[-1], known)[0])) and _takes_value(option):
         found = _values_of(option, last, values)
     elif last.startswith("-"):
         found = [spelling for spelling in known if spelling.startswith("--")]
-    elif verb is None:
-        found = [verb.name for verb in verbs]
     else:
-        found = list(verb.positional.choices) if verb.positional else []
+        found = list(words)
     return [each for each in found if each.startswith(last)]
 
 

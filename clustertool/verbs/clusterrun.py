@@ -21,11 +21,10 @@ from clustertool import __version__
 from clustertool.actions import conf_file, load_config, load_workspace
 from clustertool.actions.load_config import Conf, NamedNodes
 from clustertool.cli.launchers import foreign_options
+from clustertool.cli.launchers.foreign_options import OWN
 from clustertool.cli.launchers.join_options import EVERYWHERE
 from clustertool.cli.launchers.launcher_flags import FLAGS, LAUNCHERS, Launch
-from clustertool.cli.launchers.rank_program import RANK_USAGE, UNDER
-from clustertool.cli.options import Opt
-from clustertool.cli.shared_options import NODES, RUN, VERBOSE
+from clustertool.cli.launchers.rank_program import RANK_USAGE
 from clustertool.engines.job_request import RunRequest
 from clustertool.errors import DataError, UsageError
 from clustertool.fleet.joining import first_machine, secret
@@ -55,17 +54,6 @@ _V2_ENV = ("GLOG_logtostderr=0", "GLOG_log_dir=./log")  # where the old tool had
 _PADDLE_MODES = ("ps", "ps-heter")
 _IMPORT = re.compile(rb"^\s*(import|from)\s+paddle\b", re.MULTILINE)
 _LONGEST_SCRIPT = 1 << 20  # bytes that are searched for it
-_RANK = (
-    Opt(
-        "under",
-        "in a task of srun or a process of mpirun: set the environment of its rank, and run the script",
-        value="NAME",
-        choices=tuple(UNDER),
-    ),
-)
-_ABOUT = (*_RANK, Opt("help", "show this and do nothing", False, short="h"), Opt("version", "show it", False))
-# --log-dir is an option of the launchers here; paddle.py did not know it and passed it to the trainer.
-OWN = (*(option for option in RUN if option.name != "log-dir"), VERBOSE, *NODES, *_ABOUT)
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ def main() -> None:
 def run(argv: Sequence[str]) -> int:
     """Carry out a command line, without the program's name. Returns the exit code."""
     if argv[:2] == ["--complete", "--"]:
-        return _print("\n".join(completion.candidates(argv[2:], _ALL, COMMON, HELP, _values)))
+        return _print("\n".join(_candidates(argv[2:])))
     try:
         line = parser.read(argv, _ALL, COMMON, HELP)
         text = _answer(line)
@@ -44,6 +44,14 @@ def run(argv: Sequence[str]) -> int:
     if text is not None:
         return _print(text)
     return int(importlib.import_module("clustertool.verbs.verb").run(line.verb, line.given, line.common["dry"]))
+
+
+def _candidates(tokens: Sequence[str]) -> list[str]:
+    """What the last token may become, for the program that is the first one."""
+    if os.path.basename(tokens[0] if tokens else "") != _LAUNCHER:
+        return completion.candidates(tokens, _ALL, COMMON, HELP, _values)
+    known = importlib.import_module("clustertool.cli.launchers.foreign_options").spellings()
+    return completion.of_launcher(tokens, known, _values)
 
 
 def _values(kind: str) -> list[str]:

@@ -363,12 +363,36 @@ def test_completion_of_hosts_does_not_run_conf_py(state: Path) -> None:
 
 
 @pytest.mark.usefixtures("state")
-def test_completion_imports_nothing_slow() -> None:
+@pytest.mark.parametrize("tokens", ["clustertool logs --job", "clusterrun --only"])
+def test_completion_imports_nothing_slow(tokens: str) -> None:
     """A shell waits for it. The libraries for connections take half a second to import."""
     program_text = "import sys, clustertool.verbs.program as p; p.run(sys.argv[1:]); print(*sys.modules)"
-    argv = [sys.executable, "-c", program_text, "--complete", "--", "clustertool", "logs", "--job", ""]
+    argv = [sys.executable, "-c", program_text, "--complete", "--", *tokens.split(), ""]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert not {"paramiko", "fabric", "invoke", "rich", "asyncio"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("--run_mode p", ["ps", "ps-heter"]),
+        ("--mode=r", ["--mode=rpc"]),
+        ("--with-gloo ", ["0", "1"]),
+        ("--under ", ["slurm", "mpi"]),
+        ("--ips node1,", ["node1,node1", "node1,gpu1"]),
+        ("-H g", ["gpu1"]),
+        ("--only ", ["node1", "gpu1"]),
+        ("--rdzv-b", ["--rdzv-backend"]),
+        ("--standalone ", []),
+        ("--nproc-per-node 2 train.py --mo", []),
+        ("-m train --mode ", []),
+    ],
+)
+def test_completion_of_clusterrun(state: Path, typed: str, expected: list[str]) -> None:
+    Path("conf.py").write_text("HOSTS = ['node1', 'gpu1']\n")
+    tokens = ["/opt/bin/clusterrun", *typed.split(" ")]
+    done = subprocess.run([CLUSTERTOOL, "--complete", "--", *tokens], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == expected
 
 
 def test_bash_completes_with_the_script() -> None:
@@ -380,12 +404,17 @@ def test_bash_completes_with_the_script() -> None:
         _clustertool && echo "${COMPREPLY[*]}"
         COMP_WORDS=(clustertool "cluster." rest) COMP_CWORD=1
         _clustertool && echo "${COMPREPLY[*]}"
+        complete -p clusterrun
+        COMP_WORDS=(clusterrun --run-mode p) COMP_CWORD=2
+        _clustertool && echo "${COMPREPLY[*]}"
     """
     argv = ["bash", "-c", code, "bash", str(Path(CLUSTERTOOL).parent)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
-    first, modes, verbs = done.stdout.splitlines()
+    first, modes, verbs, second, ours = done.stdout.splitlines()
     assert "-F _clustertool clustertool" in first
     assert modes == "collective ps ps-heter rpc mpi"
     assert verbs == "cluster.up cluster.down"
+    assert "-F _clustertool clusterrun" in second
+    assert ours == "ps ps-heter"
     assert "compdef" in shown("--print-completion-script", "zsh")
     assert "complete --command clustertool" in shown("--print-completion-script", "fish")

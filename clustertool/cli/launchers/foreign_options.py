@@ -16,13 +16,27 @@ from types import SimpleNamespace
 
 from clustertool.cli.launchers import join_options
 from clustertool.cli.launchers.launcher_flags import FLAGS, Flag, Launch, place_host
+from clustertool.cli.launchers.rank_program import UNDER
 from clustertool.cli.options import FLAG, MANY, Opt
 from clustertool.cli.parser import following, split
+from clustertool.cli.shared_options import NODES, RUN, VERBOSE
 from clustertool.cli.suggest import did_you_mean
 from clustertool.errors import UsageError
 from clustertool.model.config.job import started_by
 from clustertool.model.joining.typed_meeting import TypedMeeting
 
+_RANK = (
+    Opt(
+        "under",
+        "in a task of srun or a process of mpirun: set the environment of its rank, and run the script",
+        value="NAME",
+        choices=tuple(UNDER),
+    ),
+)
+_ABOUT = (*_RANK, Opt("help", "show this and do nothing", False, short="h"), Opt("version", "show it", False))
+# --log-dir is an option of the launchers here; paddle.py did not know it and passed it to the trainer.
+OWN = (*(option for option in RUN if option.name != "log-dir"), VERBOSE, *NODES, *_ABOUT)
+_HOST_LISTS = ("A,B", "A:2,B:2")  # what help calls the value of options that list hosts
 _ENDPOINTS = ("servers", "workers", "trainers", "heter-workers")
 _DEVICES = ("devices", "gpus", "xpus", "npus")
 _ALONE = "--master without --nnodes is this machine alone; --nnodes N joins N machines"
@@ -121,6 +135,18 @@ def command(launch: Launch, arguments: tuple[str, ...]) -> tuple[str, ...]:
 def _names_nodes(launch: Launch, known: bool) -> bool:
     """Whether the nodes are known, so that this command starts all of them."""
     return bool(launch.alone or launch.listed or launch.included or named_nodes(launch) or launch.old or known)
+
+
+def spellings() -> dict[str, Opt]:
+    """Every spelling with dashes -> its option, for completion."""
+    return {name: _as_option(one) if isinstance(one, Flag) else one for name, one in _known(FLAGS, OWN).items()}
+
+
+def _as_option(flag: Flag) -> Opt:
+    """An option of another launcher as one of ours."""
+    value = "HOST,..." if flag.value in _HOST_LISTS else flag.value
+    choices = tuple(flag.value.split("|")) if "|" in flag.value else ()
+    return Opt(flag.name, flag.here, "" if flag.value else FLAG, value=value, choices=choices)
 
 
 def _known(flags: Sequence[Flag], own: Sequence[Opt]) -> Mapping[str, Flag | Opt]:

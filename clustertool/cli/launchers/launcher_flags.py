@@ -332,9 +332,15 @@ FLAGS = (
     Flag("--xpus --selected-xpus", "PL", "0,1", "the same as --devices"),
     Flag("--npus --selected-npus", "PL", "0,1", "the same as --devices"),
     Flag("--start-port", "P", "P", "the trainers' first port; the master's comes after them (START_PORT)", _start_port),
-    Flag("--backend", "L", "B", "gloo: no devices; nccl, bkcl, hccl: PADDLE_DISTRI_BACKEND; auto: by device", _backend),
+    Flag(
+        "--backend",
+        "L",
+        "auto|gloo|nccl|bkcl|hccl|xccl",
+        "gloo: no devices; nccl, bkcl, hccl: PADDLE_DISTRI_BACKEND; auto: by device",
+        _backend,
+    ),
     # roles
-    Flag("--run-mode", "PL", "M", "collective, ps, ps-heter, rpc or mpi", _run_mode),
+    Flag("--run-mode", "PL", "collective|ps|ps-heter|rpc|mpi", "collective, ps, ps-heter, rpc or mpi", _run_mode),
     Flag("--servers", "PL", "E", "pservers as ip:port,... by rank; without --ips and conf.py they name the nodes"),
     Flag("--trainers", "P", "E", "trainers as ip[:port],... by rank; name nodes as --servers do"),
     Flag("--workers", "L", "E", "the same as --trainers"),
@@ -356,7 +362,13 @@ FLAGS = (
     Flag("--job-id", "PL", "ID", "the job's id, `ID-2` after job ID has ended; `default` stands for none", _job_id),
     # logs
     Flag("--log-dir", "PLT", "DIR", _LOGS, _log_dir),
-    Flag("--log-level", "P", "L", "DEBUG: as -v; WARNING and above: no configuration, no table", _log_level),
+    Flag(
+        "--log-level",
+        "P",
+        "DEBUG|INFO|WARNING|ERROR",
+        "DEBUG: as -v; WARNING and above: no configuration, no table",
+        _log_level,
+    ),
     Flag("-t --tee", "T", "R", "1 to 3: show the output of all processes; 0:3,1:3: of these", _tee),
     Flag("--local-ranks-filter", "T", "0,1", "show the output of these ranks, counted through all nodes", "rank"),
     _unneeded("-r --redirects", "T", "R", "stdout and stderr of every process are in log/workerlog.<rank>"),
