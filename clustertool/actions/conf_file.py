@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from clustertool.errors import ConfigError
+from clustertool.fleet import this_user
 from clustertool.ssh import ownership
 
 _NAME = "conf.py"
@@ -50,16 +51,8 @@ def _folders() -> Iterator[Path]:
         raise ConfigError(f"the current folder cannot be used: {error.strerror}", "cd to another folder") from None
     for folder in (here, *here.parents):
         yield folder
-        if os.path.ismount(folder) or _is_home(folder):
+        if os.path.ismount(folder) or this_user.is_home(folder):
             return
-
-
-def _is_home(folder: Path) -> bool:
-    """False as well where there is no home folder: a user without a name and without $HOME, or a $HOME that cannot be read."""
-    try:
-        return folder.samefile(Path.home())
-    except (OSError, RuntimeError):
-        return False
 
 
 def _named(path: Path) -> bytes:

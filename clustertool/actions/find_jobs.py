@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypedDict
@@ -10,6 +9,7 @@ from typing import TypedDict
 from clustertool.engines.base import Description, Engine, EngineState
 from clustertool.engines.job_states import UNRECORDED, corrected
 from clustertool.errors import ClustertoolError, NodeLost, NotFound, PreflightError, UsageError, raise_all
+from clustertool.fleet import this_user
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.config.folded_names import fold, grouped
 from clustertool.model.config.hosts import Host
@@ -203,7 +203,7 @@ def _unseen(job: str, known: Description) -> ListedJob:
         "created": known.created or known.since or None,
         "started": None,
         "ended": (known.since or None) if ended else None,
-        "owner": getpass.getuser(),
+        "owner": this_user.name(),
         "mode": None,
         "command": known.command or None,
         "total": known.nodes,

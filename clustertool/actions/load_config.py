@@ -17,6 +17,7 @@ from clustertool.errors import ConfigError, UsageError
 from clustertool.fleet import stored_hosts, this_machine
 from clustertool.fleet.embedded_cluster import LocalCluster
 from clustertool.fleet.job_places import StoredJob
+from clustertool.fleet.this_user import NoHome
 from clustertool.model.config.cluster import CARRIERS, Cluster, read_cluster
 from clustertool.model.config.hostfile import LOOPBACK, Listed, choose, hosts_of, pick, read_hostfile
 from clustertool.model.config.hosts import Host
@@ -269,7 +270,12 @@ def _local(caller: Caller, selection: Selection, start: bool, why: str) -> Clust
     machine's own."""
     only = selection.here
     top = None if start else this_machine.found(Path.cwd())
-    embedded = None if only else LocalCluster().up() if start else LocalCluster().cluster()
+    embedded = None
+    try:
+        embedded = None if only else LocalCluster().up() if start else LocalCluster().cluster()
+    except NoHome:
+        if top is None:
+            raise
     found, names = embedded, "the embedded local cluster"
     if top is not None:
         found, names = this_machine.alone(top), f"{top}/{OURS}"

@@ -25,6 +25,7 @@ from clustertool.api.results import LogLine, Status, status_of
 from clustertool.api.silent_caller import SilentCaller
 from clustertool.engines.job_request import Shown
 from clustertool.errors import ClustertoolError, JobFailed, UsageError, raise_all
+from clustertool.fleet import this_user
 from clustertool.fleet.fleet import LAG, Fleet
 from clustertool.model.config.cluster import Cluster as ClusterConfig
 from clustertool.model.job.outcome import Outcome
@@ -246,7 +247,7 @@ class Job:
         kind = _role(role)
         if rank != "all" and (not isinstance(rank, int) or rank < 0):
             raise UsageError(f"rank {rank!r} is not valid", 'a number, or "all"')
-        caller, folder = SilentCaller(), Path(os.path.expanduser(to or folder_of(self.id)))
+        caller, folder = SilentCaller(), this_user.expanded(str(to or folder_of(self.id)))
         with caller.opened(self._config) as engine:
             fleet = engine.fleet
             attach_to(engine, self.id, exact=True)

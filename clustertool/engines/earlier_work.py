@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -12,6 +11,7 @@ from clustertool.engines.caller import Caller
 from clustertool.engines.job_request import RunRequest
 from clustertool.engines.job_states import UNRECORDED, corrected
 from clustertool.errors import NotFound
+from clustertool.fleet import this_user
 from clustertool.model.config.folded_names import fold
 from clustertool.model.facts import ByNode
 from clustertool.model.job import earlier_jobs
@@ -78,7 +78,7 @@ def known_by(earlier: Iterable[EarlierJob], known: Mapping[str, Description]) ->
     for job, about in known.items():
         if job not in recorded:
             state = UNRECORDED[about.state]
-            texts = (about.asked, about.job_name, getpass.getuser(), "", about.command)
+            texts = (about.asked, about.job_name, this_user.name(), "", about.command)
             found.append(EarlierJob(job, *texts, about.since, state, ()))
     return tuple(sorted(found, key=lambda one: (one.created, one.id), reverse=True))
 
@@ -143,7 +143,7 @@ def _named(request: RunRequest) -> str:
 
 
 def _kin(request: RunRequest) -> Kinship:
-    return Kinship(request.wish.name or request.wish.job_id, getpass.getuser(), request.origin)
+    return Kinship(request.wish.name or request.wish.job_id, this_user.name(), request.origin)
 
 
 def _names(request: RunRequest, nodes: Iterable[int]) -> str:

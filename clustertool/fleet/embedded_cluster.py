@@ -36,11 +36,11 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from platformdirs import user_state_path
 
 from clustertool.errors import PreflightError, Survivors, UsageError
+from clustertool.fleet import this_user
 from clustertool.model.config.cluster import Cluster, read_cluster
-from clustertool.node.system import file_lock, path_trust, processes
+from clustertool.node.system import file_lock, path_trust, processes, users
 from clustertool.node.system.processes import Process
 
 NODES = 3
@@ -104,7 +104,7 @@ class LocalCluster:
     """A few nodes on this machine. `up` is idempotent and repairs; `down` proves that none is left."""
 
     def __init__(self, directory: Path | None = None) -> None:
-        self.dir = (directory or user_state_path("clustertool") / "local").absolute()
+        self.dir = (directory or this_user.state() / "local").absolute()
         self.run = self.dir / "run"
 
     def up(self, nodes: int | None = None) -> Cluster:
@@ -158,7 +158,7 @@ class LocalCluster:
         return self.dir / f"node{node}"
 
     def _cluster(self, servers: Iterable[Server]) -> Cluster:
-        user = pwd.getpwuid(os.geteuid()).pw_name
+        user = users.own_name()
         where = "embedded local cluster"
         keys = {
             "HOSTS": [
@@ -178,7 +178,7 @@ class LocalCluster:
         """The cluster's directory, of this user alone: its files decide which keys may log in."""
         if re.search(r'["\\%\n]', str(self.dir)):
             raise PreflightError(f"sshd cannot read the path {str(self.dir)!r}", "set XDG_STATE_HOME to a plain path")
-        self.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        this_user.make(self.dir, "XDG_STATE_HOME")
         info = self.dir.lstat()
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
             fix = f"remove it, or chown it to uid {os.geteuid()}"
@@ -252,7 +252,7 @@ class LocalCluster:
         home.mkdir(mode=0o700, exist_ok=True)
         for suffix in (".log", ".pid"):
             config.with_suffix(suffix).unlink(missing_ok=True)
-        user, pam = pwd.getpwuid(os.geteuid()).pw_name, "yes" if _root_is_locked() else "no"
+        user, pam = users.own_name(), "yes" if _root_is_locked() else "no"
         address = f"127.0.0.{node + 1}:{port}"  # Linux has all of 127/8 on loopback
         text = _CONFIG.format(address=address, run=self.run, node=node, home=home, user=user, pam=pam)
         _write(config, text + _newer(sshd))

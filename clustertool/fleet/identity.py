@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import getpass
 import secrets
 import time
 
@@ -13,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 
+from clustertool.fleet import this_user
 from clustertool.model.facts import Identity
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
@@ -26,7 +26,7 @@ def job_id(now: float | None = None) -> str:
 
 def identity(job: str, asked: str = "", name: str = "", workspace: str = "") -> Identity:
     """The identity of a new job with this id: its owner, its token and its certificate."""
-    return Identity(job, time.time(), getpass.getuser(), token(), *certificate(), asked, name, workspace)
+    return Identity(job, time.time(), this_user.name(), token(), *certificate(), asked, name, workspace)
 
 
 def token() -> str:

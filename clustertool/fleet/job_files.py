@@ -6,16 +6,15 @@ import contextlib
 import os
 from pathlib import Path
 
-from platformdirs import user_state_path
-
+from clustertool.fleet import this_user
 from clustertool.model.paths import is_job_id
 
 END = ".json"
 
 
 def default_directory() -> Path:
-    """The folder of this user's stored jobs."""
-    return user_state_path("clustertool") / "jobs"
+    """The folder of this user's stored jobs. Raises ConfigError."""
+    return this_user.state() / "jobs"
 
 
 def job_of(path: Path) -> str:

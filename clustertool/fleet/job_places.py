@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clustertool.errors import ConfigError, UsageError
-from clustertool.fleet import job_files, this_machine
+from clustertool.fleet import job_files, this_machine, this_user
 from clustertool.model.config.cluster import KEYS, Cluster, read_cluster
 from clustertool.model.config.hosts import Host, valid_host, valid_user
 from clustertool.model.job.job_names import meant
@@ -166,7 +166,7 @@ def _written(cluster: Cluster) -> dict[str, object]:
         field = KEYS[key]
         value = getattr(cluster, field.name)
         if value != field.default:
-            keys[key] = os.path.abspath(os.path.expanduser(value)) if key in _LOCAL_FILES else value
+            keys[key] = os.path.abspath(this_user.expanded(value)) if key in _LOCAL_FILES else value
     hosts = [{name: getattr(host, name) for name in (*_TEXTS, "port", "twin", "here")} for host in cluster.hosts]
     settings = {"settings": dict(cluster.settings)} if cluster.settings else {}
     return {"keys": keys, "hosts": hosts, **settings}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from clustertool.errors import ConfigError
 from clustertool.fleet import this_machine
 from clustertool.fleet.job_places import JobPlaces, StoredJob
+from clustertool.fleet.this_user import NoHome
 from clustertool.model.config.cluster import Cluster
 
 if TYPE_CHECKING:  # of all commands only those that start a job have one
@@ -28,7 +29,8 @@ def remember(identity: Identity, cluster: Cluster) -> str:
 
 def forget(jobs: Iterable[str]) -> None:
     """Remove what is stored of jobs that were removed from all their nodes."""
-    JobPlaces().forget(jobs)
+    with contextlib.suppress(NoHome):
+        JobPlaces().forget(jobs)
 
 
 def other_than(job: str, conf: Cluster) -> StoredJob | None:
@@ -53,7 +55,9 @@ def without_conf(job: str) -> StoredJob | None:
 
     None if nothing stored is needed: for jobs of the embedded local cluster, and of this folder or one above.
     """
-    found = JobPlaces().find(job) if job else JobPlaces().newest()
+    found = None
+    with contextlib.suppress(NoHome):
+        found = JobPlaces().find(job) if job else JobPlaces().newest()
     return found if found is not None and _needed(found, bool(job)) else None
 
 

@@ -18,7 +18,8 @@ from typing import IO, Any
 import paramiko
 
 from clustertool.errors import ClustertoolError, ConfigError, Unreachable
-from clustertool.ssh.settings import SshSettings, expand_in_shell, home, local_user
+from clustertool.node.system import users
+from clustertool.ssh.settings import SshSettings, expand_in_shell, home
 
 _FIX_SLOW = "is the machine on, is the address right? A slow network: CONNECT_TIMEOUT in conf.py"
 
@@ -115,7 +116,15 @@ def signal_group(group: int, number: int) -> None:
 
 def proxy(to: SshSettings) -> ProxySocket:
     """Start the ProxyCommand of a host."""
-    tokens = {"h": to.hostname, "p": str(to.port), "r": to.user, "n": to.name, "d": home(), "u": local_user(), "%": "%"}
+    tokens = {
+        "h": to.hostname,
+        "p": str(to.port),
+        "r": to.user,
+        "n": to.name,
+        "d": home(),
+        "u": users.own_name(),
+        "%": "%",
+    }
     command = expand_in_shell(to.proxy_command, tokens)
     ours, theirs = socket.socketpair()
     sock = ProxySocket(fileno=ours.detach())

@@ -27,6 +27,7 @@ from paramiko.ssh_exception import ConfigParseError
 from clustertool.errors import ConfigError
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host, read_hosts
+from clustertool.node.system import users
 from clustertool.ssh import ownership
 
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
@@ -86,14 +87,15 @@ def check() -> None:
 
 
 def home() -> str:
-    return os.environ.get("HOME") or os.path.expanduser("~")
+    """This user's home folder; without one /, as sshd does: a relative path would be one of the current folder."""
+    return users.home() or "/"
 
 
 def _settings(host: Host, cluster: Cluster, user: str, port: int, depth: int = 0) -> SshSettings:
     """One host by itself; `user` and `port` are conf.py's defaults for it."""
     user, port = host.user or user, host.port or port
     answers = {} if cluster.ssh_config == "none" else _configured(host.host, user, port)
-    user = user or _one(answers, "user") or local_user()
+    user = user or _one(answers, "user") or users.own_name()
     port = port or int(_one(answers, "port") or 22)
     hostname = _one(answers, "hostname") or host.host
     keys, given = _identities(cluster, answers, {"h": hostname, "n": host.host, "r": user, "p": str(port)})
@@ -139,7 +141,7 @@ def _chain(text: str, to: SshSettings, cluster: Cluster, depth: int) -> tuple[Ss
 def _gateway(hop: Host, cluster: Cluster, depth: int) -> SshSettings:
     """A jump host. conf.py describes the nodes, so ssh's configuration has priority here."""
     found = _settings(hop, replace(cluster, identity_file=""), "", 0, depth)
-    if not hop.user and cluster.user and found.user == local_user():
+    if not hop.user and cluster.user and found.user == users.own_name():
         found = replace(found, user=cluster.user)
     if cluster.identity_file:
         theirs = found.identity_files if found.identities_given else ()
@@ -175,7 +177,7 @@ def _identities(cluster: Cluster, answers: _Answers, tokens: Mapping[str, str]) 
     lines = answers.get("identityfile", ())
     named = [line for line in lines if line not in _DEFAULT_LINES]
     if named or (lines and len(lines) < 3):  # ssh -G prints all the default names if none is configured
-        known = {**tokens, "d": home(), "u": local_user(), "i": str(os.getuid()), "%": "%"}
+        known = {**tokens, "d": home(), "u": users.own_name(), "i": str(os.getuid()), "%": "%"}
         files = (expand(line, known) for line in lines if line.lower() != "none")
         return tuple(_expand_home(file) for file in files), True
     return tuple(os.path.join(home(), ".ssh", name) for name in DEFAULT_KEYS), False
@@ -220,11 +222,6 @@ def _account() -> pwd.struct_passwd | None:
         return pwd.getpwuid(os.getuid())
     except KeyError:
         return None
-
-
-def local_user() -> str:
-    account = _account()
-    return account.pw_name if account else os.environ.get("USER") or str(os.getuid())
 
 
 def _passwd_home() -> str:
@@ -367,7 +364,7 @@ def _read_without_client(files: tuple[_File, ...]) -> str:
             problem = ownership.problem(file.fileno(), os.fstat(file.fileno())) if path != SYSTEM_CONFIG else ""
             lines += ["Host *", *file.read().splitlines()]
         if problem:
-            fix = f"make it yours alone: chown {local_user()} {path}; chmod 600 {path}"
+            fix = f"make it yours alone: chown {users.own_name()} {path}; chmod 600 {path}"
             raise ConfigError(f"{path} {problem}", fix)
         for line in lines:
             include = re.match(r"\s*include[\s=]+(.*)", line, re.IGNORECASE)

@@ -27,6 +27,7 @@ from clustertool.cli.launchers.launcher_flags import FLAGS, LAUNCHERS, Launch
 from clustertool.cli.launchers.rank_program import RANK_USAGE
 from clustertool.engines.job_request import RunRequest
 from clustertool.errors import DataError, UsageError
+from clustertool.fleet import this_user
 from clustertool.fleet.joining import first_machine, secret
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.folded_names import fold
@@ -161,7 +162,7 @@ def _folder(call: Call) -> Path:
     """The workspace: the one that is named, else this folder. Of --job-workspace on nodes only its name is known."""
     given = call.given
     named = one_of(call, "workspace", "job-dispatch-package") or given.job_workspace
-    return Path(os.path.abspath(os.path.expanduser(named or ".")))
+    return Path(os.path.abspath(this_user.expanded(named or ".")))
 
 
 def _cluster(call: Call, launch: Launch, folder: Path, conf: Conf) -> Cluster:
@@ -334,7 +335,7 @@ def _check_devices(text: str, cluster: Cluster) -> None:
 
 def _log_dir(call: Call, launch: Launch, folder: Path, here: bool) -> str:
     """Where the working directory shows the logs: on this machine where fleetrun would write them."""
-    launch.log_dir = os.path.expanduser(launch.log_dir)  # a shell leaves the ~ of --log_dir=~/logs
+    launch.log_dir = launch.log_dir and str(this_user.expanded(launch.log_dir))
     call.given.log_dir = "" if here else launch.log_dir  # on this machine, too
     if not here and not launch.log_dir and any((folder / "log").glob("workerlog.*")):
         old = os.path.relpath(folder / "log")

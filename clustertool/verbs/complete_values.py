@@ -25,7 +25,7 @@ _LARGEST = 64 << 10  # bytes of a file of which more than its name is read
 
 def jobs() -> list[str]:
     """Ids and names of jobs, the newest first."""
-    files = job_files.by_age(job_files.default_directory())[::-1]
+    files = _stored()[::-1]
     contents = map(_content, files[:_READ])
     names = [str(content.get(key, "")) for content in contents for key in ("asked", "name")]
     return list(dict.fromkeys([*map(job_files.job_of, files), *filter(is_job_id, names)]))
@@ -34,13 +34,20 @@ def jobs() -> list[str]:
 def hosts() -> list[str]:
     """Names of hosts."""
     named = _hosts_of_conf()
-    for path in job_files.by_age(job_files.default_directory())[-1:] if not named else ():
+    for path in _stored()[-1:] if not named else ():
         with contextlib.suppress(TypeError, KeyError):
             named = [str(host["name"]) for host in _content(path).get("hosts", ())]
     return [name for name in dict.fromkeys(named) if valid_host(name)]
 
 
 VALUES: Mapping[str, Callable[[], list[str]]] = {"JOB": jobs, "HOST": hosts}  # by what help calls the value
+
+
+def _stored() -> list[Path]:
+    """The files of stored jobs, the oldest first; none for a user without a home folder."""
+    with contextlib.suppress(ClustertoolError):
+        return job_files.by_age(job_files.default_directory())
+    return []
 
 
 def _content(path: Path) -> dict[str, Any]:

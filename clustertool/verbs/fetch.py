@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 
 from clustertool.actions.fetch_output import fetch_output, require_inside
 from clustertool.actions.find_jobs import attach_to
 from clustertool.errors import NotFound, UsageError
+from clustertool.fleet import this_user
 from clustertool.model.hints import PROGRAM
 from clustertool.model.paths import LOGS_MARK, folder_of
 from clustertool.model.quantities import count, human_bytes
@@ -26,7 +26,7 @@ def fetch(call: Call) -> None:
     with engine_of(call, whole=given.rank == "all", newest=True) as engine:
         fleet = engine.fleet
         job = attach_to(engine, given.job)["id"]
-        to = Path(given.to or folder_of(job)).expanduser()  # a shell leaves the ~ of --to=~/results
+        to = this_user.expanded(given.to or folder_of(job))
         try:
             found = fetch_output(fleet, signals.check, job, to, given.rank, role, given.path)
         except NotFound as error:

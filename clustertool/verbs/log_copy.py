@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from clustertool.actions.follow_job import Inbox
 from clustertool.actions.read_logs import rest_of_all
 from clustertool.errors import ClustertoolError
+from clustertool.fleet import this_user
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.transfer import local_logs
 from clustertool.fleet.transfer.local_logs import LocalLogs
@@ -33,7 +33,7 @@ def of_job(call: Call, job: str) -> LocalLogs | None:
 
 
 def _folder(call: Call) -> Path:
-    return Path(os.path.expanduser(call.given.log_dir))  # a shell leaves the ~ of --log-dir=~/logs
+    return this_user.expanded(call.given.log_dir)
 
 
 def finish(call: Call, fleet: Fleet, inbox: Inbox, follow: FollowSession) -> None:

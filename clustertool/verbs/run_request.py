@@ -15,6 +15,7 @@ from clustertool.cli.launchers import nested_launcher
 from clustertool.engines import known_engines
 from clustertool.engines.job_request import RunRequest, RunWish, Shown
 from clustertool.errors import DataError, UsageError
+from clustertool.fleet import this_user
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import Options, with_python
 from clustertool.model.hints import PROGRAM
@@ -96,7 +97,7 @@ def with_program(call: Call, options: Options) -> Options:
         raise UsageError(f"{script!r} is a folder, not a program", f"{PROGRAM} run --workspace {shlex.quote(script)}")
     if here:
         given.workspace = folder = "."
-        if Path.cwd() in (Path.home(), Path("/")):
+        if Path.cwd() == Path("/") or this_user.is_home(Path.cwd()):
             fix = "go to the folder of your script, or name it: --workspace DIR"
             raise DataError(f"the workspace would be {Path.cwd()}, with all that is in it", fix)
     note_late(call, "run", given.program)

@@ -11,6 +11,7 @@ import pytest
 
 from clustertool.errors import ConfigError
 from clustertool.model.config.cluster import Cluster, read_cluster
+from clustertool.node.system import users
 from clustertool.ssh import settings as sshconfig
 from clustertool.ssh.settings import SshSettings, settings
 
@@ -87,7 +88,7 @@ def test_everything_of_a_host(config: Path, reader: str) -> None:
 
 def test_negated_pattern_and_defaults(config: Path, reader: str) -> None:
     got = get("gpu9")
-    assert (got.hostname, got.user, got.port) == ("gpu9", sshconfig.local_user(), 22)
+    assert (got.hostname, got.user, got.port) == ("gpu9", users.own_name(), 22)
     assert got.identity_files[0] == f"{config}/.ssh/id_ed25519" and not got.identities_given
     assert got.known_hosts == (f"{config}/.ssh/known_hosts", f"{config}/.ssh/known_hosts2")
     assert got.host_key_name == "gpu9" and get("gpu9:44").host_key_name == "[gpu9]:44"
@@ -116,7 +117,7 @@ def test_proxy_jump_chain(config: Path, reader: str) -> None:
     first, second = get("behind").gateways
     assert (first.hostname, first.user, first.port) == ("bastion", "jump", 2200)
     assert first.identity_files == (f"{config}/.ssh/bastion",)
-    assert (second.hostname, second.user, second.port) == ("inner", sshconfig.local_user(), 22)
+    assert (second.hostname, second.user, second.port) == ("inner", users.own_name(), 22)
 
 
 def test_proxy_jump_over_addresses(config: Path, reader: str) -> None:
@@ -216,7 +217,7 @@ def test_nothing_is_read_for_the_embedded_cluster(config: Path) -> None:
     cluster = read_cluster({"HOSTS": ["gpu1"]})
     cluster = Cluster(**{**vars(cluster), "ssh_config": "none"})
     got = settings(cluster.hosts[0], cluster)
-    assert (got.hostname, got.port, got.user) == ("gpu1", 22, sshconfig.local_user())
+    assert (got.hostname, got.port, got.user) == ("gpu1", 22, users.own_name())
 
 
 def test_1000_plain_hosts_are_quick(laptop: Path) -> None:

@@ -13,6 +13,7 @@ from clustertool.engines.kubernetes import native_pod
 from clustertool.engines.kubernetes.api.object_kinds import Manifest
 from clustertool.engines.queued_request import USUAL, ExpectedNodes, shown_command, typed_settings
 from clustertool.errors import ConfigError, UsageError
+from clustertool.fleet import this_user
 from clustertool.fleet.joining import join_bundle, join_process
 from clustertool.model.container.container_names import ALWAYS, NEVER
 from clustertool.model.container.container_settings import NO_CONTAINER
@@ -175,7 +176,7 @@ def _template(settings: KubernetesSettings, where: str) -> Manifest:
     """The content of pod_template, a path below the folder of conf.py. Raises ConfigError."""
     if not settings.pod_template:
         return {}
-    path = Path(where).parent / Path(settings.pod_template).expanduser()
+    path = Path(where).parent / this_user.expanded(settings.pod_template)
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read(_MOST_TEMPLATE + 1)

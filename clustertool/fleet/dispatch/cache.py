@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_cache_path
-
+from clustertool.errors import ConfigError
+from clustertool.fleet import this_user
 from clustertool.model.dispatch.manifest import Pack
 from clustertool.model.paths import MANIFEST_END
 
@@ -30,7 +30,9 @@ Key = tuple[int, int, int, int]  # size, mtime and ctime in ns, inode
 class WorkspaceCache:
     def __init__(self, top: Path) -> None:
         name = hashlib.sha256(os.fsencode(top.resolve())).hexdigest()[:32]
-        self._dir = user_cache_path("clustertool") / "workspaces" / name
+        self._dir = Path(os.devnull)  # nothing is kept below it
+        with contextlib.suppress(ConfigError):
+            self._dir = this_user.cache() / "workspaces" / name
 
     # -- digests of files --
 

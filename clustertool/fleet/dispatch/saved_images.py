@@ -14,9 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from platformdirs import user_cache_path
-
 from clustertool.errors import DispatchError, NotFound
+from clustertool.fleet import this_user
 from clustertool.fleet.dispatch.workspace import Workspace, read_workspace
 from clustertool.model.container import image_commands as commands
 from clustertool.model.container.container_names import APPTAINER, AUTO, DOCKER, PODMAN, only_for_apptainer
@@ -92,8 +91,8 @@ def pull(image: LocalImage, check: Callable[[], None]) -> LocalImage:
 
 def save(image: LocalImage, kind: str, check: Callable[[], None]) -> SavedImage:
     """The files of an image, from an earlier dispatch if it is the same one. Raises DispatchError, or what `check` raises."""
-    top = user_cache_path("clustertool") / "images"
-    top.mkdir(mode=0o700, parents=True, exist_ok=True)
+    top = this_user.cache() / "images"
+    this_user.make(top, "XDG_CACHE_HOME")
     folder = top / f"{image.id[:32]}-{kind}"
     if not folder.is_dir():
         _remove_unused(top)

@@ -20,9 +20,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from platformdirs import user_config_path, user_state_path
 
 from clustertool.errors import ConfigError, UsageError
+from clustertool.fleet import this_user
 from clustertool.fleet.identity import self_signed
 from clustertool.model.hints import PROGRAM
 from clustertool.model.launcher_variables import SECRET
@@ -46,7 +46,7 @@ class Secret:
 
 def default_file() -> Path:
     """The file that is read where the variable is not set: ~/.config/clustertool/secret."""
-    return user_config_path("clustertool") / "secret"
+    return this_user.config() / "secret"
 
 
 def new() -> str:
@@ -71,12 +71,12 @@ def of_this_machine(make: bool = True) -> Secret:
 
     make: False for a command that changes nothing: the text is empty as long as there is none.
     """
-    path = user_state_path("clustertool") / "loopback-secret"
+    path = this_user.state() / "loopback-secret"
     text = _read(path)
     if text is None and not make:
         return Secret("", str(path))
     if text is None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        this_user.make(path.parent, "XDG_STATE_HOME")
         with contextlib.suppress(FileExistsError):  # another command was faster
             write(path, new())
         text = _read(path) or ""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Dict, NoReturn, Sequence
 import clustertool
 from clustertool.errors import PreflightError
 from clustertool.node.agent.install import install
+from clustertool.node.system import users
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import Answer
@@ -72,7 +73,7 @@ def become(report: int, place: str, join: int, umask: int, kept: Sequence[int]) 
 
 def _place(digest: str) -> str:
     tag = f"{sys.implementation.cache_tag}-{sys.hexversion:x}"
-    return os.path.join(os.path.expanduser("~"), ".cache", "clustertool", f"{digest}.{tag}")
+    return os.path.join(users.home() or "/", ".cache", "clustertool", f"{digest}.{tag}")
 
 
 def _own() -> Dict[str, str]:

@@ -13,7 +13,7 @@ import sys
 from threading import Thread
 from typing import Callable, Dict, List, Sequence, Tuple, TypeVar
 
-from clustertool.node.system import programs
+from clustertool.node.system import programs, users
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ def keys(kind: str, ids: Sequence[int], dev: str = "/dev") -> Dict[int, str]:
 
 def place() -> str:
     """Where the node keeps what laptops sent."""
-    return os.path.join(os.path.expanduser("~"), ".cache", "clustertool")
+    return os.path.join(users.home() or "/", ".cache", "clustertool")
 
 
 def modules() -> List[str]:

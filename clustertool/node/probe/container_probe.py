@@ -62,7 +62,7 @@ def read_runtime(node: NodeContext, wanted: ContainerWanted) -> ContainerAnswer:
         answer["problem"] = answer["fix"] = ""
         image = _image(name, program, wanted["image"])
         answer["image_id"], answer["digest"], answer["size"] = image
-        answer["store_free"] = _free(found.store or os.path.expanduser("~"))
+        answer["store_free"] = _free(found.store or users.home() or "/")
     return answer
 
 

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, List, Tuple
 
 from clustertool.node.supervisor import rank_process
-from clustertool.node.system import programs
+from clustertool.node.system import programs, users
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import ProbeAnswer, Problem
@@ -113,7 +113,8 @@ def _output(asked: JobEnvironment, process: ProcessCommand, limit: float) -> Tup
         "engine": asked.get("engine", ""),
     }
     argv, env = rank_process.command(spec, process), rank_process.environment(spec, process, 0, os.environ)
-    return programs.output(argv, limit, env=env, cwd=os.path.expanduser("~"))
+    home = users.home()
+    return programs.output(argv, limit, env=env, cwd=home if os.path.isdir(home) else "/")
 
 
 def _problem(code: int, output: str, prelude: bool, limit: float) -> Problem:

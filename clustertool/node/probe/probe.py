@@ -66,7 +66,7 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
         "root": root,
         "root_id": _directory_id(existing, root, mounts),
         "root_hint": _hint(existing, root),
-        "home": os.path.expanduser("~"),
+        "home": users.home() or "/",
         "user": users.name_of(os.getuid()),
         "python": sys.version.split()[0],
         "rsync": bool(programs.find("rsync")),

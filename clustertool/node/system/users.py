@@ -57,6 +57,24 @@ def name_of(uid: int) -> str:
         return str(uid)
 
 
+def own_name() -> str:
+    """The name of this user: of the password file, else of USER, else the number.
+
+    Containers have users without an entry there.
+    """
+    name = name_of(os.getuid())
+    return os.environ.get("USER") or name if name.isdigit() else name
+
+
+def home() -> str:
+    """The home folder of this user: of HOME, else of the password file. "" where neither has an absolute path."""
+    path = os.environ.get("HOME", "")
+    if not path:
+        with contextlib.suppress(KeyError):
+            path = pwd.getpwuid(os.getuid()).pw_dir
+    return path if os.path.isabs(path) else ""
+
+
 def group_name(gid: int) -> str:
     """The group's name; the number where the group has none."""
     try:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from clustertool.errors import DataError, UsageError
+from clustertool.fleet import this_user
 from clustertool.fleet.joining import secret
 from clustertool.model.launcher_variables import SECRET
 from clustertool.verbs.verb import Call
@@ -13,15 +11,15 @@ from clustertool.verbs.verb import Call
 
 def new_secret(call: Call) -> None:
     """Print a new secret on stdout, or write it to a file."""
-    text, to = secret.new(), call.given.to
+    text, to, named = secret.new(), call.given.to, this_user.shown(secret.default_file())
     if not to:
         if call.json:
             call.answer({"secret": text})
         else:
             call.terminal.line(text)
-        call.terminal.note(f"put it on each machine: into {SECRET}, or into {_named()} with mode 0600")
+        call.terminal.note(f"put it on each machine: into {SECRET}, or into {named} with mode 0600")
         return
-    path = Path(os.path.expanduser(to))
+    path = this_user.expanded(to)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         secret.write(path, text)
@@ -33,11 +31,5 @@ def new_secret(call: Call) -> None:
     if call.json:
         call.answer({"file": str(path)})
     read = path.resolve() == secret.default_file().resolve()
-    where = "clusterrun reads it there" if read else f"clusterrun reads {_named()}"
+    where = "clusterrun reads it there" if read else f"clusterrun reads {named}"
     call.terminal.note(f"{path} has a new secret; {where}; copy it to each machine with mode 0600")
-
-
-def _named() -> str:
-    """The file that clusterrun reads, as a user writes it."""
-    path, home = secret.default_file(), Path.home()
-    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)

@@ -1,0 +1,85 @@
+"""This user of this machine: the name, and the folders for configuration, state and cache. Without a home folder: 78.
+
+A container or an outage of a directory service leaves a user without an entry in the password file, and often without HOME.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from platformdirs import user_cache_path, user_config_path, user_state_path
+
+from clustertool.errors import ConfigError
+from clustertool.model.hints import PROGRAM
+from clustertool.node.system import users
+
+
+class NoHome(ConfigError):
+    """The user has no home folder. A command that only reads finds nothing there."""
+
+
+def name() -> str:
+    """Of the password file, else of USER, else the number."""
+    return users.own_name()
+
+
+def config() -> Path:
+    """Raises NoHome where this user has no home folder, as all folders here."""
+    return _of_system(user_config_path, "XDG_CONFIG_HOME")
+
+
+def state() -> Path:
+    return _of_system(user_state_path, "XDG_STATE_HOME")
+
+
+def cache() -> Path:
+    return _of_system(user_cache_path, "XDG_CACHE_HOME")
+
+
+def expanded(path: str) -> Path:
+    """A path whose first part may be ~ or ~USER: a shell leaves that of --to=~/results."""
+    if path.partition("/")[0] != "~":
+        return Path(os.path.expanduser(path))
+    return Path((users.home() or _no_home("HOME")) + path[1:])
+
+
+def shown(path: Path) -> str:
+    """A path as a user writes it: ~ for the home folder."""
+    home = users.home()
+    return f"~/{path.relative_to(home)}" if home and path.is_relative_to(home) else str(path)
+
+
+def is_home(folder: Path) -> bool:
+    """False as well where there is no home folder, or one that cannot be read."""
+    try:
+        return bool(users.home()) and folder.samefile(users.home())
+    except OSError:
+        return False
+
+
+def make(folder: Path, variable: str) -> None:
+    """Make a folder of this user alone (0700), and those above. Raises ConfigError where it cannot be made or written."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(0, "it cannot be written", str(folder))
+    except OSError as error:
+        what = f"{PROGRAM} keeps files in {folder}: {error.filename}: {error.strerror}"
+        raise ConfigError(what, f"export HOME=DIR, a folder that you can write, or {variable}=DIR") from None
+
+
+def _of_system(find: Callable[[str], Path], variable: str) -> Path:
+    try:
+        path = find("clustertool")
+    except RuntimeError:  # of platformdirs since 4.10; earlier ones return ~ as it is
+        path = Path()
+    return path if path.is_absolute() else _no_home(variable)
+
+
+def _no_home(variable: str) -> NoReturn:
+    other = f", or {variable}=DIR" if variable != "HOME" else ""
+    fix = f"export HOME=DIR, a folder that you can write{other} (in a container: --env HOME=DIR)"
+    raise NoHome(f"this user (uid {os.getuid()}) has no home folder: HOME is not set to one", fix)
