@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import stat
 from pathlib import Path
 
 from clustertool.engines.caller import Caller
 from clustertool.engines.job_toml import engine_table, job_toml
 from clustertool.errors import DataError
-from clustertool.fleet.dispatch.workspace import CREDENTIALS, PRIVATE_KEY, Workspace, accidents
+from clustertool.fleet.dispatch.workspace import CREDENTIALS, PRIVATE_KEY, UNUSUAL, Workspace, accidents
 from clustertool.fleet.dispatch.workspace import read_workspace as read
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.container_keys import merged, refuse_launcher
@@ -34,18 +36,24 @@ def workspace_settings(folder: Path, cluster: Cluster) -> Toml:
 
 
 def _toml_text(folder: Path) -> str:
-    if folder.is_file():
+    if os.path.isfile(folder):
         fix = "give its folder: --workspace DIR --script FILE"
         raise DataError(f"the workspace {str(folder)!r} is a file, not a folder", fix)
-    if not folder.is_dir():
-        raise DataError(f"there is no workspace {str(folder)!r}", "give a folder: --workspace ./job")
     path = folder / "job.toml"
-    if not path.is_file():
-        return ""
     try:
-        return path.read_text("utf-8")  # as TOML is, whatever the locale
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
+        if not stat.S_ISDIR(os.stat(folder).st_mode):
+            raise FileNotFoundError
+        return path.read_text("utf-8") if stat.S_ISREG(os.stat(path).st_mode) else ""  # as TOML is, whatever the locale
+    except FileNotFoundError:
+        if os.path.isdir(folder):
+            return ""
+        raise DataError(f"there is no workspace {str(folder)!r}", "give a folder: --workspace ./job") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} cannot be read: {error}", "save it as UTF-8") from None
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}", "give rights to it, and to each folder above"
+        ) from None
 
 
 def workspace(caller: Caller, folder: Path) -> Workspace:
@@ -53,13 +61,17 @@ def workspace(caller: Caller, folder: Path) -> Workspace:
     found = read(folder)
     if found.left_out:
         secret = [left for left in found.left_out if left.why in (PRIVATE_KEY, CREDENTIALS)]
-        ordered = [*secret, *(left for left in found.left_out if left not in secret)]
+        usual = [left for left in found.left_out if left not in secret]
+        ordered = [*secret, *sorted(usual, key=lambda left: left.why not in UNUSUAL)]
         count = max(_LISTED, min(len(secret), 4 * _LISTED))
         listed = ", ".join(f"{left.path} ({left.why}, {human_bytes(left.size)})" for left in ordered[:count])
         more = f" and {len(ordered) - count} more" if len(ordered) > count else ""
         named = [*secret, *(left for left in ordered if left.path in ("log/", "output/"))]
         takes = f"; a line !{named[0].path} in .clusterignore takes it" if named else ""
         caller.note(f"left out: {listed}{more}{takes}")
+    if found.grown:
+        grown = ", ".join(found.grown[:_LISTED]) + " and more" * (len(found.grown) > _LISTED)
+        caller.note(f"written to while it was read: {grown}; sent is what was there at first")
     for path in found.unsure[:4]:
         caller.warn(
             f"{path} is sent too; if it has secrets, name it in .clusterignore, and pass them by SECRETS of conf.py"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from clustertool.actions.load_workspace import uses_one_port, workspace
+from clustertool.actions.load_workspace import uses_one_port, workspace, workspace_toml
 from clustertool.actions.read_request import require_names
 from clustertool.errors import DataError, DispatchError
 from clustertool.fleet.dispatch import workspace as w
@@ -138,15 +141,18 @@ def test_a_line_of_clusterignore_takes_credentials(job: Path, monkeypatch: pytes
     _saved(job, 0)
 
 
+class Lines:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+    warn = note
+
+
 def test_an_env_file_is_sent_with_a_warning_and_keys_are_the_first_in_the_line(job: Path) -> None:
-    class Caller:
-        lines: list[str] = []
-
-        def note(self, text: str) -> None:
-            self.lines.append(text)
-
-        warn = note
-
+    caller = Lines()
     for number in range(9):
         (job / f"a{number}").mkdir()
         (job / f"a{number}/__pycache__").mkdir()
@@ -154,15 +160,15 @@ def test_an_env_file_is_sent_with_a_warning_and_keys_are_the_first_in_the_line(j
     for name in (".env", "b/.env"):
         (job / name).parent.mkdir(exist_ok=True)
         (job / name).write_text("TOKEN=1")
-    assert {".env", "b/.env"} == set(workspace(Caller(), job).files)  # type: ignore[arg-type]
-    left, *env = Caller.lines
+    assert {".env", "b/.env"} == set(workspace(caller, job).files)  # type: ignore[arg-type]
+    left, *env = caller.lines
     assert left.startswith("left out: z (private key, 59 B), a0/__pycache__/ ")
     assert left.endswith(" and 2 more; a line !z in .clusterignore takes it")
     assert [line.partition(" is sent too")[0] for line in env] == [".env", "b/.env"]
     (job / ".clusterignore").write_text("!.env\n")
-    del Caller.lines[:]
-    workspace(Caller(), job)  # type: ignore[arg-type]
-    assert len(Caller.lines) == 1
+    del caller.lines[:]
+    workspace(caller, job)  # type: ignore[arg-type]
+    assert len(caller.lines) == 1
 
 
 def write(job: Path, *names: str) -> None:
@@ -235,14 +241,155 @@ def test_a_file_in_the_place_of_a_folder_of_the_job_is_named(path: str, kind: st
     require_names(w.Workspace(job, (manifest.Entry(f"{path}x", kind, 0o644, 0, ""),)), output)
 
 
-def test_devices_and_sockets_are_refused_by_name(job: Path) -> None:
+def test_sockets_and_pipes_are_left_out_and_named(job: Path) -> None:
     os.mkfifo(job / "pipe")
+    write(job, "a", "__pycache__/a")
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(os.path.relpath(job / "sock"))
-        with pytest.raises(DataError, match="'pipe', 'sock'"):
-            w.read_workspace(job)
-    (job / ".clusterignore").write_text("pipe\nsock\n")
-    assert w.read_workspace(job).files == (".clusterignore",)
+        assert sent_and_left(job) == ({"a"}, {"pipe": "pipe", "sock": "socket", "__pycache__/": "compiled code"})
+    caller = Lines()
+    workspace(caller, job)  # type: ignore[arg-type]
+    assert caller.lines[0].startswith("left out: pipe (pipe, 0 B), sock (socket, 0 B), __pycache__/ ")
+
+
+@pytest.fixture
+def of_user(job: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A workspace of an ordinary user, as whom the test runs: root reads everything."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        if os.geteuid() == 0:
+            os.chown(folder, 65534, 65534)
+            monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+            os.seteuid(65534)
+        (folder / "job").mkdir()
+        yield folder / "job"
+    finally:
+        os.seteuid(os.getuid())
+        for path in (folder / "job", *(folder / "job").rglob("*")):
+            if path.is_dir():
+                path.chmod(0o700)
+        shutil.rmtree(folder)
+
+
+def test_all_that_cannot_be_read_is_in_one_list(of_user: Path) -> None:
+    write(of_user, "a", "b", "closed/x", "names/x", "in/deep/closed/x", "skipped/x", "venv/pyvenv.cfg", "log/x", "good")
+    for path, mode in (("a", 0), ("b", 0), ("closed", 0), ("names", 0o400), ("in/deep/closed", 0o100), ("log", 0)):
+        (of_user / path).chmod(mode)
+    (of_user / "skipped").chmod(0)
+    (of_user / w.IGNORE_FILE).write_text("skipped\n")
+    with pytest.raises(DataError) as caught:
+        w.read_workspace(of_user)
+    paths = ("a", "b", "closed/", "in/deep/closed/", "names/")
+    assert caught.value.what == "; ".join(f"{path!r} cannot be read: Permission denied" for path in paths)
+    assert caught.value.fix == "give rights, or name it in .clusterignore"
+    (of_user / w.IGNORE_FILE).write_text("skipped\n/a\nb\nclosed\nnames\n")
+    assert set(w.read_workspace(of_user).files) == {"good", w.IGNORE_FILE}
+
+
+def test_a_clusterignore_and_a_workspace_that_cannot_be_read(of_user: Path) -> None:
+    write(of_user, "a", w.IGNORE_FILE)
+    (of_user / w.IGNORE_FILE).chmod(0)
+    with pytest.raises(DataError, match="'.clusterignore' cannot be read: Permission denied"):
+        w.read_workspace(of_user)
+    for mode in (0, 0o400, 0o100):
+        of_user.chmod(mode)
+        with pytest.raises(DataError, match=f"'{of_user}' cannot be read: Permission denied|'.clusterignore' cannot"):
+            w.read_workspace(of_user)
+    of_user.chmod(0)
+    with pytest.raises(DataError, match="job.toml cannot be read: Permission denied"):
+        workspace_toml(of_user)
+    of_user.chmod(0o700)
+    of_user.parent.chmod(0)
+    with pytest.raises(DataError, match="job.toml cannot be read: Permission denied"):
+        workspace_toml(of_user)
+    of_user.parent.chmod(0o700)
+
+
+def test_a_tree_that_is_too_deep_is_named_and_may_be_excluded(job: Path) -> None:
+    made, name = os.getcwd(), "d" * 250
+    try:
+        (job / "a").mkdir()
+        os.chdir(job / "a")
+        for _ in range(20):
+            os.mkdir(name)
+            os.chdir(name)
+    finally:
+        os.chdir(made)
+    with pytest.raises(DataError, match=r"^'a/ddd.{190,200}' cannot be read: File name too long"):
+        w.read_workspace(job)
+    (job / w.IGNORE_FILE).write_text("a/\n")
+    assert set(w.read_workspace(job).files) == {w.IGNORE_FILE}
+
+
+def test_what_vanishes_is_left_out(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder before it is listed, a file before it is read."""
+    write(job, "gone/x", "a", "b", "big")
+    (job / "link").symlink_to("a")
+    scan, real = os.scandir, os.open
+
+    def scandir(path: bytes) -> object:
+        if path.endswith(b"gone/"):
+            os.unlink(path + b"x")
+            os.rmdir(path)
+        return scan(path)
+
+    def opened(path: bytes, *flags: int) -> int:
+        if os.fspath(path).endswith(b"/b"):
+            os.unlink(path)
+        return real(path, *flags)
+
+    monkeypatch.setattr(w.os, "scandir", scandir)
+    monkeypatch.setattr(w.os, "open", opened)
+    found = w.read_workspace(job)
+    assert {entry.path for entry in found.entries} == {"a", "big", "link"}
+    assert {left.path: left.why for left in found.left_out} == dict.fromkeys(("gone/", "b"), w.VANISHED)
+    monkeypatch.undo()
+    assert restore(Shipment(found, {})) == {"a": b"a", "big": b"big"}
+
+
+@pytest.mark.parametrize("size", [10, 100_000, 3 << 20])
+def test_a_file_that_grows_is_sent_as_it_was(job: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is read, and afterwards. Its digest is not remembered."""
+    monkeypatch.setattr("clustertool.fleet.dispatch.cache._FRESH", 0.0)
+    first = os.urandom(size)
+    (job / "events").write_bytes(first)
+    real = w.exactly
+
+    def read(fd: int, size: int, at: int) -> bytes:
+        data = real(fd, size, at)
+        with (job / "events").open("ab") as file:
+            file.write(b"more")
+        return data
+
+    monkeypatch.setattr(w, "exactly", read)
+    found = w.read_workspace(job)
+    caller = Lines()
+    workspace(caller, job)  # type: ignore[arg-type]
+    assert caller.lines == ["written to while it was read: events; sent is what was there at first"]
+    monkeypatch.setattr(w, "exactly", real)
+    assert (found.size, found.grown) == (size, ("events",))
+    with (job / "events").open("ab") as file:
+        file.write(b"more")
+    assert restore(Shipment(found, {})) == {"events": first}
+    _saved(job, 0)
+
+
+def test_a_file_that_is_replaced_before_it_is_read_is_sent_as_a_whole(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As editors save it."""
+    write(job, "a")
+    real = os.open
+
+    def opened(path: bytes, *flags: int) -> int:
+        (job / "new").write_text("longer than it was")
+        (job / "new").rename(job / "a")
+        return real(path, *flags)
+
+    monkeypatch.setattr(w.os, "open", opened)
+    found = w.read_workspace(job)
+    monkeypatch.undo()
+    assert restore(Shipment(found, {})) == {"a": b"longer than it was"} and not found.grown
 
 
 def test_the_release_does_not_hang_on_times_but_on_content_and_modes(job: Path) -> None:
@@ -329,16 +476,22 @@ def test_a_small_file_that_changes_after_it_was_read_is_named(
         Shipment(found, {})
 
 
-def test_a_file_that_changes_while_it_is_read_is_named(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("texts", [("oneA", "oneB"), ("x", "")], ids=["rewritten", "shorter"])
+def test_a_file_that_changes_while_it_is_read_is_named(
+    job: Path, texts: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(job, "b")
     (job / "a").write_text("one")
+    contents = iter(texts * 9)
 
     def read(fd: int, size: int, at: int) -> bytes:
-        (job / "a").write_text("another")
+        (job / "a").write_text(next(contents)[::-1])
         return os.pread(fd, size, at)
 
     monkeypatch.setattr(w, "exactly", read)
-    with pytest.raises(DataError, match="'a' changes while it is read"):
+    with pytest.raises(DataError, match="'a' changes while it is read") as caught:
         w.read_workspace(job)
+    assert caught.value.fix == "try again when nothing writes it, or name it in .clusterignore"
 
 
 def test_the_packs_of_the_last_release_are_used_again_where_all_have_it(job: Path) -> None:
@@ -392,23 +545,23 @@ def test_what_comes_from_memory_is_read_in_one_thread_and_what_is_waited_for_sid
         assert here not in set(crew.each(lambda _: threading.get_ident(), range(9))), "the next will have to wait, too"
 
 
-def test_an_error_is_reported_at_once_and_not_after_all_large_files(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_problem_no_large_file_is_read(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is certain: they are only opened, since one of them may be unreadable, too."""
     for number in range(40):
         (job / f"big{number}").write_bytes(bytes(w.SMALL + 1))
     (job / "tiny").write_bytes(b"1")
-    real, read = w._names, []
+    real, read = w._pieces, []
 
-    def names(top: bytes, path: str, info: os.stat_result) -> object:
-        if path == "tiny":
-            raise DataError("'tiny' cannot be read")
-        time.sleep(0.05)
-        read.append(path)
-        return real(top, path, info)
+    def pieces(fd: int, size: int) -> object:
+        if size == 1:
+            raise OSError(5, "Input/output error")
+        read.append(size)
+        return real(fd, size)
 
-    monkeypatch.setattr(w, "_names", names)
-    with pytest.raises(DataError, match="tiny"):
+    monkeypatch.setattr(w, "_pieces", pieces)
+    with pytest.raises(DataError, match="^'tiny' cannot be read: Input/output error"):
         w.read_workspace(job)
-    assert len(read) <= w._WIDTH
+    assert read == []
 
 
 @pytest.mark.parametrize(

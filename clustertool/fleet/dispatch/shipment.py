@@ -110,7 +110,7 @@ class Shipment:
         entries = {entry.path: entry for entry in self._workspace.entries}
         changed = [path for path, _, _ in parts if len(parts) == 1]
         for path, _, size in parts if not changed else ():
-            if manifest.name_of(self._bytes((path, 0, size + 1))) != entries[path].content:
+            if manifest.name_of(self._bytes((path, 0, size))) != entries[path].content:
                 changed.append(path)
         names = ", ".join(map(repr, changed[:5])) or "a file"
         return DispatchError(f"{names} changed while it was sent", "run it again when nothing writes to the workspace")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import posixpath
 import re
@@ -47,6 +49,12 @@ _KEY_LINE = re.compile(rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY( BLOCK)?-----\s*(\
 _KEY_LINE_LIMIT = 200  # bytes
 _MAYBE_SECRET = ".env"
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "link"}
+_NOT_SENT = {stat.S_IFSOCK: "socket", stat.S_IFIFO: "pipe", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
+VANISHED = "vanished while it was read"
+UNUSUAL = (VANISHED, *_NOT_SENT.values())
+_VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+_CHANGES = "changes while it is read"
+_PROBLEMS, _SHOWN = 20, 200  # that an error lists; characters of a path in it
 _LARGE = 100_000_000
 _FORGOTTEN = "checkpoints checkpoint ckpt wandb mlruns node_modules conda-meta site-packages".split()
 _STATES = {".pt", ".pth", ".ckpt", ".safetensors", ".pdparams", ".pdopt", ".h5", ".onnx"}
@@ -74,7 +82,8 @@ class LeftOut:
 class Workspace:
     """`times`: mtimes in ns. `chunks`: the pieces of every file, by name. `read`: content of small files, as far as it fits.
 
-    `unsure`: paths of files that may have secrets and that .clusterignore does not name.
+    `unsure`: paths of files that may have secrets and that .clusterignore does not name. `grown`: those of files to which a
+    program wrote while they were read; sent is what they had when they were opened.
     """
 
     top: Path
@@ -84,6 +93,7 @@ class Workspace:
     chunks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     read: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     unsure: tuple[str, ...] = ()
+    grown: tuple[str, ...] = ()
 
     @cached_property
     def release(self) -> str:
@@ -119,27 +129,41 @@ def accidents(workspace: Workspace) -> list[tuple[str, int]]:
 
 
 def read_workspace(top: Path) -> Workspace:
-    """Raises DataError for a missing folder, or one with files that cannot be copied."""
-    if not top.is_dir():
+    """Raises DataError for a missing folder, and for what cannot be read in it, all in one list."""
+    if not os.path.isdir(top):
         raise DataError(f"there is no workspace {str(top)!r}", "give a folder: --workspace ./job")
     with ThreadPoolExecutor(_WIDTH) as pool:
         crew, walk = _Readers(pool), _Walk(top)
         found = sorted(walk.tree(crew))
-        odd = [path for path, info in found if stat.S_IFMT(info.st_mode) not in _KINDS]
-        if odd:
-            what = f"the workspace has devices, pipes or sockets: {', '.join(map(repr, odd[:5]))}"
-            raise DataError(what, f"remove them or name them in {IGNORE_FILE}")
         read: dict[str, bytes] = {}
-        files = [(path, info) for path, info in found if stat.S_ISREG(info.st_mode)]
-        chunks = _digests(top, files, crew, read, walk.taken)
-        for path, info in files:
-            if path not in chunks:
-                walk.left_out.append(LeftOut(path, PRIVATE_KEY, info.st_size))
-        found = [(path, info) for path, info in found if path in chunks or not stat.S_ISREG(info.st_mode)]
-        entries = tuple(_entry(top, path, info, chunks) for path, info in found)
-        times = {path: info.st_mtime_ns for path, info in found}
+        chunks, read_infos = _digests(
+            walk, [(path, info) for path, info in found if stat.S_ISREG(info.st_mode)], crew, read
+        )
+        _require_readable(walk.problems)
+        entries, times = [], {}
+        vanished = {left.path for left in walk.left_out if left.why == VANISHED}
+        for path, info in found:
+            info = read_infos.get(path, info)
+            if (path in chunks or not stat.S_ISREG(info.st_mode)) and path + "/" not in vanished:
+                with walk.noting(path):
+                    entries.append(_entry(top, path, info, chunks))
+                    times[path] = info.st_mtime_ns
+        _require_readable(walk.problems)
     left_out = tuple(sorted(walk.left_out, key=lambda left: left.path))
-    return Workspace(top, entries, left_out, times, chunks, read, tuple(sorted(walk.unsure)))
+    return Workspace(
+        top, tuple(entries), left_out, times, chunks, read, tuple(sorted(walk.unsure)), tuple(sorted(walk.grown))
+    )
+
+
+def _require_readable(problems: Mapping[str, str]) -> None:
+    """Raises DataError with all of them."""
+    if problems:
+        paths = sorted(problems)
+        listed = "; ".join(f"{path[:_SHOWN]!r} {problems[path]}" for path in paths[:_PROBLEMS])
+        more = f"; and {len(paths) - _PROBLEMS} more" if len(paths) > _PROBLEMS else ""
+        kinds = {text == _CHANGES for text in problems.values()}
+        fixes = [*(["give rights"] * (False in kinds)), *(["try again when nothing writes it"] * (True in kinds))]
+        raise DataError(f"{listed}{more}", f"{', or '.join(fixes)}, or name it in {IGNORE_FILE}")
 
 
 def _entry(top: Path, path: str, info: os.stat_result, chunks: Mapping[str, Sequence[str]]) -> Entry:
@@ -158,23 +182,28 @@ Found = tuple[str, os.stat_result]
 
 
 class _Content(NamedTuple):
-    """names: of the pieces of a file. data: its bytes if it is small. private: it begins as a private key."""
+    """names: of the pieces of a file. data: its bytes if it is small. private: it begins as a private key. info: when it was
+    opened. still: nothing was written while it was read.
+    """
 
     names: list[str]
     data: bytes
     private: bool
+    info: os.stat_result
+    still: bool
 
 
-_Read = Sequence[tuple[Found, _Content]]
+_Read = Sequence[tuple[str, _Content]]
 
 
 def _digests(
-    top: Path, found: Sequence[Found], crew: _Readers, read: dict[str, bytes], taken: Callable[[str], bool]
-) -> dict[str, list[str]]:
-    """The pieces of all files, without private keys that are not `taken`. Only files that have changed since the last time are
-    read, and private keys, which are not remembered: .clusterignore may change."""
-    memory = WorkspaceCache(top)
-    known, new, keys = memory.digests(), {}, {}
+    walk: _Walk, found: Sequence[Found], crew: _Readers, read: dict[str, bytes]
+) -> tuple[dict[str, list[str]], dict[str, os.stat_result]]:
+    """The pieces of all files, without private keys that the user has not taken, and the status of those that were read. Only
+    files that have changed since the last time are read, and private keys, which are not remembered: .clusterignore may
+    change."""
+    memory = WorkspaceCache(walk.top)
+    known, new, keys, infos = memory.digests(), {}, {}, {}
     todo = []
     for path, info in found:
         old = known.get(path)
@@ -183,31 +212,34 @@ def _digests(
         else:
             todo.append((path, info))
     room = _READ
-    for some in _read(os.fsencode(top), todo, crew):
-        for (path, info), (names, data, private) in some:
-            if not private:
-                new[path] = (_key(info), names)
-            elif taken(path):
-                keys[path] = names
-            else:
+    for some in _read(walk, todo, crew):
+        for path, content in some:
+            if content.private and not walk.taken(path):
+                walk.left_out.append(LeftOut(path, PRIVATE_KEY, content.info.st_size))
                 continue
-            if data and len(data) <= room:
-                read[path] = data
-                room -= len(data)
+            infos[path] = content.info
+            if content.private or not content.still:
+                keys[path] = content.names
+            else:
+                new[path] = (_key(content.info), content.names)
+            if content.data and len(content.data) <= room:
+                read[path] = content.data
+                room -= len(content.data)
     if todo or len(new) != len(known):
         threading.Thread(target=memory.keep_digests, args=(new,)).start()
-    return {**{path: names for path, (_, names) in new.items()}, **keys}
+    return {**{path: names for path, (_, names) in new.items()}, **keys}, infos
 
 
 def _key(info: os.stat_result) -> tuple[int, int, int, int]:
     return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
 
 
-def _read(top: bytes, todo: Sequence[Found], crew: _Readers) -> Iterator[_Read]:
+def _read(walk: _Walk, todo: Sequence[Found], crew: _Readers) -> Iterator[_Read]:
     """Names, and bytes. Large files alone, small ones by the dozen: to hand one to a thread costs as much as to read it."""
 
     def names(some: Sequence[Found]) -> _Read:
-        return [(item, _names(top, *item)) for item in some]
+        read = ((path, _names(walk, path)) for path, _ in some)
+        return [(path, content) for path, content in read if content is not None]
 
     yield from crew.each(names, _dozens([item for item in todo if item[1].st_size <= TINY]))
     yield from crew.at_once(names, ([item] for item in todo if item[1].st_size > SMALL))
@@ -218,26 +250,40 @@ def _dozens(items: Sequence[Found]) -> Iterator[Sequence[Found]]:
     return (items[at : at + _DOZENS] for at in range(0, len(items), _DOZENS))
 
 
-def _names(top: bytes, path: str, info: os.stat_result) -> _Content:
-    """Read a file. Raises DataError: unreadable, or being written."""
-    try:
-        fd = os.open(top + b"/" + os.fsencode(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+def _names(walk: _Walk, path: str) -> _Content | None:
+    """Read a file. None: it cannot be sent, and the walk knows why. After a problem files are only opened."""
+    with walk.noting(path):
+        fd = os.open(walk.place(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            data, names, at, private = b"", [], 0, False
-            for size in cut(info.st_size):
-                data = exactly(fd, size, at)
-                private = private or (at == 0 and _KEY_LINE.match(data[:_KEY_LINE_LIMIT]) is not None)
-                names.append(name_of(data))
-                at += size
-            if _key(os.fstat(fd)) == _key(info):
-                return _Content(names, data if info.st_size <= SMALL else b"", private)
+            info = os.fstat(fd)
+            if walk.problems:
+                return None
+            if not stat.S_ISREG(info.st_mode):
+                raise FileNotFoundError(errno.ENOENT, "no file any more")
+            data, names, private = _pieces(fd, info.st_size)
+            now = os.fstat(fd)
+            still = _key(now) == _key(info)
+            # What a program has appended is not sent. What it has written over may be mixed with what was there before.
+            if not still and (now.st_size < info.st_size or _pieces(fd, info.st_size)[1] != names):
+                walk.problems[path] = _CHANGES
+                return None
+            if now.st_size > info.st_size:
+                walk.grown.append(path)
+            return _Content(names, data if info.st_size <= SMALL else b"", private, info, still)
         finally:
             os.close(fd)
-    except OSError as error:
-        fix = f"give rights, or name it in {IGNORE_FILE}"
-        raise DataError(f"{path!r} cannot be read: {error.strerror}", fix) from None
-    fix = f"try again when nothing writes it, or name it in {IGNORE_FILE}"
-    raise DataError(f"{path!r} changes while it is read", fix)
+    return None
+
+
+def _pieces(fd: int, size: int) -> tuple[bytes, list[str], bool]:
+    """The last piece of a file of `size` bytes, the names of all, and whether it begins as a private key."""
+    data, names, at, private = b"", [], 0, False
+    for part in cut(size):
+        data = exactly(fd, part, at)
+        private = private or (at == 0 and _KEY_LINE.match(data[:_KEY_LINE_LIMIT]) is not None)
+        names.append(name_of(data))
+        at += part
+    return data, names, private
 
 
 def exactly(fd: int, size: int, at: int) -> bytes:
@@ -274,16 +320,35 @@ class _Readers:
 
 
 class _Walk:
-    """One pass over the tree, without following links; remembers what it leaves out."""
+    """One pass over the tree, without following links; remembers what it leaves out, and what cannot be read: path -> why."""
 
     def __init__(self, top: Path) -> None:
-        self._top = os.fsencode(top)
+        self.top, self._top = top, os.fsencode(top)
         self.left_out: list[LeftOut] = []
         self.unsure: list[str] = []
-        self._ignored, self._lines = _matcher(top)
+        self.grown: list[str] = []
+        self.problems: dict[str, str] = {}
+        self._ignored, self._lines = _NO_LINES
+        with self.noting(IGNORE_FILE):
+            self._ignored, self._lines = _matcher(top)
         self._code: dict[
             str, set[str] | None
         ] = {}  # folder of jobs that has code: what is sent of it; None: all but logs
+
+    def place(self, path: str) -> bytes:
+        """Of a path of the workspace on the disk."""
+        return self._top + b"/" + os.fsencode(path)
+
+    @contextlib.contextmanager
+    def noting(self, path: str) -> Iterator[None]:
+        """Note what cannot be read; what has vanished is left out. path: "" is the workspace."""
+        try:
+            yield
+        except OSError as error:
+            if path and error.errno in _VANISHED:
+                self.left_out.append(LeftOut(path, VANISHED, 0))
+            else:
+                self.problems[path or str(self.top)] = f"cannot be read: {error.strerror}"
 
     def taken(self, path: str) -> bool:
         """Whether a line of .clusterignore takes a file that would not be sent: `!PATH`."""
@@ -302,19 +367,25 @@ class _Walk:
             folders = deeper
 
     def _scan(self, folder: str) -> list[tuple[str, os.stat_result]]:
-        found = []
-        with os.scandir(self._top + b"/" + os.fsencode(folder)) as entries:
+        found: list[tuple[str, os.stat_result]] = []
+        with self.noting(folder), os.scandir(self.place(folder)) as entries:
             for entry in entries:
-                path = folder + os.fsdecode(entry.name)
-                is_dir = entry.is_dir(follow_symlinks=False)
-                why = self._reason(entry, path, is_dir, folder == "")
-                if why:
-                    self.left_out.append(LeftOut(path + "/" * is_dir, why, _size(entry.path, is_dir)))
-                else:
-                    if entry.name == os.fsencode(_MAYBE_SECRET) and not is_dir and not self.taken(path):
-                        self.unsure.append(path)
-                    found.append((path, entry.stat(follow_symlinks=False)))
+                with contextlib.suppress(FileNotFoundError):  # as if it had gone before
+                    self._take(entry, folder, found)
         return found
+
+    def _take(self, entry: os.DirEntry[bytes], folder: str, found: list[tuple[str, os.stat_result]]) -> None:
+        """Add an entry of a folder to `found`, or to what is left out. Raises OSError."""
+        path = folder + os.fsdecode(entry.name)
+        is_dir = entry.is_dir(follow_symlinks=False)
+        info = entry.stat(follow_symlinks=False)
+        why = self._reason(entry, path, is_dir, folder == "") or _NOT_SENT.get(stat.S_IFMT(info.st_mode), "")
+        if why:
+            self.left_out.append(LeftOut(path + "/" * is_dir, why, _size(entry.path, info)))
+            return
+        if entry.name == os.fsencode(_MAYBE_SECRET) and not is_dir and not self.taken(path):
+            self.unsure.append(path)
+        found.append((path, info))
 
     def _reason(self, entry: os.DirEntry[bytes], path: str, is_dir: bool, top: bool) -> str:
         name = os.fsdecode(entry.name)
@@ -354,7 +425,10 @@ class _Walk:
         """Whether a folder with the name, or the mark, of earlier jobs has what a program needs: a package, files that git
         tracks, or files that a line of .clusterignore takes. Notes what is sent of it.
         """
-        names = os.listdir(folder)
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            return False
         if b"__init__.py" in names or (not marked and any(name.endswith(b".py") for name in names)):
             self._code[path] = None
             return True
@@ -382,29 +456,39 @@ def _tracked(folder: bytes) -> list[str]:
     return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
 
 
+def _no_line(path: str) -> bool | None:
+    return None
+
+
+_NO_LINES: tuple[Callable[[str], bool | None], Sequence[str]] = (_no_line, ())
+
+
 def _matcher(top: Path) -> tuple[Callable[[str], bool | None], Sequence[str]]:
     """Whether .clusterignore keeps a path out (None: no line is about it), and its lines. Most workspaces have none, and
     matching is slow.
     """
-    if not (top / IGNORE_FILE).is_file():
-        return (lambda path: None), ()
+    if not os.path.isfile(top / IGNORE_FILE):
+        return _NO_LINES
     lines = os.fsdecode((top / IGNORE_FILE).read_bytes()).splitlines()  # as names are read from the disk
     spec = pathspec.GitIgnoreSpec.from_lines(lines)
     return (lambda path: spec.check_file(path).include), lines
 
 
-def _size(path: bytes, is_dir: bool) -> int:
-    """Bytes below a path that is left out; an estimate once there are very many files."""
-    if not is_dir:
-        return os.lstat(path).st_size
+def _size(path: bytes, info: os.stat_result) -> int:
+    """Bytes of, or below, a path that is left out; an estimate once there are very many files. What cannot be read counts 0."""
+    if not stat.S_ISDIR(info.st_mode):
+        return info.st_size
     total = count = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            count += 1
-            if count > _SIZE_LIMIT:
-                return total
-            try:
-                total += os.lstat(os.path.join(folder, name)).st_size
-            except OSError:
-                continue
+    folders = [path]
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                    continue
+                count += 1
+                if count > _SIZE_LIMIT:
+                    return total
+                with contextlib.suppress(OSError):
+                    total += entry.stat(follow_symlinks=False).st_size
     return total
