@@ -59,8 +59,8 @@ def candidates(
     before, last = _typed(tokens)
     verb = next((verb for token in before for verb in verbs if verb.name == token), None)
     known = spellings((*verb.options, help_option) if verb else common)
-    words = [verb.name for verb in verbs] if verb is None else verb.positional.choices if verb.positional else ()
-    return _found(before, last, known, values, words)
+    others = [verb.name for verb in verbs] if verb is None else verb.positional.choices if verb.positional else ()
+    return _found(before, last, known, values, others)
 
 
 def of_launcher(tokens: Sequence[str], known: Mapping[str, Opt], values: Values = lambda name: ()) -> list[str]:
@@ -88,9 +88,9 @@ def _takes_value(option: Opt) -> bool:
 
 
 def _found(
-    before: Sequence[str], last: str, known: Mapping[str, Opt], values: Values, words: Sequence[str]
+    before: Sequence[str], last: str, known: Mapping[str, Opt], values: Values, others: Sequence[str]
 ) -> list[str]:
-    """Values of the option that stands before, else options or `words`."""
+    """Values of the option that stands before, else options, or `others`."""
     name, value = split(last, known)
     if last.startswith("--") and value is not None:  # --mode=p
         option = known.get(name)
@@ -100,7 +100,7 @@ def _found(
     elif last.startswith("-"):
         found = [spelling for spelling in known if spelling.startswith("--")]
     else:
-        found = list(words)
+        found = list(others)
     return [each for each in found if each.startswith(last)]
 
 
