@@ -1,4 +1,4 @@
-"""What the agent of a check imports: each module costs every node of every check CPU time."""
+"""What the agents of a check and of a stop import: each module costs every node of every such command CPU time."""
 
 from __future__ import annotations
 
@@ -24,15 +24,31 @@ def noted(source, name, *more, **named):
     return of_source(source, name, *more, **named)
 builtins.compile = noted
 import clustertool.node.agent.loop
+"""
+CHECK = """
 import clustertool.node.probe.link_test
 import clustertool.node.probe.check_probe
 from clustertool.node.probe.name_service import first_address
 first_address("127.0.0.1", 80)
-print(*sys.modules)
 """
+STOP = """
+import clustertool.node.jobs.queries
+import clustertool.node.jobs.stop_request
+"""
+# Only a job whose supervisor does not answer needs them. They take 29 million instructions.
+UNUSED_BY_STOP = {"ast", "glob", "hashlib", "subprocess", "clustertool.node.jobs.termination"}
 
 
 def test_a_check_imports_no_slow_module_that_it_does_not_use() -> None:
+    assert UNUSED.isdisjoint(imported(CHECK))
+
+
+def test_the_stop_of_a_healthy_job_imports_nothing_that_ends_processes() -> None:
+    assert UNUSED_BY_STOP.isdisjoint(imported(STOP))
+
+
+def imported(code: str) -> list[str]:
+    """The modules of a process that executes this; AssertionError where typing compiles a type."""
     root = Path(clustertool.__file__).parents[1]
-    done = subprocess.run([sys.executable, "-ESs", "-c", CODE, root], stdout=subprocess.PIPE, text=True, check=True)
-    assert UNUSED.isdisjoint(done.stdout.split())
+    argv = [sys.executable, "-ESs", "-c", f"{CODE}{code}print(*sys.modules)", root]
+    return subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True).stdout.split()

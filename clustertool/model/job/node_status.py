@@ -1,7 +1,6 @@
 """A node's part of a job is the fold of the node's own events. This module adds it to the state of the job."""
 
-from __future__ import annotations
-
+# Without annotations from __future__: types of NamedTuples that are text cost nodes time (decision 79).
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from clustertool.model.job.caretakers import CaretakerRecord, Event

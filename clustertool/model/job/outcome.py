@@ -3,8 +3,7 @@
 It is separate from state.py because supervisors need only this: a node starts hundreds of them.
 """
 
-from __future__ import annotations
-
+# Without annotations from __future__: types of NamedTuples that are text cost nodes time (decision 79).
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.model.job.state_names import JobState

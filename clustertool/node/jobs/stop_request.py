@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Dict, Sequence
+from typing import TYPE_CHECKING, Dict, Sequence, Type, cast
 
 from clustertool.errors import NotFound, PreflightError
 from clustertool.model.hints import PROGRAM
@@ -14,10 +14,10 @@ from clustertool.model.job.caretakers import CARETAKERS
 from clustertool.model.job.state_names import JobState, StopState
 from clustertool.model.rank_signals import FOR_RANKS
 from clustertool.node.jobs import descendants, queries, records, supervisor_client
+from clustertool.node.jobs.job_search import JobSearch
 from clustertool.node.jobs.records import Record
-from clustertool.node.jobs.termination import Sweep
-from clustertool.node.storage import files, session_folder
-from clustertool.node.system import processes
+from clustertool.node.storage import files
+from clustertool.node.system import on_demand, processes
 from clustertool.node.system.node_context import NodeContext
 from clustertool.node.system.processes import Process
 
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import Answer, JobStop, StopAnswer
     from clustertool.model.wire.agent_requests import JobRequest, SignalRequest, StopRequest
     from clustertool.model.wire.supervisor_messages import StopCommand
+    from clustertool.node.jobs.termination import Sweep
 
 _REACTION = 3.0  # seconds that a supervisor on a busy machine may take to react
 _NOTICE = 1.0  # seconds for a notice, which comes once a second
 _WORKING = 10.0  # and to end processes that resist KILL, after the grace; or to call a silent node lost
 _LEAVING = 3.0  # and to get the lead's verdict when all is clean
 _SAME = 5.0  # and to learn of one stop in two ways
-_POLL = 0.02
+_POLL, _LONGEST = 0.02, 0.25
 _FIX = "end its processes on that node by hand; then remove its directory, and run {program} clean --job {job}"
 _ALREADY: JobStop = {"state": StopState.ENDED_ALREADY, "survivors": []}
 
@@ -69,7 +70,7 @@ def lives(record: Record) -> bool:
     if record.other_machine() or record.blank():  # it has ended there, or never started
         return False
     with _Left(record) as left:
-        living = left.sweep.living()
+        living = left.search.living()
         if record.last().ended is not None:  # supervisor and guard are about to leave then
             living = [process for process in living if process not in left.caretakers]
         return bool(living)
@@ -78,7 +79,7 @@ def lives(record: Record) -> bool:
 def remove_containers(record: Record) -> None:
     """Those of a job of which no process lives. Raises PreflightError if one is left."""
     with _Left(record) as left:
-        containers = left.sweep.remove_containers()
+        containers = left.sweep().remove_containers()
     if containers:
         what = f"job {record.job} is not removed: {', '.join(containers)}"
         raise PreflightError(what, _FIX.format(program=PROGRAM, job=record.job).replace("processes", "containers"))
@@ -99,13 +100,13 @@ def stop(record: Record, by: str, code: int, grace: float, force: bool) -> JobSt
     if record.blank():
         return _answer([])
     with _Left(record) as left:
-        if not left.sweep.living():
+        if not left.search.living():
             if record.unknown():
                 return _unknown(record)
             if left.key is not None:  # supervisor and guard were killed
-                session_folder.remove(left.key.mark)
+                left.sweep().remove_session()
             if not record.own().clean:
-                containers = left.sweep.remove_containers()
+                containers = left.sweep().remove_containers()
                 if containers:
                     return _answer(containers)
             return _clean(record) if _just_stopped(record) else _ALREADY
@@ -144,7 +145,7 @@ def _just_stopped(record: Record) -> bool:
 
 
 class _Left:
-    """What there is of a job on this node: supervisor and guard if they live, and a sweep that finds the rest.
+    """What there is of a job on this node: supervisor and guard if they live, and a search that finds the rest.
 
     `job`: the descriptor of its directory, -1 where a program has removed that or its marker.
     """
@@ -163,9 +164,13 @@ class _Left:
             self.job = files.open_job_dir(self.record.paths.dir)
         # Without a supervisor of this boot they are of another boot, and so are their numbers.
         known = descendants.recorded(self.job) if self.supervisor else []
-        container = self.record.container() if self.key else None
-        self.sweep = Sweep([*known, *self.caretakers], self.key.mark if self.key else "", container)
+        self.search = JobSearch([*known, *self.caretakers], self.key.mark if self.key else "")
         return self
+
+    def sweep(self) -> Sweep:
+        """What ends the job without its supervisor. No healthy job needs its modules, half of what a stop would import."""
+        made = cast("Type[Sweep]", on_demand.named("jobs.termination:Sweep"))
+        return made(self.search.known, self.search.mark, self.record.container() if self.key else None)
 
     def responsive(self) -> bool:
         """Whether the supervisor can answer; also if it is not known which process it is."""
@@ -192,19 +197,27 @@ def _ends(record: Record, supervisor: Process, grace: float) -> bool:
             size, verdict = record.size(), record.own().step
         if verdict in ("clean", "ended"):
             return True
-        if time.monotonic() - start > (grace + _WORKING if verdict == "stopping" else _REACTION):
+        waited = time.monotonic() - start
+        if waited > (grace + _WORKING if verdict == "stopping" else _REACTION):
             return False
-        time.sleep(_POLL)
+        time.sleep(_pause(waited))
     return record.own().step in ("clean", "ended")
 
 
 def _leave(caretakers: Sequence[Process], end: float) -> bool:
     """Supervisor and guard go once the lead has spoken; the lead's own, once each other node is clean too, or lost."""
+    start = time.monotonic()
     while any(processes.alive(process) for process in caretakers):
-        if time.monotonic() > end:
+        now = time.monotonic()
+        if now > end:
             return False
-        time.sleep(_POLL)
+        time.sleep(_pause(now - start))
     return True
+
+
+def _pause(waited: float) -> float:
+    """Seconds until the next check: an answer is late by a tenth of its time, and agents that wait need little CPU time."""
+    return min(max(_POLL, waited / 10), _LONGEST)
 
 
 def _clean(record: Record) -> JobStop:
@@ -217,15 +230,16 @@ def _take_over(left: _Left, by: str, grace: float) -> JobStop:
 
     A lead on another node records this node as lost after its timeout: the key to inform it is on no disk.
     """
-    left.sweep.living()
+    left.search.living()
     for process in left.caretakers:
         processes.signal_one(process, signal.SIGKILL)
-    survivors = left.sweep.end(grace)
+    sweep = left.sweep()
+    survivors = sweep.end(grace)
     if left.record.own().step != "ended":
         records.record_loss(left.job, f"{by} found that it does not respond")
     if left.key is None:
         why = "what is known of it was ended, but its records are damaged"
         return {"state": StopState.UNKNOWN, "survivors": survivors, "why": why}
-    session_folder.remove(left.key.mark)
+    sweep.remove_session()
     records.record_clean(left.job, survivors)
     return _answer(survivors)

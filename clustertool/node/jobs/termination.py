@@ -6,11 +6,13 @@ import math
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Callable, Collection, Dict, Iterable, List, Mapping, Optional
+from typing import TYPE_CHECKING, Callable, Collection, Iterable, List, Mapping, Optional
 
 from clustertool.node.container import container_removal
 from clustertool.node.container.rank_containers import LINGER, helpers
 from clustertool.node.jobs.descendants import Descendants
+from clustertool.node.jobs.job_search import JobSearch
+from clustertool.node.storage import session_folder
 from clustertool.node.system import processes
 from clustertool.node.system.processes import Process
 
@@ -174,33 +176,15 @@ class Shutdown(Termination):
         return self.survivors
 
 
-class Sweep:
-    """The processes of a job whose supervisor cannot end them: all that are recorded or marked, and their children.
-
-    `known`: processes of the job, alive or not; `mark`: its marker in their environment; `container`: the runtime of its
-    containers, if its ranks ran in some.
-    """
+class Sweep(JobSearch):
+    """The end of a job whose supervisor cannot end it. `container`: the runtime of its containers, if its ranks ran in some."""
 
     def __init__(self, known: Iterable[Process], mark: str, container: Optional[RuntimeSpec] = None) -> None:
-        self._known = set(known)
-        self._mark = mark
+        super().__init__(known, mark)
         self._container = container
 
-    def living(self) -> List[Process]:
-        """The processes that lived when they were found. One that has ended since may have started others: search again.
-
-        A process that was found once stays known: its parent may be dead at the next search.
-        """
-        seeds = {*filter(processes.alive, self._known), *processes.marked(self._mark)}
-        found: Dict[int, Process] = {process.pid: process for process in seeds}
-        for process in seeds:
-            found.update((child.pid, child) for child in filter(processes.alive, processes.descendants(process.pid)))
-        found.pop(os.getpid(), None)
-        self._known.update(found.values())
-        return list(found.values())
-
     def _helpers(self) -> Collection[int]:
-        return helpers(self._known)
+        return helpers(self.known)
 
     def end(self, grace: float, patience: float = 5.0) -> List[str]:
         """Return descriptions of the survivors, processes and containers."""
@@ -212,11 +196,15 @@ class Sweep:
 
     def remove_containers(self) -> List[str]:
         """Return descriptions of those that are left. No process of theirs may live."""
-        return [] if self._container is None else container_removal.remove(self._container, self._mark)
+        return [] if self._container is None else container_removal.remove(self._container, self.mark)
+
+    def remove_session(self) -> None:
+        """Remove what mpirun has left on the disk. No process of the job may live any more."""
+        session_folder.remove(self.mark)
 
     def _end_processes(self, grace: float, patience: float) -> List[str]:
         spared, linger = (self._helpers, LINGER) if self._container else (tuple, 0.0)
-        termination = Termination(self.living, self._mark, grace, patience, spared, linger)
+        termination = Termination(self.living, self.mark, grace, patience, spared, linger)
         while True:
             survivors = termination.turn()
             if survivors is not None:

@@ -21,7 +21,6 @@ from clustertool.model.wire.lead_messages import Incarnation
 from clustertool.node.jobs import descendants, records
 from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.jobs.termination import Sweep
-from clustertool.node.storage import session_folder
 from clustertool.node.supervisor.coordinator import lead_client
 from clustertool.node.system import processes
 from clustertool.node.system.process_clock import ProcessClock, boottime
@@ -240,7 +239,7 @@ def _take_over(why: str, supervisor: Process, spec: Spec, job: int, spared: Sequ
     processes.signal_one(supervisor, signal.SIGKILL)
     sweep = Sweep([*descendants.recorded(job), *below], spec["mark"], spec.get("container"))
     left = sweep.end(grace=0.0, patience=10.0)
-    session_folder.remove(spec["mark"])
+    sweep.remove_session()
     records.record_clean(job, left, make=False)
 
 
