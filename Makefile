@@ -21,7 +21,7 @@ help:
 	@echo "make test-gpu   jobs on a real NVIDIA GPU; TORCH_PYTHON=/path/to/python3 has a PyTorch that sees it"
 	@echo "make bench   dispatch compared with rsync and clush on a shaped cluster; ARGS='--only cold-16'"
 	@echo "make test-browser   the report's page and the documentation site in Chromium (package chromium)"
-	@echo "make docs    the documentation site, in build/docs/site"
+	@echo "make docs    the documentation site, in build/docs/site, and the man pages, in build/docs/man"
 	@echo "make test-notebook   the Python API in a real notebook kernel (installs nbclient and ipykernel)"
 	@echo "make check   format, mistakes, types, imports, names"
 	@echo "make clean   remove everything that make has created"
@@ -86,6 +86,7 @@ docs: $(READY)
 	@$(BIN)/python -c 'import zensical' 2>/dev/null || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@$(BIN)/python scripts/make-docs.py build/docs
+	@$(BIN)/python scripts/make-man.py build/docs/man
 
 # All of them, so that one run shows all findings.
 check: $(READY)

@@ -50,7 +50,7 @@ from clustertool.verbs.joining import joined_run
 from clustertool.verbs.run_request import note_late, read_options, read_order, script_in
 from clustertool.verbs.verb import Call, one_of, outermost
 
-_USAGE = "clusterrun [options] train.py [options of train.py]"
+USAGE = "clusterrun [options] train.py [options of train.py]"
 _V2_ENV = ("GLOG_logtostderr=0", "GLOG_log_dir=./log")  # where the old tool had Paddle write its *.INFO files
 _PADDLE_MODES = ("ps", "ps-heter")
 _IMPORT = re.compile(rb"^\s*(import|from)\s+paddle\b", re.MULTILINE)
@@ -65,7 +65,7 @@ def main() -> None:
 def clusterrun(call: Call, argv: Sequence[str]) -> None:
     """Understand the command line, find the nodes, and run."""
     if not argv:
-        raise UsageError("what is to be run?", f"{_USAGE}; clusterrun --help lists the options")
+        raise UsageError("what is to be run?", f"{USAGE}; clusterrun --help lists the options")
     launch = foreign_options.read(argv, OWN)
     if launch.options.get("help") or launch.options.get("version"):
         show_help() if launch.options.get("help") else call.terminal.line(f"clusterrun {__version__}")
@@ -306,7 +306,7 @@ def _typed(launch: Launch, folder: Path, here: bool, local: bool) -> tuple[str, 
         if not (
             launch.options.get("script") or load_workspace.workspace_toml(folder).get("trainer", {}).get("command")
         ):
-            raise UsageError("what is to be run?", f"{_USAGE}, or [trainer] command in job.toml")
+            raise UsageError("what is to be run?", f"{USAGE}, or [trainer] command in job.toml")
         return ()
     script, *rest = launch.arguments
     if launch.how in ("module", "no-python") or (launch.how != "run-path" and not script.endswith(".py")):
@@ -424,7 +424,7 @@ class _Teller:
 def show_help() -> None:
     """Print the options of all launchers, and those of `run`."""
     terminal = Terminal()
-    terminal.block(f"usage: {_USAGE}\n\n{__doc__}")
+    terminal.block(f"usage: {USAGE}\n\n{__doc__}")
     for key, name in LAUNCHERS.items():
         flags = [flag for flag in FLAGS if key in flag.of]
         rows = [(", ".join(flag.names.split()) + f" {flag.value}" * bool(flag.value), flag.here) for flag in flags]

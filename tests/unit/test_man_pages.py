@@ -1,0 +1,56 @@
+"""Man pages are made from the table of commands: all commands and options are in them, and man has no warning."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clustertool.cli.launchers.launcher_flags import FLAGS
+from clustertool.verbs.verb_table import VERBS
+from tests.cli import REPO
+
+SCRIPT = REPO / "scripts/make-man.py"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("man")
+    subprocess.run([sys.executable, SCRIPT, made], check=True, stdout=subprocess.DEVNULL)
+    return made / "man1"
+
+
+def read(page: Path) -> str:
+    """A page as man shows it, in one line."""
+    argv = ["groff", "-man", "-ww", "-Tutf8", "-P-cbou", page]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    text = re.sub(r"[‐−]\n? *", "-", done.stdout)
+    return re.sub(r"\s+", " ", text)
+
+
+@pytest.mark.skipif(not shutil.which("groff"), reason="needs groff")
+def test_a_page_of_each_command_has_its_options(folder: Path) -> None:
+    for verb in VERBS:
+        text = read(folder / f"clustertool-{verb.name}.1")
+        assert [option.name for option in verb.options if f"--{option.name}" not in text] == []
+        assert all(f"clustertool {example}".split("'")[0].split('"')[0] in text for example in verb.examples), verb.name
+        assert verb.name in read(folder / "clustertool.1")
+    text = read(folder / "clusterrun.1")
+    assert [name for flag in FLAGS for name in flag.names.split() if name not in text] == []
+
+
+@pytest.mark.skipif(not shutil.which("man"), reason="needs man")
+def test_man_reads_the_pages_without_a_warning(folder: Path, tmp_path: Path) -> None:
+    def warnings(*pages: Path) -> str:
+        argv = ["man", "--warnings=w", "--local-file", *pages]
+        done = subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=True)
+        return done.stderr
+
+    (tmp_path / "wrong.1").write_text('.TH X 1\n.SH "NAME"\n\\[nothing]\n')
+    assert "nothing" in warnings(tmp_path / "wrong.1")
+    assert warnings(*sorted(folder.iterdir())) == ""
