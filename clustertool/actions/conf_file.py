@@ -1,14 +1,17 @@
 """conf.py is a program: it is run only if the user named it, or if it was found where only root and the user can write.
 
-It is searched in the current folder, then upwards, as far as the home folder or the top of a mounted file system.
+It is searched in the current folder, then upwards, as far as the home folder or the top of a mounted file system. Other
+programs have files of this name, too. A command that needs none leaves theirs out, and does not run it.
 """
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -17,7 +20,15 @@ from clustertool.fleet import this_user
 from clustertool.ssh import ownership
 
 _NAME = "conf.py"
+NO_CONF = "--no-conf"
+_COMMON = ("USER", "PORT", "ENV", "PYTHON", "ENGINE", "GRACE", "SECRETS")  # other programs have these names, too
+_DYNAMIC = ("exec", "globals", "locals", "vars")  # set names that the text does not show
+_OURS, _OTHERS, _UNCLEAR = "ours", "others", "unclear"
 _EXECUTING = threading.RLock()  # one at a time in a program with threads: it is the module `conf` while it runs
+
+
+class NotNeeded(ConfigError):
+    """The conf.py that was found is of another program or user, and the command does not need one."""
 
 
 def find(given: str) -> Path | None:
@@ -29,15 +40,49 @@ def find(given: str) -> Path | None:
     return next((folder / _NAME for folder in _folders() if os.path.isfile(folder / _NAME)), None)
 
 
-def read(given: str) -> tuple[Path | None, dict[str, object]]:
+def read(given: str, keys: Collection[str], nodes_known: bool, optional: bool) -> tuple[Path | None, dict[str, object]]:
     """The path that find() gives and the keys of this file; {} without one.
 
-    A file that was found is checked, one that the user named is not. Raises ConfigError.
+    A file that was found is checked, one that the user named is not. keys: all that there are. optional: the command needs no
+    conf.py, so one of another program is left out. nodes_known: one that another user can have written, or that cannot
+    be read, is left out as well. Raises ConfigError, NotNeeded.
     """
     path = find(given)
     if path is None:
         return None, {}
-    return path, _execute(path, _named(path) if given else _found(path))
+    if given:
+        return path, _execute(path, _named(path))
+    try:
+        text = _found(path)
+    except ConfigError as error:
+        raise NotNeeded(error.what, error.fix) if nodes_known else error from None
+    kind = _kind(text, keys) if optional else _OURS
+    if kind != _OTHERS:
+        try:
+            values = _execute(path, text)
+            if kind == _OURS or not values.keys().isdisjoint(keys):
+                return path, values
+        except ConfigError as error:
+            if kind == _OURS:
+                error.fix += f"; if it is another program's: {NO_CONF}"
+                raise
+    raise NotNeeded(f"{path} is that of another program")
+
+
+def _kind(text: bytes, keys: Collection[str]) -> str:
+    """Whose conf.py it is, by the names in capitals that it sets, before it is run. keys: all that there are."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return _OURS if any(re.search(rb"(?m)^[ \t]*%b\b" % key.encode(), text) for key in keys) else _OTHERS
+    names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    names.update(node.asname or node.name for node in nodes if isinstance(node, ast.alias))
+    known = names.intersection(keys)
+    unknown = {name for name in names - known if name.isupper() and not name.startswith("_")}
+    if len(known) > len(unknown) or known.difference(_COMMON):
+        return _OURS
+    dynamic = any(isinstance(node, ast.Name) and node.id in _DYNAMIC for node in nodes)
+    return _UNCLEAR if "*" in names or (dynamic and not unknown) else _OTHERS
 
 
 def _folders() -> Iterator[Path]:
@@ -82,7 +127,7 @@ def _found(path: Path) -> bytes:
             _check(target, os.fstat(handle), path, handle)
             return file.read()
     except OSError as error:
-        fix = "correct its permissions, or give --conf FILE"
+        fix = f"correct its permissions, or give --conf FILE, or {NO_CONF}"
         raise ConfigError(f"{path} cannot be read: {error.strerror}", fix) from None
 
 
@@ -90,7 +135,7 @@ def _check(what: Path, info: os.stat_result, conf: Path, handle: int = -1) -> No
     """Raise ConfigError if another user can have written `what`, so that `conf` is not run. handle: it is open there."""
     problem = ownership.problem(handle if handle >= 0 else str(what), info, sticky=True)
     if problem:
-        fix = f"remove what is not yours, or correct it (chown, chmod go-w); if you trust it: --conf {conf}"
+        fix = f"remove what is not yours, or correct it (chown, chmod go-w); if you trust it: --conf {conf}; else {NO_CONF}"
         raise ConfigError(f"{conf} is not run: {'it' if what == conf else what} {problem}", fix)
 
 

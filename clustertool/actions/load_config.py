@@ -18,7 +18,7 @@ from clustertool.fleet import stored_hosts, this_machine
 from clustertool.fleet.embedded_cluster import LocalCluster
 from clustertool.fleet.job_places import StoredJob
 from clustertool.fleet.this_user import NoHome
-from clustertool.model.config.cluster import CARRIERS, Cluster, read_cluster
+from clustertool.model.config.cluster import CARRIERS, KEYS, Cluster, read_cluster
 from clustertool.model.config.hostfile import LOOPBACK, Listed, choose, hosts_of, pick, read_hostfile
 from clustertool.model.config.hosts import Host
 from clustertool.model.hints import PROGRAM
@@ -44,7 +44,7 @@ def cluster(
     it was called.
     """
     if conf is None:
-        conf = read_conf(selection) if not selection.here else Conf()
+        conf = read_conf(caller, selection, optional=not start_local) if not selection.here else Conf()
     known = None if start_local else _of_job(selection, conf.values, conf.where)
     if known is not None and known.cluster is not None:
         found = known.cluster
@@ -204,18 +204,29 @@ def _itself(asked: Sequence[Host], known: Cluster | None) -> bool:
     return not (known and any(asked[0].host in (host.host, host.address) for host in known.hosts))
 
 
-def read_conf(selection: Selection) -> Conf:
+def read_conf(caller: Caller, selection: Selection, named: bool = False, optional: bool = False) -> Conf:
     """The keys of conf.py and of the hostfile. An engine that is typed and needs no hosts needs no file.
 
-    Raises UsageError, ConfigError.
+    named: the command line names the nodes. optional: the command needs no conf.py. A conf.py of another program is then left
+    out, with a note. Raises UsageError, ConfigError.
     """
-    path, values = conf_file.read(selection.conf)
-    if selection.hostfile:
-        values["HOSTS"] = _hostfile(selection.hostfile)
-    files = [str(path)] * bool(path) + [selection.hostfile] * bool(selection.hostfile)
+    if selection.no_conf and selection.conf:
+        raise UsageError(f"{conf_file.NO_CONF} and --conf contradict each other", "leave one of them out")
     typed = selection.engine
     if typed and typed not in known_engines.names():
         raise UsageError(f"--engine {typed!r} is not known", f"one of {', '.join(known_engines.names())}")
+    path: Path | None = None
+    values: dict[str, object] = {}
+    if not selection.no_conf:
+        keys = (*KEYS, *known_engines.settings_keys())
+        named = named or bool(selection.hostfile)
+        try:
+            path, values = conf_file.read(selection.conf, keys, named, named or optional)
+        except conf_file.NotNeeded as error:
+            caller.note(f"note: {error.what}; this command needs no conf.py, so it is left out")
+    if selection.hostfile:
+        values["HOSTS"] = _hostfile(selection.hostfile)
+    files = [str(path)] * bool(path) + [selection.hostfile] * bool(selection.hostfile)
     if typed and (files or not known_engines.capabilities(typed).needs_hosts):
         values["ENGINE"] = typed
     return Conf(values, files[0] if files else "", ", hosts of ".join(files))

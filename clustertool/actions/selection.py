@@ -12,6 +12,8 @@ class Selection:
 
     engine: in place of ENGINE of conf.py.
 
+    no_conf: no conf.py is searched.
+
     here: only jobs that clusterrun has started on this machine. job: the job that the command is about, "" for the newest one;
     None: it is about no single job. Without a conf.py its hosts are those that are stored (fleet/stored_hosts.py).
     """
@@ -24,3 +26,4 @@ class Selection:
     engine: str = ""
     here: bool = False
     job: str | None = None
+    no_conf: bool = False

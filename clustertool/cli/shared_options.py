@@ -13,6 +13,7 @@ _NODES, _OUTPUT = "Nodes", "Output"
 JSON = Opt("json", "answer as JSON on stdout", FLAG, group=_OUTPUT)
 HOSTS = (
     Opt("conf", "the conf.py to use", value="FILE", usual="conf.py here, then upwards", group=_NODES),
+    Opt("no-conf", "search no conf.py: that of another program is in the way", FLAG, group=_NODES),
     Opt(
         "hostfile", "hosts of an Open MPI, DeepSpeed or Horovod hostfile in place of HOSTS", value="FILE", group=_NODES
     ),

@@ -13,7 +13,6 @@ from typing import NoReturn
 from platformdirs import user_cache_path, user_config_path, user_state_path
 
 from clustertool.errors import ConfigError
-from clustertool.model.hints import PROGRAM
 from clustertool.node.system import users
 
 
@@ -67,7 +66,7 @@ def make(folder: Path, variable: str) -> None:
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(0, "it cannot be written", str(folder))
     except OSError as error:
-        what = f"{PROGRAM} keeps files in {folder}: {error.filename}: {error.strerror}"
+        what = f"nothing can be kept in {folder}: {error.filename}: {error.strerror}"
         raise ConfigError(what, f"export HOME=DIR, a folder that you can write, or {variable}=DIR") from None
 
 

@@ -74,7 +74,7 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
         raise UsageError("--under makes one rank of a job that runs, and other options start a job", RANK_USAGE)
     call.given = foreign_options.wish(launch, OWN)
     call.terse = not call.given.verbose
-    conf = load_config.read_conf(call.selection)
+    conf = load_config.read_conf(call, call.selection, foreign_options.needs_no_conf(launch))
     meeting = foreign_options.meeting(launch, conf.names_nodes)
     if foreign_options.begins_meeting(launch, conf.names_nodes):
         meeting = _begin(call, launch, argv)

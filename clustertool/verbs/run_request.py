@@ -58,7 +58,7 @@ def find_cluster(call: Call, options: Options) -> Callable[[], Cluster]:
 
     def find() -> Cluster:
         named = one_of(call, "workspace", "job-dispatch-package") or options.job_workspace
-        conf = load_config.read_conf(call.selection)
+        conf = load_config.read_conf(call, call.selection)
         if not (named or conf.values):
             raise no_workspace()
         return load_config.cluster(call, call.selection, start_local=True, conf=conf)

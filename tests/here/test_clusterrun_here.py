@@ -800,3 +800,15 @@ def test_a_shell_of_several_machines_trains_on_this_one_alone(here):
         f"without an address it needs a secret: clustertool secret --to {file}, the same file on each machine"
         in refused
     )
+
+
+def test_conf_py_of_another_program(here):
+    """Documentation tools have a file of this name, which is in the folder or above it."""
+    (here.folder / "conf.py").write_text('project = "demo"\nextensions = []\n')
+    here.workspace(".", train_py="print('trained')")
+    for option in "--standalone", "--ips=127.0.0.1", "--no-conf":
+        done = here.clusterrun(option, "train.py").ends(0)
+        assert "trained" in done.out
+        assert ("it is left out" in done.err) is (option != "--no-conf")
+    assert "trained" in here.clustertool("logs").ends(0).out
+    assert "--no-conf" in here.clusterrun("train.py").ends(78).err

@@ -101,6 +101,11 @@ def meeting(launch: Launch, known: bool) -> TypedMeeting | None:
     return found
 
 
+def needs_no_conf(launch: Launch) -> bool:
+    """Whether the command line itself states where the job runs. Keys of a conf.py count all the same."""
+    return bool(launch.alone or launch.listed or named_nodes(launch) or launch.join.named)
+
+
 def begins_meeting(launch: Launch, known: bool) -> bool:
     """Whether this is the first machine of a meeting, and the others need its address. known: see meeting()."""
     return not (launch.total or _names_nodes(launch, known)) and join_options.begins(launch.join, launch.nodes)
