@@ -331,6 +331,19 @@ def test_dispatch_sends_what_is_new_and_nothing_twice(pair):
     assert not {"secret.key", "deep/a.tmp", ".git/file", "output/file", "log/file"} & files
 
 
+def test_each_edit_is_sent_and_reported_with_dispatches_to_other_nodes_between(pair):
+    job = pair.folder / "job"
+    for number in range(4):
+        (job / f"f{number}").write_text(str(number))
+    for step, (node, edited) in enumerate(((3, True), (3, True), (2, False), (3, True), (3, True), (2, True))):
+        if edited:
+            (job / "f3").write_text(f"edit {step}")
+        done = pair.inv("dispatch", "-w", "job", "--only", f"127.0.0.{node}").ends(0)
+        assert re.search(r"^dispatch: [1-9].* over the uplink", done.out + done.err, re.M), (step, done.out, done.err)
+    done = pair.inv("dispatch", "-w", "job", "--only", "127.0.0.2").ends(0)
+    assert "dispatch: nothing to send" in done.out + done.err
+
+
 def test_a_workspace_that_is_there_already(pair):
     text = "import os\nprint('at', os.getcwd(), os.environ['CLUSTERTOOL_OUTPUT'])\n"
     (pair.folder / "there").mkdir()

@@ -498,15 +498,37 @@ def test_the_packs_of_the_last_release_are_used_again_where_all_have_it(job: Pat
     for number in range(60):
         (job / f"f{number}").write_bytes(os.urandom(20_000))
     before = w.read_workspace(job)
-    first = Shipment(before, {})
+    first = Shipment(before, {}, (), ("a:/root", "b:/root"))
     (job / "f7").write_text("new")
     after = w.read_workspace(job)
-    delta = Shipment(after, {}, (before.release,))
+    delta = Shipment(after, {}, (before.release,), ("b:/root",))
     new = {piece.name for piece in delta.pieces[1:]} - {piece.name for piece in first.pieces[1:]}
     assert [delta.read(at) for at, piece in enumerate(delta.pieces) if piece.name in new] == [b"new"]
     assert restore(Shipment(after, {})) == {f"f{n}": (job / f"f{n}").read_bytes() for n in range(60)}, (
         "a new node: all anew"
     )
+
+
+def test_a_node_that_has_a_release_in_other_packs_gets_what_can_be_read(job: Path) -> None:
+    """B has the release in packs with a file that is no more; A got it in others, and so did a bundle, and another folder."""
+    b, a = ("b:/root",), ("a:/root",)
+    for number in range(5):
+        (job / f"f{number}").write_bytes(os.urandom(2_000))
+    have: tuple[str, ...] = ()
+    for step in range(12):
+        (job / "f3").write_text(str(step))
+        found = w.read_workspace(job)
+        if step % 4 == 2:
+            Shipment(found, {}, (), a)
+        elif step % 4 == 3:
+            Shipment(found, {})
+        else:
+            ship = Shipment(found, {}, have, b)
+            new = [at for at, piece in enumerate(ship.pieces) if at and "f3" in {p[0] for p in ship._parts[piece.name]}]
+            assert new and all(ship.read(at) for at in new)
+            if step % 4 == 0:
+                assert restore(ship) == {f"f{n}": (job / f"f{n}").read_bytes() for n in range(5)}
+        have = (found.release,)
 
 
 def test_rarely_intended_settings_are_reported(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:

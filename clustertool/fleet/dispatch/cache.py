@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +50,17 @@ class WorkspaceCache:
 
     # -- packs and manifests --
 
-    def packs(self) -> tuple[str, list[Pack]]:
-        """(the release they belong to, its packs)."""
+    def packs(self) -> tuple[str, set[str], list[Pack]]:
+        """(the release that was sent last, the nodes to which it was sent in these packs, the packs)."""
         found = self._load("packs")
         try:
             packs = [Pack(name, tuple((content, size) for content, size in files)) for name, files in found["packs"]]
-            return str(found["release"]), packs
+            return str(found["release"]), set(found["nodes"]), packs
         except (KeyError, TypeError, ValueError):
-            return "", []
+            return "", set(), []
 
-    def keep_packs(self, release: str, packs: Sequence[Pack]) -> None:
-        self._save("packs", {"release": release, "packs": packs})
+    def keep_packs(self, release: str, nodes: Iterable[str], packs: Sequence[Pack]) -> None:
+        self._save("packs", {"release": release, "nodes": list(nodes), "packs": packs})
 
     def manifest(self, release: str) -> bytes | None:
         """The manifest as it was sent. None where there is none, or one that a crash of this machine has left empty or torn."""

@@ -66,8 +66,10 @@ def deliver(
         rsync_carrier.carry(fleet, workspace, group, lacking, tally, progress)
     elif lacking:
         common = set.intersection(*(set(facts[one.node].releases) for one in lacking))
-        shipment = Shipment(workspace, group, common)
+        names = [f"{fleet.name(one.node)}:{facts[one.node].root}" for one in lacking]
+        shipment = Shipment(workspace, group, common, names)
         patched = [] if group else _patch(fleet, shipment, lacking, facts, tally)
+        progress.uplink(tally.uplink, tally.uplink)
         for one in patched:
             progress.done(fleet.name(one.node))
         rest = [one for one in lacking if one not in patched and one.node not in tally.failed]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from functools import cached_property
 
 from clustertool.errors import DataError, DispatchError
@@ -19,11 +19,18 @@ _Part = tuple[str, int, int]  # path, offset, size
 class Shipment:
     """`group`: files that not every node takes -> a name for those that take them. Raises DispatchError: a file changed.
 
-    `common`: releases that all receivers have. If the last one sent is among them its packs are used again, also those that
-    contain files which are no more: they cannot be read here, and need not be.
+    `common`: releases that all receivers have; `receivers`: names for their ROOT_DIRs. The packs of the last release sent are
+    used again. Those that contain files which are no more cannot be read here: only where it was sent to all receivers in
+    these packs, and all have it still. Others may have the same release in other packs.
     """
 
-    def __init__(self, workspace: Workspace, group: Mapping[str, str], common: Container[str] = ()) -> None:
+    def __init__(
+        self,
+        workspace: Workspace,
+        group: Mapping[str, str],
+        common: Container[str] = (),
+        receivers: Collection[str] = (),
+    ) -> None:
         self._top = os.fsencode(workspace.top)
         self._workspace = workspace
         self._parts: dict[str, list[_Part]] = {}
@@ -32,15 +39,17 @@ class Shipment:
         small = [entry for entry in files if entry.size <= (manifest.TINY if entry.path in group else manifest.SMALL)]
         alone = {entry.path for entry in files} - {entry.path for entry in small}
         chunks = {path: workspace.chunks[path] for path in alone}
-        last, known = self.memory.packs()
-        packed = manifest.pack(small, group, known if last in common else [])
-        packs = self._named(packed, {entry.content: entry for entry in small})
+        last, nodes, known = self.memory.packs()
+        by_content = {entry.content: entry for entry in small}
+        if not (receivers and last in common and nodes.issuperset(receivers)):
+            known = [pack for pack in known if all(content in by_content for content, _ in pack.files)]
+        packs = self._named(manifest.pack(small, group, known), by_content)
         self._place(chunks)
         self.rows = list(manifest.rows(workspace.entries, workspace.times, chunks, group, packs))
         self.text = manifest.text_of(self.rows)
         self.name = manifest.name_of(self.text)
         self.pieces = [Piece("", len(self.packed)), *manifest.pieces(self.rows)]
-        self.memory.keep_packs(workspace.release, [pack for some in packs.values() for pack in some])
+        self.memory.keep_packs(workspace.release, receivers, [pack for some in packs.values() for pack in some])
         self.memory.keep_manifest(workspace.release, self.text)
 
     @cached_property
@@ -59,7 +68,7 @@ class Shipment:
         parts = self._parts[name]
         data = b"".join(self._bytes(part) for part in parts)
         if manifest.name_of(data) != name:
-            self.memory.keep_packs("", [])
+            self.memory.keep_packs("", (), [])
             raise self._changed(parts)
         return data
 
@@ -112,7 +121,10 @@ class Shipment:
         for path, _, size in parts if not changed else ():
             if manifest.name_of(self._bytes((path, 0, size))) != entries[path].content:
                 changed.append(path)
-        names = ", ".join(map(repr, changed[:5])) or "a file"
+        if not changed:
+            what = "a node does not have files of an earlier dispatch any more, which are not in the workspace now"
+            return DispatchError(what, "run it again: all files are packed anew")
+        names = ", ".join(map(repr, changed[:5]))
         return DispatchError(f"{names} changed while it was sent", "run it again when nothing writes to the workspace")
 
 
