@@ -213,7 +213,7 @@ class Engine(ABC):
         return None
 
     def starts_again(self, job: str, attempt: int) -> bool:
-        """Whether a job goes back to the queue that was stopped, had no time left, or has lost a node, in this attempt. Returns
+        """Return whether a job goes back to the queue that was stopped, had no time left, or has lost a node, in this attempt,
         when that is known. Raises ClustertoolError."""
         return False
 

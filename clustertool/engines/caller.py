@@ -73,7 +73,7 @@ class Caller(Protocol):
 
 
 def nothing_left(caller: Caller, error: ClustertoolError) -> None:
-    """No process of the job lives on a node: what has ended its start needs no fix that stops it."""
+    """Forget a job of which no process lives on a node: what has ended its start needs no fix that stops it."""
     caller.starting("")
     if isinstance(error, (Interrupted, Terminated)):
         error.fix = ""

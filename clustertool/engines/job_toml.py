@@ -23,7 +23,7 @@ def job_toml(text: str) -> Toml:
 
 
 def engine_table(text: str, cluster: Cluster) -> Toml:
-    """The settings of the cluster's engine in job.toml's text; the tables of other engines have no effect.
+    """Read the settings of the cluster's engine in job.toml's text; the tables of other engines have no effect.
 
     Raises DataError, also for what a workspace may not set.
     """
@@ -38,7 +38,7 @@ def engine_table(text: str, cluster: Cluster) -> Toml:
 
 
 def settings_note(toml: Toml, table: Toml, cluster: Cluster) -> str:
-    """What a job.toml sets of its container and of the engine (`table`), in one line; "" for nothing."""
+    """Return what a job.toml sets of its container and of the engine (`table`), in one line; "" for nothing."""
     name = known_engines.entry_of(cluster.engine).name
     found = workspace_rights.shown({"container": toml.get("container", {}), name: table})
     return f"job.toml sets {found}" if found else ""

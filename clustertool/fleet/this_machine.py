@@ -54,7 +54,7 @@ def alone(folder: Path, known: Cluster | None = None) -> Cluster:
 
 
 def with_job_python(cluster: Cluster) -> Cluster:
-    """The same cluster, which states what `python3` is for its jobs and why, unless PRELUDE or an image decides."""
+    """Return the same cluster, which states what `python3` is for its jobs and why, unless PRELUDE or an image decides."""
     if cluster.prelude or cluster.container.image:
         return cluster
     folders = [cluster.first_path, *dict(cluster.env).get("PATH", os.environ.get("PATH", os.defpath)).split(os.pathsep)]
@@ -64,7 +64,7 @@ def with_job_python(cluster: Cluster) -> Cluster:
 
 
 def _python_rule() -> tuple[str, str]:
-    """The folder that is first on PATH of a job of this machine, "" for PATH as it is, and the rule that chooses it."""
+    """Choose the folder that is first on PATH of a job of this machine, "" for PATH as it is; return it with the rule."""
     own = str(Path(sys.executable).parent)
     activated = next((name for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if os.environ.get(name)), "")
     if activated:

@@ -61,7 +61,7 @@ def cpus_of_task(environ: Mapping[str, str]) -> Optional[int]:
 
 
 def without_secret(environ: Mapping[str, str]) -> Dict[str, str]:
-    """The environment for a program that the tool starts."""
+    """Return the environment for a program that the tool starts."""
     return {name: value for name, value in environ.items() if name != SECRET}
 
 

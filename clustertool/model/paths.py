@@ -131,5 +131,5 @@ def releases(root: str) -> str:
 
 
 def rank_home(root: str) -> str:
-    """HOME of ranks in images whose own HOME they cannot write. It stays between jobs."""
+    """Return HOME of ranks in images whose own HOME they cannot write. It stays between jobs."""
     return posixpath.join(root, OURS, "home")

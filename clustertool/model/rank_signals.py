@@ -12,12 +12,15 @@ _SLURMS_OWN = 0xFFFFFFF0  # and all steps above: the shell of salloc on a node i
 
 
 def signals_all(sender: str, is_parent: bool, environ: Mapping[str, str]) -> bool:
-    """Whether the sender of a signal sends it to all processes of a scheduler's task. sender: the name of its process, "" where
-    /proc hides it. is_parent: of the process that has received the signal, which has these variables."""
+    """Return whether the sender of a signal sends it to all processes of a scheduler's task.
+
+    sender: the name of its process, "" where /proc hides it. is_parent: of the process that has received the signal, which has
+    these variables.
+    """
     return sender == _STEP_DAEMON or (not sender and is_parent and "SLURM_STEP_ID" in environ)
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
-    """Whether a process with these variables is one of a scheduler's step, whose processes all get the same signals."""
+    """Return whether a process with these variables is one of a scheduler's step, whose processes all get the same signals."""
     step = environ.get("SLURM_STEP_ID", "")
     return step.isdecimal() and len(step) <= 10 and int(step) < _SLURMS_OWN

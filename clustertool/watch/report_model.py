@@ -194,7 +194,7 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
 
 
 def _headline(status: JobStatus) -> Sequence[Key]:
-    """The processes that the headline names."""
+    """Choose the processes that the headline names."""
     outcome = status.outcome
     groups = verdict.errors(status, outcome) if outcome else []
     return [process.key for process in groups[0]] if groups else outcome.culprits if outcome else ()

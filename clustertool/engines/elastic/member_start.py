@@ -151,7 +151,7 @@ class MemberStart:
     # -- the end of a start that has failed --
 
     def _undo(self) -> bool:
-        """Whether all nodes have ended what was begun."""
+        """End what was begun. Return whether all nodes have done so."""
         ends = dict.fromkeys(self._files, END_JOIN({"job": self._job, "seconds": 0.0}))
         gathered = self._fleet.ask(ends, _END, patient=True)
         bad = {

@@ -125,7 +125,7 @@ def _never_joined(found: JobObjects, pods: Sequence[PodView]) -> tuple[str, int]
 
 
 def _not_created(found: JobObjects) -> str:
-    """Why the cluster does not create pods that are missing, such as a quota."""
+    """Return why the cluster does not create pods that are missing, such as a quota."""
     if len(found.pods) >= max(1, about_of(found.workload).nodes):
         return ""
     refused = _refusal(found.events, ("FailedCreate",))
@@ -133,7 +133,7 @@ def _not_created(found: JobObjects) -> str:
 
 
 def _disrupted(events: Sequence[Object]) -> tuple[str, int] | None:
-    """What the first of these events states about a pod that was deleted."""
+    """Return what the first of these events states about a pod that was deleted."""
     first = min((event for event in events if text(event, "reason") in _DISRUPTED), key=event_time, default=None)
     if first is None:
         return None
@@ -142,7 +142,7 @@ def _disrupted(events: Sequence[Object]) -> tuple[str, int] | None:
 
 
 def disruption_unknown(found: JobObjects) -> bool:
-    """Whether pods of a job that has failed are gone, and those that are left do not state why it has."""
+    """Return whether pods of a job that has failed are gone, and those that are left do not state why it has."""
     over, succeeded, _, _ = _over(found.workload)
     pods = [view(pod) for pod in found.pods]
     stated = any(end is not None and end.state != JobState.LOST.value for end in map(_end_of, pods))
@@ -215,7 +215,7 @@ def _refusal(events: Sequence[Object], reasons: Sequence[str]) -> str:
 
 
 def event_time(event: Object) -> float:
-    """When an event was seen last, seconds since the epoch."""
+    """Return when an event was seen last, seconds since the epoch."""
     series = text(fields(event, "series"), "lastObservedTime")
     times = (series, *(text(event, name) for name in ("lastTimestamp", "eventTime", "firstTimestamp")))
     return max(map(seconds, times))

@@ -85,9 +85,7 @@ class SlurmHost:
 
     def steps(self) -> list[SlurmJob]:
         """The steps of the user's jobs that have processes. Raises PreflightError."""
-        steps = self.output(
-            *queue_lines.STEPS
-        )  # the first one: the job of each step that it shows is in the queue then
+        steps = self.output(*queue_lines.STEPS)  # first: the job of each step that it shows is in the queue then
         return queue_lines.read_steps(self.output(*queue_lines.QUEUE), steps)
 
     def config(self) -> str:

@@ -351,7 +351,7 @@ class _Walk:
                 self.problems[path or str(self.top)] = f"cannot be read: {error.strerror}"
 
     def taken(self, path: str) -> bool:
-        """Whether a line of .clusterignore takes a file that would not be sent: `!PATH`."""
+        """Return whether a line of .clusterignore takes a file that would not be sent: `!PATH`."""
         return self._ignored(path) is False
 
     def tree(self, crew: _Readers) -> Iterator[tuple[str, os.stat_result]]:

@@ -32,7 +32,7 @@ def address() -> str:
 
 
 def own_address(host: str) -> str:
-    """The address of a name or address that is one of this machine, "" if it is of another one."""
+    """Return the address of a name or address that is one of this machine, "" if it is of another one."""
     return meeting.own_address(host)
 
 

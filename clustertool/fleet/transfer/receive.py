@@ -52,7 +52,7 @@ def receive(
 
 
 def list_entries(fleet: Fleet, node: int, remote: str) -> list[FolderEntry]:
-    """What is in a directory of a node. Raises NotFound, DispatchError, Unreachable."""
+    """List what is in a directory of a node. Raises NotFound, DispatchError, Unreachable."""
     return [FolderEntry(*row) for row in fleet.ask_one(node, LIST_FOLDER({"dir": remote}))["entries"]]
 
 

@@ -106,7 +106,7 @@ def push(
 
 @contextlib.contextmanager
 def _listed(names: Iterable[str]) -> Iterator[IO[bytes]]:
-    """A file for --files-from=- and --from0."""
+    """Make a file for --files-from=- and --from0."""
     with tempfile.TemporaryFile() as file:
         file.write(b"".join(os.fsencode(name) + b"\0" for name in names))
         file.seek(0)

@@ -90,11 +90,11 @@ def _mtus(facts: ByNode) -> List[Finding]:
     return found
 
 
-# -- packages
+# -- interpreters and packages
 
 
 def _interpreters(facts: ByNode) -> List[Finding]:
-    """Nodes whose jobs have another python3 than most: at another path, or of another minor version."""
+    """Find nodes whose jobs have another python3 than most: at another path, or of another minor version."""
     known = {node: fact.job_python for node, fact in facts.items() if fact.job_python[0]}
     usual = most_common((path, _minor(version)) for path, version in known.values())
     found = []

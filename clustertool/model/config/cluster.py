@@ -136,9 +136,8 @@ class Cluster:
     dispatch: str = _key("DISPATCH", one_of(*CARRIERS), "swarm")  # what carries a workspace to the nodes
     container: ContainerSettings = _key("CONTAINER", read_conf, ContainerSettings())
     image_from: str = _key("IMAGE_FROM", one_of(*IMAGE_SOURCES), "registry")  # what brings an image to the nodes
-    workspace_may_set: Tuple[str, ...] = _key(
-        "WORKSPACE_MAY_SET", _rights, ()
-    )  # besides the usual (workspace_rights.py)
+    # What a job.toml may set besides the usual (workspace_rights.py).
+    workspace_may_set: Tuple[str, ...] = _key("WORKSPACE_MAY_SET", _rights, ())
     # From the first machine that has joined a job until the last; None: by what starts the machines (join_file.py).
     join_timeout: Optional[float] = _key("JOIN_TIMEOUT", _seconds, None)
     loss_timeout: float = _key("LOSS_TIMEOUT", _seconds, 10.0)

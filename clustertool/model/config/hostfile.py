@@ -86,7 +86,7 @@ def choose(hosts: Sequence[Host], only: Sequence[str], skip: Sequence[str]) -> T
 
 
 def read_host_list(text: str, option: str = "-H") -> Tuple[Listed, ...]:
-    """-H of mpirun and horovodrun: `a:2,b:2`, a number of slots behind each host. Raises UsageError, which names `option`."""
+    """Read -H of mpirun and horovodrun: `a:2,b:2`, with slots behind each host. Raises UsageError, which names `option`."""
     try:
         return tuple(read_hostfile("\n".join(split_list(text)), option))
     except ConfigError as error:
@@ -94,13 +94,13 @@ def read_host_list(text: str, option: str = "-H") -> Tuple[Listed, ...]:
 
 
 def is_host_list(text: str) -> bool:
-    """Whether a text names several hosts, or a host with slots, and is not the name or the address of one machine."""
+    """Return whether a text names several hosts, or a host with slots, and is not the name or the address of one machine."""
     items = split_list(text)
     return len(items) > 1 or any(_read_name(item)[1] for item in items)
 
 
 def included(items: Sequence[str]) -> Tuple[str, ...]:
-    """The hosts that items of --only name, without their slots: `a:0,1@b` -> a, b."""
+    """Return the hosts that items of --only name, without their slots: `a:0,1@b` -> a, b."""
     sliced = ((item, _SLICED.fullmatch(item)) for item in _split(items))
     return tuple(dict.fromkeys(match[1] if match else item for item, match in sliced))
 
@@ -195,7 +195,7 @@ def split_list(text: str) -> List[str]:
 
 
 def _split(names: Sequence[str]) -> List[str]:
-    """`@` and commas separate hosts, but commas not inside brackets and not between slot numbers: `a:1,2@b` is a:1,2 and b."""
+    """Split lists at `@` and at commas that are not in brackets or between slot numbers: `a:1,2@b` is a:1,2 and b."""
     found: List[str] = []
     for item in (item for name in names for item in name.split("@")):
         parts: List[str] = []

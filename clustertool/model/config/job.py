@@ -242,7 +242,7 @@ def resumes(toml: Toml) -> bool:
 
 
 def gives_grace(toml: Toml, options: Options) -> bool:
-    """Whether the command line or job.toml has a grace: else it is that of conf.py, or of the engine."""
+    """Return whether the command line or job.toml has a grace: else it is that of conf.py, or of the engine."""
     return bool(options.grace) or "grace" in toml.get("policy", {})
 
 
@@ -307,7 +307,7 @@ def with_python(arguments: Sequence[str]) -> Tuple[str, ...]:
 
 
 def combined(how: str, other: str) -> str:
-    """What two of torchrun's switches about the program mean together, as in torchrun. Raises UsageError for a program that
+    """Combine two of torchrun's switches about the program, as torchrun does. Raises UsageError for a program that
     cannot be started in both ways."""
     if {how, other} == {"module", "no-python"}:
         raise UsageError("--module is started by Python, and --no-python starts the program itself", "give one of them")

@@ -34,7 +34,7 @@ def check(table: str, values: Toml, usual: Collection[str], more: Collection[str
 
 
 def shown(tables: Mapping[str, Toml]) -> str:
-    """What the tables set, in one line; "" for nothing."""
+    """Return what the tables set, in one line; "" for nothing."""
     texts: Dict[str, str] = {
         table: ", ".join(f"{key} = {repr(value)[:200]}" for key, value in values.items())
         for table, values in tables.items()
@@ -43,7 +43,7 @@ def shown(tables: Mapping[str, Toml]) -> str:
 
 
 def _parts(value: object) -> Iterator[str]:
-    """What of a value has a name of its own; "" for the value as a whole."""
+    """List what of a value has a name of its own; "" for the value as a whole."""
     if isinstance(value, Mapping):
         for name, one in value.items():
             if not name.startswith("/"):
@@ -59,7 +59,7 @@ def _parts(value: object) -> Iterator[str]:
 
 
 def _of_list(items: Tuple[str, ...]) -> Iterator[str]:
-    """The names of options, whose values may follow them, and the sources of volumes."""
+    """List the names of options, whose values may follow them, and the sources of volumes."""
     value_may_follow = False
     for item in items:
         name, equals, _ = item.partition("=")

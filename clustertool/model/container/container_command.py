@@ -159,7 +159,7 @@ def command(
 
 
 def accounts_command(container: ContainerSpec, spec: Spec) -> List[str]:
-    """The command line that writes the image's files of ACCOUNTS: the lines of each, and a line of one colon."""
+    """Return the command line that writes the image's files of ACCOUNTS: the lines of each, and a line of one colon."""
     return [
         *(container["program"], "run", "--rm", "--pull=never", "--log-driver=none", "--net=none"),
         *("--entrypoint=sh", *_labels(spec), container["image"], "-c", _ACCOUNTS_SCRIPT, "clustertool"),
@@ -168,7 +168,7 @@ def accounts_command(container: ContainerSpec, spec: Spec) -> List[str]:
 
 
 def read_accounts(text: str, user: RankUser) -> Dict[str, str]:
-    """What that command has written -> the files that lack the user or its group, with an entry."""
+    """Read what that command has written. Return the files that lack the user or its group, with an entry."""
     found, files = dict.fromkeys(ACCOUNTS, ""), iter(ACCOUNTS)
     file = next(files)
     for line in text.split("\n")[:-1]:
@@ -186,7 +186,7 @@ def _labels(spec: Spec) -> List[str]:
 
 
 def _mount(path: str, target: str) -> str:
-    """The option for a folder or file. --volume splits its value at each colon; --mount has fields of CSV."""
+    """Return the option for a folder or file. --volume splits its value at each colon; --mount has fields of CSV."""
     return f"--mount=type=bind,{_fields(path, target)}" if ":" in path else f"--volume={path}:{target}"
 
 

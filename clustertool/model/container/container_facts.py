@@ -40,6 +40,6 @@ class ContainerFacts:
 
 
 def missing_source(one: ContainerFacts) -> Tuple[str, str]:
-    """What is wrong, and the fix."""
+    """Return what is wrong, and the fix."""
     what = f"there is no {some(one.missing)}, the source of a volume"
     return what, "make it there, or take it out of `volumes` of CONTAINER"

@@ -1,4 +1,4 @@
-"""This module computes who a rank is inside of an image: the entries of its user and group, and its HOME. Pure.
+"""This module computes as which user a rank runs in an image: the entries of its user and group, and its HOME. Pure.
 
 A rank has the uid of the user on the node, which the image need not know: getpass.getuser() and `~user` then fail, and HOME may
 be a folder that this user cannot write.
@@ -21,13 +21,13 @@ class RankUser(NamedTuple):
 
 
 def passwd(text: str, user: RankUser) -> str:
-    """The text of an image's /etc/passwd with an entry for the user; unchanged where it has one."""
+    """Return the text of an image's /etc/passwd with an entry for the user; unchanged where it has one."""
     entry = f"{_field(user.name)}:x:{user.uid}:{user.gid}::{_field(user.home)}:{_SHELL}"
     return _with(text, entry, user.uid)
 
 
 def group(text: str, user: RankUser) -> str:
-    """The same of /etc/group, with the primary group of the user."""
+    """Return the same of /etc/group, with the primary group of the user."""
     return _with(text, f"{_field(user.name)}:x:{user.gid}:", user.gid)
 
 
@@ -38,7 +38,7 @@ def _with(text: str, entry: str, number: int) -> str:
 
 
 def _field(text: str) -> str:
-    """Text without what separates fields and lines."""
+    """Replace what separates fields and lines."""
     return "".join("_" if sign == ":" or not sign.isprintable() else sign for sign in text)
 
 

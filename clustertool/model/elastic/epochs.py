@@ -61,7 +61,7 @@ class EpochRecord(NamedTuple):
 
 
 def suspect(blamed: Sequence[int]) -> Optional[int]:
-    """The node on which the last two attempts have failed first, None if there is none. blamed: see EpochEnd."""
+    """Return the node on which the last two attempts have failed first, None if there is none. blamed: see EpochEnd."""
     return blamed[-1] if len(blamed) > 1 and blamed[-1] == blamed[-2] else None
 
 

@@ -46,7 +46,7 @@ class EarlierJob:
         return tuple(sorted({*self.with_output, *(node for _, nodes in self.kept for node in nodes)}))
 
     def kept_on(self, node: int) -> Tuple[str, ...]:
-        """The files of --keep that are on a node."""
+        """Return the files of --keep that are on a node."""
         return tuple(path for path, nodes in self.kept if node in nodes)
 
     @property

@@ -161,13 +161,13 @@ def alike(failures: Iterable[Failure], followed: bool = False) -> List[List[Fail
 
 
 def sentences(groups: Sequence[Sequence[Failure]]) -> List[str]:
-    """A sentence about each group, as alike() makes them."""
+    """Make a sentence about each group, as alike() makes them."""
     cause = bool(groups) and not groups[0][0].consequence
     return [followers(group) if cause and group[0].consequence else failed(group) for group in groups]
 
 
 def followers(group: Sequence[Failure]) -> str:
-    """One sentence about failures that followed another one."""
+    """Make one sentence about failures that followed another one."""
     role, ranks = role_name(group[0].role), some([str(failure.rank) for failure in group])
     process = f"{role} {ranks} on {group[0].node}" if len(group) == 1 else f"{role}s {ranks}"
     return f"{process} failed after it (connection lost)"
@@ -178,9 +178,8 @@ def failed(group: Sequence[Failure]) -> str:
     first, name = group[0], role_name(group[0].role)
     how = describe_exit(first.code, first.signal, first.note)
     if exit_code(first.code, first.signal) == 0:
-        early = (
-            'exit code 0 before it listened on its port (one that opens none: [pserver] ready = "started" in job.toml)'
-        )
+        early = "exit code 0 before it listened on its port"
+        early += ' (one that opens none: [pserver] ready = "started" in job.toml)'
         how = f"exit code 0, but {first.note}" if first.note else early
     process = f"{name} on {first.node}" if first.role == MPIRUN else f"{name} {first.rank} on {first.node}"
     if len(group) == 1:

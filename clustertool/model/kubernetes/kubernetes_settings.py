@@ -162,7 +162,7 @@ def _output(value: object) -> str:
 
 
 def _user(value: object) -> int:
-    """A uid; 0 where the cluster chooses it."""
+    """Read a uid; 0 where the cluster chooses it."""
     found = 0 if value == CLUSTER_CHOOSES else whole(value, 1, _MOST_USER)
     if found is None:
         raise _NotRight(f'"{CLUSTER_CHOOSES}", or a whole number that is not that of root')

@@ -58,7 +58,7 @@ def note(cluster: Cluster, environ: Mapping[str, str]) -> str:
 
 
 def cloud_machines(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The machines that PaddleCloud's variables name, by number, where they are several; () for one machine.
+    """Return the machines that PaddleCloud's variables name, by number, where they are several; () for one machine.
 
     paddle.distributed.launch joins them without --ips.
     """

@@ -46,7 +46,7 @@ def unexplained(number: str, why: str, by: str, code: int) -> Outcome:
 
 
 def begins_again(job: SlurmJob, restarts: int, requeue_on: Collection[str]) -> bool:
-    """Whether Slurm is to be asked to start a job again that it ends, because it does not do so by itself.
+    """Return whether Slurm is to be asked to start a job again that it ends, because it does not do so by itself.
 
     requeue_on: see SlurmSettings. restarts: how often the job had been requeued when this run of it began.
     """

@@ -65,7 +65,7 @@ def read_queue(text: str) -> List[SlurmJob]:
 
 
 def read_steps(queue: str, steps: str) -> List[SlurmJob]:
-    """The steps of the user's jobs in the answers of QUEUE and STEPS. Other lines, and steps without a number, are left out.
+    """Read the steps of the user's jobs in the answers of QUEUE and STEPS. Steps without a number are left out.
 
     squeue shows for a step no id of its job as SLURM_JOB_ID has it, but in an array and in a heterogeneous job the other name.
     """

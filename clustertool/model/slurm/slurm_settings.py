@@ -37,7 +37,7 @@ _TAKEN = {
     **dict.fromkeys(("container", "container-id"), "set PRELUDE, or a command that starts a container"),
     "comment": "it names the job, so that later commands find it",
     "het-group": "a job is one allocation",
-    **dict.fromkeys(("uid", "gid"), "a job runs as the user who submits it"),
+    **dict.fromkeys(("uid", "gid"), "a job runs as the user that submits it"),
     "get-user-env": "the environment is that of a login on the login host; set PRELUDE or ENV",
     **dict.fromkeys(
         ("chdir", "output", "error", "input", "open-mode"),

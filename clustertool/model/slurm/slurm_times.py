@@ -45,13 +45,13 @@ def as_limit(text: str) -> str:
 
 
 def kill_wait(config: str) -> Optional[int]:
-    """KillWait, the seconds between SIGTERM and SIGKILL (slurm.conf(5)), None if unknown. config: the answer of CONFIG."""
+    """Read KillWait, the seconds between SIGTERM and SIGKILL (slurm.conf(5)), None if unknown. config: the answer of CONFIG."""
     found = _KILL_WAIT.search(config)
     return int(found[1]) if found else None
 
 
 def longest_grace(limit: int) -> float:
-    """The seconds that ranks can have, so that the supervisors record the end before KillWait is over. limit: KillWait."""
+    """Return the seconds that ranks can have, so that supervisors record the end before KillWait is over. limit: that."""
     return max(limit - _RECORDING, limit / 2)
 
 

@@ -504,9 +504,8 @@ class FileAnswer(Answer):
 
 
 class SpansAnswer(Answer):
-    spans: f.PerJob[
-        Tuple[f.JobId, f.Mtime, Optional[f.Mtime]]
-    ]  # model/job/file_origin.WriteSpan; none: the folder is of one job
+    # model/job/file_origin.WriteSpan; none: the folder is of one job
+    spans: f.PerJob[Tuple[f.JobId, f.Mtime, Optional[f.Mtime]]]
 
 
 class RankSessionAnswer(Answer):

@@ -132,9 +132,7 @@ class CleanMessage(Envelope):
 
 
 class _StopFields(TypedDict, total=False):
-    outside: (
-        bool  # by a signal, in a job that an engine may end, or to all its processes: an engine may know the reason
-    )
+    outside: bool  # by a signal, in a job that an engine may end, or to all its processes: it may know the reason
     lost: bool  # the node has lost its records, and the job ends as with a lost node
     grace: float  # seconds between TERM and KILL, if they are not the job's
     leaves: bool  # in an elastic job: this node is shut down, and the others go on if they are enough

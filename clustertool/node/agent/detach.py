@@ -56,7 +56,7 @@ def begin(target: str, arguments: Tuple[object, ...], log: int, kept: Sequence[i
 
 
 def death(pid: int, what: str, output: str) -> ClustertoolError:
-    """The error of a process of begin() that has ended without a report: a bug, if no signal has ended it.
+    """Make the error of a process of begin() that has ended without a report: a bug, if no signal has ended it.
 
     what: the process; output: what it has written to stderr.
     """

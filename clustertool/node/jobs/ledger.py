@@ -78,7 +78,7 @@ class Ledger:
 
 
 def _is_same(path: str, directory: int) -> bool:
-    """Whether a path leads to the open directory. Raises OSError where this cannot be known."""
+    """Return whether a path leads to the open directory. Raises OSError where this cannot be known."""
     return files.exists(path) and os.path.samestat(os.lstat(path), os.fstat(directory))
 
 

@@ -65,11 +65,11 @@ class OrphanRecord(Record):
         return False
 
     def supervised(self, own: Optional[NodeRecord] = None) -> bool:
-        """False: a supervisor that moves ends the job by itself, and no command reaches it."""
+        """Return False: a supervisor that moves ends the job by itself, and no command reaches it."""
         return False
 
     def process(self, kind: str, own: Optional[CaretakerRecord] = None) -> Optional[Process]:
-        """A supervisor is the parent of a process of the job, guard and gauge are its children."""
+        """Find a caretaker: a supervisor is the parent of a process of the job, guard and gauge are its children."""
         parents = {getattr(processes.stat(process.pid), "parent", 0) for process in self.remains.processes}
         heads = [pid for pid in parents if processes.named(pid)[0] == f"ct-{CARETAKERS[0]}"]
         near = heads if kind == CARETAKERS[0] else [child for pid in heads for child in processes.children(pid)]

@@ -37,7 +37,7 @@ def records(node: NodeContext, request: r.JobRequest) -> List[Record]:
 
 
 def records_and_orphans(node: NodeContext, request: r.JobRequest) -> List[Record]:
-    """The same, and what stands for the record of a job that has none here, but processes: see orphan_record.py."""
+    """Return the same, and what stands for the record of a job that has none here, but processes: see orphan_record.py."""
     found = records(node, request)
     return found if node.base is not None else [*found, *_orphans(node, request, remains.living())]
 
@@ -121,7 +121,7 @@ def _earlier_row(record: Record, keep: Sequence[str]) -> a.EarlierRow:
 
 
 def _own_files(record: Record) -> List[str]:
-    """Names of files that the job's programs have written into its directory, outside of the folders there.
+    """List the files that the job's programs have written into its directory, outside of the folders there.
 
     The workspace was copied before the supervisor wrote its first event. A working directory that jobs share keeps its files.
     """

@@ -88,7 +88,7 @@ class Record(JobProcesses):
         return record_of(self.events())
 
     def size(self) -> int:
-        """The bytes of its events: they have changed only if this has."""
+        """Return the bytes of its events: they have changed only if this has."""
         try:
             return os.stat(self.paths.events).st_size
         except OSError:
@@ -161,8 +161,10 @@ class Record(JobProcesses):
         return _DAMAGED if self.key() is None and not self.blank() and not self._rebooted() else ""
 
     def abandoned(self, own: NodeRecord) -> bool:
-        """Supervisor and guard have ended, so no event will follow. own: the fold of those that the caller has read: a program
-        may have removed the file since."""
+        """Return whether supervisor and guard have ended, so no event will follow.
+
+        own: the fold of those that the caller has read: a program may have removed the file since.
+        """
         return not (self.caretakers(own) or self.caretakers())
 
     def require_followed(self) -> None:

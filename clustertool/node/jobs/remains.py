@@ -41,7 +41,7 @@ class Remains:
         return os.path.join(self.base, f"JOB{self.job}")
 
     def is_below(self, root: str) -> bool:
-        """Whether it is a job of this ROOT_DIR."""
+        """Return whether it is a job of this ROOT_DIR."""
         parent, name = os.path.split(self.base)
         return self.base == root or (parent == root and is_base(name))
 
@@ -57,7 +57,7 @@ class Remains:
 
 
 def living() -> Dict[str, Remains]:
-    """What lives of all jobs of this user, by mark. Processes that have changed their environment are not found."""
+    """Find what lives of all jobs of this user, by mark. Processes that have changed their environment are not found."""
     found: Dict[str, Remains] = {}
     for pid, variables in processes.of_jobs():
         mark, output = (os.fsdecode(variables.get(name, b"")) for name in (processes.MARK, b"CLUSTERTOOL_OUTPUT"))
@@ -83,14 +83,14 @@ def orphans(root: str, found: Iterable[Remains]) -> Tuple[List[Remains], List[Re
 
 
 def without_caretakers(root: str, found: Mapping[str, Remains]) -> List[Tuple[str, int]]:
-    """The jobs of a ROOT_DIR whose supervisor and guard have ended, and how many processes live of each."""
+    """List the jobs of a ROOT_DIR whose supervisor and guard have ended, and how many processes live of each."""
     own = [one for one in found.values() if one.is_below(root)]
     left = [one for one in own if not JobProcesses(one.base, one.job, {"id": one.job}).caretakers()]
     return sorted((one.job, len(one.processes)) for one in left)
 
 
 def _mounts(pid: int) -> str:
-    """The space of mounts of a process, "" if it cannot be read."""
+    """Read the space of mounts of a process, "" if it cannot be read."""
     try:
         return os.readlink(f"/proc/{pid}/{_MOUNTS}")
     except OSError:

@@ -71,7 +71,7 @@ def enter(node: NodeContext, request: SameCommandRequest) -> SameCommandAnswer:
 
 
 def _read(fd: int) -> List[_Entry]:
-    """The entries of the file. What is damaged in it counts for nothing."""
+    """Read the entries of the file. What is damaged in it counts for nothing."""
     try:
         rows = json.loads(os.pread(fd, _MOST, 0) or b"[]")
         return [(str(row[0]), str(row[1]), int(row[2]), bool(row[3]), int(row[4]), int(row[5])) for row in rows]

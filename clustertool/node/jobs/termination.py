@@ -70,7 +70,7 @@ class Termination:
             processes.signal_one(process, signal.SIGCONT)  # a stopped process handles TERM only when it continues
 
     def without_term(self) -> None:
-        """Another one has sent TERM to all processes."""
+        """Send no TERM: another one has sent it to all processes."""
         self._term_at = math.inf
 
     def release(self) -> None:

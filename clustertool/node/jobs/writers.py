@@ -38,7 +38,7 @@ def spans(node: NodeContext, request: SpansRequest) -> SpansAnswer:
 
 
 def _of_volume(name: str, job: str) -> bool:
-    """Whether a folder on a volume is a node's of this job (node/join/pods/output_volume.py)."""
+    """Return whether a folder on a volume is a node's of this job (node/join/pods/output_volume.py)."""
     own = folder_of(job)
     return name == own or (name.startswith(f"{own}-node") and name[len(f"{own}-node") :].isdigit())
 

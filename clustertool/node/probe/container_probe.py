@@ -118,7 +118,7 @@ def _image(runtime: str, program: str, reference: str) -> Image:
 
 
 def _is_missing(path: str) -> bool:
-    """Whether there is nothing at a path. What this user cannot reach may be there for a daemon."""
+    """Return whether there is nothing at a path. What this user cannot reach may be there for a daemon."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -129,7 +129,7 @@ def mark_again(job_dir: str) -> None:
 
 
 def exists(path: str) -> bool:
-    """Whether there is something at a path, a broken link too. Raises OSError where this cannot be known."""
+    """Return whether there is something at a path, a broken link too. Raises OSError where this cannot be known."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

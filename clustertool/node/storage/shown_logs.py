@@ -17,7 +17,7 @@ _NAMES = ("endpoints.log", *FIRST_NAMES)
 
 
 def is_of_job(path: str, job: str = "") -> bool:
-    """Whether it is a link into the directory of a job, or of this one."""
+    """Return whether it is a link into the directory of a job, or of this one."""
     try:
         parts = os.readlink(path).split("/")
     except OSError:
@@ -42,14 +42,14 @@ def clear(folder: str, job: str = "") -> None:
 
 
 def is_name(name: str) -> bool:
-    """Whether it is a name in a job's log folder: workerlog.3, attempt1, endpoints.log, train.log."""
+    """Return whether it is a name in a job's log folder: workerlog.3, attempt1, endpoints.log, train.log."""
     stem, _, number = name.partition(".")
     restart = name.startswith("attempt") and name[len("attempt") :].isdigit()
     return (stem in LOG_NAMES and number.isdigit()) or restart or name in _NAMES
 
 
 def _unused(path: str) -> str:
-    """A name like this one that nothing has."""
+    """Return a name like this one that nothing has."""
     found, number = f"{path}.old", 1
     while os.path.lexists(found):
         number += 1

@@ -57,7 +57,7 @@ class UserRequests(NamedTuple):
         return Outcome(JobState.STOPPED, self.code, "tool", self.leave_by) if self.leave_by else None
 
     def leave(self, by: str, code: int, now: float) -> UserRequests:
-        """The same, and this node is shut down: it does not wait long for the coordinator."""
+        """Return the same for a node that is shut down: it does not wait long for the coordinator."""
         return self._replace(leave_by=self.leave_by or by, code=code, stop_at=now)
 
 

@@ -124,7 +124,7 @@ def end_of_log(job: int, log: str) -> LoggedError:
 
 
 def _last_exceptions(lines: Sequence[bytes]) -> List[int]:
-    """The places of the exception that ended the program and of those that led to it, the first one first."""
+    """Find the places of the exception that ended the program and of those that led to it, the first one first."""
     chain: List[int] = []
     inside = linked = False
     for place, line in enumerate(lines):
@@ -147,19 +147,19 @@ def _last_exceptions(lines: Sequence[bytes]) -> List[int]:
 
 
 def _message(lines: Sequence[bytes], place: int) -> bytes:
-    """The line at `place`, with the lines below it where a library of communication has printed it."""
+    """Return the line at `place`, with the lines below it where a library of communication has printed it."""
     if not _LIBRARIES.search(lines[place], 0, _WIDTH) and not _BEGINS.match(lines[place]):
         return lines[place]
     return b"\n".join(lines[place : place + _MESSAGE])
 
 
 def shown_exception(error: LoggedError, secrets: Iterable[str]) -> str:
-    """The exception of a Python program, without the values of `secrets`; "" for an end without one."""
+    """Return the exception of a Python program, without the values of `secrets`; "" for an end without one."""
     return _shown(mask(secrets)(error.line.decode(errors="replace"))) if error.exception else ""
 
 
 def classify(error: LoggedError) -> Tuple[int, bool]:
-    """Of an error: a number, and whether its cause is that another process has gone. (0, False) for an empty one.
+    """Return a number for an error, and whether its cause is that another process has gone. (0, False) for an empty one.
 
     Lines that differ in digits only have the same number.
     """

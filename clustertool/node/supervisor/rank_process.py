@@ -89,7 +89,7 @@ def _as_the_rank(umask: int, file_limit: int) -> Iterator[None]:
 
 
 def _spawn(rank: RankStart, log: int, apart: bool) -> int:
-    """The pid of a process in a session of its own. Raises OSError. apart: it is mpirun or its daemon, and no rank.
+    """Start a process in a session of its own, and return its pid. apart: it is mpirun or its daemon. Raises OSError.
 
     In the child, `preexec_fn` makes system calls and takes no lock, so our other threads do not matter.
     """

@@ -65,9 +65,8 @@ _FILES = 200  # descriptors for all but the nodes' connections: logs, connection
 _TICK = 0.1
 _IDLE_TICK = 0.25  # before a rank was started, and between two attempts
 _WAITING_TICK = 0.03  # while pservers are expected to listen, or processes to end
-_OUTSIDE = (
-    2.0  # seconds between an engine's signal to one process of the job, and to another; or the end of a rank by it
-)
+# Seconds between an engine's signal to one process of the job, and to another; or the end of a rank by it.
+_OUTSIDE = 2.0
 _VERDICT_WAIT = 1.0  # seconds a stopped node waits for the lead's verdict
 _ACCEPTED: Accepted = {"type": "accepted"}
 _BUNDLE: BundleAnswer = {"type": "bundle"}
@@ -471,7 +470,7 @@ class Supervisor:
     # -- stopping --
 
     def stop(self, why: str, grace: Optional[float] = None, term_after: float = 0.0) -> None:
-        """TERM to all descendants, KILL after `grace` seconds (the job's own if None); a second call can only hurry.
+        """Send TERM to all descendants, KILL after `grace` seconds (the job's own if None); a second call can only hurry.
 
         term_after: seconds until TERM, infinite where the sender of a signal has sent it to all of them.
         """

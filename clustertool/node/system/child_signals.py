@@ -30,7 +30,7 @@ EndRequest = NamedTuple("EndRequest", [("what", str), ("code", int), ("everywher
 class Signals:
     """`wake`: a descriptor that becomes readable when a child ends. turn() each loop: the requests to end that came.
 
-    for_ranks: the signals to pass on to ranks, in their order. Who has no ranks ignores them.
+    for_ranks: the signals to pass on to ranks, in their order. A process without ranks ignores them.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ def unblock() -> None:
 
 
 def unblock_launcher() -> None:
-    """In a child process that starts ranks and must survive the signals for them, which they get without it."""
+    """Prepare a child process that starts ranks: it survives the signals for them, which they get without it."""
     for number in FOR_RANKS:
         signal.signal(number, signal.SIG_IGN)
     unblock()

@@ -28,7 +28,7 @@ def find(name: str, *folders: str) -> str:
 
 
 def python3(folders: Iterable[str]) -> Tuple[str, str]:
-    """The path and the version of the first python3 in the folders of a PATH; ("", "") if there is none."""
+    """Find the path and the version of the first python3 in the folders of a PATH; ("", "") if there is none."""
     path = first(filter(None, folders), "python3")
     code, out, err = output([path, "-V"], _VERSION) if path else (127, "", "")
     version = (out or err).strip().rpartition(" ")[2]
@@ -36,7 +36,7 @@ def python3(folders: Iterable[str]) -> Tuple[str, str]:
 
 
 def first(folders: Iterable[str], name: str) -> str:
-    """The path of an executable file of this name in the first of the folders that has one, or ""."""
+    """Find the path of an executable file of this name in the first of the folders that has one, or ""."""
     paths = (os.path.join(folder, name) for folder in folders)
     return next((path for path in paths if os.access(path, os.X_OK) and os.path.isfile(path)), "")
 

@@ -186,7 +186,7 @@ def _left(state: l.State, event: Leaves) -> l.Step:
 
 
 def _shut_down(shape: EpochShape, state: l.State, event: ShutDown) -> l.Step:
-    """Ranks of others may have failed because those of this node have ended, as after a loss."""
+    """Go on without the node. Ranks of others may have failed because those of this node have ended, as after a loss."""
     state = state._replace(left=state.left | {event.node})
     if len(shape.nodes - state.left - state.lost) + event.standby < shape.minimum:
         return decide(shape, state, event.stop)

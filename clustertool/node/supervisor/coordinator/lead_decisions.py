@@ -362,7 +362,7 @@ def may_fail(state: State) -> bool:
 
 
 def cause_known(state: State) -> bool:
-    """Whether a process has failed of its own error."""
+    """Return whether a process has failed of its own error."""
     return any(not exit.consequence for exit in state.culprits)
 
 
@@ -371,7 +371,7 @@ def failing(state: State) -> bool:
 
 
 def failure(state: State) -> Outcome:
-    """The outcome of a job whose ranks have failed. A node on which each attempt has failed first is named."""
+    """Make the outcome of a job whose ranks have failed. A node on which each attempt has failed first is named."""
     first = state.culprits[0]
     code = exit_code(first.code, first.signal) or 1
     keys = tuple(exit.key for exit in state.culprits)
@@ -385,12 +385,12 @@ def failure(state: State) -> Outcome:
 
 
 def blamed(state: State) -> Tuple[int, ...]:
-    """The nodes of State.blamed, and that of the first failure of this attempt."""
+    """Return the nodes of State.blamed, and that of the first failure of this attempt."""
     return (*state.blamed, state.shape.node_of[state.culprits[0].key])
 
 
 def reason(state: State) -> str:
-    """All failures, the first one first; those with the same error in one sentence, and those that followed in another."""
+    """List all failures, the first one first; those with the same error in one sentence, and those that followed in another."""
     place, names = state.shape.node_of, state.shape.names
     groups = alike(
         Failure(exit.role, exit.rank, names[place[exit.key]], exit.code, exit.signal, exit.note, exit.error)._replace(
@@ -403,7 +403,7 @@ def reason(state: State) -> str:
 
 
 def end(state: State, outcome: Outcome) -> Step:
-    """The job ends. Where the attempt ends already, all nodes have the order, or get it when they join."""
+    """End the job. Where the attempt ends already, all nodes have the order, or get it when they join."""
     ends = state.phase == "ending"
     state = state._replace(phase="ending", ending=outcome, restart=False)
     return state, () if ends else (Stop(outcome.reason, state.grace),)
@@ -457,7 +457,7 @@ def expected(state: State, where: str) -> str:
 
 
 def _stop_asked(state: State, event: StopAsked) -> Step:
-    """Every node that a user stops reports it. The others get an order for the first one, and for one with a shorter grace."""
+    """End the job. Each node that a user stops reports it: the others get an order for the first one, or a shorter grace."""
     known, wanted = (state.shape.grace if grace is None else grace for grace in (state.grace, event.grace))
     due = state.phase != "ending" or wanted < known
     state = state._replace(grace=event.grace) if due else state

@@ -104,7 +104,7 @@ class OwnLease(LeaseKeeper):
 
 
 def may_leave(spec: Spec, leads: bool) -> bool:
-    """Whether the job can go on without this node. leads: it coordinates the job."""
+    """Return whether the job can go on without this node. leads: it coordinates the job."""
     return "elastic" in spec and not (leads and not spec["elastic"]["store"])
 
 
