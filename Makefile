@@ -57,7 +57,7 @@ test-chaos: $(READY)
 
 test-engines: export DEMAND_ENGINES := 1
 test-engines: $(READY)
-	@PYTHON="$(PYTHON)" scripts/frameworks.sh digits-data digits-torch mpi-allreduce
+	@PYTHON="$(PYTHON)" scripts/frameworks.sh digits-data digits-torch mpi-allreduce digits-torch+lightning==2.6.6+accelerate==1.15.0
 	@scripts/engine-packages.sh
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal tests/slurm tests/kubernetes -m "engines or not engines" $(ARGS)
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes .frameworks/NAME for each NAME given: a virtual environment with what workspaces/NAME/requirements.txt asks for.
-# NAME+PACKAGE==VERSION: one with a further package, .frameworks/NAME+PACKAGE. What is there already is kept until that file or
+# NAME+PACKAGE==VERSION+...: one with further packages, .frameworks/NAME+PACKAGE. What is there already is kept until that file or
 # the version changes. PyTorch is the CPU's build, which PyPI lacks for Linux: where it can't be had, or nothing can be had at
 # all, that is reported and the tests skip, unless DEMAND_FRAMEWORKS=1. Then any build will do, and to have none is an error.
 set -u
@@ -22,7 +22,7 @@ mkdir -p .frameworks
 for recipe in "$@"; do
     name=${recipe%%==*}
     wanted=workspaces/${name%%+*}/requirements.txt log=.frameworks/$name.log
-    case $recipe in *+*) more=${recipe#*+} ;; *) more= ;; esac
+    case $recipe in *+*) more=$(echo "${recipe#*+}" | tr + ' ') ;; *) more= ;; esac
     content=$(cat "$wanted" && echo "$more")
     [ "$(cat ".frameworks/$name/.ready" 2>/dev/null)" = "$content" ] && continue
     cpu=

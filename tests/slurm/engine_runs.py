@@ -81,8 +81,13 @@ class Ending:
 def run(
     site: SlurmSite, engine: str, *options: object, ranks: int, settings: dict[str, object] | None = None
 ) -> EngineRun:
-    """Start the workspace `job` of a site by an engine, and wait until its ranks have printed `ready RANK`."""
+    """Write the conf.py of an engine, and start the workspace `job` of a site by it."""
     use(site, engine, **(settings or {}))
+    return follow(site, engine, *options, ranks=ranks)
+
+
+def follow(site: SlurmSite, engine: str, *options: object, ranks: int) -> EngineRun:
+    """Start the workspace `job` of a site by the engine of its conf.py, and wait until its ranks have printed `ready RANK`."""
     command = site.start("run", "-w", "job", "--all-ranks", *options)
     for rank in range(ranks):
         command.says(rf"\bready {rank}$", STARTS)

@@ -94,8 +94,8 @@ class SlurmLab(Lab):
         self.settings = {**SETTINGS, **({"GresTypes": "gpu"} if gpus else {}), **(settings or {})}
         self.slurm_files = directory.resolve() / "slurm"
         hosts = {**(special or {}), nodes: login or Node()}
-        bind = ((self.slurm_files, ETC),)
-        every = {i: replace(hosts.get(i, Node()), binds=bind) for i in range(nodes + 1)}
+        own = {i: hosts.get(i, Node()) for i in range(nodes + 1)}
+        every = {i: replace(host, binds=(*host.binds, (self.slurm_files, ETC))) for i, host in own.items()}
         super().__init__(nodes + 1, directory, shared_home=True, nodes=every)
 
     # -- names and places

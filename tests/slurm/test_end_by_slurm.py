@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +14,10 @@ import pytest
 from clustertool.model.config.job import Options
 from clustertool.model.slurm.slurm_settings import SlurmSettings
 from clustertool.model.wire.record_lines import read_events
+from tests import containers, mpi
 from tests.cases import POLITE
 from tests.cli import until
-from tests.slurm import bundles
+from tests.slurm import bundles, engine_runs
 from tests.slurm.slurm_site import SlurmSite
 
 
@@ -93,6 +97,51 @@ def test_each_rank_gets_each_signal_once_and_the_job_goes_on(queue: SlurmSite) -
     assert queue.lab.over(number) == "CANCELLED"
     assert ended(queue, "signals", 2)[:2] == ("stopped", 143)
     assert [*signals_of_ranks(queue, "signals").values()] == [[*sent, signal.SIGTERM]] * 4
+
+
+def each_rank_gets_each(
+    site: SlurmSite, run: engine_runs.EngineRun, ranks: int, sent: Sequence[int], repeated: bool = False
+) -> None:
+    """Signals of `scancel` to the ranks of a job that runs; then its end. repeated: a rank may get a signal more than once."""
+
+    def got() -> list[list[int]]:
+        found = signals_of_ranks(site, run.job).values()
+        return [list(dict.fromkeys(one)) if repeated else one for one in found]
+
+    for i, number in enumerate(sent):
+        site.lab.slurm("scancel", f"--signal={int(number)}", run.number)
+        until(lambda count=i + 1: got() == [sent[:count]] * ranks, 10, lambda: str(got()))  # type: ignore[misc]
+    site.lab.slurm("scancel", run.number)
+    run.command.wait().ends(143)
+    assert site.lab.over(run.number) == "CANCELLED"
+    site.gone()
+    assert got() == [[*sent, signal.SIGTERM]] * ranks
+
+
+@pytest.mark.engines
+def test_no_rank_in_a_container_ends_by_signals(slurm: Any, tmp_path: Path, container_image: Path) -> None:
+    """They come from Slurm and from podman's client. A real-time signal ends conmon, and is not sent here."""
+    site: SlurmSite = slurm(1, special={0: containers.container_node(tmp_path / "etc")})
+    containers.put_image(site, container_image, nodes=[0])
+    site.workspace(train_py=RECORDS)
+    site.conf(CONTAINER=containers.settings(), PRELUDE=f"export PATH={Path(sys.executable).parent}:$PATH")
+    run = engine_runs.follow(site, engine_runs.SLURM, "--nproc-per-node", 2, ranks=2)
+    each_rank_gets_each(site, run, 2, [signal.SIGUSR1, signal.SIGUSR2], repeated=True)
+    containers.no_containers(site, nodes=[0])
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("kind", mpi.BOTH, ids=lambda kind: kind.name)
+def test_ranks_of_mpi_get_each_signal_once(queue: SlurmSite, kind: mpi.Mpi) -> None:
+    mpi.demand(kind)
+    kind.put_into(queue.shared)
+    prelude = "\n".join(kind.prelude())
+    starts = RECORDS.replace('    print("ready"', '    from mpi4py import MPI\n    print("ready"')
+    queue.workspace(train_py=starts)
+    engine_runs.use(queue, engine_runs.SLURM, prelude)
+    options = ("--mode", "mpi", "--nnodes", 2, "--nproc-per-node", 2)
+    run = engine_runs.follow(queue, engine_runs.SLURM, *options, ranks=4)
+    each_rank_gets_each(queue, run, 4, [signal.SIGUSR1, signal.SIGUSR2, 36])
 
 
 @pytest.mark.engines

@@ -221,6 +221,15 @@ def test_what_slurm_refuses_leaves_nothing(queue: SlurmSite):
     assert site.lab.slurm("squeue", "--noheader") == ""
 
 
+def wrap_sbatch(site: SlurmSite, after: str) -> None:
+    """A wrapper of a site that comes first in PATH of the login node; `after`: its lines once Slurm has accepted a job."""
+    wrapper = site.shared / "bin/sbatch"
+    wrapper.parent.mkdir()
+    wrapper.write_text(f'#!/bin/sh\n/usr/bin/sbatch "$@" || exit\n{after}\n')
+    wrapper.chmod(0o755)
+    (site.shared / ".profile").write_text("export PATH=$HOME/bin:$PATH\n")
+
+
 @pytest.mark.engines
 @pytest.mark.parametrize(
     ("after", "warned"),
@@ -230,15 +239,44 @@ def test_what_slurm_refuses_leaves_nothing(queue: SlurmSite):
 def test_a_site_with_a_wrapper_of_sbatch(slurm, after: str, warned: str):
     """Slurm has accepted the job, so it is followed, and nothing else stays in the queue."""
     site: SlurmSite = slurm(1)
-    wrapper = site.shared / "bin/sbatch"
-    wrapper.parent.mkdir()
-    wrapper.write_text(f'#!/bin/sh\n/usr/bin/sbatch "$@" || exit\n{after}\n')
-    wrapper.chmod(0o755)
-    (site.shared / ".profile").write_text("export PATH=$HOME/bin:$PATH\n")
+    wrap_sbatch(site, after)
     site.workspace(train_py="print('done')\n")
     done = site.clustertool("run", "--workspace", "job").ends(0)
     assert ("Slurm has accepted the job all the same" in done.err) is bool(warned) and warned in done.err
     assert site.lab.slurm("squeue", "--noheader") == ""
+
+
+HANGS = '[ "$1" = --version ] && exit; touch "$HOME/accepted"; exec sleep {}'
+
+
+@pytest.mark.engines
+def test_sbatch_that_gives_no_answer_after_slurm_has_accepted_the_job(slurm):
+    """It is ended after 60 s, and the job is adopted."""
+    site: SlurmSite = slurm(1)
+    wrap_sbatch(site, HANGS.format(1000))
+    site.workspace(train_py="print('done')\n")
+    done = site.clustertool("run", "--workspace", "job", timeout=120).ends(0)
+    assert "waiting for sbatch on login" in done.err
+    assert "sbatch: no answer for 60 s; Slurm has accepted the job all the same" in done.err
+    assert site.lab.slurm("squeue", "--noheader") == ""
+    is_over(site, done.job)
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_while_sbatch_runs(slurm, number: int, code: int):
+    """It is obeyed when sbatch has answered, or has been ended: the job that Slurm has accepted is cancelled."""
+    site: SlurmSite = slurm(1)
+    wrap_sbatch(site, HANGS.format(5))
+    site.workspace(train_py=STEPS)
+    running = site.start("run", "--workspace", "job", program=CLUSTERTOOL)
+    until((site.shared / "accepted").exists)
+    (slurm_id,) = site.lab.slurm("squeue", "--noheader", "--format=%A").split()
+    running.signal(number)
+    assert re.search(r": cancelling job (\S+)$", running.wait().ends(code).err, re.M)
+    site.lab.over(slurm_id)
+    assert site.lab.slurm("squeue", "--noheader") == ""
+    site.gone()
 
 
 @pytest.mark.engines

@@ -13,7 +13,7 @@ import signal
 import socket
 from typing import Iterator, List, NamedTuple, Tuple
 
-from clustertool.model.rank_signals import FOR_RANKS, signals_all
+from clustertool.model.rank_signals import FOR_RANKS, in_step, signals_all
 from clustertool.node.system import processes
 
 END = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -100,10 +100,13 @@ def unblock() -> None:
 
 
 def unblock_launcher() -> None:
-    """Prepare a child process that starts ranks: it survives the signals for them, which they get without it."""
-    for number in FOR_RANKS:
-        signal.signal(number, signal.SIG_IGN)
-    unblock()
+    """Prepare a child process that starts ranks and must not pass on the signals that they get without it.
+
+    SIGTERM is one of them where a scheduler sends it to all processes. mpirun catches signals that it finds ignored, and not
+    those that are blocked.
+    """
+    term = (signal.SIGTERM,) if in_step(os.environ) else ()
+    signal.pthread_sigmask(signal.SIG_SETMASK, (*FOR_RANKS, *term))
 
 
 def _code(number: int) -> int:
