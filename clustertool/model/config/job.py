@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 from clustertool.errors import ConfigError, DataError, UsageError
+from clustertool.model.config import shell_text
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.container_keys import merged, refuse_launcher
 from clustertool.model.config.elastic_keys import TypedElastic, is_range, read_elastic
@@ -291,6 +292,10 @@ def _script(text: str) -> Command:
         parts = shlex.split(text)
     except ValueError as error:
         raise UsageError(f"--script {text!r}: {error}", "close the quote") from None
+    operator = shell_text.operator(text)
+    if operator:
+        fix = f"--script {shlex.quote(shell_text.in_shell(text))}; as an argument it needs quotes inside of --script"
+        raise UsageError(f"--script has {operator}, and no shell reads it: it would be an argument", fix)
     return with_python(parts) or None
 
 
@@ -411,6 +416,12 @@ def _environment(cluster: Cluster, file: Pairs, options: Options) -> Pairs:
         ("[env] in job.toml", file),
         ("--env", _pairs(options.env)),
     ]
+    for where, pairs, error in (("[env] in job.toml", file, DataError), ("--env", _pairs(options.env), UsageError)):
+        name = shell_text.own(pairs)
+        if name:
+            value = dict(pairs)[name]
+            fix = f"PRELUDE in conf.py, which a shell runs on each node: export {name}={value}"
+            raise error(f"{where} has {name}={value}, and no shell reads it: ${name} would stay as it is", fix)
     for where, pairs in sources:
         for name, value in pairs:
             if name.startswith("CLUSTERTOOL_"):
