@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -22,10 +23,12 @@ from clustertool.model.config.hosts import Host, device_ids
 from clustertool.model.config.job import AUTO, JobSpec, Options, gives_grace, read_job, resumes, valid_job_id
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.job_names import FRESH, NEWEST
+from clustertool.model.job.start_error import wrong_first_line
 from clustertool.model.paths import OURS
 from clustertool.model.planning.plan import given_facts
 
 _NOT_KEPT = (".", "..", OURS, "log", "nodefile")  # what each job has of its own
+_FIRST_LINE = 4096  # bytes of a script
 _WORKSPACES = (
     f"{PROGRAM} run --workspace DIR (sent to every node; . is this folder), or --job-workspace DIR (there already)"
 )
@@ -155,7 +158,9 @@ def check_alone(request: RunRequest) -> None:
     if request.workspace:
         require_names(request.workspace, request.spec.output)
     if request.workspace and not re.search(r"\b(cd|pushd)\b", request.cluster.prelude):
-        require_scripts(request.workspace, dict.fromkeys(process.argv for process in made.processes))
+        commands = dict.fromkeys(process.argv for process in made.processes)
+        require_scripts(request.workspace, commands)
+        require_first_lines(request.workspace, commands)
 
 
 def require_names(workspace: Workspace, output: str) -> None:
@@ -180,6 +185,15 @@ def require_scripts(workspace: Workspace, commands: Iterable[Sequence[str]]) -> 
             raise DataError(f"{path} is in the workspace {workspace.top}, but is not sent to the nodes", fix)
         fix = "name the script as it is called in the workspace: --script, or command in job.toml"
         raise DataError(f"there is no {path} in {workspace.top}", fix)
+
+
+def require_first_lines(workspace: Workspace, commands: Iterable[Sequence[str]]) -> None:
+    """Raises DataError for a command that is a script of the workspace whose interpreter the kernel does not find."""
+    for path in {posixpath.normpath(argv[0]) for argv in commands if "/" in argv[0]} & set(workspace.files):
+        with contextlib.suppress(OSError), open(workspace.top / path, "rb") as file:
+            wrong, _, fix = wrong_first_line(file.read(_FIRST_LINE)).partition(": ")
+            if wrong:
+                raise DataError(f"{path} cannot be started: {wrong}", fix)
 
 
 def script_of(argv: Sequence[str]) -> str:

@@ -46,6 +46,6 @@ def settings_note(toml: Toml, table: Toml, cluster: Cluster) -> str:
 
 def _loads(text: str) -> Toml:
     try:
-        return dict(tomllib.loads(text))
+        return dict(tomllib.loads(text.removeprefix("\ufeff")))  # an editor may put a mark in front
     except tomllib.TOMLDecodeError as error:
         raise DataError(f"job.toml: {error}", "correct it; docs/reference.md has an example") from None

@@ -11,12 +11,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from clustertool.actions.load_workspace import uses_one_port, workspace, workspace_toml
-from clustertool.actions.read_request import require_names
+from clustertool.actions.read_request import require_first_lines, require_names
 from clustertool.errors import DataError, DispatchError
 from clustertool.fleet.dispatch import workspace as w
 from clustertool.fleet.dispatch.cache import WorkspaceCache
@@ -239,6 +240,32 @@ def test_a_file_in_the_place_of_a_folder_of_the_job_is_named(path: str, kind: st
         require_names(found, output)
     assert ".clusterignore" in caught.value.fix
     require_names(w.Workspace(job, (manifest.Entry(f"{path}x", kind, 0o644, 0, ""),)), output)
+
+
+def test_a_byte_order_mark_and_windows_line_ends_in_our_files(job: Path) -> None:
+    write(job, "big", "other")
+    (job / w.IGNORE_FILE).write_bytes(b"\xef\xbb\xbfbig\r\nother\r\n")
+    (job / "job.toml").write_bytes(b'\xef\xbb\xbfname = "x"\r\n')
+    assert set(w.read_workspace(job).files) == {w.IGNORE_FILE, "job.toml"}
+    assert workspace_toml(job) == {"name": "x"}
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        (b"#!/bin/sh\r\necho\r\n", "first line has a Windows line end"),
+        (b"\xef\xbb\xbf#!/bin/sh\necho\n", "a byte order mark"),
+        (b"#!/bin/sh\necho\r\n", ""),
+        (b"\x7fELF\r\n", ""),
+        (b"", ""),
+    ],
+)
+def test_a_script_whose_interpreter_the_kernel_does_not_find(job: Path, text: bytes, wrong: str) -> None:
+    (job / "run.sh").write_bytes(text)
+    found = w.read_workspace(job)
+    require_first_lines(found, [["bash", "run.sh"], ["/bin/run.sh"], ["run.sh"]])
+    with pytest.raises(DataError, match=f"run.sh cannot be started: .*{wrong}") if wrong else nullcontext():
+        require_first_lines(found, [["./run.sh", "a"]])
 
 
 def test_sockets_and_pipes_are_left_out_and_named(job: Path) -> None:

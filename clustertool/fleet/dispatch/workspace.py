@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import os
@@ -469,7 +470,8 @@ def _matcher(top: Path) -> tuple[Callable[[str], bool | None], Sequence[str]]:
     """
     if not os.path.isfile(top / IGNORE_FILE):
         return _NO_LINES
-    lines = os.fsdecode((top / IGNORE_FILE).read_bytes()).splitlines()  # as names are read from the disk
+    text = (top / IGNORE_FILE).read_bytes().removeprefix(codecs.BOM_UTF8)
+    lines = os.fsdecode(text).splitlines()  # as names are read from the disk
     spec = pathspec.GitIgnoreSpec.from_lines(lines)
     return (lambda path: spec.check_file(path).include), lines
 

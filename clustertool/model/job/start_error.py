@@ -5,6 +5,7 @@ It is apart from outcome.py, which a probe does not need.
 
 from __future__ import annotations
 
+import codecs
 from typing import Tuple
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # as a shell has them
@@ -15,6 +16,16 @@ def not_started(error: OSError, program: str) -> Tuple[int, str]:
     what = error.filename if error.filename is not None else program
     code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
     return code, f"cannot start {what!r}: {error.strerror}"
+
+
+def wrong_first_line(start: bytes) -> str:
+    """What keeps the kernel from finding the interpreter of a script that begins so, and the fix; "" where nothing does."""
+    if start.startswith(codecs.BOM_UTF8 + b"#!"):
+        return "a byte order mark is in front of its first line: save it as UTF-8 without the mark"
+    first = start.split(b"\n", 1)[0]
+    if first.startswith(b"#!") and first.endswith(b"\r"):
+        return r"its first line has a Windows line end, which is in the interpreter's name: remove it with sed -i 's/\r$//'"
+    return ""
 
 
 def after_prelude(missing: str) -> str:

@@ -9,7 +9,7 @@ import resource
 import subprocess
 from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
-from clustertool.model.job.start_error import after_prelude, not_started
+from clustertool.model.job.start_error import after_prelude, not_started, wrong_first_line
 from clustertool.model.launcher_variables import of_launcher, of_scheduler, of_task
 from clustertool.node.storage import files
 from clustertool.node.system import child_signals
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import ProcessCommand, RankSurroundings, Spec
 
 _KEPT = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PATH")
+_FIRST_LINE = 4096  # bytes
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 _WITH_PRELUDE = after_prelude("the command $1 does not exist here, or cannot be executed")
 
@@ -119,6 +120,15 @@ def _working_directory(spec: Spec, job: int) -> str:
     return files.path_of(job)
 
 
+def _wrong_first_line(spec: Spec, job: int, name: str) -> str:
+    """What is wrong with the first line of a program that could not be started; "" where it is no script."""
+    try:
+        with open(files.open_file(os.path.join(_working_directory(spec, job), name)), "rb") as file:
+            return wrong_first_line(file.read(_FIRST_LINE))
+    except OSError:
+        return ""
+
+
 # What makes a process a rank: its command, its whole environment, and its working directory.
 RankStart = NamedTuple("RankStart", [("argv", List[str]), ("env", Dict[str, str]), ("folder", str)])
 
@@ -154,6 +164,9 @@ def start(
     except OSError as error:
         name = (client[0] if client else command(spec, process))[0]
         code, why = not_started(error, name)
+        wrong = "" if client else _wrong_first_line(spec, job, name)
+        if wrong:
+            why = f"cannot start {name!r}: {wrong}"
         with contextlib.suppress(OSError):
             files.write_all(log, f"clustertool: {why}\n".encode())
         return code, why
