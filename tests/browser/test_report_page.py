@@ -69,6 +69,8 @@ def test_light_dark_and_small(browser: Chromium, tmp_path: Path) -> None:
             assert overflow(browser) <= 0
             narrow = "[...document.querySelectorAll('td')].filter(one => one.innerText && one.clientWidth < 60).length"
             assert browser.value(narrow) == 0, "no column is a few letters wide"
+            wide = "[...document.querySelectorAll('.wide')].filter(one => one.scrollWidth > one.clientWidth).length"
+            assert browser.value(wide) == 0, "no table scrolls"
         browser.open(page, 360, 740)
         assert browser.visible("trainer 1 on node0")
     assert browser.complaints == []
