@@ -70,8 +70,8 @@ def test_a_variable_of_xdg_is_enough(stranger: pytest.MonkeyPatch, tmp_path: Pat
 def test_the_cache_is_left_out_without_a_home_folder(stranger: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cache = WorkspaceCache(tmp_path)
     cache.keep_manifest("r", b"text")
-    cache.keep_packs("r", [])
-    assert (cache.manifests(), cache.manifest("r"), cache.packs(), cache.digests()) == ([], None, ("", []), {})
+    cache.keep_packs("r", ["a"], [])
+    assert (cache.manifests(), cache.manifest("r"), cache.packs(), cache.digests()) == ([], None, ("", set(), []), {})
 
 
 def test_a_home_folder_that_cannot_be_written(stranger: pytest.MonkeyPatch) -> None:
