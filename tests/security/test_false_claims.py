@@ -33,6 +33,8 @@ CLAIMS = """
             event = dict(type="job", t=1.0, id=ID, node=NODE, nodes=NODES, processes=claimed)
             reply(request, node=NODE, dir=DIR, heartbeat=None, events=[*first, event], output=[], supervised=False, unknown="",
                   usage={})
+        elif request["type"] == "spans":
+            reply(request, spans=[])
         else:
             reply(request, jobs={ID: {"state": "clean", "survivors": []}})
 """

@@ -9,6 +9,7 @@ starts, and removed with the job's directory.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping
@@ -54,8 +55,8 @@ class Ledger:
         job: the descriptor of the directory. An error of the disk says nothing.
         """
         with contextlib.suppress(OSError):
-            if not _is_same(self._paths.dir, job):
-                return "the directory of the job was removed"
+            if not _leads_to(self._paths.dir, job):
+                return "the directory of the job was removed" if _is_removed(job) else ""
             if not any(map(files.exists, (os.path.join(self._paths.ours, files.MARKER), self._paths.ledger))):
                 return "the records of the job were removed"
         return ""
@@ -77,9 +78,19 @@ class Ledger:
         files.replace(self._paths.ledger, json.dumps(self._entry).encode(), durable)
 
 
-def _is_same(path: str, directory: int) -> bool:
+def _leads_to(path: str, directory: int) -> bool:
     """Return whether a path leads to the open directory. Raises OSError where this cannot be known."""
     return files.exists(path) and os.path.samestat(os.lstat(path), os.fstat(directory))
+
+
+def _is_removed(directory: int) -> bool:
+    """Return whether an open directory was removed, and not only renamed. Raises OSError where this cannot be known."""
+    try:
+        return os.fstat(directory).st_nlink == 0
+    except OSError as error:
+        if error.errno != errno.ESTALE:  # the file server has no such directory any more
+            raise
+        return True
 
 
 def read(paths: JobPaths) -> Entry:
