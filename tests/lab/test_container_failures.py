@@ -167,7 +167,7 @@ def one_rank(site: LabSite, script: str, *options: object, text: str = "", **con
 def test_a_rank_exits(started: Callable[..., ContainerRun]) -> None:
     job = started()
     job.does(1, "exit 7")
-    done = job.ends(7, r"exit 7 \(job\): trainer 1 on node1 failed$", 3)
+    done = job.ends(7, r"exit 7 \(job\): trainer 1 on node1: exit code 7$", 3)
     assert "the trainer process with rank=[1] was aborted" in done.err
     assert done.err.count("trainer 1 on node1 ended with exit code 7") == 1
     trainers = {p["rank"]: p for p in job.site.inv("status", "--json").ends(0).json["processes"]}
@@ -178,7 +178,7 @@ def test_a_rank_exits(started: Callable[..., ContainerRun]) -> None:
 def test_a_rank_is_killed(started: Callable[..., ContainerRun]) -> None:
     job = started()
     job.strikes(job.ranks(1))
-    done = job.ends(137, r"exit 137 \(job\): trainer 1 on node1 failed$", 3)
+    done = job.ends(137, r"exit 137 \(job\): trainer 1 on node1: .+", 3)
     assert done.err.count("trainer 1 on node1 ended with signal 9 (killed)") == 1
 
 
@@ -187,7 +187,7 @@ def test_a_process_of_the_runtime_is_killed(started: Callable[..., ContainerRun]
     """The rank of this container is the cause, and its processes end although the runtime does not know of them any more."""
     job = started()
     job.strikes(job.named(1, "conmon") if what == "conmon" else job.clients(1))
-    done = job.ends(137, r"exit 137 \(job\): trainer 1 on node1 failed$", 3)
+    done = job.ends(137, r"exit 137 \(job\): trainer 1 on node1: .+", 3)
     assert ("the process of podman that observed its container has ended" in done.err) == (what == "conmon")
 
 
@@ -264,7 +264,7 @@ def test_ctrl_c_twice(started: Callable[..., ContainerRun]) -> None:
 def test_a_disk_that_is_full(started: Callable[..., ContainerRun]) -> None:
     job = started()
     job.does(SMALL, FILL)
-    done = job.ends(9, rf"exit 9 \(job\): trainer {SMALL} on node{SMALL} failed$", 5)
+    done = job.ends(9, rf"exit 9 \(job\): trainer {SMALL} on node{SMALL}: the disk of .* is full$", 5)
     assert f"node{SMALL}: the disk of" in done.err
     job.site.lab.exec(SMALL, ["sh", "-c", "rm -f ~/clustertool/JOB*/big"])
 
