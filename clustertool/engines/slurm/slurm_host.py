@@ -79,9 +79,10 @@ class SlurmHost:
             raise PreflightError(f"{argv[0]}: {message(answer)}", _START, self.name)
         return answer["stdout"]
 
-    def queue(self) -> list[SlurmJob]:
-        """The user's jobs that are pending or have processes. Raises PreflightError."""
-        return queue_lines.read_queue(self.output(*queue_lines.QUEUE))
+    def queue(self, *options: str) -> list[SlurmJob]:
+        """The user's jobs that are pending or have processes. options: more of squeue, such as --states=all for jobs that have
+        ended some minutes ago, too. Raises PreflightError."""
+        return queue_lines.read_queue(self.output(*queue_lines.QUEUE, *options))
 
     def steps(self) -> list[SlurmJob]:
         """The steps of the user's jobs that have processes. Raises PreflightError."""

@@ -252,11 +252,12 @@ class SlurmStart(Starter):
         raise PreflightError(what, fix, slurm.name)
 
     def _accepted(self, slurm: SlurmHost, job: str, seconds: float) -> SlurmJob | None:
-        """The Slurm job of a submission, by its comment, if it comes into the queue within these seconds. Raises PreflightError
-        where that cannot be known."""
+        """The Slurm job of a submission, by its comment, if it comes into the queue within these seconds. It may have ended.
+        Raises PreflightError where that cannot be known."""
         end = time.monotonic() + seconds
         while True:
-            found = next((one for one in slurm.queue() if one.clustertool_job == job), None)
+            queue = slurm.queue("--states=all")
+            found = next((one for one in queue if one.clustertool_job == job), None)
             if found is not None or time.monotonic() >= end:
                 return found
             pause(self._slurm_engine.caller, _POLL)
