@@ -249,7 +249,7 @@ def brief(status: JobStatus, outcome: Outcome) -> str:
         if guilty.role == MPIRUN
         else f"{role_name(guilty.role)} {guilty.rank} on {node}"
     )
-    first = f"{name}: {short_exit(guilty.code or 0, guilty.signal, guilty.note)}"
+    first = f"{name}: {short_exit(outcome.code if guilty.code is None else guilty.code, guilty.signal, guilty.note)}"
     groups = errors(status, outcome)
     causes = [process.role for group in groups for process in group]
     if len(causes) == 1:

@@ -40,7 +40,9 @@ def command_lines() -> bytes:
 def logs(site: KubeSite) -> bytes:
     """Of all pods, with the records in them."""
     found = [pod.log.read_bytes() for pod in site.runtime.pods.values()]
-    records = [pod_record.decode(log.splitlines()[-1]).files for log in found]
+    # What the joining process prints on stderr comes behind it.
+    lines = [[line for line in log.splitlines() if line.startswith(b"{")][-1] for log in found]
+    records = [pod_record.decode(line).files for line in lines]
     return b"\n".join([*found, *(data for files in records for data in files.values())])
 
 

@@ -123,7 +123,7 @@ def test_a_wrong_value_is_an_error_with_what_is_right(key: str, value: object, f
         ("--comment=x", "it names the job"),
         ("--tasks-per-node=2", "one task per node"),
         ("--het-group=1", "one allocation"),
-        ("--uid=0", "the user who submits it"),
+        ("--uid=0", "the user that submits it"),
         ("--get-user-env=5L", "PRELUDE"),
         ("--container-id=x", "PRELUDE"),
     ],
