@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 from clustertool.model.kubernetes import pod_record
+from tests.cli import until
 from tests.kubernetes.kube_site import KubeSite
 from tests.kubernetes.test_kubernetes_runs import TRAIN, run
 
@@ -37,12 +38,17 @@ def command_lines() -> bytes:
     return b"\n".join(found)
 
 
+def _record_lines(log: Path) -> list[bytes]:
+    """Find the record of a pod, which it prints when its job has ended. stderr may follow it."""
+    return [line for line in log.read_bytes().splitlines() if line.startswith(b'{"')]
+
+
 def logs(site: KubeSite) -> bytes:
     """Of all pods, with the records in them."""
-    found = [pod.log.read_bytes() for pod in site.runtime.pods.values()]
-    # What the joining process prints on stderr comes behind it.
-    lines = [[line for line in log.splitlines() if line.startswith(b"{")][-1] for log in found]
-    records = [pod_record.decode(line).files for line in lines]
+    logs_of_pods = [pod.log for pod in site.runtime.pods.values()]
+    until(lambda: all(map(_record_lines, logs_of_pods)), what=lambda: "the record of each pod")
+    found = [log.read_bytes() for log in logs_of_pods]
+    records = [pod_record.decode(_record_lines(log)[-1]).files for log in logs_of_pods]
     return b"\n".join([*found, *(data for files in records for data in files.values())])
 
 
