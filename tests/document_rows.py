@@ -623,7 +623,7 @@ ROWS = (
         "D",
         "LAUNCH INFO lines, status running",
         "clustertool status",
-        "differs: own words",
+        "differs: the lines are those of the tool",
         ran_by="tests/ssh/test_cli_verbs.py::test_status_and_jobs",
     ),
     Row(

@@ -10,13 +10,13 @@ from pathlib import Path
 from clustertool.actions.read_status import read
 from clustertool.errors import NotFound, UsageError, raise_all
 from clustertool.fleet.fleet import Check, Fleet
-from clustertool.fleet.transfer.receive import list_entries, receive, receive_file
+from clustertool.fleet.transfer.receive import find_file, list_entries, receive, receive_file
 from clustertool.fleet.transfer.rsync_session import Copied
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.file_origin import FileOrigin, SharedFile, WriteSpan, origin_of
 from clustertool.model.roles import role_name
 from clustertool.model.wire.agent_answers import StatusAnswer
-from clustertool.model.wire.messages import FIND_FILE, SPANS, STATUS
+from clustertool.model.wire.messages import SPANS, STATUS
 
 _CLEANED = "nothing to do, if they were removed on purpose"
 
@@ -101,10 +101,10 @@ def _pull(fleet: Fleet, check: Check, job: str, answer: StatusAnswer, node: int,
             continue
         if path:
             with contextlib.suppress(NotFound):
-                sent = receive_file(fleet, node, place, wanted, to, check)
-                changed = fleet.ask_one(node, FIND_FILE({"dir": place, "path": wanted}))["changed"]
+                entry = find_file(fleet, node, place, wanted)
+                sent = receive_file(fleet, node, place, wanted, entry, to, check)
                 spans = _spans(fleet, job, node, place, wanted)
-                origin = origin_of(changed, *spans) if spans else FileOrigin(True)
+                origin = origin_of(entry.changed, *spans) if spans else FileOrigin(True)
                 shared = () if origin == FileOrigin(True) else (SharedFile(wanted, origin, True),)
                 return Fetched(name, to / posixpath.basename(wanted), sent.files, sent.bytes, shared)
     if empty:

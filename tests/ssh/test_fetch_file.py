@@ -13,7 +13,8 @@ import pytest
 from clustertool.errors import BadAnswer, DispatchError, NotFound
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.transfer import rsync_session
-from clustertool.fleet.transfer.receive import receive_file
+from clustertool.fleet.transfer.receive import find_file, receive_file
+from clustertool.fleet.transfer.rsync_session import Copied
 from clustertool.model.wire.messages import FIND_FILE
 from tests.ssh.test_rsync import fleet_of
 
@@ -41,11 +42,16 @@ def job(tmp_path: Path) -> Path:
     return folder
 
 
+def fetched(fleet: Fleet, job: Path, path: str, to: Path) -> Copied:
+    entry = find_file(fleet, 0, str(job), path)
+    return receive_file(fleet, 0, str(job), path, entry, to, lambda: None)
+
+
 def test_a_file_is_fetched_by_its_path(fleet: Fleet, job: Path, tmp_path: Path) -> None:
     to, model = tmp_path / "to", job / "output/deep/model 1.pt"
 
     def get(path: str) -> tuple[int, int]:
-        got = receive_file(fleet, 0, str(job), path, to, lambda: None)
+        got = fetched(fleet, job, path, to)
         return got.files, got.bytes
 
     assert get("output/deep/model 1.pt") == (1, model.stat().st_size)
@@ -70,7 +76,7 @@ def test_what_is_no_file_of_the_folder(cluster_of: Any, job: Path, tmp_path: Pat
     with fleet_of(cluster_of) as fleet:
         for path in ("output/escape", "output/fifo", "output", "output/nothing", "../outside"):
             with pytest.raises(NotFound):
-                receive_file(fleet, 0, str(job), path, tmp_path / "to", lambda: None)
+                fetched(fleet, job, path, tmp_path / "to")
     assert not (tmp_path / "to").exists()
 
 
@@ -78,7 +84,7 @@ def test_a_place_that_cannot_be_written(fleet: Fleet, job: Path, tmp_path: Path)
     (tmp_path / "to/a").mkdir(parents=True)
     for target in (tmp_path / "to", tmp_path / "outside"):
         with pytest.raises(DispatchError, match="cannot be written"):
-            receive_file(fleet, 0, str(job), "output/a", target, lambda: None)
+            fetched(fleet, job, "output/a", target)
     assert os.listdir(tmp_path / "to") == ["a"]
 
 
@@ -96,5 +102,5 @@ def test_a_node_that_names_a_file_outside(
         monkeypatch.setattr(fleet, "ask_one", lie)
         for path in ("../outside", "/etc/passwd", "a/../../b", ""):  # noqa: B007 - lie() reads it
             with pytest.raises(BadAnswer):
-                receive_file(fleet, 0, str(job), "output/a", tmp_path / "to", lambda: None)
+                fetched(fleet, job, "output/a", tmp_path / "to")
     assert not (tmp_path / "to").exists()

@@ -56,15 +56,26 @@ def list_entries(fleet: Fleet, node: int, remote: str) -> list[FolderEntry]:
     return [FolderEntry(*row) for row in fleet.ask_one(node, LIST_FOLDER({"dir": remote}))["entries"]]
 
 
-def receive_file(fleet: Fleet, node: int, remote: str, path: str, target: Path, check: Callable[[], None]) -> Copied:
-    """Copy one file, by its path in a directory of a node, into the folder `target`, which is made. A link is followed if it
-    stays in the directory; the copy has the name of the link.
+def find_file(fleet: Fleet, node: int, remote: str, path: str) -> FolderEntry:
+    """Find a file by its path in a directory of a node. A link is followed if it stays in the directory.
+
+    Raises NotFound, Unreachable.
+    """
+    found = fleet.ask_one(node, FIND_FILE({"dir": remote, "path": path}))
+    return FolderEntry(
+        found["path"], "file", found["executable"], found["modified"], found["size"], "", found["changed"]
+    )
+
+
+def receive_file(
+    fleet: Fleet, node: int, remote: str, path: str, entry: FolderEntry, target: Path, check: Callable[[], None]
+) -> Copied:
+    """Copy one file of a directory of a node into the folder `target`, which is made. entry: what find_file() has found at
+    `path`; the copy has the name of the path.
 
     A file that is there already, with the same size and time, counts as copied with 0 bytes. Raises NotFound, DispatchError,
     Unreachable, BadAnswer.
     """
-    found = fleet.ask_one(node, FIND_FILE({"dir": remote, "path": path}))
-    entry = FolderEntry(found["path"], "file", found["executable"], found["modified"], found["size"], "")
     name, sent = posixpath.basename(path), entry.parts[-1]
     made = not target.is_dir()
     try:
