@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.node.jobs.same_command import enter
+from clustertool.node.jobs.same_command import _read, enter
 from clustertool.node.system.node_context import NodeContext
 
 FREE = {"starter": "", "job": ""}
@@ -98,3 +98,10 @@ def test_a_job_that_runs_is_known_without_its_command(two: list[Machine], tmp_pa
     assert two[0].asks() == {"starter": "machine1", "job": "j1"}
     two[0].request["starter"] = "machine1"
     assert two[0].asks() == FREE
+
+
+@pytest.mark.parametrize("damage", ["", "[", "{}", "[1]", '[["a", "b", Infinity, true, 1, 2]]', '[["a", "b"]]'])
+def test_a_damaged_file_counts_for_nothing(tmp_path: Path, damage: str) -> None:
+    (tmp_path / "file").write_text(damage)
+    with open(tmp_path / "file") as file:
+        assert _read(file.fileno()) == []

@@ -325,7 +325,7 @@ time.sleep(600)
 
 
 def test_claims_that_stay_locked_end_in_an_error(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "_PATIENCE", 0.2)
+    monkeypatch.setattr(private_directory, "_PATIENCE", 0.2)
     with open(os.path.join(claims.directory(), "ports.json"), "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         for act in (claims.claimed, lambda: claims.claim([6170], "j", "/base"), lambda: claims.take_back("j", "/base")):

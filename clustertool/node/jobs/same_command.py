@@ -14,16 +14,12 @@ claims of ports. An entry lasts as long as the agent of its command; then the re
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from typing import TYPE_CHECKING, List, Tuple
 
-from clustertool.errors import PreflightError
 from clustertool.node.jobs.records import find
-from clustertool.node.storage import files
 from clustertool.node.system import private_directory, processes
-from clustertool.node.system.file_lock import lock_within
 from clustertool.node.system.node_context import NodeContext
 
 if TYPE_CHECKING:
@@ -31,8 +27,6 @@ if TYPE_CHECKING:
     from clustertool.model.wire.agent_requests import SameCommandRequest
 
 _FILE = "commands.json"
-_PATIENCE = 10.0  # seconds for other agents
-_MOST = 1 << 20  # bytes of the file
 _Entry = Tuple[str, str, int, bool, int, int]  # command, starter, at, start, pid and start time of the agent
 
 
@@ -41,16 +35,7 @@ def enter(node: NodeContext, request: SameCommandRequest) -> SameCommandAnswer:
     command, starter = request["command"], request["starter"]
     own = processes.identify(os.getpid())
     assert own is not None
-    try:
-        name = os.path.join(private_directory.make(_FILE), _FILE)
-        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise private_directory.unusable(error) from None
-    with files.closing(fd):
-        if not lock_within(fd, fcntl.LOCK_EX, _PATIENCE):
-            raise PreflightError(
-                f"{name} has been locked for {_PATIENCE:g} s by another process of yours", "end that process"
-            )
+    with private_directory.locked(_FILE) as fd:
         entries = [
             entry for entry in _read(fd) if entry[4:] != tuple(own) and processes.alive(processes.Process(*entry[4:]))
         ]
@@ -64,16 +49,14 @@ def enter(node: NodeContext, request: SameCommandRequest) -> SameCommandAnswer:
             if starts or (request["start"] and at < request["at"]):
                 return {"starter": other, "job": ""}
         entries.append((command, starter, request["at"], request["start"], *own))
-        data = json.dumps(entries).encode()
-        os.pwrite(fd, data, 0)
-        os.ftruncate(fd, len(data))
+        private_directory.rewrite(fd, json.dumps(entries).encode())
     return {"starter": "", "job": ""}
 
 
 def _read(fd: int) -> List[_Entry]:
     """Read the entries of the file. What is damaged in it counts for nothing."""
     try:
-        rows = json.loads(os.pread(fd, _MOST, 0) or b"[]")
+        rows = json.loads(private_directory.content(fd) or b"[]")
         return [(str(row[0]), str(row[1]), int(row[2]), bool(row[3]), int(row[4]), int(row[5])) for row in rows]
-    except (ValueError, TypeError, LookupError, RecursionError):
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
         return []

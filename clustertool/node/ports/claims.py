@@ -8,24 +8,21 @@ after a reboot, without the job's directory, or when the job has ended. The next
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
 import time
-from typing import Dict, Iterator, List, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
-from clustertool.errors import PortInUse, PreflightError
+from clustertool.errors import PortInUse
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job import formats
 from clustertool.model.job.caretakers import CaretakerRecord
 from clustertool.node.jobs.job_processes import JobProcesses
 from clustertool.node.system import private_directory, processes
-from clustertool.node.system.file_lock import lock_within
 
 _FILE = "ports.json"
 _CHECK = "(check)"  # the job's name for ports of a check; its base is the agent: pid and start time
-_PATIENCE = 10.0  # seconds for others that read or write the claims
 _PLACED = 300.0  # seconds after which a laptop that placed a job and never started it counts as gone
 Claims = Dict[str, Tuple[str, str, str]]  # port -> (job, base directory of the job, boot id)
 
@@ -33,27 +30,6 @@ Claims = Dict[str, Tuple[str, str, str]]  # port -> (job, base directory of the 
 def directory() -> str:
     """Where this user's claims are. Raises PreflightError where /tmp takes nothing."""
     return private_directory.make(_FILE)
-
-
-@contextlib.contextmanager
-def _locked(path: str) -> Iterator[int]:
-    """Raises PreflightError where the file cannot be opened, or another process keeps it locked."""
-    try:
-        fd = os.open(os.path.join(path, _FILE), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise private_directory.unusable(error) from None
-    try:
-        _flock(fd, fcntl.LOCK_EX, os.path.join(path, _FILE))
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _flock(fd: int, kind: int, path: str) -> None:
-    """Raises PreflightError where another process has the lock for too long."""
-    if not lock_within(fd, kind, _PATIENCE):
-        what = f"{path} has been locked for {_PATIENCE:g} s by another process of yours"
-        raise PreflightError(what, f"end that process: fuser {path} shows it")
 
 
 def touch() -> None:
@@ -66,7 +42,7 @@ def touch() -> None:
 
 def claim(ports: Sequence[int], job: str, base: str) -> None:
     """All of them or none. Raises PortInUse with the other job."""
-    with _locked(directory()) as fd:
+    with private_directory.locked(_FILE) as fd:
         kept = _kept(_read(fd), job)
         taken = [(port, kept[str(port)][0]) for port in ports if not _is_free(port, kept, job)]
         if taken:
@@ -78,10 +54,9 @@ def claim(ports: Sequence[int], job: str, base: str) -> None:
 
 def take_back(job: str, base: str) -> None:
     """The claims of a job on this node, which is over. Raises PreflightError."""
-    place = private_directory.find()
-    if not place:
+    if not private_directory.find():
         return
-    with _locked(place) as fd:
+    with private_directory.locked(_FILE) as fd:
         claims = _read(fd)
         left = {port: claim for port, claim in claims.items() if claim[:2] != (job, base)}
         if len(left) < len(claims):
@@ -90,7 +65,7 @@ def take_back(job: str, base: str) -> None:
 
 def hold(ports: Sequence[int]) -> List[int]:
     """For a check, until this process ends or lets go: those that no job has claimed. Raises PreflightError."""
-    with _locked(directory()) as fd:
+    with private_directory.locked(_FILE) as fd:
         kept = _kept(_read(fd), _CHECK)
         free = [port for port in ports if _is_free(port, kept, _CHECK)]
         _add(fd, kept, free, _CHECK, _this_process())
@@ -116,7 +91,7 @@ def claimed() -> Dict[int, str]:
         return {}
     try:
         with open(os.path.join(place, _FILE), "rb") as file:
-            _flock(file.fileno(), fcntl.LOCK_SH, file.name)  # not while another process writes
+            private_directory.lock(file.fileno(), fcntl.LOCK_SH, file.name)  # not while another process writes
             return {int(port): job for port, (job, _, _) in _living(_parse(file.read(), file.name)).items()}
     except OSError:
         return {}
@@ -138,7 +113,7 @@ def _add(fd: int, claims: Claims, ports: Sequence[int], job: str, base: str) -> 
 
 
 def _read(fd: int) -> Claims:
-    return _parse(os.pread(fd, 1 << 22, 0), os.readlink(f"/proc/self/fd/{fd}"))
+    return _parse(private_directory.content(fd), os.readlink(f"/proc/self/fd/{fd}"))
 
 
 def _parse(data: bytes, path: str) -> Claims:
@@ -156,15 +131,7 @@ def _parse(data: bytes, path: str) -> Claims:
 
 def _write(fd: int, claims: Claims) -> None:
     """Raises PreflightError where the new text has no room; what was there stays."""
-    data, before = json.dumps({formats.KEY: formats.FORMAT, **claims}).encode(), os.pread(fd, 1 << 22, 0)
-    try:
-        if os.pwrite(fd, data, 0) < len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except OSError as error:
-        os.pwrite(fd, before, 0)
-        os.ftruncate(fd, len(before))
-        raise private_directory.unusable(error) from None
-    os.ftruncate(fd, len(data))
+    private_directory.rewrite(fd, json.dumps({formats.KEY: formats.FORMAT, **claims}).encode())
 
 
 def _living(claims: Claims) -> Claims:

@@ -6,18 +6,23 @@ In a pod whose image has no /tmp that this user can write, it is in /dev/shm.
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import stat
 import time
-from typing import List, Tuple
+from typing import Iterator, List, Tuple
 
 from clustertool.errors import PreflightError
 from clustertool.node.system import path_trust
+from clustertool.node.system.file_lock import lock_within
 
 _TMP, _MEMORY = "/tmp", "/dev/shm"
 _FIX = "make room in /tmp, or have it made writable"
 _LEAST = 64 << 10  # bytes free in /tmp below which it counts as full
 _FEW = 64 << 20  # bytes free in /tmp below which compilers and data loaders may fail
+_PATIENCE = 10.0  # seconds for other processes that read or write a file
+_MOST = 1 << 22  # bytes of a file
 _SETTLED = 200_000_000  # ns between a rename and its entry in the directory; 20 ms were too few on a loaded machine
 
 
@@ -84,6 +89,49 @@ def _remove(path: str, name: str) -> None:
         os.unlink(os.path.join(path, name))
     with contextlib.suppress(OSError):
         os.rmdir(path)
+
+
+@contextlib.contextmanager
+def locked(name: str) -> Iterator[int]:
+    """Open a file of the directory, which is made if missing, and keep it locked.
+
+    Raises PreflightError where it cannot be opened, or another process keeps it locked.
+    """
+    path = os.path.join(make(name), name)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise unusable(error) from None
+    try:
+        lock(fd, fcntl.LOCK_EX, path)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def lock(fd: int, kind: int, path: str) -> None:
+    """Lock an open file. Raises PreflightError where another process has the lock for too long."""
+    if not lock_within(fd, kind, _PATIENCE):
+        what = f"{path} has been locked for {_PATIENCE:g} s by another process of yours"
+        raise PreflightError(what, f"end that process: fuser {path} shows it")
+
+
+def content(fd: int) -> bytes:
+    """Read an open file of the directory."""
+    return os.pread(fd, _MOST, 0)
+
+
+def rewrite(fd: int, data: bytes) -> None:
+    """Replace the content of a locked file. Raises PreflightError where there is no room; what was there stays."""
+    before = content(fd)
+    try:
+        if os.pwrite(fd, data, 0) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        os.pwrite(fd, before, 0)
+        os.ftruncate(fd, len(before))
+        raise unusable(error) from None
+    os.ftruncate(fd, len(data))
 
 
 def unusable(error: OSError) -> PreflightError:
