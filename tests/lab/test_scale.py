@@ -50,8 +50,10 @@ def test_64_nodes_of_obedient_ranks_stop_in_2_seconds(site) -> None:
 
 
 def test_the_stop_of_128_nodes_takes_no_longer_than_three_commands_there(site) -> None:
-    """In alternation, since the machine may have other work. All nodes share its processors: their agents start one after
-    the other, where `exec` has none. So half as long again is allowed here."""
+    """While the job runs, and in alternation, since the machine may have other work.
+
+    All nodes share its processors and its /proc, which each agent reads and `exec` does not: so a quarter more is allowed.
+    """
     many = site(128, acquainted=True)
     many.conf(CONNECT_TIMEOUT=60, CHECKS_OFF=["mesh", "load"])
     workspace = many.workspace(train_py="import time\ntime.sleep(1000)\n")
@@ -63,12 +65,12 @@ def test_the_stop_of_128_nodes_takes_no_longer_than_three_commands_there(site) -
     ratios = []
     for _ in range(3):
         many.clustertool("run", "-w", workspace, "--detach", timeout=300).ends(0)
-        before = sum(command() for _ in range(3))
+        three = sum(command() for _ in range(3))
         stopped = many.clustertool("stop", timeout=120).ends(0)
         assert "node[0-127]: clean\n" in stopped.out
-        ratios.append(2 * stopped.seconds / (before + sum(command() for _ in range(3))))
+        ratios.append(stopped.seconds / three)
         many.gone(30.0)
-    assert min(ratios) < 1.5, ratios
+    assert min(ratios) < 1.25, ratios
 
 
 def test_400_nodes_on_one_loaded_machine_lose_none(site) -> None:
