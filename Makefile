@@ -8,12 +8,13 @@ DATA := workspaces/word2vec/train_data_dir/word_dict.txt
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo "$$p"; break; }; done)
 
-.PHONY: help demo demo-elastic test test-versions test-engines test-chaos bench test-frameworks test-gpu test-browser test-notebook check docs clean packages
+.PHONY: help demo demo-elastic quick test test-versions test-engines test-chaos bench test-frameworks test-gpu test-browser test-notebook check docs clean packages
 
 help:
 	@echo "make demo    train word2vec on three embedded nodes (installs what is missing)"
 	@echo "make demo-elastic   train on four embedded nodes, kill one, and see the loss continue"
-	@echo "make test    all tests; ARGS='-k name' selects"
+	@echo "make quick   unit tests, and one job of each kind on three embedded nodes: two minutes"
+	@echo "make test    all tests; ARGS='-k name' selects, and ARGS=tests/unit needs no frameworks and engines"
 	@echo "make test-versions   tests of the laptop's side with each Python here, the oldest and the newest libraries; ARGS='tests/unit'"
 	@echo "make test-chaos   random faults of jobs, an hour"
 	@echo "make test-engines   jobs in a real queue of Slurm, and each way in which they fail"
@@ -38,9 +39,16 @@ demo-elastic: $(READY)
 WORKERS ?= 4
 PARALLEL := $(if $(shell unshare --net true 2>/dev/null && echo yes),-n $(WORKERS) --dist worksteal)
 
+quick: $(READY)
+	@OWN_LOOPBACK=1 $(BIN)/python -m pytest -q $(if $(PARALLEL),-n 2 --dist worksteal) tests/ssh/test_local_jobs.py tests/unit $(ARGS)
+
+# Tests of these folders use no framework and no engine: where ARGS names no others, none is installed.
+PLAIN := tests/unit% tests/ssh% tests/here% tests/security% tests/workspaces%
+FOLDERS = $(filter tests/%,$(ARGS))
+
 test: $(READY)
-	@PYTHON="$(PYTHON)" scripts/frameworks.sh digits-data digits-torch mpi-allreduce
-	@scripts/engine-packages.sh
+	@$(if $(FOLDERS),$(if $(filter-out $(PLAIN),$(FOLDERS)),,exit 0;)) \
+		PYTHON="$(PYTHON)" scripts/frameworks.sh digits-data digits-torch mpi-allreduce && scripts/engine-packages.sh
 	@OWN_LOOPBACK=1 $(BIN)/python scripts/run-tests.py -q $(PARALLEL) $(ARGS)
 
 test-versions: | packages
