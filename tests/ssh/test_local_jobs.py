@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.cli import HELLO, EmbeddedSite, until
 
-# It ends when the file of its name is in the folder of its job. In an elastic job a process of the first attempt waits for that,
-# one of the second does not.
+# Of an elastic job: the processes of the first attempt run until they are stopped, those of the second end at once.
 WAIT = """
     import os, time
     env = os.environ
@@ -32,22 +31,23 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedSite]:
 @pytest.mark.parametrize(
     "options, summary, roles",
     [
-        (("--nproc-per-node", "2"), "collective, 6 trainers on 3 nodes", {"TRAINER": 6}),
-        (("--mode", "ps"), "ps, 3 pservers, 3 trainers on 3 nodes", {"PSERVER": 3, "TRAINER": 3}),
+        (("--nproc-per-node", "2"), "collective, 6 trainers on 3 nodes", {"trainer": 6}),
+        (("--mode", "ps"), "ps, 3 pservers, 3 trainers on 3 nodes", {"pserver": 3, "trainer": 3}),
         (
             ("--heter-devices", "cpu", "--heter-worker-num", "2"),
             "ps-heter, 3 pservers, 3 trainers, 6 heter trainers on 3 nodes",
-            {"PSERVER": 3, "TRAINER": 3, "HETER_TRAINER": 6},
+            {"pserver": 3, "trainer": 3, "heter": 6},
         ),
-        (("--mode", "rpc"), "rpc, 3 trainers on 3 nodes", {"TRAINER": 3}),
+        (("--mode", "rpc"), "rpc, 3 trainers on 3 nodes", {"trainer": 3}),
     ],
     ids=["collective", "ps", "ps-heter", "rpc"],
 )
 def test_a_job(local: EmbeddedSite, options: tuple[str, ...], summary: str, roles: dict[str, int]) -> None:
     done = local.clustertool("run", "-w", HELLO, *options, "--all-ranks", "--job-id", summary.split(",")[0]).ends(0)
     assert summary in done.err
-    text = local.clustertool("logs", "--all-ranks", "--job", done.job).ends(0).out
-    assert {role: text.count(f"role={role} ") for role in roles} == roles
+    assert len(done.lines("[trainer")) == roles["trainer"]
+    processes = local.clustertool("status", "--json", "--job", done.job).ends(0).json["processes"]
+    assert Counter(process["role"] for process in processes) == roles
     local.gone()
 
 
