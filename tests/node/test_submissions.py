@@ -7,12 +7,13 @@ import json
 import os
 import stat
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clustertool.errors import NotFound, UsageError
+from clustertool.errors import DispatchError, NotFound, UsageError
 from clustertool.model.dispatch.manifest import name_of, text_of
 from clustertool.model.paths import BUNDLE, JobPaths
 from clustertool.node.storage.release_store import Store
@@ -69,6 +70,21 @@ def test_a_program_that_does_not_end_is_killed_with_its_children(bench: Bench) -
     assert (done["code"], time.monotonic() - began < 60) == (-1, True)
     mark = f"MARK_OF_THIS_TEST={bench.tmp}"
     until(lambda: {one.pid for one in marked(mark)} == {node.client.pid}, "what was killed is dead")
+
+
+def test_programs_that_are_not_wanted_any_more(bench: Bench) -> None:
+    """They end at once with their children, and their requests are answered by an error."""
+    (node,) = bench.nodes(env={"MARK_OF_THIS_TEST": str(bench.tmp)})
+    mark = f"MARK_OF_THIS_TEST={bench.tmp}"
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(program, node, "sh", "-c", "echo out; sleep 600 & sleep 600", seconds=600.0)
+        until(lambda: len(marked(mark)) == 4, "it runs")
+        assert ask(node, "programs-end") == {}
+        assert {one.pid for one in marked(mark)} == {node.client.pid}
+        with pytest.raises(DispatchError, match="was ended"):
+            running.result(10)
+    assert program(node, "echo", "next")["stdout"] == "next\n"
+    assert ask(node, "programs-end") == {}
 
 
 def test_a_program_that_only_a_login_shell_has_on_its_path(bench: Bench, tmp_path: Path) -> None:

@@ -221,11 +221,12 @@ def test_what_slurm_refuses_leaves_nothing(queue: SlurmSite):
     assert site.lab.slurm("squeue", "--noheader") == ""
 
 
-def wrap_sbatch(site: SlurmSite, after: str) -> None:
-    """A wrapper of a site that comes first in PATH of the login node; `after`: its lines once Slurm has accepted a job."""
+def wrap_sbatch(site: SlurmSite, after: str, before: str = "") -> None:
+    """A wrapper of a site that comes first in PATH of the login node. after: its lines once Slurm has accepted a job; before:
+    those in front of that."""
     wrapper = site.shared / "bin/sbatch"
     wrapper.parent.mkdir()
-    wrapper.write_text(f'#!/bin/sh\n/usr/bin/sbatch "$@" || exit\n{after}\n')
+    wrapper.write_text(f'#!/bin/sh\n{before}\n/usr/bin/sbatch "$@" || exit\n{after}\n')
     wrapper.chmod(0o755)
     (site.shared / ".profile").write_text("export PATH=$HOME/bin:$PATH\n")
 
@@ -246,14 +247,14 @@ def test_a_site_with_a_wrapper_of_sbatch(slurm, after: str, warned: str):
     assert site.lab.slurm("squeue", "--noheader") == ""
 
 
-HANGS = '[ "$1" = --version ] && exit; touch "$HOME/accepted"; exec sleep {}'
+HANGS = '[ "$1" = --version ] && exit; touch "$HOME/hangs"; sleep 1000'
 
 
 @pytest.mark.engines
 def test_sbatch_that_gives_no_answer_after_slurm_has_accepted_the_job(slurm):
     """It is ended after 60 s, and the job is adopted."""
     site: SlurmSite = slurm(1)
-    wrap_sbatch(site, HANGS.format(1000))
+    wrap_sbatch(site, HANGS)
     site.workspace(train_py="print('done')\n")
     done = site.clustertool("run", "--workspace", "job", timeout=120).ends(0)
     assert "waiting for sbatch on login" in done.err
@@ -263,19 +264,52 @@ def test_sbatch_that_gives_no_answer_after_slurm_has_accepted_the_job(slurm):
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupt_while_sbatch_runs(slurm, number: int, code: int):
-    """It is obeyed when sbatch has answered, or has been ended: the job that Slurm has accepted is cancelled."""
+@pytest.mark.parametrize(
+    ("number", "code", "accepted"),
+    [(signal.SIGINT, 130, True), (signal.SIGTERM, 143, True), (signal.SIGINT, 130, False)],
+    ids=["INT after Slurm has accepted the job", "TERM after that", "INT before it"],
+)
+def test_an_interrupt_while_sbatch_hangs(slurm, number: int, code: int, accepted: bool):
+    """It is obeyed at once: sbatch ends, and the job that Slurm may have accepted is found by its comment and cancelled."""
     site: SlurmSite = slurm(1)
-    wrap_sbatch(site, HANGS.format(5))
+    wrap_sbatch(site, HANGS if accepted else "", "" if accepted else HANGS)
     site.workspace(train_py=STEPS)
     running = site.start("run", "--workspace", "job", program=CLUSTERTOOL)
-    until((site.shared / "accepted").exists)
-    (slurm_id,) = site.lab.slurm("squeue", "--noheader", "--format=%A").split()
+    until((site.shared / "hangs").exists)
+    numbers = site.lab.slurm("squeue", "--noheader", "--format=%A").split()
+    assert len(numbers) == accepted
+    began = time.monotonic()
     running.signal(number)
-    assert re.search(r": cancelling job (\S+)$", running.wait().ends(code).err, re.M)
-    site.lab.over(slurm_id)
-    assert site.lab.slurm("squeue", "--noheader") == ""
+    done = running.wait().ends(code)
+    assert time.monotonic() - began < 6, "sbatch would have gone on for 60 s"
+    job = done.job
+    assert f": cancelling job {job}\n" in done.err
+    assert re.findall(r"Slurm job (\d+) of job (\S+) was cancelled", done.err) == [(one, job) for one in numbers]
+    assert done.last == f"clustertool: exit {code} (tool): {'Ctrl+C' if code == 130 else 'SIGTERM'}"
+    for one in numbers:
+        assert site.lab.over(one) == "CANCELLED"
+    assert site.lab.slurm("squeue", "--noheader") == "" and not folder_of(site, job).exists()
+    site.gone()
+
+
+@pytest.mark.engines
+def test_an_interrupt_while_slurm_does_not_answer(slurm):
+    """The last line names what may be left and what to type."""
+    site: SlurmSite = slurm(1)
+    wrap_sbatch(site, HANGS)
+    site.workspace(train_py=STEPS)
+    running = site.start("run", "--workspace", "job", program=CLUSTERTOOL)
+    until((site.shared / "hangs").exists)
+    site.lab.stop_controller()
+    running.signal()
+    done = running.wait().ends(130)
+    job = done.job
+    may = f"Slurm has not answered whether it has job {job} in its queue"
+    assert done.last == f"clustertool: exit 130 (tool): Ctrl+C; {may}: clustertool stop --job {job}"
+    site.lab.start_controller()
+    assert f"job {job}: cancelled" in site.clustertool("stop", "--job", job).ends(0).out
+    until(lambda: not site.lab.slurm("squeue", "--noheader"))
+    assert not folder_of(site, job).exists()
     site.gone()
 
 

@@ -88,10 +88,14 @@ class SlurmEngine(Engine):
     @property
     def slurm(self) -> SlurmHost:
         """Raises Unreachable if the login host is not there."""
-        return SlurmHost(self.login, self._note_once)
+        return SlurmHost(self.login, self._note_once, self._check)
+
+    def _check(self) -> None:
+        """A caller is called in its own thread only."""
+        if threading.get_ident() == self._thread:
+            self.caller.check()
 
     def _note_once(self, text: str) -> None:
-        """A caller is called in its own thread only."""
         if threading.get_ident() == self._thread and not self._noted:
             self._noted = True
             self.caller.note(text)
@@ -261,7 +265,7 @@ class SlurmEngine(Engine):
 
     def _cancel(self, job: str, how: StopHow, note: Callable[[str], None], channels: int) -> Answers:
         """channels: how many of its nodes are asked at a time."""
-        slurm = self.slurm
+        slurm = self.slurm.patient
         queued = self._find(slurm, job)
         if queued is not None and queued.state in _QUEUED:
             self._scancel(slurm, queued, "--state=PENDING")
@@ -284,7 +288,7 @@ class SlurmEngine(Engine):
         return f"{path} on {self.slurm.name}", output.lines
 
     def starts_again(self, job: str, attempt: int) -> bool:
-        slurm, end = self.slurm, time.monotonic() + _LEAVING
+        slurm, end = self.slurm.patient, time.monotonic() + _LEAVING
         about = slurm.submissions().get(job)
         number = about["slurm_id"] if about else ""
         while number.isdecimal():  # a step does not start again

@@ -15,7 +15,17 @@ from clustertool.model.slurm.queue_lines import SlurmNode
 from clustertool.model.slurm.slurm_times import CONFIG
 from clustertool.model.slurm.step_output import StepOutput, read_output
 from clustertool.model.wire.agent_answers import ProgramAnswer, SubmittedJob
-from clustertool.model.wire.messages import PROGRAM, SUBMISSION_OUTPUT, SUBMISSIONS, WITHDRAW
+from clustertool.model.wire.messages import (
+    END_PROGRAMS,
+    PROGRAM,
+    SUBMISSION_OUTPUT,
+    SUBMISSIONS,
+    SUBMIT,
+    SUBMITTED,
+    WITHDRAW,
+    Answered,
+    Request,
+)
 from clustertool.ssh.parallel import each
 
 _SECONDS = 60.0  # that a program of Slurm may take: a busy slurmctld answers late
@@ -27,19 +37,28 @@ _START = "is slurmctld running? scontrol ping on that host shows it"
 
 
 class SlurmHost:
-    """fleet: of the login host alone, open. note: gets a message about a program that answers late."""
+    """fleet: of the login host alone, open. note: gets a message about a program that answers late. check: is called while a
+    program runs, and raises what ends the wait; None: no interrupt ends it."""
 
-    def __init__(self, fleet: Fleet, note: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self, fleet: Fleet, note: Callable[[str], None] = lambda text: None, check: Callable[[], None] | None = None
+    ) -> None:
         self._fleet = fleet
         self._note = note
+        self._check = check
         self._paths: dict[str, str] = {}
 
     @property
     def name(self) -> str:
         return self._fleet.name(0)
 
+    @property
+    def patient(self) -> SlurmHost:
+        """The same for the end of a job: no interrupt ends the wait for a program."""
+        return SlurmHost(self._fleet, self._note)
+
     def run(self, *argv: str, env: Mapping[str, str] = TIME_FORMAT, login: bool = False) -> ProgramAnswer:
-        """Run a program of Slurm. Raises PreflightError where there is none, Unreachable.
+        """Run a program of Slurm. Raises PreflightError where there is none, Unreachable, and what check() raises.
 
         login: in the environment of a login shell, which sbatch passes on to the job. On the user's own machine it is that of
         the user's shell.
@@ -51,20 +70,28 @@ class SlurmHost:
         return answer
 
     def _answer(self, *argv: str, env: Mapping[str, str] = TIME_FORMAT, login: bool = False) -> ProgramAnswer:
-        """Its path is empty where there is no such program. Raises Unreachable."""
+        """Its path is empty where there is no such program. Raises Unreachable, and what check() raises."""
         here = self._fleet.cluster.hosts[0].here
         request = PROGRAM({"argv": argv, "env": env, "seconds": _SECONDS, "login": login and not here})
         noted = time.monotonic() + _SLOW
 
         def wait() -> None:
             nonlocal noted
+            if self._check:
+                self._check()
             if time.monotonic() > noted:
                 noted = math.inf
                 more = "" if argv[0] == "srun" else f"; {_START}"  # srun waits for nodes
                 self._note(f"waiting for {argv[0]} on {self.name}{more}")
 
-        asked = each([request], lambda one: self._fleet.ask_one(0, one, _SECONDS + _MORE), check=wait)
-        return asked.all()[0]
+        return self._ask(request, wait, _SECONDS + _MORE)
+
+    def _ask(self, request: Request[Answered], check: Callable[[], None] | None, seconds: float = _SECONDS) -> Answered:
+        return each([request], lambda one: self._fleet.ask_one(0, one, seconds), check=check).all()[0]
+
+    def end_programs(self) -> None:
+        """End the programs that this command runs there. Raises Unreachable."""
+        self._fleet.ask_one(0, END_PROGRAMS({}))
 
     def path(self, name: str) -> str:
         """The path of a program of Slurm. Raises PreflightError where there is none."""
@@ -114,6 +141,14 @@ class SlurmHost:
         options = ("--allocations", "--noheader", "--parsable2", "--format=State", f"--jobs={number}")
         answer = self._answer("sacct", *options)  # not every cluster has it
         return answer["stdout"].strip().partition("\n")[0] if not answer["code"] else ""
+
+    def submit(self, about: SubmittedJob, files: dict[str, str]) -> None:
+        """Make the folder of a job. files: {name: base64}. Raises UsageError if there is one, PreflightError."""
+        self._ask(SUBMIT({"about": about, "files": files}), self._check)
+
+    def submitted(self, job: str, number: str) -> None:
+        """Record the number of a job. Raises NotFound, PreflightError."""
+        self._ask(SUBMITTED({"job": job, "slurm_id": number}), self._check)
 
     def submissions(self) -> dict[str, SubmittedJob]:
         """The submitted jobs that have a folder, by their ids."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
 import posixpath
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 from clustertool import __version__
 from clustertool.engines import earlier_work
 from clustertool.engines.base import Document, Exported, ExportWish, Starter, Submission, Submitted
-from clustertool.engines.caller import pause
+from clustertool.engines.caller import nothing_left, pause
 from clustertool.engines.elastic import elastic_plan
 from clustertool.engines.job_toml import engine_table, job_toml, settings_note
 from clustertool.engines.queued_request import (
@@ -29,7 +28,7 @@ from clustertool.engines.slurm.nodes_of_slurm import STANDS, nodes_of_slurm
 from clustertool.engines.slurm.slurm_check import of_login_host
 from clustertool.engines.slurm.slurm_engine import SlurmEngine
 from clustertool.engines.slurm.slurm_host import SlurmHost, advice, message
-from clustertool.errors import ClustertoolError, PreflightError, UsageError, raise_all
+from clustertool.errors import ClustertoolError, Interrupted, PreflightError, Terminated, UsageError, raise_all
 from clustertool.fleet import stored_hosts
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.identity import identity, job_id
@@ -57,10 +56,13 @@ from clustertool.model.slurm.submit_script import (
 )
 from clustertool.model.wire.agent_answers import SubmittedJob
 from clustertool.model.wire.agent_requests import ProbeWanted
-from clustertool.model.wire.messages import SUBMIT, SUBMITTED
+from clustertool.ssh.parallel import each
 
 _LATE = 10.0  # seconds in which Slurm may accept a job after sbatch was ended, because it gave no answer
 _POLL = 1.0
+_TAKING_BACK = 5.0  # seconds in which Slurm must answer where a submission is taken back
+_ACCEPTING = 1.0  # seconds after the end of sbatch in which Slurm may accept its job
+_TURN = 0.2
 _EXPORTED = "it has the key of the job: copy it to a folder of yours alone, which all nodes share, and there:"
 
 
@@ -203,27 +205,53 @@ class SlurmStart(Starter):
         if self._allocation:
             contents[STEP_OUTPUT] = b""  # closed to others, as that of a job of sbatch
         files = {name: base64.b64encode(data).decode() for name, data in contents.items()}
-        fleet = engine.login
-        fleet.ask_one(0, SUBMIT({"about": about, "files": files}))
+        slurm.submit(about, files)
         try:
             number = self._started(slurm, order) if self._allocation else self._sbatch(slurm, order)
-        except BaseException:
-            self._cancel(slurm, job)
-            slurm.withdraw(job)
+            slurm.submitted(job, number)
+        except BaseException as error:
+            self._take_back(slurm.patient, job, error)
             raise
         engine.caller.note(f"job {job} is {'step' if self._allocation else 'Slurm job'} {number}")
-        fleet.ask_one(0, SUBMITTED({"job": job, "slurm_id": number}))
         problem = stored_hosts.remember(self._identity, request.cluster)
         if problem:
             engine.caller.warn(problem)
         return Submitted(job)
 
-    def _cancel(self, slurm: SlurmHost, job: str) -> None:
-        """Take a job out of the queue that Slurm may have accepted before this command was ended."""
-        with contextlib.suppress(ClustertoolError):
-            for one in slurm.queue():
-                if one.clustertool_job == job and not slurm.run("scancel", one.number)["code"]:
-                    self._slurm_engine.caller.note(f"Slurm job {one.number} of job {job} was cancelled")
+    def _take_back(self, slurm: SlurmHost, job: str, error: BaseException) -> None:
+        """Remove a submission that has failed, and cancel the job that Slurm may have accepted all the same. If Slurm does not
+        answer, the error says what may be left, and names the command that ends it."""
+        caller = self._slurm_engine.caller
+        if isinstance(error, (Interrupted, Terminated)):
+            caller.note(f"{error.what}: cancelling job {job}")
+        more = 0.0 if isinstance(error, PreflightError) else _ACCEPTING  # Slurm was asked after that error
+        withdrawn = each([job], lambda one: self._withdraw(slurm, one, more), timeout=_TAKING_BACK)
+        for number in withdrawn.ok.get(0, ()):
+            caller.note(f"Slurm job {number} of job {job} was cancelled")
+        if not isinstance(error, ClustertoolError):
+            return
+        nothing_left(caller, error)
+        if withdrawn.failed:
+            error.what += f"; Slurm has not answered whether it has job {job} in its queue"
+            error.fix = "; ".join(filter(None, (error.fix, f"{PROGRAM} stop --job {job} cancels it")))
+            error.brief = f"{error.what}: {PROGRAM} stop --job {job}"
+
+    @staticmethod
+    def _withdraw(slurm: SlurmHost, job: str, seconds: float) -> list[str]:
+        """End sbatch, cancel its job if that comes into the queue within these seconds, and remove the folder. Returns the
+        numbers of what was cancelled. Raises PreflightError, Unreachable: the folder stays, and its job cannot join."""
+        slurm.end_programs()
+        slurm.withdraw(job, only_bundle=True)
+        end = time.monotonic() + seconds
+        while True:
+            late = time.monotonic() >= end
+            found = [one.number for one in slurm.queue() if one.clustertool_job == job]
+            for number in found:
+                slurm.output("scancel", number)
+            if found or late:
+                slurm.withdraw(job)
+                return found
+            time.sleep(_TURN)
 
     def _started(self, slurm: SlurmHost, order: SubmitOrder) -> str:
         """Start the step in the allocation of this shell; JOB.STEP. Raises PreflightError with the reason of a refusal."""
@@ -232,7 +260,7 @@ class SlurmStart(Starter):
         try:
             return step.number(slurm, self._slurm_engine.caller)
         except BaseException:
-            step.end(slurm)
+            step.end(slurm.patient)
             raise
 
     def _sbatch(self, slurm: SlurmHost, order: SubmitOrder) -> str:

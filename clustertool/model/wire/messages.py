@@ -154,6 +154,7 @@ SUBMISSION_OUTPUT: Kind[r.JobRequest, a.SubmissionOutputAnswer] = Kind(
     "submission-output", "storage.submissions:read_output"
 )
 WITHDRAW: Kind[r.WithdrawRequest, a.Answer] = Kind("withdraw", "storage.submissions:withdraw")
+END_PROGRAMS: Kind[r.NoFields, a.Answer] = Kind("programs-end", "system.programs:end_programs")
 PROGRAM: Kind[r.ProgramRequest, a.ProgramAnswer] = Kind("program", "system.programs:run_program", limit=16 << 20)
 
 # -- dispatch: see node/storage, node/dispatch

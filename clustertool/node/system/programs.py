@@ -7,15 +7,20 @@ import os
 import pwd
 import signal
 import subprocess
-from typing import TYPE_CHECKING, Any, Dict, Iterable, Mapping, Sequence, Tuple
+import time
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Mapping, Sequence, Tuple
 
-from clustertool.node.system.node_context import NodeContext
+from clustertool.model.wire.messages import PROGRAM
+from clustertool.node.system.node_context import NodeContext, PlacingContext
+from clustertool.node.system.work_counter import step
 
 if TYPE_CHECKING:
-    from clustertool.model.wire.agent_answers import ProgramAnswer
-    from clustertool.model.wire.agent_requests import ProgramRequest
+    from clustertool.model.wire.agent_answers import Answer, ProgramAnswer
+    from clustertool.model.wire.agent_requests import NoFields, ProgramRequest
 
 _VERSION = 2.0  # seconds for python3 -V: a shim of pyenv starts a shell
+_TURN = 0.2  # seconds between two calls of the check of a program that runs
+_ENDING = 2.0  # seconds for a program that was ended
 _MOST = 1 << 20  # characters of an output that an answer has
 _LOGIN = 20.0  # seconds that a login shell may take to start
 _MARK = "clustertool: the environment follows"  # after what the files of a login shell print
@@ -41,8 +46,11 @@ def first(folders: Iterable[str], name: str) -> str:
     return next((path for path in paths if os.access(path, os.X_OK) and os.path.isfile(path)), "")
 
 
-def output(argv: Sequence[str], seconds: float, stdin: str = "", **more: Any) -> Tuple[int, str, str]:
-    """(exit code, stdout, stderr) of a program; 127: it cannot start; -1: it did not end in time.
+def output(
+    argv: Sequence[str], seconds: float, stdin: str = "", check: Callable[[], None] = lambda: None, **more: Any
+) -> Tuple[int, str, str]:
+    """(exit code, stdout, stderr) of a program; 127: it cannot start; -1: it did not end in time. check: is called while it
+    runs, and raises what ends it.
 
     No process of its session stays, as far as KILL ends it: one that waits for a driver is left.
     """
@@ -53,11 +61,15 @@ def output(argv: Sequence[str], seconds: float, stdin: str = "", **more: Any) ->
     except OSError as error:
         return 127, "", f"{error.filename}: {error.strerror}"
     code, out, err = -1, b"", b""
+    data, end = stdin.encode() or None, time.monotonic() + seconds
     try:
-        out, err = child.communicate(stdin.encode() if stdin else None, timeout=seconds)
-        code = child.returncode
-    except subprocess.TimeoutExpired:
-        pass
+        while code < 0 and time.monotonic() < end:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                out, err = child.communicate(data, timeout=min(_TURN, seconds))
+                code = child.returncode
+                break
+            data = None
+            check()
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -85,8 +97,19 @@ def run_program(node: NodeContext, request: ProgramRequest) -> ProgramAnswer:
     if not path:
         return {"path": "", "code": 127, "stdout": "", "stderr": ""}
     more = {**environ, **request["env"]}
-    code, out, err = output([path, *arguments], request["seconds"], cwd="/", env=more)
+    code, out, err = output([path, *arguments], request["seconds"], check=step, cwd="/", env=more)
     return {"path": path, "code": code, "stdout": out[:_MOST], "stderr": err[:_MOST]}
+
+
+def end_programs(agent: PlacingContext, request: NoFields) -> Answer:
+    """End the programs that this connection has asked for. Return once they have ended, as far as KILL ends them."""
+    running = [work for work in agent.threads if work.kind is PROGRAM]
+    for work in running:
+        work.abandon()
+    end = time.monotonic() + _ENDING
+    for work in running:
+        work.join(max(0.0, end - time.monotonic()))
+    return {}
 
 
 def _found(name: str, environ: Mapping[str, str]) -> str:
