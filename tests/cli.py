@@ -561,3 +561,9 @@ def until(true: Callable[[], Any], seconds: float = PATIENCE, what: Callable[[],
 def plain(text: str) -> str:
     """What a terminal shows: without colours and cursor movements."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07", "", text).replace("\r\n", "\n")
+
+
+def lines_before(shown: str) -> list[str]:
+    """What was printed on a terminal before the first line of rank 0, less warnings."""
+    before = shown.partition("[trainer 0 ")[0].replace("\r\n", "\n").split("\n")[:-1]
+    return [line for line in map(plain, before) if line.strip() and not line.startswith(("warning: ", "  fix: "))]

@@ -173,7 +173,7 @@ def launched(caller: Caller, selection: Selection, named: NamedNodes, folder: Pa
         _note_allocation(caller, found)
         note = shell_variables.note(found, os.environ)
         if note:
-            caller.note(note)
+            caller.remark(note)
     return _chosen(selection, found)
 
 
@@ -223,7 +223,7 @@ def read_conf(caller: Caller, selection: Selection, named: bool = False, optiona
         try:
             path, values = conf_file.read(selection.conf, keys, named, named or optional)
         except conf_file.NotNeeded as error:
-            caller.note(f"note: {error.what}; this command needs no conf.py, so it is left out")
+            caller.remark(f"{error.what}; this command needs no conf.py, so it is left out")
     if selection.hostfile:
         values["HOSTS"] = _hostfile(selection.hostfile)
     files = [str(path)] * bool(path) + [selection.hostfile] * bool(selection.hostfile)
@@ -273,7 +273,7 @@ def _note_allocation(caller: Caller, found: Cluster) -> None:
     """Report that the nodes which a scheduler gave to this shell are not those of the command."""
     engine = found.engine or known_engines.DEFAULT
     for variable in known_engines.ignored_allocations(os.environ, engine):
-        caller.note(f"the allocation of this shell ({variable}) is ignored: the engine {engine} does not use it")
+        caller.remark(f"the allocation of this shell ({variable}) is ignored: the engine {engine} does not use it")
 
 
 def _local(caller: Caller, selection: Selection, start: bool, why: str) -> Cluster:

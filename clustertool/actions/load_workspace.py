@@ -68,10 +68,10 @@ def workspace(caller: Caller, folder: Path) -> Workspace:
         more = f" and {len(ordered) - count} more" if len(ordered) > count else ""
         named = [*secret, *(left for left in ordered if left.path in ("log/", "output/"))]
         takes = f"; a line !{named[0].path} in .clusterignore takes it" if named else ""
-        caller.note(f"left out: {listed}{more}{takes}")
+        caller.remark(f"left out: {listed}{more}{takes}")
     if found.grown:
         grown = ", ".join(found.grown[:_LISTED]) + " and more" * (len(found.grown) > _LISTED)
-        caller.note(f"written to while it was read: {grown}; sent is what was there at first")
+        caller.remark(f"written to while it was read: {grown}; sent is what was there at first")
     for path in found.unsure[:4]:
         caller.warn(
             f"{path} is sent too; if it has secrets, name it in .clusterignore, and pass them by SECRETS of conf.py"

@@ -64,7 +64,7 @@ def read_request(
     checked = read_job(cluster, toml, options)  # without a folder job.toml is on the nodes: only the options, for now
     _refuse_elastic(cluster, checked)
     if note := settings_note(toml, table, cluster):
-        caller.note(note)
+        caller.remark(note)
     workspace = load_workspace.workspace(caller, Path(folder)) if folder and not of_engine else None
     if workspace and checked.has_pservers:
         checked = replace(checked, one_port=load_workspace.uses_one_port(workspace))

@@ -59,6 +59,8 @@ class SilentCaller:
     def note(self, text: str) -> None:
         LOG.info("%s", plain(text))
 
+    remark = note
+
     def warn(self, text: str) -> None:
         LOG.warning("%s", plain(text))
 

@@ -53,6 +53,9 @@ class Caller(Protocol):
     def note(self, text: str) -> None:
         """One message about what happens now."""
 
+    def remark(self, text: str) -> None:
+        """One message about the command line, the shell, the workspace or earlier jobs. Several may become one line."""
+
     def warn(self, text: str) -> None:
         """One message about something that may be wrong."""
 

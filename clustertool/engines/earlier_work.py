@@ -56,7 +56,7 @@ def settle(caller: Caller, request: RunRequest, facts: ByNode) -> None:
     copied = [(path, nodes) for path, nodes in (("its output", tuple(sorted(have))), *request.resumed.kept) if nodes]
     text = ", ".join(f"{what} is copied on {_names(request, nodes)}" for what, nodes in copied)
     none = f"; {_names(request, lacking)} has none of it" if have and lacking else ""
-    caller.note(f"resuming job {request.resumed.id}: {text}{none}")
+    caller.remark(f"resuming job {request.resumed.id}: {text}{none}")
 
 
 def take_id(caller: Caller, request: RunRequest, earlier: tuple[EarlierJob, ...]) -> None:
@@ -65,7 +65,7 @@ def take_id(caller: Caller, request: RunRequest, earlier: tuple[EarlierJob, ...]
     if asked:
         request.job_id = earlier_jobs.free_id(asked, earlier)
         if request.job_id != asked:
-            caller.note(f"job {asked} has ended before: the id of this one is {request.job_id}")
+            caller.remark(f"job {asked} has ended before: the id of this one is {request.job_id}")
 
 
 def known_by(earlier: Iterable[EarlierJob], known: Mapping[str, Description]) -> tuple[EarlierJob, ...]:
@@ -105,7 +105,7 @@ def hint(caller: Caller, request: RunRequest, made: Plan) -> None:
         how += " continues from them, as does a job that works in one folder of the nodes: --job-workspace DIR"
     if found:
         text = f"job {left.id} of this script has left {' and '.join(found)}, and this one begins without"
-        caller.note(f"{text}: --resume{how or ' continues from it'}")
+        caller.remark(f"{text}: --resume{how or ' continues from it'}")
 
 
 def _chosen(caller: Caller, request: RunRequest, earlier: tuple[EarlierJob, ...]) -> EarlierJob | None:
@@ -125,10 +125,10 @@ def _chosen(caller: Caller, request: RunRequest, earlier: tuple[EarlierJob, ...]
     if found is not None and found.nodes:
         return found
     if not typed:
-        caller.note("resume = true in job.toml: there is no output of an earlier job; this one starts anew")
+        caller.remark("resume = true in job.toml: there is no output of an earlier job; this one starts anew")
         return None
     if request.options.job_workspace and not text:
-        caller.note("--resume: no output to copy; the job works in the same folder as earlier ones, with their files")
+        caller.remark("--resume: no output to copy; the job works in the same folder as earlier ones, with their files")
         return None
     if found is not None:
         raise NotFound(f"job {found.id} has left no output on these nodes", _OUTPUT)

@@ -65,7 +65,7 @@ def send_from(
 def _note_shared(caller: Caller, facts: ByNode) -> None:
     shared = sharing(facts)
     if shared:
-        caller.note(f"{len(shared)} nodes share ROOT_DIR: each works in its own node<id>/, content is sent once")
+        caller.remark(f"{len(shared)} nodes share ROOT_DIR: each works in its own node<id>/, content is sent once")
 
 
 def _conclude(fleet: Fleet, done: Dispatched, progress: DispatchView) -> None:

@@ -74,13 +74,13 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
         raise UsageError("--under makes one rank of a job that runs, and other options start a job", RANK_USAGE)
     call.given = foreign_options.wish(launch, OWN)
     call.terse = not call.given.verbose
+    call.gather_remarks()
     conf = load_config.read_conf(call, call.selection, foreign_options.needs_no_conf(launch))
     meeting = foreign_options.meeting(launch, conf.names_nodes)
     if foreign_options.begins_meeting(launch, conf.names_nodes):
         meeting = _begin(call, launch, argv)
-    notes = foreign_options.notes(launch, conf.names_nodes, meeting is not None)
-    for note in notes if call.given.verbose else filter(None, ["; ".join(notes)]):
-        call.terminal.note(f"note: {note}")
+    for note in foreign_options.notes(launch, conf.names_nodes, meeting is not None):
+        call.remark(note)
     note_late(call, "clusterrun", launch.arguments or ("",))
     folder = _folder(call)
     _check_own_address(launch)
@@ -234,9 +234,7 @@ def _without_elastic(call: Call) -> None:
     for name, nothing in (("elastic_server", ()), ("elastic_timeout", "")):
         if getattr(given, name):
             option = name.replace("_", "-")
-            call.note(
-                f"note: --{option} is not needed: the number of nodes is fixed; --nnodes MIN:MAX makes it elastic"
-            )
+            call.remark(f"--{option} is not needed: the number of nodes is fixed; --nnodes MIN:MAX makes it elastic")
             setattr(given, name, nothing)
 
 
@@ -339,13 +337,13 @@ def _log_dir(call: Call, launch: Launch, folder: Path, here: bool) -> str:
     call.given.log_dir = "" if here else launch.log_dir  # on this machine, too
     if not here and not launch.log_dir and any((folder / "log").glob("workerlog.*")):
         old = os.path.relpath(folder / "log")
-        call.terminal.note(f"note: {old} has the logs of an earlier job; write those of this one with --log_dir DIR")
+        call.remark(f"{old} has the logs of an earlier job; write those of this one with --log_dir DIR")
     if here and not launch.old:
         return launch.log_dir or "log"
     outside = os.path.isabs(launch.log_dir) or os.path.normpath(launch.log_dir).split("/")[0] == ".."
     if here and outside:
         unused = f"--log_dir {launch.log_dir} is not used"
-        call.terminal.note(f"note: {unused}: logs are in the job's directory")
+        call.remark(f"{unused}: logs are in the job's directory")
     return "" if outside else launch.log_dir
 
 

@@ -72,7 +72,7 @@ class TypedCommand:
             prompter.announce()
         if self.late:
             before = f"options of exec stand before it: {PROGRAM} exec {self.late} ..."
-            call.note(f"note: {self.late} is part of the command; {before}")
+            call.remark(f"{self.late} is part of the command; {before}")
         _tell(call, cluster, gathered)
 
 

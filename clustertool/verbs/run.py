@@ -51,6 +51,8 @@ _SLOW = 2.0  # seconds after which the screen shows what a command does
 
 
 def run(call: Call) -> None:
+    call.gather_remarks()
+    call.terse = not call.given.verbose and DetachKey().readable  # a line names the keys then
     options = with_program(call, read_options(call))
     order = read_order(call, options, find_cluster(call, options))
     if call.given.verbose and not order.wish.dry:
@@ -127,6 +129,7 @@ def perform(call: Call, order: RunRequest) -> None:
         starter = registry.starter_of(engine, order)
         submission = starter.prepare()
         if wish.dry:
+            call.show_remarks()
             _show(call, submission)
             return
         submitted = starter.submit(submission)

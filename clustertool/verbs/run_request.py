@@ -133,7 +133,7 @@ def note_late(call: Call, program: str, command: Sequence[str]) -> None:
     late = [name for name in dict.fromkeys(names) if name in _OURS]
     if late and command[0].endswith(".py"):  # torchrun has them, too
         passed = f"{', '.join(late)} {'is' if len(late) == 1 else 'are'} passed to {command[0]}"
-        call.note(f"note: {passed}; options of {program} stand before the program")
+        call.remark(f"{passed}; options of {program} stand before the program")
 
 
 def script_in(folder: Path, script: str) -> str:

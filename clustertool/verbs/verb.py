@@ -42,6 +42,7 @@ class Call:
         self.given = given
         self.dispatches = False  # the result of a dispatch is what it answers
         self.terse = False  # what follows without a wait is not announced
+        self._remarks: list[str] | None = None  # None: each is a line at once
         self._answer: Mapping[str, object] = {}
         self._finished = False
         self.lines = False  # the answer is JSON Lines, of which the verb prints all but the last one
@@ -82,6 +83,21 @@ class Call:
     def note(self, text: str) -> None:
         self.terminal.note(text)
 
+    def gather_remarks(self) -> None:
+        """From now on keep remarks, which show_remarks() prints in one line, unless -v is given."""
+        self._remarks = None if self.given.verbose else []
+
+    def remark(self, text: str) -> None:
+        if self._remarks is None:
+            self.terminal.note(f"note: {text}")
+        else:
+            self._remarks.append(text)
+
+    def show_remarks(self) -> None:
+        if self._remarks:
+            self.terminal.note(f"note: {'; '.join(dict.fromkeys(self._remarks))}")
+            self._remarks.clear()
+
     def warn(self, text: str) -> None:
         self.terminal.warn(text)
 
@@ -92,13 +108,16 @@ class Call:
         return User()
 
     def dispatching(self, names: Sequence[str], since: float | None) -> DispatchView:
+        self.show_remarks()
         bars = importlib.import_module(_BARS)
         return bars.DispatchProgress(self.terminal, names, since=since, answers=self.dispatches)  # type: ignore[no-any-return]
 
     def working(self, phase: str, names: Sequence[str]) -> WorkView:
+        self.show_remarks()
         return importlib.import_module(_BARS).NodeProgress(self.terminal, phase, names, answers=self.dispatches)  # type: ignore[no-any-return]
 
     def starting(self, job: str) -> None:
+        self.show_remarks()
         signals.count.job = job
 
 
@@ -206,6 +225,7 @@ def outermost(body: Callable[[Call], None], call: Call) -> int:
         signals.count.working = True
         signals.count.note = lambda text: call.terminal.note(text)
         body(call)
+        call.show_remarks()
         call.finish(None)
     except ClustertoolError as error:
         return _fail(call, error)
@@ -217,6 +237,7 @@ def outermost(body: Callable[[Call], None], call: Call) -> int:
 
 
 def _fail(call: Call, error: ClustertoolError) -> int:
+    call.show_remarks()
     show_error(error, call.terminal)
     call.finish(error)
     return error.code

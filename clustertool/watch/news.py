@@ -41,8 +41,8 @@ class PhaseNews:
 
     @property
     def at_once(self) -> bool:
-        """Whether nothing was waited for: the trainers of the first attempt, without pservers."""
-        return self.phase == "trainer" and self.attempt == 0 and "pserver" not in self.roles
+        """Whether nothing was waited for: the first processes of the first attempt."""
+        return self.attempt == 0 and self.phase == ("pserver" if "pserver" in self.roles else "trainer")
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ class _Quiet:
     def note(self, text: str) -> None:
         """Nothing reads it."""
 
-    warn = starting = note
+    warn = starting = remark = note
 
     def check(self) -> None:
         """Nothing ends it."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cases import STUBBORN
-from tests.cli import CLUSTERRUN, CLUSTERTOOL, INV, REPO, until
+from tests.cli import CLUSTERRUN, CLUSTERTOOL, INV, REPO, lines_before, until
 
 # Says what it was given, as JSON, one line a process.
 NOTES = """
@@ -110,10 +110,12 @@ def test_what_fleetruns_users_search(here):
 def test_few_lines_are_printed_before_the_first_one_of_the_program(here):
     """Also with options of launchers that are not needed. -v and --log_level DEBUG print what Paddle's launcher prints."""
     here.workspace(".", train_py="print('the program')")
-    unneeded = "--nproc-per-node=2", "--redirects=3", "--start-method=spawn", "--devices="
-    err = here.clusterrun(*unneeded, "train.py").ends(0).err
-    lines = [line for line in err.splitlines() if not line.startswith("warning: ")]
-    assert len(lines) <= 6 + 2, f"and those of the end: {lines}"
+    unneeded = "--nproc-per-node=2", "--redirects=3", "--start-method=spawn", "--devices=", "--elastic-timeout=9"
+    done = here.clusterrun(*unneeded, "train.py", "--nnodes=3", terminal=True).ends(0)
+    lines = lines_before(done.out)
+    assert len(lines) <= 6, lines
+    assert [line for line in lines if "--redirects" in line and "--elastic-timeout" in line and "--nnodes" in line]
+    err = here.clusterrun("train.py").ends(0).err
     assert "Configuration" not in err and "PADDLE_TRAINER_ID" not in err
     for more in (("-v",), ("--log_level", "DEBUG")):
         err = here.clusterrun(*more, "train.py").ends(0).err

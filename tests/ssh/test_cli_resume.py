@@ -78,7 +78,7 @@ def test_resume_continues_from_the_output_of_an_ended_job(pair):
     fresh = pair.inv(*RUN).ends(0)
     assert begins(fresh.out) == 0
     hint = f"job {first.job} of this script has left an output on 127.0.0.2, and this one begins without"
-    assert f"{hint}: --resume continues from it" in fresh.err.splitlines()
+    assert f"{hint}: --resume continues from it" in fresh.err
     pair.inv("clean", "--job", fresh.job).ends(0)
     again = pair.inv(*RUN, "--resume", "--env", "CODE=3").ends(3)
     assert begins(again.out) == 3

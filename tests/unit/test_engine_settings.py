@@ -53,7 +53,7 @@ class Caller:
     def note(self, text: str) -> None:
         """Nothing reads it."""
 
-    warn = note
+    warn = remark = note
 
 
 def request(folder: Path, cluster: Cluster, settings: dict[str, object], toml: str = TOML) -> RunRequest:
@@ -179,7 +179,7 @@ def test_an_allocation_of_the_shell_that_is_ignored_is_one_line(
     monkeypatch.setenv("SLURM_JOB_ID", "812")
     notes: list[str] = []
     caller = Caller()
-    monkeypatch.setattr(caller, "note", notes.append, raising=False)
+    monkeypatch.setattr(caller, "remark", notes.append, raising=False)
     conf = tmp_path / "conf.py"
     conf.write_text(text)
     found = load_config.cluster(caller, Selection(conf=str(conf)), start_local=start)  # type: ignore[arg-type]

@@ -49,7 +49,7 @@ class Caller:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    warn = note
+    warn = remark = note
 
 
 @pytest.fixture

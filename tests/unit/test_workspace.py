@@ -149,7 +149,7 @@ class Lines:
     def note(self, text: str) -> None:
         self.lines.append(text)
 
-    warn = note
+    warn = remark = note
 
 
 def test_an_env_file_is_sent_with_a_warning_and_keys_are_the_first_in_the_line(job: Path) -> None:

@@ -84,7 +84,7 @@ class Caller:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    warn = note
+    warn = remark = note
 
 
 def cluster(table: str, may_set: tuple[str, ...]) -> Cluster:

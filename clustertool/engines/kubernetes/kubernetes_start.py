@@ -84,7 +84,7 @@ class KubernetesStart(Starter):
         refuse_options(request)
         self._settings = settings_of(request)
         if self._settings.workspace and wish.folder:
-            self._engine.caller.note(
+            self._engine.caller.remark(
                 f"the workspace is {self._settings.workspace}: of {wish.folder} only job.toml is read"
             )
         if request.spec is None:  # --job-workspace: a job.toml in the pods cannot be read from here

@@ -85,7 +85,7 @@ class SlurmStart(Starter):
             request.spec, request.resumes = read_job(request.cluster, toml, request.options), resumes(toml)
             request.table = engine_table(facts.job_toml, request.cluster)
             if note := settings_note(toml, request.table, request.cluster):
-                engine.caller.note(note)
+                engine.caller.remark(note)
             request.grace_given = request.grace_given or gives_grace(toml, request.options)
             self._settings = self._read_settings()
         refuse_lease(request.spec, "give --timeout, or the key time of SLURM")
@@ -117,11 +117,11 @@ class SlurmStart(Starter):
         if allocation is None:
             if shell:
                 what = f"the allocation of this shell (SLURM_JOB_ID={shell}) is not used"
-                caller.note(f"a new Slurm job is submitted; {what}")
+                caller.remark(f"a new Slurm job is submitted; {what}")
             return cpus_warning(self._settings, ranks)
         ignored = ", ".join(ignored_keys(self._settings))
         without = f"; these settings have no effect there: {ignored}" if ignored else ""
-        caller.note(f"the job runs in the allocation of this shell (SLURM_JOB_ID={shell}){without}")
+        caller.remark(f"the job runs in the allocation of this shell (SLURM_JOB_ID={shell}){without}")
         if self._elastic.present:
             most = max(self._elastic.minimum, min(self._elastic.maximum, allocation.nodes))
             self._settings = replace(self._settings, nodes=most)

@@ -154,7 +154,7 @@ class SshStart(Starter):
             toml = job_toml(facts[0].job_toml)
             request.spec, request.resumes = read_job(request.cluster, toml, request.options), resumes(toml)
             if note := settings_note(toml, {}, request.cluster):
-                caller.note(note)
+                caller.remark(note)
             if request.spec.elastic.present:
                 elastic_plan.refuse(request)
                 facts = self._elastic_hosts(examined).facts

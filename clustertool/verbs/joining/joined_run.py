@@ -53,6 +53,7 @@ def perform(call: Call, request: RunRequest, meeting: TypedMeeting, folder: Path
     if advice:
         call.warn(advice)
     secret = join_job.find_secret(meeting, make=not request.wish.dry)
+    call.show_remarks()
     if request.wish.dry:
         _show(call, made, meeting, secret.source)
         return
