@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -187,7 +188,7 @@ class TopModel:
     def processes(self, sort: str, text: str, away: Collection[str] = ()) -> list[TopRank]:
         """All ranks of the jobs that run. `away`: the nodes that do not answer."""
         every = [rank for rank in self.ranks.values() if rank.node not in away] + list(self._others(away))
-        found = [rank for rank in every if any(text in item for item in _texts(rank))]
+        found = [rank for rank in every if _finds(text, rank)]
         found.sort(key=lambda rank: (rank.job, rank.role, rank.rank))  # stable: equals stay in this order
         if sort == "cpu":
             found.sort(key=lambda rank: -(rank.cpu or 0))
@@ -289,8 +290,11 @@ def _fits(name: str, devices: Sequence[Row], text: str) -> bool:
     return text in name or any(text in device.user for device in devices)
 
 
-def _texts(rank: TopRank) -> tuple[str, ...]:
-    return rank.node, rank.name, f"rank {rank.rank}", rank.job, rank.state, rank.line
+def _finds(text: str, rank: TopRank) -> bool:
+    """Whether a filter finds it. A number in the filter is that of a rank only as a whole."""
+    whole = re.compile(rf"(?<!\d){re.escape(text)}(?!\d)" if text[-1:].isdecimal() else re.escape(text))
+    numbered = any(map(whole.search, (rank.name, f"rank {rank.rank}")))
+    return numbered or any(text in item for item in (rank.node, rank.job, rank.state, rank.line))
 
 
 def _take_rank(rank: TopRank, values: RankSample, job: JobSample, t: float) -> None:

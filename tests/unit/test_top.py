@@ -279,6 +279,8 @@ def test_filter() -> None:
     assert [one.rank for one in picture.processes("rank", "node12")] == [11]
     assert [one.rank for one in picture.processes("rank", "trainer 3")] == [3]
     assert [one.rank for one in picture.processes("rank", "rank 3")] == [3]
+    for text in ("rank 1", "trainer 1", "r 1"):
+        assert [one.rank for one in picture.processes("rank", text)] == [1], "and not 10 and 11"
     assert {row.nodes for row in picture.rows(99, "rank", "rank 3")} == {("node4",)}, "the nodes of these ranks"
     assert picture.processes("rank", "nothing") == [] and picture.rows(9, "rank", "nothing") == []
 
