@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import pytest
 
@@ -149,3 +150,29 @@ def test_check_tries_no_framework_where_a_job_computes(one):
     done = one.inv("check", "--framework", "torch").ends(0)
     assert f"warn not tried: gpu 2 is in use by job {job} of user {USER}" in done.out
     assert [path.name for path in one.jobs(0)] == [f"JOB{job}"]
+
+
+def test_two_names_of_one_machine(site, nvml):
+    """Addresses of the loopback show that it is one machine; another name for it is an error."""
+    pair = site(2)
+    wrapper = pair.folder / "python"
+    wrapper.write_text(f'#!/bin/sh\nexport LD_LIBRARY_PATH="{nvml.folder}"\nexec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    pair.workspace(train_py=SAYS)
+    entries = [f"{USER}@{server.entry}" for server in pair.servers]
+    pair.conf(PYTHON=str(wrapper))
+    names = f"{pair.name(0)} and {pair.name(1)}"
+    assert (
+        f"{names} share gpu 0,1,2,3,4,5,6,7: they are one machine" in pair.inv("--dry", "run", "-w", "job").ends(0).err
+    )
+    two = [entries[0], {"host": entries[1], "address": "10.9.9.9"}]
+    pair.conf(PYTHON=str(wrapper), HOSTS=two)
+    for done in (pair.inv("run", "-w", "job").ends(69), pair.inv("check").ends(69)):
+        assert (
+            f"is the same machine as {pair.name(0)}, and gpu 0,1,2,3,4,5,6,7 would be given to both"
+            in done.out + done.err
+        )
+    assert not pair.jobs(0)
+    parts = f"{pair.name(0)}:0,1@{pair.name(1)}:2,3"
+    pair.inv("--dry", "run", "-w", "job", "--only", parts).ends(0)
+    assert "same machine" not in pair.inv("check", "--only", parts).out

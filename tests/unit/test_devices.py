@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from clustertool.errors import DeviceInUse, PreflightError, Several
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.devices import visibility
 from clustertool.model.devices.visibility import VARIABLES
-from clustertool.model.planning.plan import Plan, needs_probe
+from clustertool.model.planning.plan import Plan, given_facts, needs_probe
 from clustertool.model.planning.requests import spec
 
 NAMES = (
@@ -158,7 +159,7 @@ def test_visible_devices(cards: int, visibility: str, options: dict[str, Any], e
 @pytest.mark.parametrize("workers", ["b,a,a,b", "a,b,b,a"])
 def test_local_rank_is_a_position_in_the_visible_devices(workers: str) -> None:
     """In rank order also where a list gives the ranks, on each node by its own devices; two nodes may be one machine."""
-    cluster = cluster_of(["a", {"host": "b", "devices": "5,3"}])
+    cluster = cluster_of([{"host": "a", "devices": "0,1,2,4,6,7"}, {"host": "b", "devices": "5,3"}])
     for machines in ((0, 1), (0, 0)):
         facts = facts_of(cluster, machines, devices=tuple(range(8)), device_kind="gpu")
         made = plan_of(cluster, facts=facts, devices="", workers=(workers,))
@@ -170,8 +171,8 @@ def test_local_rank_is_a_position_in_the_visible_devices(workers: str) -> None:
                 assert seen == [5, 3]
                 assert (seen[int(env["LOCAL_RANK"])],) == process.devices
                 assert env["FLAGS_selected_gpus"] == env["LOCAL_RANK"] == env["PADDLE_RANK_IN_NODE"]
-            else:  # eight cards for two ranks: each sees its four
-                assert env["FLAGS_selected_gpus"] == "0,1,2,3"
+            else:  # six cards for two ranks: each sees its three
+                assert env["FLAGS_selected_gpus"] == "0,1,2"
                 assert env["CUDA_VISIBLE_DEVICES"] == ",".join(map(str, process.devices))
 
 
@@ -237,6 +238,69 @@ def test_parameter_servers_with_trainers_that_share_a_card() -> None:
     assert set_for(made, 1) == {"CUDA_VISIBLE_DEVICES": "0", "FLAGS_selected_gpus": "0"}
     assert set_for(made, 3) == {"CUDA_VISIBLE_DEVICES": "1", "FLAGS_selected_gpus": "0"}
     assert set_for(made, 5) == {}
+
+
+# -- one machine as several nodes ---------------------------------------------------------------------------------------
+
+ALIASES: list[tuple[list[Any], dict[str, Any], str]] = [
+    # HOSTS, options -> the devices that the second node may not have, or "warn" (the names show that it is meant), or ""
+    (["a", "b"], {}, "0,1"),
+    (["a", "a:2222"], {}, "0,1"),
+    (["ann@a", "bob@a"], {}, "0,1"),
+    (["10.0.0.1", "127.0.0.1"], {}, "0,1"),
+    (["a", "b"], {"devices": "1"}, "1"),
+    (["a", "b"], {"devices": "auto"}, "0,1"),
+    (["a", "b"], {"mode": "ps"}, "0"),
+    (["a", "b"], {"mode": "ps-heter"}, "0"),
+    ([{"host": "a", "devices": [0]}, "b"], {}, "0"),
+    ([{"host": "a", "slots": 1}, {"host": "b", "slots": 1}], {}, "0"),
+    ([{"host": "a", "devices": [0]}, {"host": "b", "devices": [1]}], {}, ""),
+    ([{"host": "a", "devices": [0]}, {"host": "b", "devices": []}], {}, ""),
+    ([{"host": "a", "roles": ["pserver"]}, {"host": "b", "roles": ["trainer"]}], {"mode": "ps"}, ""),
+    (["a", "a"], {}, "warn"),
+    (["127.0.0.1:2201", "127.0.0.2:2201"], {}, "warn"),
+]
+
+
+@pytest.mark.parametrize(("entries", "options", "expected"), ALIASES)
+def test_two_names_of_one_machine(entries: list[Any], options: dict[str, Any], expected: str) -> None:
+    cluster = cluster_of(entries)
+    facts = facts_of(cluster, (0, 0), devices=(0, 1), device_kind="gpu", device_keys=("nvidia0", "nvidia1"))
+    if expected in ("", "warn"):
+        warnings = plan_of(cluster, facts=facts, **options).warnings
+        assert [one.partition(" share ")[2] for one in warnings] == ["gpu 0,1: they are one machine"] * bool(expected)
+        return
+    with pytest.raises(PreflightError, match=f"is the same machine as .* gpu {expected} would be given") as caught:
+        plan_of(cluster, facts=facts, **options)
+    assert caught.value.node == cluster.hosts[1].name and caught.value.code == 69
+    assert not plan_of(replace(cluster, checks_off=("devices",)), facts=facts, **options).warnings
+    assert plan_of(replace(cluster, device_kind="cpu"), facts=facts, **options).warnings == ()
+    assert plan_of(cluster, facts=facts_of(cluster, (0, 1), devices=(0, 1), device_kind="gpu"), **options)
+
+
+def test_device_files_decide_which_devices_of_a_machine_are_the_same() -> None:
+    """Each of two containers in the network of their machine has one of its devices, as number 0."""
+    cluster = cluster_of(["a", "b"])
+    facts = facts_of(cluster, (0, 0), devices=(0,), device_kind="gpu", device_keys=("nvidia0",))
+    facts[1] = replace(facts[1], device_keys=("nvidia3",))
+    assert plan_of(cluster, facts=facts).warnings == ()
+    allocated = facts_of(cluster, (0, 0), devices=(0,), device_kind="gpu", allocated=("GPU-1",))
+    assert plan_of(cluster, facts=allocated).warnings == (), "an engine has divided them"
+
+
+def test_all_further_names_are_reported_together() -> None:
+    cluster = cluster_of(hosts(3))
+    with pytest.raises(Several) as caught:
+        plan_of(cluster, facts=facts_of(cluster, (0, 0, 0), devices=(0,), device_kind="gpu"))
+    assert str(caught.value).count("is the same machine as 10.0.0.1") == 2
+
+
+def test_one_address_is_one_machine_without_a_probe() -> None:
+    entries = [{"host": name, "address": "10.0.0.1", "devices": [0], "root_dir": "/r"} for name in ("a", "b")]
+    cluster = cluster_of(entries, DEVICE_KIND="gpu", START_PORT=6000, LEAD_PORT=5000)
+    assert not needs_probe(cluster, job_of(cluster))
+    with pytest.raises(PreflightError, match="gpu 0 would be given to both"):
+        plan_of(cluster, facts=given_facts(cluster))
 
 
 # -- heter trainers -----------------------------------------------------------------------------------------------------

@@ -71,6 +71,16 @@ def test_good_cards_are_ok_in_every_column() -> None:
     assert tuple(found) == CHECKS
 
 
+@pytest.mark.parametrize(("second", "level"), [("b", "error"), ("a", "warn"), ({"host": "b", "devices": [2]}, "")])
+def test_two_names_of_one_machine(second: Any, level: str) -> None:
+    cluster = cluster_of([{"host": "a", "devices": [0, 1]} if level != "warn" else "a", second])
+    facts = facts_of(cluster, (0, 0), devices=(0, 1, 2), device_kind="gpu")
+    found = inventory(cluster, facts, {0: report(3), 1: report(3)}, {})
+    [cell] = [cells(found, 1)["devices"]]
+    assert cell.level == (level or "ok") and cells(found, 0)["devices"].level == "ok"
+    assert cell.text.startswith("is the same machine as a") == bool(level)
+
+
 def test_nodes_without_cards_have_no_cells() -> None:
     assert look(None, None) == []
 

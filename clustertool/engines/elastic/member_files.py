@@ -82,6 +82,7 @@ def own_settings(common: JoinFile, cluster: Cluster, member: HostMember) -> OwnS
         address=member.facts.address,
         base=member.base,
         entry=host.entry,
+        twin=host.twin,
         roles=host.roles,
         resume=member.resumes,
     )

@@ -11,7 +11,7 @@ from clustertool.model.devices.faults import Ill, exclusive, ills
 from clustertool.model.devices.wording import FIX, computing, describe, holder, in_use
 from clustertool.model.facts import ByNode
 from clustertool.model.finding import Finding
-from clustertool.model.planning.devices import kind_of
+from clustertool.model.planning.devices import TWICE_FIX, given_twice, kind_of
 from clustertool.model.planning.plan import Plan
 from clustertool.model.quantities import human_bytes
 
@@ -49,7 +49,7 @@ def inventory(
 ) -> Tuple[Finding, ...]:
     """Findings of the nodes that were asked, and of those that have no card where others have some."""
     hosts = {host.index: host for host in cluster.hosts}
-    found = _counts(hosts, facts, reports) if reports else []
+    found = [*_counts(hosts, facts, reports), *_one_machine(cluster, facts)] if reports else []
     cards = {node: _usable(hosts[node], report) for node, report in sorted(reports.items())}
     found += _drift(cards, reports)
     for node, report in sorted(reports.items()):
@@ -74,6 +74,21 @@ def _counts(hosts: Mapping[int, Host], facts: ByNode, reports: Reports) -> List[
         Finding(node, "devices", "warn", f"{number or 'no'} devices, others {usual}", _COUNT_FIX)
         for node, number in free.items()
         if usual is not None and number != usual
+    ]
+
+
+def _one_machine(cluster: Cluster, facts: ByNode) -> List[Finding]:
+    """Find nodes of one machine that would get the same devices: an error, unless their names show that it is meant."""
+    hosts = [host for host in cluster.hosts if host.index in facts and (host.plays("trainer") or host.plays("heter"))]
+    kinds = {host.index: kind_of(cluster, facts[host.index]) for host in hosts}
+    given = {
+        host.index: host.on_slots(facts[host.index].devices) if host.devices is None else host.devices
+        for host in hosts
+        if kinds[host.index] != "cpu"
+    }
+    return [
+        Finding(one.node, "devices", "warn" if one.meant else "error", one.text(cluster, kinds[one.node]), TWICE_FIX)
+        for one in given_twice(cluster, facts, given)
     ]
 
 

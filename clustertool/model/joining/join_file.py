@@ -54,8 +54,8 @@ class OwnSettings:
     offer has them. name: of this machine, as its engine knows it; "" for the host name. base: the parent of the job's
     directory, where the starter knows it; a machine of an elastic job that has one makes its record before the first plan.
     address: for training, "" for the one on the way to the coordinator.
-    entry: how conf.py names it (Host.entry), "" where no laptop started it. roles: as in HOSTS. resume: the ended job whose
-    output is copied here when the job is placed.
+    entry and twin: how conf.py names it (Host), "" and 0 where no laptop started it. roles: as in HOSTS. resume: the
+    ended job whose output is copied here when the job is placed.
     """
 
     root_dir: str = ""
@@ -73,6 +73,7 @@ class OwnSettings:
     address: str = ""
     base: str = ""
     entry: str = ""
+    twin: int = 0
     roles: Optional[Tuple[Tuple[str, Optional[int]], ...]] = None
     resume: str = ""
 

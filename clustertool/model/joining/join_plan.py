@@ -78,6 +78,7 @@ def cluster_of(join: JoinFile, arrivals: Sequence[Arrival], port: int) -> Cluste
             member=one.member,
             base=one.own.base,
             conf_entry=one.own.entry,
+            twin=one.own.twin,
         )
         for node, one in enumerate(arrivals)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.errors import ClustertoolError, DeviceInUse, PreflightError, raise_all
 from clustertool.model.config.cluster import Cluster
@@ -17,6 +17,11 @@ from clustertool.model.planning.ranks import Seat
 from clustertool.model.planning.shards import split
 
 Cards = Mapping[int, Tuple[int, ...]]
+_LOOPBACK = ("127.", "::1")
+TWICE_FIX = (
+    "leave one of them out, or give each its own devices (`devices` in HOSTS, --only NAME:0,1, CUDA_VISIBLE_DEVICES where the"
+    " command is typed); nodes that are to share them have the same name, written twice"
+)
 AUTO_FIX = "wait for them with --wait, or ask for fewer with --nproc-per-node"
 # kind -> HETER_DEVICE_TYPE; besides these Paddle knows only cpu
 _HETER = {"gpu": "gpu", "dcu": "gpu", "xpu": "xpu"}
@@ -123,6 +128,74 @@ def _absent(host: Host, job: JobSpec, facts: Facts, kind: str, origin: str) -> O
     else:
         fix = f"the node has {facts.device_kind} {', '.join(map(str, have))}"
     return PreflightError(what, fix, host.name)
+
+
+class OneMachine(NamedTuple):
+    """A node that is the same machine as one before it, and these devices are given to both. meant: the names show it."""
+
+    node: int
+    first: int
+    devices: Tuple[int, ...]
+    meant: bool
+
+    def text(self, cluster: Cluster, kind: str) -> str:
+        ids = ",".join(map(str, self.devices))
+        return f"is the same machine as {cluster.hosts[self.first].name}, and {kind} {ids} would be given to both"
+
+
+def given_twice(cluster: Cluster, facts: ByNode, given: Mapping[int, Iterable[int]]) -> List[OneMachine]:
+    """Find devices that are given to two nodes of one machine. given: node -> ids.
+
+    It is meant where the user has typed one name twice, or addresses of the loopback. An engine that has allocated devices has
+    divided them.
+    """
+    owners: Dict[Tuple[str, str], int] = {}
+    twice: Dict[Tuple[int, int], List[int]] = {}
+    for node, ids in sorted(given.items()) if "devices" not in cluster.checks_off else ():
+        fact = facts[node]
+        keys = dict(zip(fact.devices, fact.device_keys))
+        for device in sorted(set(ids)) if fact.allocated is None else ():
+            first = owners.setdefault((fact.machine, keys.get(device, str(device))), node)
+            if first != node:
+                twice.setdefault((node, first), []).append(device)
+    hosts = cluster.hosts
+    return [
+        OneMachine(node, first, tuple(ids), _same_name(hosts[node], hosts[first]))
+        for (node, first), ids in twice.items()
+    ]
+
+
+def _same_name(host: Host, first: Host) -> bool:
+    again = host.twin > 0 and host.host == first.host
+    return again or all(one.address.startswith(_LOOPBACK) for one in (host, first))
+
+
+def of_nodes(seats: Iterable[Seat], kinds: Sequence[str]) -> Dict[int, List[int]]:
+    """Node -> the devices of its processes."""
+    found: Dict[int, List[int]] = {}
+    for seat in seats:
+        if kinds[seat.node] != "cpu":
+            found.setdefault(seat.node, []).extend(seat.devices)
+    return found
+
+
+def require_once(cluster: Cluster, facts: ByNode, kinds: Sequence[str], seats: Sequence[Seat]) -> None:
+    """Require that no two nodes of one machine get the same device, unless it is meant. Raises the PreflightErrors of all."""
+    wrong = [one for one in given_twice(cluster, facts, of_nodes(seats, kinds)) if not one.meant]
+    raise_all(
+        [PreflightError(one.text(cluster, kinds[one.node]), TWICE_FIX, cluster.hosts[one.node].name) for one in wrong]
+    )
+
+
+def shared(cluster: Cluster, facts: ByNode, kinds: Sequence[str], seats: Sequence[Seat]) -> List[str]:
+    """Return a warning about nodes of one machine that share its devices."""
+    twice = given_twice(cluster, facts, of_nodes(seats, kinds))
+    if not twice:
+        return []
+    nodes = sorted({node for one in twice for node in (one.node, one.first)})
+    ids = sorted({device for one in twice for device in one.devices})
+    names = some([cluster.hosts[node].name for node in nodes])
+    return [f"{names} share {kinds[nodes[0]]} {','.join(map(str, ids))}: they are one machine"]
 
 
 def unallocated(cluster: Cluster, facts: ByNode, kinds: Sequence[str]) -> List[str]:

@@ -106,6 +106,7 @@ def plan(
     """
     kinds, seats = _seats(cluster, job, facts, identity.job_id)
     devices.require(cluster, job, facts, kinds)
+    devices.require_once(cluster, facts, kinds, seats)
     devices.require_free(cluster, job, facts, kinds, seats, identity.job_id)
     chosen = ports.choose(seats, cluster, job, facts, identity.job_id)
     table = Table(identity, cluster, job, facts, seats, chosen, kinds)
@@ -263,6 +264,7 @@ def _warnings(table: Table) -> Tuple[str, ...]:
         found.append(
             f"{shared} are one machine: each pserver that gets --nics={nic} listens on the first address of {nic}"
         )
+    found += devices.shared(table.cluster, table.facts, table.kinds, table.seats)
     found += devices.unallocated(table.cluster, table.facts, table.kinds)
     for seat, kind in devices.missing(table.seats, table.job, table.kinds):
         stage = f"stage {seat.stage} of heter trainers wants {kind} (--heter-devices)"

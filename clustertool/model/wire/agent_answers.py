@@ -374,6 +374,7 @@ class ProbeAnswer(Answer, total=False):
     cpus: f.Signed
     devices: f.PerCard[int]
     device_kind: f.Label
+    device_keys: f.PerCard[f.Label]
     devices_seen: bool
     modules: f.Some[f.Label]
     allocated: f.PerCard[f.Label]

@@ -56,6 +56,7 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
         allocated = None  # without the variable: a pod has the device files of its own devices only
     if allocated is not None:
         devices = list(range(len(allocated)))
+    keys = detect.keys(kind, devices) if devices and allocated is None else {}
     mounts = _network_mounts()
     answer: ProbeAnswer = {
         "hostname": socket.gethostname(),
@@ -73,9 +74,10 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
         "cpus": _cpus(request.get("engine", "")),
         "devices": devices,
         "device_kind": kind,
+        "device_keys": list(keys.values()),
         "devices_seen": True,
         "modules": detect.modules() if kind == "gpu" else [],
-        "locked": _locked(kind, devices) if devices and allocated is None else [],
+        "locked": _locked(keys),
         "ephemeral": (low, high),
         "busy": sorted(busy | set(claimed) | set(reserved)),
         "listeners": sorted(users_of.items()),
@@ -262,9 +264,9 @@ def _came_in() -> str:
 # -- devices and a workspace that is here already ---------------------------------------------------------------------
 
 
-def _locked(kind: str, ids: Sequence[int]) -> List[Tuple[int, str, str]]:
+def _locked(keys: Mapping[int, str]) -> List[Tuple[int, str, str]]:
     """(id, job, user) of the cards that jobs have locked."""
-    locked, keys = locks.locked(), detect.keys(kind, ids)
+    locked = locks.locked() if keys else {}
     return [(index, locked[key]["job"], locked[key]["user"]) for index, key in keys.items() if key in locked]
 
 
