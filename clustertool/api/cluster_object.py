@@ -54,15 +54,16 @@ class Cluster:
         only: Sequence[str] = (),
         skip: Sequence[str] = (),
         engine: str = "",
+        no_conf: bool = False,
     ) -> Cluster:
         """The cluster of a conf.py: of this file, else of the nearest one in the current folder or above.
 
         Without one, the embedded local cluster if it runs, and this machine for the jobs that clusterrun has started in the
-        folder. hostfile, only, skip, engine: as the options of the command line. Raises ConfigError, UsageError. It opens no
-        connection.
+        folder. hostfile, only, skip, engine, no_conf: as the options of the command line. Raises ConfigError, UsageError. It
+        opens no connection.
         """
         chosen = _items("only", only), _items("skip", skip)
-        selection = Selection(os.fspath(conf), os.fspath(hostfile), *chosen, engine=engine)
+        selection = Selection(os.fspath(conf), os.fspath(hostfile), *chosen, engine=engine, no_conf=no_conf)
         return cls(load_config.cluster(SilentCaller(), selection, start_local=False))
 
     @classmethod

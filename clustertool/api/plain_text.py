@@ -1,19 +1,26 @@
 """Texts of the API name the command `clustertool` where actions and nodes write a placeholder (model/hints.py).
 
-They name a parameter where those of the command line name an option.
+Errors name a parameter where those of the command line name the option of the same name.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ContextDecorator
+from types import TracebackType
+from typing import TypeVar
 
-from clustertool.errors import ClustertoolError, UsageError, singles
+from clustertool.errors import ClustertoolError, InternalError, JobFailed, singles
 from clustertool.model.hints import PROGRAM, filled
 from clustertool.show.program_name import commanded
 
-_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*)")
+_Method = TypeVar("_Method", bound=Callable[..., object])
+# Not one in quotes, which is a value: an option of a container's runtime or of sbatch.
+_OPTION = re.compile(r"(?<![\w.'\"-])--([a-z][a-z-]*)")
+_PARAMETERS: set[str] = set()  # of all methods of the API
+_OTHERS = {"workspace": "job"}  # the parameter of an option with another name
 
 
 def plain(text: str) -> str:
@@ -21,20 +28,32 @@ def plain(text: str) -> str:
     return filled(text, commanded())
 
 
+def _parameter(option: re.Match[str]) -> str:
+    name = _OTHERS.get(option[1]) or option[1].replace("-", "_")
+    return name if name in _PARAMETERS else option[0]
+
+
 def _with_parameters(text: str) -> str:
-    """Write `nproc_per_node` in place of `--nproc-per-node`, except in a text with a command to type."""
-    return text if PROGRAM in text else _OPTION.sub(lambda option: option[1].replace("-", "_"), text)
+    """Write `nproc_per_node` in place of `--nproc-per-node`, except behind the name of a command to type."""
+    head, program, command = text.partition(PROGRAM)
+    return _OPTION.sub(_parameter, head) + program + command
 
 
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """A decorator for methods of the API: the texts of the errors that they raise are plain."""
-    try:
-        yield
-    except ClustertoolError as error:
+class plain_errors(ContextDecorator):
+    """A decorator for methods of the API, and a context: the texts of the errors that they raise are plain."""
+
+    def __call__(self, method: _Method) -> _Method:
+        _PARAMETERS.update(inspect.signature(method).parameters)
+        return super().__call__(method)
+
+    def __enter__(self) -> None:
+        """Nothing is needed before."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if not isinstance(error, ClustertoolError):
+            return
         for one in {id(one): one for one in (error, *singles(error))}.values():  # a single error is its own part
-            if isinstance(one, UsageError):
+            if not isinstance(one, (JobFailed, InternalError)):  # they quote programs
                 one.what, one.fix = _with_parameters(one.what), _with_parameters(one.fix)
             one.what, one.fix = plain(one.what), plain(one.fix)
             one.args = (one.what,)
-        raise

@@ -21,7 +21,7 @@ from clustertool.api.progress_display import listener
 from clustertool.api.silent_caller import SilentCaller
 from clustertool.cli.shared_options import RUN
 from clustertool.engines import known_engines
-from clustertool.errors import Unreachable, UsageError
+from clustertool.errors import ConfigError, DataError, PreflightError, Unreachable, UsageError
 from clustertool.model.hints import PROGRAM
 from clustertool.model.wire.messages import FOLLOW
 from clustertool.ssh.parallel import Gathered
@@ -85,6 +85,40 @@ def test_errors_name_the_command_and_cross_processes() -> None:
         again = pickle.loads(pickle.dumps(error))
         assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [UsageError, DataError, ConfigError, PreflightError, NotFound])
+@pytest.mark.parametrize(
+    ("what", "plain"),
+    [
+        ("--job-id x: job x has not ended", "job_id x: job x has not ended"),
+        ("--workspace and --job-workspace=/a", "job and job_workspace=/a"),
+        (f"give --nnodes 2; {PROGRAM} check --no-conf", "give nnodes 2; clustertool check --no-conf"),
+        ("options has '--name=x', options.--env, a--job-id", "options has '--name=x', options.--env, a--job-id"),
+        ("--no-such-option", "--no-such-option"),
+        ("correct it, or --no-conf", "correct it, or no_conf"),
+    ],
+)
+def test_errors_of_each_class_name_parameters(kind: Any, what: str, plain: str) -> None:
+    """But no options of other programs, of commands to type, and of the log of a rank."""
+
+    @plain_errors()
+    def fails() -> None:
+        raise Several([kind(what, what), JobFailed("--job-id", 3)])
+
+    with pytest.raises(Several) as caught:
+        fails()
+    first, second = caught.value.errors
+    assert (first.what, first.fix, second.what) == (plain, plain, "--job-id")
+
+
+def test_no_conf_is_a_parameter(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "conf.py").write_text("raise SystemExit")
+    (tmp_path / "hosts").write_text("10.0.0.1\n")
+    monkeypatch.chdir(tmp_path)
+    assert Cluster.from_conf(hostfile="hosts", no_conf=True).hosts == ("10.0.0.1",)
+    with pytest.raises(UsageError, match="^no_conf and conf contradict each other"):
+        Cluster.from_conf("conf.py", no_conf=True)
 
 
 def test_a_silent_node_does_not_stall_wait_with_progress(monkeypatch: pytest.MonkeyPatch) -> None:

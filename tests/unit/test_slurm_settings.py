@@ -113,13 +113,13 @@ def test_a_wrong_value_is_an_error_with_what_is_right(key: str, value: object, f
         ("--partition=a", "set the key partition"),
         ("--gpus-per-node=2", "set the key gpus_per_node"),
         ("--exclusive", "set the key exclusive"),
-        ("--array=1-3", "--array out: a job is submitted once"),
-        ("--arr=1-3", "--array out: a job is submitted once"),  # sbatch takes the beginning of an option
+        ("--array=1-3", "'--array' out: a job is submitted once"),
+        ("--arr=1-3", "'--array' out: a job is submitted once"),  # sbatch takes the beginning of an option
         ("--ntasks=4", "--nproc-per-node"),
         ("--output=x", "logs"),
         ("--export=NONE", "set ENV"),
         ("--wrap=ls", "the script is that of clustertool"),
-        ("--no-re", "--no-requeue out"),
+        ("--no-re", "'--no-requeue' out"),
         ("--comment=x", "it names the job"),
         ("--tasks-per-node=2", "one task per node"),
         ("--het-group=1", "one allocation"),

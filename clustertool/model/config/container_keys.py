@@ -90,7 +90,7 @@ def _checked(settings: ContainerSettings, error: Type[ClustertoolError], where: 
     runtime = APPTAINER if only_for_apptainer(settings.image) else settings.runtime
     wrong = refused(settings.options, runtime)
     if wrong:
-        raise error(f"{where}: options has {wrong}", "leave it out")
+        raise error(f"{where}: options has {wrong!r}", "leave it out")
     return settings
 
 

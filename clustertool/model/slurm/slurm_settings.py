@@ -134,7 +134,7 @@ def _option(value: object) -> str:
     taken = [each for each in _TAKEN if each.startswith(name)]  # getopt knows an option by its beginning
     if taken and name not in _NOT_TAKEN and not (name == "exclusive" and match[2]):
         exact = name if name in taken else taken[0]
-        raise ValueError(f"for what no key sets; leave --{exact} out: {_TAKEN[exact]}")
+        raise ValueError(f"for what no key sets; leave '--{exact}' out: {_TAKEN[exact]}")
     return match[0]
 
 
