@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import shlex
 from dataclasses import replace
@@ -21,7 +20,7 @@ from clustertool.model.config.job import read_job
 from clustertool.model.facts import Identity
 from clustertool.model.hints import PROGRAM
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint, OwnSettings, check, patience
-from clustertool.model.joining.typed_meeting import TypedMeeting
+from clustertool.model.joining.typed_meeting import TypedMeeting, on_loopback
 from clustertool.model.planning.plan import Plan, given_facts
 
 _COMMAND = 200  # characters of a command that are compared and shown
@@ -60,7 +59,7 @@ def find_secret(meeting: TypedMeeting, make: bool = True) -> Secret:
     found = secret.find(os.environ)
     if found is not None:
         return found
-    if _on_loopback(meeting.host):
+    if on_loopback(meeting.host):
         return secret.of_this_machine(make)
     fix = f"{PROGRAM} secret --to {secret.default_file()}, then copy this file to each machine (mode 0600)"
     raise UsageError(f"machines that meet at {meeting.endpoint} need a common secret, and there is none here", fix)
@@ -105,16 +104,6 @@ def join_file(request: RunRequest, meeting: TypedMeeting, folder: Path, shared: 
         own=own,
     )
     return check(file)
-
-
-def _on_loopback(host: str) -> bool:
-    """Whether `host` is typed as the loopback: other names may mean the loopback on their own machine only."""
-    if host in ("localhost", "ip6-localhost", "ip6-loopback"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _placeholder(host: Host, number: int, meeting: TypedMeeting) -> Host:

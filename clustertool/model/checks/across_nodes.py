@@ -66,6 +66,7 @@ def _name(fact: Facts, several: bool) -> Finding:
     name, own = fact.hostname, fact.own
     if several and fact.address.startswith(_LOOPBACK):
         fix = "name it in HOSTS by an address that the others can reach, or set its address there"
+        fix += "; where the command is typed on each machine: --host ADDRESS"
         text = f"{fact.address} is its training address: itself, for every node"
         return Finding(fact.node, "host", "error", text, fix)
     if several and own and own.startswith(_LOOPBACK):

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from typing import Optional
 
 from clustertool.model.planning.environment import endpoint
+
+
+def on_loopback(host: str) -> bool:
+    """Whether `host` is typed as the loopback: other names may mean the loopback on their own machine only."""
+    if host in ("localhost", "ip6-localhost", "ip6-loopback"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)

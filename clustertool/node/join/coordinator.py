@@ -32,10 +32,12 @@ from clustertool.model.joining.join_plan import Arrival, cluster_of, facts_of, p
 from clustertool.model.planning.environment import endpoint
 from clustertool.model.wire.frames import Header
 from clustertool.node.join import meeting, workspace_relay
+from clustertool.node.join.coordinator_search import OtherCoordinator
 from clustertool.node.join.join_members import Arrived, JoinMembers
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joining_node import JoiningNode
 from clustertool.node.join.offer_fields import read_address, read_attempt, read_offer, read_port, read_settings
+from clustertool.node.join.place_doubt import DoubtTimer, MemberPlace
 from clustertool.node.supervisor.allocation import End
 from clustertool.node.supervisor.coordinator.job_limits import JobLimits
 from clustertool.node.supervisor.coordinator.lead_connections import LeadListener
@@ -55,15 +57,21 @@ _MALFORMED = (LookupError, TypeError, ValueError, OverflowError, AttributeError)
 
 
 class JoinCoordinator:
-    """run() returns the exit code of this node. `address`: the coordinator's, of this machine. elastic: what an epoch needs."""
+    """run() returns the exit code of this node. place: of this machine. elastic: what an epoch needs."""
 
     def __init__(
-        self, node: JoiningNode, report: JoinReport, signals: Signals, address: str, elastic: Optional[Gathering] = None
+        self,
+        node: JoiningNode,
+        report: JoinReport,
+        signals: Signals,
+        place: MemberPlace,
+        elastic: Optional[Gathering] = None,
     ) -> None:
         """Raises PreflightError where the port cannot be used."""
-        join = node.join
+        join, address = node.join, place.address
         self._join, self._node, self._report, self._signals = join, node, report, signals
         self._address = address
+        self._doubt = DoubtTimer(place.doubt, report)
         sock, self._port = meeting.open_port(join, address)
         ctx = context(join.identity.certificate, join.identity.key, server=True)
         listener = LeadListener(ctx, sock, join.nnodes, _MAX_HEADER)
@@ -77,6 +85,8 @@ class JoinCoordinator:
         self._ports: Dict[int, int] = {}  # of each connection's relay
         self._result: Optional[int] = None  # the exit code
         self._state = d.JoinState(own, join.join_timeout, join.names, join.engine, elastic=elastic)
+        foreign = place.doubt is not None and not meeting.own_address(address)
+        self._other = OtherCoordinator(join, address, own) if foreign else None
         policy = join.job.policy
         self._limits = JobLimits(policy.timeout, policy.lease, time.monotonic())
         if elastic is not None:
@@ -91,6 +101,7 @@ class JoinCoordinator:
             for arrived in self._members.turn(ready):
                 self._take(arrived)
             self._take_own(ready)
+            self._check_place()
             self._await_workspace()
             self._check_limits()
             if self._node.epoch.stopped is not None:
@@ -101,6 +112,20 @@ class JoinCoordinator:
                 break
             self._decide(e.Tick(boottime()))
         return self._result if self._result is not None else self._explained()
+
+    def _check_place(self) -> None:
+        """Until another machine has joined: end where the machines cannot meet here."""
+        if len(self._state.members) > 1:
+            self._doubt.found()
+            self._forget_other()
+        wrong = self._doubt.turn() or (self._other and self._other.turn(time.monotonic()))
+        if wrong and not self._state.ended:
+            self._decide(e.Signalled(wrong))
+
+    def _forget_other(self) -> None:
+        if self._other is not None:
+            self._other.close()
+            self._other = None
 
     def _check_limits(self) -> None:
         """Between two epochs --timeout and --lease count, too."""
@@ -143,6 +168,11 @@ class JoinCoordinator:
         kind = message["type"]
         if kind == "offer":
             offer, known = read_offer(message), read_attempt(message.get("epoch", -1))
+            if (offer.sender, offer.hostname) == (self._state.own.sender, self._state.own.hostname):
+                self._forget_other()  # it is this process: another machine passes the port on to it
+                self._doubt.found()
+                self._members.close(connection)
+                return None
             if offer.job not in ("", self._join.identity.job_id):
                 self._act(e.Refuse(connection, other_job(offer, self._join.identity.job_id)))
                 return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, FrozenSet, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, FrozenSet, Optional, Tuple
 
 from clustertool.errors import NodeLost
 from clustertool.model.elastic.epochs import EpochEnd, former_leases, lost_leases
@@ -27,20 +27,13 @@ from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joiner import Joiner
 from clustertool.node.join.joining_node import JoiningNode, own_incarnation
 from clustertool.node.join.member_record import MemberRecord, first_record
+from clustertool.node.join.place_doubt import MemberPlace
 from clustertool.node.storage import files
 from clustertool.node.system.child_signals import Signals
 from clustertool.node.system.process_clock import boottime
 
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import Spec
-
-
-class MemberPlace(NamedTuple):
-    """The part of this machine in the next epoch. number: in the job, None until it has one. address: the
-    coordinator's, if this machine coordinates, else ""."""
-
-    number: Optional[int]
-    address: str
 
 
 class EpochLoop:
@@ -94,16 +87,16 @@ class EpochLoop:
             part.record, part.meeting, part.known, part.fix = record, self._meeting, self._known, self._fix
             part.lost = self._lost
             if place.address:
-                code = JoinCoordinator(node, self._report, signals, place.address, self._gathering).run()
+                code = JoinCoordinator(node, self._report, signals, place, self._gathering).run()
             else:
-                code = Joiner(node, self._report, signals).run()
+                code = Joiner(node, self._report, signals, place.doubt).run()
             self._meeting, self._known = part.meeting, max(self._known, part.known)
             if part.spec is not None:
                 self._join = self._join.of_job(part.spec)
                 self._gathering = self._gathering._replace(job_began=part.job_began)
             if part.resigned and self._meeting is not None:
                 self._meeting.give_up()
-                place, signals, record = place._replace(address=""), Signals(), part.record
+                place, signals, record = MemberPlace(place.number, ""), Signals(), part.record
                 continue
             if part.won is not None:
                 place, taken = self._take_over(part.won), True

@@ -18,7 +18,6 @@ from clustertool.model.job.outcome import Outcome, read_outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.model.joining.join_errors import error_rows, read_errors
 from clustertool.model.joining.join_file import MeetingPoint
-from clustertool.model.joining.plain_form import to_plain
 from clustertool.model.wire.frames import Header
 from clustertool.node.join import meeting as meeting_
 from clustertool.node.join.coordinator import TICK, interrupted
@@ -26,6 +25,8 @@ from clustertool.node.join.coordinator_search import CoordinatorSearch
 from clustertool.node.join.etcd.store_meeting import StoreMeeting
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joining_node import JoiningNode, OrderResult
+from clustertool.node.join.offer_fields import offer_message
+from clustertool.node.join.place_doubt import Doubt, DoubtTimer
 from clustertool.node.system.child_signals import EndRequest, Signals
 from clustertool.node.system.process_clock import ProcessClock
 from clustertool.node.system.tls_link import TlsLink, beat, cause, context, tls_failed, wait_for
@@ -51,13 +52,14 @@ _STATES = {
 
 
 class Joiner:
-    """run() returns the exit code of this node."""
+    """run() returns the exit code of this node. doubt: about the place where the coordinator is searched."""
 
-    def __init__(self, node: JoiningNode, report: JoinReport, signals: Signals) -> None:
+    def __init__(self, node: JoiningNode, report: JoinReport, signals: Signals, doubt: Optional[Doubt] = None) -> None:
         self._node, self._report, self._signals = node, report, signals
         self._join = node.join
         self._context = context(self._join.identity.certificate, self._join.identity.key, server=False)
         self._search = CoordinatorSearch(self._join, self._context, report, node.epoch.fix)
+        self._doubt = DoubtTimer(doubt, report)
         self._timeout = self._join.cluster.loss_timeout
         self._clock = ProcessClock()
         self._wire: Optional[TlsLink] = None
@@ -99,6 +101,9 @@ class Joiner:
             return
         if self._node.epoch.meeting is not None and not self._accepted and self._meet(self._node.epoch.meeting, now):
             return
+        doubtful = self._doubt.turn()
+        if doubtful is not None:
+            raise doubtful
         if self._wire is None:
             self._wire, self._accepted = self._search.connect(now), False
             return
@@ -166,15 +171,7 @@ class Joiner:
             local, coordinator = str(sock.getsockname()[0]), str(sock.getpeername()[0])
         self._address = self._join.own.address or local
         offer = self._node.offer(self._address, self._join.index)
-        fields = {
-            **offer._asdict(),
-            "index": offer.node,
-            "own": to_plain(self._join.offered),
-            "coordinator": coordinator,
-            "epoch": self._node.epoch.known,
-        }
-        del fields["node"]
-        wire.send({"type": "offer", **fields})
+        wire.send(offer_message(offer, self._join.offered, coordinator, self._node.epoch.known))
         wire.flush()
 
     def _broken(self, now: float, why: str, tls: bool = False) -> None:
@@ -282,6 +279,7 @@ class Joiner:
         if not self._accepted:
             self._accepted = True
             self._search.found()
+            self._doubt.found()
             self._report.joined(self._search.where)
         self._report.waiting(present, nnodes, missing, self._search.where, self._join.names)
 

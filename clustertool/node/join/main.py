@@ -15,7 +15,7 @@ import signal
 import sys
 import traceback
 from dataclasses import replace
-from typing import Callable, NoReturn, Optional, Sequence, Tuple
+from typing import Callable, NoReturn, Optional, Sequence
 
 from clustertool.errors import ClustertoolError, Interrupted, PreflightError, UsageError
 from clustertool.model.joining import join_file
@@ -29,10 +29,11 @@ from clustertool.node.join import meeting
 from clustertool.node.join.bundle_content import BundleContent, require_private
 from clustertool.node.join.coordinator import JoinCoordinator
 from clustertool.node.join.engines.engine_address import with_address
-from clustertool.node.join.epoch_loop import EpochLoop, MemberPlace
+from clustertool.node.join.epoch_loop import EpochLoop
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joiner import Joiner
 from clustertool.node.join.joining_node import JoiningNode
+from clustertool.node.join.place_doubt import MemberPlace, doubt_of, require_place
 from clustertool.node.join.pods.pod_process import PodProcess
 from clustertool.node.supervisor import prctl
 from clustertool.node.system import path_trust, processes
@@ -169,30 +170,31 @@ def _join(join: JoinFile, report: JoinReport, bundle: Optional[BundleContent]) -
     os.chdir("/")  # a joining process must not keep a file system in use
     path_trust.set_group(IN_POD if join.engine == KUBERNETES else join.cluster.root_dir_group)
     if join.job.elastic.present:
-        return EpochLoop(join, report, umask, bundle).run(MemberPlace(*_role(join)))
-    signals = Signals()
-    index, address = _role(join)
-    node = JoiningNode(replace(join, index=index), report, umask, bundle)
-    if index == COORDINATOR:
-        return JoinCoordinator(node, report, signals, address).run()
-    return Joiner(node, report, signals).run()
+        return EpochLoop(join, report, umask, bundle).run(_place(join))
+    signals, place = Signals(), _place(join)
+    node = JoiningNode(replace(join, index=place.number), report, umask, bundle)
+    if place.number == COORDINATOR:
+        return JoinCoordinator(node, report, signals, place).run()
+    return Joiner(node, report, signals, place.doubt).run()
 
 
-def _role(join: JoinFile) -> Tuple[Optional[int], str]:
-    """The index of this machine, and the coordinator's address if it is that. Raises PreflightError."""
-    coordinator = join.coordinator.member
-    if join.index not in (None, coordinator):
-        return join.index, ""
-    address = meeting.own_address(join.coordinator.host)
-    if join.index is None and not address:
-        return None, ""
+def _place(join: JoinFile) -> MemberPlace:
+    """Raises UsageError, PreflightError."""
+    coordinator, host, doubt = join.coordinator.member, join.coordinator.host, None
+    leads = join.index in (None, coordinator)
+    address = meeting.own_address(host) if leads or join.typed else ""
+    if join.typed:
+        require_place(host)
+        doubt = doubt_of(join, address)
+    if not leads or (join.index is None and not address):
+        return MemberPlace(join.index, "", doubt)
     if not address:
         try:
-            address = meeting.addresses(join.coordinator.host)[0]  # another machine passes it on to this one (NAT)
+            address = meeting.addresses(host)[0]  # another machine passes it on to this one (NAT)
         except (OSError, UnicodeError) as error:
-            what = f"the coordinator's host {join.coordinator.host} is not known here: {error}"
+            what = f"the coordinator's host {host} is not known here: {error}"
             raise PreflightError(what, "name an address of this machine") from None
-    return coordinator, address
+    return MemberPlace(coordinator, address, doubt)
 
 
 if __name__ == "__main__":

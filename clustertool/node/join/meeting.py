@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from clustertool.errors import PreflightError
 from clustertool.model.joining.join_file import JoinFile
+from clustertool.model.joining.typed_meeting import on_loopback
 from clustertool.model.planning.environment import endpoint
 from clustertool.model.planning.ports import LOWEST_PORT
 from clustertool.node.devices.detect import within
@@ -40,11 +41,16 @@ def where(join: JoinFile) -> str:
 
 
 def addresses(host: str) -> List[str]:
-    """The addresses of a host, IPv4 first. Raises OSError for a name that is not known, or a name server that is late."""
+    """The addresses of a host, IPv4 first and the loopback last.
+
+    Raises OSError for a name that is not known, or a name server that is late.
+    """
 
     def ask() -> List[str]:
         found = socket.getaddrinfo(host, None, socket.AF_UNSPEC, socket.SOCK_STREAM)
-        return sorted({str(row[4][0]) for row in found}, key=lambda address: (":" in address, address))
+        return sorted(
+            {str(row[4][0]) for row in found}, key=lambda address: (loopback(address), ":" in address, address)
+        )
 
     found: List[str] = within(_RESOLVE, ask, [])
     if not found:
@@ -69,14 +75,17 @@ def loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-def open_port(join: JoinFile, address: str) -> Tuple[socket.socket, int]:
-    """A socket that listens at the first free port, and the port. Raises PreflightError.
+def listens_on_all(host: str, address: str) -> bool:
+    """Whether a coordinator with this address of its own listens on all.
 
-    A name that is a loopback address only on its own machine (127.0.1.1 in /etc/hosts) leads others to another address, so then
-    the socket listens on all.
+    A name that is a loopback address only on its own machine (127.0.1.1 in /etc/hosts) leads others to another address.
     """
-    numeric = address == join.coordinator.host or join.coordinator.host == "localhost"
-    bound = address if numeric or not loopback(address) else "0.0.0.0"
+    return host != address and loopback(address) and not on_loopback(host)
+
+
+def open_port(join: JoinFile, address: str) -> Tuple[socket.socket, int]:
+    """A socket that listens at the first free port, and the port. Raises PreflightError."""
+    bound = "0.0.0.0" if listens_on_all(join.coordinator.host, address) else address
     wanted = ports(join)
     for port in wanted:
         try:

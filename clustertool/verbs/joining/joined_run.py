@@ -105,6 +105,7 @@ def _meet(call: Call, child: JoinChild, patience: float) -> Report:
 def _met(call: Call, child: JoinChild, patience: float) -> Report:
     """The same, without an end of the process where this is left early."""
     planned: Report = {}
+    first = True  # this machine is the one where the others join
     failed: list[ClustertoolError] = []
     while True:
         report = child.next(0.1)
@@ -127,7 +128,8 @@ def _met(call: Call, child: JoinChild, patience: float) -> Report:
             what = f"the joining process ended with {code}: {child.errors or 'without a reason'}"
             raise InternalError(what, errors.REPORT)
         else:
-            _note(call, report)
+            first = first and kind not in ("joined", "retry")
+            _note(call, report, first)
 
 
 def _ranks(planned: Report) -> str:
@@ -145,13 +147,15 @@ def _together(failed: list[ClustertoolError], code: int | None) -> ClustertoolEr
     return found
 
 
-def _note(call: Call, report: Report) -> None:
-    """One line about the meeting."""
+def _note(call: Call, report: Report, first: bool) -> None:
+    """One line about the meeting. first: the others join this machine."""
     kind = report["type"]
     if kind == "waiting":
         here, nodes, missing = report["present"], report["nnodes"], report["missing"]
         which = f" (missing: {ranges(missing)})" if missing else ""
         waits = f"{here} of {nodes} machines {'are' if here > 1 else 'is'} here{which}; the job starts when all are"
+        if first:
+            waits += f"; they join this machine, at {report['coordinator']}"
         call.note(waits if here < nodes else f"all {nodes} machines are here")
     elif kind == "retry":
         call.note(f"no connection to {report['coordinator']} yet: {report['why']}; trying again")
