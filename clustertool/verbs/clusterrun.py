@@ -75,7 +75,15 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
     call.given = foreign_options.wish(launch, OWN)
     call.terse = not call.given.verbose
     call.gather_remarks()
-    conf = load_config.read_conf(call, call.selection, foreign_options.needs_no_conf(launch))
+    of_shell = foreign_options.of_shell(os.environ, launch, OWN)
+    whole = foreign_options.read([*of_shell.values(), *argv], OWN)
+    conf = load_config.read_conf(call, call.selection, foreign_options.needs_no_conf(whole))
+    if of_shell and not conf.names_nodes:
+        argv, launch, call.given = [*of_shell.values(), *argv], whole, foreign_options.wish(whole, OWN)
+        pairs = (f"{shlex.quote(option)} ({name})" for name, option in of_shell.items())
+        call.remark(
+            f"from this shell: {', '.join(pairs)}; env -u {next(iter(of_shell))} clusterrun ... leaves one out"
+        )
     meeting = foreign_options.meeting(launch, conf.names_nodes)
     if foreign_options.begins_meeting(launch, conf.names_nodes):
         meeting = _begin(call, launch, argv)
@@ -87,6 +95,8 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
     if meeting is not None:
         _join(call, launch, folder, conf, meeting)
         return
+    if not (foreign_options.names_nodes(launch, conf.names_nodes) or launch.nodes or launch.join.named):
+        _refuse_alone()
     cluster = _cluster(call, launch, folder, conf)
     _warn_of_cloud(call, launch, cluster)
     if ":" not in call.given.nnodes:
@@ -200,6 +210,20 @@ def _cluster(call: Call, launch: Launch, folder: Path, conf: Conf) -> Cluster:
         cluster = replace(cluster, hosts=share_out(cluster.hosts[: int(given.nnodes or there)], launch.total))
         given.nnodes = ""
     return cluster
+
+
+def _refuse_alone() -> None:
+    """Raise UsageError where variables of the shell that no launcher reads name several machines."""
+    environ = os.environ
+    variable, number = shell_variables.front_end_machines(environ)
+    if not variable:
+        return
+    rank = environ.get("NODE_RANK") or environ.get("RANK", "I")
+    address, port = environ.get("MASTER_ADDR", "HOST"), environ.get("MASTER_PORT", "29500")
+    place = shlex.join(["--node-rank", rank, "--master-addr", address, "--master-port", port])
+    what = f"{variable}={number} of this shell names {number} machines, and this command would train on this one alone"
+    fix = f"on each machine: clusterrun --nnodes {number} {place} ...; or for this machine alone: clusterrun --standalone ..."
+    raise UsageError(what, fix)
 
 
 def _warn_of_cloud(call: Call, launch: Launch, cluster: Cluster) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from clustertool.cli.launchers.foreign_options import begins_meeting, meeting, notes, read
+from clustertool.cli.launchers.foreign_options import begins_meeting, meeting, notes, of_shell, read
 from clustertool.errors import UsageError
 from clustertool.model.joining.typed_meeting import TypedMeeting
+from clustertool.model.planning import shell_variables
 from clustertool.verbs.clusterrun import OWN
 
 
@@ -151,3 +152,77 @@ def test_an_etcd_that_is_used_has_no_note_and_one_without_effect_has() -> None:
     assert notes(used, False, joins=False) == []
     fixed = read("--master etcd://e:1 --nnodes 4 --ips a,b,c,d train.py".split(), OWN)
     assert "--master is not needed" in notes(fixed, False, joins=False)[0]
+
+
+# -- options in variables of the shell
+
+
+PLACE = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1", "PET_MASTER_PORT": "1234"}
+
+
+def test_variables_of_torchrun_and_paddle_are_options() -> None:
+    torch = of_shell(PLACE, read(["train.py"], OWN), OWN)
+    assert torch["PET_MASTER_PORT"] == "--master-port=1234"
+    assert meeting(read([*torch.values(), "train.py"], OWN), False) == TypedMeeting("10.0.0.1", 1234, 2, 1)
+    paddle = {"PADDLE_MASTER": "10.0.0.1:8090", "PADDLE_NNODES": "2", "PADDLE_RANK": "0", "PADDLE_PG_TIMEOUT": "9"}
+    found = of_shell({**paddle, "PADDLE_TRAINERS": "a,b", "PADDLE_PORT": "6170"}, read(["train.py"], OWN), OWN)
+    assert found == {
+        "PADDLE_MASTER": "--master=10.0.0.1:8090",
+        "PADDLE_NNODES": "--nnodes=2",
+        "PADDLE_RANK": "--rank=0",
+    }
+    assert of_shell({"PADDLE_TRAINERS_ENDPOINTS": "a:1,b:1"}, read(["train.py"], OWN), OWN) == {
+        "PADDLE_TRAINERS_ENDPOINTS": "--trainers=a:1,b:1"
+    }
+    assert of_shell({"PET_STANDALONE": "1", "PET_MODULE": "0", "PET_NOT_KNOWN": "1"}, read(["x"], OWN), OWN) == {
+        "PET_STANDALONE": "--standalone"
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        (["--nnodes", "3"], {"PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"}),
+        (["--np", "3", "--rank", "0"], {"PET_MASTER_ADDR", "PET_MASTER_PORT"}),
+        (["--master", "10.0.0.9:1"], {"PET_NNODES", "PET_NODE_RANK", "PET_MASTER_PORT"}),
+        (["--nnodes", "1"], set()),
+        (["--standalone"], set()),
+        (["--ips", "a,b"], set()),
+        (["-H", "a:2,b:2"], set()),
+    ],
+)
+def test_the_command_line_has_priority(line: list[str], left: set[str]) -> None:
+    assert set(of_shell(PLACE, read([*line, "train.py"], OWN), OWN)) == left
+
+
+def test_counts_of_the_shell_are_replaced_by_any_name_of_theirs() -> None:
+    environ = {"PET_NPROC_PER_NODE": "2", "PADDLE_DEVICES": "0,1"}
+    assert not of_shell(environ, read(["--num-gpus", "4", "--gpus", "3", "train.py"], OWN), OWN)
+
+
+def test_a_variable_that_is_wrong_is_named() -> None:
+    with pytest.raises(UsageError, match="PET_NNODES of this shell: --nnodes 'two'"):
+        of_shell({"PET_NNODES": "two"}, read(["train.py"], OWN), OWN)
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({"NNODES": "2"}, ("NNODES", 2)),
+        ({"NNODES": "1"}, ("", 0)),
+        ({"NNODES": "1:4"}, ("", 0)),
+        ({"WORLD_SIZE": "4", "RANK": "0", "MASTER_ADDR": "job-master-0"}, ("WORLD_SIZE", 4)),
+        ({"WORLD_SIZE": "4"}, ("", 0)),
+        ({"WORLD_SIZE": "4", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "a"}, ("", 0)),
+        ({"NNODES": "2", "CLUSTERTOOL_RANK": "0"}, ("", 0)),
+    ],
+)
+def test_machines_that_front_ends_name(environ: dict[str, str], found: tuple[str, int]) -> None:
+    assert shell_variables.front_end_machines(environ) == found
+
+
+@pytest.mark.parametrize(
+    "own", [{"CLUSTERTOOL_RANK": "1"}, {"RANK": "0", "LOCAL_RANK": "0"}, {"PADDLE_GLOBAL_RANK": "0"}]
+)
+def test_a_rank_has_the_variables_of_its_own_job(own: dict[str, str]) -> None:
+    assert shell_variables.launch_options({**PLACE, **own}) == {}

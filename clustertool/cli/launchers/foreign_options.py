@@ -24,6 +24,7 @@ from clustertool.cli.suggest import did_you_mean
 from clustertool.errors import UsageError
 from clustertool.model.config.job import started_by
 from clustertool.model.joining.typed_meeting import TypedMeeting
+from clustertool.model.planning import shell_variables
 
 _RANK = (
     Opt(
@@ -47,6 +48,18 @@ _OF_ALL_NODES = (
     *("--nnodes", "--num-nodes", "--np", "--master", "--rdzv-endpoint", "--master-addr", "--rank", "--node-rank"),
     *("--host", "--local-addr", "--skip-bad", "--wait", "--resume"),
 )
+# Options with one meaning; those that only count where the command is typed on each machine, or that name the nodes.
+_PLACES = ("master", "rdzv-endpoint", "master-addr", "standalone", "ips", "servers", "trainers")
+_SAME = (
+    _PLACES,
+    ("nnodes", "np", "num-nodes"),
+    ("rank", "node-rank"),
+    ("nproc-per-node", "num-gpus", "num-proc"),
+    _DEVICES,
+    ("max-restart", "max-restarts"),
+    ("trainer-num", "worker-num"),
+)
+_OF_MEETING = (*_PLACES, "nnodes", "rank", "node-rank", "master-port", "rdzv-id", "rdzv-backend", "rdzv-conf")
 _PS = ("workers", "trainers", "worker-num", "trainer-num", "http-port")
 
 
@@ -67,6 +80,30 @@ def read(argv: Sequence[str], own: Sequence[Opt]) -> Launch:
         _take(launch, flag, value)
     _finish(launch)
     return launch
+
+
+def of_shell(environ: Mapping[str, str], launch: Launch, own: Sequence[Opt]) -> dict[str, str]:
+    """Variable of the shell -> the option that it stands for, with its value, where the command line has none of this meaning.
+
+    Raises UsageError that names the variable.
+    """
+    nodes = names_nodes(launch, known=False) or launch.nodes == (1, 1)
+    typed = {name.replace("_", "-") for name in launch.typed}
+    taken: dict[str, str] = {}
+    for variable, (name, value) in shell_variables.launch_options(environ).items():
+        of = "T" if variable.startswith("PET_") else "P"
+        flag = next((flag for flag in FLAGS if flag.name == f"--{name}" and of in flag.of), None)
+        same = next((names for names in _SAME if name in names), (name,))
+        off = flag is not None and not flag.value and value in ("0", "")
+        if flag is None or off or typed & set(same) or (name in _OF_MEETING and nodes):
+            continue
+        option = f"--{name}={value}" if flag.value else f"--{name}"
+        try:
+            read([option, "train.py"], own)
+        except UsageError as error:
+            raise UsageError(f"{variable} of this shell: {error.what}", error.fix) from None
+        taken[variable] = option
+    return taken
 
 
 def wish(launch: Launch, own: Sequence[Opt]) -> SimpleNamespace:
@@ -92,7 +129,7 @@ def meeting(launch: Launch, known: bool) -> TypedMeeting | None:
     known: a conf.py or a hostfile names the nodes. Raises UsageError.
     """
     master_port = str(launch.options.get("master-port", ""))
-    named = _names_nodes(launch, known)
+    named = names_nodes(launch, known)
     found = None if named else join_options.meeting(launch.join, launch.nodes, master_port)
     if found is None:
         join_options.refuse_rank(launch.join)
@@ -108,7 +145,7 @@ def needs_no_conf(launch: Launch) -> bool:
 
 def begins_meeting(launch: Launch, known: bool) -> bool:
     """Whether this is the first machine of a meeting, and the others need its address. known: see meeting()."""
-    return not (launch.total or _names_nodes(launch, known)) and join_options.begins(launch.join, launch.nodes)
+    return not (launch.total or names_nodes(launch, known)) and join_options.begins(launch.join, launch.nodes)
 
 
 def notes(launch: Launch, known: bool, joins: bool) -> list[str]:
@@ -116,7 +153,7 @@ def notes(launch: Launch, known: bool, joins: bool) -> list[str]:
     found = list(dict.fromkeys(launch.notes))
     if joins:
         return [note for note in found if note not in launch.join.notes]
-    if launch.nodes is not None or _names_nodes(launch, known):
+    if launch.nodes is not None or names_nodes(launch, known):
         return found
     return [_ALONE if note.startswith("--master is ") else note for note in found]
 
@@ -137,7 +174,7 @@ def command(launch: Launch, arguments: tuple[str, ...]) -> tuple[str, ...]:
     return started_by(launch.how, arguments)
 
 
-def _names_nodes(launch: Launch, known: bool) -> bool:
+def names_nodes(launch: Launch, known: bool) -> bool:
     """Whether the nodes are known, so that this command starts all of them."""
     return bool(launch.alone or launch.listed or launch.included or named_nodes(launch) or launch.old or known)
 

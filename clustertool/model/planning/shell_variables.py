@@ -14,6 +14,11 @@ from clustertool.errors import UsageError
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.devices.visibility import VARIABLES, shown
 from clustertool.model.launcher_variables import for_frameworks
+from clustertool.model.quantities import whole
+
+# Of PaddleCloud, and no options of Paddle's launcher; here --gloo-port has parameter servers.
+_NO_OPTIONS = ("GLOO_PORT", "HOST", "SERVERS", "TRAINERS")
+_PLAIN = {"NNODES": "NODE_RANK", "WORLD_SIZE": "RANK"}  # a number of machines: the number of this one
 
 
 class Visible(NamedTuple):
@@ -66,6 +71,37 @@ def cloud_machines(environ: Mapping[str, str]) -> tuple[str, ...]:
         return ()
     found = tuple(filter(None, re.split(r"[,\s]+", environ["PADDLE_TRAINERS"])))
     return found if len(found) > 1 else ()
+
+
+def launch_options(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Variable -> the name and the value of the option that it may stand for: PET_* of torchrun, PADDLE_* of Paddle's launch.
+
+    {} in a rank of any launcher: it has the variables of its own job.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for variable, value in sorted(environ.items()) if not _in_rank(environ) else ():
+        prefix, _, name = variable.partition("_")
+        if value and (prefix == "PET" or (prefix == "PADDLE" and name not in _NO_OPTIONS)):
+            found[variable] = re.sub("_ENDPOINTS$", "", name).lower().replace("_", "-"), value
+    return found
+
+
+def front_end_machines(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Return the variable by which front ends and operators state several machines, and their number; ("", 0) without one.
+
+    LLaMA-Factory and ms-swift start torchrun by NNODES. Pods of Kubeflow's PyTorchJob have WORLD_SIZE, RANK and MASTER_ADDR.
+    """
+    for name, own in _PLAIN.items():
+        number = whole(environ.get(name, ""), 2, 100_000)
+        if number and not _in_rank(environ) and (name == "NNODES" or (environ.get(own) and environ.get("MASTER_ADDR"))):
+            return name, number
+    return "", 0
+
+
+def _in_rank(environ: Mapping[str, str]) -> bool:
+    """Whether this shell is in a process that a launcher has started as a rank."""
+    torchs = environ.get("RANK") and environ.get("LOCAL_RANK")
+    return bool(torchs or any(environ.get(f"{name}_RANK") for name in ("CLUSTERTOOL", "PADDLE_LOCAL", "PADDLE_GLOBAL")))
 
 
 def visible(environ: Mapping[str, str], strict: bool = True) -> Visible | None:
