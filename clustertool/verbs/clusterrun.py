@@ -81,9 +81,7 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
     if of_shell and not conf.names_nodes:
         argv, launch, call.given = [*of_shell.values(), *argv], whole, foreign_options.wish(whole, OWN)
         pairs = (f"{shlex.quote(option)} ({name})" for name, option in of_shell.items())
-        call.remark(
-            f"from this shell: {', '.join(pairs)}; env -u {next(iter(of_shell))} clusterrun ... leaves one out"
-        )
+        call.remark(f"from this shell: {', '.join(pairs)}; env -u {next(iter(of_shell))} clusterrun ... leaves one out")
     meeting = foreign_options.meeting(launch, conf.names_nodes)
     if foreign_options.begins_meeting(launch, conf.names_nodes):
         meeting = _begin(call, launch, argv)
