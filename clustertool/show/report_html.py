@@ -86,7 +86,7 @@ def _verdict(story: ReportModel) -> Html:
     else:
         parts.append(_last_lines(story))
     if outcome.followed:
-        parts.append(tag("p", "Failed after it (connection lost): ", ranks_text(outcome.followed), class_="victims"))
+        parts.append(tag("p", "Failed after it: ", ranks_text(outcome.followed), class_="victims"))
     if story.victims:
         parts.append(
             tag("p", "Stopped by clustertool because of it (victims): ", ranks_text(story.victims), class_="victims")

@@ -17,7 +17,7 @@ from clustertool.model.wire.event_types import Event
 class FailureNews:
     """Processes that failed with the same error, the first one first. `like`: an earlier one with this error.
 
-    followed: they failed after another one, because a connection to it was lost.
+    followed: they failed after another one, because a connection to it was lost, or a collective with it had no more time.
     """
 
     t: float

@@ -248,9 +248,11 @@ def ended(folder: Path, rank: int, text: str, code: int) -> RankExit:
         found = rank_error.end_of_log(job, "log")
     finally:
         os.close(job)
-    error, consequence = rank_error.classify(found)
+    error, *about_others = rank_error.classify(found)
     note = rank_error.shown_exception(found, ())
-    return RankExit("trainer", rank, max(code, 0), max(-code, 0), False, note, error, consequence)
+    consequence, timed_out = about_others
+    exit = RankExit("trainer", rank, max(code, 0), max(-code, 0), False, note, error, consequence)
+    return exit._replace(timed_out=timed_out)
 
 
 @pytest.mark.parametrize("name", HISTORIES)
@@ -267,7 +269,12 @@ def test_the_cause_is_first_whatever_ended_before_it(tmp_path: Path, name: str) 
     assert outcome.culprits == (keys[-1], *keys[:-1])
     assert outcome.followed == tuple(keys[:-1])
     name = f"trainer {last} on n0 ended with "
-    assert outcome.reason.startswith(name) and outcome.reason.endswith(" failed after it (connection lost)")
+    how = "timed out in a collective" if followed[-1] in (GLOO_WAIT, BARRIER) else "connection lost"
+    assert outcome.reason.startswith(name) and outcome.reason.endswith(f" failed after it ({how})")
+    watchdog = (
+        "trainer 0 on n0 failed after it (timed out in a collective); trainer 1 on n0 failed after it (connection lost)"
+    )
+    assert NCCL_WATCHDOG not in followed or watchdog in outcome.reason
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ def last_line(folder: Path, text: str) -> tuple[int, bool]:
     (folder / "log").write_text(text)
     job = os.open(folder, os.O_RDONLY)
     try:
-        return rank_error.classify(rank_error.end_of_log(job, "log"))
+        return rank_error.classify(rank_error.end_of_log(job, "log"))[:2]
     finally:
         os.close(job)
 

@@ -104,7 +104,7 @@ def test_ranks_that_followed_the_culprit_are_not_in_the_headline() -> None:
                 event.update(culprits=[["trainer", CULPRIT], ["trainer", 3]], followed=[["trainer", 3]])
     text = made(given).text
     assert f"Failedtrainer {CULPRIT} on node0 exit code 7" in text
-    assert "Failed after it (connection lost): trainer 3" in text
+    assert "Failed after it: trainer 3" in text
 
 
 def test_nothing_of_a_program_becomes_markup() -> None:

@@ -20,7 +20,7 @@ class Life:
         self.listens = ""  # at another address, and where
         self.guarded = False  # its supervisor was lost, and the guard ended it
         self.states: List[Tuple[float, RankState]] = []  # and since when
-        self.consequence = False  # it failed, and its last line is about a lost connection
+        self.consequence = self.timed_out = False  # see Failure
         self.cpu = 0.0  # seconds, at its end
         self.memory = 0.0  # bytes at most, at its end
 
@@ -50,7 +50,15 @@ class ProcessStatus:
 
     def failure(self, node: str = "") -> Failure:
         """`node`: the name of its node."""
-        how = (self.code or 0, self.signal, self.note, self.error, self.attempt, self.life.consequence)
+        how = (
+            self.code or 0,
+            self.signal,
+            self.note,
+            self.error,
+            self.attempt,
+            self.life.consequence,
+            self.life.timed_out,
+        )
         return Failure(self.role, self.rank, node, *how)
 
     @property

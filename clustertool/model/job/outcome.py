@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
     node: int = -1
     brief: str = ""  # the reason in few words, if it has such a form
     engine: Optional[EngineEnd] = None  # where an engine has ended the job
-    followed: Tuple[Key, ...] = ()  # the culprits that failed after the first one because its connection was lost
+    followed: Tuple[Key, ...] = ()  # the culprits that failed after the first one because it was gone
 
     def as_record(self) -> Dict[str, object]:
         """The fields of an event."""
@@ -124,7 +124,8 @@ class Failure(NamedTuple):
     """A process that failed by itself. `error` is a number made of the exception that its program recorded, else of the last
     line of its log: equal lines, equal numbers.
 
-    `consequence`: this line is about a lost connection, store or collective, so another failure may be the cause.
+    `consequence`: this line is about a lost connection, store or collective, so another failure may be the cause. `timed_out`:
+    it is about a collective that has waited for the other process until its time ran out.
     """
 
     role: str
@@ -136,6 +137,7 @@ class Failure(NamedTuple):
     error: int = 0
     attempt: int = 0
     consequence: bool = False
+    timed_out: bool = False
 
 
 def same_error(failure: Failure) -> Tuple[object, ...]:
@@ -150,13 +152,16 @@ def same_error(failure: Failure) -> Tuple[object, ...]:
 def alike(failures: Iterable[Failure], followed: bool = False) -> List[List[Failure]]:
     """Group failures by their error, in the order of the first failure of each group.
 
-    Consequences are one group of each role if they follow a cause: a failure before them, or, with `followed`, an earlier one.
+    Consequences of one kind are one group of each role if they follow a cause: a failure before them, or, with `followed`, an earlier
+    one.
     """
     groups: Dict[Tuple[object, ...], List[Failure]] = {}
     for failure in failures:
         after = failure.consequence and followed
         followed = followed or not failure.consequence
-        groups.setdefault((failure.role, failure.attempt) if after else same_error(failure), []).append(failure)
+        groups.setdefault(
+            (failure.role, failure.attempt, failure.timed_out) if after else same_error(failure), []
+        ).append(failure)
     return list(groups.values())
 
 
@@ -170,7 +175,7 @@ def followers(group: Sequence[Failure]) -> str:
     """Make one sentence about failures that followed another one."""
     role, ranks = role_name(group[0].role), some([str(failure.rank) for failure in group])
     process = f"{role} {ranks} on {group[0].node}" if len(group) == 1 else f"{role}s {ranks}"
-    return f"{process} failed after it (connection lost)"
+    return f"{process} failed after it ({'timed out in a collective' if group[0].timed_out else 'connection lost'})"
 
 
 def failed(group: Sequence[Failure]) -> str:

@@ -338,6 +338,7 @@ class JobStatus:
         t = self._enter(here, process, t, RankState.STOPPED if event.get("stopped") else failed)
         process.error, process.note = int(event.get("error", 0)), str(event.get("note", ""))
         process.life.consequence = bool(event.get("consequence"))
+        process.life.timed_out = bool(event.get("timed_out"))
         process.life.cpu, process.life.memory = float(event.get("cpu", 0)), float(event.get("memory", 0))
         attempt = self._attempt(process.attempt)
         attempt.ended = max(attempt.ended, t)

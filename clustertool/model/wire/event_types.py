@@ -146,6 +146,7 @@ class _ExitedFields(TypedDict, total=False):
     memory: float  # peak bytes of them
     error: int  # of a failure: a number made of the last line of its log without its digits
     consequence: bool  # whether this line is about a lost connection
+    timed_out: bool  # of a collective
 
 
 class ExitedEvent(EventBase, RankName, _ExitedFields):

@@ -36,7 +36,7 @@ class Incarnation(NamedTuple):
 
 
 class RankExit(NamedTuple):
-    """How a rank ended; these are also fields of the event `exited`. `error`, `consequence`: see outcome.Failure.
+    """How a rank ended; these are also fields of the event `exited`. `error`, `consequence`, `timed_out`: see outcome.Failure.
 
     by_launcher: mpirun has ended it. The event has this as `stopped`. of_runtime: the runtime of its container could not
     start it, so the code is that of the runtime.
@@ -52,6 +52,7 @@ class RankExit(NamedTuple):
     consequence: bool = False
     by_launcher: bool = False
     of_runtime: bool = False
+    timed_out: bool = False
 
     @property
     def key(self) -> Key:

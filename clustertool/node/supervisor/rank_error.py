@@ -12,7 +12,7 @@ import json
 import os
 import re
 import zlib
-from typing import Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Iterable, List, NamedTuple, Pattern, Sequence, Tuple
 
 from clustertool.model.masking import mask
 from clustertool.model.paths import JobPaths
@@ -51,9 +51,14 @@ _OF_OTHERS = re.compile(
     rb"|peer failure|another task died|heartbeat time ?out|different device incarnation"
     rb"|client socket has timed out|socket time ?out|waiting for clients|RendezvousConnectionError|TCP (receive|send) error"
     rb"|store->get\(|wait time ?out after [0-9]+ ?ms"
-    rb"|collective operation timeout|operations have failed or timed out|communicator was aborted|monitoredBarrier"
-    rb"|collective ops (is|are) aborted|Horovod has been shut down|barrier timed out|\bEI000[26]\b"
-    rb"|nccl.*(remote|abort|timeout)|gloo.*(closed|reset|time(out|d out))",
+    rb"|communicator was aborted|collective ops (is|are) aborted|Horovod has been shut down|\bEI0006\b"
+    rb"|nccl.*(remote|abort|timeout)|gloo.*(closed|reset)",
+    re.IGNORECASE,
+)
+# The same where it has waited for the other one in a collective until the time ran out.
+_IN_COLLECTIVE = re.compile(
+    rb"collective operation timeout|operations have failed or timed out|monitoredBarrier|barrier timed out|\bEI0002\b"
+    rb"|(nccl(?!.*(store|socket))|gloo).*time(out|d out)",
     re.IGNORECASE,
 )
 
@@ -158,16 +163,24 @@ def shown_exception(error: LoggedError, secrets: Iterable[str]) -> str:
     return _shown(mask(secrets)(error.line.decode(errors="replace"))) if error.exception else ""
 
 
-def classify(error: LoggedError) -> Tuple[int, bool]:
-    """Return a number for an error, and whether its cause is that another process has gone. (0, False) for an empty one.
+def classify(error: LoggedError) -> Tuple[int, bool, bool]:
+    """Return a number for an error, 0 for an empty one, and Failure.consequence and Failure.timed_out.
 
     Lines that differ in digits only have the same number.
     """
     if not error.line:
-        return 0, False
-    return zlib.crc32(re.sub(_DIFFERENT, b"0", error.line)), _is_of_others(error.cause)
+        return 0, False, False
+    return (
+        zlib.crc32(re.sub(_DIFFERENT, b"0", error.line)),
+        _is_of_others(error.cause),
+        _finds(_IN_COLLECTIVE, error.cause),
+    )
 
 
 def _is_of_others(text: bytes) -> bool:
     """Return whether a line of the text is about another process that has gone."""
-    return any(_OF_OTHERS.search(line, 0, _WIDTH) for line in text.splitlines())
+    return _finds(_OF_OTHERS, text) or _finds(_IN_COLLECTIVE, text)
+
+
+def _finds(pattern: Pattern[bytes], text: bytes) -> bool:
+    return any(pattern.search(line, 0, _WIDTH) for line in text.splitlines())

@@ -250,9 +250,10 @@ class RankTable:
             found = rank_error.end_of_log(self._job, rank.log_name)
             recorded = "" if of_runtime else rank_error.shown_exception(found, secrets)
         note = "; ".join(filter(None, (note, recorded)))
-        error, consequence = rank_error.classify(found)
+        error, consequence, timed_out = rank_error.classify(found)
         consequence = consequence or killed == signal.SIGPIPE
-        return exit._replace(note=note, error=error, consequence=consequence, of_runtime=of_runtime)
+        exit = exit._replace(consequence=consequence, timed_out=timed_out)
+        return exit._replace(note=note, error=error, of_runtime=of_runtime)
 
     def status(self, attempt: int, leads: bool, stopping: str, outcome: Optional[Outcome]) -> LiveStatus:
         """Return what a request for the status of this node gets. stopping: see LiveStatus."""

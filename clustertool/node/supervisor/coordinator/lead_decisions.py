@@ -394,7 +394,7 @@ def reason(state: State) -> str:
     place, names = state.shape.node_of, state.shape.names
     groups = alike(
         Failure(exit.role, exit.rank, names[place[exit.key]], exit.code, exit.signal, exit.note, exit.error)._replace(
-            consequence=exit.consequence
+            consequence=exit.consequence, timed_out=exit.timed_out
         )
         for exit in state.culprits
     )

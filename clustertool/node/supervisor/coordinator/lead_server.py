@@ -484,12 +484,12 @@ def _event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[e.Even
 
 
 def _exit(ranks: FrozenSet[Key], item: Sequence[Any]) -> RankExit:
-    role, rank, code, number, stopped, note, error, consequence, by_launcher, of_runtime = item
+    role, rank, code, number, stopped, note, error, consequence, by_launcher, of_runtime, timed_out = item
     key = _key(ranks, role, rank)
     if not (0 <= int(code) <= 255 and 0 <= int(number) <= 127):
         raise ValueError("an exit code or a signal that does not exist")
     exit = RankExit(*key, int(code), int(number), bool(stopped), str(note), int(error), bool(consequence))
-    return exit._replace(by_launcher=bool(by_launcher), of_runtime=bool(of_runtime))
+    return exit._replace(by_launcher=bool(by_launcher), of_runtime=bool(of_runtime), timed_out=bool(timed_out))
 
 
 def _number(value: Any) -> Optional[float]:
