@@ -69,11 +69,10 @@ class _DataEvent:
 
 
 class Output:
-    """The two output streams of a command, bounded; each costs as much as it has bytes."""
+    """The two output streams of a command. take: gets each piece, and whether it is of stderr."""
 
-    def __init__(self, channel: Any) -> None:
-        self._channel = channel
-        self.stdout, self.stderr = bytearray(), bytearray()
+    def __init__(self, channel: Any, take: Callable[[bytes, bool], None]) -> None:
+        self._channel, self._take = channel, take
 
     def collect(self, end: float) -> bool:
         """Read to the end of both streams; False if the time is over first."""
@@ -81,9 +80,9 @@ class Output:
         while True:
             last = bool(channel.eof_received or channel.closed)  # tested before reading: nothing comes after it
             while channel.recv_ready() and time.monotonic() < end:
-                _keep(self.stdout, channel.recv(_CHUNK))
+                self._take(channel.recv(_CHUNK), False)
             while channel.recv_stderr_ready() and time.monotonic() < end:
-                _keep(self.stderr, channel.recv_stderr(_CHUNK))
+                self._take(channel.recv_stderr(_CHUNK), True)
             left = end - time.monotonic()
             if last or left <= 0:
                 return last
@@ -99,10 +98,6 @@ def _waiting(channel: Any) -> Callable[[float], None]:
     channel.in_buffer.set_event(bell)
     channel.in_stderr_buffer.set_event(bell)
     return bell.wait
-
-
-def _keep(stream: bytearray, data: bytes) -> None:
-    stream += data[: KEEP - len(stream)]
 
 
 # ---- the first lines of a new channel

@@ -1,125 +1,215 @@
-"""Run a command of the user on a node, with that user's login shell there. It goes over stdin of a channel."""
+"""Run commands of the user on nodes, with that user's login shell there. A command ends with the process that waits for it.
+
+The script goes over stdin of a channel, which stays open: a line on it, or its end, ends the command and its children.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import secrets
 import shlex
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from clustertool.errors import PreflightError, TimedOut, UsageError
 from clustertool.model.hints import PROGRAM
-from clustertool.ssh.channel import BROKEN, Output, discard
+from clustertool.ssh.channel import BROKEN, KEEP, MOST_BYTES, Output, discard
+from clustertool.ssh.parallel import in_background
 from clustertool.ssh.shells import Programs, Shells
 
-# The user's shell reads its start files first, so the script prints the mark first. csh cannot write to stderr only.
-# The first half of the mark precedes the process id, which is that of the session's process group.
-_HALF = 16
+# The shell that runs this ($$) leads the session. It and each `cat` live until all that write to the output have ended. `watch`
+# reads stdin, which ends with the connection. It signals the process group, where only the command does not ignore TERM, and
+# the other processes of the session and its descendants, since `timeout`, `setsid` and job control leave the group.
+# The user's shell reads its start files first, so it prints the mark. csh cannot write to stderr only.
 _USER_COMMAND = """\
-printf '%(half)s:%%s:' "$$"
+{
+watch() {
+  IFS= read -r line <&3
+  trap '' ALRM
+  PATH=$PATH:/bin:/usr/bin
+  found=" $$ " others=
+  for signal in TERM KILL; do
+    all=$(cat /proc/[0-9]*/stat | sed -n 's/^\\([0-9]*\\) .*) [A-Za-z] \\([0-9]* [0-9]* [0-9]*\\) .*/\\1 \\2/p')
+    last=
+    while [ "$last" != "$found" ]; do
+      last=$found
+      while read -r pid parent group session; do
+        case $found in (*" $pid "*) continue ;; esac
+        case $found/$session in (*" $parent "*|*/$$) ;; (*) continue ;; esac
+        found="$found$pid "
+        [ "$group" = $$ ] || others="$others $pid"
+      done <<END
+$all
+END
+    done
+    kill -s $signal $others
+    kill -s $signal -- -$$
+    sleep %(grace)d
+  done
+}
+copy() (
+  PATH=$PATH:/bin:/usr/bin
+  exec cat 2>&7
+)
 m='printf %%s %(mark)s; printf %%s %(mark)s >&2'
 case "${SHELL##*/}" in (bash|sh|dash|ash|zsh|ksh*|mksh) ;; (*) m="/bin/sh -c '$m'" ;; esac
-exec "${SHELL:-/bin/sh}" -c "$m
-"%(command)s </dev/null
+trap '' TERM
+exec 3<&0 </dev/null
+watch >/dev/null 2>&1 &
+exec 4>&1 7>&2 2>/dev/null
+code=$({ { {
+  (trap - TERM; exec "${SHELL:-/bin/sh}" -c "$m
+"%(command)s 3<&- 4>&- 5>&- 6>&- 7>&-) 2>&1 >&6
+  echo $? >&5
+} | copy >&7; } 6>&1 | copy >&4; } 5>&1)
+kill -s ALRM $!
+exit ${code:-255}
+}
 """
 _NO_END = 3600.0 * 24 * 365
-_SIGNALS = ((b"TERM", 2.0), (b"KILL", 1.0))  # and the seconds to wait for the end after each
+_GRACE = 2  # seconds from TERM to KILL
 _OPENING = 10.0  # seconds that a channel may take, without a CONNECT_TIMEOUT
+_TAIL = 500  # bytes of the output of a shell that does not start
+Take = Callable[[bytes, bool], None]  # a piece of the output, and whether it is of stderr
 
 
-@dataclass(frozen=True)
-class Completed:
-    """How a remote command ended. Its output is bounded (channel.KEEP)."""
+class Kept:
+    """The output of a command, up to KEEP bytes of each stream. cut: how many bytes are left out."""
 
-    code: int
-    stdout: bytes
-    stderr: bytes
+    def __init__(self) -> None:
+        self.stdout, self.stderr, self.cut = bytearray(), bytearray(), 0
 
+    def take(self, data: bytes, error: bool) -> None:
+        stream = self.stderr if error else self.stdout
+        room = KEEP - len(stream)
+        stream += data[:room]
+        self.cut += max(0, len(data) - room)
 
-def run_user_command(link: Shells, command: str, timeout: float = 0.0, opening: float = _OPENING) -> Completed:
-    """Run what a user typed by that user's login shell on the node. `timeout` 0: as long as it takes. opening: seconds that
-    a channel may take."""
-    if "\0" in command:
-        raise UsageError("a command cannot contain a zero byte")
-    mark = secrets.token_hex(16)
-    text = _USER_COMMAND % {"half": mark[:_HALF], "mark": mark, "command": shlex.quote(command)}
-    return run_script(link, text.encode("utf-8", "surrogateescape"), mark.encode(), timeout or _NO_END, opening)
+    def texts(self) -> tuple[str, str]:
+        return self.stdout.decode("utf-8", "backslashreplace"), self.stderr.decode("utf-8", "backslashreplace")
 
 
-def run_program(link: Shells, argv: Sequence[str]) -> Completed:
-    """Run a program on the node without input, as long as it takes: by /bin/sh where the link starts nothing else."""
-    if isinstance(link, Programs):
-        return _completed(link, argv, b"", b"", _NO_END, _OPENING)
-    mark = secrets.token_hex(16)
-    text = f"printf %s {mark}; printf %s {mark} >&2\nexec {shlex.join(argv)} </dev/null\n"
-    return run_script(link, text.encode("utf-8", "surrogateescape"), mark.encode(), _NO_END)
+class Commands:
+    """Runs commands on nodes, in threads. running: the node of each that runs, by channel."""
+
+    def __init__(self) -> None:
+        self.running: dict[Any, str] = {}
+        self._ended = False
+        self._lock = threading.Lock()
+
+    def end(self) -> None:
+        """Request the end of all commands that run. No other one starts."""
+        with self._lock:
+            self._ended = True
+            for channel in self.running:
+                in_background(functools.partial(_request_end, channel))
+
+    def run(self, link: Shells, command: str, take: Take, timeout: float = 0.0, opening: float = _OPENING) -> int:
+        """Run what a user typed by that user's login shell on the node. Returns its exit code. `timeout` 0: as long as it
+        takes. opening: seconds that a channel may take. Raises TimedOut, Unreachable, PreflightError."""
+        if "\0" in command:
+            raise UsageError("a command cannot contain a zero byte")
+        mark = secrets.token_hex(16)
+        text = _USER_COMMAND % {"mark": mark, "command": shlex.quote(command), "grace": _GRACE}
+        return self.run_script(link, text, mark, take, timeout or _NO_END, opening)
+
+    def run_program(self, link: Shells, argv: Sequence[str], take: Take) -> int:
+        """Run a program on the node, as long as it takes: by /bin/sh where the link starts nothing else. It must end by itself
+        when a line comes on its stdin, or when that ends."""
+        if isinstance(link, Programs):
+            return self._run(link, link.program(argv, timeout=_OPENING), "", "", take, _NO_END)
+        mark = secrets.token_hex(16)
+        text = f"{{ printf %s {mark}; printf %s {mark} >&2\nexec {shlex.join(argv)}\n}}\n"
+        return self.run_script(link, text, mark, take, _NO_END)
+
+    def run_script(
+        self, link: Shells, text: str, mark: str, take: Take, timeout: float, opening: float = _OPENING
+    ) -> int:
+        """Run text by /bin/sh, which must print `mark` to both streams where the login's output ends, and exit.
+
+        All text is sent before any output is read, so it must be short, as a command that was typed is.
+        """
+        return self._run(link, link.channel(timeout=min(timeout, opening)), text, mark, take, timeout)
+
+    def _run(self, link: Shells, channel: Any, text: str, mark: str, take: Take, timeout: float) -> int:
+        try:
+            with self._lock:
+                if self._ended:
+                    raise link.lost("the command was not started")
+                self.running[channel] = link.node
+            return _completed(link, channel, text.encode("utf-8", "surrogateescape"), mark.encode(), take, timeout)
+        finally:
+            discard(channel)
+            with self._lock:
+                self.running.pop(channel, None)
 
 
-def run_script(link: Shells, text: bytes, mark: bytes, timeout: float, opening: float = _OPENING) -> Completed:
-    """Run text by /bin/sh, which must print `mark` to both streams where the login's output ends. Raises TimedOut.
-
-    All text is sent before any output is read, so it must be short, as a command that was typed is.
-    """
-    return _completed(link, (), text, mark, timeout, opening)
-
-
-def _completed(
-    link: Shells, argv: Sequence[str], text: bytes, mark: bytes, timeout: float, opening: float
-) -> Completed:
-    """argv: a program in the place of /bin/sh; its output begins without a mark."""
+def _completed(link: Shells, channel: Any, text: bytes, mark: bytes, take: Take, timeout: float) -> int:
+    """Send the script and pass its output on from `mark`."""
     end = time.monotonic() + timeout
-    wait = min(timeout, opening)
-    channel = link.program(argv, timeout=wait) if isinstance(link, Programs) and argv else link.channel(timeout=wait)
+    streams = [_AfterMark(mark, b"", take, False), _AfterMark(mark, link.noise, take, True)]
     try:
         with contextlib.suppress(*BROKEN):  # the channel has closed: its output shows the reason
             channel.settimeout(timeout)
             channel.sendall(text)
-            channel.shutdown_write()
-        output = Output(channel)
-        if not output.collect(end) or not channel.status_event.wait(max(0.0, end - time.monotonic())):
+        output = Output(channel, lambda data, error: streams[error].take(data))
+        if not _over(channel, output, end):
+            in_background(functools.partial(_request_end, channel))
             what = f"the command did not end within {timeout:g} s"
-            if _ended(link, channel.status_event, output, mark, opening):
+            if _over(channel, output, time.monotonic() + _GRACE + 1):
                 raise TimedOut(f"{what} and was ended", "give it more time with --timeout", link.node)
             raise TimedOut(what, f"it may still run there: check with `{PROGRAM} exec`", link.node)
     except BROKEN as error:
         raise link.lost(f"the connection broke ({error or type(error).__name__})") from None
     finally:
-        discard(channel)
-    code = channel.exit_status
+        for stream in streams:
+            stream.end()
+    code = int(channel.exit_status)
     if code < 0 and not link.alive:
         raise link.lost("the connection was lost")
-    if mark not in output.stdout:
-        tail = bytes(output.stdout + output.stderr)[-500:].decode(errors="replace").strip()
+    if not streams[0].begun:
+        tail = (streams[0].before + streams[1].before)[-_TAIL:].decode(errors="replace").strip()
         what, fix = link.no_shell
         raise PreflightError(f"{what}; its output: {tail}", fix, link.node)
-    stdout, stderr = (bytes(one).partition(mark)[2] if mark else bytes(one) for one in (output.stdout, output.stderr))
-    if link.noise:
-        stderr = re.sub(link.noise + rb"\Z", b"", stderr)
-    return Completed(code if code >= 0 else 255, stdout, stderr)
+    return code if code >= 0 else 255
 
 
-def _ended(link: Shells, over: threading.Event, output: Output, mark: bytes, opening: float) -> bool:
-    """Send TERM, then KILL to the process group of a command; whether it has ended. over: is set when it has.
+def _over(channel: Any, output: Output, end: float) -> bool:
+    """Whether the output and the command end in time. The command may have closed its streams before."""
+    return output.collect(end) and bool(channel.status_event.wait(max(0.0, end - time.monotonic())))
 
-    sshd's own signals (RFC 4254 6.9) do not exist for root, so a second session runs kill. Where sshd refuses one, nothing
-    is sent. The end of the output is not the end of the command, which may have closed its streams.
-    """
-    group = re.search(re.escape(mark[:_HALF]) + rb":(\d+):", output.stdout)
-    for name, seconds in _SIGNALS if group else ():
-        try:
-            channel = link.channel(timeout=opening)
-        except PreflightError:  # MaxSessions 1
-            return False
-        try:
-            channel.sendall(b"kill -s %s -- -%s\n" % (name, group[1] if group else b""))
-            channel.shutdown_write()
-            end = time.monotonic() + seconds
-            if output.collect(end) and over.wait(max(0.0, end - time.monotonic())):
-                return True
-        finally:
-            discard(channel)
-    return False
+
+def _request_end(channel: Any) -> None:
+    """Send a line, since not every link passes the end of stdin on."""
+    with contextlib.suppress(*BROKEN):  # it has ended already
+        channel.sendall(b"\n")
+
+
+class _AfterMark:
+    """Passes the bytes of a stream on that come after the mark. noise: what the link may write at the end, which is not."""
+
+    def __init__(self, mark: bytes, noise: bytes, take: Take, error: bool) -> None:
+        self._mark, self._noise, self._take, self._error = mark, noise, take, error
+        self.begun = not mark
+        self.before = b""  # the end of what came before
+        self._line = b""  # the last line, where it may be noise
+
+    def take(self, data: bytes) -> None:
+        if not self.begun:
+            before, found, data = (self.before + data).partition(self._mark)
+            self.before, self.begun = before[-_TAIL:], bool(found)
+        if self._noise:
+            data = self._line + data
+            at = data.rstrip(b"\n").rfind(b"\n") + 1 if len(data) < MOST_BYTES else len(data)
+            data, self._line = data[:at], data[at:]
+        if data and self.begun:
+            self._take(data, self._error)
+
+    def end(self) -> None:
+        line = re.sub(self._noise + rb"\Z", b"", self._line) if self._noise else b""
+        if line and self.begun:
+            self._take(line, self._error)

@@ -1,11 +1,13 @@
-"""inv exec runs one command on all nodes, and prints equal output once under folded names.
+"""inv exec runs one command on all nodes, and prints equal output once under folded names, or each line when it comes.
 
 exec_in_job.py has the command line with --job or --in-job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import codecs
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from clustertool.actions import load_config
@@ -16,22 +18,29 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.folded_names import fold, gather
 from clustertool.model.config.hosts import Host
 from clustertool.model.hints import PROGRAM
+from clustertool.show.terminal import Terminal, colour_of
+from clustertool.ssh.channel import KEEP
 from clustertool.ssh.parallel import Gathered, each
 from clustertool.ssh.prompter import Prompter
-from clustertool.ssh.user_command import Completed, run_user_command
+from clustertool.ssh.user_command import Commands, Kept
 from clustertool.verbs import signals
 from clustertool.verbs.verb import Call, seconds
+from clustertool.watch.lines import Lines
+from clustertool.watch.sanitize import harmless, harmless_lines
 
-_OURS = ("--only", "--skip", "--json", "--conf", "--hostfile", "--in-job")  # few programs have such options
+_OURS = ("--only", "--skip", "--json", "--stream", "--conf", "--hostfile", "--in-job")  # few programs have such options
+_LEAVE = 6.0  # seconds for commands to end at a signal; rank_session.py waits less before KILL
 
 
 @dataclass(frozen=True)
 class TypedCommand:
-    """A command for nodes. timeout: seconds for each node, 0 without a limit. late: options of exec that stand in it."""
+    """A command for nodes. timeout: seconds for each node, 0 without a limit. late: options of exec that stand in it.
+    stream: print each line when it comes."""
 
     text: str
     timeout: float
     late: str
+    stream: bool
 
     @classmethod
     def read(cls, call: Call) -> TypedCommand:
@@ -46,34 +55,130 @@ class TypedCommand:
         command = typed or given.command
         if not command.strip():
             raise UsageError("exec needs a command", f'{PROGRAM} exec --command "uptime"')
+        if given.stream and call.json:
+            raise UsageError("--stream and --json exclude each other", "leave one of them out")
         late = [name for name in (text.partition("=")[0] for text in given.arguments) if name in _OURS]
-        return cls(command, seconds(given.timeout, "--timeout", 0.0), ", ".join(dict.fromkeys(late)))
+        return cls(command, seconds(given.timeout, "--timeout", 0.0), ", ".join(dict.fromkeys(late)), given.stream)
 
     def run(
         self, call: Call, cluster: Cluster, hosts: Sequence[Host], connect: Callable[[Host], Link], prompter: Prompter
     ) -> None:
         """Run it on these hosts of the cluster at once, and print the output. connect: opens the connection to one, in a
         thread. Raises what ended differently."""
+        names = {host.index: host.name for host in hosts}
+        kept = {node: Kept() for node in names}
+        shown: dict[int, _Plain | _Named] = {}
+        if self.stream:
+            shown = {node: _Named(call.terminal, node, name) for node, name in names.items()}
+        elif len(hosts) == 1 and not call.json:
+            shown = {node: _Plain(call.terminal, name) for node, name in names.items()}
+        commands, codes, connecting = Commands(), dict[int, int](), set(names)
 
-        def one(host: Host) -> Completed:
+        def one(host: Host) -> int:
+            node = host.index
             link = connect(host)
+            connecting.discard(node)
             try:
-                return run_user_command(link, self.text, self.timeout, cluster.connect_timeout)
+                take = shown[node].take if shown else kept[node].take
+                codes[node] = commands.run(link, self.text, take, self.timeout, cluster.connect_timeout)
+                return codes[node]
             finally:
+                if shown:
+                    shown[node].end()
                 link.close()
 
-        def poll() -> None:
+        def serve() -> bool:
             prompter.serve()
-            signals.check()
+            return not connecting
 
         try:
-            gathered = each({host.index: host for host in hosts}, one, check=poll)
+            gathered = each({host.index: host for host in hosts}, one, check=ended_by_signals(call, commands, serve))
         finally:
             prompter.announce()
+            silent = [node for node in names if node not in shown or not shown[node].begun]
+            if not call.json and not self.stream:
+                _print(call, {names[node]: (*kept[node].texts(), codes.get(node)) for node in silent})
+            _warn_of_cut(call, {names[node]: one.cut for node, one in kept.items() if one.cut})
         if self.late:
             before = f"options of exec stand before it: {PROGRAM} exec {self.late} ..."
             call.remark(f"{self.late} is part of the command; {before}")
-        _tell(call, cluster, gathered)
+        if call.json:
+            call.answer(_answer(names, codes, kept, gathered))
+        signals.check()
+        _raise_worst(names, gathered)
+
+
+class _Plain:
+    """Prints the output of the only node as it is, when it comes, below a title."""
+
+    def __init__(self, terminal: Terminal, name: str) -> None:
+        self._terminal, self._name = terminal, name
+        self._decoders = [codecs.getincrementaldecoder("utf-8")("backslashreplace") for _ in range(2)]
+        self.begun = False
+        self._complete = True  # the last line
+
+    def take(self, data: bytes, error: bool) -> None:
+        if not self.begun:
+            self.begun = True
+            self._terminal.line(f"--- {self._name}", "bold")
+        self._write(self._decoders[error].decode(data))
+
+    def end(self) -> None:
+        for decoder in self._decoders:
+            self._write(decoder.decode(b"", final=True))
+        self._write("" if self._complete else "\n")
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._terminal.write(harmless_lines(text))
+            self._complete = text.endswith("\n")
+
+
+class _Named:
+    """Prints each line of a node when it comes, with the name of the node."""
+
+    begun = True
+
+    def __init__(self, terminal: Terminal, node: int, name: str) -> None:
+        self._terminal = terminal
+        self._mark = terminal.paint(f"[{harmless(name)}]", colour_of(node)) + " "
+        self._lines = Lines(), Lines()
+
+    def take(self, data: bytes, error: bool) -> None:
+        self._write(self._lines[error].feed(data))
+
+    def end(self) -> None:
+        for lines in self._lines:
+            self._write(lines.end())
+
+    def _write(self, lines: Sequence[str]) -> None:
+        if lines:
+            self._terminal.write("".join(f"{self._mark}{harmless(line)}\n" for line in lines))
+
+
+def ended_by_signals(call: Call, commands: Commands, serve: Callable[[], bool]) -> Callable[[], None]:
+    """Return the check of each(). The first signal ends the commands; it is raised where they do not end in time, and at once
+    where none runs. A further signal does not wait.
+
+    serve: is called regularly, and returns whether all connections are open.
+    """
+    first = 0  # number of signals when the end was requested
+    late = 0.0
+
+    def check() -> None:
+        nonlocal first, late
+        connected, total = serve(), signals.count.total
+        if total and not first:
+            first, late = total, time.monotonic() + _LEAVE
+            commands.end()
+        over = total > first or time.monotonic() > late or not (commands.running or connected)
+        if total and over:
+            left = list(commands.running.values())
+            if left:
+                call.warn(f"the command may still run on {fold(left)}, which did not answer")
+            signals.check()
+
+    return check
 
 
 def exec_(call: Call) -> None:
@@ -84,36 +189,44 @@ def exec_(call: Call) -> None:
         typed.run(call, cluster, cluster.hosts, links.connect, links.prompter)
 
 
-def _tell(call: Call, cluster: Cluster, gathered: Gathered[Completed]) -> None:
-    """Output by node, then the highest code; 69 if a node did not answer."""
-    names = {host.index: host.name for host in cluster.hosts}
-    outputs = {names[node]: (done.stdout, done.stderr, done.code) for node, done in gathered.ok.items()}
-    if call.json:
-        nodes = {
-            name: {"code": c, "stdout": _text(out), "stderr": _text(err)} for name, (out, err, c) in outputs.items()
-        }
-        call.answer({"nodes": nodes, "unreachable": {names[node]: e.what for node, e in gathered.failed.items()}})
-    else:
-        _print(call, outputs)
+def _answer(
+    names: Mapping[int, str], codes: Mapping[int, int], kept: Mapping[int, Kept], gathered: Gathered[int]
+) -> dict[str, object]:
+    nodes: dict[str, object] = {}
+    for node, one in kept.items():
+        stdout, stderr = one.texts()
+        if node in codes or stdout or stderr:
+            left_out = {"left_out": one.cut} if one.cut else {}
+            nodes[names[node]] = {"code": codes.get(node), "stdout": stdout, "stderr": stderr, **left_out}
+    return {"nodes": nodes, "unreachable": {names[node]: error.what for node, error in gathered.failed.items()}}
+
+
+def _raise_worst(names: Mapping[int, str], gathered: Gathered[int]) -> None:
+    """The highest code; 69 if a node did not answer."""
     raise_all(list(gathered.failed.values()))
-    worst = max((done.code for done in gathered.ok.values()), default=0)
+    codes = gathered.ok
+    worst = max(codes.values(), default=0)
     if worst:
-        bad = [names[node] for node, done in gathered.ok.items() if done.code]
-        alike = len({done.code for done in gathered.ok.values() if done.code}) == 1
+        bad = [names[node] for node, code in codes.items() if code]
+        alike = len({code for code in codes.values() if code}) == 1
         most = "" if alike else "at worst "
         error = ClustertoolError(f"the command ended with {most}exit code {worst} on {fold(bad)}")
         error.code, error.source = worst, "job"
         raise error
 
 
-def _print(call: Call, outputs: dict[str, tuple[bytes, bytes, int]]) -> None:
-    for folded, (stdout, stderr, code) in gather(outputs):
-        ending = f" (exit code {code})" if code else ""
+def _print(call: Call, outputs: Mapping[str, tuple[str, str, int | None]]) -> None:
+    """Print equal output once. Without an exit code: what came until then, if anything has come."""
+    for folded, (stdout, stderr, code) in gather({name: one for name, one in outputs.items() if one != ("", "", None)}):
+        ending = " (not complete)" if code is None else f" (exit code {code})" if code else ""
         call.terminal.line(f"--- {folded}{ending}", "bold")
-        for text in (_text(stdout), _text(stderr)):
+        for text in (stdout, stderr):
             if text:
                 call.terminal.block(text.rstrip("\n"))
 
 
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "backslashreplace")
+def _warn_of_cut(call: Call, cut: Mapping[str, int]) -> None:
+    if cut:
+        most = f"{max(cut.values())} bytes of the output are left out" if len(cut) == 1 else "output is left out"
+        how = f"{PROGRAM} exec --stream prints all of it"
+        call.warn(f"{most} on {fold(cut)}: {KEEP >> 20} MiB of stdout and of stderr are kept; {how}")

@@ -5,6 +5,7 @@ A rank's command has its container, directory and environment.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 from clustertool.actions.find_jobs import attach_to
@@ -18,10 +19,11 @@ from clustertool.model.roles import role_name
 from clustertool.model.wire.messages import RANK_SESSION, STATUS
 from clustertool.ssh import terminal_session
 from clustertool.ssh.connection import SshLink
+from clustertool.ssh.parallel import each
 from clustertool.ssh.shells import Shells
-from clustertool.ssh.user_command import run_program
+from clustertool.ssh.user_command import Commands
 from clustertool.verbs import signals
-from clustertool.verbs.exec import TypedCommand
+from clustertool.verbs.exec import TypedCommand, ended_by_signals
 from clustertool.verbs.jobs import opened
 from clustertool.verbs.verb import Call, role_of, whole
 
@@ -40,7 +42,7 @@ def exec_in_job(call: Call) -> None:
 
 def _in_rank(call: Call) -> None:
     given = call.given
-    for name in ("timeout", "json"):
+    for name in ("timeout", "json", "stream"):
         if getattr(given, name):
             raise UsageError(f"--{name} cannot be given with --in-job", f"leave --{name} out")
     command = list(given.arguments) or (["/bin/sh", "-c", given.command] if given.command else [])
@@ -66,7 +68,7 @@ def _in_rank(call: Call) -> None:
         argv = [*prefix, *command]
         where = f"{role_name(key[0])} {key[1]} on {fleet.name(node)}"
         if not terminal:
-            code = _without_terminal(link, argv)
+            code = _without_terminal(call, link, argv)
         elif isinstance(link, SshLink):
             call.terminal.note(f"{where} (Enter ~ . ends a session that hangs)" if not command else where)
             code = terminal_session.run_on_terminal(link, argv, signals.check)
@@ -99,11 +101,19 @@ def _chosen(status: JobStatus, role: str, rank: int | None, host: str) -> Key:
     return living[0][2], living[0][1]
 
 
-def _without_terminal(link: Shells, argv: list[str]) -> int:
-    """The program gets no input. Its output is printed when it has ended, byte by byte as it was."""
-    done = run_program(link, argv)
-    for stream, data in ((sys.stdout, done.stdout), (sys.stderr, done.stderr)):
-        stream.flush()
-        stream.buffer.write(data)
-        stream.flush()
-    return done.code
+def _without_terminal(call: Call, link: Shells, argv: list[str]) -> int:
+    """The program gets no input. Its output is printed when it comes, byte by byte as it is."""
+    commands = Commands()
+
+    def take(data: bytes, error: bool) -> None:
+        if not error:
+            call.terminal.raw(data)
+            return
+        with contextlib.suppress(OSError):
+            sys.stderr.buffer.write(data)
+            sys.stderr.flush()
+
+    check = ended_by_signals(call, commands, lambda: True)
+    done = each([link], lambda one: commands.run_program(one, argv, take), check=check)
+    signals.check()
+    return done.all()[0]

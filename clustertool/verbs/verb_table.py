@@ -217,6 +217,7 @@ VERBS = (
         ),
         Opt("command", "what to run with the login shell of each node", short="c", value="COMMAND"),
         Opt("timeout", "time to wait for each node", value="DURATION", usual="no limit"),
+        Opt("stream", "print each line when it comes, with the name of its node", FLAG),
         *IN_JOB,
         *NODES,
         target="exec:exec_",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import paramiko
 from paramiko.common import cMSG_CHANNEL_CLOSE
@@ -15,7 +17,7 @@ from clustertool.model.config.hosts import Host
 from clustertool.ssh.connection import SshLink
 from clustertool.ssh.parallel import Gathered, each
 from clustertool.ssh.prompter import Prompter
-from clustertool.ssh.user_command import Completed, run_script
+from clustertool.ssh.user_command import Commands, Kept
 
 
 def open_all(
@@ -53,11 +55,27 @@ def open_all(
         asks.announce()
 
 
+@dataclass(frozen=True)
+class Completed:
+    code: int
+    stdout: bytes
+    stderr: bytes
+
+
+def run_user_command(link: Any, command: str, timeout: float = 0.0) -> Completed:
+    """Run one command, and keep its output."""
+    kept = Kept()
+    code = Commands().run(link, command, kept.take, timeout)
+    return Completed(code, bytes(kept.stdout), bytes(kept.stderr))
+
+
 def script(link: SshLink, text: bytes, timeout: float) -> Completed:
     """Run a POSIX sh script. Its commands share its stdin: give them </dev/null. Raises Unreachable."""
-    mark = secrets.token_hex(16).encode()
+    mark, kept = secrets.token_hex(16), Kept()
+    whole = f"{{ printf %s {mark}; printf %s {mark} >&2\n{text.decode()}exit\n}}\n"
     try:
-        return run_script(link, b"printf %%s %s; printf %%s %s >&2\n" % (mark, mark) + text, mark, timeout)
+        code = Commands().run_script(link, whole, mark, kept.take, timeout)
+        return Completed(code, bytes(kept.stdout), bytes(kept.stderr))
     except TimedOut:
         raise link.lost(f"no answer within {timeout:g} s") from None
 

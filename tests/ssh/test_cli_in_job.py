@@ -6,6 +6,8 @@ import os
 import signal
 import time
 
+import pytest
+
 from tests.cli import until
 
 PROGRAM = """\
@@ -69,6 +71,19 @@ def test_a_shell_on_a_terminal(site):
     shell.says("^still 42")
     done = shell.wait()
     assert (done.code, done.last.strip()[-11:]) == (5, "exit code 5")
+    until(lambda: not sessions(one))
+    one.inv("stop", "--job", job).ends(0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_end_of_exec_ends_a_command_without_a_terminal(site, number):
+    one, job = started(site, 1)
+    running = one.start("exec", "--in-job", "--command", "echo begun; setsid sleep 1000; true")
+    running.says("^begun")  # output comes while the command runs
+    until(lambda: any(process.name == "sleep" for process in one.processes(0)))
+    running.signal(number)
+    running.wait()
+    until(lambda: not any(process.name == "sleep" for process in one.processes(0)))
     until(lambda: not sessions(one))
     one.inv("stop", "--job", job).ends(0)
 

@@ -212,7 +212,7 @@ def test_status_and_jobs(pair):
     assert [node["state"] for node in status["nodes"]] == ["running"] * 2
     assert "running" in pair.inv("status", "--job", job[:-1]).ends(0).out
     done = pair.inv("exec", "--job", job[:-1], "--only", pair.name(1), "--command", "echo on; exit 4").ends(4)
-    assert done.lines() == [f"--- {pair.name(1)} (exit code 4)", "on"]
+    assert done.lines() == [f"--- {pair.name(1)}", "on"]
     pair.go()
     pair.gone()
     (one,) = pair.inv("jobs", "--json").ends(0).json["jobs"]
@@ -257,31 +257,64 @@ def test_exec_gathers_equal_output(site):
     late = four.inv("exec", "--command", "exec sleep 600", "--timeout", 1)
     assert late.code in (69, 124)
     assert late.seconds < 1 + SLACK
-    end_sleepers(four)
+    assert not sleepers(four)
     four.servers[1].stop()
     done = four.inv("exec", "--command", "exit 3").ends(69)
     assert "--- 127.0.0.[2,4-5] (exit code 3)" in done.out
     assert "127.0.0.3" in done.err
 
 
-def test_ctrl_c_in_exec(site):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
+def test_a_signal_ends_the_command_and_its_children(site, number, code):
     two = site(2)
-    running = two.start("exec", "--command", "exec sleep 600")
-    until(lambda: len(sleepers(two)) == 2)
-    at = running.signal(signal.SIGINT)
-    running.wait().ends(130)
+    running = two.start("exec", "--command", "echo begun; timeout 900 sleep 600 & exec sleep 600")
+    until(lambda: len(sleepers(two)) == 4)
+    at = running.signal(number)
+    done = running.wait().ends(code)
     assert time.monotonic() - at < 2 + SLACK
-    end_sleepers(two)
+    assert not sleepers(two)
+    assert done.lines() == ["--- 127.0.0.[2-3] (exit code 143)", "begun"]
+
+
+def test_a_second_ctrl_c_does_not_wait_for_commands(site):
+    one = site(1)
+    running = one.start("exec", "--command", "echo begun; exec sleep 600")
+    until(lambda: "begun" in running.out)
+    one.servers[0].cut()
+    running.signal(signal.SIGINT)
+    running.signal(signal.SIGINT)
+    done = running.wait().ends(130)
+    assert f"the command may still run on {one.name(0)}, which did not answer" in done.err
+    one.servers[0].stop()
+
+
+def test_an_exec_that_is_killed_ends_its_command(site):
+    one = site(1)
+    running = one.start("exec", "--command", "trap '' TERM; sleep 600; true")
+    until(lambda: len(sleepers(one)) == 1)
+    running.signal(signal.SIGKILL)
+    until(lambda: not sleepers(one))
+
+
+def test_output_of_exec_comes_while_the_command_runs(site):
+    two = site(2)
+    big = "head -c 17000000 /dev/zero | tr '\\0' x; echo END"
+    wait = f"echo begun; printf half; while ! test -e $HOME/go; do sleep 0.1; done; {big}"
+    running = two.start("exec", "--only", two.name(0), "--command", wait)
+    until(lambda: "begun\nhalf" in running.out)
+    (two.servers[0].home / "go").touch()
+    assert running.wait().ends(0).out.endswith("xEND\n")
+    running = two.start("exec", "--stream", "--command", "echo begun; sleep 600")
+    until(lambda: sorted(running.out.splitlines()) == [f"[{two.name(node)}] begun" for node in (0, 1)])
+    running.signal(signal.SIGINT)
+    running.wait().ends(130)
+    done = two.inv("exec", "--command", "head -c 17000000 /dev/zero", "--json").ends(0)
+    assert {node["left_out"] for node in done.json["nodes"].values()} == {17000000 - (16 << 20)}
+    assert "output is left out on" in done.err and "--stream" in done.err
 
 
 def sleepers(site) -> list[int]:
     return [p.pid for node in range(site.count) for p in site.processes(node) if p.argv == ("sleep", "600")]
-
-
-def end_sleepers(site) -> None:
-    """As with ssh, a command without a terminal outlives its connection."""
-    for pid in sleepers(site):
-        os.kill(pid, signal.SIGKILL)
 
 
 def test_check_is_one_matrix(site):

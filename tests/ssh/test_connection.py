@@ -28,10 +28,9 @@ from clustertool.ssh.channel import KEEP
 from clustertool.ssh.connection import SshLink
 from clustertool.ssh.parallel import each
 from clustertool.ssh.prompter import Prompter
-from clustertool.ssh.user_command import run_user_command
 from tests.ssh import sshd
 from tests.ssh.accounts import Host, Typist
-from tests.ssh.links import Held, close_all, forgotten, open_all, script
+from tests.ssh.links import Held, close_all, forgotten, open_all, run_user_command, script
 from tests.ssh.sshd import until
 
 needs_bash = pytest.mark.skipif(not sshd.READS_BASHRC, reason="needs an account whose login shell is bash")
@@ -138,7 +137,15 @@ def test_user_command_is_run_by_the_login_shell(cluster_of: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["sleep {}; true", "trap '' TERM; sleep {}; true", "exec >&- 2>&-; trap '' TERM; sleep {}; true"]
+    "command",
+    [
+        "sleep {}; true",
+        "trap '' TERM; sleep {}; true",
+        "exec >&- 2>&-; trap '' TERM; sleep {}; true",
+        "timeout 900 sleep {}",  # a process group of its own
+        "setsid sleep {}; true",
+        "sleep {} & exit 0",  # has the output open
+    ],
 )
 def test_a_command_that_takes_too_long_is_ended(link: SshLink, command: str) -> None:
     seconds = f"{random.randint(10**6, 10**7)}"
@@ -149,8 +156,16 @@ def test_a_command_that_takes_too_long_is_ended(link: SshLink, command: str) -> 
 
 def test_a_command_that_takes_too_long_where_one_session_is_allowed(cluster_of: Any) -> None:
     cluster, _ = cluster_of(1, extra=["MaxSessions 1"])
-    with SshLink(cluster.hosts[0], cluster) as link, pytest.raises(TimedOut, match="it may still run there"):
-        run_user_command(link, "exec sleep 3", 0.5)
+    with SshLink(cluster.hosts[0], cluster) as link, pytest.raises(TimedOut, match="and was ended"):
+        run_user_command(link, "exec sleep 30", 0.5)
+
+
+def test_a_command_that_has_ended_leaves_what_it_has_put_into_the_background(link: SshLink) -> None:
+    done = run_user_command(link, "sleep 60 >/dev/null 2>&1 & echo $!", 20)
+    link.close()
+    pid = int(done.stdout)
+    time.sleep(0.3)
+    os.kill(pid, signal.SIGKILL)  # raises where it has ended
 
 
 def test_user_command_limits(link: SshLink) -> None:

@@ -18,10 +18,9 @@ from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.ssh import login
 from clustertool.ssh.connection import SshLink
 from clustertool.ssh.parallel import each
-from clustertool.ssh.user_command import run_user_command
 from tests.ssh import sshd
 from tests.ssh.conftest import cluster_for
-from tests.ssh.links import Held, close_all, forgotten, open_all, script
+from tests.ssh.links import Held, close_all, forgotten, open_all, run_user_command, script
 from tests.ssh.sshd import until
 
 Start = Callable[..., sshd.Sshd]

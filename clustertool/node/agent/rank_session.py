@@ -11,6 +11,7 @@ import contextlib
 import os
 import resource
 import secrets
+import select
 import signal
 import subprocess
 import sys
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 10.0  # seconds for a supervisor to answer
 _TURN = 1.0  # seconds between two questions whether the job stops
-_HANGUP = 3.0  # seconds for a program to end by SIGHUP
+_HANGUP = 3.0  # seconds for a program to end by SIGHUP or SIGTERM
 # By it the programs of a session are found. Without the underscore the wrapper in a container would remove it.
 _SESSION = "_CLUSTERTOOL_SESSION"
 _SHELL = "if command -v bash >/dev/null 2>&1; then exec bash; fi; exec sh"
@@ -103,7 +104,8 @@ def _run(paths: JobPaths, found: RankEnvironment, command: Sequence[str]) -> int
         resource.setrlimit(resource.RLIMIT_NOFILE, (found["file_limit"], resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     folder = found["work_dir"] if session is None else "/"
     try:
-        child = subprocess.Popen(argv, env=env, cwd=folder, preexec_fn=child_signals.unblock)
+        no_input = None if os.isatty(0) else subprocess.DEVNULL  # stdin without a terminal has the end of the session
+        child = subprocess.Popen(argv, stdin=no_input, env=env, cwd=folder, preexec_fn=child_signals.unblock)
     except OSError as error:
         code, why = not_started(error, argv[0])
         print(f"clustertool: {why}", file=sys.stderr)
@@ -135,12 +137,16 @@ def _wait(paths: JobPaths, child: subprocess.Popen[bytes], session: str) -> int:
         signal.signal(number, signal.SIG_IGN)
     for number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, lambda *_: _hang_up(child, session))
+    left = False
     while True:
         try:
             code = child.wait(_TURN)
             return exit_code(max(0, code), max(0, -code))
         except subprocess.TimeoutExpired:
-            if _stops(paths):
+            if not left and not os.isatty(0) and select.select([0], [], [], 0)[0]:
+                left = True
+                _hang_up(child, session)
+            elif _stops(paths):
                 print("\r\nclustertool: the job stops\r", file=sys.stderr)
                 _hang_up(child, session)
 
@@ -154,7 +160,7 @@ def _stops(paths: JobPaths) -> bool:
 
 def _hang_up(child: subprocess.Popen[bytes], session: str) -> None:
     """End all programs of the session. Those in a container outlive the client of the runtime, which is `child`."""
-    for number in (signal.SIGHUP, signal.SIGKILL):
+    for number in (signal.SIGHUP if os.isatty(0) else signal.SIGTERM, signal.SIGKILL):
         found = [
             pid for pid in processes.pids() if processes.environment(pid).get(_SESSION.encode()) == session.encode()
         ]
