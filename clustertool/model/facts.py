@@ -33,6 +33,7 @@ class Facts:
     devices: Tuple[int, ...] = ()
     device_kind: str = "cpu"
     device_keys: Tuple[str, ...] = ()  # what names each of `devices` for all nodes that are this machine; (): not known
+    device_models: Tuple[str, ...] = ()  # of each of `devices`, where a driver names them without a call; (): not known
     devices_seen: bool = False  # the probe has read the devices: an id that is not in `devices` does not exist
     # By an engine: names, of which `devices` are the positions. None: no engine.
     allocated: Optional[Tuple[str, ...]] = None

@@ -38,6 +38,9 @@ def test_a_node_without_cards_among_others_is_odd(three):
     found = three.inv("check", "--json").ends(0).json
     cells = {row["node"]: row["findings"] for row in found["nodes"]}
     assert cells[three.name(2)]["devices"]["text"] == "no devices, others 8"
+    three.workspace(train_py=WAITS)
+    err = three.inv("--dry", "run", "-w", "job").ends(0).err
+    assert f"unequal devices: 8 x gpu on 127.0.0.[2-3]; none on {three.name(2)} (" in err and len(err.splitlines()) <= 6
     assert not {"driver", "health", "users"} & set(cells[three.name(2)])
     assert not list(three.home(2).rglob("pynvml.py"))
 

@@ -53,6 +53,16 @@ def test_found(tmp_path: Path, files: list[str], topology: list[str] | None, exp
     assert detect.found(*node(tmp_path, files, topology)) == expected
 
 
+def test_models_are_read_from_the_driver_in_the_order_of_the_bus(tmp_path: Path) -> None:
+    for bus, model in (("0000:41:00.0", "NVIDIA A100-SXM4-80GB"), ("0000:01:00.0", "NVIDIA T4")):
+        (tmp_path / bus).mkdir()
+        (tmp_path / bus / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 20\n")
+    assert detect.models(2, str(tmp_path)) == ["NVIDIA T4", "NVIDIA A100-SXM4-80GB"]
+    assert detect.models(1, str(tmp_path)) == [], "which one of them this container has is not known"
+    (tmp_path / "0000:41:00.0/information").write_text("")
+    assert detect.models(2, str(tmp_path)) == detect.models(1, str(tmp_path / "no")) == []
+
+
 def test_keys_are_the_machines_own_names(tmp_path: Path) -> None:
     """Card 0 of a container and card 3 of its machine are one card."""
     dev, _ = node(tmp_path, ["nvidia3", "nvidia7"])

@@ -9,7 +9,7 @@ import pytest
 from cases import IDENTITY, cluster_of, env_of, facts_of, hosts, job_of, of_role, one, plan_of
 
 from clustertool.errors import DeviceInUse, PreflightError, Several
-from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.model.devices import visibility
 from clustertool.model.devices.visibility import VARIABLES
 from clustertool.model.planning.plan import Plan, given_facts, needs_probe
@@ -301,6 +301,43 @@ def test_one_address_is_one_machine_without_a_probe() -> None:
     assert not needs_probe(cluster, job_of(cluster))
     with pytest.raises(PreflightError, match="gpu 0 would be given to both"):
         plan_of(cluster, facts=given_facts(cluster))
+
+
+# -- unequal nodes -------------------------------------------------------------------------------------------------------
+
+UNEQUAL: list[tuple[list[list[str]], dict[str, Any], dict[str, Any], str]] = [
+    # the models of each node's devices ("": not known), conf.py, options -> what the warning lists, or ""
+    ([[""] * 2, [""]], {}, {}, "2 x gpu on 10.0.0.1; 1 x gpu on 10.0.0.2"),
+    ([[""] * 2, [""], [""] * 2], {}, {}, "2 x gpu on 10.0.0.[1,3]; 1 x gpu on 10.0.0.2"),
+    ([[""] * 8, []], {}, {}, "8 x gpu on 10.0.0.1; none on 10.0.0.2"),
+    ([[""] * 8, [""] * 4], {}, {"nproc_per_node": "2"}, "8 x gpu on 10.0.0.1; 4 x gpu on 10.0.0.2"),
+    ([["A", "A"], ["B", "B"]], {}, {}, "2 x A on 10.0.0.1; 2 x B on 10.0.0.2"),
+    ([["A", "A"], ["B", "B"]], {}, {"devices": "0"}, "1 x A on 10.0.0.1; 1 x B on 10.0.0.2"),
+    ([["A", "B"]], {}, {}, "1 x A, 1 x B on 10.0.0.1"),
+    ([["A", "B"]], {}, {"devices": "1"}, ""),
+    ([["A", "A"], ["", ""]], {}, {}, ""),
+    ([["A", "A"], ["A", "A"]], {}, {}, ""),
+    ([[], []], {}, {}, ""),
+    ([[""] * 8, [""] * 4], {}, {"mode": "ps"}, ""),
+    ([[""] * 8, []], {}, {"mode": "ps-heter"}, ""),
+    ([[""] * 2, [""]], {"DEVICE_KIND": "cpu"}, {}, ""),
+    ([[""] * 2, [""]], {"CHECKS_OFF": ["devices"]}, {}, ""),
+    ([[""] * 2, [""]], {"HOSTS": ["10.0.0.1", {"host": "10.0.0.2", "devices": [0]}]}, {}, ""),
+    ([[""] * 2, [""]], {"HOSTS": [{"host": "10.0.0.1", "slots": 2}, {"host": "10.0.0.2", "slots": 1}]}, {}, ""),
+]
+
+
+@pytest.mark.parametrize(("nodes", "keys", "options", "expected"), UNEQUAL)
+def test_unequal_devices(nodes: list[list[str]], keys: dict[str, Any], options: dict[str, Any], expected: str) -> None:
+    cluster = read_cluster({"HOSTS": hosts(len(nodes)), **keys})
+    facts = facts_of(cluster)
+    for node, models in enumerate(nodes):
+        more = {"devices": tuple(range(len(models))), "device_kind": "gpu" if models else "cpu"}
+        facts[node] = replace(facts[node], **more, device_models=tuple(models) if all(models) else ())
+    warnings = plan_of(cluster, facts=facts, **options).warnings
+    start = f"unequal devices: {expected} (the slowest"
+    assert [one for one in warnings if "unequal" in one] == [one for one in warnings if one.startswith(start)]
+    assert len(warnings) == bool(expected)
 
 
 # -- heter trainers -----------------------------------------------------------------------------------------------------

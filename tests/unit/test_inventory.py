@@ -90,6 +90,7 @@ def test_nodes_without_cards_have_no_cells() -> None:
 
 def test_a_node_with_fewer_cards() -> None:
     assert wrong(look(report(8), report(7), report(8))) == [(1, "devices", "warn", "7 devices, others 8")]
+    assert wrong(look(report(2), report(1))) == [(1, "devices", "warn", "1 devices, others 2")]
     assert wrong(look(report(8), None, report(8))) == [(1, "devices", "warn", "no devices, others 8")]
 
 

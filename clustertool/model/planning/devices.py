@@ -8,6 +8,7 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 from clustertool.errors import ClustertoolError, DeviceInUse, PreflightError, raise_all
 from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.folded_names import gather
 from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import JobSpec
 from clustertool.model.devices.wording import FIX, holder, in_use
@@ -196,6 +197,28 @@ def shared(cluster: Cluster, facts: ByNode, kinds: Sequence[str], seats: Sequenc
     ids = sorted({device for one in twice for device in one.devices})
     names = some([cluster.hosts[node].name for node in nodes])
     return [f"{names} share {kinds[nodes[0]]} {','.join(map(str, ids))}: they are one machine"]
+
+
+def unequal(cluster: Cluster, job: JobSpec, facts: ByNode, kinds: Sequence[str], seats: Sequence[Seat]) -> List[str]:
+    """Return a warning where nodes get another number of devices than others, or where the models differ.
+
+    A host with devices or slots of its own in HOSTS or a hostfile may have any.
+    """
+    given: Dict[int, List[int]] = {seat.node: [] for seat in seats if _takes(job, seat, kinds[seat.node])}
+    given.update({node: ids for node, ids in of_nodes(seats, kinds).items() if node in given})
+    named = all(len(facts[node].device_models) == len(facts[node].devices) for node, ids in given.items() if ids)
+    texts: Dict[str, str] = {}
+    for host in cluster.hosts if "devices" not in cluster.checks_off else ():
+        fact = facts[host.index]
+        free = host.devices is None and host.slots is None and fact.allocated != ()  # unallocated() names these
+        if free and host.index in given:
+            models = dict(zip(fact.devices, fact.device_models)) if named else {}
+            counts = Counter(models.get(device, kinds[host.index]) for device in set(given[host.index]))
+            texts[host.name] = ", ".join(f"{number} x {name}" for name, number in sorted(counts.items())) or "none"
+    if len(set(texts.values())) < 2 and not any(", " in text for text in texts.values()):
+        return []
+    listed = "; ".join(f"{text} on {nodes}" for nodes, text in gather(texts))
+    return [f"unequal devices: {listed} (the slowest one sets the pace of all; --skip and --devices leave some out)"]
 
 
 def unallocated(cluster: Cluster, facts: ByNode, kinds: Sequence[str]) -> List[str]:

@@ -265,6 +265,7 @@ def _warnings(table: Table) -> Tuple[str, ...]:
             f"{shared} are one machine: each pserver that gets --nics={nic} listens on the first address of {nic}"
         )
     found += devices.shared(table.cluster, table.facts, table.kinds, table.seats)
+    found += devices.unequal(table.cluster, table.job, table.facts, table.kinds, table.seats)
     found += devices.unallocated(table.cluster, table.facts, table.kinds)
     for seat, kind in devices.missing(table.seats, table.job, table.kinds):
         stage = f"stage {seat.stage} of heter trainers wants {kind} (--heter-devices)"

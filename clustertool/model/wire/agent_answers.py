@@ -375,6 +375,7 @@ class ProbeAnswer(Answer, total=False):
     devices: f.PerCard[int]
     device_kind: f.Label
     device_keys: f.PerCard[f.Label]
+    device_models: f.PerCard[f.Label]
     devices_seen: bool
     modules: f.Some[f.Label]
     allocated: f.PerCard[f.Label]

@@ -61,6 +61,25 @@ def keys(kind: str, ids: Sequence[int], dev: str = "/dev") -> Dict[int, str]:
     return {index: f"{files}{numbers[index] if index < len(numbers) else index}" for index in ids}
 
 
+def models(count: int, listed: str = "/proc/driver/nvidia/gpus") -> List[str]:
+    """Return the models of NVIDIA's cards in the order of their ids, which is that of the bus; [] where the driver does not
+    list `count` cards, as in a container with some of them, or does not answer."""
+
+    def read() -> List[str]:
+        with contextlib.suppress(OSError):
+            return [_model(os.path.join(listed, bus)) for bus in sorted(os.listdir(listed))]
+        return []
+
+    late: List[str] = []
+    found = within(1.0, read, late)
+    return found if len(found) == count and all(found) else []
+
+
+def _model(card: str) -> str:
+    with open(os.path.join(card, "information"), encoding="utf-8", errors="replace") as file:
+        return next((line.partition(":")[2].strip() for line in file if line.startswith("Model:")), "")
+
+
 def place() -> str:
     """Where the node keeps what laptops sent."""
     return os.path.join(users.home() or "/", ".cache", "clustertool")

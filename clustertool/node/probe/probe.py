@@ -75,6 +75,7 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
         "devices": devices,
         "device_kind": kind,
         "device_keys": list(keys.values()),
+        "device_models": detect.models(len(devices)) if kind == "gpu" and allocated is None else [],
         "devices_seen": True,
         "modules": detect.modules() if kind == "gpu" else [],
         "locked": _locked(keys),
