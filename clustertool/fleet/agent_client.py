@@ -43,11 +43,13 @@ _ERROR_BYTES = 64 << 10  # bytes of the channel's stderr that are read for an er
 _ERROR_WAIT = 0.5
 _TIMES = 20  # the timeout of a long request: as long as there is progress
 _AGENT = ("-ESs", "-c", node_bundle.FIRST, "clustertool-agent")  # the arguments of the interpreter
-# Reads the name of the interpreter from stdin.
+# Reads the name of the interpreter from stdin. The shell stays, so that the agent can read with which environment the login has
+# started it. It does not print how the agent ends.
 _START = f"""\
 IFS= read -r p; case "$p" in "~/"*) p="$HOME/${{p#??}}";; esac
 command -v "$p" >/dev/null 2>&1 || {{ echo 'no python'; exit 0; }}
-exec "$p" {shlex.join(_AGENT)}""".encode()
+{{ "$p" {shlex.join(_AGENT)} $$ 2>&3 3>&-; }} 3>&2 2>/dev/null
+exit""".encode()
 
 
 class AgentClient:

@@ -86,6 +86,11 @@ def shell_defaults() -> tuple[tuple[str, str], ...]:
     return tuple((name, os.environ[name]) for name in SHELL_DEFAULTS if name in os.environ)
 
 
+def shell_environment() -> dict[str, str]:
+    """Return the variables of this command's shell for a program that it starts."""
+    return without_secret(processes.own_environment())
+
+
 def node(folder: Path) -> Host:
     """This machine, as later commands from the same folder know it."""
     return host(str(folder / OURS))
@@ -145,7 +150,7 @@ class HereLink:
 
     def run(self, argv: Sequence[str]) -> int:
         """Run a program on the terminal of this process. Return its exit code."""
-        with subprocess.Popen(argv, env=without_secret(os.environ)) as child:
+        with subprocess.Popen(argv, env=shell_environment()) as child:
             while True:
                 with contextlib.suppress(KeyboardInterrupt):  # Ctrl+C is for the program
                     code = child.wait()
@@ -170,7 +175,7 @@ class HereChannel:
         self._errors, their_errors = socket.socketpair()
         with theirs, their_errors:
             fd, errors = theirs.fileno(), their_errors.fileno()
-            environ = without_secret(os.environ)  # the job's processes have this one
+            environ = shell_environment()  # the job's processes have this one
             self._process = subprocess.Popen(
                 argv, cwd="/", env=environ, stdin=fd, stdout=fd, stderr=errors, start_new_session=True
             )

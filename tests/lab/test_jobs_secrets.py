@@ -101,18 +101,31 @@ def test_names_that_are_passed_and_names_that_are_not(site):
     )
     one.conf(PASS_ENV=["MINE", "UNSET"])
     env = {"MINE": "a b", "PADDLE_TRAINER_ID": "99", "http_proxy": "http://10.0.0.1:3128", "OTHER": "x"}
-    (one.home(0) / ".bashrc").write_text("export PADDLE_PORT=1 POD_IP=9.9.9.9 https_proxy=x; echo noise from .bashrc\n")
+    exports = "export PADDLE_PORT=1 POD_IP=9.9.9.9 https_proxy=x HF_HOME=/hf"
+    (one.home(0) / ".bashrc").write_text(f"{exports}; echo noise from .bashrc\n")
     done = one.inv("run", "-w", "job", env=env).ends(0)
 
     told = json.loads(done.lines("[trainer 0 node0] {")[0].partition("] ")[2])
     assert told["MINE"] == "a b"
     assert told["PADDLE_TRAINER_ID"] == "0"
     assert told["POD_IP"] == one.lab.address(0)
-    assert not {"UNSET", "OTHER", "http_proxy", "https_proxy", "SSH_CONNECTION"} & set(told)
+    assert not {"UNSET", "OTHER", "http_proxy", "https_proxy"} & set(told)
+    assert told["HF_HOME"] == "/hf"
     assert "noise" not in done.out
     known = ("CLUSTERTOOL_", "PADDLE_", "OMPI_", "LOCAL_", "MASTER_", "ROLE_", "TORCHELASTIC_")
     rest = {name for name in told if not name.startswith(known)}
     assert rest <= {
+        "HF_HOME",
+        *(
+            "MAIL",
+            "SHLVL",
+            "PWD",
+            "OLDPWD",
+            "_",
+            "SSH_CLIENT",
+            "SSH_CONNECTION",
+            "LC_CTYPE",
+        ),  # of sshd, the shell, Python
         "HOME",
         "USER",
         "LOGNAME",

@@ -36,7 +36,8 @@ def start(ssh_keys: sshd.Keys, node_code: NodeCode, tmp_path: Path) -> Iterator[
         keys = given.get("keys") or [ssh_keys.ed25519[number % len(ssh_keys.ed25519)]]
         authorized = given.get("authorized") or [ssh_keys.user_public]
         address = given.get("address") or f"127.0.0.{number}"
-        server = sshd.start(address, tmp_path / f"sshd{len(servers)}", keys, authorized, given.get("extra", ()))
+        more = (given.get("extra", ()), given.get("around", ()))
+        server = sshd.start(address, tmp_path / f"sshd{len(servers)}", keys, authorized, *more)
         servers.append(server)
         if given.get("installed", True):
             node_code.put_into(server.home)

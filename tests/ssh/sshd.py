@@ -121,8 +121,18 @@ def public(path: Path) -> str:
     return path.with_name(path.name + ".pub").read_text().strip()
 
 
-def start(address: str, dir: Path, keys: Sequence[Path], authorized: Iterable[str], extra: Sequence[str] = ()) -> Sshd:
-    """A server that listens on `address` when this returns; `keys` are its host keys, `authorized` the users' lines."""
+def start(
+    address: str,
+    dir: Path,
+    keys: Sequence[Path],
+    authorized: Iterable[str],
+    extra: Sequence[str] = (),
+    around: Sequence[str] = (),
+) -> Sshd:
+    """A server that listens on `address` when this returns; `keys` are its host keys, `authorized` the users' lines.
+
+    around: a command that becomes the server, whose command line follows it.
+    """
     assert SSHD, "no sshd on this machine"
     home = dir / "home"
     home.mkdir(parents=True)
@@ -130,14 +140,14 @@ def start(address: str, dir: Path, keys: Sequence[Path], authorized: Iterable[st
     if os.getuid() == 0:  # sshd wants its empty directory
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     for _ in range(5):  # the port may be taken between our look and sshd's bind
-        server = _spawn(address, dir, keys, extra)
+        server = _spawn(address, dir, keys, extra, around)
         if _listening(server):
             return server
         server.stop()
     raise AssertionError(f"sshd does not start on {address}: {server.log()}")
 
 
-def _spawn(address: str, dir: Path, keys: Sequence[Path], extra: Sequence[str]) -> Sshd:
+def _spawn(address: str, dir: Path, keys: Sequence[Path], extra: Sequence[str], around: Sequence[str]) -> Sshd:
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.bind((address, 0))
         port = probe.getsockname()[1]
@@ -166,7 +176,7 @@ def _spawn(address: str, dir: Path, keys: Sequence[Path], extra: Sequence[str]) 
     (dir / "sshd_config").write_text("\n".join(lines) + "\n")
     with open(dir / "sshd.log", "wb") as log:
         process = subprocess.Popen(
-            [str(SSHD), "-D", "-e", "-f", str(dir / "sshd_config")],
+            [*around, str(SSHD), "-D", "-e", "-f", str(dir / "sshd_config")],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

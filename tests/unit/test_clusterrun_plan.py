@@ -17,7 +17,7 @@ from clustertool.model.planning.plan import needs_probe
 from clustertool.model.planning.requests import spec as spec_of
 from clustertool.model.planning.shell_variables import visible
 from clustertool.node.supervisor.rank_process import environment as environment_of
-from clustertool.node.supervisor.rank_process import inherited, of_allocation
+from clustertool.node.supervisor.rank_process import inherited, of_allocation, of_login
 
 CLUSTER = cluster_of(hosts(2))
 
@@ -312,7 +312,34 @@ def test_only_a_job_on_this_machine_inherits() -> None:
     shell = {"HOME": "/home/ann", "MINE": "1", "RANK": "7"}
     env = environment_of(spec, spec["processes"][0], 0, shell)
     assert (env["MINE"], env["RANK"]) == ("1", env_of(made, "trainer", 0)["RANK"])
-    assert "MINE" not in environment_of({**spec, "here": False}, spec["processes"][0], 0, shell)
+
+
+def test_what_a_process_has_of_the_login() -> None:
+    """All that `ssh host command` has, less what launchers compute, Paddle's variables, and proxies; see the contract."""
+    kept = dict.fromkeys(
+        """HOME PATH MINE LD_LIBRARY_PATH HF_HOME LC_ALL SSH_CONNECTION XDG_SESSION_ID HTTPS_PROXY SLURM_CONF OMPI_MCA_btl
+        OMPI_ALLOW_RUN_AS_ROOT BASH_FUNC_module%% odd.name FLAGS_x""".split(),
+        "\udcff",
+    )
+    dropped = dict.fromkeys(
+        """PADDLE_TRAINER_ID PADDLE_ANYTHING PADDLE_PG_TIMEOUT TRAINING_ROLE POD_IP DISTRIBUTED_TRAINER_ENDPOINTS
+        TRAINER_PORTS_NUM http_proxy no_proxy my_proxy CLUSTERTOOL_SECRET CLUSTERTOOL_MARK TORCHELASTIC_X PET_NNODES
+        OMPI_COMM_WORLD_RANK""".split(),
+        "x",
+    )
+    assert of_login({**kept, **dropped}) == kept
+    made = plan_of(cluster_of(hosts(1)))
+    spec = spec_of(made, made.nodes[0], [], [])
+    process = spec["processes"][0]
+    own = {**kept, **dropped, "PWD": "/home/ann", "RANK": "7", "SLURM_PROCID": "3"}
+    env = environment_of({**spec, "ld_library_path": "/conf"}, process, 0, own)
+    assert {name: env[name] for name in kept} == {**kept, "LD_LIBRARY_PATH": "/conf:\udcff"}
+    assert (env["RANK"], env["PADDLE_TRAINER_ID"], "PADDLE_PG_TIMEOUT" in env) == ("0", "0", False)
+    for of_mpi in ({**spec, "launcher": "mpirun"}, spec):
+        apart = {**process, "apart": of_mpi is spec}
+        env = environment_of(of_mpi, apart, 0, own)  # type: ignore[arg-type]
+        assert "HF_HOME" in env and "OMPI_MCA_btl" not in env, "mpirun would send it to all nodes"
+        assert ("SLURM_PROCID" in env) != apart["apart"]
 
 
 def test_what_a_process_inherits_in_an_allocation() -> None:
@@ -332,7 +359,7 @@ def test_what_a_process_inherits_in_an_allocation() -> None:
     assert set(kept) <= set(env) and not [name for name in env if of_task(name)]
     assert (env["RANK"], env["OMPI_COMM_WORLD_SIZE"], env["PADDLE_TRAINER_ID"]) == ("0", "1", "0")
     for engine in ({"engine": ""}, {}):
-        assert "MINE" not in environment_of({**spec, **engine}, process, 0, kept)  # type: ignore[typeddict-item]
+        assert "SLURM_NTASKS" in environment_of({**spec, **engine}, process, 0, dropped)  # type: ignore[typeddict-item]
 
 
 # -- PaddleCloud

@@ -22,6 +22,7 @@ from clustertool.model.planning.launched_rank import RankOptions
 from clustertool.model.quantities import HIGHEST_PORT, whole
 from clustertool.model.slurm.task_rank import rank_environment
 from clustertool.node.devices import detect
+from clustertool.node.system import processes
 
 _MOST = 10000  # pservers or trainers of one node
 _HOW = {"-m": "module", "--module": "module", "--no-python": "no-python", "--run-path": "run-path"}
@@ -119,7 +120,7 @@ def _number(values: Mapping[str, str], name: str, most: int) -> int:
 def execute(order: RankOrder) -> int:
     """Become the rank's program. Returns the exit code where that fails."""
     try:
-        environment = UNDER[order.under](os.environ, _seen(order))
+        environment = UNDER[order.under](processes.own_environment(), _seen(order))
         if order.hosts:
             _check_address(environment["POD_IP"])
     except ClustertoolError as error:

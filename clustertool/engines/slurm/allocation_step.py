@@ -13,7 +13,6 @@ from clustertool.engines.slurm.slurm_host import SlurmHost
 from clustertool.errors import NotFound, PreflightError
 from clustertool.fleet import this_machine
 from clustertool.model.facts import Facts
-from clustertool.model.launcher_variables import without_secret
 from clustertool.model.paths import BUNDLE, STEP_OUTPUT
 from clustertool.model.slurm.job_lines import RUNNING, SlurmJob
 from clustertool.model.slurm.node_list import read_node_list
@@ -51,7 +50,7 @@ class AllocationStep:
             ["/bin/sh", f"{folder}/{SCRIPT}"],
             cwd="/",
             stdin=subprocess.DEVNULL,
-            env=without_secret(for_srun(os.environ)),
+            env=for_srun(this_machine.shell_environment()),
             start_new_session=True,
         )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
 import socket
 import subprocess
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import IO, TypedDict, cast
 
 from clustertool.fleet.joining import join_process
+from clustertool.fleet.this_machine import shell_environment
 from clustertool.model.joining.join_file import JoinFile, to_json
-from clustertool.model.launcher_variables import without_secret
 
 
 class Report(TypedDict, total=False):
@@ -58,7 +57,7 @@ class JoinChild:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=folder,
-            env=without_secret(os.environ),
+            env=shell_environment(),
             start_new_session=True,
             pass_fds=[lock.fileno()] if lock else [],
         )

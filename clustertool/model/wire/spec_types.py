@@ -89,6 +89,7 @@ class ElasticSpec(_ElasticTimes):
 class _OfSomeJobs(TypedDict, total=False):
     secrets: Dict[str, str]
     engine: str  # that has started the nodes; missing or "": none
+    launcher: str  # "mpirun" where one starts the trainers, else missing: the supervisors do
     allocated: List[str]  # devices of the node by an engine: names, of which the devices of ranks are positions
 
 
@@ -130,7 +131,6 @@ class _LaunchFields(TypedDict, total=False):
     attempt: int  # the first one of this start; above 0 where an engine starts the job again, and in later epochs
     elastic: ElasticSpec  # missing: the job has the same nodes for all of its life
     container: ContainerSpec  # missing: ranks run in no container
-    launcher: str  # "mpirun" where one starts the trainers, else missing: the supervisors do
     hostfile: str  # the text of mpirun's hostfile; only the coordinator's node has it
 
 

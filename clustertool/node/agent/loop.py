@@ -234,6 +234,8 @@ def _handler(kind: Kind[Any, Any]) -> Callable[[NodeContext, Header], Dict[str, 
 def main(hello: bytes, end: Callable[[], None], safe: Callable[[str], None], complete: Callable[[str], bool]) -> None:
     """Run the agent on stdin and stdout, for the loader (fleet/node_bundle.py), which cleans up by `end`."""
     processes.set_name("ct-agent")
+    if sys.argv[-1].isdecimal():  # the shell that the login has started
+        processes.take_environment(int(sys.argv[-1]))
     try:
         agent = Agent(json.loads(hello), 0, 1, safe, complete)
         os.write(1, b"ready\n")

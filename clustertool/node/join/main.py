@@ -54,6 +54,7 @@ def start_bundle(argv: Sequence[str]) -> int:
 def main(arguments: Sequence[str], path: str = "") -> int:
     """Join, and return the exit code. path: of the bundle, "" where the join file is by itself."""
     report = JoinReport(lines="--report" in arguments)
+    processes.take_environment(os.getpid())
     processes.outlive()
     processes.set_name("ct-join")
     return _guarded(lambda: _start(arguments, path, report), report)
@@ -65,6 +66,7 @@ def start_detached(reports: int, source: int, umask: int, *kept: int) -> None:
     for descriptor in (reports, source, *kept):
         os.set_inheritable(descriptor, False)
     os.umask(umask)
+    processes.take_environment(os.getpid())
     processes.set_name("ct-join")
     report = JoinReport(lines=False, also=reports, log=True)
     _guarded(lambda: _join(_read(str(source)), report, None), report)

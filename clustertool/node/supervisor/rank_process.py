@@ -17,15 +17,19 @@ from clustertool.node.system import child_signals
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import ProcessCommand, RankSurroundings, Spec
 
-_KEPT = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PATH")
+_OF_MPI = ("OMPI_", "PMI", "PRTE_")
 _FIRST_LINE = 4096  # bytes
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 _WITH_PRELUDE = after_prelude("the command $1 does not exist here, or cannot be executed")
 
 
-def base_environment(environ: Mapping[str, str]) -> Dict[str, str]:
-    """What `ssh host` without a terminal has, and nothing else of it."""
-    return {name: environ[name] for name in _KEPT if name in environ}
+def of_login(environ: Mapping[str, str]) -> Dict[str, str]:
+    """What `ssh host command` has, without Paddle's variables, those that launchers compute, and proxies.
+
+    Open MPI's stay, except those of a rank: in a login they are settings of the user.
+    """
+    settings = {name: value for name, value in environ.items() if name.startswith("OMPI_") and "_COMM_" not in name}
+    return {**{name: value for name, value in inherited(environ).items() if not name.startswith("PADDLE_")}, **settings}
 
 
 def inherited(environ: Mapping[str, str]) -> Dict[str, str]:
@@ -43,17 +47,19 @@ def of_allocation(environ: Mapping[str, str]) -> Dict[str, str]:
 def environment(spec: RankSurroundings, rank: ProcessCommand, attempt: int, own: Mapping[str, str]) -> Dict[str, str]:
     """The node's base, the plan's variables, the secrets; conf.py's LD_LIBRARY_PATH in front of the node's own.
 
-    A launcher (`apart`) gets no variable of a scheduler, and nothing that only ranks have.
+    A launcher (`apart`) gets no variable of a scheduler, and nothing that only ranks have. In mode mpi, neither it nor its
+    ranks have variables of MPI from the base: Open MPI would send those of its own node to all nodes.
     """
-    base = of_allocation if spec.get("engine") else inherited if spec["here"] else base_environment
+    base = of_allocation if spec.get("engine") else inherited if spec["here"] else of_login
     apart = rank.get("apart", False)
     env = {name: value for name, value in base(own).items() if not (apart and of_scheduler(name))}
+    if apart or spec.get("launcher"):
+        env = {name: value for name, value in env.items() if not name.startswith(_OF_MPI)}
     if spec["first_path"]:
         env["PATH"] = spec["first_path"] + ":" + env.get("PATH", os.defpath)
     env.update(planned(spec, rank, attempt))
     if spec["ld_library_path"]:
-        rest = env.get("LD_LIBRARY_PATH") or own.get("LD_LIBRARY_PATH", "")
-        env["LD_LIBRARY_PATH"] = ":".join(part for part in (spec["ld_library_path"], rest) if part)
+        env["LD_LIBRARY_PATH"] = ":".join(filter(None, (spec["ld_library_path"], env.get("LD_LIBRARY_PATH"))))
     if spec["prelude"]:
         env["CLUSTERTOOL_PRELUDE"] = spec["prelude"]
     return env
@@ -136,6 +142,8 @@ RankStart = NamedTuple("RankStart", [("argv", List[str]), ("env", Dict[str, str]
 def rank_start(spec: Spec, process: ProcessCommand, attempt: int, job: int) -> RankStart:
     """`job`: the descriptor of the job's directory. Raises FileNotFoundError if that was removed."""
     env, argv = environment(spec, process, attempt, os.environ), command(spec, process)
+    if "PWD" in env:  # of the login, in another directory
+        env["PWD"] = spec["work_dir"]
     return RankStart(argv, env, _working_directory(spec, job))
 
 

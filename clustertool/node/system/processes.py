@@ -17,6 +17,7 @@ from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, NoRetur
 from clustertool.model.rank_signals import FOR_RANKS
 
 MARK = b"CLUSTERTOOL_MARK"  # the variable by which processes of jobs are found
+_COERCED = ("C.UTF-8", "C.utf8", "UTF-8")  # what Python sets LC_CTYPE to
 TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")  # a second has so many ticks
 _LISTINGS = 50  # of /proc in one search, on a machine that starts processes all the time
 
@@ -151,6 +152,27 @@ def environment(pid: int) -> Dict[bytes, bytes]:
     return _variables(_environment_text(pid))
 
 
+def take_environment(pid: int) -> None:
+    """Replace the variables of this process by those with which another one, or this one, was started, if they can be read.
+
+    Python sets LC_CTYPE in the locale C, a shell drops names that it cannot have (functions that bash exports), and a wrapper
+    of the interpreter adds its own: what we start has none of that.
+    """
+    found = environment(pid)
+    if found:
+        os.environb.clear()
+        os.environb.update(found)
+
+
+def own_environment() -> Dict[str, str]:
+    """Return the variables of this process without LC_CTYPE as Python sets it in the locale C."""
+    found, started = dict(os.environ), environment(os.getpid())
+    if started and found.get("LC_CTYPE") in _COERCED:
+        found.pop("LC_CTYPE")
+        found.update({"LC_CTYPE": os.fsdecode(started[b"LC_CTYPE"])} if b"LC_CTYPE" in started else {})
+    return found
+
+
 def of_jobs(searched: Callable[[], Iterable[int]] = pids) -> Iterator[Tuple[int, Dict[bytes, bytes]]]:
     """Pid and environment of all processes of this user that have the marker of a job."""
     for pid in searched():
@@ -168,8 +190,9 @@ def _environment_text(pid: int) -> bytes:
 
 
 def _variables(text: bytes) -> Dict[bytes, bytes]:
+    """Of a name twice the first counts, as for getenv()."""
     pairs = [line.partition(b"=") for line in text.split(b"\0")]
-    return {name: value for name, _, value in reversed(pairs)}  # of a name twice the first counts, as for getenv()
+    return {name: value for name, equals, value in reversed(pairs) if name and equals}
 
 
 def marked(mark: str) -> List[Process]:
