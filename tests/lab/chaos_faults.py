@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cli import LabSite, Running, until
+from tests.lab.lab import HOME
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,10 @@ def fill_workspace(site: LabSite, folder: Path) -> None:
 
 def reach(site: LabSite, running: Running, phase: str, node: int, name: str) -> None:
     """Wait until a job is in a phase on a node. name: of a process that must run there, where the phase has some."""
+    seen = Path(f"/proc/{site.lab.boots[node].init}/root{HOME}/clustertool")  # with a disk of its own, too
     waits: dict[str, Callable[[], object]] = {
-        "dispatch": lambda: list(site.root(node).glob(".clustertool/pieces/*")),
-        "placing": lambda: site.jobs(node),
+        "dispatch": lambda: list(seen.glob(".clustertool/pieces/*")),
+        "placing": lambda: list(seen.glob("JOB*")),
         "start": lambda: name == "ct-agent" and site.jobs(node) or pids(site, node, name),
         "running": lambda: all(pids(site, one, "rank") for one in range(site.count)),
         "stop": lambda: any(

@@ -64,7 +64,9 @@ ROWS = {
         {"dispatch": (69, 74), "placing": (69, 74), **codes((69, 75), (75,), (75, 130))},
         nodes=(0, 1),
     ),
-    "disk": Row(lambda site, _, node: fill_disk(site, node), codes((0, 1, 69, 75), (0,), (130,)), nodes=(0, 1)),
+    "disk": Row(
+        lambda site, _, node: fill_disk(site, node), {**BROKEN, **codes((0, 1, 69, 75), (0,), (130,))}, nodes=(0, 1)
+    ),
     "shutdown": Row(kill("ct-supervisor", signal.SIGTERM), codes((69, 143), (143,), (130, 143)), nodes=(0, 1)),
     "hang-up": Row(kill("ct-supervisor", signal.SIGHUP), codes((69, 143), (143,), (130, 143)), nodes=(1,)),
     "interrupt": Row(kill("ct-supervisor", signal.SIGINT), codes((69, 130), (130,), (130,)), nodes=(1,)),

@@ -152,8 +152,8 @@ def same_error(failure: Failure) -> Tuple[object, ...]:
 def alike(failures: Iterable[Failure], followed: bool = False) -> List[List[Failure]]:
     """Group failures by their error, in the order of the first failure of each group.
 
-    Consequences of one kind are one group of each role if they follow a cause: a failure before them, or, with `followed`, an
-    earlier one.
+    Consequences of one kind are one group of each role if they follow a cause: a failure before them, or, with `followed`,
+    an earlier one.
     """
     groups: Dict[Tuple[object, ...], List[Failure]] = {}
     for failure in failures:
