@@ -157,7 +157,8 @@ def check_alone(request: RunRequest) -> None:
     made = make_plan(replace(request, cluster=cluster, spec=counted), facts)
     if request.workspace:
         require_names(request.workspace, request.spec.output)
-    if request.workspace and not re.search(r"\b(cd|pushd)\b", request.cluster.prelude):
+    preludes = " ".join(map(request.cluster.prelude_of, cluster.hosts))
+    if request.workspace and not re.search(r"\b(cd|pushd)\b", preludes):
         commands = dict.fromkeys(process.argv for process in made.processes)
         require_scripts(request.workspace, commands)
         require_first_lines(request.workspace, commands)

@@ -97,7 +97,7 @@ class AgentClient:
         hello = json.dumps({"root_dir": root, "root_group": group, "entry": self.host.entry}).encode()
         start = node_bundle.LOADER + node_bundle.digest().encode() + node_bundle.sized(hello)
         if isinstance(self.link, ProgramLink):
-            self._channel = self.link.program((cluster.python, *_AGENT), window=_WINDOW, timeout=seconds)
+            self._channel = self.link.program((cluster.python_of(self.host), *_AGENT), window=_WINDOW, timeout=seconds)
             greeting = Greeting(self._channel, self.host.name, seconds)
             with contextlib.suppress(OSError):  # the program has ended already: its stderr has the reason
                 self._channel.sendall(start)
@@ -105,7 +105,7 @@ class AgentClient:
             self._channel = self.link.channel(window=_WINDOW, timeout=seconds)
             greeting = Greeting(self._channel, self.host.name, seconds)
             greeting.start(_START)
-            self._channel.sendall(cluster.python.encode() + b"\n" + start)
+            self._channel.sendall(cluster.python_of(self.host).encode() + b"\n" + start)
         line = self._answer(cluster, greeting)
         if line.startswith("need "):
             self._channel.sendall(node_bundle.packed(line))
@@ -116,17 +116,18 @@ class AgentClient:
         self._rest = greeting.rest
 
     def _answer(self, cluster: Cluster, greeting: Greeting) -> str:
-        fix = "install Python 3.8 or newer on the node, or set PYTHON in conf.py"
+        fix = "install Python 3.8 or newer on the node, or set PYTHON in conf.py (`python` in HOSTS for one node)"
+        python = cluster.python_of(self.host)
         try:
             line = greeting.line()
         except (EOFError, ConnectionResetError):  # reset: it has ended with its stdin unread
             output = self._stderr_line(_ERROR_WAIT)
-            what = f"{cluster.python} did not run{': ' + output if output else ''}"
+            what = f"{python} did not run{': ' + output if output else ''}"
             raise NoPython(what, fix, self.host.name) from None
         if line.startswith("old "):
-            raise NoPython(f"{cluster.python} is Python {line[4:]}, too old", fix, self.host.name)
+            raise NoPython(f"{python} is Python {line[4:]}, too old", fix, self.host.name)
         if line == "no python":
-            raise NoPython(f"there is no {cluster.python}", fix, self.host.name)
+            raise NoPython(f"there is no {python}", fix, self.host.name)
         return line
 
     def _stderr_line(self, wait: float = 0.0) -> str:

@@ -41,7 +41,7 @@ _REACH = """ENGINE ROOT_DIR ROOT_DIR_GROUP USER PORT IDENTITY_FILE GATEWAY CONNE
 LOSS_TIMEOUT GRACE SECRETS""".split()
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised for a file that is damaged
 _LOCAL_FILES = ("IDENTITY_FILE", "KNOWN_HOSTS")
-_TEXTS = ("host", "user", "address", "root_dir", "name")  # fields of a host
+_TEXTS = ("host", "user", "address", "root_dir", "python", "identity_file", "name")  # fields of a host
 _FIX = "remove what is not yours, or correct it (chown, chmod go-w); or name the hosts: --conf FILE, --hostfile FILE"
 
 
@@ -168,6 +168,8 @@ def _written(cluster: Cluster) -> dict[str, object]:
         if value != field.default:
             keys[key] = os.path.abspath(this_user.expanded(value)) if key in _LOCAL_FILES else value
     hosts = [{name: getattr(host, name) for name in (*_TEXTS, "port", "twin", "here")} for host in cluster.hosts]
+    for host in hosts:
+        host["identity_file"] = host["identity_file"] and os.path.abspath(this_user.expanded(host["identity_file"]))
     settings = {"settings": dict(cluster.settings)} if cluster.settings else {}
     return {"keys": keys, "hosts": hosts, **settings}
 
@@ -197,12 +199,16 @@ def _cluster(job: str, value: _Content) -> Cluster | None:
 
 
 def _host(index: int, value: _Content) -> Host:
-    texts = {name: value[name] for name in _TEXTS}
+    texts = {name: value.get(name, "") for name in _TEXTS}
     port, twin = whole(value["port"], 0, HIGHEST_PORT), whole(value["twin"], 0, 1 << 20)
     right = all(isinstance(text, str) for text in texts.values()) and port is not None and twin is not None
     right = right and valid_host(texts["host"]) and (not texts["user"] or valid_user(texts["user"]))
     right = right and (not texts["address"] or valid_host(texts["address"]))
     root = texts["root_dir"]
-    if not right or (root not in ("", "~") and not root.startswith(("/", "~/"))) or {"\n", "\0"} & set(root):
+    if (
+        not right
+        or (root not in ("", "~") and not root.startswith(("/", "~/")))
+        or {"\n", "\0"} & set(root + texts["python"])
+    ):
         raise ValueError(value)
     return Host(index, **texts, port=port or 0, twin=twin or 0, here=value["here"] is True)

@@ -98,7 +98,9 @@ def _settings(host: Host, cluster: Cluster, user: str, port: int, depth: int = 0
     user = user or _one(answers, "user") or users.own_name()
     port = port or int(_one(answers, "port") or 22)
     hostname = _one(answers, "hostname") or host.host
-    keys, given = _identities(cluster, answers, {"h": hostname, "n": host.host, "r": user, "p": str(port)})
+    keys, given = _identities(
+        host.identity_file or cluster.identity_file, answers, {"h": hostname, "n": host.host, "r": user, "p": str(port)}
+    )
     found = SshSettings(
         name=host.name or host.host,
         hostname=hostname,
@@ -170,10 +172,10 @@ def _list(answers: _Answers, key: str) -> list[str]:
     return [_expand_home(item) for value in answers.get(key, ()) for item in value.split() if item.lower() != "none"]
 
 
-def _identities(cluster: Cluster, answers: _Answers, tokens: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
-    """The key files to try, and whether they were configured."""
-    if cluster.identity_file:
-        return (_expand_home(cluster.identity_file),), True
+def _identities(identity_file: str, answers: _Answers, tokens: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
+    """The key files to try, and whether they were configured. identity_file: of conf.py."""
+    if identity_file:
+        return (_expand_home(identity_file),), True
     lines = answers.get("identityfile", ())
     named = [line for line in lines if line not in _DEFAULT_LINES]
     if named or (lines and len(lines) < 3):  # ssh -G prints all the default names if none is configured

@@ -97,7 +97,9 @@ def test_address_of_the_login(bench: Bench) -> None:
 
 def test_nic_missing(bench: Bench) -> None:
     problems = bench.nodes(1)[0].probe(nic="ib7")["problems"]
-    assert [problem[:3] for problem in problems] == [["nic", "error", "there is no interface ib7 (PADDLE_NIC)"]]
+    assert [problem[:3] for problem in problems] == [
+        ["nic", "error", "there is no interface ib7 (PADDLE_NIC, or `interface` in HOSTS)"]
+    ]
     assert "lo" in problems[0][3]
 
 

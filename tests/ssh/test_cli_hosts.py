@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 
 import pytest
 
@@ -69,3 +70,28 @@ def test_ipv6_for_ssh_and_ipv4_for_training(site, ipv6):
     assert {told["own"] for told in found.values()} == {"127.0.0.1"}
     running = pair.start("exec", "--command", "echo here")
     assert "here" in running.wait().ends(0).out
+
+
+def test_a_host_has_its_own_python_prelude_interface_and_key(site, ssh_keys):
+    """Later commands without a conf.py reach the node by them, too."""
+    pair = site(2)
+    own = pair.folder / "python"
+    own.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    own.chmod(0o755)
+    pair.workspace(train_py='import os; print(os.environ["P"], os.environ["NCCL_SOCKET_IFNAME"])')
+    key = str(ssh_keys.user)
+    entries = [f"{USER}@{server.entry}" for server in pair.servers]
+    second = {
+        "host": entries[1],
+        "python": str(own),
+        "prelude": "export P=own",
+        "interface": "lo",
+        "identity_file": key,
+    }
+    first = {"host": entries[0], "python": sys.executable, "identity_file": key}
+    wrong = {"PYTHON": "/no/python", "IDENTITY_FILE": "/no/key", "PADDLE_NIC": "lo"}
+    pair.conf(HOSTS=[first, second], PRELUDE="export P=all", **wrong)
+    done = pair.inv("run", "-w", "job", "--all-ranks").ends(0)
+    assert sorted(line.split("|")[-1].split()[-2:] for line in done.lines()) == [["all", "lo"], ["own", "lo"]], done.out
+    (pair.folder / "conf.py").unlink()
+    assert pair.inv("logs", "--job", done.job, "--rank", 1, "--raw").ends(0).out == "own lo\n"

@@ -97,6 +97,8 @@ def test_negated_pattern_and_defaults(config: Path, reader: str) -> None:
 def test_conf_goes_first(config: Path, reader: str) -> None:
     got = get("gpu1", USER="u", PORT=5, IDENTITY_FILE="~/k", KNOWN_HOSTS="~/kh", GATEWAY="none")
     assert (got.user, got.port, got.identity_files, got.known_hosts) == ("u", 5, (f"{config}/k",), (f"{config}/kh",))
+    own = read_cluster({"HOSTS": [{"host": "gpu1", "identity_file": "~/own"}], "IDENTITY_FILE": "~/k"})
+    assert settings(own.hosts[0], own).identity_files == (f"{config}/own",)
     got = get("host@gpu1:6", USER="u", PORT=5)
     assert (got.user, got.port, got.hostname) == ("host", 6, "10.0.0.1")
 

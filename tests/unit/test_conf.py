@@ -16,6 +16,7 @@ from clustertool.errors import ConfigError, UsageError
 from clustertool.model.config.cluster import KEYS, Cluster, read_cluster
 from clustertool.model.config.hosts import Host, expand, read_hosts
 from clustertool.model.container.container_settings import ContainerSettings
+from clustertool.model.planning.probe_request import job_environment, probe_request
 
 HOSTS = ["10.0.0.1"]
 
@@ -299,6 +300,18 @@ def test_a_dict_says_what_a_line_cannot() -> None:
     assert (listed.plays("trainer"), listed.plays("pserver"), listed.devices) == (True, False, (3,))
 
 
+def test_a_host_has_its_own_python_prelude_interface_and_key() -> None:
+    own = {"host": "n1", "python": "/p", "prelude": ["a", "b"], "interface": "ib0", "identity_file": "~/k"}
+    keys = {"PYTHON": "py", "PRELUDE": "all", "PADDLE_NIC": "eth1", "IDENTITY_FILE": "key"}
+    cluster = read_cluster({"HOSTS": [own, "n2", {"host": "n3", "prelude": ""}], **keys})
+    assert [cluster.python_of(host) for host in cluster.hosts] == ["/p", "py", "py"]
+    assert [cluster.prelude_of(host) for host in cluster.hosts] == ["a\nb", "all", ""]
+    assert [probe_request(cluster, host)["nic"] for host in cluster.hosts] == ["ib0", "eth1", "eth1"]
+    assert ["job_path" in probe_request(cluster, host) for host in cluster.hosts] == [False, False, True]
+    assert [job_environment(cluster, host, {})["prelude"] for host in cluster.hosts] == ["a\nb", "all", ""]
+    assert cluster.hosts[0].identity_file == "~/k"
+
+
 def test_names_are_unique() -> None:
     hosts = read_hosts(["a", "b:1", "b:2", "c", "c", "d:5", "d:5"])
     assert [host.name for host in hosts] == ["a", "b:1", "b:2", "c#3", "c#4", "d:5#5", "d:5#6"]
@@ -356,6 +369,9 @@ BAD_HOSTS: list[tuple[object, str]] = [
     ([{"host": "a", "env": ["A=1"]}], "env is \\['A=1'\\]"),
     ([{"host": "a", "env": {"A B": "1"}}], "env is"),
     ([{"host": "a", "env": {"A": None}}], "env is"),
+    ([{"host": "a", "prelude": 5}], "prelude is 5"),
+    ([{"host": "a", "identity_file": ["k"]}], "identity_file is"),
+    ([{"host": "a", "python": "/p\n"}], "python of a = .* line break"),
     ([{"host": "a", "root_dir": "rel"}], "root_dir of a = 'rel' is relative"),
     ([{"host": "a", "root_dir": "/a\nb"}], "line break"),
 ]

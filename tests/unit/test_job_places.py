@@ -70,6 +70,9 @@ def test_hosts_come_back_as_they_were(places: JobPlaces, folder: Path) -> None:
     assert (found.user, found.gateway, found.host_keys, found.grace) == ("bob", "bastion", "strict", 3.0)
     assert (found.python, found.port) == ("/opt/python3", 23)
     assert found.identity_file == os.path.abspath("keys/id"), "later commands have another current folder"
+    store(places, made("K", [{"host": "10.0.0.1", "python": "/opt/py", "identity_file": "keys/one", "prelude": "x"}]))
+    [host] = cluster(places, "K").hosts
+    assert (host.python, host.identity_file, host.prelude) == ("/opt/py", os.path.abspath("keys/one"), None)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "J.json").stat().st_mode) == 0o600
 
@@ -152,6 +155,8 @@ def test_two_commands_at_once_lose_nothing(places: JobPlaces) -> None:
         ("address", "$(id)"),
         ("root_dir", "relative"),
         ("root_dir", "/a\nb"),
+        ("python", "/a\nb"),
+        ("identity_file", 7),
         ("port", 70000),
         ("port", "x"),
         ("name", 7),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -45,6 +45,8 @@ def test_a_machine_asks_itself_for_its_mpi() -> None:
     asked = probe_of(join_file(), own, "10.0.0.1")["mpi"]
     assert asked["env"] == {"A": "conf", "B": "toml", "C": "own"} and asked["prelude"] == "module load openmpi"
     assert (asked["first_path"], asked["engine"]) == ("/opt/bin", "slurm") and "orted" in asked["packages"]
+    other = probe_of(join_file(), replace(own, prelude="module load mpich", interface="ib0"), "10.0.0.1")
+    assert (other["mpi"]["prelude"], other["nic"]) == ("module load mpich", "ib0")
     assert "mpi" not in probe_of(join_file("collective"), own, "10.0.0.1")
 
 

@@ -83,6 +83,8 @@ def own_settings(common: JoinFile, cluster: Cluster, member: HostMember) -> OwnS
         base=member.base,
         entry=host.entry,
         twin=host.twin,
+        prelude=host.prelude,
+        interface=host.interface,
         roles=host.roles,
         resume=member.resumes,
     )

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 from clustertool.errors import ConfigError
 from clustertool.model.config.container_keys import read_conf
-from clustertool.model.config.hosts import Host, read_hosts, valid_user, variables
+from clustertool.model.config.hosts import Host, lines, read_hosts, valid_user, variables
 from clustertool.model.config.known_names import nearest
 from clustertool.model.config.value_readers import one_of
 from clustertool.model.container.container_names import IMAGE_SOURCES
@@ -33,12 +33,6 @@ def _user(value: object) -> str:
     if text and not valid_user(text):
         raise ValueError("a user name that ssh accepts")
     return text
-
-
-def _lines(value: object) -> str:
-    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
-        return "\n".join(value)
-    return _text(value)
 
 
 def _number(low: int, high: int, what: str) -> Callable[[object], int]:
@@ -122,7 +116,7 @@ class Cluster:
     host_keys: str = _key("HOST_KEYS", one_of(*HOST_KEY_POLICIES), "accept-new")
     known_hosts: str = _key("KNOWN_HOSTS", _text, "")
     python: str = _key("PYTHON", _text, "python3")
-    prelude: str = _key("PRELUDE", _lines, "")
+    prelude: str = _key("PRELUDE", lines, "")
     env: Tuple[Tuple[str, str], ...] = _key("ENV", variables, ())
     pass_env: Tuple[str, ...] = _key("PASS_ENV", _names, ())
     secrets: Tuple[str, ...] = _key("SECRETS", _names, ())
@@ -153,6 +147,14 @@ class Cluster:
     settings: Mapping[str, object] = field(
         default_factory=dict, repr=False, hash=False
     )  # of the engine, which checks them
+
+    def python_of(self, host: Host) -> str:
+        """The interpreter of the tool's part on a host."""
+        return host.python or self.python
+
+    def prelude_of(self, host: Host) -> str:
+        """Shell lines before each process on a host."""
+        return self.prelude if host.prelude is None else host.prelude
 
 
 KEYS = {each.metadata["key"]: each for each in fields(Cluster) if "key" in each.metadata}
@@ -195,6 +197,7 @@ def _check(cluster: Cluster) -> None:
         if root != "~" and not root.startswith(("/", "~/")):
             fix = "write an absolute path, or one that starts with ~/"
             raise ConfigError(f"{where}: {key} = {root!r} is relative", fix)
-    for key, value in {**roots, "PYTHON": cluster.python}.items():
+    pythons = {f"python of {host.name}": host.python for host in cluster.hosts}
+    for key, value in {**roots, **pythons, "PYTHON": cluster.python}.items():
         if "\n" in value or "\0" in value:
             raise ConfigError(f"{where}: {key} = {value!r} has a line break in it", "write it on one line")

@@ -8,24 +8,27 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from clustertool.errors import ConfigError
 from clustertool.model import roles
 from clustertool.model.quantities import HIGHEST_PORT, whole
 
+T = TypeVar("T")
 _RANGE = re.compile(r"\[([0-9,/\-]+)\]")
 _MOST = 100_000  # hosts of one entry
 _NO_HOST = re.compile(r"""['`"$\\;&<>|(){},\s\x00-\x1f\x7f]""")
 _NO_USER = re.compile(r"""['`";&<>|(){}\x00-\x1f\x7f]|\s-|\\$""")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FIX = 'write "[user@]host[:port]", a range "node[1-40]", IPv6 "[fe80::1]:22", or a dict with at least "host"'
-_KEYS = {"host", "user", "port", "address", "devices", "nproc", "slots", "roles", "env", "root_dir"}
+_KEYS = set(
+    "host user port address devices nproc slots roles env root_dir python prelude interface identity_file".split()
+)
 
 
 @dataclass(frozen=True)
 class Host:
-    """One node. "" , 0 and None mean: not given, so ssh's configuration or the node's probe answers.
+    """One node. "" , 0 and None mean: not given, so conf.py's key for all, ssh's configuration or the node's probe answers.
 
     index: its position in the plan. member: its number in an elastic job, which stays the same where positions change. base:
     the parent of the job's directory, where it is known before the plan. conf_entry: its `entry`, where this object was made
@@ -43,6 +46,10 @@ class Host:
     roles: Optional[Tuple[Tuple[str, Optional[int]], ...]] = None
     env: Tuple[Tuple[str, str], ...] = ()
     root_dir: str = ""
+    python: str = ""
+    prelude: Optional[str] = None  # "": none here
+    interface: str = ""
+    identity_file: str = ""
     name: str = ""
     twin: int = 0  # how many entries before this one name the same account and machine
     here: bool = False  # this machine itself: no ssh
@@ -164,22 +171,29 @@ def _extras(entry: Dict[str, object]) -> Host:
     user, address = text("user"), text("address")
     if (user and not valid_user(user)) or (address and not valid_host(address)):
         raise ConfigError(f"HOSTS entry {entry!r}: user or address has characters that ssh does not allow", _FIX)
-    try:
-        env = variables(entry.get("env", {}))
-    except ValueError as error:
-        raise ConfigError(f"HOSTS entry {entry!r}: env is {entry['env']!r}", f"env is {error}") from None
+
+    def read(key: str, reader: Callable[[object], T], default: T) -> T:
+        try:
+            return reader(entry[key]) if key in entry else default
+        except ValueError as error:
+            raise ConfigError(f"HOSTS entry {entry!r}: {key} is {entry[key]!r}", f"{key} is {error}") from None
+
     return Host(
         index=0,
         host="",
         user=user,
         address=address,
         root_dir=text("root_dir"),
+        python=text("python"),
+        prelude=read("prelude", lines, None),
+        interface=text("interface"),
+        identity_file=text("identity_file"),
         port=_port(entry["port"], entry) if "port" in entry else 0,
         devices=device_ids(entry["devices"], f"HOSTS entry {entry!r}: devices") if "devices" in entry else None,
         nproc=nproc if slots is None else slots,
         slots=None if slots is None else tuple(range(slots)),
         roles=_roles(entry["roles"], entry) if "roles" in entry else None,
-        env=env,
+        env=read("env", variables, ()),
     )
 
 
@@ -318,6 +332,15 @@ def _roles(value: object, entry: object) -> Tuple[Tuple[str, Optional[int]], ...
             raise ConfigError(f"HOSTS entry {entry!r} names the role {role} twice", "name every role once")
         found.append((role, None if number is None else _positive(number, f"HOSTS entry {entry!r}: roles")))
     return tuple(found)
+
+
+def lines(value: object) -> str:
+    """Read lines of a shell, as a string or a list. Raises ValueError saying what is right."""
+    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+        return "\n".join(value)
+    if not isinstance(value, str):
+        raise ValueError("a string or a list of lines")
+    return value
 
 
 def variables(value: object) -> Tuple[Tuple[str, str], ...]:

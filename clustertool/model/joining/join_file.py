@@ -54,8 +54,8 @@ class OwnSettings:
     offer has them. name: of this machine, as its engine knows it; "" for the host name. base: the parent of the job's
     directory, where the starter knows it; a machine of an elastic job that has one makes its record before the first plan.
     address: for training, "" for the one on the way to the coordinator.
-    entry and twin: how conf.py names it (Host), "" and 0 where no laptop started it. roles: as in HOSTS. resume: the
-    ended job whose output is copied here when the job is placed.
+    entry and twin: how conf.py names it (Host), "" and 0 where no laptop started it. roles, prelude and interface: as in
+    HOSTS. resume: the ended job whose output is copied here when the job is placed.
     """
 
     root_dir: str = ""
@@ -74,6 +74,8 @@ class OwnSettings:
     base: str = ""
     entry: str = ""
     twin: int = 0
+    prelude: Optional[str] = None
+    interface: str = ""
     roles: Optional[Tuple[Tuple[str, Optional[int]], ...]] = None
     resume: str = ""
 

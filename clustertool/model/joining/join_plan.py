@@ -73,6 +73,8 @@ def cluster_of(join: JoinFile, arrivals: Sequence[Arrival], port: int) -> Cluste
             roles=((roles[node], None),) if roles else one.own.roles,
             env=one.own.env,
             root_dir=one.own.root_dir,
+            prelude=one.own.prelude,
+            interface=one.own.interface,
             name=name(node, one),
             here=one.own.here,
             member=one.member,
@@ -88,7 +90,7 @@ def cluster_of(join: JoinFile, arrivals: Sequence[Arrival], port: int) -> Cluste
 
 def probe_of(join: JoinFile, own: OwnSettings, address: str) -> ProbeRequest:
     """What a machine asks itself for the plan."""
-    host = Host(0, address, address=address, root_dir=own.root_dir)
+    host = Host(0, address, address=address, root_dir=own.root_dir, prelude=own.prelude, interface=own.interface)
     request = probe_request(join.cluster, host)
     request["engine"] = join.engine
     if "job_path" in request and own.first_path:

@@ -338,7 +338,7 @@ def needs_probe(cluster: Cluster, job: JobSpec) -> bool:
         known = kind == "cpu" or (kind != "auto" and (job.devices is not None or host.devices is not None))
         root = host.root_dir or cluster.root_dir
         ports_known = bool(cluster.start_port or job.has_pservers) and bool(cluster.lead_port)
-        if not (host.address and known and root.startswith("/") and ports_known) or cluster.nic:
+        if not (host.address and known and root.startswith("/") and ports_known) or cluster.nic or host.interface:
             return True
     return bool(job.job_workspace or job.container) or job.nproc_of in ("cpu", "auto") or job.by_mpirun
 

@@ -17,12 +17,12 @@ def probe_request(cluster: Cluster, host: Host) -> ProbeRequest:
     named = range(cluster.start_port, cluster.start_port + 64) if cluster.start_port else ()
     request: ProbeRequest = {
         "root_dir": host.root_dir or cluster.root_dir,
-        "nic": cluster.nic,
+        "nic": host.interface or cluster.nic,
         "address": host.address,
         "explicit_address": host.address if host.address != host.host else "",
         "ports": [*range(cluster.pserver_port, cluster.pserver_port + pservers), *named, cluster.lead_port],
     }
-    if not (cluster.prelude or cluster.container.image):
+    if not (cluster.prelude_of(host) or cluster.container.image):
         path = {**dict(cluster.env), **dict(host.env)}.get("PATH", "")
         request["job_path"] = [*filter(None, (cluster.first_path,)), path]
     return request
@@ -31,7 +31,7 @@ def probe_request(cluster: Cluster, host: Host) -> ProbeRequest:
 def job_environment(cluster: Cluster, host: Host, variables: Mapping[str, str]) -> JobEnvironment:
     """What a program of the job would find on a node. variables: of the job, and of the laptop (PASS_ENV)."""
     return {
-        "prelude": cluster.prelude,
+        "prelude": cluster.prelude_of(host),
         "first_path": cluster.first_path,
         "ld_library_path": cluster.ld_library_path,
         "here": host.here,

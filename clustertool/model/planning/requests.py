@@ -86,7 +86,7 @@ def spec(plan: Plan, node: PlannedNode, endpoints: list[str], places: List[RankP
         "token": plan.identity.token,
         "lead": {"node": lead.node_id, "name": lead.name, "host": ip, "port": port, "endpoint": endpoint(ip, port)},
         "policy": cast("SpecPolicy", asdict(job.policy)),
-        "prelude": cluster.prelude,
+        "prelude": cluster.prelude_of(host),
         "ld_library_path": cluster.ld_library_path,
         "first_path": cluster.first_path,
         "common": masked(common.items(), cluster.secrets),

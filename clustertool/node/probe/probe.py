@@ -229,7 +229,7 @@ def _address(request: ProbeRequest, problems: List[Problem]) -> Tuple[str, str]:
     names = interfaces()
     if nic and nic not in names:
         fix = f"this node has {', '.join(sorted(names))}"
-        problems.append(("nic", "error", f"there is no interface {nic} (PADDLE_NIC)", fix))
+        problems.append(("nic", "error", f"there is no interface {nic} (PADDLE_NIC, or `interface` in HOSTS)", fix))
     explicit = request["explicit_address"]
     if explicit:
         return explicit, nic or nic_of(explicit, names)
@@ -237,7 +237,7 @@ def _address(request: ProbeRequest, problems: List[Problem]) -> Tuple[str, str]:
         pairs = names[nic]
         return next((address for address in (given, _came_in()) if _is_own(address, pairs)), pairs[0][0]), nic
     if nic in names:
-        what = f"the interface {nic} (PADDLE_NIC) has no IPv4 address"
+        what = f"the interface {nic} (PADDLE_NIC, or `interface` in HOSTS) has no IPv4 address"
         problems.append(("nic", "error", what, "give it one, or choose another"))
     if given:
         return given, nic or nic_of(given, names)
