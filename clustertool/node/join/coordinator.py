@@ -32,7 +32,6 @@ from clustertool.model.joining.join_plan import Arrival, cluster_of, facts_of, p
 from clustertool.model.planning.environment import endpoint
 from clustertool.model.wire.frames import Header
 from clustertool.node.join import meeting, workspace_relay
-from clustertool.node.join.coordinator_search import OtherCoordinator
 from clustertool.node.join.join_members import Arrived, JoinMembers
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joining_node import JoiningNode
@@ -71,7 +70,7 @@ class JoinCoordinator:
         join, address = node.join, place.address
         self._join, self._node, self._report, self._signals = join, node, report, signals
         self._address = address
-        self._doubt = DoubtTimer(place.doubt, report)
+        self._doubt = DoubtTimer(place.doubt, report, join)
         sock, self._port = meeting.open_port(join, address)
         ctx = context(join.identity.certificate, join.identity.key, server=True)
         listener = LeadListener(ctx, sock, join.nnodes, _MAX_HEADER)
@@ -85,8 +84,6 @@ class JoinCoordinator:
         self._ports: Dict[int, int] = {}  # of each connection's relay
         self._result: Optional[int] = None  # the exit code
         self._state = d.JoinState(own, join.join_timeout, join.names, join.engine, elastic=elastic)
-        foreign = place.doubt is not None and not meeting.own_address(address)
-        self._other = OtherCoordinator(join, address, own) if foreign else None
         policy = join.job.policy
         self._limits = JobLimits(policy.timeout, policy.lease, time.monotonic())
         if elastic is not None:
@@ -117,15 +114,10 @@ class JoinCoordinator:
         """Until another machine has joined: end where the machines cannot meet here."""
         if len(self._state.members) > 1:
             self._doubt.found()
-            self._forget_other()
-        wrong = self._doubt.turn() or (self._other and self._other.turn(time.monotonic()))
-        if wrong and not self._state.ended:
-            self._decide(e.Signalled(wrong))
-
-    def _forget_other(self) -> None:
-        if self._other is not None:
-            self._other.close()
-            self._other = None
+        try:
+            self._doubt.turn()
+        except ClustertoolError as error:
+            self._decide(e.Signalled(error))
 
     def _check_limits(self) -> None:
         """Between two epochs --timeout and --lease count, too."""
@@ -168,11 +160,6 @@ class JoinCoordinator:
         kind = message["type"]
         if kind == "offer":
             offer, known = read_offer(message), read_attempt(message.get("epoch", -1))
-            if (offer.sender, offer.hostname) == (self._state.own.sender, self._state.own.hostname):
-                self._forget_other()  # it is this process: another machine passes the port on to it
-                self._doubt.found()
-                self._members.close(connection)
-                return None
             if offer.job not in ("", self._join.identity.job_id):
                 self._act(e.Refuse(connection, other_job(offer, self._join.identity.job_id)))
                 return None

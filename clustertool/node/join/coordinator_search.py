@@ -6,60 +6,18 @@ import ssl
 import time
 from typing import List, Optional
 
-from clustertool.errors import AuthError, ClustertoolError, NodeLost
-from clustertool.model.joining.join_errors import messages_of, read_errors
+from clustertool.errors import AuthError, NodeLost
+from clustertool.model.joining.join_errors import messages_of
 from clustertool.model.joining.join_file import JoinFile
-from clustertool.model.joining.join_offers import Offer
 from clustertool.node.join import meeting
 from clustertool.node.join.join_report import JoinReport
-from clustertool.node.join.offer_fields import offer_message
-from clustertool.node.system.tls_link import TIMED_OUT, TlsLink, context, dial
+from clustertool.node.system.tls_link import TIMED_OUT, TlsLink, dial
 
 _RETRY = 0.5  # seconds between two rounds of attempts
 _CONNECT = 3.0  # seconds for TCP and TLS
 _REFUSED = 5.0  # seconds of failing TLS at a port that was named, after which it is no coordinator of this job
 _MAX_HEADER = 64 << 20  # a spec
 _NO_ANSWER = "the port is open, but no coordinator answers there"
-
-
-class OtherCoordinator:
-    """turn() connects to a coordinator's address that is none of this machine, and asks for the same index there.
-
-    A coordinator that answers is another machine with this index, or this process where another machine passes the port on.
-    """
-
-    def __init__(self, join: JoinFile, address: str, offer: Offer) -> None:
-        self._join, self._at, self._offer = join, address, offer
-        self._context = context(join.identity.certificate, join.identity.key, server=False)
-        self._link: Optional[TlsLink] = None
-        self._offered = False
-        self._next = 0.0
-
-    def turn(self, now: float) -> Optional[ClustertoolError]:
-        """Why this machine cannot be the coordinator, None as long as no other one answers."""
-        try:
-            if self._link is None or now > self._next:
-                self.close()
-                if now > self._next:
-                    self._next, self._offered = now + _CONNECT, False
-                    sock = dial(self._at, self._join.coordinator.port)
-                    self._link = TlsLink(sock, self._context, server=False, max_header=_MAX_HEADER)
-                return None
-            for message in self._link.turn():
-                if message.get("type") == "refused":
-                    return read_errors(message.get("errors"))
-            if self._link.secure and not self._offered:
-                self._offered = True
-                self._link.send(offer_message(self._offer, self._join.offered, self._at, -1))
-                self._link.flush()
-        except (OSError, ValueError):
-            self.close()
-        return None
-
-    def close(self) -> None:
-        if self._link is not None:
-            self._link.close()
-            self._link = None
 
 
 class CoordinatorSearch:

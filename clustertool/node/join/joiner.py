@@ -18,6 +18,7 @@ from clustertool.model.job.outcome import Outcome, read_outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.model.joining.join_errors import error_rows, read_errors
 from clustertool.model.joining.join_file import MeetingPoint
+from clustertool.model.joining.plain_form import to_plain
 from clustertool.model.wire.frames import Header
 from clustertool.node.join import meeting as meeting_
 from clustertool.node.join.coordinator import TICK, interrupted
@@ -25,7 +26,6 @@ from clustertool.node.join.coordinator_search import CoordinatorSearch
 from clustertool.node.join.etcd.store_meeting import StoreMeeting
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joining_node import JoiningNode, OrderResult
-from clustertool.node.join.offer_fields import offer_message
 from clustertool.node.join.place_doubt import Doubt, DoubtTimer
 from clustertool.node.system.child_signals import EndRequest, Signals
 from clustertool.node.system.process_clock import ProcessClock
@@ -59,7 +59,7 @@ class Joiner:
         self._join = node.join
         self._context = context(self._join.identity.certificate, self._join.identity.key, server=False)
         self._search = CoordinatorSearch(self._join, self._context, report, node.epoch.fix)
-        self._doubt = DoubtTimer(doubt, report)
+        self._doubt = DoubtTimer(doubt, report, self._join)
         self._timeout = self._join.cluster.loss_timeout
         self._clock = ProcessClock()
         self._wire: Optional[TlsLink] = None
@@ -101,9 +101,7 @@ class Joiner:
             return
         if self._node.epoch.meeting is not None and not self._accepted and self._meet(self._node.epoch.meeting, now):
             return
-        doubtful = self._doubt.turn()
-        if doubtful is not None:
-            raise doubtful
+        self._doubt.turn()
         if self._wire is None:
             self._wire, self._accepted = self._search.connect(now), False
             return
@@ -171,7 +169,15 @@ class Joiner:
             local, coordinator = str(sock.getsockname()[0]), str(sock.getpeername()[0])
         self._address = self._join.own.address or local
         offer = self._node.offer(self._address, self._join.index)
-        wire.send(offer_message(offer, self._join.offered, coordinator, self._node.epoch.known))
+        fields = {
+            **offer._asdict(),
+            "index": offer.node,
+            "own": to_plain(self._join.offered),
+            "coordinator": coordinator,
+            "epoch": self._node.epoch.known,
+        }
+        del fields["node"]
+        wire.send({"type": "offer", **fields})
         wire.flush()
 
     def _broken(self, now: float, why: str, tls: bool = False) -> None:

@@ -6,20 +6,13 @@ import ipaddress
 
 from clustertool.model.joining.join_file import MOST_MEMBERS, OwnSettings
 from clustertool.model.joining.join_offers import Offer
-from clustertool.model.joining.plain_form import from_plain, to_plain
+from clustertool.model.joining.plain_form import from_plain
 from clustertool.model.quantities import HIGHEST_PORT
 from clustertool.model.wire.frames import Header
 from clustertool.model.wire.lead_messages import read_incarnation
 
 _LONGEST = 256  # characters of a host name and of an address
 _MOST_RANKS = 4096  # of one machine: a plan has each of them
-
-
-def offer_message(offer: Offer, own: OwnSettings, coordinator: str, epoch: int) -> Header:
-    """An offer as it is sent. coordinator: its address, as this machine sees it. epoch: see read_attempt()."""
-    fields = {**offer._asdict(), "index": offer.node, "own": to_plain(own), "coordinator": coordinator, "epoch": epoch}
-    del fields["node"]
-    return {"type": "offer", **fields}
 
 
 def read_offer(message: Header) -> Offer:

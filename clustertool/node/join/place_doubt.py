@@ -5,6 +5,7 @@ A place that may be right is tried first: two members may be on one machine, and
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 import time
@@ -15,9 +16,11 @@ from clustertool.model.joining.join_file import JoinFile
 from clustertool.node.join import meeting
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.probe import network_addresses
+from clustertool.node.system.tls_link import context
 
 _TRIED = 8.0  # seconds: commands that are typed together have found each other by then
 _ONE_MACHINE = 60.0  # seconds to type the command a second time on the same machine
+_ANSWER = 1.0  # seconds for TCP and TLS
 _SHOWN = 6  # addresses
 
 
@@ -82,25 +85,40 @@ def _fix() -> str:
     return f"name an address of the machine with --node-rank 0 that the others reach, the same on all; {there}"
 
 
+def _require_first(join: JoinFile) -> None:
+    """Raise UsageError if another machine coordinates the job at an address that is none of this machine.
+
+    It has the certificate of the job. Where the port is passed on to this process, nothing answers as long as this waits.
+    """
+    ctx = context(join.identity.certificate, join.identity.key, server=False)
+    with contextlib.suppress(OSError):
+        at = join.coordinator.host, join.coordinator.port
+        with socket.create_connection(at, _ANSWER) as sock, ctx.wrap_socket(sock):
+            what = f"index {join.coordinator.member} is in use: the coordinator answers at {meeting.where(join)}"
+            raise UsageError(what, f"give each machine an index of its own: --node-rank; {_fix()}")
+
+
 class DoubtTimer:
     """It reports a doubt once the place was tried, and raises its error when its time is over."""
 
-    def __init__(self, doubt: Optional[Doubt], report: JoinReport) -> None:
-        self._doubt, self._report, self._began = doubt, report, time.monotonic()
+    def __init__(self, doubt: Optional[Doubt], report: JoinReport, join: JoinFile) -> None:
+        self._doubt, self._report, self._join = doubt, report, join
+        self._began = self._tried = time.monotonic()
         self._silent = False
 
-    def turn(self) -> Optional[ClustertoolError]:
-        """The error, if it is time for it."""
+    def turn(self) -> None:
+        """Raises the error, if it is time for it."""
         if self._doubt is None:
-            return None
-        error, seconds = self._doubt
-        waited = time.monotonic() - self._began
-        if seconds is not None and waited > seconds:
-            return error
-        if waited > _TRIED and not self._silent:
+            return
+        (error, seconds), now = self._doubt, time.monotonic()
+        if seconds is not None and now - self._began > seconds:
+            raise error
+        if seconds is None and now - self._tried > 3 * _ANSWER and not meeting.own_address(self._join.coordinator.host):
+            _require_first(self._join)
+            self._tried = time.monotonic()
+        if now - self._began > _TRIED and not self._silent:
             self._silent = True
             self._report.warning(f"{error.what}\n  fix: {error.fix}")
-        return None
 
     def found(self) -> None:
         """Another member is there: the place is right."""
