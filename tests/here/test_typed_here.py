@@ -119,6 +119,29 @@ def test_ctrl_c_while_it_waits_and_a_second_start(folders, meet):
     folders[0].gone()
 
 
+@pytest.mark.parametrize(
+    ("given", "code", "what"),
+    [
+        ((), 69, "#1: ROOT_DIR: .* is no directory"),
+        pytest.param(("--nproc-per-node", "gpu"), 64, "--nproc-per-node gpu: .*#0 has none", marks=pytest.mark.chaos),
+    ],
+    ids=["on one machine", "on all"],
+)
+def test_a_job_that_fails_while_it_joins(folders, meet, given, code, what):
+    """Both machines report the error, with its code."""
+    for site in folders:
+        site.workspace(".", train_py=TELLS)
+    if not given:
+        (folders[1].folder / ".clustertool").write_text("")
+    for running in both(folders, meet, *given, "train.py"):
+        done = running.wait().ends(code)
+        assert re.search(f"^error: .*{what}$", done.err, re.M), done.err
+        assert done.last.startswith(f"clustertool: exit {code} (tool): ")
+    for site in folders:
+        assert not list(site.folder.glob(".clustertool/JOB*"))
+        site.gone()
+
+
 def test_commands_in_a_folder_are_about_this_part_of_the_job(folders, meet):
     for site in folders:
         site.workspace(".", train_py=WAITS)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli import CLUSTERTOOL, HELLO, until
-from tests.lab.lab import Node
+from tests.lab.lab import HOME, Node
 from tests.slurm.queue_jobs import STEPS, STUBBORN, blocker, folder_of, is_over, submission
 from tests.slurm.slurm_site import SlurmSite
 
@@ -456,6 +456,30 @@ def test_an_exported_job_is_submitted_by_hand(queue: SlurmSite):
     assert site.lab.slurm("squeue", "--noheader", "--format=%A") == other
     site.lab.slurm("scancel", other)
     site.gone()
+
+
+@pytest.mark.engines
+def test_an_exported_job_that_fails_while_it_joins(queue: SlurmSite):
+    """Its output lies where the user has submitted it. The second submission ends otherwise."""
+    site = queue
+    site.workspace(train_py=STEPS)
+    options = ("--nnodes", "2", "--nproc-per-node", "gpu", "--job-id", "mine")
+    site.clustertool("export", "--engine", "slurm", "-w", "job", *options, "--to", "out").ends(0)
+    shutil.copytree(site.folder / "out", site.shared / "by hand")
+    submit = 'cd "by hand" && chmod 700 . && sbatch --parsable job.sh'
+    assert site.lab.over(site.lab.slurm("sh", "-c", submit)) == "FAILED"
+    reason = "clustertool join: --nproc-per-node gpu: node0 has none"
+    for verb, code in (("status", 0), ("logs", 66), ("attach", 64)):
+        err = site.clustertool(verb, "--job", "mine").ends(code).err
+        assert reason in err and f"{HOME}/by hand/slurm.out on login" in err
+    status = site.clustertool("status", "--json").ends(0).json
+    assert (status["job"], status["outcome"]["code"]) == ("mine", 64) and reason in status["join_log"]["lines"]
+    (listed,) = site.clustertool("jobs", "--json").ends(0).json["jobs"]
+    assert (listed["id"], listed["state"], listed["code"]) == ("mine", "lost", 64)
+    again = submit.replace("job.sh", "--output=else.out job.sh")
+    assert site.lab.over(site.lab.slurm("sh", "-c", again)) == "FAILED"
+    assert "by hand/else.out on login" in site.clustertool("logs").ends(66).err
+    assert site.clustertool("status", "--json").ends(0).json["outcome"]["code"] == 2
 
 
 @pytest.mark.engines

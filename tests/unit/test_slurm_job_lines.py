@@ -41,7 +41,16 @@ def test_a_running_job_has_a_start():
         started=1795435520.0,
         nodelist="h[2-3]",
         requeue=True,
+        output="/dev/null",
     )
+
+
+@pytest.mark.parametrize("path", ["/home/me/slurm.out", "/home/me/a b/./slurm.out"])
+@pytest.mark.parametrize("more", ["Power= ", "", "TresPerNode=gpu:1 MailUser=me MailType=END"])
+def test_the_output_of_a_job(path, more):
+    line = _line("FAILED").replace("StdOut=/dev/null Power= ", f"StdOut={path} {more}")
+    (job,) = read_jobs(line)
+    assert job.output == path
 
 
 def test_a_pending_job_has_a_reason_and_an_expected_start():

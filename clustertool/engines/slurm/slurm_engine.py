@@ -75,6 +75,7 @@ class SlurmEngine(Engine):
         self._opening = threading.Lock()  # several jobs may be cancelled at a time
         self._thread, self._noted = threading.get_ident(), False
         self._over: dict[str, Description] = {}  # jobs that have ended: nothing changes any more
+        self._outputs: dict[str, str] = {}  # the paths of what jobs have printed that were submitted by hand
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
@@ -189,8 +190,11 @@ class SlurmEngine(Engine):
         self, slurm: SlurmHost, submissions: Mapping[str, SubmittedJob], known: Mapping[int, JobsAnswer]
     ) -> dict[str, Description]:
         """Of these submissions, and of the jobs in the records."""
-        queue = {job.number: job for job in _queue(slurm, submissions)}
+        jobs = _queue(slurm, submissions, "--states=all")
+        queue = {job.number: job for job in jobs if job.state not in ENDED}
         commented = {job.clustertool_job: job for job in queue.values()}
+        by_user = [job for job in jobs if by_hand(job.comment, self.fleet.cluster.root_dir)]
+        over = {job.clustertool_job: job for job in sorted(by_user, key=lambda job: job.id) if job.state in ENDED}
         records = by_records(known)
         found: dict[str, Description] = {}
         asked = 0
@@ -209,18 +213,30 @@ class SlurmEngine(Engine):
                 asked += 1
                 ended = self._ended(slurm, about)
                 if ended.state is EngineState.ENDED and job not in records:
-                    _, output = slurm.step_output(job)
-                    ended = replace(ended, cause=(output.reason, output.code) if output.code else None)
+                    ended = self._with_cause(slurm, job, ended)
                 found[job] = _with(about, ended)
                 if found[job].state is EngineState.ENDED:
                     self._over[job] = found[job]
         for job, one in commented.items():
-            if job not in found and (job in records or by_hand(one.comment, self.fleet.cluster.root_dir)):
+            if job not in found and (job in records or one in by_user):
                 found[job] = _described(one)
         for job, part in records.items():
             if job not in found:
-                found[job] = _proved(part)
+                proved = _proved(part)
+                lost = proved.state is EngineState.UNKNOWN and job in over
+                found[job] = _described(over[job]) if lost else proved
+        for job, one in over.items():
+            if job not in found and asked < _REASONS:
+                asked += 1
+                shown = slurm.job(one.id)
+                self._outputs[job] = shown.output if shown is not None else ""
+                found[job] = self._with_cause(slurm, job, _described(one))
         return found
+
+    def _with_cause(self, slurm: SlurmHost, job: str, ended: Description) -> Description:
+        """Add why a job has ended before a node had a record of it, if its output has the exit code of a task."""
+        _, output = slurm.step_output(job, self._outputs.get(job, ""))
+        return replace(ended, cause=(output.reason, output.code) if output.code else None)
 
     def _ended(self, slurm: SlurmHost, about: SubmittedJob) -> Description:
         """A job that squeue does not have: it has ended, or was never queued."""
@@ -284,7 +300,7 @@ class SlurmEngine(Engine):
         return {**recorded, **answers}
 
     def join_log(self, job: str) -> tuple[str, Sequence[str]]:
-        path, output = self.slurm.step_output(job)
+        path, output = self.slurm.step_output(job, self._outputs.get(job, ""))
         return f"{path} on {self.slurm.name}", output.lines
 
     def starts_again(self, job: str, attempt: int) -> bool:
@@ -418,9 +434,9 @@ def _nodes_of(queued: SlurmJob, summaries: Mapping[int, JobSummary]) -> dict[int
     return dict(enumerate(names))
 
 
-def _queue(slurm: SlurmHost, submissions: Mapping[str, SubmittedJob]) -> list[SlurmJob]:
-    """The user's jobs that are pending or have processes, and the steps if one of these submissions may be one."""
-    queue = slurm.queue()
+def _queue(slurm: SlurmHost, submissions: Mapping[str, SubmittedJob], *options: str) -> list[SlurmJob]:
+    """The user's jobs as SlurmHost.queue() has them, and the steps if one of these submissions may be one."""
+    queue = slurm.queue(*options)
     allocations = {about["slurm_id"].partition(".")[0] for about in submissions.values() if "." in about["slurm_id"]}
     return [*queue, *slurm.steps()] if allocations & {job.number for job in queue} else queue
 
@@ -430,8 +446,10 @@ def _title(job: SlurmJob) -> str:
 
 
 def _described(job: SlurmJob, about: SubmittedJob | None = None) -> Description:
-    """A job that is in the queue."""
-    if job.state in _QUEUED:
+    """Describe a job that Slurm has."""
+    if job.state in ENDED:
+        found = Description(EngineState.ENDED, _ended_as(job), job.ended or 0.0, created=job.submitted or 0.0)
+    elif job.state in _QUEUED:
         reason = f"{explained(job.reason)} (Slurm job {job.id})" if job.reason else f"Slurm job {job.id}"
         found = Description(EngineState.QUEUED, reason, job.submitted or 0.0, job.expected or 0.0)
     else:

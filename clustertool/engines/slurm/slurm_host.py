@@ -155,9 +155,10 @@ class SlurmHost:
         found = self._fleet.ask_one(0, SUBMISSIONS({}))["submissions"]
         return {about["job"]: about for about in found}
 
-    def step_output(self, job: str) -> tuple[str, StepOutput]:
-        """Read what the start of a submitted job has printed last. Return the path of the file, and that."""
-        found = self._fleet.ask_one(0, SUBMISSION_OUTPUT({"job": job}))
+    def step_output(self, job: str, path: str = "") -> tuple[str, StepOutput]:
+        """Read what the start of a submitted job has printed last. path: of the output of one that was submitted by hand.
+        Return the path of the file, and that."""
+        found = self._fleet.ask_one(0, SUBMISSION_OUTPUT({"job": job, "path": path}))
         return found["path"], read_output(found["text"])
 
     def withdraw(self, job: str, only_bundle: bool = False) -> None:

@@ -28,6 +28,7 @@ _HEAD = re.compile(
 )
 _FIELD = re.compile(r" (?P<name>[A-Z]\w*)=(?P<value>\S*)")
 _COMMENT = re.compile(r" WorkDir=.*? Comment=(?P<comment>.*?) *(?: StdErr=\S* StdIn=| Power=\S* *$|$)")
+_OUTPUT = re.compile(r".* StdOut=(?P<output>/.*?)(?: [A-Z]\w*=\S*)* *$")
 _EMPTY = ("(null)", "None", "N/A", "Unknown")
 
 
@@ -38,7 +39,7 @@ class SlurmJob:
     state: COMPLETING, too, while processes of an ended job are left. reason: why it is pending, or why it ended; "" for none.
     expected: when a pending job may start. preempted: when Slurm has asked a running job to make room. nodelist: "h[1-3]".
     restarts: how often it was requeued. requeue: whether it may be. nodes, name: by squeue alone.
-    step: its number if it is a step, which has its name as the comment.
+    step: its number if it is a step, which has its name as the comment. output: the path of what it prints, by scontrol alone.
     """
 
     id: int
@@ -56,6 +57,7 @@ class SlurmJob:
     nodes: int = 0
     name: str = ""
     step: str = ""
+    output: str = ""
 
     @property
     def number(self) -> str:
@@ -82,12 +84,14 @@ def _read(line: str) -> Optional[SlurmJob]:
     for match in _FIELD.finditer(line, head.end()):
         fields.setdefault(match["name"], match["value"])
     comment = _COMMENT.search(line, head.end())
-    return job_of({**fields, **head.groupdict(), "comment": comment["comment"] if comment else ""})
+    output = _OUTPUT.match(line, head.end())
+    more = {"comment": comment["comment"] if comment else "", "output": output["output"] if output else ""}
+    return job_of({**fields, **head.groupdict(), **more})
 
 
 def job_of(fields: Mapping[str, str]) -> SlurmJob:
     """A job from the texts of its fields. The names are those of scontrol, and in small letters those of SlurmJob: `id` (a
-    number), `state`, `reason`, `comment`, `nodes` and `name`. Others may be missing."""
+    number), `state`, `reason`, `comment`, `nodes`, `name` and `output`. Others may be missing."""
     state = fields["state"]
     started, ended = _time(fields, "StartTime"), _time(fields, "EndTime")
     over, pending = state in ENDED or state == COMPLETING, state == PENDING
@@ -107,6 +111,7 @@ def job_of(fields: Mapping[str, str]) -> SlurmJob:
         nodes=_number(fields.get("nodes", "").partition("-")[0]),  # "2-4": at least 2
         name=fields.get("name", ""),
         step=fields.get("step", ""),
+        output=fields.get("output", ""),
     )
 
 

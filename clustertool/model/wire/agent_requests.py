@@ -31,6 +31,10 @@ class JobRequest(_Exact):
     job: str  # "" is all
 
 
+class OutputRequest(JobRequest, total=False):
+    path: str  # of the output of a job that was submitted by hand; it has no folder
+
+
 class SignalRequest(TypedDict):
     """A signal for the ranks of a job on one node: see model/rank_signals.py."""
 

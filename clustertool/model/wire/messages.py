@@ -150,7 +150,7 @@ SUBMITTED: Kind[r.SubmittedRequest, a.Answer] = Kind("submitted", "storage.submi
 SUBMISSIONS: Kind[r.NoFields, a.SubmissionsAnswer] = Kind(
     "submissions", "storage.submissions:submissions", limit=16 << 20
 )
-SUBMISSION_OUTPUT: Kind[r.JobRequest, a.SubmissionOutputAnswer] = Kind(
+SUBMISSION_OUTPUT: Kind[r.OutputRequest, a.SubmissionOutputAnswer] = Kind(
     "submission-output", "storage.submissions:read_output"
 )
 WITHDRAW: Kind[r.WithdrawRequest, a.Answer] = Kind("withdraw", "storage.submissions:withdraw")

@@ -77,9 +77,9 @@ def submissions(node: NodeContext, request: r.NoFields) -> a.SubmissionsAnswer:
     return {"submissions": list(_all(node.root))}
 
 
-def read_output(node: NodeContext, request: r.JobRequest) -> a.SubmissionOutputAnswer:
-    """The end of the output of a job's start; no text where there is none."""
-    path = os.path.join(_path(node.root, request["job"]), STEP_OUTPUT)
+def read_output(node: NodeContext, request: r.OutputRequest) -> a.SubmissionOutputAnswer:
+    """Read the end of the output of a job's start, in its folder or at the path of the request. No text: there is none."""
+    path = os.path.normpath(request.get("path") or os.path.join(_path(node.root, request["job"]), STEP_OUTPUT))
     text = b""
     with contextlib.suppress(OSError, PreflightError):
         with open(files.open_file(path), "rb") as file:
