@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from clustertool.actions.stop_jobs import stop_how
 from clustertool.errors import BadAnswer, ClustertoolError, NotFound
@@ -258,6 +258,7 @@ class JobFollower:
         self._checked_at = self._verdict_at = self._alone_at = 0.0
         self._reopening: set[int] = set()
         self._left = False  # the caller reads no more items
+        self._late: list[int] = []
         self._away: set[int] = set()  # nodes whose connection was lost
         self._unreported: dict[
             int, tuple[float, str]
@@ -266,11 +267,16 @@ class JobFollower:
         self._lost_nodes = LostNodes(self, job, revive)
 
     def start(self, request: FollowWanted) -> None:
-        """Request events and logs from every node."""
+        """Request events and logs from every node. Those of a fleet that are late follow when they have logged in."""
         self._request = {**request, "job": self._job}
-        gathered = self.fleet.ask(dict.fromkeys(self.fleet.agents, FOLLOW(self._request)), patient=self._patient)
+        self._late = self.fleet.late
+        self._follow(self.fleet.agents, self.fleet.failed)
+
+    def _follow(self, nodes: Iterable[int], failed: Mapping[int, ClustertoolError]) -> None:
+        """Request events and logs from these nodes; those of `failed` cannot be asked."""
+        gathered = self.fleet.ask(dict.fromkeys(nodes, FOLLOW(self._request)), patient=self._patient)
         self.watch.received.update(dict.fromkeys(gathered.ok, time.monotonic()))
-        for node, error in {**self.fleet.failed, **gathered.failed}.items():
+        for node, error in {**failed, **gathered.failed}.items():
             self.watch.closed[node] = error.what
             if isinstance(error, NotFound):  # its directory was removed there: nothing will come
                 self.watch.ended.add(node)
@@ -396,6 +402,11 @@ class JobFollower:
     def _check_nodes(self, now: float) -> Iterator[Item]:
         """A node that is silent or lost is asked again, in a thread, until it answers or the job is over."""
         self.fleet.prompter.serve()
+        if self._late:
+            late, failed = self._late, self.fleet.failed
+            self._late = self.fleet.arrived()
+            here = [node for node in late if node not in self._late]
+            self._follow([node for node in here if node not in failed], {n: failed[n] for n in here if n in failed})
         timeout = self.fleet.cluster.loss_timeout
         for node in self.watch.nodes - self.watch.ended - self._reopening - set(self.watch.refused):
             if now - self.watch.received.get(node, now) > timeout:

@@ -170,6 +170,17 @@ class Fleet:
             else:
                 self.failed[node] = gathered.failed[item]
 
+    def arrived(self) -> list[int]:
+        """Sort the late nodes that are there now into `agents` and `failed`, without a wait. Return the others."""
+        self.rest(0.0)
+        return self.late
+
+    def give_up(self) -> None:
+        """Sort the late nodes into `failed`."""
+        fix = "type the command again when the node answers"
+        self.failed.update((node, Unreachable("still logging in", fix, self.name(node))) for node in self.late)
+        self._late.clear()
+
     def _check(self) -> None:
         self.prompter.serve()
         for end, link in list(self._starting.values()):

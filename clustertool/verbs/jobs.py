@@ -13,6 +13,8 @@ from clustertool.engines import registry
 from clustertool.engines.base import Engine
 from clustertool.errors import ClustertoolError, raise_all
 from clustertool.fleet.agent_client import Sink
+from clustertool.fleet.fleet import LAG
+from clustertool.model.config.folded_names import fold
 from clustertool.model.job.state_names import JobState
 from clustertool.model.masking import mask
 from clustertool.show.status_view import jobs_table, start_text
@@ -21,23 +23,34 @@ from clustertool.watch.sanitize import harmless
 
 
 def jobs(call: Call) -> None:
-    with engine_of(call) as engine:
-        fleet = engine.fleet
-        answers = ask_jobs(fleet, call.given.job)
-        warn_of_remains(engine, answers)
-        found = merged(answers, described(engine, answers, call.given.job))
-        if call.json:
-            away = {fleet.name(node): e.what for node, e in fleet.failed.items()}
-            call.answer({"jobs": [_as_json(job) for job in found], "unreachable": away})
-        else:
-            jobs_table(found, call.terminal, time.time())
-            for job in found:
-                if job["state"] is JobState.UNKNOWN:
-                    call.terminal.warn(unknown(job["id"], job["reason"]).what)
-                elif job["queued"] is not None:
-                    call.terminal.note(f"job {job['id']}: {state_text(job['queued'])}")
-                elif job["state"] is JobState.STARTING:
-                    call.terminal.note(f"job {job['id']}: {start_text(job['part'].start)}")
+    with engine_of(call, lag=None if call.json else LAG) as engine:
+        _show(call, engine)
+        late = engine.fleet.late
+        if late:
+            call.terminal.note(f"{fold(map(engine.fleet.name, late))}: still logging in")
+            engine.fleet.rest()
+        if engine.fleet.agents.keys() & set(late):
+            _show(call, engine)
+
+
+def _show(call: Call, engine: Engine) -> None:
+    """Show what the nodes that are there have answered."""
+    fleet = engine.fleet
+    answers = ask_jobs(fleet, call.given.job)
+    warn_of_remains(engine, answers)
+    found = merged(answers, described(engine, answers, call.given.job))
+    if call.json:
+        away = {fleet.name(node): e.what for node, e in fleet.failed.items()}
+        call.answer({"jobs": [_as_json(job) for job in found], "unreachable": away})
+        return
+    jobs_table(found, call.terminal, time.time())
+    for job in found:
+        if job["state"] is JobState.UNKNOWN:
+            call.terminal.warn(unknown(job["id"], job["reason"]).what)
+        elif job["queued"] is not None:
+            call.terminal.note(f"job {job['id']}: {state_text(job['queued'])}")
+        elif job["state"] is JobState.STARTING:
+            call.terminal.note(f"job {job['id']}: {start_text(job['part'].start)}")
 
 
 def join_log(engine: Engine, job: str) -> tuple[str, list[str]]:

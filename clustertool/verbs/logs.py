@@ -65,7 +65,7 @@ def logs(call: Call) -> None:
         request["by_time"] = True
     several = not call.given.raw and not call.given.follow
     lanes, inbox = NodeQueues(signals.check), Inbox()
-    with opened(call, lanes.put if several else inbox.put, LAG if several else None, newest=True) as engine:
+    with opened(call, lanes.put if several else inbox.put, None if call.given.raw else LAG, newest=True) as engine:
         fleet = engine.fleet
         found = attach_to(engine, call.given.job, queued=True)
         if not recorded(found):
@@ -94,8 +94,12 @@ def logs(call: Call) -> None:
             printer = _printer(call, fleet, places, status)
             if call.given.follow:
                 session = FollowSession(call, fleet, inbox, job, printer, None)
+                late = set(fleet.late)
                 session.start(request)
+                if late:
+                    call.terminal.note(f"{fold(map(fleet.name, sorted(late)))}: still logging in")
                 session.run()
+                missing = known()[2] if late else missing
             else:
 
                 def show(nodes: set[int]) -> None:

@@ -9,6 +9,7 @@ from clustertool.actions.read_status import as_dict, unrecorded_dict
 from clustertool.engines.base import Engine
 from clustertool.fleet.fleet import LAG
 from clustertool.model.config.folded_names import fold
+from clustertool.model.job.state_names import NodeState
 from clustertool.model.wire.messages import STATUS
 from clustertool.show.status_view import status_tables
 from clustertool.verbs.jobs import engine_of, join_log, show_join_log
@@ -17,18 +18,20 @@ from clustertool.verbs.verb import Call, role_of
 
 def status(call: Call) -> None:
     role = role_of(call.given.role) if call.given.role else ""
-    with engine_of(call, lag=None if call.json else LAG, newest=True) as engine:
-        _show(call, engine, role)
+    with engine_of(call, lag=LAG, newest=True) as engine:
+        lost = _show(call, engine, role)
         late = engine.fleet.late
-        if late:
+        if call.json and lost.issuperset(map(engine.fleet.name, late)):  # one document has what is known of them
+            engine.fleet.give_up()
+        elif late:
             call.terminal.note(f"{fold(map(engine.fleet.name, late))}: still logging in")
             engine.fleet.rest()
         if engine.fleet.agents.keys() & set(late):
             _show(call, engine, role)
 
 
-def _show(call: Call, engine: Engine, role: str) -> None:
-    """Show what the nodes that are there have answered."""
+def _show(call: Call, engine: Engine, role: str) -> set[str]:
+    """Show what the nodes that are there have answered. Return the names of those that are recorded as lost."""
     fleet = engine.fleet
     listed = attach_to(engine, call.given.job, queued=True)
     job = listed["id"]
@@ -53,3 +56,4 @@ def _show(call: Call, engine: Engine, role: str) -> None:
     else:
         status_tables(found, call.terminal, time.time())
         show_join_log(call, (place, lines))
+    return {node["name"] for node in found["nodes"] if node["state"] == NodeState.LOST}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -274,6 +275,18 @@ def test_what_other_nodes_answer_is_shown_while_one_logs_in(site):
     again = re.findall(ranks, status.wait().ends(0).out, re.M)[3:]
     assert again == [("0", "running"), ("1", "running"), ("2", "running")]
     three.lab.cut(2)
+    jobs = three.start("jobs")
+    follow = three.start("logs", "--all-ranks", "--follow", "--json")
+    jobs.says("^node2: still logging in")
+    assert " running " in jobs.out
+    follow.says("^node2: still logging in")
+    until(lambda: {json.loads(line)["rank"] for line in follow.out.splitlines()} == {0, 1})
+    three.lab.heal(2)
+    jobs.wait().ends(0)
+    until(lambda: {json.loads(line)["rank"] for line in follow.out.splitlines()} == {0, 1, 2})
+    follow.signal(signal.SIGINT)
+    follow.wait()
+    three.lab.cut(2)
     one = three.inv("logs", "-r", "0", "--tail", "1").ends(0)
     assert "still logging in" not in one.err, "it waits only for the nodes of these ranks"
     logs = three.start("logs", "--all-ranks", "--tail", "1")
@@ -283,6 +296,18 @@ def test_what_other_nodes_answer_is_shown_while_one_logs_in(site):
     assert sorted(line.split()[1] for line in logs.wait().ends(0).out.splitlines()) == ["0", "1", "2"]
     go(three)
     assert running.wait().code == 0
+
+
+def test_the_status_of_a_job_does_not_wait_for_a_node_that_it_has_lost(site):
+    pair = site(2, acquainted=True)
+    pair.conf(LOSS_TIMEOUT=2, CONNECT_TIMEOUT=100)
+    running = counting(pair)
+    pair.lab.cut(1)
+    running.wait().ends(75)
+    status = pair.inv("status", "--json").ends(69)
+    assert status.seconds < 50
+    assert [(node["name"], node["state"]) for node in status.json["nodes"]][1] == ("node1", "lost")
+    assert "node1: still logging in" in status.err
 
 
 @pytest.mark.chaos
