@@ -390,7 +390,7 @@ def _agent(process: Process) -> bool:
 
     Podman without root keeps one process per user, whose namespaces all of its commands enter. Docker has its daemons.
     """
-    if process.argv == ("catatonit", "-P") or process.name in ("podman pause", "dockerd", "containerd"):
+    if process.argv in (("catatonit", "-P"), ("/bin/sh",)) or process.name in ("podman pause", "dockerd", "containerd"):
         return True
     if process.name == "rsync" and "--server" in process.argv:
         return True

@@ -98,5 +98,5 @@ def test_what_python_adds_is_not_for_others() -> None:
     """In the locale C, where LC_CTYPE was not set, or set to what Python replaces."""
     code = "from clustertool.node.system import processes; print(processes.own_environment().get('LC_CTYPE'))"
     for env, found in (({}, "None"), ({"LC_CTYPE": "C"}, "C"), ({"LC_CTYPE": "C.UTF-8"}, "C.UTF-8")):
-        argv = ["env", "-i", *(f"{name}={value}" for name, value in env.items()), sys.executable, "-c", code]
+        argv = ["env", "-i", "HOME=/", *(f"{name}={value}" for name, value in env.items()), sys.executable, "-c", code]
         assert subprocess.run(argv, stdout=subprocess.PIPE, check=True, cwd=REPO).stdout.decode().strip() == found
