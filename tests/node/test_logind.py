@@ -65,7 +65,8 @@ def warnings(node: Node) -> list[list[str]]:
 def test_with_linger_the_supervisor_is_in_a_scope(bench: Bench, node: Made, tmp_path: Path) -> None:
     made = node()
     assert warnings(made) == []
-    program = "env | cut -d= -f1 | grep -v XDG_SESSION_ID | sort | tr '\\n' ' '; echo $WORD; ls /proc/self/fd | wc -l; " + p.PLAIN
+    names = "env | cut -d= -f1 | grep -v XDG_SESSION_ID | sort | tr '\\n' ' '"
+    program = f"{names}; echo $WORD; ls /proc/self/fd | wc -l; {p.PLAIN}"
     job = bench.run([made], program, secrets={"WORD": "hidden"}).ready()
     assert in_scope(job)
     assert asked(tmp_path, "systemd-run") == ["--user --scope"]
