@@ -5,24 +5,26 @@ Keys are read once per process, and each passphrase is requested once. A passwor
 
 from __future__ import annotations
 
-import base64
-import contextlib
+import io
 import os
 import re
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from paramiko import key_classes
 from paramiko.agent import AgentSSH
 from paramiko.message import Message
-from paramiko.pkey import PKey, PublicBlob, UnknownKeyType
+from paramiko.pkey import PKey, PublicBlob
 from paramiko.ssh_exception import AuthenticationException, BadAuthenticationType, SSHException
 
 from clustertool.errors import AuthError, Unreachable
+from clustertool.ssh.certificates import read_certificate, read_private, read_public
 from clustertool.ssh.paramiko_fixes import Untyped
 from clustertool.ssh.prompter import Prompter, shown
 from clustertool.ssh.settings import SshSettings
@@ -36,7 +38,7 @@ _TYPED = ("keyboard-interactive", "password")
 _MOST_SHOWN = 300  # characters of each text of a server
 # A server's question for the account's password, by itself: "Password:", "(ann@node1) Password:", "ann@node1's password:".
 _PASSWORD = re.compile(r"\s*(\(\S+\)\s*)?(\S+'s\s+)?password(\s+for\s+\S+)?\s*:?\s*", re.IGNORECASE)
-_BAD_KEY = (SSHException, UnknownKeyType, UnsupportedAlgorithm, ValueError, OSError)
+_BAD_KEY = (SSHException, UnsupportedAlgorithm, ValueError, OSError)
 
 
 class _Agent(AgentSSH):  # type: ignore[misc]
@@ -52,6 +54,8 @@ class _Agent(AgentSSH):  # type: ignore[misc]
             self._connect(connection)
         except (OSError, SSHException, struct.error):  # no agent there: no keys
             connection.close()
+        for key in self.get_keys():
+            key.inner_key = None  # for a certificate of RSA paramiko would show and use the plain key of it
 
     def _send_message(self, message: Untyped) -> Untyped:
         with self._one:
@@ -80,10 +84,10 @@ class _Keyring:
         with self._lock:
             if which not in self._files:
                 try:
-                    self._files[which] = PKey.from_path(path, passphrase.encode() or None)
+                    self._files[which] = _private_key(Path(path).read_bytes(), passphrase.encode() or None)
                 except TypeError:  # the message of cryptography for a missing passphrase
                     self._files[which] = None
-                except ValueError:
+                except (ValueError, InvalidTag):
                     if not passphrase:
                         raise
                     self._files[which] = None
@@ -91,6 +95,33 @@ class _Keyring:
 
 
 _keyring = _Keyring()
+
+
+def _private_key(text: bytes, passphrase: bytes | None) -> PKey:
+    """The key in a file, in each form that ssh reads: OpenSSH's, PEM of old kinds, PKCS#8. paramiko reads not all of them."""
+    own = b"BEGIN OPENSSH" in text
+    key = (serialization.load_ssh_private_key if own else serialization.load_pem_private_key)(text, passphrase)
+    plain, encoding = serialization.NoEncryption(), serialization.Encoding
+    written = key.private_bytes(encoding.PEM, serialization.PrivateFormat.OpenSSH, plain).decode()
+    public = key.public_key().public_bytes(encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    (kind,) = (kind for kind in key_classes if public.split()[0].decode() in kind.identifiers())
+    return kind.from_private_key(io.StringIO(written))
+
+
+class _Identity:
+    """What a login shows, a public key or a certificate, and the key of a file or an agent that signs for it."""
+
+    def __init__(self, key: Untyped, shown: bytes) -> None:
+        self._key = key
+        self.public_blob = PublicBlob(Message(shown).get_text(), shown)
+        self.refused = ""
+
+    def sign_ssh_data(self, data: bytes, algorithm: str = "") -> Untyped:
+        try:
+            return self._key.sign_ssh_data(data, algorithm)
+        except (SSHException, OSError, struct.error) as error:  # of an agent: its user said no, or a token is missing
+            self.refused = str(error)
+            return b""  # no server accepts it, so that the next key has its turn
 
 
 class Login:
@@ -103,6 +134,7 @@ class Login:
         self._tried: list[str] = []
         self._locked: list[str] = []  # key files whose passphrase was not given
         self._bad: list[str] = []
+        self._fix = ""  # the way to use one of them
         self.began = 0.0
 
     def authenticate(self, transport: Untyped) -> None:
@@ -115,19 +147,30 @@ class Login:
             allowed = self._methods(transport)
         if transport.is_authenticated() or self._with_typed(transport, allowed):
             return
+        if allowed and not allowed & {"publickey", *_TYPED}:
+            self._bad.append(f"it takes only {harmless(', '.join(sorted(allowed))[:_MOST_SHOWN])}")
+            self._fix = (
+                self._fix or "let its sshd take public keys (PubkeyAuthentication): clustertool has no other way"
+            )
         if allowed & set(_TYPED) and not self._prompter.present:
             self._bad.append("it takes a password, and there is no terminal to ask for one")
         raise self._refused(transport)
 
     def _with_keys(self, transport: Untyped) -> set[str]:
         """The methods that the server accepts next, if it reports them."""
-        for name, key in self._keys():
+        shown: set[bytes] = set()
+        for name, identity in self._keys():
+            if identity.public_blob.key_blob in shown:
+                continue
+            shown.add(identity.public_blob.key_blob)
             self._tried.append(name)
             try:
-                return set(self._attempt(transport, transport.auth_publickey, key))
+                return set(self._attempt(transport, transport.auth_publickey, identity))
             except BadAuthenticationType as error:
                 return set(error.allowed_types)
             except AuthenticationException:
+                if identity.refused:
+                    self._bad.append(f"the agent does not sign with {name}")
                 if not transport.is_active():
                     break
         return set()
@@ -145,22 +188,40 @@ class Login:
                 raise Unreachable(what, fix, self._to.name) from None
             raise
 
-    def _keys(self) -> Iterator[tuple[str, Untyped]]:
-        """The keys to try, the likeliest first; locked files last, since their passphrase must be asked for."""
-        in_agent = {key.asbytes(): key for key in _keyring.agent_keys(self._to.agent)}
+    def _keys(self) -> Iterator[tuple[str, _Identity]]:
+        """What to try, the likeliest first; locked files last, since their passphrase must be asked for."""
+        agent = {key.asbytes(): key for key in _keyring.agent_keys(self._to.agent)}
+        given = {path: self._certificate(path) for path in self._to.certificate_files}
         waiting: list[str] = []
         for path in self._to.identity_files:
-            known = in_agent.pop(_public(path), None) if in_agent else None
-            key = None if known else self._from_file(path, waiting)
-            if known or key:
-                yield path, known or key
-        if not self._to.identities_only:
-            for key in in_agent.values():
-                yield f"agent's {getattr(key, 'comment', '') or key.get_name()}", key
+            key = agent.pop(_public(path), None) if agent else None
+            key = key or self._from_file(path, waiting)
+            if key:
+                yield from self._shown(path, key, given or _implicit(path))
+        for key in agent.values():
+            for name, identity in self._shown(f"agent's {key.comment or key.get_name()}", key, given):
+                if name in given or not self._to.identities_only:
+                    yield name, identity
         for path in waiting:
             key = self._unlocked(path)
             if key:
-                yield path, key
+                yield from self._shown(path, key, given or _implicit(path))
+
+    def _shown(self, name: str, key: Untyped, certificates: Mapping[str, bytes]) -> Iterator[tuple[str, _Identity]]:
+        """The certificates of a key, and the key."""
+        for path, blob in certificates.items():
+            certificate = read_certificate(blob)
+            if certificate and certificate.key == key.asbytes():
+                if certificate.outdated():
+                    self._bad.append(f"{path} {certificate.outdated()}")
+                yield path, _Identity(key, blob)
+        yield name, _Identity(key, key.asbytes())
+
+    def _certificate(self, path: str) -> bytes:
+        blob = read_public(path)
+        if not read_certificate(blob):
+            self._bad.append(f"{path} {'is no certificate' if os.path.exists(path) else 'does not exist'}")
+        return blob
 
     def _from_file(self, path: str, waiting: list[str]) -> PKey | None:
         try:
@@ -170,11 +231,24 @@ class Login:
                 self._bad.append(f"{path} does not exist")
             return None
         except _BAD_KEY as error:
-            self._bad.append(f"{path} cannot be used ({error})")
+            self._unusable(path, error)
             return None
         if key is None:
             waiting.append(path)
         return key
+
+    def _unusable(self, path: str, error: Exception) -> None:
+        """Note why the key of a file cannot be used, and the way to use it."""
+        public = _public(path)
+        if public and public == read_public(path):
+            self._bad.append(f"{path} is a public key, and no agent has its private key")
+            self._fix = f"add the private key to the agent: ssh-add {path.removesuffix('.pub')}"
+        elif public.startswith(b"sk-", 4):
+            self._bad.append(f"{path} is on a security key, which only an agent can use")
+            self._fix = f"add it to the agent: ssh-add {path}"
+        else:
+            self._bad.append(f"{path} cannot be used ({error})")
+            self._fix = f"write it in the usual form (ssh-keygen -p -f {path}), or add it to the agent (ssh-add {path})"
 
     def _unlocked(self, path: str) -> PKey | None:
         for attempt in range(TRIES if self._prompter.present else 0):
@@ -186,7 +260,7 @@ class Login:
             try:
                 key = _keyring.load(path, passphrase)
             except _BAD_KEY as error:
-                self._bad.append(f"{path} cannot be used ({error})")
+                self._unusable(path, error)
                 return None
             if key:
                 return key
@@ -246,6 +320,8 @@ class Login:
         if self._locked:
             alone = "" if self._prompter.present else " (there is no terminal to ask for its passphrase)"
             fix = f"unlock the key: ssh-add {self._locked[0]}{alone}"
+        elif self._fix:
+            fix = self._fix
         elif len(self._tried) > 1 and not transport.is_active():
             fix = "too many keys were tried: name the right one, IDENTITY_FILE in conf.py or IdentityFile in ~/.ssh/config"
         elif not self._tried:
@@ -314,22 +390,14 @@ def _counted(names: Sequence[str]) -> list[str]:
 
 
 def _public(path: str) -> bytes:
-    """The public half of a key file, without its passphrase; b"" if it is unknown."""
-    with contextlib.suppress(*_BAD_KEY):
-        return bytes(PublicBlob.from_file(path + ".pub").key_blob)
-    with contextlib.suppress(OSError, ValueError):
-        return _from_private(Path(path).read_bytes())
-    return b""
-
-
-def _from_private(text: bytes) -> bytes:
-    """OpenSSH's own format keeps the public key in the clear: magic, cipher, kdf, its options, number, key."""
-    raw = base64.b64decode(b"".join(line for line in text.splitlines() if not line.startswith(b"-----")))
-    magic = b"openssh-key-v1\0"
-    if not raw.startswith(magic):
+    """The public half of a key file, without its passphrase, or the public key that it is; b"" if it is unknown."""
+    try:
+        return read_public(path) or read_public(path + ".pub") or read_private(Path(path).read_bytes())
+    except OSError:
         return b""
-    message = Message(raw[len(magic) :])
-    for _ in range(3):
-        message.get_string()
-    message.get_int()
-    return bytes(message.get_string())
+
+
+def _implicit(path: str) -> dict[str, bytes]:
+    """The certificate that ssh finds for a key file where the configuration names none."""
+    path += "-cert.pub"
+    return {path: read_public(path)}

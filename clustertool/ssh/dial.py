@@ -18,8 +18,7 @@ from typing import IO, Any
 import paramiko
 
 from clustertool.errors import ClustertoolError, ConfigError, Unreachable
-from clustertool.node.system import users
-from clustertool.ssh.settings import SshSettings, expand_in_shell, home
+from clustertool.ssh.settings import SshSettings, expand_in_shell, tokens
 
 _FIX_SLOW = "is the machine on, is the address right? A slow network: CONNECT_TIMEOUT in conf.py"
 
@@ -116,16 +115,7 @@ def signal_group(group: int, number: int) -> None:
 
 def proxy(to: SshSettings) -> ProxySocket:
     """Start the ProxyCommand of a host."""
-    tokens = {
-        "h": to.hostname,
-        "p": str(to.port),
-        "r": to.user,
-        "n": to.name,
-        "d": home(),
-        "u": users.own_name(),
-        "%": "%",
-    }
-    command = expand_in_shell(to.proxy_command, tokens)
+    command = expand_in_shell(to.proxy_command, tokens(to.name, to.hostname, to.user, to.port))
     ours, theirs = socket.socketpair()
     sock = ProxySocket(fileno=ours.detach())
     sock.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the socket

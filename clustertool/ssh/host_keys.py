@@ -1,4 +1,5 @@
-"""known_hosts defines a host's key. The policy accepts or refuses a new key; a changed one is always refused.
+"""known_hosts defines a host's key, or the authority that certifies it. The policy accepts or refuses a new key; a changed
+one is always refused.
 
 Files are parsed once, for any number of hosts. New keys are appended, one write under a lock of the file: threads and
 processes of the tool cannot mix their lines, a parallel ssh loses nothing, and a linked file stays a link.
@@ -15,12 +16,15 @@ import hmac
 import os
 import re
 import stat
+import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
 from clustertool.errors import AuthError
+from clustertool.ssh.certificates import SUFFIX, read_certificate
 from clustertool.ssh.prompter import NewKey
 from clustertool.ssh.settings import SshSettings
 
@@ -28,6 +32,7 @@ _ELLIPTIC = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa
 # What is asked for in the key exchange, best first, and the type under which known_hosts keeps such a key.
 ALGORITHMS = {**{name: name for name in _ELLIPTIC}, "rsa-sha2-512": "ssh-rsa", "rsa-sha2-256": "ssh-rsa"}
 _TYPES = set(ALGORITHMS.values())
+_AUTHORITY = "@cert-authority"
 _PATTERN = re.compile(r"[*?!#]")  # what has a meaning in a line of known_hosts, and is allowed in a name
 
 
@@ -70,51 +75,71 @@ class KnownHosts:
         self._accepted: dict[str, HostKeyEntry] = {}  # this process's own, in case the file cannot be written
         self._found: dict[str, list[HostKeyEntry]] = {}
 
-    def algorithms(self, name: str) -> tuple[str, ...]:
-        """What to ask for: the types that are known for this host go first, so that a known key is recognised."""
+    def algorithms(self, to: SshSettings) -> tuple[str, ...]:
+        """What to ask for: certificates where an authority is known, then the types that are known for this host."""
         with self._lock:
             self._refresh()
-            known = {entry.type for entry in self._lookup(name) if not entry.marker}
-        return tuple(sorted(ALGORITHMS, key=lambda algorithm: ALGORITHMS[algorithm] not in known))
+            known = {entry.type for entry in self._lookup(to.host_key_name) if not entry.marker}
+            certified = any(entry.marker == _AUTHORITY for entry in self._both(to))
+        plain = sorted(ALGORITHMS, key=lambda algorithm: ALGORITHMS[algorithm] not in known)
+        return (*(name + SUFFIX for name in ALGORITHMS if certified), *plain)
 
-    def verify(self, to: SshSettings, kind: str, key: str) -> NewKey | None:
+    def verify(self, to: SshSettings, kind: str, key: str, certificate: bytes = b"") -> NewKey | None:
         """Accept the key a host has shown (`kind` as in known_hosts, `key` in base64), or raise AuthError.
 
-        Returns it if it is new and was taken by the policy accept-new.
+        certificate: what certifies the key, if the host has shown that. Returns the key if it is new and was taken by the
+        policy accept-new.
         """
         if to.host_keys == "off":
             return None
+        if to.revoked_host_keys:
+            _check_revoked(to, kind, key, certificate)
         with self._lock:
             self._refresh()
-            if self._judge(to, kind, key):
+            if self._certified(to, key, certificate) or self._judge(to, kind, key):
                 return None
             if to.host_keys == "strict":
-                raise _unknown(to, kind, key)
+                raise _unknown(to, kind, key, any(entry.marker == _AUTHORITY for entry in self._both(to)))
             return self._accept(to, kind, key)
 
     def _lookup(self, name: str) -> list[HostKeyEntry]:
-        """Every line about a host with a supported key type. Cached: hashed names cost a digest for every line."""
+        """Every line about a host with a marker or a supported key type. Cached: hashed names cost a digest for every line."""
         name = name.lower()
         if name not in self._found:
             found = [*self._plain.get(name, ()), *(entry for entry in self._others if entry.fits(name))]
-            self._found[name] = [entry for entry in found if entry.type in _TYPES]
+            self._found[name] = [entry for entry in found if entry.type in _TYPES or entry.marker]
         ours = self._accepted.get(name)
         return self._found[name] + ([ours] if ours else [])
 
-    def _judge(self, to: SshSettings, kind: str, key: str) -> bool:
-        """True: known; False: nothing is known about the host. Raises AuthError for a changed or revoked key."""
-        lines = self._lookup(to.host_key_name)
-        for entry in lines:
-            if entry.marker == "@revoked" and entry.key == key:
-                what = f"its host key is revoked by {entry.where}: {fingerprint(key)}"
+    def _both(self, to: SshSettings) -> list[HostKeyEntry]:
+        """The lines about a host with its port, and about its name alone: ssh takes both."""
+        return [entry for name in dict.fromkeys((to.host_key_name, _bare(to))) for entry in self._lookup(name)]
+
+    def _certified(self, to: SshSettings, key: str, blob: bytes) -> bool:
+        """Whether a known authority certifies the key. Raises AuthError for a revoked key or authority, and for a certificate
+        of a known authority that is not right, unless the key itself is known."""
+        certificate = read_certificate(blob)
+        authority = base64.b64encode(certificate.authority).decode() if certificate else ""
+        for entry in self._both(to):
+            if entry.marker == "@revoked" and entry.key in (key, authority):
+                whose = "host key" if entry.key == key else "host certificate's authority"
+                what = f"its {whose} is revoked by {entry.where}: {fingerprint(entry.key)}"
                 raise AuthError(what, "do not use this machine; ask its administrator", to.name)
-        known = [entry for entry in lines if not entry.marker]
+        found = [entry for entry in self._both(to) if (entry.marker, entry.key) == (_AUTHORITY, authority)]
+        problem = certificate.problem(_bare(to)) if certificate and found else ""
+        if problem and not any(not entry.marker for entry in self._both(to)):
+            what = f"its host certificate, of the authority in {found[0].where}, {problem}"
+            raise AuthError(what, f"let the authority sign another one, or {_add(to)}", to.name)
+        return bool(found) and not problem
+
+    def _judge(self, to: SshSettings, kind: str, key: str) -> bool:
+        """True: known; False: nothing is known about the host. Raises AuthError for a changed key."""
+        known = [entry for entry in self._lookup(to.host_key_name) if not entry.marker]
         if any((entry.type, entry.key) == (kind, key) for entry in known):
             return True
         if known:
             raise _changed(to, kind, key, known)
-        bare = self._lookup(to.hostname) if to.host_key_name.startswith("[") else []
-        return any((entry.type, entry.key, entry.marker) == (kind, key, "") for entry in bare)  # as ssh does
+        return any((entry.type, entry.key, entry.marker) == (kind, key, "") for entry in self._both(to))
 
     def _accept(self, to: SshSettings, kind: str, key: str) -> NewKey | None:
         """Write down a new key, unless another process has done so in the meantime."""
@@ -184,7 +209,8 @@ class HostKeyPolicy:
         self._learned = learned
 
     def missing_host_key(self, client: object, hostname: str, key: Any) -> None:
-        new = known_hosts(self._to).verify(self._to, key.get_name(), key.get_base64())
+        certificate = key.public_blob.key_blob if key.public_blob else b""
+        new = known_hosts(self._to).verify(self._to, key.get_name(), key.get_base64(), certificate)
         if new:
             self._learned(new)
 
@@ -201,6 +227,28 @@ def hashed_name(name: str) -> str:
     return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
 
 
+def _check_revoked(to: SshSettings, kind: str, key: str, certificate: bytes) -> None:
+    """Raise AuthError for a key that RevokedHostKeys of ssh's configuration names, and for a file that cannot be read."""
+    path, problem = to.revoked_host_keys, f"its host key is revoked by {to.revoked_host_keys}: {fingerprint(key)}"
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+        revoked = key.encode() in content.split()
+        if content.startswith(b"SSHKRL"):  # ssh-keygen -k has made it
+            with tempfile.NamedTemporaryFile() as shown:
+                blob = base64.b64encode(certificate).decode() if certificate else key
+                shown.write(f"{kind + SUFFIX if certificate else kind} {blob}\n".encode())
+                shown.flush()
+                argv = ["ssh-keygen", "-Q", "-f", path, shown.name]
+                revoked = (
+                    subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=20).returncode != 0
+                )
+    except (OSError, subprocess.SubprocessError) as error:
+        revoked, problem = True, f"RevokedHostKeys of ~/.ssh/config cannot be read: {error}"
+    if revoked:
+        raise AuthError(problem, f"ask its administrator, or correct RevokedHostKeys ({path})", to.name)
+
+
 def _changed(to: SshSettings, kind: str, key: str, known: Iterable[HostKeyEntry]) -> AuthError:
     entry = next((entry for entry in known if entry.type == kind), None) or next(iter(known))
     other = "" if entry.type == kind else f" (known is {entry.type}, shown was {kind})"
@@ -211,12 +259,23 @@ def _changed(to: SshSettings, kind: str, key: str, known: Iterable[HostKeyEntry]
     )
 
 
-def _unknown(to: SshSettings, kind: str, key: str) -> AuthError:
+def _unknown(to: SshSettings, kind: str, key: str, authorities: bool) -> AuthError:
+    shown = ", it has no certificate of an authority in known_hosts" if authorities else ""
+    what = f"its host key is not known ({kind} {fingerprint(key)}){shown}, and HOST_KEYS is strict"
+    return AuthError(what, f'{_add(to)}; or HOST_KEYS = "accept-new"', to.name)
+
+
+def _add(to: SshSettings) -> str:
+    """The way to make the plain key of a host known."""
     where = to.known_hosts[0] if to.known_hosts else "known_hosts"
     port = f"-p {to.port} " if to.port != 22 else ""
-    what = f"its host key is not known ({kind} {fingerprint(key)}), and HOST_KEYS is strict"
-    fix = f'compare the fingerprint, then: ssh-keyscan {port}{to.hostname} >> {where}; or HOST_KEYS = "accept-new"'
-    return AuthError(what, fix, to.name)
+    return f"compare the fingerprint, then: ssh-keyscan {port}{to.hostname} >> {where}"
+
+
+def _bare(to: SshSettings) -> str:
+    """The name of a host without its port, as its certificate has it: HostKeyAlias, else what to connect to."""
+    name = to.hostname.lower()
+    return name if to.host_key_name.lower() == f"[{name}]:{to.port}" else to.host_key_name
 
 
 def _parse(line: str, path: str, number: int) -> HostKeyEntry | None:

@@ -86,7 +86,7 @@ def _connect(to: SshSettings, sock: Any, prompter: Prompter, deadline: float) ->
 
     def transport(sock: Any, **options: object) -> Transport:
         made = Transport(sock, **options)
-        made._preferred_keys = known.algorithms(to.host_key_name)
+        made.preferred_keys = known.algorithms(to)
         made.channel_timeout = made.handshake_timeout = to.connect_timeout
         return made
 

@@ -34,7 +34,7 @@ _PRIVATE: dict[type, str] = {
     SSHConfig: "TOKENS_BY_CONFIG_KEY _tokenize",
     paramiko.Channel: "_send _close_internal _handle_request",
     paramiko.Transport: """_CLIENT_ID _active_check_timeout _channel_handler_table
-        _preferred_ciphers _preferred_keys _preferred_macs _send_user_message""",
+        _preferred_ciphers _preferred_macs _send_user_message""",
 }
 
 
@@ -145,6 +145,7 @@ class Transport(paramiko.Transport):  # type: ignore[misc]
     """The order of algorithms: the fastest of the strong ones first."""
 
     _CLIENT_ID = "clustertool"
+    preferred_keys: tuple[str, ...] = ()  # the algorithms of host keys to ask for, best first, certificates included
     times: Mapping[str, float] = {}  # seconds of the phases of its opening
     _active_check_timeout = 2.0  # how often an idle connection's thread wakes up
     _preferred_ciphers = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")

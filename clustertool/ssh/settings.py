@@ -14,6 +14,7 @@ import pwd
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import tempfile
 import threading
@@ -58,6 +59,7 @@ class SshSettings:
     identity_files: tuple[str, ...] = ()
     identities_given: bool = False  # False: identity_files are ssh's default names
     identities_only: bool = False
+    certificate_files: tuple[str, ...] = ()
     agent: str = ""  # the agent's socket, "" for none
     proxy_command: str = ""
     gateways: tuple[SshSettings, ...] = ()
@@ -65,6 +67,7 @@ class SshSettings:
     host_keys: str = "accept-new"
     known_hosts: tuple[str, ...] = ()  # a new key is appended to the first one
     system_known_hosts: tuple[str, ...] = ()
+    revoked_host_keys: str = ""  # a list of keys, or a KRL
     connect_timeout: float = 10.0
     gateway: bool = False  # a jump host, not a node
 
@@ -98,9 +101,8 @@ def _settings(host: Host, cluster: Cluster, user: str, port: int, depth: int = 0
     user = user or _one(answers, "user") or users.own_name()
     port = port or int(_one(answers, "port") or 22)
     hostname = _one(answers, "hostname") or host.host
-    keys, given = _identities(
-        host.identity_file or cluster.identity_file, answers, {"h": hostname, "n": host.host, "r": user, "p": str(port)}
-    )
+    known = tokens(host.host, hostname, user, port)
+    keys, given = _identities(host.identity_file or cluster.identity_file, answers, known)
     found = SshSettings(
         name=host.name or host.host,
         hostname=hostname,
@@ -109,12 +111,14 @@ def _settings(host: Host, cluster: Cluster, user: str, port: int, depth: int = 0
         identity_files=keys,
         identities_given=given,
         identities_only=_one(answers, "identitiesonly") == "yes",
+        certificate_files=_paths(answers, "certificatefile", known),
         agent=_agent(answers),
         proxy_command=_one(answers, "proxycommand"),
         host_key_name=_key_name(answers, hostname, port),
         host_keys=_policy(cluster, answers),
         known_hosts=_known_hosts(cluster, answers),
         system_known_hosts=tuple(_list(answers, "globalknownhostsfile")) or SYSTEM_KNOWN_HOSTS,
+        revoked_host_keys=next(iter(_paths(answers, "revokedhostkeys", known)), ""),
         connect_timeout=cluster.connect_timeout,
     )
     jump = _one(answers, "proxyjump")
@@ -172,27 +176,41 @@ def _list(answers: _Answers, key: str) -> list[str]:
     return [_expand_home(item) for value in answers.get(key, ()) for item in value.split() if item.lower() != "none"]
 
 
-def _identities(identity_file: str, answers: _Answers, tokens: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
+def _identities(identity_file: str, answers: _Answers, known: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
     """The key files to try, and whether they were configured. identity_file: of conf.py."""
     if identity_file:
         return (_expand_home(identity_file),), True
     lines = answers.get("identityfile", ())
     named = [line for line in lines if line not in _DEFAULT_LINES]
     if named or (lines and len(lines) < 3):  # ssh -G prints all the default names if none is configured
-        known = {**tokens, "d": home(), "u": users.own_name(), "i": str(os.getuid()), "%": "%"}
-        files = (expand(line, known) for line in lines if line.lower() != "none")
-        return tuple(_expand_home(file) for file in files), True
+        return _paths(answers, "identityfile", known), True
     return tuple(os.path.join(home(), ".ssh", name) for name in DEFAULT_KEYS), False
 
 
+def _paths(answers: _Answers, key: str, known: Mapping[str, str]) -> tuple[str, ...]:
+    """Files that `ssh -G` shows as they are written, one in a line: with `~`, %-tokens and ${NAME}."""
+
+    def replaced(found: re.Match[str]) -> str:
+        return known.get(found[1], found[0]) if found[1] else os.environ.get(found[2], found[0])
+
+    lines = (line for line in answers.get(key, ()) if line.lower() != "none")
+    return tuple(_expand_home(re.sub(r"%(.)|\$\{(\w+)\}", replaced, line)) for line in lines)
+
+
+def tokens(name: str, hostname: str, user: str, port: int) -> dict[str, str]:
+    """The values of ssh's %-tokens, in the path of a file or in a command."""
+    own = {"d": home(), "u": users.own_name(), "i": str(os.getuid()), "l": socket.gethostname(), "%": "%"}
+    return {**own, "h": hostname, "n": name, "r": user, "p": str(port)}
+
+
 def _agent(answers: _Answers) -> str:
-    socket = os.environ.get("SSH_AUTH_SOCK", "")
+    usual = os.environ.get("SSH_AUTH_SOCK", "")
     value = (answers.get("identityagent") or ["SSH_AUTH_SOCK"])[0]
     if value.lower() == "none":
         return ""
     if value.startswith("$"):
         return os.environ.get(value[1:].strip("{}"), "")
-    return socket if value == "SSH_AUTH_SOCK" else _expand_home(value)
+    return usual if value == "SSH_AUTH_SOCK" else _expand_home(value)
 
 
 def _policy(cluster: Cluster, answers: _Answers) -> str:
@@ -236,13 +254,8 @@ def _expand_home(path: str) -> str:
     return os.path.join(home(), path[2:]) if path.startswith("~/") else os.path.expanduser(path)
 
 
-def expand(text: str, tokens: Mapping[str, str]) -> str:
-    """ssh's %-tokens; one that is not known stays as it is."""
-    return re.sub("%(.)", lambda match: tokens.get(match[1], match[0]), text)
-
-
 def expand_in_shell(command: str, tokens: Mapping[str, str]) -> str:
-    """The same in a command for a shell, with each value quoted for its place: bare, or inside the quotes of the user.
+    """ssh's %-tokens in a command for a shell, each value quoted for its place: bare, or inside the quotes of the user.
 
     ssh does not quote. It only refuses names with the worst characters, and so do we (model/config/hosts.py).
     """

@@ -191,7 +191,7 @@ def test_1000_hosts_cost_one_reading(laptop: Path) -> None:
     def one(number: int) -> None:
         to = SshSettings("n", f"node{number}", "u", host_key_name=f"node{number}", known_hosts=(str(known),))
         keys = host_keys.known_hosts(to)
-        assert keys.algorithms(to.host_key_name)[0] == "ssh-ed25519"
+        assert keys.algorithms(to)[0] == "ssh-ed25519"
         keys.verify(to, "ssh-ed25519", KEY)
 
     start = time.process_time()

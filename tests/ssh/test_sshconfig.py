@@ -94,6 +94,23 @@ def test_negated_pattern_and_defaults(config: Path, reader: str) -> None:
     assert got.host_key_name == "gpu9" and get("gpu9:44").host_key_name == "[gpu9]:44"
 
 
+def test_paths_of_files(config: Path, reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`~`, %-tokens, ${NAME}, quotes, blanks, and a path that is relative to the current folder."""
+    monkeypatch.setenv("CERTIFICATES", "/certificates")
+    lines = [
+        'CertificateFile "~/my certs/%n-%h-%r-%p-%%.pub"',
+        "CertificateFile ${CERTIFICATES}/%u.pub",
+        "CertificateFile a.pub",
+    ]
+    (config / ".ssh" / "config").write_text(
+        "\n".join(["Host *", *lines, "IdentityFile none", "RevokedHostKeys ~/revoked"]) + "\n"
+    )
+    got = get("me@n1:7")
+    expected = (f"{config}/my certs/n1-n1-me-7-%.pub", f"/certificates/{users.own_name()}.pub", "a.pub")
+    assert got.certificate_files == (expected if reader == "ssh" else expected[:1])  # paramiko keeps the first one
+    assert got.identity_files == () and got.identities_given and got.revoked_host_keys == f"{config}/revoked"
+
+
 def test_conf_goes_first(config: Path, reader: str) -> None:
     got = get("gpu1", USER="u", PORT=5, IDENTITY_FILE="~/k", KNOWN_HOSTS="~/kh", GATEWAY="none")
     assert (got.user, got.port, got.identity_files, got.known_hosts) == ("u", 5, (f"{config}/k",), (f"{config}/kh",))
