@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from clustertool.actions import conf_file
 from clustertool.actions.selection import Selection
@@ -20,7 +19,7 @@ from clustertool.fleet.job_places import StoredJob
 from clustertool.fleet.this_user import NoHome
 from clustertool.model.config.cluster import CARRIERS, KEYS, Cluster, read_cluster
 from clustertool.model.config.hostfile import LOOPBACK, Listed, choose, hosts_of, pick, read_hostfile
-from clustertool.model.config.hosts import Host
+from clustertool.model.config.hosts import Host, read_hosts
 from clustertool.model.hints import PROGRAM
 from clustertool.model.paths import OURS
 from clustertool.model.planning import shell_variables
@@ -305,13 +304,13 @@ def _local(caller: Caller, selection: Selection, start: bool, why: str) -> Clust
     return found
 
 
-def _hostfile(path: str) -> list[dict[str, Any]]:
+def _hostfile(path: str) -> tuple[Host, ...]:
     try:
         text = Path(path).read_text(errors="replace", encoding="utf-8-sig")  # Windows may put a mark in front
     except OSError as error:
         what = f"the hostfile {path} cannot be read: {error.strerror}"
         raise ConfigError(what, "give the path of a hostfile") from None
-    return read_hostfile(text, path)
+    return read_hosts(read_hostfile(text, path), path)
 
 
 def passed(found: Cluster) -> tuple[tuple[str, str], ...]:

@@ -59,12 +59,12 @@ def _addresses(to: SshSettings) -> list[tuple[int, Any]]:
         found = socket.getaddrinfo(to.hostname, to.port, socket.AF_UNSPEC, socket.SOCK_STREAM)
     except socket.gaierror as error:
         if error.errno == socket.EAI_AGAIN:
-            fix = "check the network, or use addresses in HOSTS"
+            fix = f"check the network, or use addresses in {to.listed}"
             raise Unreachable(f"no name server answers for {to.hostname!r}", fix, to.name) from None
-        fix = "correct it in HOSTS, or give its HostName in ~/.ssh/config"
+        fix = f"correct it in {to.listed}, or give its HostName in ~/.ssh/config"
         raise Unreachable(f"the name {to.hostname!r} is not known here", fix, to.name) from None
     except UnicodeError:
-        raise Unreachable(f"{to.hostname!r} is no host name", "correct it in HOSTS", to.name) from None
+        raise Unreachable(f"{to.hostname!r} is no host name", f"correct it in {to.listed}", to.name) from None
     return [(family, address) for family, _, _, _, address in found]
 
 
@@ -73,7 +73,9 @@ def _described(to: SshSettings, error: OSError | None) -> Unreachable:
     if isinstance(error, socket.timeout) or (error and error.errno == errno.ETIMEDOUT):
         return Unreachable(f"{where} did not answer within {to.connect_timeout:g} s", _FIX_SLOW, to.name)
     if isinstance(error, ConnectionRefusedError):
-        return Unreachable(f"{where} refuses connections", "start sshd there, or correct the port in HOSTS", to.name)
+        return Unreachable(
+            f"{where} refuses connections", f"start sshd there, or correct the port in {to.listed}", to.name
+        )
     if error and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL):
         fix = "check the network (a VPN?), or configure a gateway: GATEWAY in conf.py"
         return Unreachable(f"there is no route to {where}", fix, to.name)
@@ -165,7 +167,7 @@ def failed_handshake(to: SshSettings, sock: Any, error: BaseException, late: boo
             f"{where} and clustertool have no SSH algorithm in common: {text}", "update sshd on the node", to.name
         )
     if "Indecipherable" in text or "Invalid SSH banner" in text:
-        return Unreachable(f"what listens on {where} is no SSH server", "correct the port in HOSTS", to.name)
+        return Unreachable(f"what listens on {where} is no SSH server", f"correct the port in {to.listed}", to.name)
     what = f"{where} closed the connection before the login ({text or type(error).__name__})"
     fix = "too many logins at once (MaxStartups in its sshd_config), or this machine is banned there"
     return Dropped(what, fix, to.name)

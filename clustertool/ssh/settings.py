@@ -70,6 +70,7 @@ class SshSettings:
     revoked_host_keys: str = ""  # a list of keys, or a KRL
     connect_timeout: float = 10.0
     gateway: bool = False  # a jump host, not a node
+    listed: str = "HOSTS"  # what names it
 
 
 def settings(host: Host, cluster: Cluster) -> SshSettings:
@@ -105,6 +106,7 @@ def _settings(host: Host, cluster: Cluster, user: str, port: int, depth: int = 0
     keys, given = _identities(host.identity_file or cluster.identity_file, answers, known)
     found = SshSettings(
         name=host.name or host.host,
+        listed=host.listed,
         hostname=hostname,
         user=user,
         port=port,

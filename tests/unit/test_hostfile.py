@@ -22,6 +22,8 @@ from clustertool.model.config.hostfile import (
     share_out,
 )
 from clustertool.model.config.hosts import Host, read_hosts
+from clustertool.ssh import dial
+from clustertool.ssh.settings import settings
 
 OPEN_MPI = """
 # two machines
@@ -86,7 +88,10 @@ def test_an_error_is_reported_with_its_line(text: str, what: str) -> None:
 
 def test_a_hostfile_of_windows_has_a_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "hf").write_bytes(b"\xef\xbb\xbfnode1 slots=2\r\nnode2\r\n")
-    assert load_config._hostfile(str(tmp_path / "hf")) == [{"host": "node1", "slots": 2}, {"host": "node2"}]
+    assert [(host.name, host.nproc) for host in load_config._hostfile(str(tmp_path / "hf"))] == [
+        ("node1", 2),
+        ("node2", None),
+    ]
 
 
 # -- -H and -np -----------------------------------------------------------------------------------------------------------
@@ -323,3 +328,47 @@ def test_what_names_no_rank_is_wrong_usage(only: str, skip: str, what: str) -> N
     with pytest.raises(UsageError, match=what.replace("[", "\\[")) as caught:
         chosen(only, skip)
     assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("bad;name slots=2", "'bad;name' is no host name"),
+        ("a$b@node:2", "node"),
+        ("10.0.0:2", "'10.0.0' is no host name"),
+        ("node[3-1]", "node[3-1]"),
+        ("[fe80::1", "not closed"),
+        ("-x slots=1", "'-x' is no host name"),
+    ],
+)
+def test_an_error_names_the_line_of_the_hostfile(tmp_path: Path, line: str, wrong: str) -> None:
+    """And not HOSTS of conf.py, which has nothing to do with it."""
+    path = tmp_path / "hosts.txt"
+    path.write_text(f"# mine\nok-1 slots=1\n{line}\n")
+    if "$" in line:  # which a user name may have
+        assert load_config._hostfile(str(path))[1].listed == str(path)
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_config._hostfile(str(path))
+    assert caught.value.what.startswith(f"{path}, line 3: ") and wrong in caught.value.what
+    assert "HOSTS" not in str(caught.value) and "dict" not in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["--ips", "-H", "--include"])
+def test_errors_of_options_name_the_option(option: str) -> None:
+    for listed in (("bad;name",), read_host_list("ok:2") + ({"host": "bad;name", "slots": 2},)):
+        with pytest.raises(UsageError, match=f"^{option} has .*: 'bad;name' is no host name") as caught:
+            hosts_of(listed, option)
+        assert "HOSTS" not in str(caught.value) and "{" not in caught.value.what
+    assert [host.listed for host in hosts_of(("a", "b"), option)] == [option] * 2
+
+
+def test_later_errors_name_what_lists_the_host() -> None:
+    """Of a connection, of an endpoint, of slots."""
+    hosts = hosts_of(("10.0.0.1", "10.0.0.2"), "--ips")
+    found = settings(hosts[0], replace(cluster_of(["10.0.0.1"]), hosts=hosts, ssh_config="none"))
+    error = dial._described(replace(found, port=1), ConnectionRefusedError())
+    assert error.fix == "start sshd there, or correct the port in --ips"
+    with pytest.raises(UsageError) as caught:
+        choose(hosts, (), ("10.0.0.1:1",))
+    assert caught.value.fix == "give slots in --ips"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from clustertool.errors import ConfigError, UsageError
-from clustertool.model.config.hosts import Host, expand, is_address, numbered, read_hosts
+from clustertool.model.config.hosts import Host, expand, is_address, numbered, read_entry, read_hosts
 from clustertool.model.quantities import whole
 
 _KEYS = ("slots", "max-slots", "max_slots", "slots-max", "slots_max")  # the longer ones only warn mpirun
@@ -32,7 +32,12 @@ def read_hostfile(text: str, where: str) -> List[Dict[str, Any]]:
     for number, line in enumerate(text.splitlines(), 1):
         line = line.split("#")[0].strip()
         if line:
-            host, slots = _read_line(line, f"{where}, line {number}")
+            place = f"{where}, line {number}"
+            host, slots = _read_line(line, place)
+            try:
+                read_entry(host, place)
+            except ConfigError as error:
+                raise ConfigError(error.what, _FIX) from None
             found.setdefault(host, []).append(slots)
     if not found:
         raise ConfigError(f"{where} names no host", _FIX)
@@ -108,9 +113,11 @@ def included(items: Sequence[str]) -> Tuple[str, ...]:
 def hosts_of(listed: Sequence[Listed], option: str) -> Tuple[Host, ...]:
     """The hosts that an option names. Raises UsageError."""
     try:
-        return read_hosts(list(listed))
+        return read_hosts(list(listed), option)
     except ConfigError as error:
-        raise UsageError(error.what.replace("HOSTS", option, 1), error.fix) from None
+        raise UsageError(
+            error.what, f'write "[user@]host[:port]", with commas between them: {option} host1,host2'
+        ) from None
 
 
 def share_out(hosts: Sequence[Host], total: int) -> Tuple[Host, ...]:
@@ -217,7 +224,7 @@ def _sliced(host: Host, slots: Optional[Tuple[int, ...]], keep: bool) -> Host:
     if have is None:
         if not keep:
             what = f"--skip {host.name}:{','.join(map(str, slots))}: its slots are not known"
-            raise UsageError(what, "give devices or nproc in HOSTS, or slots in the hostfile")
+            raise UsageError(what, f"give {'devices or nproc' if host.listed == 'HOSTS' else 'slots'} in {host.listed}")
         have = slots
     unknown = sorted(set(slots) - set(have))
     if unknown:

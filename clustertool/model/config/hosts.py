@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from clustertool.errors import ConfigError
@@ -32,7 +32,8 @@ class Host:
 
     index: its position in the plan. member: its number in an elastic job, which stays the same where positions change. base:
     the parent of the job's directory, where it is known before the plan. conf_entry: its `entry`, where this object was made
-    of what the node itself knows. chosen: the devices or slots that --only and --skip have left of it.
+    of what the node itself knows. chosen: the devices or slots that --only and --skip have left of it. listed: what names it, a
+    hostfile or an option.
     """
 
     index: int
@@ -57,6 +58,7 @@ class Host:
     base: str = ""
     conf_entry: str = ""
     chosen: Optional[Tuple[int, ...]] = None
+    listed: str = field(default="HOSTS", compare=False)
 
     @property
     def node_id(self) -> int:
@@ -103,14 +105,22 @@ def valid_user(name: str) -> bool:
     return bool(name) and not name.startswith("-") and not _NO_USER.search(name)
 
 
-def read_hosts(value: object) -> Tuple[Host, ...]:
-    """HOSTS of conf.py -> hosts with their node ids. Raises ConfigError naming the entry."""
+def read_hosts(value: object, listed: str = "HOSTS") -> Tuple[Host, ...]:
+    """HOSTS of conf.py, or the list of an option, `listed`, as hosts with node ids. Raises ConfigError naming the entry."""
     if not isinstance(value, (list, tuple)):
-        raise ConfigError(f"HOSTS is {value!r}, not a list", _FIX)
-    found = [host for entry in value for host in _read_entry(entry)]
+        raise ConfigError(f"{listed} is {value!r}, not a list", _FIX)
+    found = [host for entry in value for host in _read_listed(entry, listed)]
     if not found:
-        raise ConfigError("HOSTS is empty", 'name at least one machine: HOSTS = ["user@10.0.0.1"]')
+        raise ConfigError(f"{listed} is empty", 'name at least one machine: HOSTS = ["user@10.0.0.1"]')
     return numbered(found)
+
+
+def _read_listed(entry: object, listed: str) -> List[Host]:
+    """Read an entry of HOSTS or of an option. A host of a hostfile was read before."""
+    if isinstance(entry, Host):
+        return [entry]
+    shown = entry["host"] if listed != "HOSTS" and isinstance(entry, dict) else entry
+    return [replace(host, listed=listed) for host in read_entry(entry, f"{listed} has {shown!r}")]
 
 
 def numbered(hosts: Sequence[Host]) -> Tuple[Host, ...]:
@@ -127,22 +137,23 @@ def numbered(hosts: Sequence[Host]) -> Tuple[Host, ...]:
     return tuple(found)
 
 
-def _read_entry(entry: object) -> List[Host]:
+def read_entry(entry: object, place: str) -> List[Host]:
+    """Read an entry of HOSTS. Raises ConfigError, which begins with the place of the entry."""
     if isinstance(entry, str):
-        return _parse(entry, entry)
+        return _parse(entry, place)
     if not isinstance(entry, dict):
-        raise ConfigError(f"HOSTS has {entry!r}, which is no text and no dict", _FIX)
+        raise ConfigError(f"{place}, which is no text and no dict", _FIX)
     unknown = sorted(str(key) for key in set(entry) - _KEYS)
     if unknown:
         known = ", ".join(sorted(_KEYS))
-        raise ConfigError(f"HOSTS entry {entry!r} has the unknown key {unknown[0]!r}", f"known keys: {known}")
+        raise ConfigError(f"{place}: unknown key {unknown[0]!r}", f"known keys: {known}")
     line = entry.get("host")
     if not isinstance(line, str) or not line:
-        raise ConfigError(f"HOSTS entry {entry!r} has no host", _FIX)
-    given = _extras(entry)
-    hosts = _parse(line, entry)
+        raise ConfigError(f"{place}, which has no host", _FIX)
+    given = _extras(entry, place)
+    hosts = _parse(line, place)
     if len(hosts) > 1 and given.address:
-        raise ConfigError(f"HOSTS entry {entry!r} gives one address to {len(hosts)} hosts", "write one entry per host")
+        raise ConfigError(f"{place}, which gives one address to {len(hosts)} hosts", "write one entry per host")
     return [
         replace(
             given, host=h.host, user=given.user or h.user, port=given.port or h.port, address=given.address or h.address
@@ -151,32 +162,30 @@ def _read_entry(entry: object) -> List[Host]:
     ]
 
 
-def _extras(entry: Dict[str, object]) -> Host:
+def _extras(entry: Dict[str, object], place: str) -> Host:
     """The keys of a dict entry other than host, checked one by one."""
 
     def text(key: str) -> str:
         value = entry.get(key, "")
         if not isinstance(value, str):
-            raise ConfigError(
-                f"HOSTS entry {entry!r}: {key} is {value!r}, not a string", f'write {key} in quotes: "{key}": "..."'
-            )
+            raise ConfigError(f"{place}: {key} is {value!r}, not a string", f'write {key} in quotes: "{key}": "..."')
         return value
 
     def number(key: str) -> Optional[int]:
-        return None if entry.get(key) is None else _positive(entry[key], f"HOSTS entry {entry!r}: {key}")
+        return None if entry.get(key) is None else _positive(entry[key], f"{place}: {key}")
 
     nproc, slots = number("nproc"), number("slots")
     if slots is not None and nproc is not None:
-        raise ConfigError(f"HOSTS entry {entry!r} gives nproc and slots", "give one of them")
+        raise ConfigError(f"{place}, which gives nproc and slots", "give one of them")
     user, address = text("user"), text("address")
     if (user and not valid_user(user)) or (address and not valid_host(address)):
-        raise ConfigError(f"HOSTS entry {entry!r}: user or address has characters that ssh does not allow", _FIX)
+        raise ConfigError(f"{place}: user or address has characters that ssh does not allow", _FIX)
 
     def read(key: str, reader: Callable[[object], T], default: T) -> T:
         try:
             return reader(entry[key]) if key in entry else default
         except ValueError as error:
-            raise ConfigError(f"HOSTS entry {entry!r}: {key} is {entry[key]!r}", f"{key} is {error}") from None
+            raise ConfigError(f"{place}: {key} is {entry[key]!r}", f"{key} is {error}") from None
 
     return Host(
         index=0,
@@ -188,29 +197,29 @@ def _extras(entry: Dict[str, object]) -> Host:
         prelude=read("prelude", lines, None),
         interface=text("interface"),
         identity_file=text("identity_file"),
-        port=_port(entry["port"], entry) if "port" in entry else 0,
-        devices=device_ids(entry["devices"], f"HOSTS entry {entry!r}: devices") if "devices" in entry else None,
+        port=_port(entry["port"], place) if "port" in entry else 0,
+        devices=device_ids(entry["devices"], f"{place}: devices") if "devices" in entry else None,
         nproc=nproc if slots is None else slots,
         slots=None if slots is None else tuple(range(slots)),
-        roles=_roles(entry["roles"], entry) if "roles" in entry else None,
+        roles=_roles(entry["roles"], place) if "roles" in entry else None,
         env=read("env", variables, ()),
     )
 
 
-def _parse(line: str, entry: object) -> List[Host]:
+def _parse(line: str, place: str) -> List[Host]:
     """ "[user@]host[:port]" with ranges -> hosts. As for ssh, the last @ ends the user, and ssh:// may be in front."""
     line = line.strip()
     if line.startswith("ssh://"):
         line = line[len("ssh://") :].rstrip("/")
     user, at, rest = line.rpartition("@")
     if at and not valid_user(user):
-        raise ConfigError(f"HOSTS has {entry!r}: {user!r} is no user name", _FIX)
-    names, port = _split_port(rest, entry)
+        raise ConfigError(f"{place}: {user!r} is no user name", _FIX)
+    names, port = _split_port(rest, place)
     hosts = []
     for name in names:
         literal = is_address(name)
         if not valid_host(name) or not literal and not _is_name(name):
-            raise ConfigError(f"HOSTS has {entry!r}: {name!r} is no host name", _FIX)
+            raise ConfigError(f"{place}: {name!r} is no host name", _FIX)
         hosts.append(Host(index=0, host=name, user=user, port=port, address=name if literal else ""))
     return hosts
 
@@ -220,22 +229,25 @@ def _is_name(name: str) -> bool:
     return not re.search(r"[\[\]:]", name) and not re.fullmatch(r"[0-9]*\.[0-9.]*", name)
 
 
-def _split_port(rest: str, entry: object) -> Tuple[List[str], int]:
+def _split_port(rest: str, place: str) -> Tuple[List[str], int]:
     inside, closed, tail = rest[1:].partition("]")
     if rest.startswith("[") and (":" in inside or is_address(inside)):  # `ssh -G` prints 10.0.0.1 as [10.0.0.1]
         if not closed or (tail and not tail.startswith(":")):
-            raise ConfigError(f"HOSTS has {entry!r}: the bracket of the address is not closed", _FIX)
+            raise ConfigError(f"{place}: the bracket of the address is not closed", _FIX)
         names, port = [inside], tail[1:] if tail else ""
         if not is_address(inside) or (tail and not port):
-            raise ConfigError(f"HOSTS has {entry!r}: {inside!r} is no IPv6 address", _FIX)
+            raise ConfigError(f"{place}: {inside!r} is no IPv6 address", _FIX)
     elif rest.count(":") > 1:
         names, port = [rest], ""
     else:
         host, colon, port = rest.partition(":")
         if colon and not port:
-            raise ConfigError(f"HOSTS has {entry!r}: no port after ':'", _FIX)
-        names = expand(host)
-    return names, _port(port, entry) if port else 0
+            raise ConfigError(f"{place}: no port after ':'", _FIX)
+        try:
+            names = expand(host)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error.what}", error.fix) from None
+    return names, _port(port, place) if port else 0
 
 
 def expand(pattern: str) -> List[str]:
@@ -299,10 +311,10 @@ def device_ids(value: object, what: str) -> Tuple[int, ...]:
     return tuple(ids)
 
 
-def _port(value: object, entry: object) -> int:
+def _port(value: object, place: str) -> int:
     port = whole(value, 1, HIGHEST_PORT)
     if port is None:
-        raise ConfigError(f"HOSTS has {entry!r}: {value!r} is no port", f"a port is a number from 1 to {HIGHEST_PORT}")
+        raise ConfigError(f"{place}: {value!r} is no port", f"a port is a number from 1 to {HIGHEST_PORT}")
     return port
 
 
@@ -313,7 +325,7 @@ def _positive(value: object, what: str) -> int:
     return number
 
 
-def _roles(value: object, entry: object) -> Tuple[Tuple[str, Optional[int]], ...]:
+def _roles(value: object, place: str) -> Tuple[Tuple[str, Optional[int]], ...]:
     """["pserver"] or {"pserver": 2} -> (("pserver", 2),)."""
     fix = 'write roles as ["pserver", "trainer", "heter"] or {"pserver": 1, "trainer": 2}'
     pairs: List[Tuple[object, object]]
@@ -322,15 +334,15 @@ def _roles(value: object, entry: object) -> Tuple[Tuple[str, Optional[int]], ...
     elif isinstance(value, (list, tuple)):
         pairs = [(name, None) for name in value]
     else:
-        raise ConfigError(f"HOSTS entry {entry!r}: roles is {value!r}, not a list or a dict", fix)
+        raise ConfigError(f"{place}: roles is {value!r}, not a list or a dict", fix)
     found: List[Tuple[str, Optional[int]]] = []
     for name, number in pairs:
         role = roles.known(str(name), roles.RANKS)
         if not role:
-            raise ConfigError(f"HOSTS entry {entry!r}: {name!r} is no role", fix)
+            raise ConfigError(f"{place}: {name!r} is no role", fix)
         if role in dict(found):
-            raise ConfigError(f"HOSTS entry {entry!r} names the role {role} twice", "name every role once")
-        found.append((role, None if number is None else _positive(number, f"HOSTS entry {entry!r}: roles")))
+            raise ConfigError(f"{place}, which names the role {role} twice", "name every role once")
+        found.append((role, None if number is None else _positive(number, f"{place}: roles")))
     return tuple(found)
 
 

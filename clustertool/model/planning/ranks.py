@@ -51,7 +51,7 @@ def assign(
             counts = [_count(name, role, host, job, devices[host.index], facts) for host in hosts]
             places = [(node, 0) for node, count in enumerate(counts) for _ in range(count)]
         if not places:
-            fix = f"give some host the role {name} in HOSTS"
+            fix = f"give some host the role {name} in HOSTS of a conf.py"
             raise UsageError(f"no host is left to run a {roles.role_name(name)}", fix)
         for node, port in places:
             seats.append(Seat(name, ranks[name], locals_[name, node], node, port, (), stage))
@@ -100,7 +100,7 @@ def _listed(role: str, endpoints: Sequence[str], hosts: Sequence[Host], facts: B
         address, port = _endpoint(endpoint, role)
         if address not in nodes or not address:
             fix = f"use the host or address of an entry: {', '.join(host.host for host in hosts)}"
-            raise UsageError(f"{OPTIONS[role]} {endpoint!r}: {address!r} is no host of HOSTS", fix)
+            raise UsageError(f"{OPTIONS[role]} {endpoint!r}: {address!r} is no host of {hosts[0].listed}", fix)
         places.append((nodes[address], port))
     return places
 
