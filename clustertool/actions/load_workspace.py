@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from clustertool.engines.caller import Caller
@@ -56,9 +57,9 @@ def _toml_text(folder: Path) -> str:
         ) from None
 
 
-def workspace(caller: Caller, folder: Path) -> Workspace:
-    """Walk it, and report once what is excluded."""
-    found = read(folder)
+def workspace(caller: Caller, folder: Path, ignore_from: Sequence[str] = ()) -> Workspace:
+    """Walk it, and report once what is excluded. ignore_from: of conf.py."""
+    found = read(folder, ignore_from)
     if found.left_out:
         secret = [left for left in found.left_out if left.why in (PRIVATE_KEY, CREDENTIALS)]
         usual = [left for left in found.left_out if left not in secret]

@@ -65,7 +65,9 @@ def read_request(
     _refuse_elastic(cluster, checked)
     if note := settings_note(toml, table, cluster):
         caller.remark(note)
-    workspace = load_workspace.workspace(caller, Path(folder)) if folder and not of_engine else None
+    workspace = (
+        load_workspace.workspace(caller, Path(folder), cluster.ignore_from) if folder and not of_engine else None
+    )
     if workspace and checked.has_pservers:
         checked = replace(checked, one_port=load_workspace.uses_one_port(workspace))
     spec = None if there else with_usual_command(checked) if of_engine else checked
@@ -182,7 +184,7 @@ def require_scripts(workspace: Workspace, commands: Iterable[Sequence[str]]) -> 
         if path.startswith(("/", "../", "~")) or path in workspace.files or (workspace.top / path).is_symlink():
             continue
         if (workspace.top / path).is_file():
-            fix = "take it out of .clusterignore, or move it out of an ignored folder"
+            fix = f"write a line !/{path} into {IGNORE_FILE}, or move it out of an ignored folder"
             raise DataError(f"{path} is in the workspace {workspace.top}, but is not sent to the nodes", fix)
         fix = "name the script as it is called in the workspace: --script, or command in job.toml"
         raise DataError(f"there is no {path} in {workspace.top}", fix)

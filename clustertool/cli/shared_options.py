@@ -30,7 +30,7 @@ HOST = Opt("host", "a host of HOSTS, or a new one: [user@]host[:port]", MANY, va
 ROLE = Opt("role", "the role that --rank counts in", "trainer", value="ROLE", choices=ROLES, usual="trainer")
 WORKSPACE = Opt(
     "workspace",
-    "the folder to send to every node, without private keys and what its .clusterignore names (.gitignore is not read)",
+    "the folder to send to every node, without private keys and what .clusterignore names (.gitignore: by IGNORE_FROM)",
     short="w",
     value="DIR",
 )

@@ -49,7 +49,7 @@ def check(call: Call) -> None:
     spec, passed = load_workspace.scattered(cluster, toml), dict(load_config.passed(cluster))
     order, ear = trial.read_order(call, cluster, toml, tuple(passed.items())), trial.TrialFollower(len(cluster.hosts))
     more: dict[str, object] = {}
-    workspace = load_workspace.workspace(call, folder) if folder else None
+    workspace = load_workspace.workspace(call, folder, cluster.ignore_from) if folder else None
     with Fleet(cluster, signals.check, ear.put, User()) as fleet:
         examined = preflight.examine(fleet, lambda host: _wanted(cluster, host, toml, passed), container=container)
         if workspace:

@@ -39,7 +39,7 @@ def dispatch(call: Call) -> None:
     toml = load_workspace.workspace_toml(Path(folder))
     cluster = load_config.cluster(call, call.selection, start_local=True, of_hosts="dispatch")
     spec = load_workspace.scattered(cluster, toml)
-    workspace = load_workspace.workspace(call, Path(folder))
+    workspace = load_workspace.workspace(call, Path(folder), cluster.ignore_from)
     if spec:
         portions(workspace, cluster, given_facts(cluster), spec)  # bad data is an error before any connection
     if call.given.dry:

@@ -59,6 +59,7 @@ RIGHT: list[tuple[str, object, object]] = [
     ("START_PORT", "6170", 6170),
     ("LEAD_PORT", 6160, 6160),
     ("RELAY", "off", "off"),
+    ("IGNORE_FROM", [".gitignore"], (".gitignore",)),
     ("DISPATCH", "rsync", "rsync"),
     ("COORDINATOR", "node1", "node1"),
     ("JOIN_TIMEOUT", "5m", 300.0),
@@ -106,6 +107,7 @@ WRONG: list[tuple[str, object, str]] = [
         for key in ("PASS_ENV", "SECRETS", "CHECKS_OFF", "CHECK_PACKAGES")
         for value in (5, [1], {"A": 1}, None)
     ],
+    *[("IGNORE_FROM", value, "a list of names of files") for value in (["a/b"], [".."], [""])],
     *[("HOST_KEYS", value, "one of accept-new, strict, off") for value in ("yes", "", None, [])],
     *[("DEVICE_KIND", value, "one of auto, cpu, gpu, xpu, dcu, npu") for value in ("tpu", "GPU", 1)],
     *[("DEVICE_VISIBILITY", value, "one of node, own") for value in ("all", "", None)],

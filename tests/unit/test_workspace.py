@@ -318,6 +318,12 @@ def test_a_clusterignore_and_a_workspace_that_cannot_be_read(of_user: Path) -> N
     (of_user / w.IGNORE_FILE).chmod(0)
     with pytest.raises(DataError, match="'.clusterignore' cannot be read: Permission denied"):
         w.read_workspace(of_user)
+    (of_user / w.IGNORE_FILE).chmod(0o600)
+    write(of_user, "sub/.gitignore")
+    (of_user / "sub/.gitignore").chmod(0)
+    with pytest.raises(DataError, match="^'sub/.gitignore' cannot be read: Permission denied\n"):
+        w.read_workspace(of_user, [".gitignore"])
+    (of_user / w.IGNORE_FILE).chmod(0)
     for mode in (0, 0o400, 0o100):
         of_user.chmod(mode)
         with pytest.raises(DataError, match=f"'{of_user}' cannot be read: Permission denied|'.clusterignore' cannot"):

@@ -19,10 +19,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-import pathspec
-
 from clustertool.errors import DataError
 from clustertool.fleet.dispatch.cache import WorkspaceCache
+from clustertool.fleet.dispatch.ignore_lines import IgnoreLines
 from clustertool.model.dispatch.manifest import SMALL, TINY, Entry, content_of, cut, digest, name_of
 from clustertool.model.paths import LOGS_MARK, OURS
 from clustertool.node.storage import shown_logs
@@ -129,12 +128,15 @@ def accidents(workspace: Workspace) -> list[tuple[str, int]]:
     return sorted(((path, size) for path, size in sizes.items() if size >= _LARGE), key=lambda found: -found[1])
 
 
-def read_workspace(top: Path) -> Workspace:
-    """Raises DataError for a missing folder, and for what cannot be read in it, all in one list."""
+def read_workspace(top: Path, ignore_from: Sequence[str] = ()) -> Workspace:
+    """Walk a folder. ignore_from: names of files whose lines keep out what is in their folders, besides .clusterignore.
+
+    Raises DataError for a missing folder, and for what cannot be read in it, all in one list.
+    """
     if not os.path.isdir(top):
         raise DataError(f"there is no workspace {str(top)!r}", "give a folder: --workspace ./job")
     with ThreadPoolExecutor(_WIDTH) as pool:
-        crew, walk = _Readers(pool), _Walk(top)
+        crew, walk = _Readers(pool), _Walk(top, ignore_from)
         found = sorted(walk.tree(crew))
         read: dict[str, bytes] = {}
         chunks, read_infos = _digests(
@@ -323,15 +325,19 @@ class _Readers:
 class _Walk:
     """One pass over the tree, without following links; remembers what it leaves out, and what cannot be read: path -> why."""
 
-    def __init__(self, top: Path) -> None:
-        self.top, self._top = top, os.fsencode(top)
+    def __init__(self, top: Path, ignore_from: Sequence[str] = ()) -> None:
+        self.top, self._top, self._ignore_from = top, os.fsencode(top), ignore_from
         self.left_out: list[LeftOut] = []
         self.unsure: list[str] = []
         self.grown: list[str] = []
         self.problems: dict[str, str] = {}
-        self._ignored, self._lines = _NO_LINES
+        self._own = IgnoreLines()
         with self.noting(IGNORE_FILE):
-            self._ignored, self._lines = _matcher(top)
+            self._own = _lines(top / IGNORE_FILE)
+        # Folder -> the files of ignore_from in it, the last one first; folders count from the top of the repository.
+        self._others: dict[str, list[tuple[str, IgnoreLines]]] = {}
+        self._repositories: set[str] = set()  # below: the files above them have no meaning there
+        self._prefix = self._read_above() if ignore_from else ""
         self._code: dict[
             str, set[str] | None
         ] = {}  # folder of jobs that has code: what is sent of it; None: all but logs
@@ -353,7 +359,37 @@ class _Walk:
 
     def taken(self, path: str) -> bool:
         """Return whether a line of .clusterignore takes a file that would not be sent: `!PATH`."""
-        return self._ignored(path) is False
+        return self._own.taken(path)
+
+    def _read_above(self) -> str:
+        """Read the files of ignore_from above a workspace in a repository of git. Returns the path of the workspace there."""
+        folders = [self.top.resolve(), *self.top.resolve().parents]
+        repository = next((folder for folder in folders if (folder / ".git").exists()), folders[0])
+        for folder in folders[1 : folders.index(repository) + 1]:
+            self._read_others(os.fsencode(folder), "/".join(folder.relative_to(repository).parts))
+        return "".join(f"{part}/" for part in folders[0].relative_to(repository).parts)
+
+    def _read_others(self, place: bytes, folder: str) -> None:
+        """Read the files of ignore_from in a folder. git follows no links to them."""
+        for name in reversed(self._ignore_from):
+            file = os.path.join(os.fsdecode(place), name)
+            with self.noting(file.removeprefix(f"{self.top}/")):
+                if not os.path.islink(file) and os.path.isfile(file):
+                    self._others.setdefault(folder, []).append((name, _lines(Path(file))))
+        if folder and os.path.lexists(os.path.join(place, b".git")):
+            self._repositories.add(folder)
+
+    def _by_others(self, path: str) -> str:
+        """The name of the file of ignore_from that keeps a path out, "" if none does: the nearest one with a line about it."""
+        whole = self._prefix + path
+        folder = whole.rstrip("/")
+        while folder and folder not in self._repositories:
+            folder = folder.rpartition("/")[0]
+            for name, lines in self._others.get(folder, ()):
+                ignored = lines.ignored(whole[len(folder) + bool(folder) :])
+                if ignored is not None:
+                    return name if ignored else ""
+        return ""
 
     def tree(self, crew: _Readers) -> Iterator[tuple[str, os.stat_result]]:
         """All folders of one depth side by side: on a network disk each costs a round trip."""
@@ -369,6 +405,8 @@ class _Walk:
 
     def _scan(self, folder: str) -> list[tuple[str, os.stat_result]]:
         found: list[tuple[str, os.stat_result]] = []
+        if self._ignore_from:
+            self._read_others(self.place(folder), (self._prefix + folder).rstrip("/"))
         with self.noting(folder), os.scandir(self.place(folder)) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):  # as if it had gone before
@@ -392,14 +430,15 @@ class _Walk:
         name = os.fsdecode(entry.name)
         if name in _ANYWHERE:
             return _ANYWHERE[name]
-        ignored = self._ignored(path + "/" if is_dir else path)
-        if ignored is None and (why := self._of_jobs(entry, path, is_dir, top)):
+        whole = path + "/" * is_dir
+        ignored, taken = self._own.ignored(whole), self._own.taken(whole)
+        if ignored is None and not taken and (why := self._of_jobs(entry, path, is_dir, top)):
             return why
         if is_dir and os.path.exists(entry.path + b"/pyvenv.cfg"):
             return "virtual environment"
-        if ignored is None:
-            return (_FOLDERS if is_dir else _FILES).get(name, "")
-        return IGNORE_FILE if ignored else ""
+        if ignored or (ignored is None and (other := self._by_others(whole))):
+            return IGNORE_FILE if ignored else other
+        return "" if taken else (_FOLDERS if is_dir else _FILES).get(name, "")
 
     def _of_jobs(self, entry: os.DirEntry[bytes], path: str, is_dir: bool, top: bool) -> str:
         """Why a path that no line of .clusterignore is about belongs to earlier jobs; "" where it does not."""
@@ -433,7 +472,7 @@ class _Walk:
         if b"__init__.py" in names or (not marked and any(name.endswith(b".py") for name in names)):
             self._code[path] = None
             return True
-        sent = {name[1:].strip("/").rstrip() for name in self._lines if name.startswith("!")}
+        sent = {name[1:].strip("/").rstrip() for name in self._own.texts if name.startswith("!")}
         part = {parent for name in _tracked(folder) for parent in _parents(f"{path}/{name}")}
         part |= {parent for name in sent if name.startswith(path + "/") for parent in _parents(posixpath.dirname(name))}
         if part:
@@ -457,23 +496,13 @@ def _tracked(folder: bytes) -> list[str]:
     return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
 
 
-def _no_line(path: str) -> bool | None:
-    return None
-
-
-_NO_LINES: tuple[Callable[[str], bool | None], Sequence[str]] = (_no_line, ())
-
-
-def _matcher(top: Path) -> tuple[Callable[[str], bool | None], Sequence[str]]:
-    """Whether .clusterignore keeps a path out (None: no line is about it), and its lines. Most workspaces have none, and
-    matching is slow.
-    """
-    if not os.path.isfile(top / IGNORE_FILE):
-        return _NO_LINES
-    text = (top / IGNORE_FILE).read_bytes().removeprefix(codecs.BOM_UTF8)
-    lines = os.fsdecode(text).splitlines()  # as names are read from the disk
-    spec = pathspec.GitIgnoreSpec.from_lines(lines)
-    return (lambda path: spec.check_file(path).include), lines
+def _lines(file: Path) -> IgnoreLines:
+    """The lines of a file, none where there is none. Raises OSError."""
+    if not os.path.isfile(file):
+        return IgnoreLines()
+    return IgnoreLines(
+        os.fsdecode(file.read_bytes().removeprefix(codecs.BOM_UTF8)).splitlines()
+    )  # names as of the disk
 
 
 def _size(path: bytes, info: os.stat_result) -> int:

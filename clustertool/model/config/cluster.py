@@ -72,6 +72,13 @@ def _names(value: object) -> Tuple[str, ...]:
     return tuple(value)
 
 
+def _file_names(value: object) -> Tuple[str, ...]:
+    names = _names(value)
+    if not all(name.strip(".") and "/" not in name for name in names):
+        raise ValueError('a list of names of files with lines as in .gitignore: [".gitignore"]')
+    return names
+
+
 def _checks(value: object) -> Tuple[str, ...]:
     names = _names(value)
     if not set(names) <= set(COLUMNS):
@@ -126,6 +133,7 @@ class Cluster:
     start_port: int = _key("START_PORT", _port, 0)
     lead_port: int = _key("LEAD_PORT", _port, 0)
     coordinator: str = _key("COORDINATOR", _text, "")  # of elastic jobs: a host that is known to stay available
+    ignore_from: Tuple[str, ...] = _key("IGNORE_FROM", _file_names, ())  # whose lines keep files out of a dispatch
     relay: str = _key("RELAY", one_of("auto", "off"), "auto")
     dispatch: str = _key("DISPATCH", one_of(*CARRIERS), "swarm")  # what carries a workspace to the nodes
     container: ContainerSettings = _key("CONTAINER", read_conf, ContainerSettings())
