@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -135,7 +136,7 @@ class Cluster:
         keep: files and folders of that job besides its output which are copied, too.
         lease: seconds after which the job ends when no wait() and no command follows it. image: of the container of each
         process; "" for no container, None for what job.toml or conf.py has. nested: a launcher such as torchrun in the
-        command is intended; else it is an error, because each trainer would begin a training of its own. settings: of the
+        command is intended, one on each node; else it is an error: each trainer would begin its own training. settings: of the
         engine, as in its dict of conf.py and with priority over it. progress: is called with Progress values; without it, a
         notebook shows a bar. nnodes: a text such as "2:4" for an elastic job. The others are the options of `clustertool run`,
         and override job.toml.
@@ -181,6 +182,7 @@ class Cluster:
             image=image,
             elastic_timeout=_text(elastic_timeout),
             elastic_server=(elastic_server,) if isinstance(elastic_server, str) else tuple(elastic_server),
+            nested=nested,
         )
         wish = RunWish(
             os.fspath(job),
@@ -194,7 +196,7 @@ class Cluster:
             settings=dict(settings or {}),
         )
         caller, inbox = SilentCaller(listener(progress)), Inbox()
-        advise = no_advice if nested else refuse_nested
+        advise = no_advice if nested else functools.partial(refuse_nested, folder=os.fspath(job))
         request = read_request(caller, options, wish, self._remote, advise)
         caller.progress("check", text=f"checking {count(len(request.cluster.hosts), 'node')}")
         with closing(inbox), caller.engine(request.cluster, inbox.put) as engine:

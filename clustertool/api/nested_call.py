@@ -17,9 +17,12 @@ _LISTS = ("servers", "workers", "heter_workers")
 _SHOWN = ("rank", "all_ranks")
 
 
-def refuse_nested(made: Plan) -> str:
-    """Raise UsageError for a plan whose trainers would start a launcher each. Else there is nothing to warn of: ""."""
-    inner = separating(made)
+def refuse_nested(made: Plan, folder: str = "") -> str:
+    """Raise UsageError for a plan whose trainers would start a launcher each. Else there is nothing to warn of: "".
+
+    folder: the workspace.
+    """
+    inner = separating(made, folder)
     if inner is None:
         return ""
     fix = f"start the program itself: {_keywords(inner)}; or give nested=True if they are intended"

@@ -110,7 +110,12 @@ RUN = (
         usual="the commands of job.toml, or train.py",
         group=_WHAT,
     ),
-    Opt("nested", "the trainers' command is a launcher such as torchrun on purpose: no warning", FLAG, group=_WHAT),
+    Opt(
+        "nested",
+        "the trainers' command starts torchrun by itself: one on each node, with NNODES and NPROC_PER_NODE; no warning",
+        FLAG,
+        group=_WHAT,
+    ),
     Opt(
         "mode", "kind of job", value="MODE", choices=tuple(MODES), usual="that of job.toml, or collective", group=_WHAT
     ),

@@ -52,7 +52,9 @@ def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> Run
         call.warn(f"{what}\n  fix: {fix}")
 
     def advise(made: Plan) -> str:
-        return "" if given.nested else nested_launcher.warning(made, options, call.typed)
+        return (
+            "" if given.nested else nested_launcher.warning(made, options, call.typed, folder or options.job_workspace)
+        )
 
     return read_request(call, options, wish, find, advise)
 

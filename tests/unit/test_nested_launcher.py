@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -149,3 +151,71 @@ def test_pservers_are_no_trainings() -> None:
     made = plan_of(CLUSTER, script="torchrun train.py", server_num="2")
     assert len(of_role(made, "pserver")) == 4
     assert "each of 2 trainers" in warning(made, Options(script="torchrun train.py"), ("inv", "run"))
+
+
+# -- in a script that a shell reads
+
+
+MEGATRON = """#!/bin/bash
+# torchrun starts it
+GPUS=8
+NUM_NODES=%s
+ARGS="--nproc_per_node $GPUS --nnodes $NUM_NODES --node_rank $NODE_RANK --master_addr $MASTER_ADDR"
+torchrun $ARGS \\
+    pretrain_gpt.py
+"""
+SCRIPTS = {
+    "train.sh": "set -e\nexport A=1\nCUDA_VISIBLE_DEVICES=0 torchrun --nproc_per_node 2 \\\n  train.py\n",
+    "outer.sh": "cd . && exec bash train.sh\n",
+    "again.sh": "bash again.sh\n",
+    "module": "#!/usr/bin/env bash\n$PYTHON -m torch.distributed.run train.py\n",
+    "one.sh": MEGATRON % 1,
+    "two.sh": MEGATRON % "${NNODES:-1}",
+    "plain.sh": "# torchrun train.py\necho torchrun\npython3 train.py --with torchrun\n",
+    "prog": "#!/usr/bin/python3\nimport os  # torchrun x\n",
+}
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> str:
+    for name, text in SCRIPTS.items():
+        (tmp_path / name).write_text(text)
+    os.mkfifo(tmp_path / "pipe.sh")
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("script", "shown"),
+    [
+        ("bash train.sh", "torchrun in train.sh"),
+        ("env X=1 bash -euo pipefail train.sh --lr 1", "torchrun in train.sh"),
+        ("./module", "$PYTHON -m torch.distributed.run in ./module"),
+        ("bash -lc 'cd x; torchrun train.py'", "torchrun in bash -c"),
+        ("sh outer.sh", "torchrun in train.sh"),
+        ("bash one.sh", "torchrun in one.sh"),
+        ("bash two.sh", ""),
+        ("bash plain.sh", ""),
+        ("bash again.sh", ""),
+        ("./prog", ""),
+        ("bash missing.sh", ""),
+        ("bash pipe.sh", ""),
+        ("bash", ""),
+        ("bash ''", ""),
+        ("sh -c 'bash plain.sh; bash plain.sh; bash train.sh'", "torchrun in train.sh"),
+    ],
+)
+def test_a_launcher_in_a_script(scripts: str, script: str, shown: str) -> None:
+    text = warning(plan_of(CLUSTER, script=script), Options(script=script), ("clustertool", "run"), scripts)
+    assert text.partition(":")[0] == (f"each of 2 trainers starts {shown}" if shown else "")
+    assert ("--nested, one on each node" in text) == bool(shown)
+
+
+def test_a_script_that_meets_does_not_where_a_node_has_several_trainers(scripts: str) -> None:
+    made = plan_of(CLUSTER, script="bash two.sh", nproc_per_node="2")
+    assert warning(made, Options(script="bash two.sh"), ("clustertool", "run"), scripts)
+
+
+def test_a_script_is_read_up_to_a_limit(scripts: str) -> None:
+    Path(scripts, "long.sh").write_text("true\n" * (1 << 15) + "torchrun train.py\n")
+    made = plan_of(CLUSTER, script="bash long.sh")
+    assert not warning(made, Options(script="bash long.sh"), ("clustertool", "run"), scripts)

@@ -8,7 +8,7 @@ from cases import IDENTITY, cluster_of, env_of, facts_of, hosts, of_role, plan_o
 from clustertool.errors import PreflightError, Several, UsageError
 from clustertool.model.planning.plan import Plan
 from clustertool.model.planning.requests import spec
-from clustertool.node.supervisor.rank_process import environment
+from clustertool.node.supervisor.rank_process import environment, inherited
 
 PAIR = cluster_of(hosts(2))
 
@@ -111,3 +111,38 @@ def test_a_port_is_not_given_twice() -> None:
         plan_of(fixed, master_port="29500", workers=("10.0.0.1:29500",))
     made = plan_of(fixed, master_port="29501", nproc_per_node="3")
     assert [process.ports for process in of_role(made, "trainer")] == [(29500,), (29502,), (29503,)]
+
+
+# -- what front ends pass on to torchrun
+
+
+def front_end(made: Plan) -> list[tuple[str | None, ...]]:
+    names = ("NNODES", "NODE_RANK", "NPROC_PER_NODE")
+    return [tuple(env_of(made, "trainer", one.rank).get(name) for name in names) for one in of_role(made, "trainer")]
+
+
+def test_a_launcher_on_each_node_has_all_devices() -> None:
+    devices = facts_of(PAIR, devices=(0, 1, 2, 3), device_kind="gpu")
+    made = plan_of(PAIR, facts=devices, nested=True)
+    assert front_end(made) == [("2", "0", "4"), ("2", "1", "4")]
+    assert env_of(made, "trainer", 1)["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    chosen = plan_of(PAIR, facts=devices, nested=True, devices="1,3", env=("NPROC_PER_NODE=1",))
+    assert front_end(chosen) == [("2", "0", "1"), ("2", "1", "1")]
+    assert front_end(plan_of(PAIR, nested=True)) == [("2", "0", "1"), ("2", "1", "1")]
+    assert front_end(plan_of(cluster_of(hosts(1)), nested=True)) == [("1", "0", "1")]
+
+
+def test_front_ends_that_run_in_each_rank_start_no_launcher() -> None:
+    """ms-swift starts torchrun where NNODES or NPROC_PER_NODE is set."""
+    devices = facts_of(PAIR, devices=(0, 1), device_kind="gpu")
+    assert front_end(plan_of(PAIR, facts=devices)) == [(None, str(rank // 2), None) for rank in range(4)]
+    assert front_end(plan_of(PAIR, facts=devices, nested=True, nproc_per_node="2"))[0] == (None, "0", None)
+    assert front_end(plan_of(cluster_of(hosts(1)))) == [(None, "0", None)]
+    assert front_end(plan_of(PAIR)) == [("2", "0", None), ("2", "1", None)]
+    reverse = plan_of(PAIR, workers=("10.0.0.2", "10.0.0.1"))
+    assert [one[0] for one in front_end(reverse)] == [None, None], "the first rank is not on node 0"
+
+
+@pytest.mark.parametrize("name", ["NNODES", "NPROC_PER_NODE"])
+def test_those_of_a_shell_are_not_inherited(name: str) -> None:
+    assert inherited({name: "2", "MINE": "1"}) == {"MINE": "1"}

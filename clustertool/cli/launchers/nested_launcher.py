@@ -1,4 +1,4 @@
-"""Find a launcher in the trainers' command, and write the command without it. Pure.
+"""Find a launcher in the trainers' command, or in the shell script that it runs, and write the command without it.
 
 Each trainer would start the launcher, and so begin a training of its own:
 
@@ -8,12 +8,14 @@ clustertool run -w job --nproc-per-node 2 --script "train.py --lr 0.1"          
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from clustertool.cli.launchers import foreign_options
 from clustertool.errors import UsageError
@@ -38,6 +40,19 @@ _MODULES = {
 }
 _PYTHON = re.compile(r"python[0-9.]*")
 _AS_MODULE = ("python3", "-u", "-m")
+_SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
+_LONGEST = 1 << 16  # bytes of a script that are searched
+_MOST = 16  # scripts that call each other
+# The name of a launcher where a command of a shell begins, after variables of its own and the folder of the program.
+_STARTS = re.compile(
+    r"(?:^|[;&|({!]|\b(?:then|do|else|exec|time|nohup|env) |-[a-z]*c [\"']) *(?:[A-Za-z_]\w*=\S* )*(?:[\w./${}~-]{0,200}/)?"
+    rf"(?P<shown>(?:{'|'.join([*_FAMILIAR, *(set(_COUNTED) - {'accelerate'})])})(?=\s|$)|accelerate launch\b"
+    rf"|(?:python[0-9.]*|\$\S{{1,80}}) (?:-\w+ )*-m (?:{'|'.join(map(re.escape, _MODULES))})(?=\s|$))",
+    re.MULTILINE,
+)
+_CALLS = re.compile(r"(?:\b(?:bash|sh|source)|^\.) (?:-\w+ )*([\w./-]{1,200}\.sh)\b", re.MULTILINE)
+_SEVERAL = re.compile(r"--(?:nnodes|num[-_](?:nodes|machines))[= ]+(\S+)")
+_MEETS = re.compile(r"--(?:(?:node|machine)[-_]rank|rdzv[-_]endpoint|master([-_]addr)?|main[-_]process[-_]ip)\b")
 _HOW = ("-m", "--module", "--no-python", "--run-path")  # switches of clusterrun about the program
 
 
@@ -51,18 +66,23 @@ class Inner:
     joins: bool = False  # its options make one training of all that are started
 
 
-def warning(made: Plan, options: Options, typed: Sequence[str]) -> str:
-    """What begins instead of one training, and the right command; "" if nothing is wrong. `typed`: the user's command line."""
-    inner = separating(made)
+def warning(made: Plan, options: Options, typed: Sequence[str], folder: str = "") -> str:
+    """What begins instead of one training, and the right command; "" if nothing is wrong.
+
+    typed: the user's command line. folder: the workspace on this machine, "" if it is not here.
+    """
+    inner = separating(made, folder)
     if inner is None:
         return ""
     return f"{effect(inner, made)} (--nested: intended)\n  fix: {_right(inner, made, options, typed)}"
 
 
-def separating(made: Plan) -> Inner | None:
-    """The launcher that makes each trainer of a plan a training of its own, or None."""
+def separating(made: Plan, folder: str = "") -> Inner | None:
+    """The launcher that makes each trainer of a plan a training of its own, or None. folder: see warning()."""
     trainers = [process for process in made.processes if process.role == "trainer"]
-    inner = find(trainers[0].argv, len(made.nodes))
+    inner = find(trainers[0].argv, len(made.nodes)) or _in_script(
+        trainers[0].argv, folder, len(trainers) > len(made.nodes)
+    )
     return None if inner is None or inner.joins or len(trainers) == 1 else inner
 
 
@@ -96,6 +116,52 @@ def _launcher(rest: Sequence[str], nodes: int) -> Inner | None:
     if name in _FAMILIAR:
         return _familiar(shown, arguments)
     return _counted(shown, name, arguments, nodes) if name in _COUNTED else None
+
+
+def _in_script(argv: Sequence[str], folder: str, several: bool) -> Inner | None:
+    """The launcher that `sh -c TEXT`, a shell script of the workspace, or a script that this one calls, starts. None if none.
+
+    several: nodes have several trainers; then no options of the launcher make one training of them.
+    """
+    texts = [_shell_text(_environ(argv)[1], folder)]
+    for name, text in texts:
+        text = re.sub(r"\\\n|[ \t]+", " ", re.sub(r"(?:^|\s)#.*", "", text))
+        found = _STARTS.search(text)
+        if found:
+            return Inner(f"{found['shown']} in {name}", (), (), joins=not several and _meets(text))
+        called = (path for path in dict.fromkeys(_CALLS.findall(text)) if path not in dict(texts))
+        texts += [(path, _script(folder, path)) for path in called][: _MOST - len(texts)]
+    return None
+
+
+def _meets(text: str) -> bool:
+    """Whether the launcher of a script has options for several nodes; their number may be in a variable of the script."""
+    given = _SEVERAL.search(text)
+    number = given[1].strip("\"'") if given else "1"
+    own = re.search(rf"^\s*(?:export )?{re.escape(number.strip('${}'))}=[\"']?(\d+)\b", text, re.MULTILINE)
+    return (own[1] if own else number) not in ("1", "1:1") and _MEETS.search(text) is not None
+
+
+def _shell_text(argv: Sequence[str], folder: str) -> tuple[str, str]:
+    """The name and the text of what a shell reads, ("", "") if the command is none, or its file is not here."""
+    shell = bool(argv) and os.path.basename(argv[0]) in _SHELLS
+    rest = list(argv[1:] if shell else argv)
+    while shell and rest and rest[0][:1] in ("-", "+"):
+        option = rest.pop(0)
+        if option[1:2] != "-" and "c" in option:
+            return f"{os.path.basename(argv[0])} -c", "".join(rest[:1])
+        rest = rest[1:] if option[1:2] != "-" and option[-1] in "oO" else rest  # -eo pipefail
+    text = _script(folder, rest[0]) if rest and (shell or "/" in rest[0]) else ""
+    return (rest[0], text) if text and (shell or re.match(r"#!.*[/ ](?:ba|da|k|z)?sh\b", text)) else ("", "")
+
+
+def _script(folder: str, path: str) -> str:
+    """The beginning of a file of the workspace, "" if it is not here."""
+    with contextlib.suppress(OSError, ValueError):
+        if Path(folder or ".", path).is_file():
+            with Path(folder or ".", path).open("rb") as file:
+                return file.read(_LONGEST).decode(errors="replace")
+    return ""
 
 
 def _environ(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -148,7 +214,10 @@ def _counted(shown: str, name: str, arguments: list[str], nodes: int) -> Inner:
 def _right(inner: Inner, made: Plan, options: Options, typed: Sequence[str]) -> str:
     """The user's command line with the program in place of the launcher, or what to write into job.toml."""
     if not inner.program:
-        return f"start the program without {inner.shown}, with --nproc-per-node N"
+        again = "; or, if it passes NNODES, NODE_RANK, MASTER_ADDR and NPROC_PER_NODE on: --nested, one on each node"
+        return (
+            f"start the program without {inner.shown}, with --nproc-per-node N{again if ' in ' in inner.shown else ''}"
+        )
     if options.host_counts:  # -np, or slots of -H: clusterrun refuses another number
         inner = replace(inner, options=tuple(option for option in inner.options if option[0] != "--nproc-per-node"))
     if options.script:

@@ -116,6 +116,7 @@ class JobSpec:
     container: ContainerSettings = ContainerSettings()
     elastic: ElasticSettings = ElasticSettings()
     one_port: bool = False  # its program connects to all pservers at one port, as Paddle v2
+    nested: bool = False  # a trainer starts a launcher: there is one on a node if no number is asked for
 
     @property
     def by_mpirun(self) -> bool:
@@ -175,6 +176,7 @@ class Options:
     image: Optional[str] = None
     elastic_server: Tuple[str, ...] = ()
     elastic_timeout: str = ""
+    nested: bool = False
 
 
 def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
@@ -220,6 +222,7 @@ def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
         log_dir=options.log_dir,
         mpi=MpiSettings(file["mpi"], file["pservers"] or _asks_for_pservers(cluster, options)),
         container=container,
+        nested=options.nested,
         elastic=read_elastic(cluster, file["elastic"], typed_elastic(options), mode),
     )
 

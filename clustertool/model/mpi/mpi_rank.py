@@ -153,7 +153,7 @@ def _of_torch(place: RankVariables, options: RankOptions, name: str) -> Env:
     nodes, rest = divmod(place.size or 0, place.local_size)
     if not rest and place.rank % place.local_size == place.local_rank:
         same.append(("NODE_RANK GROUP_RANK CLUSTERTOOL_NODE_RANK", place.rank // place.local_size))
-        same.append(("GROUP_WORLD_SIZE CLUSTERTOOL_NNODES", nodes))
+        same.append(("GROUP_WORLD_SIZE CLUSTERTOOL_NNODES" + " NNODES" * (place.local_size == 1), nodes))
     return {
         **{name: str(value) for names, value in same for name in names.split()},
         **({"OMP_NUM_THREADS": "1"} if place.local_size > 1 else {}),

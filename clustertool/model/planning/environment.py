@@ -165,9 +165,21 @@ def _torch(table: Table, seat: Seat, paths: JobPaths) -> Env:
     }
     if table.job.by_mpirun:  # it sets its own
         env = {name: value for name, value in env.items() if not name.startswith("OMPI_")}
+    env.update(_front_end(table, seat))
     if here > 1 and table.job.mode in ("collective", "mpi") and not table.job.has_pservers:
         env["OMP_NUM_THREADS"] = "1"
     return env
+
+
+def _front_end(table: Table, seat: Seat) -> Env:
+    """What LLaMA-Factory, ms-swift and scripts pass on to torchrun besides NODE_RANK and MASTER_*.
+
+    {} where a node has several trainers: ms-swift takes NNODES as the request to start torchrun, and each would.
+    """
+    nodes, trainers = len(table.addresses), table.roles["trainer"]
+    if len(trainers) != nodes or any(one.rank != one.node for one in trainers) or not (table.job.nested or nodes > 1):
+        return {}
+    return {"NNODES": str(nodes), **({"NPROC_PER_NODE": str(len(seat.devices) or 1)} if table.job.nested else {})}
 
 
 def _mpi(table: Table, seat: Seat, nic: str) -> Env:

@@ -75,7 +75,7 @@ def _count(name: str, role: Role, host: Host, job: JobSpec, devices: Tuple[int, 
     if name == "trainer":
         asked = _had(job.nproc_of, host, devices, facts[host.index]) if job.nproc_of else job.nproc
         wanted = (asked, role.per_node, host.count(name), host.nproc)
-        if not job.has_pservers:
+        if not (job.has_pservers or job.nested):
             wanted += (len(devices) or None,)
     return next((number for number in wanted if number is not None), 1)
 
