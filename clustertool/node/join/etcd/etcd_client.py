@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import io
 import json
 import socket
 import ssl
 import time
 from base64 import b64decode, b64encode
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 from urllib.parse import urlsplit
 
 from clustertool.node.system.process_clock import boottime
@@ -98,7 +97,6 @@ class EtcdClient:
         self._tls = _context(access.ca) if any(server.tls for server in self._servers) else None
         self._token: Optional[str] = None if access.user else ""
         self._connection: Optional[http.client.HTTPConnection] = None
-        self._link: Optional[_TimedSocket] = None
         self.cluster = ""
 
     def read(self, *keys: str) -> List[Optional[KeyValue]]:
@@ -139,9 +137,9 @@ class EtcdClient:
                 raise
 
     def close(self) -> None:
-        if self._link:
-            self._link.shut()
-        self._connection = self._link = None
+        if self._connection:
+            self._connection.close()
+        self._connection = None
 
     def _call(self, path: str, message: Mapping[str, object]) -> Json:
         problems = []
@@ -222,11 +220,10 @@ class EtcdClient:
 
     def _request(self, server: _Server, path: str, body: bytes, end: float) -> Tuple[int, bytes, float]:
         """Status, body, and when it was sent. end: by when it must be over, by time.monotonic()."""
-        if self._connection is None or self._link is None:
-            self._link = _TimedSocket(self._connect(server, end))
+        if self._connection is None:
             self._connection = http.client.HTTPConnection(server.host, server.port)
-            self._connection.sock = self._link
-        self._link.end = end
+            self._connection.sock = self._connect(server, end)
+        self._connection.sock.end = end  # type: ignore[union-attr]
         headers = {"Content-Type": "application/json"}
         if self._token:
             headers["Authorization"] = self._token
@@ -245,15 +242,15 @@ class EtcdClient:
             self.close()
         return response.status, data, sent_at
 
-    def _connect(self, server: _Server, end: float) -> socket.socket:
-        raw = socket.create_connection((server.host, server.port), self._patience[0])
+    def _connect(self, server: _Server, end: float) -> _TimedSocket:
         with contextlib.ExitStack() as stack:
-            stack.callback(raw.close)
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            link = raw
+            raw = socket.create_connection((server.host, server.port), self._patience[0])
+            link = _TimedSocket(fileno=raw.detach())
+            stack.callback(link.close)
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if server.tls and self._tls:
-                raw.settimeout(max(0.01, end - time.monotonic()))
-                link = self._tls.wrap_socket(raw, server_hostname=server.host)
+                link.settimeout(max(0.01, end - time.monotonic()))
+                link = self._tls.wrap_socket(link, server_hostname=server.host)  # type: ignore[assignment]
             stack.pop_all()
         return link
 
@@ -262,47 +259,28 @@ class _TokenError(EtcdError):
     """The token of the request is missing or not valid any more."""
 
 
-class _TimedSocket:
-    """What http.client uses of a socket. Each call ends at `end`, by time.monotonic()."""
+class _TimedSocket(socket.socket):
+    """A socket whose calls end at `end`, by time.monotonic(): http.client has a limit for each call only."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.end = 0.0
-        self._sock = sock
+    end = 0.0
 
-    def receive(self, buffer: memoryview) -> int:
+    def recv_into(self, *args: Any) -> int:
         self._limit()
-        return self._sock.recv_into(buffer)
+        return super().recv_into(*args)
 
-    def sendall(self, data: bytes) -> None:
+    def sendall(self, *args: Any) -> None:
         self._limit()
-        self._sock.sendall(data)
-
-    def makefile(self, mode: str) -> io.BufferedReader:
-        """An answer is read from it."""
-        return io.BufferedReader(_AnswerStream(self))
-
-    def close(self) -> None:
-        """http.client calls it before the last answer is read."""
-
-    def shut(self) -> None:
-        self._sock.close()
+        super().sendall(*args)
 
     def _limit(self) -> None:
         left = self.end - time.monotonic()
         if left <= 0:
             raise socket.timeout("timed out")
-        self._sock.settimeout(left)
+        self.settimeout(left)
 
 
-class _AnswerStream(io.RawIOBase):
-    def __init__(self, link: _TimedSocket) -> None:
-        self._link = link
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        return self._link.receive(buffer)
+class _TimedTls(_TimedSocket, ssl.SSLSocket):
+    """The same with TLS."""
 
 
 def _server(url: str) -> _Server:
@@ -322,7 +300,7 @@ def _context(ca: str) -> ssl.SSLContext:
         made = ssl.create_default_context(cadata=ca or None)
     except (ssl.SSLError, ValueError):
         raise EtcdError("the CA of etcd is no certificate in PEM form", True) from None
-    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    made.minimum_version, made.sslsocket_class = ssl.TLSVersion.TLSv1_2, _TimedTls
     return made
 
 
