@@ -6,6 +6,7 @@ import re
 from typing import Optional
 
 HIGHEST_PORT = 65535
+MOST_FILES = 1 << 20  # open files that a rank is allowed
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _WITH_UNIT = r"([0-9]{1,12}(?:\.[0-9]{0,12})?)(ms|[smhdw])"
 DURATIONS = "seconds, or a number with a unit: 30s, 5m, 1h30m"  # what seconds_of() reads

@@ -65,7 +65,9 @@ def firewall_text(firewall: Firewall | None) -> str:
     if firewall is None:
         return ""
     what = "incoming connections" if firewall.incoming else "the connections between them"
-    return f"a firewall on {some(firewall.nodes, 'or')} may block {what}; run `{PROGRAM} check`"
+    nat = f", or {firewall.address} is not its address (any more), or one of NAT" if firewall.incoming else ""
+    check = f"run `{PROGRAM} check`, which names addresses and interfaces"
+    return f"a firewall on {some(firewall.nodes, 'or')} may block {what}{nat}; {check}"
 
 
 def resume_text(status: JobStatus) -> str:

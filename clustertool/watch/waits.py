@@ -35,10 +35,11 @@ class ListenWait:
 
 @dataclass(frozen=True)
 class Firewall:
-    """Nodes of which one may have a firewall that blocks connections. `incoming`: to it, else between them."""
+    """Nodes of which one may have a firewall that blocks connections to `address`. `incoming`: to it, else between them."""
 
     nodes: Sequence[str]
     incoming: bool
+    address: str
 
 
 Wait = ConnectWait | ListenWait
@@ -83,7 +84,9 @@ def suspects(status: JobStatus) -> Firewall | None:
         return None
     incoming = len(nodes) >= len(status.nodes) - 1
     return Firewall(
-        [status.name(node) for node in (status.lead, *(node.index for node in nodes if not incoming))], incoming
+        [status.name(node) for node in (status.lead, *(node.index for node in nodes if not incoming))],
+        incoming,
+        nodes[0].unconnected["endpoint"].rpartition(":")[0].strip("[]"),
     )
 
 

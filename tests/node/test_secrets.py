@@ -82,12 +82,12 @@ for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD, signal.SIGINT):
 
 
 def test_limit_of_open_files(bench: Bench) -> None:
-    """The lead of many nodes needs more descriptors than a user has by default; its ranks have the user's own limit."""
+    """The lead of many nodes needs more descriptors than a user has by default; its ranks have the hard limit."""
     nodes = bench.nodes(2)
     for node in nodes:
-        node.shell = ["/bin/sh", "-c", "ulimit -Sn 64; exec /bin/sh"]
+        node.shell = ["/bin/sh", "-c", "ulimit -Sn 64; ulimit -Hn 777; exec /bin/sh"]
     job = bench.run(nodes, "ulimit -Sn; echo ready; exec sleep 1000").ready()
-    assert [job.log(rank) for rank in range(2)] == [b"64\nready\n"] * 2
+    assert [job.log(rank) for rank in range(2)] == [b"777\nready\n"] * 2
     limits = [Path(f"/proc/{job.process('supervisor', node).pid}/limits").read_text() for node in range(2)]
     soft = [int(line.split()[3]) for text in limits for line in text.splitlines() if line.startswith("Max open files")]
     assert soft == [204, 64]

@@ -55,7 +55,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     ({"inodes": 0}, "disk", "error", "0 inodes free"),
     ({"memory": (64 << 30, 100 << 20)}, "memory", "warn", "105 MB of 68.7 GB left"),
     ({"load": 7.0, "cpus": 4}, "load", "warn", "7 on 4 cores"),
-    ({"limits": (("nofile", 256, 4096), ("nproc", -1, -1), ("memlock", 65536, 65536))}, "limits", "warn", "nofile 256"),
+    ({"limits": (("nofile", 256, 512), ("nproc", -1, -1), ("memlock", 65536, 65536))}, "limits", "warn", "nofile 512"),
     ({"limits": (("nproc", 100, 100),)}, "limits", "warn", "nproc 100"),
     ({"limits": (("memlock", 65536, 65536),), "rdma": True}, "limits", "warn", "memlock 64 kB"),
     ({"shm": 64 << 20}, "shm", "warn", "67.1 MB free in /dev/shm"),
@@ -149,13 +149,20 @@ def test_all_nodes_are_reported_at_once_in_their_order() -> None:
     assert [finding.node for finding in errors(check(cluster, dict(reversed(facts.items())), seen({}, 3)))] == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("hard", "shown"), [(4096, "4096 open files"), (-1, "1048576 open files"), (1 << 30, "1048576 open files")]
+)
+def test_the_limit_of_open_files_that_ranks_get_is_shown(hard: int, shown: str) -> None:
+    assert found(limits=(("nofile", 256, hard),))["limits"].text == shown
+
+
 def test_a_good_result_is_reported() -> None:
     fine: list[dict[str, Any]] = [
         {"inodes": -1},
         {"memory": (0, 0)},
         {"load": 5.9, "cpus": 4},
         {"load": 9.0, "cpus": 0},
-        {"limits": (("nofile", 1024, 4096), ("nproc", -1, -1), ("memlock", 65536, 65536))},
+        {"limits": (("nofile", 256, 4096), ("nproc", -1, -1), ("memlock", 65536, 65536))},
         {"limits": (("memlock", -1, -1),), "rdma": True},
         {"job_proxies": ("http_proxy",), "no_proxy": "example.com, 10.0.0.0/8"},
     ]

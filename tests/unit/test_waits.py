@@ -78,7 +78,10 @@ def test_the_verdict_names_the_blocked_direction(state: str, code: int) -> None:
     error = error_of(status)
     assert error is not None and error.code == code
     assert error.what == "R; n1 and n2 cannot connect to the coordinator on n0 (10.0.0.1:9): timed out (ETIMEDOUT)"
-    assert error.fix == f"a firewall on n0 may block incoming connections; run `{PROGRAM} check`"
+    assert error.fix == (
+        "a firewall on n0 may block incoming connections, or 10.0.0.1 is not its address (any more), or one of NAT; "
+        f"run `{PROGRAM} check`, which names addresses and interfaces"
+    )
 
 
 def test_a_dead_coordinator_is_no_firewall() -> None:
@@ -137,7 +140,7 @@ def test_the_coordinator_of_a_later_epoch_is_named() -> None:
 
     (wait,) = waits(led_by_n1((2, away())), T + 5)
     assert wait_text(wait).startswith("n2 cannot connect to the coordinator on n1 ")
-    assert suspects(led_by_n1((2, away()))) == Firewall(["n1", "n2"], False)
+    assert suspects(led_by_n1((2, away()))) == Firewall(["n1", "n2"], False, "10.0.0.1")
     dead = led_by_n1((2, away()), (1, said("supervisor-lost", why="the supervisor died")))
     assert suspects(dead) is None, "its coordinator is gone, which is no firewall"
     ended = (2, said("ended", **{**END, "node": 1}))

@@ -14,7 +14,7 @@ from clustertool.model.container.container_settings import NO_CONTAINER, Contain
 from clustertool.model.facts import ByNode, Facts
 from clustertool.model.finding import Finding, Seen
 from clustertool.model.hints import PROGRAM
-from clustertool.model.quantities import human_bytes
+from clustertool.model.quantities import MOST_FILES, human_bytes
 
 _LITTLE = 256 << 20  # bytes free under which a node is warned of
 _LEAST = 1 << 20  # bytes free without which no job starts
@@ -156,7 +156,14 @@ def _condition(cluster: Cluster, fact: Facts) -> List[Finding]:
     wrong["proxy"] = _proxy(cluster, fact)
     if fact.examined or fact.leftovers:
         wrong["jobs"] = _jobs(fact)
-    found = [Finding(fact.node, name, *(("warn", *why) if why else ("ok", "ok"))) for name, why in wrong.items()]
+    hard = next(
+        (MOST_FILES if hard < 0 else min(hard, MOST_FILES) for name, _, hard in fact.limits if name == "nofile"), 0
+    )
+    right = {"limits": f"{hard} open files"} if hard else {}
+    found = [
+        Finding(fact.node, name, *(("warn", *why) if why else ("ok", right.get(name, "ok"))))
+        for name, why in wrong.items()
+    ]
     if fact.examined:  # what the node has, by itself neither right nor wrong: across_nodes.py compares it
         have = [f"{name} {version}" for name, version in fact.packages if version]
         found.append(Finding(fact.node, "packages", "ok", ", ".join(have)))
@@ -178,9 +185,11 @@ def _load(fact: Facts) -> Wrong:
 
 
 def _limits(fact: Facts) -> Wrong:
-    """The soft limit counts, since the ranks do not raise it."""
+    """The soft limit counts, since the ranks do not raise it; that of open files is raised for them to the hard one."""
+    files = [("nofile", hard) for name, _, hard in fact.limits if name == "nofile"]
+    soft_ones = [(name, soft) for name, soft, _ in fact.limits if name == "nproc"]
     least = {"nofile": FEW_FILES, "nproc": FEW_PROCESSES}
-    low = [f"{name} {soft}" for name, soft, _ in fact.limits if 0 <= soft < least.get(name, 0)]
+    low = [f"{name} {number}" for name, number in (*files, *soft_ones) if 0 <= number < least[name]]
     if fact.rdma:
         low += [f"memlock {soft >> 10} kB" for name, soft, _ in fact.limits if name == "memlock" and soft >= 0]
     fix = "raise it in /etc/security/limits.conf (or sshd's unit), and log in again; RDMA needs memlock unlimited"

@@ -39,6 +39,7 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
     existing = _existing(root)
     _check_root(root, existing, problems)
     address, nic = _address(request, problems)
+    _find_foreign(address, problems)
     low, high = listeners.ephemeral()
     busy = {listener.port for listener in listeners.listeners()}
     claimed, reserved = claims.claimed(), reservations.reserved()
@@ -243,6 +244,17 @@ def _address(request: ProbeRequest, problems: List[Problem]) -> Tuple[str, str]:
         return given, nic or nic_of(given, names)
     address = _came_in() or "127.0.0.1"
     return address, nic or nic_of(address, names)
+
+
+def _find_foreign(address: str, problems: List[Problem]) -> None:
+    """Add a problem where the training address is no name, and none of this machine's: the other nodes may not reach it."""
+    literal = ":" in address or address.replace(".", "").isdigit()
+    if not literal or listeners.own_address(address):
+        return
+    own = [f"{name} {pairs[0][0]}" for name, pairs in interfaces().items() if pairs and name != "lo"]
+    what = f"{address}, its training address, is on none of its interfaces ({', '.join(own[:4]) or 'it has lo only'})"
+    fix = "it is an old address, or one of NAT: set `address` in HOSTS to one of these that the other nodes reach"
+    problems.append(("nic", "warn", what, fix))
 
 
 def _is_own(address: str, pairs: Sequence[Tuple[str, int]]) -> bool:

@@ -159,7 +159,7 @@ def start(
 ) -> Tuple[int, str]:
     """Start a rank in a session of its own, writing straight into its log. Returns (pid, "") or (127 or 126, why).
 
-    `job`: the descriptor of the job's directory. `file_limit`: the user's own soft limit, where the supervisor has raised its
+    `job`: the descriptor of the job's directory. `file_limit`: its soft limit, where the supervisor has raised its
     own; else 0. `client`: command line and environment of what starts the rank's container.
     """
     try:

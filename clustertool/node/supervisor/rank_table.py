@@ -15,6 +15,7 @@ from clustertool.model.job.outcome import Key, Outcome, exit_code
 from clustertool.model.job.start_error import NOT_EXECUTABLE
 from clustertool.model.job.state_names import RankState
 from clustertool.model.paths import JobPaths
+from clustertool.model.quantities import MOST_FILES
 from clustertool.model.roles import LAUNCHERS
 from clustertool.node.container import rank_containers
 from clustertool.node.container.rank_containers import RankContainer, RankContainers
@@ -129,7 +130,10 @@ class RankTable:
         self._job = job
         self._umask = umask
         self._paths = JobPaths.at(spec["job_dir"])
-        self._file_limit = 0  # the user's own, for the ranks, if raise_file_limit() has changed ours
+        self._own_files = 0  # the soft limit of open files before raise_file_limit()
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        # Of the ranks. Some programs close as many descriptors as they may have, and take minutes for a billion.
+        self._file_limit = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
         self._ranks = [LocalRank(process) for process in spec["processes"]]
         self.servers = ListenWatch()
         self.launched = LaunchedRanks(spec)
@@ -144,13 +148,13 @@ class RankTable:
         return [(rank, rank.early) for rank in self._ranks if rank.early is not None]
 
     def raise_file_limit(self, needed: int) -> None:
-        """Allow this process so many descriptors, and the ranks as many as before. Common limits are 1024."""
+        """Allow this process so many descriptors. Common limits are 1024."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY and soft < needed:
             with contextlib.suppress(ValueError, OSError):
                 wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
                 resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-                self._file_limit = soft
+                self._own_files = soft
 
     def close(self) -> None:
         """Close the logs, and take back what raise_file_limit() has changed."""
@@ -158,10 +162,10 @@ class RankTable:
             if rank.log >= 0:
                 os.close(rank.log)
                 rank.log = -1
-        if self._file_limit:
+        if self._own_files:
             with contextlib.suppress(ValueError, OSError):
                 resource.setrlimit(
-                    resource.RLIMIT_NOFILE, (self._file_limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+                    resource.RLIMIT_NOFILE, (self._own_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
                 )
 
     def find(self, key: Key) -> Optional[LocalRank]:
