@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from typing import Mapping
 
-_REAL_TIME = getattr(signal, "SIGRTMIN", 1), getattr(signal, "SIGRTMAX", 0)  # a laptop with macOS has none
-FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, *range(_REAL_TIME[0], _REAL_TIME[1] + 1))
+# A laptop with macOS has none.
+REAL_TIME = tuple(range(getattr(signal, "SIGRTMIN", 1), getattr(signal, "SIGRTMAX", 0) + 1))
+FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, *REAL_TIME)
 _STEP_DAEMON = "slurmstepd"  # it belongs to root, and starts the first process of a task
 _SLURMS_OWN = 0xFFFFFFF0  # and all steps above: the shell of salloc on a node is 4294967290, and uses no resources
 
@@ -18,6 +20,16 @@ def signals_all(sender: str, is_parent: bool, environ: Mapping[str, str]) -> boo
     these variables.
     """
     return sender == _STEP_DAEMON or (not sender and is_parent and "SLURM_STEP_ID" in environ)
+
+
+def proctrack(configuration: str) -> str:
+    """Read the plugin by which Slurm finds the processes of a step, such as linuxproc; "" if this slurm.conf does not name it.
+
+    Only linuxproc signals all of them. cgroup sends no other signal than SIGKILL to a process below a task, and pgid none to
+    another process group.
+    """
+    found = re.findall(r"^\s*ProctrackType\s*=\s*proctrack/(\w+)", configuration, re.MULTILINE | re.IGNORECASE)
+    return found[-1].lower() if found else ""
 
 
 def in_step(environ: Mapping[str, str]) -> bool:

@@ -53,9 +53,9 @@ def install() -> None:
     for number, default in _DEFAULTS.items():
         if signal.getsignal(number) == default:
             signal.signal(number, _on_signal)
-    for number in FOR_RANKS:
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, _for_ranks)
+    for for_ranks in FOR_RANKS:
+        if signal.getsignal(for_ranks) == signal.SIG_DFL:
+            signal.signal(for_ranks, _for_ranks)
     atexit.register(_deaf)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +99,11 @@ def test_each_rank_gets_each_signal_once_and_the_job_goes_on(queue: SlurmSite) -
     assert [*signals_of_ranks(queue, "signals").values()] == [[*sent, signal.SIGTERM]] * 4
 
 
-def each_rank_gets_each(
-    site: SlurmSite, run: engine_runs.EngineRun, ranks: int, sent: Sequence[int], repeated: bool = False
-) -> None:
-    """Signals of `scancel` to the ranks of a job that runs; then its end. repeated: a rank may get a signal more than once."""
+def each_rank_gets_each(site: SlurmSite, run: engine_runs.EngineRun, ranks: int, sent: Sequence[int]) -> None:
+    """Signals of `scancel` to the ranks of a job that runs; then its end."""
 
     def got() -> list[list[int]]:
-        found = signals_of_ranks(site, run.job).values()
-        return [list(dict.fromkeys(one)) if repeated else one for one in found]
+        return [*signals_of_ranks(site, run.job).values()]
 
     for i, number in enumerate(sent):
         site.lab.slurm("scancel", f"--signal={int(number)}", run.number)
@@ -118,15 +115,72 @@ def each_rank_gets_each(
     assert got() == [[*sent, signal.SIGTERM]] * ranks
 
 
+SENT = [signal.SIGUSR1, signal.SIGUSR2, 34, 36, 64, signal.SIGUSR1]
+
+
 @pytest.mark.engines
-def test_no_rank_in_a_container_ends_by_signals(slurm: Any, tmp_path: Path, container_image: Path) -> None:
-    """They come from Slurm and from podman's client. A real-time signal ends conmon, and is not sent here."""
-    site: SlurmSite = slurm(1, special={0: containers.container_node(tmp_path / "etc")})
-    containers.put_image(site, container_image, nodes=[0])
+@pytest.mark.parametrize("plugin", ["cgroup", "pgid"])
+def test_slurm_signals_only_the_first_process_of_a_task(slurm: Any, tmp_path: Path, plugin: str) -> None:
+    """The supervisor passes them on then, SIGTERM too."""
+    node = containers.container_node(tmp_path / "etc")  # it has the machine's cgroups
+    site: SlurmSite = slurm(1, special={0: node}, settings={"ProctrackType": f"proctrack/{plugin}"})
     site.workspace(train_py=RECORDS)
-    site.conf(CONTAINER=containers.settings(), PRELUDE=f"export PATH={Path(sys.executable).parent}:$PATH")
+    site.conf()
     run = engine_runs.follow(site, engine_runs.SLURM, "--nproc-per-node", 2, ranks=2)
-    each_rank_gets_each(site, run, 2, [signal.SIGUSR1, signal.SIGUSR2], repeated=True)
+    each_rank_gets_each(site, run, 2, SENT)
+
+
+@pytest.fixture
+def in_containers(slurm: Any, tmp_path: Path, container_image: Path) -> Callable[..., SlurmSite]:
+    """A cluster of one node, whose conf.py puts ranks into containers of podman."""
+    containers.demand()
+
+    def make(**settings: object) -> SlurmSite:
+        site: SlurmSite = slurm(1, special={0: containers.container_node(tmp_path / "etc")}, settings=settings)
+        containers.put_image(site, container_image, nodes=[0])
+        site.conf(CONTAINER=containers.settings(), PRELUDE=f"export PATH={Path(sys.executable).parent}:$PATH")
+        return site
+
+    return make
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("plugin", ["linuxproc", "cgroup", "pgid"])
+def test_each_rank_in_a_container_gets_each_signal_once(in_containers: Callable[..., SlurmSite], plugin: str) -> None:
+    """Neither podman's client nor conmon passes one on or ends by it, and no container is left."""
+    site = in_containers(ProctrackType=f"proctrack/{plugin}")
+    site.workspace(train_py=RECORDS)
+    run = engine_runs.follow(site, engine_runs.SLURM, "--nproc-per-node", 2, ranks=2)
+    each_rank_gets_each(site, run, 2, SENT)
+    containers.no_containers(site, nodes=[0])
+
+
+ENDS = """
+    import os, signal, sys, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("ready", os.environ["RANK"], flush=True)
+    how = sys.argv[1]
+    if how == "signal":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    time.sleep(600 if how == "stays" else 0)
+    sys.exit(int(how))
+"""
+
+
+@pytest.mark.engines
+def test_ends_of_ranks_in_containers(in_containers: Callable[..., SlurmSite]) -> None:
+    """A shell waits for each container: the codes are those of the programs. One that ignores SIGTERM has the grace."""
+    site = in_containers()
+    site.workspace(train_py=ENDS)
+    one = ("run", "-w", "job", "--nnodes", 1, "--nproc-per-node", 2, "--grace", 2)
+    for how, code in (("0", 0), ("7", 7), ("signal", 139)):
+        site.clustertool(*one, "--", "python", "train.py", how).ends(code)
+        containers.no_containers(site, nodes=[0])
+    running = site.start(*one, "--", "python", "train.py", "stays")
+    running.says("ready 0")
+    job = running.says(r"^job (\S+?):", 1)
+    site.lab.slurm("scancel", engine_runs.number_of(site, job))
+    running.wait(20).ends(143)
     containers.no_containers(site, nodes=[0])
 
 

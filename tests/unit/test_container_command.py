@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from clustertool.model.container.container_command import (
     Surroundings,
     accounts_command,
     command,
+    conmon_script,
     name_of,
     passed,
     place_of,
@@ -49,6 +51,59 @@ def process(*argv: str, **more: Any) -> Any:
 
 def line(**more: Any) -> list[str]:
     return command(container(**more), spec(), process(), ["A", "B"], AROUND)
+
+
+def test_podman_where_a_scheduler_signals_all_processes() -> None:
+    """A shell waits for the container. The others are clients that pass on what they get."""
+    around = AROUND._replace(in_step=True, conmon="/root/conmon")
+    found = command(container(), spec(), process(), ["A"], around)
+    alone = command(container(), spec(), process(), ["A"], AROUND)
+    assert (found[:2], found[3:5]) == (["/bin/sh", "-c"], ["client", "/usr/bin/podman"])
+    assert found[5] == name_of("j1", MARK, "trainer", 5, 3)
+    assert found[6:9] == ["--conmon=/root/conmon", "run", "--detach"]
+    assert found[9:] == alone[3:]
+    assert "--rm" in command(container(runtime="docker"), spec(), process(), ["A"], around)
+
+
+CLIENT = """\
+#!/bin/sh
+cd "$(dirname "$0")"
+echo "$*" >>asked
+case $1 in
+run) echo 1234; exit "$(cat code)" ;;
+container) test -e there ;;
+wait) rm there; kill -s TERM $PPID; test -e ended || { echo >ended; touch there; exit 0; }; echo 137 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(("code", "wanted"), [(0, 137), (126, 126)])
+def test_the_shell_that_waits_for_a_container(tmp_path: Path, code: int, wanted: int) -> None:
+    """A signal ends the client that waits, with code 0 and without the exit code of the container: it is asked again."""
+    (tmp_path / "podman").write_text(CLIENT)
+    (tmp_path / "podman").chmod(0o755)
+    (tmp_path / "code").write_text(str(code))
+    (tmp_path / "there").touch()
+    around = AROUND._replace(in_step=True)
+    argv = command(container(program=str(tmp_path / "podman")), spec(), process(), [], around)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (wanted, "")
+    asked = [line.split()[0] for line in (tmp_path / "asked").read_text().splitlines()]
+    assert asked == (["run", "container", "wait", "container", "wait", "rm"] if not code else ["run"])
+
+
+def test_the_script_that_starts_conmon(tmp_path: Path) -> None:
+    """The signals are blocked in conmon, and not in what it starts as the OCI runtime."""
+    mask = "grep SigBlk /proc/self/status"
+    (tmp_path / "runc").write_text(f'#!/bin/sh\necho "runtime $*$CLUSTERTOOL_RUNTIME" $({mask})\n')
+    (tmp_path / "con mon").write_text(f'#!/bin/sh\necho "conmon $1 $2" $({mask})\n"$4" create x\n')
+    (tmp_path / "script").write_text(conmon_script(str(tmp_path / "con mon"), sys.executable))
+    for path in tmp_path.iterdir():
+        path.chmod(0o755)
+    argv = [tmp_path / "script", "-c", "id", "-r", tmp_path / "runc"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True)
+    blocked = sum(1 << (number - 1) for number in (1, 2, 3, 12, 15, *range(34, 65)))
+    assert done.stdout == f"conmon -c id SigBlk: {blocked:016x}\nruntime create x SigBlk: {0:016x}\n"
 
 
 COMMON = ["--rm", "--pull=never", "--log-driver=none", "--net=host", "--ipc=host", "--pid=host"]

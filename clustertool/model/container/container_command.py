@@ -7,6 +7,7 @@ Variables that the client itself obeys (HOME, DOCKER_HOST) have another name on 
 from __future__ import annotations
 
 import hashlib
+import shlex
 from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from clustertool.model.container.container_devices import device_options
@@ -15,6 +16,7 @@ from clustertool.model.container.container_user import HOME_SCRIPT, RankUser, gr
 from clustertool.model.job.start_error import after_prelude
 from clustertool.model.launcher_variables import patterns
 from clustertool.model.paths import OURS, JobPaths
+from clustertool.model.rank_signals import REAL_TIME
 
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import ContainerSpec, Spec, SpecProcess
@@ -89,6 +91,38 @@ _LOG = """\
 exec </dev/null >>"$CLUSTERTOOL_LOG" 2>&1
 echo $$ 1<>"$CLUSTERTOOL_MAIN"
 """
+# Where a scheduler signals all processes. The client would pass on what the program gets without it, and without --sig-proxy it
+# ends at SIGTERM, with code 0. So a shell starts the container, and asks for its end again when a client was ended.
+_STEP_CLIENT = """\
+trap : HUP INT TERM USR1 USR2 SIGNALS
+podman=$1 name=$2 code=
+shift 2
+"$podman" "$@" >/dev/null || exit
+while [ -z "$code" ] && "$podman" container exists "$name"; do
+    code=$("$podman" wait "$name" 2>/dev/null)
+done
+"$podman" rm --force "$name" >/dev/null 2>&1
+exit "${code:-125}"
+"""
+# conmon ends at SIGUSR2 and real-time signals, and passes others on to the program, which gets them without it. The program
+# would start with the mask of conmon, so this script stands for the OCI runtime too, which conmon starts.
+_CONMON = """\
+#!/bin/sh
+exec PYTHON -ISs -c '
+import os, signal, sys
+program, script, *arguments = sys.argv[1:]
+runtime = os.environ.pop("CLUSTERTOOL_RUNTIME", "")
+if runtime:
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    program = runtime
+else:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {1, 2, 3, 12, 15, *range(34, 65)})
+    if "-r" in arguments:
+        place = arguments.index("-r") + 1
+        os.environ["CLUSTERTOOL_RUNTIME"], arguments[place] = arguments[place], script
+os.execv(program, [program, *arguments])
+' PROGRAM "$0" "$@"
+"""
 # Variables of a session inside a rank, which the rank itself does not have.
 _OF_SESSION = ("CLUSTERTOOL_RUN", "_CLUSTERTOOL_SESSION", "TERM")
 
@@ -97,7 +131,8 @@ class Surroundings(NamedTuple):
     """What a rank has from its supervisor.
 
     limits: name, as ulimits are called -> soft and hard, -1: none; _MEMORY too. present: see device_options(). home: see
-    RankUser. accounts: files of /etc with the user, which the job's own folder has for an image without an entry.
+    RankUser. accounts: files of /etc with the user, which the job's own folder has for an image without an entry. in_step: a
+    scheduler signals all processes of the node. conmon: the path of the script of conmon_script(), "" for podman's own.
     """
 
     attempt: int = 0
@@ -106,6 +141,8 @@ class Surroundings(NamedTuple):
     present: Sequence[str] = ()
     home: str = ""
     accounts: Sequence[str] = ()
+    in_step: bool = False
+    conmon: str = ""
 
 
 def place_of(mark: str) -> str:
@@ -131,10 +168,14 @@ def command(
     if runtime == APPTAINER:
         return _apptainer(container, spec, options, mounts) + ["sh", *_shell(argv)]
     name = name_of(spec["job"], spec["mark"], process["role"], process["rank"], around.attempt)
-    made = [
-        container["program"],
+    waits = runtime == PODMAN and around.in_step
+    made = [container["program"]]
+    if waits:
+        made = ["/bin/sh", "-c", _STEP_CLIENT.replace("SIGNALS", " ".join(map(str, REAL_TIME))), "client", *made, name]
+        made += [f"--conmon={around.conmon}"] if around.conmon else []
+    made += [
         "run",
-        "--rm",
+        "--detach" if waits else "--rm",
         "--pull=never",
         "--log-driver=none",
         "--net=host",
@@ -156,6 +197,11 @@ def command(
     made += [f"--volume={volume}" for volume in container["volumes"]]
     made += [f"--env={name}" for name in names]
     return [*made, *options, *container["options"], container["image"], *_shell(argv)]
+
+
+def conmon_script(path: str, python: str) -> str:
+    """Return a script that starts the conmon at this path so that it obeys and passes on no signal. python: an interpreter."""
+    return _CONMON.replace("PYTHON", shlex.quote(python)).replace("PROGRAM", shlex.quote(path))
 
 
 def accounts_command(container: ContainerSpec, spec: Spec) -> List[str]:

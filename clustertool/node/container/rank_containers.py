@@ -10,6 +10,7 @@ import contextlib
 import glob
 import os
 import resource
+import sys
 from typing import TYPE_CHECKING, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple
 
 from clustertool.errors import PreflightError
@@ -18,6 +19,7 @@ from clustertool.model.container.container_command import Surroundings
 from clustertool.model.container.container_names import DOCKER, PODMAN
 from clustertool.model.launcher_variables import of_allocation
 from clustertool.model.paths import OURS, JobPaths
+from clustertool.model.rank_signals import in_step
 from clustertool.node.container.container_removal import Removal
 from clustertool.node.container.rank_user import rank_user
 from clustertool.node.storage import files
@@ -40,6 +42,7 @@ _LIMITS = {
     "rss": resource.RLIMIT_RSS,
     "stack": resource.RLIMIT_STACK,
 }
+_CONMON = "conmon"
 _DEPTH = 20  # processes between a supervisor and a container's first one, at most
 _FIRST = 60.0  # seconds that the first command of a runtime may take
 LINGER = 5.0  # seconds that the runtime gets to remove a container whose processes were killed
@@ -65,11 +68,12 @@ def _is_helper(pid: int) -> bool:
 class RankContainer:
     """The container of one rank, from its start on. cpu, memory: seconds and the most bytes, as last sampled."""
 
-    def __init__(self, job: int, process: SpecProcess, mark: str) -> None:
+    def __init__(self, job: int, process: SpecProcess, mark: str, waits: bool = False) -> None:
+        """waits: its client passes no signal on."""
         self.main: Optional[Process] = None
         self.frozen = self.orphaned = False  # orphaned: the runtime's process that observes it has ended
         self.cpu, self.memory = 0.0, 0
-        self._job, self._mark = job, mark.encode()
+        self._job, self._mark, self.waits = job, mark.encode(), waits
         self._file = JobPaths.main_file(process["role"], process["rank"])
 
     def prepare(self) -> None:
@@ -147,6 +151,8 @@ class RankContainers:
         self.runtime = self._container["runtime"] if self._container else ""
         self.removal = Removal(self._container, spec["mark"])
         self._home, self._accounts = "", ()  # type: str, Tuple[str, ...]
+        self._waits = self.runtime == PODMAN and in_step(os.environ)
+        self._conmon = ""
 
     def prepare(self) -> None:
         """Make what ranks have of their user. Raises PreflightError.
@@ -164,6 +170,8 @@ class RankContainers:
         self._home = user.home
         if self.runtime == PODMAN and self._container["rootless"]:
             programs.output([self._container["program"], "ps", "--quiet"], _FIRST, cwd="/")
+        if self._waits:
+            self._conmon = self._make_conmon(self._container["program"])
         if self.runtime == DOCKER:  # the others add an entry for the user themselves
             inside = user._replace(uid=0, gid=0) if self._container["rootless"] else user
             argv = container_command.accounts_command(self._container, self._spec)
@@ -172,6 +180,17 @@ class RankContainers:
             for name, text in made.items():
                 files.create(self._job, f"{OURS}/{name}", text.encode("utf-8", "surrogateescape"), exclusive=False)
             self._accounts = tuple(made)
+
+    def _make_conmon(self, program: str) -> str:
+        """Write the script by which podman starts conmon, and return its path; "" where none can be executed."""
+        code, out, _ = programs.output([program, "info", "--format={{.Host.Conmon.Path}}"], _FIRST, cwd="/")
+        path = JobPaths.at(self._spec["job_dir"]).of(OURS, _CONMON)
+        if code or not os.path.isabs(out.strip()):
+            return ""
+        text = container_command.conmon_script(out.strip(), sys.executable)
+        files.create(self._job, f"{OURS}/{_CONMON}", text.encode("utf-8", "surrogateescape"), exclusive=False)
+        os.chmod(path, 0o700)
+        return path if os.access(path, os.X_OK) else ""
 
     def begin_removal(self) -> Removal:
         """A new one, of the containers of this attempt."""
@@ -183,7 +202,7 @@ class RankContainers:
     ) -> Tuple[Tuple[List[str], Dict[str, str]], RankContainer]:
         """The command line and environment of the client, and the container. Raises OSError."""
         spec, container = self._spec, self._spec["container"]
-        made = RankContainer(self._job, process, spec["mark"])
+        made = RankContainer(self._job, process, spec["mark"], self._waits)
         made.prepare()
         given = {
             **{name: value for name, value in os.environ.items() if spec.get("engine") and of_allocation(name)},
@@ -201,7 +220,8 @@ class RankContainers:
         return {"argv": argv, "env": env}
 
     def _with_user(self, around: Surroundings) -> Surroundings:
-        return around._replace(home=self._home, accounts=self._accounts)
+        made = around._replace(home=self._home, accounts=self._accounts)
+        return made._replace(in_step=self._waits, conmon=self._conmon)
 
 
 def limits(file_limit: int) -> Dict[str, Tuple[int, int]]:

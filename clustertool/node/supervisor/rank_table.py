@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import time
-from typing import TYPE_CHECKING, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.errors import NotFound
 from clustertool.model.container.container_command import Surroundings
@@ -315,6 +315,12 @@ class RankTable:
             variables = rank_process.planned(self._spec, process, attempt)
             answer["session"] = self.containers.session(process, variables, self._around(attempt))
         return answer
+
+    def waiting_clients(self) -> FrozenSet[int]:
+        """Return the pids of the shells that wait for containers."""
+        return frozenset(
+            pid for pid, rank in self.running.items() if rank.container is not None and rank.container.waits
+        )
 
     def pass_on(self, numbers: Sequence[int]) -> None:
         """Send these signals to the program of each running rank."""

@@ -11,7 +11,7 @@ import os
 import resource
 import signal
 import time
-from typing import TYPE_CHECKING, List, Optional, Set, Tuple, Union
+from typing import TYPE_CHECKING, FrozenSet, List, Optional, Set, Tuple, Union
 
 from clustertool.errors import Interrupted, NotFound, PreflightError
 from clustertool.model.elastic.epochs import EpochEnd
@@ -486,10 +486,14 @@ class Supervisor:
         running = {pid: rank.main for pid, rank in self.ranks.running.items()}
         containers = self.ranks.containers
         remove = containers.begin_removal().turn
-        spared = (lambda: helpers(self.family.members)) if containers.present else self.mpirun.helpers
+        spared = self._runtime_processes if containers.present else self.mpirun.helpers
         self.shutdown = Shutdown(
             self.family, self.spec["mark"], grace, running, spared, containers.linger, remove, term_after
         )
+
+    def _runtime_processes(self) -> FrozenSet[int]:
+        """Find the processes of the runtime: they get no TERM, and outlive the programs."""
+        return helpers(self.family.members) | self.ranks.waiting_clients()
 
     def release(self) -> None:
         """End what mpirun has started: no rank is left on any node, or the lead is lost."""

@@ -13,12 +13,14 @@ import signal
 import socket
 from typing import Iterator, List, NamedTuple, Tuple
 
-from clustertool.model.rank_signals import FOR_RANKS, in_step, signals_all
+from clustertool.model.rank_signals import FOR_RANKS, in_step, proctrack, signals_all
 from clustertool.node.system import processes
 
 END = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _READ = (*END, *FOR_RANKS)
 _SI_KERNEL = 0x80
+_CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/var/spool/slurmd/conf-cache/slurm.conf")
+_LARGEST = 1 << 20  # characters of one
 _LINGER = "; systemd does so at logout if KillUserProcesses=yes: run `loginctl enable-linger` on the node"
 
 
@@ -60,7 +62,7 @@ class Signals:
             if info is None:
                 return found
             name, is_parent = processes.named(info.si_pid)[0], info.si_pid == os.getppid()
-            everywhere = signals_all(name, is_parent, os.environ)
+            everywhere = signals_all(name, is_parent, os.environ) and _reaches_all()
             if info.si_signo in END:
                 sender = _sender(info.si_code, info.si_pid, info.si_uid)
                 what = f"received {_name(info.si_signo)} from {sender}"
@@ -80,6 +82,20 @@ class Signals:
         """SIGCHLD needs no more than its wakeup. The others come here only if a thread does not block them."""
         if number != signal.SIGCHLD:
             self._unblocked.append(number)
+
+
+def _reaches_all() -> bool:
+    """Whether Slurm signals all processes below this one, and not this one alone: by its plugin for that, or the cgroup."""
+    for path in (os.environ.get("SLURM_CONF", ""), *_CONFIGURATIONS):
+        with contextlib.suppress(OSError):
+            with open(path, encoding="utf-8", errors="replace") as file:
+                plugin = proctrack(file.read(_LARGEST))
+            if plugin:
+                return plugin == "linuxproc"
+    with contextlib.suppress(OSError):
+        with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
+            return "/step_" not in file.read()
+    return True
 
 
 def changed_children() -> Iterator[Tuple[int, int, resource.struct_rusage]]:
