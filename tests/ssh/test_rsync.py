@@ -21,7 +21,7 @@ import pytest
 from clustertool.errors import BadAnswer, DispatchError, Interrupted, NotFound, Unreachable
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.transfer import bridge, rsync_session
-from clustertool.fleet.transfer.receive import FolderEntry, receive
+from clustertool.fleet.transfer.receive import FolderEntry, list_entries, receive
 from clustertool.fleet.transfer.rsync_session import Copied, pull
 from clustertool.ssh.connection import SshLink
 from clustertool.ssh.parallel import each
@@ -265,6 +265,29 @@ def test_without_rsync_the_files_come_in_frames(
         with pytest.raises(NotFound):
             receive(fleet, 0, str(source / "nothing"), tmp_path / "there", check=lambda: None)
         assert not (tmp_path / "there").exists()
+
+
+def test_without_rsync_what_cannot_be_read_is_listed_and_all_else_is_copied(
+    cluster_of: Any, source: Path, tmp_path: Path, rsync_hidden: None
+) -> None:
+    """A file that vanishes between the list and the copy takes the place of one without rights: root reads all."""
+    target = tmp_path / "target"
+    with fleet_of(cluster_of) as fleet:
+        listed = [
+            *list_entries(fleet, 0, str(source)),
+            FolderEntry("closed", "unreadable", False, 0, 0, "Permission denied"),
+        ]
+        (source / "plain").unlink()
+        with pytest.raises(DispatchError) as caught:
+            receive(fleet, 0, str(source), target, lambda: None, listed)
+        assert caught.value.what.splitlines() == [
+            "'closed' cannot be read: Permission denied",
+            "'plain' cannot be read: No such file or directory",
+        ]
+        assert caught.value.node == fleet.name(0) and "all else was copied" in caught.value.fix
+        meant = _content(source)
+        del meant[b"dangling"]
+        assert _content(target) == meant
 
 
 def test_frames_write_through_no_link(cluster_of: Any, source: Path, tmp_path: Path, rsync_hidden: None) -> None:

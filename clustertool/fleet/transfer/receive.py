@@ -14,17 +14,18 @@ import posixpath
 import secrets
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clustertool.errors import BadAnswer, DispatchError
+from clustertool.errors import BadAnswer, ClustertoolError, DispatchError, raise_all
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.this_machine import ProgramLink
 from clustertool.fleet.transfer.rsync_session import Copied, RsyncMissing, pull, pull_file
 from clustertool.model.wire.messages import FIND_FILE, LIST_FOLDER, READ_FILE
 from clustertool.ssh.parallel import each
 
+_LISTED = 8  # files that an error names
 _WIDTH = 8  # files at a time: each costs a round trip, and one more for each 512 KiB
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -125,7 +126,9 @@ def receive_in_frames(
     check: Callable[[], None],
     only: Sequence[FolderEntry] | None = None,
 ) -> Copied:
-    """The same without rsync. Files of the same size and time are not copied again."""
+    """The same without rsync. Files of the same size and time are not copied again.
+
+    As with rsync, what cannot be read is in the error at the end, and all else is copied."""
     with contextlib.suppress(OSError):  # made by rsync's attempt; it stays away if there is nothing to copy
         os.rmdir(target)
     listed = list_entries(fleet, node, remote) if only is None else only
@@ -137,18 +140,30 @@ def receive_in_frames(
                 with copy.folder(entry.parts):
                     pass
         changed = [entry for entry in listed if entry.kind == "file" and not copy.has(entry)]
-        sizes = each(changed, copy.file, width=_WIDTH, check=check).all()
+        gathered = each(changed, copy.file, width=_WIDTH, check=check)
         for entry in listed:
             if entry.kind == "link" and entry.stays_inside:
                 copy.link(entry)
     except OSError as error:
         raise _unwritable(target, error) from None
-    return Copied(sum(sizes.values()), len(sizes))
+    _require_all(fleet.name(node), listed, gathered.failed.values())
+    return Copied(sum(gathered.ok.values()), len(gathered.ok))
+
+
+def _require_all(node: str, listed: Sequence[FolderEntry], failed: Iterable[ClustertoolError]) -> None:
+    """Raise one DispatchError that lists what could not be read on the node, or another error of a file."""
+    raise_all([error for error in failed if type(error) is not DispatchError or not error.node][:1])
+    lines = [f"{entry.path!r} cannot be read: {entry.link}" for entry in listed if entry.kind == "unreadable"]
+    lines += [error.what for error in failed]
+    if lines:
+        more = f"\nand {len(lines) - _LISTED} more" if len(lines) > _LISTED else ""
+        what = "\n".join(lines[:_LISTED]) + more
+        raise DispatchError(what, "correct the permissions on the node; all else was copied", node)
 
 
 @dataclass(frozen=True)
 class FolderEntry:
-    """What a node has. `kind`: file, dir or link; `modified` and `changed` (ctime) in ns; `link`: where a link points to."""
+    """What a node has. kind: file, dir, link or unreadable; modified, changed (ctime): in ns; link: its target, or why."""
 
     path: str
     kind: str

@@ -44,7 +44,7 @@ LogRole = Annotated[str, one_of((*ROLES, "file"))]
 ReleaseName = Annotated[str, matching(lambda name: len(name) == 32 and not name.strip("0123456789abcdef"), "a release")]
 Runtime = Annotated[str, one_of(("", "docker", "podman", "apptainer"))]
 JoinStart = Annotated[str, one_of(("started", "runs already", "needs code", "left"))]  # after a request to join a job
-EntryKind = Annotated[str, one_of(("file", "dir", "link"))]
+EntryKind = Annotated[str, one_of(("file", "dir", "link", "unreadable"))]
 JobStateName = Annotated[str, one_of(JobState)]
 OutcomeName = Annotated[str, one_of(OUTCOMES)]
 StartReasonName = Annotated[str, one_of(StartReason)]

@@ -20,7 +20,10 @@ _CHUNK = 512 << 10
 
 
 def tree(node: NodeContext, request: FolderRequest) -> TreeAnswer:
-    """{entries: [path, kind, executable, mtime in ns, size, target of a link, ctime in ns]}. Raises NotFound, DispatchError."""
+    """{entries: [path, kind, executable, mtime in ns, size, target of a link, ctime in ns]}. Raises NotFound, DispatchError.
+
+    A folder below that cannot be read has a further entry of the kind unreadable, with the reason as its target.
+    """
     folder = request["dir"]
     if not os.path.isdir(folder):
         raise NotFound("no such directory there", "check the path and the job")
@@ -46,7 +49,9 @@ def tree(node: NodeContext, request: FolderRequest) -> TreeAnswer:
                     found.append((path, kind, executable, info.st_mtime_ns, size, link, info.st_ctime_ns))
                     step()
         except OSError as error:
-            raise _unreadable(below or folder, error) from None
+            if not below:
+                raise _unreadable(folder, error) from None
+            found.append((below[:-1], "unreadable", False, 0, 0, error.strerror or "", 0))
     return {"entries": found}
 
 
@@ -84,4 +89,6 @@ def content(node: NodeContext, request: ContentRequest) -> ContentAnswer:
 
 
 def _unreadable(path: str, error: OSError) -> DispatchError:
-    return DispatchError(f"{path!r} cannot be read: {error.strerror}", "try again when nothing changes it")
+    return DispatchError(
+        f"{path!r} cannot be read: {error.strerror}", "correct its permissions, or try again when nothing changes it"
+    )
