@@ -8,6 +8,9 @@ from __future__ import annotations
 import codecs
 from typing import Tuple
 
+_LINE_END = (
+    r"its first line has a Windows line end, which is in the interpreter's name: remove it with sed -i 's/\r$//'"
+)
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # as a shell has them
 
 
@@ -24,7 +27,7 @@ def wrong_first_line(start: bytes) -> str:
         return "a byte order mark is in front of its first line: save it as UTF-8 without the mark"
     first = start.split(b"\n", 1)[0]
     if first.startswith(b"#!") and first.endswith(b"\r"):
-        return r"its first line has a Windows line end, which is in the interpreter's name: remove it with sed -i 's/\r$//'"
+        return _LINE_END
     return ""
 
 
@@ -34,7 +37,8 @@ def after_prelude(missing: str) -> str:
     The prelude travels in the environment and not on the command line, where `ps` shows it. `missing`: the message about a
     program that is none, in double quotes of the shell, with $1 as its name: a shell's own would name the shell.
     """
-    return _AFTER_PRELUDE % {"missing": missing, "not_executable": NOT_EXECUTABLE, "not_found": NOT_FOUND}
+    names = {"missing": missing, "line_end": _LINE_END, "not_executable": NOT_EXECUTABLE, "not_found": NOT_FOUND}
+    return _AFTER_PRELUDE % names
 
 
 _AFTER_PRELUDE = """\
@@ -45,5 +49,15 @@ if ! command -v "$1" >/dev/null 2>&1; then
     [ -e "$1" ] && exit %(not_executable)d
     exit %(not_found)d
 fi
+case $1 in
+*/*)
+    if [ -r "$1" ] && IFS= read -r ct_line <"$1"; then
+        case $ct_line in
+        '#!'*"$(printf '\\r')") printf '%%s\\n' "clustertool: cannot start $1: %(line_end)s" >&2; exit %(not_found)d ;;
+        esac
+    fi
+    unset ct_line
+    ;;
+esac
 exec "$@"
 """

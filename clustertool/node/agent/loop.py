@@ -21,7 +21,7 @@ from clustertool.errors import ClustertoolError, PreflightError, as_wire
 from clustertool.model.wire.frames import Decoder, Header, encode
 from clustertool.model.wire.messages import LOAD_IMAGE, PLACE, PULL_IMAGE, REQUESTS, SAVE_IMAGE, VERIFY, Kind
 from clustertool.node.storage import files
-from clustertool.node.system import on_demand, path_trust, processes
+from clustertool.node.system import mounts, on_demand, path_trust, processes
 from clustertool.node.system.node_context import NodeContext, PlacingContext
 from clustertool.node.system.work_counter import WorkCounter
 
@@ -62,7 +62,9 @@ class Agent(PlacingContext):
     def __init__(
         self, hello: Header, inlet: int, outlet: int, safe: Callable[[str], None], complete: Callable[[str], bool]
     ) -> None:
-        super().__init__(files.resolve(str(hello["root_dir"])), str(hello["entry"]))
+        given = os.path.expanduser(str(hello["root_dir"]))
+        self._stuck = mounts.unanswered(given)  # each request to it would wait for ever
+        super().__init__(given if self._stuck else files.resolve(given), str(hello["entry"]))
         path_trust.set_group(str(hello["root_group"]))
         self._in, self._out = inlet, outlet
         self._decoder = Decoder(max_payload=_LARGEST)
@@ -137,6 +139,8 @@ class Agent(PlacingContext):
 
     def _answer(self, kind: Kind[Any, Any], fields: Header, number: Optional[int]) -> None:
         try:
+            if self._stuck:
+                raise self._stuck
             base = fields.get("of_base")
             if base is not None and not kind.of_records:
                 what = f"{kind.type!r} needs an agent on the node: this one only reads the records of that node"

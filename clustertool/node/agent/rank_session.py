@@ -21,13 +21,12 @@ import clustertool
 from clustertool.errors import ClustertoolError, NotFound
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.outcome import exit_code
-from clustertool.model.job.start_error import not_started
 from clustertool.model.paths import JobPaths
 from clustertool.model.roles import role_name
 from clustertool.node.jobs import supervisor_client
 from clustertool.node.jobs.queries import record_of
 from clustertool.node.supervisor import rank_process
-from clustertool.node.system import child_signals, processes
+from clustertool.node.system import child_signals, processes, programs
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import RankSessionAnswer
@@ -107,7 +106,7 @@ def _run(paths: JobPaths, found: RankEnvironment, command: Sequence[str]) -> int
         no_input = None if os.isatty(0) else subprocess.DEVNULL  # stdin without a terminal has the end of the session
         child = subprocess.Popen(argv, stdin=no_input, env=env, cwd=folder, preexec_fn=child_signals.unblock)
     except OSError as error:
-        code, why = not_started(error, argv[0])
+        code, why = programs.not_started(error, argv[0], folder if session is None else "")
         print(f"clustertool: {why}", file=sys.stderr)
         return code
     return _wait(paths, child, env[_SESSION])

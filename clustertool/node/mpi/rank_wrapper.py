@@ -22,12 +22,12 @@ import sys
 from typing import TYPE_CHECKING, Dict, Mapping, NoReturn, Sequence, Tuple, cast
 
 from clustertool.errors import ClustertoolError, InternalError
-from clustertool.model.job.start_error import NOT_EXECUTABLE, not_started
+from clustertool.model.job.start_error import NOT_EXECUTABLE
 from clustertool.model.mpi.rank_variables import rank_variables
 from clustertool.model.paths import JobPaths
 from clustertool.model.rank_signals import FOR_RANKS
 from clustertool.node.jobs import supervisor_client
-from clustertool.node.system import child_signals, processes
+from clustertool.node.system import child_signals, processes, programs
 
 if TYPE_CHECKING:
     from clustertool.model.wire.supervisor_messages import RankEnvironment, SupervisorRequest
@@ -151,7 +151,7 @@ def _become_rank(found: RankEnvironment, wait: int) -> None:
     try:
         _become(found)
     except OSError as error:
-        code, why = not_started(error, found["argv"][0])
+        code, why = programs.not_started(error, found["argv"][0], found["work_dir"])
         os.write(2, f"clustertool: {why}\n".encode())
         processes.leave(code)
 

@@ -125,6 +125,9 @@ def _check_root(root: str, existing: str, problems: List[Problem]) -> None:
         problems.append(("root", "error", f"ROOT_DIR: {wrong.what}", wrong.fix))
     elif not os.access(existing, os.W_OK | os.X_OK) or os.statvfs(existing).f_flag & os.ST_RDONLY:
         problems.append(("root", "error", f"ROOT_DIR {root} is not writable for {users.name_of(os.getuid())}", fix))
+    elif os.statvfs(existing).f_flag & os.ST_NOEXEC:
+        what = f"ROOT_DIR {root} is on a file system that is mounted noexec: no program of a workspace can be started itself"
+        problems.append(("root", "warn", what, "start it by its interpreter (bash x.sh), or mount it without noexec"))
 
 
 def _releases(root: str) -> List[str]:

@@ -9,16 +9,15 @@ import resource
 import subprocess
 from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
-from clustertool.model.job.start_error import after_prelude, not_started, wrong_first_line
+from clustertool.model.job.start_error import after_prelude
 from clustertool.model.launcher_variables import of_launcher, of_scheduler, of_task
 from clustertool.node.storage import files
-from clustertool.node.system import child_signals
+from clustertool.node.system import child_signals, programs
 
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import ProcessCommand, RankSurroundings, Spec
 
 _OF_MPI = ("OMPI_", "PMI", "PRTE_")
-_FIRST_LINE = 4096  # bytes
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 _WITH_PRELUDE = after_prelude("the command $1 does not exist here, or cannot be executed")
 
@@ -126,15 +125,6 @@ def _working_directory(spec: Spec, job: int) -> str:
     return files.path_of(job)
 
 
-def _wrong_first_line(spec: Spec, job: int, name: str) -> str:
-    """What is wrong with the first line of a program that could not be started; "" where it is no script."""
-    try:
-        with open(files.open_file(os.path.join(_working_directory(spec, job), name)), "rb") as file:
-            return wrong_first_line(file.read(_FIRST_LINE))
-    except OSError:
-        return ""
-
-
 # What makes a process a rank: its command, its whole environment, and its working directory.
 RankStart = NamedTuple("RankStart", [("argv", List[str]), ("env", Dict[str, str]), ("folder", str)])
 
@@ -171,10 +161,7 @@ def start(
             return _spawn(rank, log, process.get("apart", False)), ""
     except OSError as error:
         name = (client[0] if client else command(spec, process))[0]
-        code, why = not_started(error, name)
-        wrong = "" if client else _wrong_first_line(spec, job, name)
-        if wrong:
-            why = f"cannot start {name!r}: {wrong}"
+        code, why = programs.not_started(error, name, "" if client else _working_directory(spec, job))
         with contextlib.suppress(OSError):
             files.write_all(log, f"clustertool: {why}\n".encode())
         return code, why

@@ -1,18 +1,22 @@
-"""This module lists mounts below a directory: a removal must not enter them.
+"""This module lists mounts below a directory, which a removal must not enter, and finds one that does not answer.
 
 A bind mount of the same file system has the same device number as the directory around it. The kernel lists it nevertheless.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from typing import List
+import threading
+from typing import List, Optional
 
 from clustertool.errors import PreflightError
 
 _LIST = "/proc/self/mountinfo"
 _POINT = 4  # the field of a line that names the mount point
+_PATIENCE = 5.0  # seconds for one look at a path; a login must answer within CONNECT_TIMEOUT, too
+_LINKS = 40  # as the kernel allows
 
 
 def below(path: str) -> List[str]:
@@ -40,6 +44,50 @@ def mounted(path: str, points: str) -> PreflightError:
         f"{path} is not removed: another file system is mounted there, at {points}",
         "unmount it on the node (umount, or fusermount -u), then clean again",
     )
+
+
+def unanswered(path: str) -> Optional[PreflightError]:
+    """The error of a path on a file system that does not answer, as where an NFS server is gone; None where it answers."""
+    reached, answered = ["/"], threading.Event()
+
+    def walk() -> None:
+        with contextlib.suppress(OSError):  # an answer, too
+            _walk(path, reached)
+        answered.set()
+
+    threading.Thread(target=walk, daemon=True).start()
+    if answered.wait(_PATIENCE):
+        return None
+    with open(_LIST, "rb") as file:
+        rows = [line.split() for line in file]
+    mounts = {os.fsdecode(_plain(row[_POINT])): row[row.index(b"-") + 1 :] for row in rows}  # the last one is on top
+    at = max(
+        (point for point in mounts if (reached[0] + "/").startswith(point.rstrip("/") + "/")), key=len, default="/"
+    )
+    kind, source = (os.fsdecode(_plain(field)) for field in mounts.get(at, [b"?", b"?"])[:2])
+    what = f"{at} ({kind} {source}) does not answer, and {path} is on it"
+    return PreflightError(
+        what, "repair its server, or unmount it there (umount -l, fusermount -uz), or choose another folder"
+    )
+
+
+def _walk(path: str, reached: List[str]) -> None:
+    """Look at each folder of a path, and keep in `reached` the one that is next: it may never answer."""
+    rest, links = path.split("/")[::-1], 0
+    while rest:
+        name = rest.pop()
+        at = os.path.normpath(os.path.join(reached[0], name))
+        reached[0] = at
+        try:
+            target = os.readlink(at)
+        except OSError:  # it is none, or is not there
+            continue
+        links += 1
+        if links > _LINKS:
+            return
+        reached[0] = "/" if target.startswith("/") else os.path.dirname(at)
+        rest += target.split("/")[::-1]
+    os.statvfs(reached[0])
 
 
 def _plain(field: bytes) -> bytes:

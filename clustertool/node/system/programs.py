@@ -10,6 +10,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Mapping, Sequence, Tuple
 
+from clustertool.model.job import start_error
 from clustertool.model.wire.messages import PROGRAM
 from clustertool.node.system.node_context import NodeContext, PlacingContext
 from clustertool.node.system.work_counter import step
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _VERSION = 2.0  # seconds for python3 -V: a shim of pyenv starts a shell
 _TURN = 0.2  # seconds between two calls of the check of a program that runs
 _ENDING = 2.0  # seconds for a program that was ended
+_FIRST_LINE = 4096  # bytes
 _MOST = 1 << 20  # characters of an output that an answer has
 _LOGIN = 20.0  # seconds that a login shell may take to start
 _MARK = "clustertool: the environment follows"  # after what the files of a login shell print
@@ -133,3 +135,17 @@ def _shell() -> str:
     with contextlib.suppress(KeyError):
         return pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
     return "/bin/sh"
+
+
+def not_started(error: OSError, name: str, folder: str) -> Tuple[int, str]:
+    """Return the exit code and the reason of a program that could not be started. folder: in which it was, "" for no script."""
+    code, why = start_error.not_started(error, name)
+    path = os.path.join(folder, name)
+    with contextlib.suppress(OSError):
+        if folder:
+            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                wrong = start_error.wrong_first_line(file.read(_FIRST_LINE))
+            why = f"cannot start {name!r}: {wrong}" if wrong else why
+        if isinstance(error, PermissionError) and os.statvfs(path).f_flag & os.ST_NOEXEC:
+            why += "; its file system is mounted noexec"
+    return code, why
