@@ -21,7 +21,9 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import paramiko.config
 from paramiko.config import SSHConfig
 from paramiko.ssh_exception import ConfigParseError
 
@@ -406,6 +408,8 @@ def _lookup_paramiko(text: str, name: str) -> _Answers:
             tokens = {letter: str(expanded(config, host, key, f"%{letter}")) for letter in re.findall("%(.)", value)}
             return expand_in_shell(value, tokens)
 
+    # Its own getpass finds no name where the password file has no entry of this user; ssh does not run there at all.
+    paramiko.config.getpass = SimpleNamespace(getuser=users.own_name)
     try:
         found = Careful.from_text(text).lookup(name)
     except ConfigParseError as error:

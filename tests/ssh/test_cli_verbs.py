@@ -7,12 +7,13 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import time
 
 import pytest
 
 from tests.cases import HELLO
-from tests.cli import SOON, until
+from tests.cli import CLUSTERTOOL, SOON, until
 
 SLACK = 20.0
 CARETAKERS = ("ct-supervisor", "ct-guard")
@@ -531,3 +532,22 @@ def test_fetch_brings_results_back(pair):
     assert f"{pair.name(0)}: there is no file or folder 'nothing' of this job" in missing.err
     assert f"logs --job {job} --files" in missing.err
     pair.inv("fetch", "--path", "../up").ends(64)
+
+
+def test_commands_of_a_user_without_an_entry_against_nodes(pair):
+    """The uid of this test's user has no line in passwd here, and the nodes know it by its login."""
+    become = ["unshare", "--map-user=9999", "--map-group=9999"]
+    if subprocess.run([*become, "true"], capture_output=True).returncode:
+        pytest.skip("this machine allows no user namespaces")
+    pair.workspace(train_py="print('trained')")
+    env = {name: text for name, text in pair.environ({}).items() if name not in ("USER", "LOGNAME")}
+
+    def run(*argv: str) -> str:
+        argv = (*become, *CLUSTERTOOL, *argv)
+        done = subprocess.run(argv, cwd=pair.folder, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "trained" in run("run", "-w", "job")
+    assert "succeeded" in run("jobs") and "trained" in run("logs")
+    assert run("exec", "id", "-u").split()[-1] == str(os.getuid())
