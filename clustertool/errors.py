@@ -84,6 +84,9 @@ class InternalError(ClustertoolError):
 class DispatchError(ClustertoolError, code=74): ...  # the workspace could not be copied
 
 
+class WorkspaceChanged(DispatchError): ...  # a file is not what it was when the workspace was read
+
+
 class NodeLost(ClustertoolError, code=75): ...  # a node was lost while its job ran
 
 
@@ -155,7 +158,16 @@ def only(error: ClustertoolError, *kinds: Type[ClustertoolError]) -> bool:
 
 
 # What nodes raise. It is sent as the name of its class; unknown names become PreflightError.
-_OF_NODES = (UsageError, NotFound, PreflightError, PortInUse, DeviceInUse, InternalError, DispatchError)
+_OF_NODES = (
+    UsageError,
+    NotFound,
+    PreflightError,
+    PortInUse,
+    DeviceInUse,
+    InternalError,
+    DispatchError,
+    WorkspaceChanged,
+)
 _BY_NAME = {cls.__name__: cls for cls in _OF_NODES}
 
 

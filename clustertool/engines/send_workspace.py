@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 from clustertool.engines.caller import Caller, DispatchView
+from clustertool.errors import WorkspaceChanged
 from clustertool.fleet.dispatch.deliver import Dispatched, deliver, deliver_from
 from clustertool.fleet.dispatch.shipment import RemoteShipment
-from clustertool.fleet.dispatch.workspace import Workspace
+from clustertool.fleet.dispatch.workspace import Workspace, read_workspace
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import JobSpec
@@ -50,6 +54,30 @@ def send(
         reason = f"because it could not connect to another node ({why})"
         caller.warn(f"{fleet.name(node)} received the files from this machine {reason}")
     return done
+
+
+def send_as_found(
+    caller: Caller,
+    fleet: Fleet,
+    workspace: Workspace,
+    shares_of: Callable[[Workspace], Portions],
+    facts: ByNode,
+    since: float | None = None,
+) -> tuple[Dispatched, Workspace]:
+    """The same. Where a file is cut or rewritten after it was read, read the workspace again and send it once more as it is.
+
+    Return what was sent, too. Raises what makes the workspace unreadable.
+    """
+    try:
+        done = send(caller, fleet, workspace, shares_of(workspace), facts, since)
+        changed = [error for error in done.failed.values() if isinstance(error, WorkspaceChanged)]
+    except WorkspaceChanged as error:
+        changed = [error]
+    if not changed:
+        return done, workspace
+    caller.warn(f"{changed[0].what}; the workspace is sent as it is now")
+    workspace = read_workspace(Path(workspace.top), fleet.cluster.ignore_from)
+    return send(caller, fleet, workspace, shares_of(workspace), facts, since), workspace
 
 
 def send_from(

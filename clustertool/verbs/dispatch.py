@@ -10,7 +10,7 @@ from pathlib import Path
 from clustertool.actions import load_config, load_workspace
 from clustertool.engines import preflight
 from clustertool.engines.image_distribution import ImageDistribution
-from clustertool.engines.send_workspace import needs, portions, send
+from clustertool.engines.send_workspace import needs, portions, send_as_found
 from clustertool.errors import UsageError, as_one, raise_all
 from clustertool.fleet import shared_roots
 from clustertool.fleet.dispatch.deliver import Dispatched
@@ -19,6 +19,7 @@ from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.container.container_settings import NO_CONTAINER, ContainerSettings
+from clustertool.model.dispatch.portions import Portions
 from clustertool.model.facts import ByNode, Facts
 from clustertool.model.hints import PROGRAM
 from clustertool.model.planning.plan import given_facts
@@ -52,7 +53,11 @@ def dispatch(call: Call) -> None:
         facts, found = verified(call, fleet, facts) if call.given.verify else (facts, {})
         call.dispatches = True
         images = ImageDistribution(call, fleet, settings, facts).run() if settings else {}
-        done = send(call, fleet, workspace, portions(workspace, cluster, facts, spec), facts, start)
+
+        def shares_of(found: Workspace) -> Portions:
+            return portions(found, cluster, facts, spec)
+
+        done, workspace = send_as_found(call, fleet, workspace, shares_of, facts, start)
         if call.json:
             checked = {"verified": found} if call.given.verify else {}
             ids = {fleet.name(node): one.image_id for node, one in sorted(images.items())}

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -551,3 +552,19 @@ def test_commands_of_a_user_without_an_entry_against_nodes(pair):
     assert "trained" in run("run", "-w", "job")
     assert "succeeded" in run("jobs") and "trained" in run("logs")
     assert run("exec", "id", "-u").split()[-1] == str(os.getuid())
+
+
+@pytest.mark.parametrize("carrier", ["swarm", "rsync"])
+def test_a_large_file_that_is_cut_after_it_was_read_is_sent_as_it_is(pair, carrier):
+    """The node's interpreter cuts it at the first login, which comes after the workspace was read."""
+    folder = pair.workspace(train_py="import os; print(os.path.getsize('big'))")
+    (folder / "big").write_bytes(os.urandom(3_000_000))
+    python = pair.folder / "python"
+    python.write_text(
+        f'#!/bin/sh\n[ -e {folder}/big.cut ] || truncate -s 1000000 {folder}/big\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    pair.conf(PYTHON=str(python))
+    done = pair.inv("run", "-w", "job", "--dispatch", carrier).ends(0)
+    assert "1000000" in done.out
+    assert len([line for line in done.err.splitlines() if "is sent as it is now" in line and "big" in line]) == 1

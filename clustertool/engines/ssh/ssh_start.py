@@ -17,10 +17,11 @@ from clustertool.engines.job_request import RunRequest, check_ranks, make_plan
 from clustertool.engines.job_toml import job_toml, settings_note
 from clustertool.engines.plan_again import Kinds, start_again
 from clustertool.engines.preflight import Examined
-from clustertool.engines.send_workspace import needs, portions, send
+from clustertool.engines.send_workspace import needs, portions, send_as_found
 from clustertool.engines.ssh.one_command import OneCommand
 from clustertool.errors import ClustertoolError, DeviceInUse, PortInUse, PreflightError, only, raise_all, singles
 from clustertool.fleet import node_bundle, shared_roots, stored_hosts
+from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.fleet.fleet import Answers, Fleet, carry_out, devices_of, module_request
 from clustertool.fleet.identity import identity, job_id
 from clustertool.model.checks.container_findings import different
@@ -28,6 +29,7 @@ from clustertool.model.config.elastic_settings import ElasticSettings
 from clustertool.model.config.job import read_job, resumes
 from clustertool.model.container.container_facts import ContainerFacts
 from clustertool.model.container.container_settings import NO_CONTAINER, ContainerSettings
+from clustertool.model.dispatch.portions import Portions
 from clustertool.model.facts import ByNode, Identity, read_facts, with_devices
 from clustertool.model.job.stop_result import StopResult, read_result, read_undo
 from clustertool.model.planning import requests
@@ -247,9 +249,14 @@ class SshStart(Starter):
         request = self._request
         if request.workspace is None:
             return {}
-        shares = portions(request.workspace, request.cluster, facts, request.spec)
-        sent = send(self._engine.caller, self._fleet, request.workspace, shares, facts)
+
+        def shares_of(workspace: Workspace) -> Portions:
+            return portions(workspace, request.cluster, facts, request.spec)
+
+        caller = self._engine.caller
+        sent, request.workspace = send_as_found(caller, self._fleet, request.workspace, shares_of, facts)
         raise_all(list(sent.failed.values()))
+        shares = shares_of(request.workspace)
         return {node: portion.release for node, portion in shares.items()}
 
     def _bring_image(self, made: Plan, facts: ByNode) -> Plan:

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Collection, Container, Mapping, Sequence
 from functools import cached_property
 
-from clustertool.errors import DataError, DispatchError
+from clustertool.errors import DataError, DispatchError, WorkspaceChanged
 from clustertool.fleet.dispatch.cache import WorkspaceCache
 from clustertool.fleet.dispatch.workspace import Workspace, exactly
 from clustertool.model.dispatch import manifest
@@ -125,7 +125,9 @@ class Shipment:
             what = "a node does not have files of an earlier dispatch any more, which are not in the workspace now"
             return DispatchError(what, "run it again: all files are packed anew")
         names = ", ".join(map(repr, changed[:5]))
-        return DispatchError(f"{names} changed while it was sent", "run it again when nothing writes to the workspace")
+        return WorkspaceChanged(
+            f"{names} changed while it was sent", "run it again when nothing writes to the workspace"
+        )
 
 
 class RemoteShipment:

@@ -12,7 +12,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Dict, Iterable, Iterator, Tuple
 
-from clustertool.errors import DispatchError
+from clustertool.errors import DispatchError, WorkspaceChanged
 from clustertool.model.dispatch import manifest
 from clustertool.model.paths import OURS
 from clustertool.node.storage import files
@@ -86,7 +86,7 @@ def build(node: NodeContext, request: BuildRequest) -> Answer:
                 if not store.add(name, data):
                     remove(folder)
                     what = f"{path!r} is not what it was when the dispatch began"
-                    raise DispatchError(what, "run it again when nothing writes to the workspace")
+                    raise WorkspaceChanged(what, "run it again when nothing writes to the workspace")
                 store.sync(name)
                 step()
             store.complete(request["release"], text if request["groups"] is None else manifest.text_of(rows))
