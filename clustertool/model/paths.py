@@ -26,6 +26,7 @@ MANIFEST_END = b"\n]\n"  # of the text of a manifest
 OURS = ".clustertool"  # the tool's own folder inside a job directory, and inside ROOT_DIR
 STEP_OUTPUT = "slurm.out"  # in the same folder: the output of srun and its tasks
 IMAGES = "images"  # in the same folder of ROOT_DIR: files of images
+CUT = ".cut"  # the ending of a file with what a log had before its program truncated it
 SUPERVISOR_ERRORS = f"{OURS}/supervisor.err"  # what a supervisor writes to stderr
 BUNDLE = "bundle.pyz"  # in the folder of a submitted job: what its nodes start
 RELEASED = "released"  # in a job's own folder: its pod need not wait for a fetch any more
@@ -43,6 +44,9 @@ class JobPaths:
         self.events = self.of(OURS, "events.jsonl")
         self.spec = self.of(OURS, "spec.json")
         self.ledger = posixpath.join(base, OURS, "jobs", job + ".json")  # node/jobs/ledger.py
+        self.kept = posixpath.join(
+            base, OURS, "kept", job
+        )  # further names of its records: node/supervisor/log_keeper.py
         self.queue = posixpath.join(queue(base), job)  # node/storage/submissions.py
         self.seen = self.of(OURS, "seen")  # every descendant ever seen: one `pid start` a line
         self.growth = self.of(OURS, "growth.jsonl")  # (time, log, size) of growing logs, one JSON list a line
@@ -63,9 +67,16 @@ class JobPaths:
 
     @staticmethod
     def log(role: str, rank: int, attempt: int = 0) -> str:
-        """Relative to the job's directory: log/workerlog.3, log/attempt1/serverlog.0."""
+        """The name of a log, and of the copy for readers, relative to the job's directory: log/workerlog.3,
+        log/attempt1/serverlog.0.
+        """
         folder = f"log/attempt{attempt}" if attempt else "log"
         return f"{folder}/{_LOG[role]}.{rank}"
+
+    @staticmethod
+    def written(log: str) -> str:
+        """Return where the rank writes the log of this name, relative to the job's directory."""
+        return f"{OURS}/{log}"
 
     @staticmethod
     def error_file(role: str, rank: int) -> str:
@@ -78,9 +89,9 @@ class JobPaths:
         return f"{OURS}/main-{role}-{rank}"
 
     @staticmethod
-    def first_log(role: str) -> str:
-        """The link to the first log of a role on its node, as the old tool named it."""
-        return f"log/{_FIRST[role]}"
+    def first_log(role: str, log: str = "log/") -> str:
+        """The further name of the first log of a role on its node, as the old tool named it: in the folder of this log."""
+        return f"{posixpath.dirname(log)}/{_FIRST[role]}"
 
 
 def endpoints_log(endpoints: Sequence[str]) -> str:

@@ -427,7 +427,8 @@ class Job:
     def log(self, rank: int = 0, role: str = "trainer", attempt: int = 0) -> bytes:
         process = next(p for p in self.plan.processes if (p.role, p.rank) == (role, rank))
         name = {"trainer": "workerlog", "pserver": "serverlog", "heter": "heterlog"}[role]
-        return read(str(self.dir(process.node) / "log" / (f"attempt{attempt}/" if attempt else "") / f"{name}.{rank}"))
+        place = self.dir(process.node) / ".clustertool/log" / (f"attempt{attempt}/" if attempt else "")
+        return read(str(place / f"{name}.{rank}"))
 
     def says(self, text: bytes, rank: int = 0, role: str = "trainer") -> bytes:
         """Wait until a rank's log holds `text`."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from clustertool.node.jobs.rank_log import TRUNCATED
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, Stream, cpu, kill, until
 
@@ -212,15 +213,15 @@ def test_order_by_time(bench: Bench) -> None:
 
 
 def test_order_of_a_log_that_its_program_truncates(bench: Bench) -> None:
-    """The record names more bytes than the log has: the agent sends what is there, and answers."""
-    program = "echo one; echo two; until [ -e go ]; do sleep 0.01; done; : > log/workerlog.0; echo 3"
+    """The record names more bytes than the file has: the agent sends those that were saved, and those that are there."""
+    program = "echo one; echo two; until [ -e go ]; do sleep 0.01; done; echo 3 > /dev/stderr"
     job = bench.run(None, program)
     until(lambda: (job.dir() / ".clustertool/growth.jsonl").exists(), "the growth is written down")
     finish(job)
     client = job.nodes[0].open()
     stream = client.stream = _InOrder()
     end(job.follow(client=client, follow=False, by_time=True))
-    assert stream.text == job.log()
+    assert stream.text == b"one\ntwo\n" + TRUNCATED + b"3\n"
     assert job.nodes[0].ask("jobs")["jobs"]
 
 
@@ -240,7 +241,7 @@ def grew(job: Job, *records: tuple[float, int]) -> None:
     """The job's log is as if it had grown so, and been written last at 300."""
     lines = (json.dumps([t, LOG, size]) + "\n" for t, size in records)
     (job.dir() / ".clustertool/growth.jsonl").write_text("".join(lines))
-    os.utime(job.dir() / LOG, (300.0, 300.0))
+    os.utime(job.dir() / ".clustertool" / LOG, (300.0, 300.0))
 
 
 @pytest.fixture
@@ -339,10 +340,11 @@ def test_supervisor_lost_while_followed(bench: Bench) -> None:
 
 
 def test_rank_replaces_its_log(bench: Bench) -> None:
-    """By a link to what is not the job's: it is neither followed nor shown."""
+    """By a link to what is not the job's, in the place of the copy and of the log: it is neither followed nor shown."""
     secret = bench.tmp / "secret"
     secret.write_text("not yours")
-    job = bench.run(None, f"rm log/workerlog.0; ln -s {secret} log/workerlog.0; until [ -e go ]; do sleep 0.01; done")
+    link = "; ".join(f"ln -sf {secret} {place}{LOG}" for place in ("", ".clustertool/"))
+    job = bench.run(None, f"{link}; until [ -e go ]; do sleep 0.01; done")
     until(lambda: (job.dir() / LOG).is_symlink())
     stream = job.follow()
     assert job.nodes[0].ask("tail", job=job.id, log=LOG, lines=5)["text"] == ""

@@ -249,8 +249,7 @@ def test_program_in_the_image(tmp_path: Path, shell: str) -> None:
     if found is None:
         pytest.skip(f"no {shell} here")
     folder = tmp_path / "JOBj1"
-    (folder / "log/attempt3").mkdir(parents=True)
-    (folder / ".clustertool").mkdir()
+    (folder / ".clustertool/log/attempt3").mkdir(parents=True)
     main = folder / ".clustertool/main-trainer-5"
     main.write_text("-" * 15 + "\n")
     values = {"PATH": "/usr/bin:/bin", "HOME": "a 'b' $c\nd", "RANK": "1", "SLURM_JOB_ID": "5", "CLUSTERTOOL_RANK": "5"}
@@ -264,7 +263,7 @@ def test_program_in_the_image(tmp_path: Path, shell: str) -> None:
     inside = argv[argv.index("-c") :]
     subprocess.run([found, *start, *inside], env={**image, **given.env}, cwd=tmp_path, check=True, timeout=30)
     pid = main.read_text().splitlines()[0]
-    assert (folder / "log/attempt3/workerlog.5").read_text() == f"0027\npid {pid} two words\n"
+    assert (folder / ".clustertool/log/attempt3/workerlog.5").read_text() == f"0027\npid {pid} two words\n"
     env = dict(item.split("=", 1) for item in (tmp_path / "env").read_text().split("\0") if item)
     for name in ("_", "PWD", "SHLVL", "OLDPWD", "CLUSTERTOOL_MARK"):
         env.pop(name, None)

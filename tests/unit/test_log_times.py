@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from clustertool.node.jobs.rank_log import NO_RECORD, offset_at, sizes_at
+from clustertool.node.jobs.rank_log import NO_RECORD, RankLog, offset_at, sizes_at
 
 LOG = "log/workerlog.0"
 TEXT = b"first\nsecond\nthird\n"
@@ -17,17 +18,17 @@ SECOND, THIRD = TEXT.index(b"second"), TEXT.index(b"third")
 
 def offset(job: Path, t: float, written: float, records: Sequence[tuple[float, int]]) -> int:
     """`written`: when the log was written last. `records`: (time, size of the log)."""
-    (job / "log").mkdir()
-    (job / LOG).write_bytes(TEXT)
-    os.utime(job / LOG, (written, written))
-    (job / ".clustertool").mkdir()
+    place = job / ".clustertool" / LOG
+    place.parent.mkdir(parents=True)
+    place.write_bytes(TEXT)
+    os.utime(place, (written, written))
     (job / ".clustertool/growth.jsonl").write_text("".join(f'[{at},"{LOG}",{size}]\n' for at, size in records))
-    folder, fd = os.open(job, os.O_RDONLY), os.open(job / LOG, os.O_RDONLY)
+    folder = os.open(job, os.O_RDONLY)
     try:
-        return offset_at(fd, sizes_at(folder, t).get(LOG, NO_RECORD), t)
+        with closing(RankLog(folder, LOG)) as log:
+            return offset_at(log, sizes_at(folder, t).get(LOG, NO_RECORD), t)
     finally:
         os.close(folder)
-        os.close(fd)
 
 
 @pytest.mark.parametrize(

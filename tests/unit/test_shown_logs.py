@@ -26,7 +26,7 @@ def placed(root: Path, job: str, node: int, *, shared: bool = False, log_dir: st
         "work_dir": str(root),
         "log_dir": log_dir,
         "header": {"nodes": ["node0", "node1"]},
-        "processes": [{"log": f"log/workerlog.{node}"}],
+        "processes": [{"role": "trainer", "log": f"log/workerlog.{node}"}],
     }
 
 
@@ -37,7 +37,7 @@ def show(spec: Any) -> Path:
 
 
 def texts(folder: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in folder.iterdir()}
+    return {path.name: path.read_text() for path in folder.iterdir() if path.exists()}
 
 
 def test_logs_of_another_launcher_make_room(tmp_path: Path) -> None:

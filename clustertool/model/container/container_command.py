@@ -312,7 +312,7 @@ def passed(
     env = {
         **{on_way.get(name, name): value for name, value in variables.items()},
         "CLUSTERTOOL_RUN": _script(_LOG),
-        "CLUSTERTOOL_LOG": paths.of(paths.log(process["role"], process["rank"], around.attempt)),
+        "CLUSTERTOOL_LOG": paths.of(paths.written(paths.log(process["role"], process["rank"], around.attempt))),
         "CLUSTERTOOL_MAIN": paths.of(paths.main_file(process["role"], process["rank"])),
         "CLUSTERTOOL_UMASK": f"{around.umask:03o}",
         "CLUSTERTOOL_RENAMED": " ".join(on_way),

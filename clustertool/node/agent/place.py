@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import threading
-from typing import TYPE_CHECKING, Dict
+from typing import TYPE_CHECKING
 
 from clustertool.errors import DispatchError, NotFound, PreflightError
 from clustertool.model import paths
@@ -200,14 +200,10 @@ def _write_files(spec: Spec, job: int) -> None:
     for name in ("log", spec["output"]):
         os.makedirs(os.path.join(files.path_of(job), name), mode=0o755, exist_ok=True)
     files.create(job, paths.ENDPOINTS, paths.endpoints_log(spec["endpoints"]).encode(), exclusive=False)
-    firsts: Dict[str, str] = {}
     for process in spec["processes"]:
-        firsts.setdefault(process["role"], os.path.basename(process["log"]))
         listed = "".join(os.path.join(spec["work_dir"], shard) + "\n" for shard in process["shards"])
         name = f"{paths.OURS}/shards-{process['role']}-{process['rank']}"
         files.create(job, name, os.fsencode(listed), exclusive=not may_be_placed_again(spec))
-    for role, target in firsts.items():
-        files.link(job, job_paths.first_log(role), target)
     if spec["log_dir"]:
         _show_logs(spec, os.path.normpath(os.path.join(spec["work_dir"], spec["log_dir"])))
     elif spec["work_dir"] != spec["job_dir"]:  # --job-workspace: DIR/log and DIR/nodefile show the newest job
@@ -233,7 +229,8 @@ def _show_logs(spec: Spec, folder: str) -> None:
             _link(folder, logs, spec["work_dir"])
             return
         shown_logs.clear(folder, spec["job"])
-        for name in {*os.listdir(logs), *(os.path.basename(process["log"]) for process in spec["processes"])}:
+        of_ranks = [log for one in spec["processes"] for log in (one["log"], paths.JobPaths.first_log(one["role"]))]
+        for name in {*os.listdir(logs), *map(os.path.basename, of_ranks)}:
             _link(os.path.join(folder, name), os.path.join(logs, name), spec["work_dir"])
 
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Dict, Iterator, Optional, Tuple
 from clustertool.errors import NotFound
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.node_status import NodeRecord
-from clustertool.model.paths import OURS
+from clustertool.model.paths import OURS, JobPaths
 from clustertool.model.wire.record_lines import read_events
 from clustertool.node.jobs import rank_log
-from clustertool.node.jobs.rank_log import PIECE, RecordedSize, tail_offset
+from clustertool.node.jobs.rank_log import PIECE, RankLog, RecordedSize, tail_offset
 from clustertool.node.jobs.records import Record
 from clustertool.node.storage import files
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from clustertool.model.wire.stream_messages import EndFrame, EventsFrame, LogFrame, StreamFrame
 
 _CHECK_EVERY = 0.5
+_RESTORE, _POLL = 3.0, 0.05  # seconds
 _REFRESH = 3.0  # the same for the record of another node, in a file system of the network
 _MOST = 1 << 20  # bytes of events in one frame; less than its limit (model/wire/answers.py)
 _PIECES = 8  # pieces handed on in one turn
@@ -43,16 +44,13 @@ class Follower:
     def __init__(self, record: Record, request: FollowRequest) -> None:
         self._record = record
         self._job = files.open_job_dir(record.paths.dir)
-        try:
-            self._events = files.open_read(self._job, f"{OURS}/events.jsonl")
-        except FileNotFoundError:
-            os.close(self._job)
-            raise NotFound(f"job {record.job} was never started here", f"{PROGRAM} jobs lists the jobs") from None
+        self._events = self._open_events(time.monotonic() + _RESTORE)
         self._request = request
         self._rest = b""
         self._own = NodeRecord()  # of the events that were read
         self._skew = record.skew
-        self._logs: Dict[str, Tuple[int, LogFrame]] = {}  # the descriptor, and the header of the next piece
+        self._logs: Dict[str, Tuple[RankLog, LogFrame]] = {}  # the log, and the header of the next piece
+        self._lost: Dict[str, LogFrame] = {}  # logs of ranks that were started, and are not there
         self._sizes: Dict[str, int] = {}  # without `follow`: a log that grows faster than it is read has an end, too
         self._ordered: Optional[Iterator[Tuple[StreamFrame, bytes]]] = None
         self._timed = self._by_time = bool(request.get("by_time"))
@@ -71,10 +69,22 @@ class Follower:
         if request.get("file"):
             self._open_file(request["file"])
 
+    def _open_events(self, until: float) -> int:
+        """Open the events. Where a program has removed them, wait until the supervisor has put them back. Raises NotFound."""
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                return files.open_read(self._job, f"{OURS}/events.jsonl")
+            if not os.path.isdir(self._record.paths.kept) or time.monotonic() > until:
+                os.close(self._job)
+                fix = f"{PROGRAM} jobs lists the jobs"
+                raise NotFound(f"job {self._record.job} was never started here", fix)
+            time.sleep(_POLL)
+
     def pieces(self) -> Iterator[Tuple[StreamFrame, bytes]]:
         # Tested before the last read, which contains everything before.
         last = not self._request.get("follow", True) or self._orphaned()
         yield from self._read_events()
+        yield from self._find_lost(last or self._own.ended is not None)
         if self._by_time:
             self._ordered = self._ordered or self._in_order()
             found = list(itertools.islice(self._ordered, _PIECES))
@@ -94,6 +104,16 @@ class Follower:
             self.ended = True
             end: EndFrame = {"type": "end", "orphan": self._own.ended is None}
             yield end, b""
+
+    def _find_lost(self, over: bool) -> Iterator[Tuple[StreamFrame, bytes]]:
+        """Open logs that the supervisor has put back meanwhile. At the end, state in the stream which ones were removed."""
+        for name, header in list(self._lost.items()):
+            with contextlib.suppress(OSError):
+                self._open(name, (header["role"], header["rank"]), header["attempt"])
+            if over and name not in self._logs and name not in self._request.get("offsets", {}):
+                yield header, f"clustertool: {name} was removed, and all that it had\n".encode()
+            if over or name in self._logs:
+                del self._lost[name]
 
     def _read_events(self) -> Iterator[Tuple[StreamFrame, bytes]]:
         while True:
@@ -119,48 +139,56 @@ class Follower:
             logs = [] if self._request.get("file") else self._request.get("logs", [])
             wanted = logs in ("all", key[0]) or any(tuple(one) == key for one in logs)
             if wanted and name not in self._logs and self._request.get("attempt") in (None, attempt):
-                self._open(name, key, attempt)
+                with contextlib.suppress(OSError):
+                    try:
+                        self._open(name, key, attempt)
+                    except FileNotFoundError:
+                        if event["type"] == "started":
+                            self._lost[name] = self._header(name, key, attempt, 0)
 
     def _open(self, name: str, key: Tuple[str, int], attempt: int) -> None:
-        with contextlib.suppress(OSError):
-            fd = files.open_read(self._job, name)
-            offset, tail = self._request.get("offsets", {}).get(name), self._request.get("tail")
-            if offset is None:
-                offset = 0 if tail is None else tail_offset(fd, tail)
-                if self._since is not None:
-                    before = self._before.get(name, rank_log.NO_RECORD)
-                    offset = max(offset, rank_log.offset_at(fd, before, self._since))
-            role, rank = key
-            about: LogFrame = {
-                "type": "log",
-                "node": self._record.node,
-                "role": role,
-                "rank": rank,
-                "attempt": attempt,
-                "log": name,
-                "off": offset,
-            }
-            self._logs[name] = fd, about
-            if not self._request.get("follow", True):
-                self._sizes[name] = os.fstat(fd).st_size
+        """Raises OSError."""
+        offset, tail = self._request.get("offsets", {}).get(name), self._request.get("tail")
+        log = RankLog(self._job, name, shown=key[0] == "file")
+        if offset is None:
+            offset = 0 if tail is None else tail_offset(log, tail)
+            if self._since is not None:
+                before = self._before.get(name, rank_log.NO_RECORD)
+                offset = max(offset, rank_log.offset_at(log, before, self._since))
+        log.seek(min(offset, log.size()))
+        self._logs[name] = log, self._header(name, key, attempt, offset)
+        if not self._request.get("follow", True):
+            self._sizes[name] = log.size()
+
+    def _header(self, name: str, key: Tuple[str, int], attempt: int, offset: int) -> LogFrame:
+        return {
+            "type": "log",
+            "node": self._record.node,
+            "role": key[0],
+            "rank": key[1],
+            "attempt": attempt,
+            "log": name,
+            "off": offset,
+        }
 
     def _open_file(self, name: str) -> None:
         """A file that a program left in log/. Raises NotFound."""
         if name and not name.startswith("/") and ".." not in name.split("/"):
-            self._open(f"log/{name}", ("file", 0), 0)
+            with contextlib.suppress(OSError):
+                self._open(f"log/{name}", ("file", 0), 0)
         if not self._logs:
             self.close()
             fix = f"{PROGRAM} logs --job {self._record.job} --files lists what there is"
             raise NotFound(f"there is no log/{name} here", fix)
 
-    def _read_log(self, fd: int, about: LogFrame, most: int = PIECE) -> Iterator[Tuple[LogFrame, bytes]]:
+    def _read_log(self, log: RankLog, about: LogFrame, most: int = PIECE) -> Iterator[Tuple[LogFrame, bytes]]:
         left = self._sizes.get(about["log"], sys.maxsize) - about["off"]
-        data = os.pread(fd, max(0, min(PIECE, most, left)), about["off"])
+        data = log.read(max(0, min(PIECE, most, left)))
         if data:
             header: LogFrame = {**about}
             about["off"] += len(data)
             if self._timed:
-                header["t"] = os.fstat(fd).st_mtime - self._skew
+                header["t"] = log.mtime() - self._skew
             yield header, data
 
     def _in_order(self) -> Iterator[Tuple[StreamFrame, bytes]]:
@@ -185,10 +213,12 @@ class Follower:
 
     def _refresh(self) -> None:
         """A client of NFS may take a file to be as short as it was a minute ago. It asks the server when the file is opened."""
-        for name in (f"{OURS}/events.jsonl", *self._logs):
+        for name in (f"{OURS}/events.jsonl", *map(JobPaths.written, self._logs)):
             with contextlib.suppress(OSError):
                 os.close(files.open_read(self._job, name))
 
     def close(self) -> None:
-        for fd in [self._events, self._job, *(fd for fd, _ in self._logs.values())]:
+        for log, _ in self._logs.values():
+            log.close()
+        for fd in (self._events, self._job):
             os.close(fd)

@@ -18,9 +18,9 @@ from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.outcome import Key
 from clustertool.model.job.state import ranks_of
 from clustertool.model.job.state_names import RankState
-from clustertool.model.paths import OURS
+from clustertool.model.paths import CUT, OURS
 from clustertool.node.jobs.queries import record_of
-from clustertool.node.jobs.rank_log import last_lines, progress
+from clustertool.node.jobs.rank_log import RankLog, last_lines, progress
 from clustertool.node.jobs.records import Record
 from clustertool.node.storage import files
 from clustertool.node.system import processes
@@ -82,13 +82,14 @@ def tail(node: NodeContext, request: r.TailRequest) -> a.TailAnswer:
 def list_files(node: NodeContext, request: r.JobRequest) -> a.FilesAnswer:
     """Everything in a job's log/, restarts' folders included: names relative to log/, and sizes."""
     found: Dict[str, int] = {}
-    logs = record_of(node, request["job"]).paths.of("log")
-    for folder, _, names in os.walk(logs):
-        step()
-        for name in names:
-            path = os.path.join(folder, name)
-            if not os.path.islink(path):
-                found[os.path.relpath(path, logs)] = os.lstat(path).st_size
+    paths = record_of(node, request["job"]).paths
+    for logs in (paths.of(paths.written("log")), paths.of("log")):  # a program may have taken or removed a name
+        for folder, _, names in os.walk(logs):
+            step()
+            for name in names:
+                path = os.path.join(folder, name)
+                if not (os.path.islink(path) or name.endswith(CUT)):
+                    found[os.path.relpath(path, logs)] = os.lstat(path).st_size
     return {"files": found}
 
 
@@ -162,24 +163,24 @@ def _ranks(record: Record, job: int, lines: _Lines, attempts: Mapping[Key, int],
 def _log(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> a.LogCurve:
     """The progress that the program reported, at the times when its log had that size."""
     try:
-        log = files.open_read(job, name)
+        log = RankLog(job, name)
     except OSError:
         return {"log_size": 0, "progress": []}
-    with files.closing(log) as fd:
-        about = os.fstat(fd)
+    with contextlib.closing(log):
+        size, mtime = log.size(), log.mtime()
         grown = [pair for pair, before in zip(sizes, [(0.0, 0), *sizes]) if pair[1] > before[1]]
         places = [(t, int(size)) for t, size in usage.fewer(grown, _PLACES, usage.last)]
-        if places and about.st_mtime - places[-1][0] < _NEAR:  # age of the last sample at most
+        if places and mtime - places[-1][0] < _NEAR:  # age of the last sample at most
             places.pop()
-        places.append((about.st_mtime, about.st_size))
+        places.append((mtime, size))
         step()
         found = []
-        for t, size in places:
-            start = max(0, size - _PIECE)
-            last = steps.find(os.pread(fd, size - start, start).decode("utf-8", "replace"))
+        for t, end in places:
+            start = max(0, end - _PIECE)
+            last = steps.find(log.pread(end - start, start).decode("utf-8", "replace"))
             if last is not None:
                 found.append((round(t, 2), last.epoch, last.step))
-        return {"log_size": about.st_size, "progress": found}
+        return {"log_size": size, "progress": found}
 
 
 def _tails(record: Record, job: int, ranks: Sequence[ProcessStatus]) -> List[Tuple[str, int, str]]:

@@ -138,9 +138,18 @@ def names(base: str, job: str) -> Dict[str, bool]:
 
 
 def remove(paths: JobPaths) -> None:
-    """The entry of a job."""
+    """The entry of a job, and further names of its records."""
+    remove_kept(paths)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(paths.ledger)
+
+
+def remove_kept(paths: JobPaths) -> None:
+    """Remove the further names of a job's records (node/supervisor/log_keeper.py)."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(paths.kept):
+            os.unlink(os.path.join(paths.kept, name))
+        os.rmdir(paths.kept)
 
 
 def remove_job(job_dir: str) -> int:

@@ -2,6 +2,9 @@
 
 A log has no times itself. growth.jsonl is the supervisor's record of how logs have grown (model/job/usage.py). The time of a
 byte is that of the first record in which the log is long enough to have it.
+
+A program can truncate its log: the shell does it for `> /dev/stderr`, and Python for open("/dev/stdout", "w"). What the log had
+before is then in a second file (node/supervisor/log_keeper.py). Offsets and sizes count the bytes of both.
 """
 
 from __future__ import annotations
@@ -9,13 +12,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
+import time
 from typing import Dict, Iterator, NamedTuple, Optional, Tuple
 
 from clustertool.model.job import progress as steps
-from clustertool.model.paths import OURS
+from clustertool.model.paths import CUT, OURS, JobPaths
 from clustertool.node.storage import files
+from clustertool.node.system import mounts
 
 PIECE = 256 << 10
+TRUNCATED = (  # is in the log where that has happened first
+    b"clustertool: the program has truncated this log here, as `> /dev/stderr` and open('/dev/stdout', 'w') do: "
+    b"lines before may be missing\n"
+)
+_END = 64  # bytes before a position by which a truncated log is recognised
+_PATIENCE = 2.0  # seconds until the second file has what was before
 _LATEST = 1e11  # seconds since the epoch; the laptop refuses a later time
 
 
@@ -37,11 +49,92 @@ class RecordedSize(NamedTuple):
 NO_RECORD = RecordedSize(0, False)
 
 
+class RankLog:
+    """A log that is open for reading. `base`: how many of its bytes are in the second file. `at`: the position of read()."""
+
+    def __init__(self, job: int, name: str, shown: bool = False) -> None:
+        """job: the descriptor of its directory. name: JobPaths.log. shown: prefer the file of this name, which may be that of
+        a program. Raises OSError.
+        """
+        self._job, self._saved = job, "" if shown else JobPaths.written(name) + CUT
+        self._fd, self._cut = _open(job, name, shown), -1
+        self.base = self.at = 0
+        self._end, self._mtime, self._until = b"", 0, 0.0
+        self.refresh()
+
+    def size(self) -> int:
+        return self.base + os.fstat(self._fd).st_size
+
+    def mtime(self) -> float:
+        return os.fstat(self._fd).st_mtime
+
+    def pread(self, count: int, at: int) -> bytes:
+        data = os.pread(self._cut, min(count, self.base - at), at) if at < self.base else b""
+        return data + os.pread(self._fd, count - len(data), max(0, at - self.base))
+
+    def refresh(self) -> None:
+        """Find out whether more of it is in the second file. One that is being written has no right to be read."""
+        with contextlib.suppress(OSError):
+            if self._cut < 0 and self._saved:
+                self._cut = files.open_read(self._job, self._saved)
+            about = os.fstat(self._cut)
+            self.base = about.st_size if about.st_mode & stat.S_IRUSR else self.base
+
+    def read(self, most: int) -> bytes:
+        """Return the next bytes. There are none for a while after the program has truncated the log."""
+        if self.truncated():
+            before = self.base
+            self.refresh()
+            self._until = self._until or time.monotonic() + _PATIENCE
+            if self.base > before:  # what was read may be more than what was saved
+                self.at = min(self.at, self.base - (0 if before else len(TRUNCATED)))
+            elif time.monotonic() > self._until:
+                self.at = self.base
+            else:
+                return b""
+        self._until = 0.0
+        data = self.pread(most, self.at)
+        self.seek(self.at + len(data))
+        return data
+
+    def seek(self, at: int) -> None:
+        """Continue at this position: all before it was read."""
+        about, place = os.fstat(self._fd), max(0, at - self.base)
+        self.at, self._end = at, os.pread(self._fd, min(place, _END), max(0, place - _END))
+        self._mtime = about.st_mtime_ns if about.st_size == place else 0
+
+    def truncated(self) -> bool:
+        """Return whether the file does not have any more what was read of it.
+
+        A file that has the same size was written again if its time has changed. File servers change that time later.
+        """
+        about, place = os.fstat(self._fd), max(0, self.at - self.base)
+        if about.st_size < place or os.pread(self._fd, len(self._end), max(0, place - _END)) != self._end:
+            return True
+        again = about.st_size == place > 0 and self._mtime not in (0, about.st_mtime_ns)
+        return again and mounts.device_name(about.st_dev) not in mounts.of_network()
+
+    def close(self) -> None:
+        for fd in (self._fd, self._cut):
+            if fd >= 0:
+                os.close(fd)
+
+
+def _open(job: int, name: str, shown: bool) -> int:
+    """Open the file of a log. In a job of an earlier version the rank writes to the shown name. Raises OSError."""
+    places = [name, JobPaths.written(name)] if shown else [JobPaths.written(name), name]
+    if not shown and os.path.isdir(f"{files.path_of(job)}/{OURS}/log"):
+        places.pop()
+    try:
+        return files.open_read(job, places[0])
+    except FileNotFoundError:
+        return files.open_read(job, places[-1])
+
+
 def end_of(job: int, log: str, most: int) -> Tuple[bytes, float]:
     """The last bytes of a log, and when it was written last. `job`: the descriptor of its directory. Raises OSError."""
-    with files.closing(files.open_read(job, log)) as fd:
-        about = os.fstat(fd)
-        return os.pread(fd, most, max(0, about.st_size - most)), about.st_mtime
+    with contextlib.closing(RankLog(job, log)) as found:
+        return found.pread(most, max(0, found.size() - most)), found.mtime()
 
 
 def progress(job: int, log: str, most: int) -> Optional[RankProgress]:
@@ -53,16 +146,16 @@ def progress(job: int, log: str, most: int) -> Optional[RankProgress]:
     return None
 
 
-def tail_offset(fd: int, lines: int) -> int:
+def tail_offset(log: RankLog, lines: int) -> int:
     """Where the last `lines` lines begin, read backwards."""
-    end = os.fstat(fd).st_size
+    end = log.size()
     if lines <= 0:
         return end
     at, found = end, 0
     while at > 0:
         size = min(PIECE, at)
         at -= size
-        block = os.pread(fd, size, at)
+        block = log.pread(size, at)
         if at + size == end and block.endswith(b"\n"):
             block = block[:-1]  # the newline that ends the last line
         before, *after = block.rsplit(b"\n", lines - found)
@@ -72,18 +165,18 @@ def tail_offset(fd: int, lines: int) -> int:
     return 0
 
 
-def line_start(fd: int, at: int) -> int:
+def line_start(log: RankLog, at: int) -> int:
     """Where the line begins to which byte `at` belongs; `at` itself for a line that is longer than a piece."""
     start = max(0, at - PIECE)
-    block = os.pread(fd, at - start, start)
+    block = log.pread(at - start, start)
     return start + block.rfind(b"\n") + 1 if start == 0 or b"\n" in block else at
 
 
 def last_lines(job: int, name: str, lines: int, limit: int = 64 << 10) -> str:
     """The end of a log: at most `lines` lines and `limit` bytes. Raises OSError."""
-    with files.closing(files.open_read(job, name)) as fd:
-        start = max(tail_offset(fd, lines), os.fstat(fd).st_size - limit)
-        return os.pread(fd, limit, start).decode("utf-8", "backslashreplace")
+    with contextlib.closing(RankLog(job, name)) as log:
+        start = max(tail_offset(log, lines), log.size() - limit)
+        return log.pread(limit, start).decode("utf-8", "backslashreplace")
 
 
 # -- when its lines were written
@@ -114,13 +207,12 @@ def sizes_at(job: int, t: float) -> Dict[str, RecordedSize]:
     return found
 
 
-def offset_at(fd: int, recorded: RecordedSize, t: float) -> int:
+def offset_at(log: RankLog, recorded: RecordedSize, t: float) -> int:
     """Where the first line of a log begins that was completed at time `t` or later. `recorded`: its size at `t`.
 
     A record follows what it records by up to 0.5 s, so it counts more than the time of the last write. Nothing that is later is
     left out: where the records are coarse, some older lines follow.
     """
-    about = os.fstat(fd)
-    if about.st_mtime < t and not recorded.later:
-        return line_start(fd, about.st_size)
-    return line_start(fd, recorded.size) if recorded.size <= about.st_size else 0  # else its program has truncated it
+    if log.mtime() < t and not recorded.later:
+        return line_start(log, log.size())
+    return line_start(log, recorded.size) if recorded.size <= log.size() else 0  # else its program has truncated it

@@ -8,7 +8,7 @@ import resource
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Dict, List, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, List, Mapping, Sequence, Tuple
 
 from clustertool.model import paths
 from clustertool.model.devices import visibility
@@ -18,7 +18,7 @@ from clustertool.node.ports import claims, listeners, reservations
 from clustertool.node.probe import job_environment
 from clustertool.node.probe.network_addresses import interfaces, nic_of
 from clustertool.node.storage import files
-from clustertool.node.system import path_trust, pressure, private_directory, processes, programs, users
+from clustertool.node.system import mounts, path_trust, pressure, private_directory, processes, programs, users
 from clustertool.node.system.node_context import NodeContext
 from clustertool.node.system.work_counter import step
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from clustertool.model.wire.agent_requests import ProbeRequest
 
 # File systems that other machines see too; there, a directory is known by server, export and inode.
-_NETWORK = "nfs nfs4 cifs smb3 lustre gpfs beegfs beegfs_nodev ceph glusterfs 9p afs".split()
 Problem = Tuple[str, str, str, str]  # column of the check, level, what, fix
 
 
@@ -58,7 +57,7 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
     if allocated is not None:
         devices = list(range(len(allocated)))
     keys = detect.keys(kind, devices) if devices and allocated is None else {}
-    mounts = _network_mounts()
+    shared = mounts.of_network()
     answer: ProbeAnswer = {
         "hostname": socket.gethostname(),
         "address": address,
@@ -66,7 +65,7 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
         "boot_id": processes.boot_id(),
         "netns": os.readlink("/proc/self/ns/net"),
         "root": root,
-        "root_id": _directory_id(existing, root, mounts),
+        "root_id": _directory_id(existing, root, shared),
         "root_hint": _hint(existing, root),
         "home": users.home() or "/",
         "user": users.name_of(os.getuid()),
@@ -149,11 +148,11 @@ def _has_end(path: str) -> bool:
         return file.read() == paths.MANIFEST_END
 
 
-def _directory_id(existing: str, root: str, mounts: Mapping[str, str]) -> str:
+def _directory_id(existing: str, root: str, shared: Mapping[str, str]) -> str:
     """Two nodes with the same id see the same directory: on one machine device and inode, on NFS server and export."""
     info = os.stat(existing)
     rest = os.path.relpath(root, existing)
-    source = mounts.get(f"{os.major(info.st_dev)}:{os.minor(info.st_dev)}")
+    source = shared.get(mounts.device_name(info.st_dev))
     if source:
         return f"{source}/{info.st_ino}/{rest}"
     return f"{processes.boot_id()}/{info.st_dev}/{info.st_ino}/{rest}"
@@ -162,19 +161,6 @@ def _directory_id(existing: str, root: str, mounts: Mapping[str, str]) -> str:
 def _hint(existing: str, root: str) -> str:
     """Different where the directories are; nothing is proven where it is the same."""
     return f"{os.stat(existing).st_ino}/{os.path.relpath(root, existing)}"
-
-
-def _network_mounts() -> Dict[str, str]:
-    """major:minor -> `fstype source` of file systems that other machines see too."""
-    found: Dict[str, str] = {}
-    with contextlib.suppress(OSError):
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
-                left, _, right = line.partition(" - ")
-                kind, source = right.split()[:2]
-                if kind in _NETWORK or kind.startswith("fuse."):
-                    found.setdefault(left.split()[2], f"{kind} {source}")
-    return found
 
 
 # -- space, limits, name, load ---------------------------------------------------------------------------------------

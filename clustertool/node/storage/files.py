@@ -204,6 +204,12 @@ def open_append(directory: int, name: str, make: bool = True) -> int:
         return os.open(name.split("/")[-1], flags, 0o600, dir_fd=parent)
 
 
+def open_new(directory: int, name: str) -> int:
+    """A new file below `directory`, 0600, for reading and writing. Raises OSError where there is something of this name."""
+    with _parent(directory, name, make=True) as parent:
+        return os.open(name.split("/")[-1], _NEW & ~os.O_WRONLY | os.O_RDWR, 0o600, dir_fd=parent)
+
+
 def open_read(directory: int, name: str) -> int:
     """A regular file below `directory`; OSError where it is missing, a link, or a device."""
     with _parent(directory, name, make=False) as parent:
@@ -230,17 +236,6 @@ def read_file(path: str) -> bytes:
 def read(directory: int, name: str) -> bytes:
     with open(open_read(directory, name), "rb") as file:
         return file.read(_MOST)
-
-
-def link(directory: int, name: str, target: str) -> None:
-    """A symbolic link of this user, created again; a file that is not a link stays."""
-    with _parent(directory, name, make=True) as parent:
-        last = name.split("/")[-1]
-        with contextlib.suppress(FileNotFoundError):
-            if stat.S_ISLNK(os.lstat(last, dir_fd=parent).st_mode):
-                os.unlink(last, dir_fd=parent)
-        with contextlib.suppress(FileExistsError):
-            os.symlink(target, last, dir_fd=parent)
 
 
 def make_new(path: str) -> int:

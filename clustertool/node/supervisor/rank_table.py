@@ -20,9 +20,9 @@ from clustertool.model.roles import LAUNCHERS
 from clustertool.node.container import rank_containers
 from clustertool.node.container.rank_containers import RankContainer, RankContainers
 from clustertool.node.mpi.launched_ranks import LaunchedRanks
-from clustertool.node.storage import files
 from clustertool.node.supervisor import rank_error, rank_process
 from clustertool.node.supervisor.listen_watch import ListenWatch
+from clustertool.node.supervisor.log_keeper import LogKeeper
 from clustertool.node.supervisor.usage_recorder import Growth, Running
 from clustertool.node.system import pressure, processes
 
@@ -76,6 +76,7 @@ class LocalRank:
         self.log = -1
         self.log_name = spec["log"]
         self.log_size = -1
+        self.log_seen = (0, 0)  # size and time of its file
         self.recorded_size, self.recorded_at = 0, 0.0  # the size that was recorded as growth, and when
         self.oom: Optional[pressure.OomWatch] = None
         self.container: Optional[RankContainer] = None
@@ -134,6 +135,10 @@ class RankTable:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         # Of the ranks. Some programs close as many descriptors as they may have, and take minutes for a billion.
         self._file_limit = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+        self._firsts: Dict[str, Key] = {}  # of each role the first rank of this node
+        for process in spec["processes"]:
+            self._firsts.setdefault(process["role"], (process["role"], process["rank"]))
+        self.logs = LogKeeper(job, self._paths)
         self._ranks = [LocalRank(process) for process in spec["processes"]]
         self.servers = ListenWatch()
         self.launched = LaunchedRanks(spec)
@@ -223,14 +228,18 @@ class RankTable:
 
     def _open_log(self, rank: LocalRank, attempt: int) -> str:
         """Return why there can be no log, or ""."""
+        before = rank.log_name
         rank.attempt, rank.log_name, rank.exit = attempt, self._paths.log(*rank.key, attempt), None
         rank.container = None
         rank.recorded_size, rank.recorded_at = 0, 0.0
         if rank.log >= 0:
             os.close(rank.log)
+        self.logs.close_log(before)
         rank.log = rank.log_size = -1
+        rank.log_seen = (0, 0)
+        more = [self._paths.first_log(rank.key[0], rank.log_name)] if rank.key in self._firsts.values() else []
         try:
-            rank.log = files.open_append(self._job, rank.log_name)
+            rank.log = self.logs.open(rank.log_name, *more)
         except OSError as error:  # the disk is full, or the job has put something in the log's place
             return f"cannot open {rank.log_name}: {error.strerror}"
         rank_error.remove_file(self._job, *rank.key)
@@ -304,7 +313,7 @@ class RankTable:
             "argv": start.argv,
             "env": {**start.env, **self.launched.rank_variables(role)},
             "work_dir": os.path.realpath(start.folder),
-            "log": self._paths.of(self._paths.log(role, rank, attempt)),
+            "log": self._paths.of(self._paths.written(self._paths.log(role, rank, attempt))),
             "umask": self._umask,
             "file_limit": self._file_limit,
             "device_kind": self._spec["device_kind"],
@@ -340,7 +349,11 @@ class RankTable:
         at, clock, lines = round(time.time(), 2), time.monotonic(), []
         for rank in self._ranks:
             with contextlib.suppress(OSError):  # no log yet (-1), or a file system that is away
-                rank.log_size = os.fstat(rank.log).st_size
+                about = os.fstat(rank.log)
+                seen = about.st_size, about.st_mtime_ns
+                if seen != rank.log_seen and self.logs.changed(rank.log_name):
+                    rank.log_seen = seen
+                rank.log_size = max(rank.log_size, self.logs.base(rank.log_name) + about.st_size)
                 if rank.log_size != rank.recorded_size and (at_once or clock >= rank.recorded_at + _GROWTH_EVERY):
                     rank.recorded_size, rank.recorded_at = rank.log_size, clock
                     lines.append([at, rank.log_name, rank.log_size])

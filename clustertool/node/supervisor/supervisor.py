@@ -185,6 +185,7 @@ class Supervisor:
             self.control.touch()
             self.resources.refresh()
             self._check_records()
+            self.ranks.logs.check()
         self._continue_shutdown()
         self.events.flush()
 
@@ -200,6 +201,7 @@ class Supervisor:
     def leave(self) -> None:
         """Record the end and release all that is reserved here. Then this process can supervise the next epoch of an elastic
         job, by another object of this class."""
+        self.ranks.logs.finish()  # before the end is recorded: readers wait for it
         survivors = self.shutdown.survivors if self.shutdown is not None else []
         self.outcome, self.epoch_end, events = node_end(self.outcome, self.requests, survivors, self.link, self.spec)
         for kind, fields in events:
@@ -213,6 +215,7 @@ class Supervisor:
         self.ranks.close()
         self.family.close()
         self.events.close(durable=True)
+        self.ranks.logs.end()
         if self.signals is not None:
             self.signals.close()
         os.close(self.job)

@@ -1,4 +1,4 @@
-"""This module lists mounts below a directory, which a removal must not enter, and finds one that does not answer.
+"""This module lists mounts below a directory and those of the network, and finds one that does not answer.
 
 A bind mount of the same file system has the same device number as the directory around it. The kernel lists it nevertheless.
 """
@@ -9,11 +9,12 @@ import contextlib
 import os
 import re
 import threading
-from typing import List, Optional
+from typing import Dict, List, Optional
 
 from clustertool.errors import PreflightError
 
 _LIST = "/proc/self/mountinfo"
+_NETWORK = "nfs nfs4 cifs smb3 lustre gpfs beegfs beegfs_nodev ceph glusterfs 9p afs".split()
 _POINT = 4  # the field of a line that names the mount point
 _PATIENCE = 5.0  # seconds for one look at a path; a login must answer within CONNECT_TIMEOUT, too
 _LINKS = 40  # as the kernel allows
@@ -93,3 +94,21 @@ def _walk(path: str, reached: List[str]) -> None:
 def _plain(field: bytes) -> bytes:
     """The kernel writes a space, tab, newline or backslash of a name as \\ooo."""
     return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match.group(1), 8)]), field)
+
+
+def of_network() -> Dict[str, str]:
+    """major:minor -> `fstype source` of file systems that other machines see too."""
+    found: Dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        with open(_LIST, encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                left, _, right = line.partition(" - ")
+                kind, source = right.split()[:2]
+                if kind in _NETWORK or kind.startswith("fuse."):
+                    found.setdefault(left.split()[2], f"{kind} {source}")
+    return found
+
+
+def device_name(device: int) -> str:
+    """Return a device number as the keys of of_network() are written."""
+    return f"{os.major(device)}:{os.minor(device)}"

@@ -8,7 +8,7 @@ from typing import Dict, List
 
 from clustertool.model.kubernetes.pod_record import EVENTS, GROWTH, LEDGER, SPEC, USAGE, Log
 from clustertool.model.masking import HIDDEN
-from clustertool.model.paths import LOG_NAMES, JobPaths
+from clustertool.model.paths import CUT, LOG_NAMES, JobPaths
 from clustertool.node.jobs import ledger
 from clustertool.node.storage import files
 
@@ -41,18 +41,19 @@ def _read(path: str) -> bytes:
 
 def sizes_of_logs(paths: JobPaths) -> List[Log]:
     """The logs of the ranks, by their names in the job's directory."""
-    found: List[Log] = []
+    found: Dict[str, int] = {}
     with contextlib.suppress(OSError):
         job = files.open_job_dir(paths.dir)
         with files.closing(job):
-            top = os.path.join(files.path_of(job), "log")
+            top = os.path.join(files.path_of(job), paths.written("log"))
             for folder, _, names in os.walk(top):
                 place = os.path.relpath(folder, os.path.dirname(top))
                 for name in sorted(names):
                     path = os.path.join(folder, name)
                     if name.partition(".")[0] in LOG_NAMES and not os.path.islink(path):
-                        found.append((f"{place}/{name}", os.lstat(path).st_size))
-    return found
+                        log = f"{place}/{name[: -len(CUT)] if name.endswith(CUT) else name}"
+                        found[log] = found.get(log, 0) + os.lstat(path).st_size
+    return list(found.items())
 
 
 def has_output(folder: str) -> bool:

@@ -1,0 +1,205 @@
+"""The log keeper keeps what ranks print, whatever their programs do with files of the job's directory (decision 70).
+
+.clustertool/log/workerlog.0      what the rank writes
+.clustertool/log/workerlog.0.cut  what was there before the program truncated it (node/jobs/rank_log.py)
+log/workerlog.0, log/train.log    copies for readers, until a program changes, replaces or removes them
+ROOT_DIR/.clustertool/kept/JOB/   further names of the files of .clustertool, which a program may remove
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Dict, Iterable, List
+
+from clustertool.errors import PreflightError
+from clustertool.model.paths import CUT, OURS, JobPaths
+from clustertool.node.jobs import ledger
+from clustertool.node.jobs.rank_log import PIECE, TRUNCATED, RankLog
+from clustertool.node.storage import files
+from clustertool.node.storage.disk_worker import DiskWorker
+
+_RECORDS = ("events.jsonl", "spec.json", "seen", "growth.jsonl", "usage.jsonl", "control")
+_REPLACED = (f"{OURS}/growth.jsonl", f"{OURS}/usage.jsonl")  # now and then by a shorter file
+_PATIENCE = 10.0  # seconds that copies may take at the end
+_END = 64  # bytes by which a copy is recognised
+
+
+class ShownLog:
+    """A copy of a log under a name that readers use. A file that was there before belongs to a program. Raises OSError."""
+
+    def __init__(self, job: int, name: str) -> None:
+        self._path = f"{files.path_of(job)}/{name}"
+        self.fd = files.open_new(job, name)
+        self.size, self._end, self._made = 0, b"", os.fstat(self.fd).st_mtime_ns
+
+    def is_own(self) -> bool:
+        """Return whether nothing but this object has changed or replaced the file."""
+        with contextlib.suppress(OSError):
+            about = os.fstat(self.fd)
+            same = about.st_size == self.size and os.path.samestat(about, os.lstat(self._path))
+            if same and self.size == 0:  # a program that truncates it changes its time only
+                return about.st_mtime_ns == self._made
+            return same and os.pread(self.fd, _END, self.size - len(self._end)) == self._end
+        return False
+
+    def grow(self, log: RankLog, size: int) -> None:
+        """Copy what is new of the log. Where the disk is full the next call continues."""
+        with contextlib.suppress(OSError):
+            while self.size < size:
+                data = log.pread(min(PIECE, size - self.size), self.size)
+                done = os.pwrite(self.fd, data, self.size)
+                if not done:
+                    return
+                self.size, self._end = self.size + done, (self._end + data[:done])[-_END:]
+
+
+class KeptLog:
+    """The log `name` of a rank, its copies, and what it had before it was truncated."""
+
+    def __init__(self, job: int, name: str, shown: Iterable[str]) -> None:
+        """Raises OSError."""
+        self.busy = False
+        self._job, self._name = job, name
+        self._log = RankLog(job, name)
+        self._copies: List[ShownLog] = []
+        for copy in shown:
+            with contextlib.suppress(OSError):
+                self._copies.append(ShownLog(job, copy))
+
+    @property
+    def base(self) -> int:
+        """The bytes that are not in the file any more."""
+        return self._log.base
+
+    def update(self) -> None:
+        """Save what the program has truncated, and let the copies grow."""
+        self.busy = False
+        with contextlib.suppress(OSError):
+            for copy in [copy for copy in self._copies if not copy.is_own()]:
+                self._copies.remove(copy)
+                os.close(copy.fd)
+            if self._log.truncated():
+                self._save()
+            size = self._log.size()
+            for copy in self._copies:
+                copy.grow(self._log, size)
+            self._log.seek(size)
+
+    def _save(self) -> None:
+        """Append what the longest copy has to the second file, which cannot be read meanwhile. Raises OSError."""
+        base = self._log.base
+        with files.closing(files.open_append(self._job, JobPaths.written(self._name) + CUT)) as fd:
+            os.fchmod(fd, 0o200)
+            os.ftruncate(fd, base)  # an earlier call may have met a full disk
+            best = max(self._copies, key=lambda copy: copy.size, default=None)
+            at, data = base, b""
+            while best is not None and at < best.size:
+                data = os.pread(best.fd, min(PIECE, best.size - at), at)
+                files.write_all(fd, data)
+                at += len(data)
+            if not base:
+                files.write_all(fd, b"\n" * (data[-1:] not in (b"", b"\n")) + TRUNCATED)
+            os.fchmod(fd, 0o600)
+        self._log.refresh()
+
+    def close(self) -> None:
+        self.update()
+        self._log.close()
+        for copy in self._copies:
+            os.close(copy.fd)
+
+
+class LogKeeper:
+    """Its methods do not wait for the disk, but for open() and the last ones: a thread does the work."""
+
+    def __init__(self, job: int, paths: JobPaths) -> None:
+        self._job, self._paths = job, paths
+        self._worker = DiskWorker()
+        self._logs: Dict[str, KeptLog] = {}
+        self._records = {f"{OURS}/{name}": 0 for name in _RECORDS}  # and logs: the inode of the further name
+        self._missing = False
+
+    def open(self, name: str, *more: str) -> int:
+        """Make a log, and copies of it for readers with this name and `more`. Return its descriptor. Raises OSError."""
+        written = JobPaths.written(name)
+        fd = files.open_append(self._job, written)
+        self._records.update({written: 0, written + CUT: 0})
+        for record in [record for record, known in self._records.items() if not known]:
+            self._keep(record)  # before the program runs
+        with contextlib.suppress(OSError):  # readers have the log
+            self._logs[name] = KeptLog(self._job, name, (name, *more))
+        return fd
+
+    def close_log(self, name: str) -> None:
+        """Another attempt begins."""
+        log = self._logs.pop(name, None)
+        if log is not None and not self._worker.put(log.close):
+            log.close()
+
+    def base(self, name: str) -> int:
+        """Return how many bytes the file of this log had before it was truncated."""
+        log = self._logs.get(name)
+        return log.base if log is not None else 0
+
+    def changed(self, name: str) -> bool:
+        """The file of this log has changed. Return whether that is taken into account, or is to be reported again."""
+        log = self._logs.get(name)
+        if log is None or log.busy:
+            return log is None
+        log.busy = True
+        if self._worker.put(log.update):
+            return True
+        log.busy = False
+        return False
+
+    def check(self) -> None:
+        """Call it now and then: it puts back records that a program has removed."""
+        if self._worker.waiting < len(self._logs) + 1:
+            self._worker.put(self._check)
+
+    def finish(self) -> None:
+        """Complete the copies: no program runs any more."""
+        for log in self._logs.values():
+            if not self._worker.put(log.close):
+                log.close()
+        self._worker.end(_PATIENCE)
+
+    def end(self) -> None:
+        """Put back what is missing, and remove the further names."""
+        self._records.pop(f"{OURS}/control")
+        self._missing = True
+        self._check()
+        ledger.remove_kept(self._paths)
+
+    def _check(self) -> None:
+        lost = [name for name in list(self._records) if not self._keep(name) and self._records[name]]
+        # At two calls: the program does not remove them just now. Without the entry of the ledger the job ends.
+        if lost and self._missing and os.path.exists(self._paths.ledger):
+            for name in reversed(lost):  # the events last: readers begin with them
+                with contextlib.suppress(OSError):
+                    os.makedirs(os.path.dirname(self._path(name)), mode=0o700, exist_ok=True)
+                    os.link(self._kept(name), self._path(name))
+            files.mark_again(self._paths.dir)
+        self._missing = bool(lost)
+
+    def _keep(self, name: str) -> bool:
+        """Give a file its further name. Return whether the file is there."""
+        with contextlib.suppress(OSError, PreflightError):
+            found = os.lstat(self._path(name)).st_ino
+            replaced = name in _REPLACED and found != self._records[name]
+            if replaced or not self._records[name]:
+                if not os.path.isdir(self._paths.kept):
+                    files.make_dir(self._paths.base, OURS, "kept", self._paths.job)
+                part = self._kept(name) + ".part"
+                os.link(self._path(name), part, follow_symlinks=False)
+                os.rename(part, self._kept(name))
+                self._records[name] = found
+            return True
+        return False
+
+    def _path(self, name: str) -> str:
+        return f"{files.path_of(self._job)}/{name}"
+
+    def _kept(self, name: str) -> str:
+        return os.path.join(self._paths.kept, name.replace("/", "+"))
