@@ -141,7 +141,7 @@ def test_a_silent_node_does_not_stall_wait_with_progress(monkeypatch: pytest.Mon
         cluster=cluster_of(["10.0.0.1", "10.0.0.2"]), agents=dict.fromkeys((0, 1), agent), failed={}
     )
     fleet.ask, fleet.reopen, fleet.prompter = ask, reopen, SimpleNamespace(serve=lambda: None)
-    fleet.engine_end = None
+    fleet.engine_end, fleet.late = None, []
     engine = SimpleNamespace(fleet=fleet, capabilities=known_engines.capabilities("ssh"))
     monkeypatch.setattr(SilentCaller, "opened", lambda self, config, sink: nullcontext(engine))
     monkeypatch.setattr(
