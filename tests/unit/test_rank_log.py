@@ -95,3 +95,15 @@ def test_without_a_supervisor_a_reader_goes_on_with_the_file(job: Folder, monkey
     log._until = 0.0
     assert (log.read(100), log.read(100)) == (b"c 3\n", b"")
     log.close()
+
+
+def test_what_was_truncated_before_a_reader_came_is_read_late(job: Folder) -> None:
+    """The program is faster than the supervisor."""
+    job.write(b"c 3\n")
+    log = RankLog(job.fd, LOG)
+    assert log.read(100) == b"c 3\n"
+    job.save(b"a 1\n" + TRUNCATED)
+    assert log.read(1000) == b"a 1\n" + TRUNCATED
+    job.write(b"d 4\n")
+    assert (log.read(100), log.read(100), log.at) == (b"d 4\n", b"", log.size())
+    log.close()

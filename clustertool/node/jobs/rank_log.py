@@ -82,9 +82,9 @@ class RankLog:
 
     def read(self, most: int) -> bytes:
         """Return the next bytes. There are none for a while after the program has truncated the log."""
-        if self.truncated():
-            before = self.base
-            self.refresh()
+        before, truncated = self.base, self.truncated()
+        self.refresh()
+        if truncated:
             self._until = self._until or time.monotonic() + _PATIENCE
             if self.base > before:  # what was read may be more than what was saved
                 self.at = min(self.at, self.base - (0 if before else len(TRUNCATED)))
@@ -92,6 +92,10 @@ class RankLog:
                 self.at = self.base
             else:
                 return b""
+        elif self.at > before < self.base:  # what was there before this object had opened the file comes late
+            data = os.pread(self._cut, PIECE, max(before, self.base - PIECE))
+            self.seek(self.at + self.base - before)
+            return data
         self._until = 0.0
         data = self.pread(most, self.at)
         self.seek(self.at + len(data))
