@@ -161,3 +161,30 @@ if os.environ["TRAINING_ROLE"] == "HETER_TRAINER":
     time.sleep(1000)
 """
 )
+
+# At TERM the main process lets a child save, which dies of TERM itself, and starts another one after 1.5 s.
+SAVES_BY_A_CHILD = python("""
+import signal, subprocess, sys, time
+child = subprocess.Popen(["sh", "-c", "echo pid $$; read line; sleep 0.3; echo saved"], stdin=subprocess.PIPE)
+def save(*_):
+    child.communicate(b"save\\n")
+    time.sleep(1.5)
+    sys.exit(subprocess.call(["sh", "-c", "sleep 0.3; echo copied; exit 3"]))
+signal.signal(signal.SIGTERM, save)
+say("ready")
+time.sleep(1000)
+""")
+# The child names the time of TERM. The main process of rank 0 ignores TERM.
+HAS_A_CHILD = python("""
+import os, signal, time
+if os.fork() == 0:
+    signal.signal(signal.SIGTERM, lambda *_: say("term %f" % time.time()))
+    say("pid %d" % os.getpid())
+    say("ready")
+    while True:
+        time.sleep(1000)
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while True:
+    time.sleep(1000)
+""")

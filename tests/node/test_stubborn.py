@@ -96,6 +96,33 @@ def test_grace_is_given_and_then_over(bench: Bench) -> None:
     assert exited["t"] - stopping["t"] >= 0.45
 
 
+@pytest.mark.parametrize("supervised", [True, False])
+def test_a_program_that_saves_by_a_child(bench: Bench, supervised: bool) -> None:
+    job = ready(bench, p.SAVES_BY_A_CHILD)
+    job.told(count=1)
+    if not supervised:
+        kill(job.process("supervisor"), signal.SIGSTOP)
+        kill(job.process("guard"), signal.SIGSTOP)
+    assert job.stop(grace=3.0)["state"] == "clean"
+    assert job.log().endswith(b"saved\ncopied\n"), job.log()
+    job.gone()
+
+
+def test_children_get_term_after_their_main_process(bench: Bench) -> None:
+    """Two ranks: the main process of one ends at once, that of the other one is killed."""
+    job = ready(bench, p.HAS_A_CHILD, per_node=2)
+    job.says(b"ready", 1)
+    assert job.stop(grace=3.0)["state"] == "clean"
+    stopping = job.events(0, "stopping")[0]["t"]
+    early, late = (
+        [float(line.split()[1]) for line in job.log(rank).splitlines() if line[:4] == b"term"] for rank in (1, 0)
+    )
+    assert len(early) == len(late) == 1
+    assert early[0] - stopping < 1.4
+    assert 1.4 < late[0] - stopping < 2.9
+    job.gone()
+
+
 def test_stopped_rank_receives_term(bench: Bench) -> None:
     job = ready(bench, "trap 'echo bye; exit 3' TERM; echo pid $$; echo ready; while :; do sleep 0.05; done")
     os.kill(job.rank().pid, signal.SIGSTOP)

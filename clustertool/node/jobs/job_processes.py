@@ -81,6 +81,11 @@ class JobProcesses:
         found = own.caretakers.get(kind)
         return Process(*found) if found and recorded_here(own.boot, own.space) else None
 
+    def main_processes(self) -> List[Process]:
+        """Those of its ranks that its events name, alive or not. A program may have written them."""
+        pairs = [(event.get("pid"), event.get("start")) for event in self.events() if event["type"] == "started"]
+        return [Process(pid, start) for pid, start in pairs if isinstance(pid, int) and isinstance(start, int)]
+
     def caretakers(self, own: Optional[CaretakerRecord] = None, kinds: Sequence[str] = CARETAKERS[:2]) -> List[Process]:
         """Those of supervisor and guard, or of other `kinds`, that live."""
         own = self.own() if own is None else own

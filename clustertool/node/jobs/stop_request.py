@@ -170,7 +170,8 @@ class _Left:
     def sweep(self) -> Sweep:
         """What ends the job without its supervisor. No healthy job needs its modules, half of what a stop would import."""
         made = cast("Type[Sweep]", on_demand.named("jobs.termination:Sweep"))
-        return made(self.search.known, self.search.mark, self.record.container() if self.key else None)
+        container = self.record.container() if self.key else None
+        return made(self.search.known, self.search.mark, container, self.record.main_processes())
 
     def responsive(self) -> bool:
         """Whether the supervisor can answer; also if it is not known which process it is."""

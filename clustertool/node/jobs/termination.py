@@ -1,4 +1,8 @@
-"""This module ends the processes of a job: TERM now, KILL after the grace until none lives. It names those that stay alive."""
+"""This module ends the processes of a job: TERM now, KILL after the grace until none lives. It names those that stay alive.
+
+The main process of a rank gets TERM first: it may save with the help of its children. What is below it gets TERM when it has
+ended, or after half of the grace; what is below none of them when all have ended.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import math
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Callable, Collection, Iterable, List, Mapping, Optional
+from typing import TYPE_CHECKING, Callable, Collection, Iterable, List, Mapping, Optional, Set
 
 from clustertool.node.container import container_removal
 from clustertool.node.container.rank_containers import LINGER, helpers
@@ -32,7 +36,7 @@ class Termination:
     Without a `grace` there is only KILL. `term_after`: seconds until TERM; a sender that signals all processes has sent it, or
     will before that. `patience`: seconds of KILL after which what still lives is a survivor. `helpers`: the
     pids of processes that get no TERM. When no other one lives, `quiet` is set; they are killed after release(), or the grace
-    and `linger` more seconds.
+    and `linger` more seconds. `mains`: the pids of the main processes of ranks.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class Termination:
         helpers: Callable[[], Collection[int]] = tuple,
         linger: float = 0.0,
         term_after: float = 0.0,
+        mains: Iterable[int] = (),
     ) -> None:
         self._living = living
         self._linger = linger
@@ -52,22 +57,59 @@ class Termination:
         self._helpers = helpers
         self._released = False
         self.quiet = False
-        self._kill_at = time.monotonic() + grace
+        now = time.monotonic()
+        self._kill_at = now + grace
         self._give_up_at = 0.0
-        self._term_at = time.monotonic() + term_after if grace > 0 else math.inf
+        self._term_at = now + term_after if grace > 0 else math.inf
+        self._rest_at = now + (term_after + grace) / 2
+        self._mains = set(mains)
+        self._above = {main: main for main in self._mains}  # the main process above a process, 0 for none
+        self._sent: Set[int] = set()  # pids of processes that have got TERM, or get none
+        self._late = False  # half of the grace is over
         found = living()
         self.signalled = {process.pid for process in found}
-        if term_after == 0:
-            self._terminate(found)
+        self._terminate(found, now)
 
-    def _terminate(self, found: List[Process]) -> None:
-        """Send TERM once, if it is to be sent."""
-        if self._term_at == math.inf:
+    def _terminate(self, found: List[Process], now: float) -> None:
+        """Send TERM once to those that are due now."""
+        if not self._term_at <= now < self._kill_at:
             return
-        self._term_at, spared = math.inf, set(self._helpers())
-        for process in [process for process in found if process.pid not in spared]:
+        living = {process.pid for process in found}
+        for pid in living:  # before the first one ends, and its children lose it
+            self._find_main(pid, living)
+        self._late = now >= self._rest_at
+        due = [
+            process
+            for process in found
+            if process.pid not in self._sent and (self._late or self._comes_now(process.pid, living))
+        ]
+        spared = set(self._helpers()) if due else ()
+        for process in [process for process in due if process.pid not in spared]:
+            self._sent.add(process.pid)
             processes.signal_one(process, signal.SIGTERM)
             processes.signal_one(process, signal.SIGCONT)  # a stopped process handles TERM only when it continues
+
+    def _comes_now(self, pid: int, living: Set[int]) -> bool:
+        """Whether it is the main process of a rank, or none that is above it lives."""
+        main = self._above[pid]
+        return pid in self._mains or not (main in living if main else self._mains & living)
+
+    def _find_main(self, pid: int, living: Set[int]) -> None:
+        """Note the main process above a process that is new. It gets no TERM if one above it has got TERM, a main process
+        excepted, or after half of the grace."""
+        below: List[int] = []
+        while pid in living and pid not in self._above:
+            below.append(pid)
+            found = processes.stat(pid)
+            pid = found.parent if found else 0
+        self._above.update(dict.fromkeys(below, self._above.get(pid, 0)))
+        if self._late or pid in self._sent - self._mains:
+            self._sent.update(below)
+
+    def enter(self, main: Process) -> None:
+        """Count it as the main process of a rank from now on."""
+        self._mains.add(main.pid)
+        self._above[main.pid] = main.pid
 
     def without_term(self) -> None:
         """Send no TERM: another one has sent it to all processes."""
@@ -78,14 +120,14 @@ class Termination:
 
     def hurry(self, grace: float) -> None:
         """A second stop can only be faster than the first."""
-        self._kill_at = min(self._kill_at, time.monotonic() + grace)
+        now = time.monotonic()
+        self._kill_at, self._rest_at = min(self._kill_at, now + grace), min(self._rest_at, now + grace / 2)
 
     def turn(self, unreaped: bool = False) -> Optional[List[str]]:
         """`unreaped`: the supervisor has children, dead or missed by the search. The end waits until they are reaped."""
         now = time.monotonic()
         left = self._living()
-        if now >= self._term_at:
-            self._terminate(left)
+        self._terminate(left, now)
         if left and now < self._kill_at and {process.pid for process in left} <= set(self._helpers()):
             self.quiet = True
             self._kill_at = now if self._released else self._kill_at
@@ -142,10 +184,11 @@ class Shutdown(Termination):
         term_after: float = 0.0,
     ) -> None:
         # Ranks that end by SIGTERM itself, and not with an exit code.
-        programs = ranks or {}
-        apart = {pid for pid, main in programs.items() if main == pid} & set(helpers())
+        programs, spared = ranks or {}, set(helpers())
+        apart = {pid for pid, main in programs.items() if main == pid} & spared
         self._end_by_signal = {pid for pid in programs if processes.dies_of(programs[pid], signal.SIGTERM)} - apart
-        super().__init__(family.living, mark, grace, _HOPELESS, helpers, linger, term_after)
+        mains = set(programs.values()) - spared
+        super().__init__(family.living, mark, grace, _HOPELESS, helpers, linger, term_after, mains)
         self._family = family
         self._ended_before = {pid for pid, main in programs.items() if main not in self.signalled}
         self._remove = remove
@@ -177,11 +220,19 @@ class Shutdown(Termination):
 
 
 class Sweep(JobSearch):
-    """The end of a job whose supervisor cannot end it. `container`: the runtime of its containers, if its ranks ran in some."""
+    """The end of a job whose supervisor cannot end it. `container`: the runtime of its containers, if its ranks ran in some.
+    `mains`: the main processes of its ranks, alive or not."""
 
-    def __init__(self, known: Iterable[Process], mark: str, container: Optional[RuntimeSpec] = None) -> None:
+    def __init__(
+        self,
+        known: Iterable[Process],
+        mark: str,
+        container: Optional[RuntimeSpec] = None,
+        mains: Iterable[Process] = (),
+    ) -> None:
         super().__init__(known, mark)
         self._container = container
+        self._mains = mains
 
     def _helpers(self) -> Collection[int]:
         return helpers(self.known)
@@ -204,7 +255,8 @@ class Sweep(JobSearch):
 
     def _end_processes(self, grace: float, patience: float) -> List[str]:
         spared, linger = (self._helpers, LINGER) if self._container else (tuple, 0.0)
-        termination = Termination(self.living, self.mark, grace, patience, spared, linger)
+        mains = [main.pid for main in self._mains if processes.alive(main)]
+        termination = Termination(self.living, self.mark, grace, patience, spared, linger, mains=mains)
         while True:
             survivors = termination.turn()
             if survivors is not None:

@@ -376,7 +376,7 @@ class Supervisor:
             if main is not None:
                 self.family.others.add(main)
                 if self.shutdown is not None:  # it was not there when the others got TERM
-                    processes.signal_one(main, signal.SIGTERM)
+                    self.shutdown.enter(main)
 
     def _report(self, exits: List[RankExit]) -> None:
         if any(exit.failed for exit in exits):  # it cannot have started, or found its files
@@ -473,7 +473,8 @@ class Supervisor:
     # -- stopping --
 
     def stop(self, why: str, grace: Optional[float] = None, term_after: float = 0.0) -> None:
-        """Send TERM to all descendants, KILL after `grace` seconds (the job's own if None); a second call can only hurry.
+        """Send TERM to the ranks and then to their descendants, KILL after `grace` seconds (the job's own if None); a second
+        call can only hurry.
 
         term_after: seconds until TERM, infinite where the sender of a signal has sent it to all of them.
         """
