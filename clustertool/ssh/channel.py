@@ -108,6 +108,14 @@ def seconds_for(connect_timeout: float) -> float:
     return max(_LEAST_SECONDS, 3 * connect_timeout)
 
 
+def incomplete_login(seconds: float, output: bytes, node: str) -> Unreachable:
+    """Return the error for a login that takes longer. output: the end of what it has printed."""
+    last = output[-_SHOWN:].decode(errors="backslashreplace")
+    shown = f", its output so far ends with {last!r}" if last else ""
+    what = f"the login is not complete after {seconds:g} s{shown}"
+    return Unreachable(what, f"{SHELL_FIX}; {_SLOW}", node)
+
+
 class Greeting:
     """A greeting is the lines that a login and the start of the node side print. They share one deadline and MOST_BYTES.
 
@@ -175,10 +183,7 @@ class Greeting:
     def _late(self) -> Unreachable:
         if not self._taken and not self.rest:
             return Unreachable(f"no answer for {self._seconds:g} s", f"check the load of the node; {_SLOW}", self._node)
-        last = self.rest[-_SHOWN:].decode(errors="backslashreplace")
-        shown = f", its output so far ends with {last!r}" if last else ""
-        what = f"the login is not complete after {self._seconds:g} s{shown}"
-        return Unreachable(what, f"{SHELL_FIX}; {_SLOW}", self._node)
+        return incomplete_login(self._seconds, self.rest, self._node)
 
     def _endless(self) -> PreflightError:
         what = f"the login shell prints too much (more than {MOST_BYTES >> 10} KiB)"

@@ -17,7 +17,7 @@ from typing import Any
 
 from clustertool.errors import PreflightError, TimedOut, UsageError
 from clustertool.model.hints import PROGRAM
-from clustertool.ssh.channel import BROKEN, KEEP, MOST_BYTES, Output, discard
+from clustertool.ssh.channel import BROKEN, KEEP, MOST_BYTES, Output, discard, incomplete_login, seconds_for
 from clustertool.ssh.parallel import in_background
 from clustertool.ssh.shells import Programs, Shells
 
@@ -133,23 +133,27 @@ class Commands:
 
         All text is sent before any output is read, so it must be short, as a command that was typed is.
         """
-        return self._run(link, link.channel(timeout=min(timeout, opening)), text, mark, take, timeout)
+        channel = link.channel(timeout=min(timeout, opening))
+        return self._run(link, channel, text, mark, take, timeout, seconds_for(opening))
 
-    def _run(self, link: Shells, channel: Any, text: str, mark: str, take: Take, timeout: float) -> int:
+    def _run(
+        self, link: Shells, channel: Any, text: str, mark: str, take: Take, timeout: float, login: float = _NO_END
+    ) -> int:
         try:
             with self._lock:
                 if self._ended:
                     raise link.lost("the command was not started")
                 self.running[channel] = link.node
-            return _completed(link, channel, text.encode("utf-8", "surrogateescape"), mark.encode(), take, timeout)
+            data = text.encode("utf-8", "surrogateescape")
+            return _completed(link, channel, data, mark.encode(), take, timeout, login)
         finally:
             discard(channel)
             with self._lock:
                 self.running.pop(channel, None)
 
 
-def _completed(link: Shells, channel: Any, text: bytes, mark: bytes, take: Take, timeout: float) -> int:
-    """Send the script and pass its output on from `mark`."""
+def _completed(link: Shells, channel: Any, text: bytes, mark: bytes, take: Take, timeout: float, login: float) -> int:
+    """Send the script and pass its output on from `mark`, which has to come within `login` seconds."""
     end = time.monotonic() + timeout
     streams = [_AfterMark(mark, b"", take, False), _AfterMark(mark, link.noise, take, True)]
     try:
@@ -157,7 +161,10 @@ def _completed(link: Shells, channel: Any, text: bytes, mark: bytes, take: Take,
             channel.settimeout(timeout)
             channel.sendall(text)
         output = Output(channel, lambda data, error: streams[error].take(data))
-        if not _over(channel, output, end):
+        over = _over(channel, output, min(end, time.monotonic() + login))
+        if not over and not streams[0].begun and login < timeout:
+            raise incomplete_login(login, streams[0].before or streams[1].before, link.node)
+        if not over and not _over(channel, output, end):
             in_background(functools.partial(_request_end, channel))
             what = f"the command did not end within {timeout:g} s"
             if _over(channel, output, time.monotonic() + _GRACE + 1):

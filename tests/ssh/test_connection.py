@@ -28,6 +28,7 @@ from clustertool.ssh.channel import KEEP
 from clustertool.ssh.connection import SshLink
 from clustertool.ssh.parallel import each
 from clustertool.ssh.prompter import Prompter
+from clustertool.ssh.user_command import Commands, Kept
 from tests.ssh import sshd
 from tests.ssh.accounts import Host, Typist
 from tests.ssh.links import Held, close_all, forgotten, open_all, run_user_command, script
@@ -166,6 +167,17 @@ def test_a_command_that_has_ended_leaves_what_it_has_put_into_the_background(lin
     pid = int(done.stdout)
     time.sleep(0.3)
     os.kill(pid, signal.SIGKILL)  # raises where it has ended
+
+
+@needs_bash
+def test_a_command_where_the_login_reads_its_input(cluster_of: Any) -> None:
+    cluster, (server,) = cluster_of(1)
+    (server.home / ".bashrc").write_text("echo 'Which project?'; cat >/dev/null\n")
+    with (
+        SshLink(cluster.hosts[0], cluster) as link,
+        pytest.raises(Unreachable, match="not complete after 6 s.*project"),
+    ):
+        Commands().run(link, "echo", Kept().take, opening=2)
 
 
 def test_user_command_limits(link: SshLink) -> None:
