@@ -139,50 +139,43 @@ class Commands:
     def _run(
         self, link: Shells, channel: Any, text: str, mark: str, take: Take, timeout: float, login: float = _NO_END
     ) -> int:
+        """Send the script and pass its output on from `mark`, which has to come within `login` seconds."""
+        end = time.monotonic() + timeout
+        streams = [_AfterMark(mark.encode(), b"", take, False), _AfterMark(mark.encode(), link.noise, take, True)]
+        output = Output(channel, lambda data, error: streams[error].take(data))
         try:
             with self._lock:
                 if self._ended:
                     raise link.lost("the command was not started")
                 self.running[channel] = link.node
-            data = text.encode("utf-8", "surrogateescape")
-            return _completed(link, channel, data, mark.encode(), take, timeout, login)
+            with contextlib.suppress(*BROKEN):  # the channel has closed: its output shows the reason
+                channel.settimeout(timeout)
+                channel.sendall(text.encode("utf-8", "surrogateescape"))
+            over = _over(channel, output, min(end, time.monotonic() + login))
+            if not over and not streams[0].begun and login < timeout:
+                raise incomplete_login(login, streams[0].before or streams[1].before, link.node)
+            if not over and not _over(channel, output, end):
+                in_background(functools.partial(_request_end, channel))
+                what = f"the command did not end within {timeout:g} s"
+                if _over(channel, output, time.monotonic() + _GRACE + 1):
+                    raise TimedOut(f"{what} and was ended", "give it more time with --timeout", link.node)
+                raise TimedOut(what, f"it may still run there: check with `{PROGRAM} exec`", link.node)
+        except BROKEN as error:
+            raise link.lost(f"the connection broke ({error or type(error).__name__})") from None
         finally:
+            for stream in streams:
+                stream.end()
             discard(channel)
             with self._lock:
                 self.running.pop(channel, None)
-
-
-def _completed(link: Shells, channel: Any, text: bytes, mark: bytes, take: Take, timeout: float, login: float) -> int:
-    """Send the script and pass its output on from `mark`, which has to come within `login` seconds."""
-    end = time.monotonic() + timeout
-    streams = [_AfterMark(mark, b"", take, False), _AfterMark(mark, link.noise, take, True)]
-    try:
-        with contextlib.suppress(*BROKEN):  # the channel has closed: its output shows the reason
-            channel.settimeout(timeout)
-            channel.sendall(text)
-        output = Output(channel, lambda data, error: streams[error].take(data))
-        over = _over(channel, output, min(end, time.monotonic() + login))
-        if not over and not streams[0].begun and login < timeout:
-            raise incomplete_login(login, streams[0].before or streams[1].before, link.node)
-        if not over and not _over(channel, output, end):
-            in_background(functools.partial(_request_end, channel))
-            what = f"the command did not end within {timeout:g} s"
-            if _over(channel, output, time.monotonic() + _GRACE + 1):
-                raise TimedOut(f"{what} and was ended", "give it more time with --timeout", link.node)
-            raise TimedOut(what, f"it may still run there: check with `{PROGRAM} exec`", link.node)
-    except BROKEN as error:
-        raise link.lost(f"the connection broke ({error or type(error).__name__})") from None
-    finally:
-        for stream in streams:
-            stream.end()
-    code = int(channel.exit_status)
-    if code < 0 and not link.alive:
-        raise link.lost("the connection was lost")
-    if not streams[0].begun:
-        tail = (streams[0].before + streams[1].before)[-_TAIL:].decode(errors="replace").strip()
-        what, fix = link.no_shell
-        raise PreflightError(f"{what}; its output: {tail}", fix, link.node)
-    return code if code >= 0 else 255
+        code = int(channel.exit_status)
+        if code < 0 and not link.alive:
+            raise link.lost("the connection was lost")
+        if not streams[0].begun:
+            tail = (streams[0].before + streams[1].before)[-_TAIL:].decode(errors="replace").strip()
+            what, fix = link.no_shell
+            raise PreflightError(f"{what}; its output: {tail}", fix, link.node)
+        return code if code >= 0 else 255
 
 
 def _over(channel: Any, output: Output, end: float) -> bool:
