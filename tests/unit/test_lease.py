@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from clustertool.model.elastic.epochs import (
     MARGIN,
-    EpochRecord,
     FormerCoordinator,
-    claim,
     former_leases,
     lost_leases,
     may_enter,
     next_number,
-    started,
 )
 from clustertool.model.elastic.lease import Lease, ends_by, is_silent
 
@@ -106,15 +103,3 @@ def test_numbers_of_epochs_rise() -> None:
     assert next_number([0, 4, 2]) == 5
     assert may_enter(5, 4) and may_enter(0, -1)
     assert not may_enter(4, 4) and not may_enter(3, 4)
-
-
-def test_a_claim_keeps_the_nodes_that_may_have_ranks() -> None:
-    """A winner that dies before it has started leaves them to the next one."""
-    first = started(claim(None, 2), [0, 1, 2])
-    assert first == EpochRecord(0, 2, frozenset({0, 1, 2}))
-    second = claim(first, 1, known=[0, 3])
-    assert second == EpochRecord(4, 1, frozenset({0, 1, 2}))
-    third = claim(second, 0)
-    assert third == EpochRecord(5, 0, frozenset({0, 1, 2}))
-    assert {node for node, _ in former_leases(third.nodes, 50.0, 10.0, NO_FORMER)} == {0, 1, 2}
-    assert started(third, [0, 1]).nodes == {0, 1}

@@ -6,14 +6,14 @@ CLOCK_BOOTTIME of the machine that coordinates.
 Without a store one process coordinates all epochs of the job. With a store (etcd) each epoch is a record there: the node that
 replaces the record of the epoch before it, by compare-and-swap, coordinates the epoch.
 
-1. claim() makes the record of the next epoch. It still has the nodes of the record before it, because these may have ranks.
+1. The record of the next epoch still has the nodes of the record before it, because these may have ranks.
 2. The members join. The coordinator waits for those that have not, until their leases have ended (Leases).
-3. started() makes the record with the nodes of the plan. It is in the store before the first order to start is sent.
+3. The record with the nodes of the plan is in the store before the first order to start is sent.
 """
 
 from __future__ import annotations
 
-from typing import AbstractSet, Collection, FrozenSet, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import AbstractSet, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.model.elastic.lease import ends_by
 
@@ -52,14 +52,6 @@ class EpochEnd(NamedTuple):
     blamed: Tuple[int, ...] = ()
 
 
-class EpochRecord(NamedTuple):
-    """An epoch in the store. nodes: all that may have ranks of this epoch or of one before it."""
-
-    number: int
-    coordinator: int
-    nodes: FrozenSet[int]
-
-
 def suspect(blamed: Sequence[int]) -> Optional[int]:
     """Return the node on which the last two attempts have failed first, None if there is none. blamed: see EpochEnd."""
     return blamed[-1] if len(blamed) > 1 and blamed[-1] == blamed[-2] else None
@@ -91,15 +83,3 @@ def former_leases(previous: AbstractSet[int], won_at: float, seconds: float, for
     if former.node in ends:
         ends[former.node] = min(ends[former.node], former.seen_at + seconds + MARGIN)
     return tuple(sorted(ends.items()))
-
-
-def claim(previous: Optional[EpochRecord], coordinator: int, known: Iterable[int] = ()) -> EpochRecord:
-    """The record with which a node takes the next epoch. known: see next_number."""
-    if previous is None:
-        return EpochRecord(next_number(known), coordinator, frozenset())
-    return EpochRecord(next_number([previous.number, *known]), coordinator, previous.nodes)
-
-
-def started(record: EpochRecord, nodes: Collection[int]) -> EpochRecord:
-    """The record of an epoch that starts now: no node of an earlier epoch has ranks any more."""
-    return record._replace(nodes=frozenset(nodes))
