@@ -14,10 +14,8 @@ from typing import Callable, Deque, Optional
 
 from clustertool.model.joining import store_rules as rules
 from clustertool.model.joining.store_rules import Standing, StoreRecord
-from clustertool.node.join.etcd.etcd_client import EtcdAccess, EtcdClient, EtcdError
-from clustertool.node.join.etcd.store_keeper import PREFIX, StoreJob, StoreKeeper, StoreView
-
-_REACH = 5.0  # seconds for a server to answer the check of check
+from clustertool.node.join.etcd.etcd_client import EtcdAccess, EtcdError
+from clustertool.node.join.etcd.store_keeper import StoreJob, StoreKeeper, StoreView
 
 
 class EpochStore:
@@ -123,23 +121,3 @@ class EpochStore:
 
     def _note(self, problem: str) -> None:
         self._keeper.view = self._keeper.view._replace(problem=problem)
-
-
-def reach(access: EtcdAccess, job_id: str) -> str:
-    """Why this machine cannot use the store for this job, "" if it can. It takes at most some seconds for each server.
-
-    Each server has to answer, and all have to belong to one cluster.
-    """
-    problems = []
-    try:
-        clients = [EtcdClient(access._replace(urls=(url,)), (_REACH, _REACH)) for url in access.urls]
-        for client in clients:
-            client.cluster = clients[0].cluster
-            try:
-                client.read(f"{PREFIX}{job_id}/epoch")
-            except EtcdError as error:
-                problems.append(str(error))
-            client.close()
-    except EtcdError as error:
-        return str(error)
-    return "; ".join(problems)
