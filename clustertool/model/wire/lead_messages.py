@@ -171,10 +171,6 @@ MemberMessage = Union[
 # -- from the coordinator
 
 
-class WelcomeMessage(Envelope):
-    type: Literal["welcome"]  # the connection is accepted
-
-
 class StartOrder(Envelope):
     type: Literal["start"]
     role: str

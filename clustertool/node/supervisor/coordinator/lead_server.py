@@ -218,7 +218,7 @@ class LeadServer(CoordinatorLink):
         self._members.connect(member, wire, sender)
         if not self._take(node, member, hello):
             return None
-        wire.send(self._stamped({"type": "welcome", "ack": member.mail.got}))
+        wire.send(self._stamped({"type": "welcome", "ack": member.mail.got}))  # the connection is accepted
         for message in member.mail.kept():
             wire.send(message)
         first, member.joined = not member.joined, True
