@@ -41,6 +41,7 @@ from clustertool.model.wire.frames import Decoder, encode
 from clustertool.model.wire.messages import Request
 from tests.cli import until
 from tests.lab.lab import PATH, Lab
+from tests.sent_workspace import with_workspace
 
 ROOT = "/clustertool"
 VOLUME = "/clustertool-output"
@@ -382,7 +383,7 @@ class LabPods:
             join_bundle.write(path, join)
         else:
             sent = read_workspace(workspace)
-            join_bundle.write(path, join_bundle.with_workspace(join, sent), sent if inside else None)
+            join_bundle.write(path, with_workspace(join, sent), sent if inside else None)
         return path.read_bytes()
 
     def start(

@@ -27,6 +27,7 @@ from clustertool.model.facts import Identity
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint
 from tests import cases
 from tests.lab.lab import Lab, Node
+from tests.sent_workspace import with_workspace
 
 ENVIRONMENT = """
     import json, os
@@ -60,7 +61,7 @@ def by_join(site: Any, folder: Path, job: str, options: Options, toml: Mapping[s
         join_timeout=60.0,
     )
     workspace = read_workspace(folder)
-    join = join_bundle.with_workspace(join, workspace)
+    join = with_workspace(join, workspace)
     done: list[Any] = [None] * lab.n
     for node in range(lab.n):
         join_bundle.write(lab.home(node) / f"{job}.pyz", join, None if node else workspace)

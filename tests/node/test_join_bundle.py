@@ -23,6 +23,7 @@ from clustertool.model.paths import JobPaths
 from clustertool.node.jobs import supervisor_client
 from tests.node.harness import Bench, Node, old_pythons, pythons, read, until
 from tests.node.joining import JoinBench, Machine, tasks
+from tests.sent_workspace import with_workspace
 
 SCRIPT = "import os; print('rank', os.environ['RANK'], open('data/x-0').read(), open(os.environ['CLUSTERTOOL_SHARDS']).read())"
 
@@ -68,7 +69,7 @@ def test_a_bundle_has_all(join_bench: JoinBench, folder: Path) -> None:
     machines = join_bench.job(
         2, ["python3", "train.py"], python=pythons()[-1], port=0, toml={"shards": {"files": ["data/x-*"]}}
     )
-    join = join_bundle.with_workspace(replace(machines[0].join, index=None), read_workspace(folder))
+    join = with_workspace(replace(machines[0].join, index=None), read_workspace(folder))
     path = bundle(join_bench.tmp, join, workspace=folder)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.stat().st_size < 6 << 20
     for index, machine in enumerate(machines):
@@ -154,7 +155,7 @@ def test_machines_without_the_workspace_get_it_from_node_0(join_bench: JoinBench
     """Only the bundle of node 0 contains it: relays fetch it from there and from each other."""
     machines = join_bench.job(3, ["python3", "train.py"], options={"shards": ("data/x-*",)})
     (folder / "data/x-2").write_text("text 2")
-    join = join_bundle.with_workspace(machines[0].join, read_workspace(folder))
+    join = with_workspace(machines[0].join, read_workspace(folder))
     for index, machine in enumerate(machines):
         own = replace(join, own=machine.join.own, index=index)
         begin(machine, bundle(join_bench.tmp, own, f"bundle{index}.pyz", None if index else folder))
@@ -172,7 +173,7 @@ def test_machines_without_the_workspace_get_it_from_node_0(join_bench: JoinBench
 def test_node_0_without_the_workspace(join_bench: JoinBench, folder: Path) -> None:
     machines = join_bench.job(2, ["python3", "train.py"])
     for machine in machines:
-        machine.join = join_bundle.with_workspace(machine.join, read_workspace(folder))
+        machine.join = with_workspace(machine.join, read_workspace(folder))
         machine.start()
     assert [machine.wait() for machine in machines] == [74, 74]
     assert "the coordinator does not have the workspace" in machines[1].error
@@ -196,7 +197,7 @@ def fetched(node: Node, job: str) -> bytes:
 def test_the_supervisor_has_the_bundle_for_later_machines(join_bench: JoinBench, folder: Path) -> None:
     """The file may be removed as soon as the machine has started. An agent gets it from the supervisor."""
     (machine,) = join_bench.job(1, "echo ready; exec sleep 600", toml={"shards": {"files": ["data/x-*"]}})
-    join = join_bundle.with_workspace(machine.join, read_workspace(folder))
+    join = with_workspace(machine.join, read_workspace(folder))
     path = bundle(join_bench.tmp, join, workspace=folder)
     content = path.read_bytes()
     begin(machine, path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,11 +33,6 @@ if sys.version_info < (3, 8):
 from clustertool.node.join.main import start_bundle
 sys.exit(start_bundle(sys.argv))
 """
-
-
-def with_workspace(join: JoinFile, workspace: Workspace) -> JoinFile:
-    """The join file of a job whose workspace is sent."""
-    return replace(join, release=workspace.release, listing=workspace.files)
 
 
 def write(path: Path, join: JoinFile, workspace: Workspace | None = None) -> bool:
