@@ -27,7 +27,6 @@ class Facts:
     python: str = ""
     rsync: bool = True
     rsync_error: str = ""  # why it does not run
-    ping: bool = True
     disk_free: int = 0
     cpus: int = 1
     devices: Tuple[int, ...] = ()

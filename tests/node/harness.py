@@ -32,7 +32,7 @@ from clustertool.model.planning import requests
 from clustertool.model.planning.plan import HIDDEN, Plan, plan
 from clustertool.model.wire import record_lines
 from clustertool.model.wire.messages import REQUESTS, Request
-from clustertool.node.ports import claims
+from clustertool.node.system import private_directory
 
 PATIENCE = 30.0  # seconds for something to come true: others load this machine
 Event = dict[str, Any]
@@ -127,7 +127,7 @@ def kill(process: Process, number: int = signal.SIGKILL) -> None:
 
 def claims_on_disk() -> dict[str, Any]:
     """The file of this user's claims of ports. Jobs of other tests write to it at any time."""
-    with open(Path(claims.directory(), "ports.json"), "ab+") as file:
+    with open(Path(private_directory.make("ports.json"), "ports.json"), "ab+") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         file.seek(0)
         return dict(json.loads(file.read() or b"{}"))

@@ -19,8 +19,8 @@ import pytest
 from clustertool.model.facts import read_facts
 from clustertool.model.wire.field_types import MOST_FILES
 from clustertool.model.wire.messages import PROBE
-from clustertool.node.ports import claims
 from clustertool.node.probe import probe
+from clustertool.node.system import private_directory
 from tests.node.harness import Bench, claims_on_disk, until
 
 
@@ -176,7 +176,7 @@ def test_reads_only(bench: Bench) -> None:
 
 
 def _trace(bench: Bench, root: Path) -> dict[str, Any]:
-    directory = Path(claims.directory())
+    directory = Path(private_directory.make("ports.json"))
     made = claims_on_disk()
     paths = [path for top in (bench.home, root) for path in [top, *top.rglob("*")]]
     found = {str(path): path.lstat() for path in paths if path.suffix != ".pyc"}

@@ -263,7 +263,7 @@ def ports_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(private_directory, "_TMP", str(tmp_path))
     claims.hold([20001])
     assert claims.claimed() == {20001: "(check)"}
-    found = Path(claims.directory(), "ports.json")
+    found = Path(private_directory.make("ports.json"), "ports.json")
     assert json.loads(found.read_text())["format"] == FORMAT
     return found
 

@@ -73,10 +73,10 @@ def test_the_directory_of_claims_is_private_and_found_again(tmp: Path) -> None:
     assert private_directory.find() == "" and claims.claimed() == {}
     claims.take_back("none", "/")
     assert list(tmp.iterdir()) == [], "nothing is made to take back nothing"
-    made = Path(claims.directory())
+    made = Path(private_directory.make("ports.json"))
     assert made.parent == tmp and made.name.startswith(f"clustertool-{os.getuid()}-")
     assert made.stat().st_mode & 0o777 == 0o700
-    assert claims.directory() == str(made) and list(tmp.iterdir()) == [made]
+    assert private_directory.make("ports.json") == str(made) and list(tmp.iterdir()) == [made]
 
 
 @root_only
@@ -91,7 +91,7 @@ def test_what_others_put_in_its_place_is_not_used(tmp: Path, tmp_path: Path) -> 
     (tmp / f"clustertool-{me}-link").symlink_to(tmp_path / "mine")
     (tmp / f"clustertool-{me}-file").touch(mode=0o700)
     before = set(tmp.iterdir())
-    made = Path(claims.directory())
+    made = Path(private_directory.make("ports.json"))
     assert made not in before and made.stat().st_uid == me
     assert private_directory.find() == str(made)
 
@@ -124,7 +124,7 @@ def test_a_full_or_read_only_tmp_is_named(tmp: Path) -> None:
     try:
         assert private_directory.trouble() == ("", "")
         assert private_directory.little()[0].endswith(f"KiB free in {tmp}"), "programs need more"
-        made = Path(claims.directory())
+        made = Path(private_directory.make("ports.json"))
         with contextlib.suppress(OSError), open(tmp / "fill", "wb", buffering=0) as file:
             while file.write(bytes(4096)):
                 pass
@@ -326,7 +326,7 @@ time.sleep(600)
 
 def test_claims_that_stay_locked_end_in_an_error(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private_directory, "_PATIENCE", 0.2)
-    with open(os.path.join(claims.directory(), "ports.json"), "rb") as file:
+    with open(os.path.join(private_directory.make("ports.json"), "ports.json"), "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         for act in (claims.claimed, lambda: claims.claim([6170], "j", "/base"), lambda: claims.take_back("j", "/base")):
             with pytest.raises(PreflightError, match=r"ports.json has been locked for 0.2 s"):
@@ -336,7 +336,7 @@ def test_claims_that_stay_locked_end_in_an_error(tmp: Path, monkeypatch: pytest.
 
 def test_claims_of_a_long_job_are_touched_and_their_directory_is_not_changed(tmp: Path) -> None:
     """The change time of the directory decides which one is the oldest."""
-    place = claims.directory()
+    place = private_directory.make("ports.json")
     path, before = os.path.join(place, "ports.json"), os.stat(place).st_ctime_ns
     os.utime(path, (1, 1))
     claims.touch()

@@ -370,7 +370,6 @@ class ProbeAnswer(Answer, total=False):
     python: f.Label
     rsync: bool
     rsync_error: f.Label
-    ping: bool
     cpus: f.Signed
     devices: f.PerCard[int]
     device_kind: f.Label

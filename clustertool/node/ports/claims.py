@@ -27,11 +27,6 @@ _PLACED = 300.0  # seconds after which a laptop that placed a job and never star
 Claims = Dict[str, Tuple[str, str, str]]  # port -> (job, base directory of the job, boot id)
 
 
-def directory() -> str:
-    """Where this user's claims are. Raises PreflightError where /tmp takes nothing."""
-    return private_directory.make(_FILE)
-
-
 def touch() -> None:
     """What is old in /tmp is removed on many machines. The directory stays as long as there is a file in it."""
     place = private_directory.find()

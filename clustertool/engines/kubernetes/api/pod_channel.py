@@ -32,7 +32,6 @@ _UNREAD = 8 << 20  # bytes that wait for the reader, after which no more are tak
 _UNSENT = 1 << 20  # bytes that wait for the connection, after which sendall() waits
 _LARGEST = 32 << 20  # bytes of a message from the pod
 _PING = 30.0  # seconds: a proxy on the way closes a silent connection
-_OPENING = 20.0  # seconds for the connection itself
 _EXIT = "ExitCode"  # the cause in the final status that has the exit code of the program
 _FAILED = 126  # exit status where the runtime could not start the program
 
