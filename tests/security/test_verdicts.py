@@ -9,8 +9,9 @@ import pytest
 from clustertool.actions import read_status
 from clustertool.actions.find_jobs import merged
 from clustertool.model.job.node_status import NodeTrouble
-from clustertool.model.job.state import JobStatus, fold
+from clustertool.model.job.state import JobStatus
 from clustertool.watch.job_view import JobView
+from tests.folded import fold
 
 Event = dict[str, Any]
 HONEST: list[Event] = [

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 from clustertool.model.config.job import Options
-from clustertool.model.job.state import JobStatus, fold
+from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState
 from clustertool.model.slurm.slurm_settings import SlurmSettings
 from clustertool.model.wire.record_lines import read_events
 from tests.cli import HELLO
+from tests.folded import fold
 from tests.slurm import bundles
 from tests.slurm.slurm_site import SlurmSite
 

@@ -10,10 +10,11 @@ import pytest
 
 from clustertool.model.job.node_status import NodeTrouble
 from clustertool.model.job.outcome import Outcome, describe_exit, exit_code, read_outcome
-from clustertool.model.job.state import JobStatus, fold
+from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import NodeCause
 from clustertool.show.job_text import trouble_text
 from clustertool.show.status_view import rank_note
+from tests.folded import fold
 
 Event = dict[str, Any]
 

@@ -9,7 +9,7 @@ import pytest
 
 from clustertool.model.job.node_status import NodePart, NodeTrouble, read_part, record_of
 from clustertool.model.job.outcome import Outcome
-from clustertool.model.job.state import JobStatus, decide, fold
+from clustertool.model.job.state import JobStatus, decide
 from clustertool.model.job.state_names import (
     OUTCOMES,
     JobState,
@@ -20,6 +20,7 @@ from clustertool.model.job.state_names import (
     StopState,
 )
 from clustertool.model.job.stop_result import StopResult, last_result, read_result
+from tests.folded import fold
 
 Event = dict[str, Any]
 

@@ -475,11 +475,3 @@ def ranks_of(events: Iterable[Event]) -> List[ProcessStatus]:
             with suppress(KeyError, TypeError, ValueError):  # a program of the job can damage its records
                 found.apply(LEAD, event)
     return [process for process in found.processes.values() if process.life.states]
-
-
-def fold(events: Iterable[Tuple[int, Event]]) -> JobStatus:
-    """(node, event) pairs, in order per node -> status."""
-    status = JobStatus()
-    for node, event in events:
-        status.apply(node, event)
-    return status
