@@ -32,7 +32,7 @@ from clustertool.model.wire.frames import Decoder, FrameError, Header, encode
 from clustertool.model.wire.messages import Answered, Request
 from clustertool.model.wire.shape import Malformed
 from clustertool.model.wire.stream_messages import ClosedFrame, RelayOrder, RelayReport, StreamFrame
-from clustertool.ssh.channel import Greeting, discard, seconds_for
+from clustertool.ssh.channel import SHELL_FIX, Greeting, discard, seconds_for
 
 Sink = Callable[[int, StreamFrame, bytes], None]
 _WINDOW = 8 << 20  # what may be on its way to us unread: bounds the laptop's memory
@@ -61,6 +61,7 @@ class AgentClient:
         self._sink = sink
         self.on_relay: Callable[[int, RelayReport], None] | None = None  # gets the reports of the node's relay
         self._channel: Any = None
+        self._greeting: Greeting | None = None
         self._rest = b""  # bytes that came together with the last line of the start
         self._numbers = iter(range(1, 1 << 62))
         self._answers: dict[int, queue.SimpleQueue[Header | ClustertoolError]] = {}
@@ -78,10 +79,11 @@ class AgentClient:
         try:
             agent._boot(cluster)
         except (OSError, EOFError) as error:
-            why = agent._stderr_line(_ERROR_WAIT) or str(error)
+            why, fix = str(error), "try ssh by hand"
+            if agent._greeting is not None and agent._greeting.login:
+                why, fix = agent._greeting.ended(), SHELL_FIX
             agent.close()
-            what = f"the session ended at once{': ' + why if why else ''}"
-            raise Unreachable(what, "try ssh by hand", host.name) from None
+            raise Unreachable(why or "the session ended at once", fix, host.name) from None
         except ClustertoolError:
             agent.close()
             raise
@@ -98,12 +100,12 @@ class AgentClient:
         start = node_bundle.LOADER + node_bundle.digest().encode() + node_bundle.sized(hello)
         if isinstance(self.link, ProgramLink):
             self._channel = self.link.program((cluster.python_of(self.host), *_AGENT), window=_WINDOW, timeout=seconds)
-            greeting = Greeting(self._channel, self.host.name, seconds)
+            self._greeting = greeting = Greeting(self._channel, self.host.name, seconds)
             with contextlib.suppress(OSError):  # the program has ended already: its stderr has the reason
                 self._channel.sendall(start)
         else:
             self._channel = self.link.channel(window=_WINDOW, timeout=seconds)
-            greeting = Greeting(self._channel, self.host.name, seconds)
+            self._greeting = greeting = Greeting(self._channel, self.host.name, seconds)
             greeting.start(_START)
             self._channel.sendall(cluster.python_of(self.host).encode() + b"\n" + start)
         line = self._answer(cluster, greeting)

@@ -22,9 +22,14 @@ MOST_BYTES = 64 << 10  # of a greeting
 _GREETING_CHUNK = 1 << 14
 _LEAST_SECONDS = 6.0
 _SHOWN = 60  # characters of a line that does not end
-SHELL_FIX = "check the start files of the account's shell on that node (.bashrc, .profile)"
+SHELL_FIX = (
+    "check on that node what the account's login shell runs at its start (bash: ~/.bashrc, /etc/bash.bashrc; zsh: ~/.zshenv; "
+    "csh, tcsh: ~/.cshrc, ~/.tcshrc; fish: config.fish), and whether sshd or authorized_keys forces a command"
+)
 NO_SHELL = ("the login shell did not start /bin/sh", SHELL_FIX)
-_SLOW = "a slow node needs a larger CONNECT_TIMEOUT in conf.py"
+_SLOW = "a slow or overloaded node needs a larger CONNECT_TIMEOUT in conf.py"
+_LINES = ":\n" * 20  # what a start file may read
+_ENDING, _TURN = 0.5, 0.01  # seconds for the exit code and the errors of a shell after the end of its output
 
 
 def discard(channel: Any) -> None:
@@ -103,16 +108,28 @@ def _waiting(channel: Any) -> Callable[[float], None]:
 # ---- the first lines of a new channel
 
 
+def guarded(script: bytes, otherwise: str) -> bytes:
+    """Make of a script a compound command for a shell that reads it from stdin: nothing of it runs where a start file has read
+    the first lines. Then the command `otherwise` runs.
+    """
+    first = f'_ct_all=y\n{_LINES}{{ [ "$_ct_all" ] || {{ {otherwise}; exit 1; }}\nunset _ct_all\n'
+    return first.encode() + script + b"\n}\n"
+
+
 def seconds_for(connect_timeout: float) -> float:
     """How long the login and the start of the node side may take together, given CONNECT_TIMEOUT."""
     return max(_LEAST_SECONDS, 3 * connect_timeout)
 
 
-def incomplete_login(seconds: float, output: bytes, node: str) -> Unreachable:
-    """Return the error for a login that takes longer. output: the end of what it has printed."""
-    last = output[-_SHOWN:].decode(errors="backslashreplace")
-    shown = f", its output so far ends with {last!r}" if last else ""
-    what = f"the login is not complete after {seconds:g} s{shown}"
+def shown_end(output: bytes) -> str:
+    """Quote the last line of what a login has printed, for a message."""
+    last = "".join(output.decode(errors="backslashreplace").strip().splitlines()[-1:])[-_SHOWN:]
+    return f"; its output so far ends with {last!r}" if last else "; it has printed nothing"
+
+
+def late_login(seconds: float, shown: str, node: str) -> Unreachable:
+    """Make the error of a login shell that does not start /bin/sh in time. shown: what is known of its output."""
+    what = f"the login is not complete after {seconds:g} s: the login shell did not start /bin/sh{shown}"
     return Unreachable(what, f"{SHELL_FIX}; {_SLOW}", node)
 
 
@@ -129,7 +146,8 @@ class Greeting:
         self._end = time.monotonic() + seconds
         self._taken = 0
         self.rest = b""
-        self.last = ""  # the last line that was not empty
+        self._last = ""  # the last line that was not empty
+        self.login = False  # whether the login shell has not started /bin/sh yet
 
     def line(self) -> str:
         """The next line without its newline.
@@ -144,7 +162,7 @@ class Greeting:
                 self._taken += at + 1
                 if self._taken > MOST_BYTES:
                     raise self._endless()
-                self.last = line or self.last
+                self._last = line.strip() or self._last
                 return line
             if self._taken + len(self.rest) > MOST_BYTES:
                 raise self._endless()
@@ -154,18 +172,43 @@ class Greeting:
     def start(self, script: bytes) -> None:
         """Run a script on the channel. Returns when it has started; its stdin is what is sent from then on.
 
-        A compound command is read completely before it runs, and not a byte more. Raises what line() raises.
+        A compound command is read completely before it runs, and not a byte more. Raises what line() raises, and PreflightError
+        where a start file has read a part of the input.
         """
         mark = secrets.token_hex(16)
         self._channel.settimeout(self._seconds)
         with contextlib.suppress(OSError):  # the login has ended already: its output shows the reason
-            self._channel.sendall(b"{ printf '\\n%%s\\n' %s\n%s\n}\n" % (mark.encode(), script))
+            text = f"printf '\\n%s\\n' {mark}\n".encode() + script
+            self._channel.sendall(guarded(text, f"printf '\\n%s taken\\n' {mark}"))
         self.skip_to(mark)
 
     def skip_to(self, mark: str) -> None:
         """Discard every line up to `mark`: what a .bashrc prints comes before it."""
-        while self.line() != mark:
-            pass
+        self.login, last = True, ""
+        while (line := self.line()) != mark:
+            if line == f"{mark} taken":
+                self._last = last
+                what = f"a start file of the login shell reads from its input{self._shown()}"
+                raise PreflightError(what, f"let it ask only on a terminal ([ -t 0 ]): {SHELL_FIX}", self._node)
+            last = line.strip() or last
+        self.login = False
+
+    def ended(self) -> str:
+        """State how the login shell has ended without starting /bin/sh."""
+        self._channel.status_event.wait(_ENDING)
+        end = time.monotonic() + _ENDING
+        while not (self._last or self.rest or self._channel.recv_stderr_ready()) and time.monotonic() < end:
+            time.sleep(_TURN)
+        code = int(self._channel.exit_status)
+        how = f"ended with exit code {code}" if code >= 0 else "ended"
+        return f"the login shell {how} and did not start /bin/sh{self._shown()}"
+
+    def _shown(self) -> str:
+        """The last line that the login has printed, on stdout, else on stderr."""
+        errors = b""
+        while self._channel.recv_stderr_ready() and len(errors) < MOST_BYTES:
+            errors += self._channel.recv_stderr(_GREETING_CHUNK)
+        return shown_end(self.rest[-_SHOWN:].strip() or self._last.encode() or errors)
 
     def _more(self) -> bytes:
         left = self._end - time.monotonic()
@@ -181,9 +224,9 @@ class Greeting:
         return piece
 
     def _late(self) -> Unreachable:
-        if not self._taken and not self.rest:
+        if not self.login:
             return Unreachable(f"no answer for {self._seconds:g} s", f"check the load of the node; {_SLOW}", self._node)
-        return incomplete_login(self._seconds, self.rest, self._node)
+        return late_login(self._seconds, self._shown(), self._node)
 
     def _endless(self) -> PreflightError:
         what = f"the login shell prints too much (more than {MOST_BYTES >> 10} KiB)"

@@ -17,7 +17,17 @@ from typing import Any
 
 from clustertool.errors import PreflightError, TimedOut, UsageError
 from clustertool.model.hints import PROGRAM
-from clustertool.ssh.channel import BROKEN, KEEP, MOST_BYTES, Output, discard, incomplete_login, seconds_for
+from clustertool.ssh.channel import (
+    BROKEN,
+    KEEP,
+    MOST_BYTES,
+    Output,
+    discard,
+    guarded,
+    late_login,
+    seconds_for,
+    shown_end,
+)
 from clustertool.ssh.parallel import in_background
 from clustertool.ssh.shells import Programs, Shells
 
@@ -26,7 +36,6 @@ from clustertool.ssh.shells import Programs, Shells
 # the other processes of the session and its descendants, since `timeout`, `setsid` and job control leave the group.
 # The user's shell reads its start files first, so it prints the mark. csh cannot write to stderr only.
 _USER_COMMAND = """\
-{
 watch() {
   IFS= read -r line <&3
   trap '' ALRM
@@ -68,8 +77,8 @@ code=$({ { {
 } | copy >&7; } 6>&1 | copy >&4; } 5>&1)
 kill -s ALRM $!
 exit ${code:-255}
-}
 """
+_TAKEN = "echo 'clustertool: a start file of the login shell reads from its input' >&2"
 _NO_END = 3600.0 * 24 * 365
 _GRACE = 2  # seconds from TERM to KILL
 _OPENING = 10.0  # seconds that a channel may take, without a CONNECT_TIMEOUT
@@ -114,7 +123,8 @@ class Commands:
         if "\0" in command:
             raise UsageError("a command cannot contain a zero byte")
         mark = secrets.token_hex(16)
-        text = _USER_COMMAND % {"mark": mark, "command": shlex.quote(command), "grace": _GRACE}
+        script = _USER_COMMAND % {"mark": mark, "command": shlex.quote(command), "grace": _GRACE}
+        text = guarded(script.encode("utf-8", "surrogateescape"), _TAKEN).decode("utf-8", "surrogateescape")
         return self.run_script(link, text, mark, take, timeout or _NO_END, opening)
 
     def run_program(self, link: Shells, argv: Sequence[str], take: Take) -> int:
@@ -153,7 +163,8 @@ class Commands:
                 channel.sendall(text.encode("utf-8", "surrogateescape"))
             over = _over(channel, output, min(end, time.monotonic() + login))
             if not over and not streams[0].begun and login < timeout:
-                raise incomplete_login(login, streams[0].before or streams[1].before, link.node)
+                shown = shown_end(streams[0].before.strip() or streams[1].before)
+                raise late_login(login, shown, link.node)
             if not over and not _over(channel, output, end):
                 in_background(functools.partial(_request_end, channel))
                 what = f"the command did not end within {timeout:g} s"

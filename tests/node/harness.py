@@ -183,6 +183,10 @@ class Channel:
             view = view[os.write(self.popen.stdin.fileno(), view) :]
 
     @property
+    def exit_status(self) -> int:
+        return self.popen.wait(30)
+
+    @property
     def closed(self) -> bool:
         assert self.popen.stdin is not None
         return self.popen.stdin.closed

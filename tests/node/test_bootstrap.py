@@ -313,8 +313,9 @@ def test_noise_without_end(bench: Bench) -> None:
 def test_login_ends_at_once(bench: Bench) -> None:
     where = bench.nodes(1)[0]
     where.shell = ["/bin/sh", "-c", "echo this account is closed >&2; exit 1"]
-    with pytest.raises(Unreachable, match="the session ended at once.*this account is closed"):
+    with pytest.raises(Unreachable, match="ended with exit code 1 .*this account is closed") as caught:
         where.open()
+    assert ".bashrc" in caught.value.fix
 
 
 @pytest.mark.parametrize(

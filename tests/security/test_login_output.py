@@ -62,7 +62,57 @@ def test_a_login_that_ends_before_the_script_is_sent_shows_its_reason() -> None:
     channel.popen.wait()
     with pytest.raises(EOFError):
         greeting.start(b"true\n")
-    assert greeting.last == "This account is not available"
+    assert greeting.ended().endswith("ends with 'This account is not available'")
+
+
+@pytest.mark.parametrize(
+    "start_file, message",
+    [
+        ("read answer", "reads from its input; it has printed nothing"),
+        ("echo Your name?; read a; read b", "reads from its input; its output so far ends with 'Your name\\?'"),
+        ("cat >/dev/null", "not complete after 0.6 s.*printed nothing"),
+        ("sleep 60", "not complete after 0.6 s.*printed nothing"),
+        ("echo Proceed?; sleep 60", "not complete after 0.6 s.*ends with 'Proceed\\?'"),
+        ("printf 'a\\nProceed? '; sleep 60", "not complete after 0.6 s.*ends with 'Proceed\\?'"),
+        ("echo Proceed? >&2; sleep 60", "not complete after 0.6 s.*ends with 'Proceed\\?'"),
+    ],
+)
+def test_a_start_file_that_waits_is_named(start_file: str, message: str) -> None:
+    channel, greeting = _greeting(f"{start_file}; exec /bin/sh", 0.6)
+    with pytest.raises(ClustertoolError, match=message) as caught:
+        greeting.start(b"echo the script runs")
+    for name in (".bashrc", ".zshenv", ".cshrc", "config.fish", "forces a command"):
+        assert name in caught.value.fix
+    channel.kill()
+
+
+@pytest.mark.parametrize(
+    "start_file, message",
+    [
+        ("exit 0", "exit code 0 and did not start /bin/sh; it has printed nothing"),
+        (
+            "echo a; echo no >&2; set -e; false",
+            "exit code 1 and did not start /bin/sh; its output so far ends with 'a'",
+        ),
+        ("echo broken >&2; exit 3", "exit code 3 and did not start /bin/sh; its output so far ends with 'broken'"),
+        ("exec cat", "ended and did not start /bin/sh; its output so far ends with '}'"),  # a forced command
+    ],
+)
+def test_a_start_file_that_ends_the_shell_is_named(start_file: str, message: str) -> None:
+    channel, greeting = _greeting(f"{start_file}; exec /bin/sh", 30)
+    with pytest.raises(EOFError):
+        if start_file == "exec cat":
+            threading.Timer(0.3, channel.popen.terminate).start()
+        greeting.start(b"true")
+    assert message in greeting.ended()
+
+
+@pytest.mark.parametrize("start_file", ["exec sh", "exec bash", "echo noise >&2", "false"])
+def test_what_a_start_file_may_do(start_file: str) -> None:
+    channel, greeting = _greeting(f"{start_file}; exec /bin/sh", 30)
+    greeting.start(b"echo the script runs")
+    assert greeting.line() == "the script runs"
+    channel.kill()
 
 
 def test_what_follows_the_last_line_is_kept() -> None:
@@ -149,3 +199,30 @@ def test_stop_reaches_the_other_nodes_at_once(site: Callable[..., LoopSite]) -> 
     assert ".bashrc" in done.err
     (one.home(2) / ".bashrc").unlink()
     one.inv("stop", "--job", job).ends(0)
+
+
+def test_commands_name_the_start_file_of_a_node(site: Callable[..., LoopSite]) -> None:
+    if not sshd.READS_BASHRC:
+        pytest.skip("the login shell here does not read .bashrc")
+    one = site(1)
+    one.conf(CONNECT_TIMEOUT=1)  # 6 s for the login
+    for text, what in (
+        (
+            "echo Name?; read -r name",
+            "a start file of the login shell reads from its input; its output so far ends with 'Name?'",
+        ),
+        (
+            "echo closed >&2; exit 0",
+            "ended with exit code 0 and did not start /bin/sh; its output so far ends with 'closed'",
+        ),
+        (
+            "echo Go on?; while printf ' '; do sleep 1; done",
+            "did not start /bin/sh; its output so far ends with 'Go on?'",
+        ),
+    ):
+        (one.home(0) / ".bashrc").write_text(text + "\n")
+        done = one.inv("check").ends(69)
+        assert what in done.out + done.err and "config.fish" in done.out + done.err
+        done = one.inv("exec", "--command", "echo the command runs").ends(69)
+        assert what.rpartition("'")[0].rpartition("'")[2] in done.err and "config.fish" in done.err
+        assert "the command runs" not in done.out and done.seconds < 60

@@ -28,7 +28,7 @@ from typing import IO
 from clustertool.errors import ClustertoolError, DispatchError, NotFound, PreflightError
 from clustertool.fleet.this_machine import Link
 from clustertool.model.hints import PROGRAM
-from clustertool.ssh.channel import BROKEN, KEEP, SHELL_FIX, Greeting, discard
+from clustertool.ssh.channel import BROKEN, KEEP, Greeting, discard
 from clustertool.ssh.dial import end_group, signal_group
 
 SLICE = 0.05  # seconds between two calls of `check` and tests of the connection
@@ -135,9 +135,7 @@ class Pipe:
         except EOFError:
             if not link.alive:
                 raise link.lost("the connection was lost") from None
-            output = (greeting.last + self._stderr().decode(errors="replace"))[-500:].strip()
-            what = f"the login shell did not start /bin/sh; its output: {output}"
-            raise PreflightError(what, SHELL_FIX, link.node) from None
+            raise PreflightError(greeting.ended(), link.no_shell[1], link.node) from None
         except BROKEN as error:
             raise link.lost(f"the script did not start ({error or type(error).__name__})") from None
         return greeting.rest
