@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from clustertool.errors import PreflightError
+from clustertool.model.job.start_error import after_prelude
 from clustertool.node.system import processes
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, alive, cpu, read, until
@@ -228,6 +229,43 @@ def test_a_command_that_is_missing_behind_a_prelude_is_named(bench: Bench) -> No
     job = bench.run(bench.nodes(1, PRELUDE=["true"]), ["/no/such/python", "x.py"])
     assert job.ended()["code"] == 127
     assert job.log() == b"the command /no/such/python does not exist here, or cannot be executed\n"
+
+
+@pytest.mark.parametrize(
+    "prelude, code, line",
+    [
+        (
+            ["export A=1", "conda activate base"],
+            127,
+            ": conda activate base (fix: source PREFIX/etc/profile.d/conda.sh",
+        ),
+        (["module load cuda"], 127, ": module load cuda (fix: source the file that defines module"),
+        (["source /nowhere/activate"], 1, ": source /nowhere/activate (fix: try the lines of PRELUDE by hand"),
+        (["set -e", "false", "true"], 1, ": false (fix"),
+        (["exit 0"], 0, " (fix"),
+    ],
+)
+def test_a_prelude_that_fails_is_named(prelude: list[str], code: int, line: str) -> None:
+    """With the command that failed, where the shell knows it; the program is never skipped with success."""
+    found = []
+    for shell in ("bash", "sh"):
+        argv = [shell, "-c", after_prelude("missing"), "prelude", "echo", "the program"]
+        env = {"PATH": "/usr/bin:/bin", "CLUSTERTOOL_PRELUDE": "\n".join(prelude)}
+        found.append(subprocess.run(argv, env=env, capture_output=True, text=True, check=False))
+        assert (found[-1].returncode, found[-1].stdout) == (126, "")
+    assert (
+        found[0].stderr.splitlines()[-1].startswith("clustertool: ")
+        and f"with exit code {code}{line}" in found[0].stderr
+    )
+    assert "(fix: " in found[1].stderr and "exit code" in found[1].stderr
+
+
+def test_the_output_of_a_prelude_that_fails_is_in_the_log(bench: Bench) -> None:
+    job = bench.run(bench.nodes(1, PRELUDE=["echo before", "conda activate base"]), p.PLAIN)
+    assert job.ended()["code"] == 126
+    before, reason, ours = job.log().decode().splitlines()
+    assert before == "before" and "conda: command not found" in reason
+    assert ours.startswith("clustertool: PRELUDE failed with exit code 127: conda activate base (fix: source PREFIX")
 
 
 def test_prelude(bench: Bench) -> None:

@@ -41,9 +41,28 @@ def after_prelude(missing: str) -> str:
     return _AFTER_PRELUDE % names
 
 
+# bash knows the command that failed. The trap on EXIT is for `exit` and `set -e` in the prelude: the program must not be
+# skipped with exit code 0. Where a signal ends the shell, bash runs it too, and still ends by the signal.
 _AFTER_PRELUDE = """\
-eval "$CLUSTERTOOL_PRELUDE" || exit %(not_executable)d
-unset CLUSTERTOOL_PRELUDE
+ct_failed() {
+    trap - EXIT
+    case "${ct_line:-$CLUSTERTOOL_PRELUDE}" in
+    *conda*|*mamba*) ct_fix="source PREFIX/etc/profile.d/conda.sh in a line before conda activate, and mamba.sh for mamba" ;;
+    *module*|ml\\ *) ct_fix="source the file that defines module, such as /etc/profile.d/lmod.sh, in a line before" ;;
+    *) ct_fix="try the lines of PRELUDE by hand, in: ssh NODE bash" ;;
+    esac
+    echo "clustertool: $2 with exit code $1${ct_line:+: $ct_line} (fix: $ct_fix)" >&2
+    exit %(not_executable)d
+}
+trap 'ct_failed $? "the shell of PRELUDE ended before the program began,"' EXIT
+[ -z "${BASH_VERSION-}" ] || trap 'case $BASH_COMMAND in *CLUSTERTOOL_PRELUDE*) ;; *) ct_line=$BASH_COMMAND ;; esac' ERR
+eval "$CLUSTERTOOL_PRELUDE"
+ct_code=$?
+[ "$ct_code" = 0 ] || ct_failed "$ct_code" "PRELUDE failed"
+trap - EXIT
+[ -z "${BASH_VERSION-}" ] || trap - ERR
+unset CLUSTERTOOL_PRELUDE ct_line ct_code
+unset -f ct_failed
 if ! command -v "$1" >/dev/null 2>&1; then
     echo "%(missing)s" >&2
     [ -e "$1" ] && exit %(not_executable)d
