@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from clustertool.actions import load_config, load_workspace
 from clustertool.engines import known_engines
@@ -17,10 +19,20 @@ from clustertool.engines.job_toml import settings_note
 from clustertool.engines.queued_request import with_usual_command
 from clustertool.errors import DataError, UsageError
 from clustertool.fleet.dispatch.workspace import IGNORE_FILE, Workspace
+from clustertool.model.config import shell_text
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.elastic_keys import is_range, node_range
 from clustertool.model.config.hosts import Host, device_ids
-from clustertool.model.config.job import AUTO, JobSpec, Options, gives_grace, read_job, resumes, valid_job_id
+from clustertool.model.config.job import (
+    AUTO,
+    JobSpec,
+    Options,
+    gives_grace,
+    read_job,
+    resumes,
+    valid_job_id,
+    variable_sources,
+)
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.job_names import FRESH, NEWEST
 from clustertool.model.job.start_error import wrong_first_line
@@ -63,6 +75,8 @@ def read_request(
     _refuse_other_devices(cluster, options)
     checked = read_job(cluster, toml, options)  # without a folder job.toml is on the nodes: only the options, for now
     _refuse_elastic(cluster, checked)
+    for what, fix in unread(cluster, toml, options):
+        caller.warn(f"{what}\n  fix: {fix}")
     if note := settings_note(toml, table, cluster):
         caller.remark(note)
     workspace = (
@@ -83,6 +97,23 @@ def read_request(
     if wish.skip_bad:
         request.cluster = found  # of which the first N that are fit are taken
     return request
+
+
+def unread(cluster: Cluster, toml: Mapping[str, Any], options: Options) -> Iterator[tuple[str, str]]:
+    """What only a shell would replace in --script and in variables, which may be meant as it is: with the fix if it is not."""
+    found = shell_text.expansion(options.script)
+    if found:
+        fix = f"--script {shlex.quote(shell_text.in_shell(options.script))}"
+        yield f"--script has {found}, and no shell reads it: it stays as it is", fix
+    file = tuple((name, str(value)) for name, value in toml.get("env", {}).items())
+    seen: set[tuple[str, str]] = set()  # hosts may have the same
+    for where, pairs, _ in variable_sources(cluster, file, options):
+        for name, value in pairs:
+            found = shell_text.in_value(value)
+            if found and (name, value) not in seen:
+                seen.add((name, value))
+                fix = f"PRELUDE in conf.py, which a shell runs on each node: export {name}=..."
+                yield f"{where}: {name} has {found}, and no shell reads it: it stays as it is", fix
 
 
 def _check_kept(wish: RunWish, there: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from clustertool.engines import known_engines
 from clustertool.engines.job_request import RunRequest, RunWish, Shown
 from clustertool.errors import DataError, UsageError
 from clustertool.fleet import this_user
-from clustertool.model.config import shell_text
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import Options, with_python
 from clustertool.model.hints import PROGRAM
@@ -48,29 +47,12 @@ def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> Run
         settings=known_engines.typed_settings(vars(given)),
     )
 
-    for what, fix in unread(options):
-        call.warn(f"{what}\n  fix: {fix}")
-
     def advise(made: Plan) -> str:
         return (
             "" if given.nested else nested_launcher.warning(made, options, call.typed, folder or options.job_workspace)
         )
 
     return read_request(call, options, wish, find, advise)
-
-
-def unread(options: Options) -> Iterator[tuple[str, str]]:
-    """What only a shell would replace in --script and --env, which may be meant as it is: each with the fix if it is not."""
-    found = shell_text.expansion(options.script)
-    if found:
-        fix = f"--script {shlex.quote(shell_text.in_shell(options.script))}"
-        yield f"--script has {found}, and no shell reads it: it stays as it is", fix
-    for pair in options.env:
-        name, _, value = pair.partition("=")
-        found = shell_text.in_value(value)
-        if found and not shell_text.own([(name, value)]):  # that is an error
-            fix = f"PRELUDE in conf.py, which a shell runs on each node: export {name}=..."
-            yield f"--env {name} has {found}, and no shell reads it: it stays as it is", fix
 
 
 def find_cluster(call: Call, options: Options) -> Callable[[], Cluster]:

@@ -6,12 +6,12 @@ import shlex
 
 import pytest
 
-from clustertool.errors import DataError, UsageError
+from clustertool.actions.read_request import unread
+from clustertool.errors import ConfigError, DataError, UsageError
 from clustertool.model.config import shell_text
-from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.model.config.hosts import read_hosts
 from clustertool.model.config.job import Options, read_job
-from clustertool.verbs.run_request import unread
 
 CLUSTER = Cluster(read_hosts(["10.0.0.1"]))
 
@@ -70,7 +70,7 @@ def test_quoted_text_and_what_no_shell_needs_stays(script: str) -> None:
     ],
 )
 def test_what_a_shell_would_replace_is_a_warning(script: str, found: str) -> None:
-    assert [f"has {found}," in what for what, _ in unread(Options(script=script))] == [True] * bool(found)
+    assert [f"has {found}," in what for what, _ in unread(CLUSTER, {}, Options(script=script))] == [True] * bool(found)
 
 
 @pytest.mark.parametrize("value", ["/opt/x/bin:$PATH", "${PATH}:/opt/x/bin"])
@@ -80,12 +80,25 @@ def test_a_variable_in_its_own_value_is_an_error(value: str) -> None:
     assert f"export PATH={value}" in caught.value.fix and "PRELUDE" in caught.value.fix
     with pytest.raises(DataError, match="job.toml has PATH="):
         read_job(CLUSTER, {"env": {"PATH": value}}, Options())
+    for keys, where in (
+        ({"HOSTS": ["10.0.0.1"], "ENV": {"PATH": value}}, "ENV in conf.py has PATH="),
+        ({"HOSTS": ["10.0.0.1", {"host": "10.0.0.2", "env": {"PATH": value}}]}, "env of 10.0.0.2 in conf.py has PATH="),
+    ):
+        with pytest.raises(ConfigError, match=where) as refused:
+            read_job(read_cluster(keys), {}, Options())
+        assert f"export PATH={value}" in refused.value.fix
 
 
 def test_another_variable_in_a_value_is_a_warning() -> None:
     options = Options(env=("DATA=$HOME/data", "PRICE=5$", "PATTERN=^a$", "MY_PATH=$PATHS"))
-    read_job(CLUSTER, {}, options)
-    assert [what.partition(",")[0] for what, _ in unread(options)] == [
-        "--env DATA has $HOME",
-        "--env MY_PATH has $PATHS",
+    host = {"host": "10.0.0.[1-9]", "env": {"CACHE": "${HOME}/cache"}}
+    cluster = read_cluster({"HOSTS": [host], "ENV": {"MINE": "`nproc`", "LETTERS": "a b"}})
+    toml = {"env": {"N": "$(nproc)", "COUNT": 3}}
+    read_job(cluster, toml, options)
+    assert [what.partition(",")[0] for what, _ in unread(cluster, toml, options)] == [
+        "ENV in conf.py: MINE has `",
+        "env of 10.0.0.1 in conf.py: CACHE has $HOME",
+        "[env] in job.toml: N has $(",
+        "--env: DATA has $HOME",
+        "--env: MY_PATH has $PATHS",
     ]

@@ -6,9 +6,9 @@ import re
 import shlex
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
+from typing import Callable, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
 
-from clustertool.errors import ConfigError, DataError, UsageError
+from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.config import shell_text
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.container_keys import merged, refuse_launcher
@@ -412,20 +412,15 @@ def _devices(text: str) -> Tuple[int, ...]:
 def _environment(cluster: Cluster, file: Pairs, options: Options) -> Pairs:
     """[env], then --env; the plan lays them over conf.py's. CLUSTERTOOL_* is never a user's, a placed name only by force."""
     merged: Dict[str, str] = {}
-    sources: List[Tuple[str, Pairs]] = [
-        ("ENV in conf.py", cluster.env),
-        *((f"env of {host.name} in conf.py", host.env) for host in cluster.hosts),
-        ("PASS_ENV or SECRETS in conf.py", tuple((name, "") for name in (*cluster.pass_env, *cluster.secrets))),
-        ("[env] in job.toml", file),
-        ("--env", _pairs(options.env)),
-    ]
-    for where, pairs, error in (("[env] in job.toml", file, DataError), ("--env", _pairs(options.env), UsageError)):
+    sources = variable_sources(cluster, file, options)
+    for where, pairs, error in sources:
         name = shell_text.own(pairs)
         if name:
             value = dict(pairs)[name]
             fix = f"PRELUDE in conf.py, which a shell runs on each node: export {name}={value}"
             raise error(f"{where} has {name}={value}, and no shell reads it: ${name} would stay as it is", fix)
-    for where, pairs in sources:
+    passed = tuple((name, "") for name in (*cluster.pass_env, *cluster.secrets))
+    for where, pairs, _ in [*sources, ("PASS_ENV or SECRETS in conf.py", passed, ConfigError)]:
         for name, value in pairs:
             if name.startswith("CLUSTERTOOL_"):
                 raise UsageError(f"{where} sets {name}, which only the tool sets", "take another name")
@@ -435,6 +430,18 @@ def _environment(cluster: Cluster, file: Pairs, options: Options) -> Pairs:
             if where in ("[env] in job.toml", "--env"):
                 merged[name] = value
     return tuple(merged.items())
+
+
+def variable_sources(
+    cluster: Cluster, file: Pairs, options: Options
+) -> List[Tuple[str, Pairs, Type[ClustertoolError]]]:
+    """Return the variables that a user sets for a job: where, names and values, and the error of a wrong one. file: [env]."""
+    return [
+        ("ENV in conf.py", cluster.env, ConfigError),
+        *((f"env of {host.name} in conf.py", host.env, ConfigError) for host in cluster.hosts),
+        ("[env] in job.toml", file, DataError),
+        ("--env", _pairs(options.env), UsageError),
+    ]
 
 
 def _pairs(values: Sequence[str]) -> Pairs:
