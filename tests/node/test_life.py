@@ -197,7 +197,7 @@ os.wait()
 
 
 def test_environment(bench: Bench) -> None:
-    """What the plan says, over a base of few names; nothing of the agent's own."""
+    """What the plan says, over what the login has; nothing of the agent's own."""
     env = {
         "PADDLE_TRAINER_ID": "66",
         "TRAINING_ROLE": "X",
@@ -214,7 +214,7 @@ def test_environment(bench: Bench) -> None:
     assert found["TRAINING_ROLE"] == "TRAINER"
     assert (found["HOME"], found["PYTHONUNBUFFERED"]) == (str(bench.home), "1")
     assert found["CLUSTERTOOL_OUTPUT"] == str(job.dir() / "output")
-    assert not {"http_proxy", "FOO"} & set(found)
+    assert found["FOO"] == "bar" and not {"http_proxy", "LC_CTYPE"} & set(found)
     assert lines[-3:] == [str(job.dir()), f"{_umask():04o}", "/dev/null"]
     assert "MINE=a b\nc\n" in job.log().decode()
 
