@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -47,13 +46,14 @@ def make(folder: Path) -> Driver:
 
 
 def give(site: Site, compiled: Driver, *nodes: int) -> list[Driver]:
-    """These nodes of a site get a driver of their own: the node side starts with it on LD_LIBRARY_PATH."""
-    wrapper = site.folder / "python"
-    found = '[ -d "$HOME/driver" ] && export LD_LIBRARY_PATH="$HOME/driver"'
-    wrapper.write_text(f'#!/bin/sh\n{found}\nexec {sys.executable} "$@"\n')
-    wrapper.chmod(0o755)
-    site.conf(PYTHON=str(wrapper))
+    """These nodes of a site get a driver of their own, by a start file of the login."""
+    for node in nodes:
+        in_start_file(site.home(node), site.home(node) / "driver")
     return [copy(compiled, site.home(node) / "driver") for node in nodes]
+
+
+def in_start_file(home: Path, folder: Path) -> None:
+    (home / ".bashrc").write_text(f'export LD_LIBRARY_PATH="{folder}"\n')
 
 
 def copy(compiled: Driver, folder: Path) -> Driver:

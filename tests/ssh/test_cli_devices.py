@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 
 import pytest
 
 from tests.cli import REPO, USER
-from tests.nvml import SICK, give
+from tests.nvml import SICK, give, in_start_file
 from tests.ssh.test_cli_verbs import WAITS, detached
 
 SAYS = (
@@ -155,18 +154,16 @@ def test_check_tries_no_framework_where_a_job_computes(one):
 def test_two_names_of_one_machine(site, nvml):
     """Addresses of the loopback show that it is one machine; another name for it is an error."""
     pair = site(2)
-    wrapper = pair.folder / "python"
-    wrapper.write_text(f'#!/bin/sh\nexport LD_LIBRARY_PATH="{nvml.folder}"\nexec {sys.executable} "$@"\n')
-    wrapper.chmod(0o755)
+    for node in (0, 1):
+        in_start_file(pair.home(node), nvml.folder)
     pair.workspace(train_py=SAYS)
     entries = [f"{USER}@{server.entry}" for server in pair.servers]
-    pair.conf(PYTHON=str(wrapper))
     names = f"{pair.name(0)} and {pair.name(1)}"
     assert (
         f"{names} share gpu 0,1,2,3,4,5,6,7: they are one machine" in pair.inv("--dry", "run", "-w", "job").ends(0).err
     )
     two = [entries[0], {"host": entries[1], "address": "10.9.9.9"}]
-    pair.conf(PYTHON=str(wrapper), HOSTS=two)
+    pair.conf(HOSTS=two)
     for done in (pair.inv("run", "-w", "job").ends(69), pair.inv("check").ends(69)):
         assert (
             f"is the same machine as {pair.name(0)}, and gpu 0,1,2,3,4,5,6,7 would be given to both"
