@@ -210,6 +210,17 @@ def test_a_launcher_in_a_script(scripts: str, script: str, shown: str) -> None:
     assert ("--nested, one on each node" in text) == bool(shown)
 
 
+@pytest.mark.parametrize(
+    "script", ["llamafactory-cli train x.yaml", "sh -c 'FORCE_TORCHRUN=1 llamafactory-cli train x.yaml'"]
+)
+def test_a_front_end_in_each_trainer(script: str) -> None:
+    text = told(script, nproc_per_node="2")
+    assert text.startswith("each of 4 trainers starts llamafactory-cli train")
+    assert "--nested, one on each node" in text
+    assert told(script) == "", "with one trainer on a node it reads NNODES"
+    assert told("llamafactory-cli version", nproc_per_node="2") == ""
+
+
 def test_a_script_that_meets_does_not_where_a_node_has_several_trainers(scripts: str) -> None:
     made = plan_of(CLUSTER, script="bash two.sh", nproc_per_node="2")
     assert warning(made, Options(script="bash two.sh"), ("clustertool", "run"), scripts)

@@ -40,13 +40,14 @@ _MODULES = {
 }
 _PYTHON = re.compile(r"python[0-9.]*")
 _AS_MODULE = ("python3", "-u", "-m")
+_FRONT_END = "llamafactory-cli train"  # it starts torchrun on several devices, with NNODES and NODE_RANK
 _SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
 _LONGEST = 1 << 16  # bytes of a script that are searched
 _MOST = 16  # scripts that call each other
 # The name of a launcher where a command of a shell begins, after variables of its own and the folder of the program.
 _STARTS = re.compile(
     r"(?:^|[;&|({!]|\b(?:then|do|else|exec|time|nohup|env) |-[a-z]*c [\"']) *(?:[A-Za-z_]\w*=\S* )*(?:[\w./${}~-]{0,200}/)?"
-    rf"(?P<shown>(?:{'|'.join([*_FAMILIAR, *(set(_COUNTED) - {'accelerate'})])})(?=\s|$)|accelerate launch\b"
+    rf"(?P<shown>(?:{'|'.join([*_FAMILIAR, *(set(_COUNTED) - {'accelerate'})])})(?=\s|$)|(?:accelerate launch|{_FRONT_END})\b"
     rf"|(?:python[0-9.]*|\$\S{{1,80}}) (?:-\w+ )*-m (?:{'|'.join(map(re.escape, _MODULES))})(?=\s|$))",
     re.MULTILINE,
 )
@@ -80,10 +81,10 @@ def warning(made: Plan, options: Options, typed: Sequence[str], folder: str = ""
 def separating(made: Plan, folder: str = "") -> Inner | None:
     """The launcher that makes each trainer of a plan a training of its own, or None. folder: see warning()."""
     trainers = [process for process in made.processes if process.role == "trainer"]
-    inner = find(trainers[0].argv, len(made.nodes)) or _in_script(
-        trainers[0].argv, folder, len(trainers) > len(made.nodes)
-    )
-    return None if inner is None or inner.joins or len(trainers) == 1 else inner
+    several = len(trainers) > len(made.nodes)
+    inner = find(trainers[0].argv, len(made.nodes)) or _in_script(trainers[0].argv, folder, several)
+    joins = inner is None or inner.joins or (inner.shown == _FRONT_END and not several)
+    return None if joins or len(trainers) == 1 else inner
 
 
 def effect(inner: Inner, made: Plan) -> str:
@@ -113,6 +114,8 @@ def _launcher(rest: Sequence[str], nodes: int) -> Inner | None:
             shown, arguments = f"{shown} launch", arguments[1:]
         elif shown == name:  # accelerate config, accelerate test
             return None
+    if f"{name} {' '.join(arguments[:1])}" == _FRONT_END:
+        return Inner(_FRONT_END, (), ())
     if name in _FAMILIAR:
         return _familiar(shown, arguments)
     return _counted(shown, name, arguments, nodes) if name in _COUNTED else None
@@ -128,7 +131,8 @@ def _in_script(argv: Sequence[str], folder: str, several: bool) -> Inner | None:
         text = re.sub(r"\\\n|[ \t]+", " ", re.sub(r"(?:^|\s)#.*", "", text))
         found = _STARTS.search(text)
         if found:
-            return Inner(f"{found['shown']} in {name}", (), (), joins=not several and _meets(text))
+            joins = not several and (found["shown"] == _FRONT_END or _meets(text))
+            return Inner(f"{found['shown']} in {name}", (), (), joins)
         called = (path for path in dict.fromkeys(_CALLS.findall(text)) if path not in dict(texts))
         texts += [(path, _script(folder, path)) for path in called][: _MOST - len(texts)]
     return None
@@ -214,10 +218,9 @@ def _counted(shown: str, name: str, arguments: list[str], nodes: int) -> Inner:
 def _right(inner: Inner, made: Plan, options: Options, typed: Sequence[str]) -> str:
     """The user's command line with the program in place of the launcher, or what to write into job.toml."""
     if not inner.program:
-        again = "; or, if it passes NNODES, NODE_RANK, MASTER_ADDR and NPROC_PER_NODE on: --nested, one on each node"
-        return (
-            f"start the program without {inner.shown}, with --nproc-per-node N{again if ' in ' in inner.shown else ''}"
-        )
+        fix = f"start the program without {inner.shown}, with --nproc-per-node N"
+        again = "or, if it passes NNODES, NODE_RANK, MASTER_ADDR and NPROC_PER_NODE on: --nested, one on each node"
+        return fix if inner.shown in _FAMILIAR else f"{fix}; {again}"
     if options.host_counts:  # -np, or slots of -H: clusterrun refuses another number
         inner = replace(inner, options=tuple(option for option in inner.options if option[0] != "--nproc-per-node"))
     if options.script:
