@@ -88,11 +88,13 @@ def _fix() -> str:
 def _require_first(join: JoinFile) -> None:
     """Raise UsageError if another machine coordinates the job at an address that is none of this machine.
 
-    It has the certificate of the job. Where the port is passed on to this process, nothing answers as long as this waits.
+    It has the certificate of the job. Where the connection arrives at this process, nothing answers as long as this waits.
     """
+    if meeting.own_address(join.coordinator.host):
+        return
     ctx = context(join.identity.certificate, join.identity.key, server=False)
     with contextlib.suppress(OSError):
-        at = join.coordinator.host, join.coordinator.port
+        at = meeting.addresses(join.coordinator.host)[0], join.coordinator.port
         with socket.create_connection(at, _ANSWER) as sock, ctx.wrap_socket(sock):
             what = f"index {join.coordinator.member} is in use: the coordinator answers at {meeting.where(join)}"
             raise UsageError(what, f"give each machine an index of its own: --node-rank; {_fix()}")
@@ -113,7 +115,7 @@ class DoubtTimer:
         (error, seconds), now = self._doubt, time.monotonic()
         if seconds is not None and now - self._began > seconds:
             raise error
-        if seconds is None and now - self._tried > 3 * _ANSWER and not meeting.own_address(self._join.coordinator.host):
+        if seconds is None and now - self._tried > 3 * _ANSWER:
             _require_first(self._join)
             self._tried = time.monotonic()
         if now - self._began > _TRIED and not self._silent:
