@@ -92,7 +92,7 @@ def test_each_form_of_a_private_key(
 ) -> None:
     keys = {kind: _key(tmp_path / kind, kind, passphrase) for kind in ("rsa", "ecdsa", "ed25519")}
     server = start(2, authorized=[sshd.public(key) for key in keys.values()])
-    for kind, form in FORMS:
+    for kind, form in FORMS[::2] if passphrase else FORMS:
         key = Path(shutil.copy(keys[kind], tmp_path / f"{kind}-{form}"))  # without a .pub file
         if form != "RFC4716":
             _run("ssh-keygen", "-q", "-p", "-P", passphrase, "-N", passphrase, "-m", form, "-f", key)
@@ -168,12 +168,11 @@ def test_a_certificate_that_is_not_accepted(start: Callable[..., sshd.Sshd], lap
 # ---- keys in agents
 
 
-@pytest.mark.parametrize("beside", [True, False])
 def test_the_public_key_names_a_key_of_the_agent(
-    start: Callable[..., sshd.Sshd], laptop: Path, tmp_path: Path, agent: str, beside: bool
+    start: Callable[..., sshd.Sshd], laptop: Path, tmp_path: Path, agent: str
 ) -> None:
     """Of an agent with many keys, IdentityFile NAME.pub takes one (a security key, a password manager)."""
-    for number in range(6):
+    for number in range(3):
         _run("ssh-add", "-q", _key(tmp_path / f"other{number}"))
     key = _key(tmp_path / "only")
     (tmp_path / "only.pub").write_text(
@@ -186,8 +185,7 @@ def test_the_public_key_names_a_key_of_the_agent(
         _login(cluster)
     assert caught.value.fix.endswith(f"ssh-add {key}") and caught.value.node
     _run("ssh-add", "-q", key)
-    if not beside:
-        key.unlink()
+    key.unlink()
     assert _ssh(server, laptop)
     _login(cluster)
     _login(cluster_for([server], {"IDENTITY_FILE": f"{key}.pub"}))
@@ -380,9 +378,7 @@ def test_lines_for_an_authority(certified: Any, laptop: Path) -> None:
 
 WRONG = [
     (("-V", "20200101:20200102"), "has expired on 2020-01-02"),
-    (("-V", "+1d:+2d"), "is not valid before"),
     (("-n", "other,127.0.0.?"), "is for other, 127.0.0.?, not for 127.0.0.2"),  # no patterns, as for ssh
-    (("-O", "critical:no=such"), "critical options"),
 ]
 
 

@@ -105,9 +105,11 @@ def test_an_authority_that_cannot_be_checked(folder: Path, tmp_path: Path, polic
     assert "ssh-keyscan a" in caught.value.fix
 
 
-def test_the_signature_of_an_authority_has_no_sha1(folder: Path) -> None:
+def test_what_makes_a_certificate_wrong(folder: Path) -> None:
     found = _certificate(folder / "a.pub")
     weak = Certificate(**{**vars(found), "signature": _strings("ssh-rsa", b"x" * 256)})
     assert weak.problem("a") == "is not signed by that authority"
     assert "has expired on" in Certificate(**{**vars(found), "before": int(time.time())}).problem("a")
+    assert "is not valid before" in Certificate(**{**vars(found), "after": int(time.time()) + 60}).problem("a")
+    assert "critical options" in Certificate(**{**vars(found), "critical": b"x"}).problem("a")
     assert "is no certificate of a host" in Certificate(**{**vars(found), "kind": 1}).problem("a")
