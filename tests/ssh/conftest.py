@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,22 @@ def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     return home
+
+
+@pytest.fixture
+def agent(laptop: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The socket of an ssh-agent without keys, which SSH_AUTH_SOCK names."""
+    if not shutil.which("ssh-agent"):
+        pytest.skip("needs ssh-agent")
+    path = str(laptop / "agent")
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
+    monkeypatch.setenv("SSH_AUTH_SOCK", path)
+    sshd.until(
+        lambda: subprocess.run(["ssh-add", "-l"], capture_output=True).returncode != 2
+    )  # 2: it does not listen yet
+    yield path
+    process.terminate()
+    process.wait(10)
 
 
 @pytest.fixture

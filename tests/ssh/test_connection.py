@@ -467,19 +467,6 @@ def test_interrupt_at_the_question(cluster_of: Any, start: Any, locked: Path) ->
         open_all(cluster.hosts, cluster, prompter=Prompter(Typist(ask)))
 
 
-@pytest.fixture
-def agent(laptop: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    if not shutil.which("ssh-agent"):
-        pytest.skip("needs ssh-agent")
-    path = str(laptop / "agent")
-    process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
-    until(lambda: os.path.exists(path))
-    monkeypatch.setenv("SSH_AUTH_SOCK", path)
-    yield path
-    process.terminate()
-    process.wait(10)
-
-
 def test_the_named_key_goes_before_the_agents_many(
     cluster_of: Any, agent: str, start: Any, ssh_keys: sshd.Keys, tmp_path: Path
 ) -> None:

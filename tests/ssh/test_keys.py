@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from tests.ssh import sshd
 from tests.ssh.accounts import Typist
 from tests.ssh.conftest import cluster_for
 from tests.ssh.links import close_all, open_all
-from tests.ssh.sshd import until
 
 PASSPHRASE = "open sesame"
 
@@ -68,17 +67,6 @@ def _ssh(server: sshd.Sshd, laptop: Path, *options: str) -> bool:
 def _login(cluster: Cluster, prompter: Prompter | None = None) -> None:
     auth._keyring.__init__()  # type: ignore[misc]  # as a new process: no agent's list of keys is remembered
     close_all(list(open_all(cluster.hosts, cluster, prompter=prompter).all().values()))
-
-
-@pytest.fixture
-def agent(laptop: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    path = str(laptop / "agent")
-    process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
-    until(lambda: Path(path).exists())
-    monkeypatch.setenv("SSH_AUTH_SOCK", path)
-    yield path
-    process.terminate()
-    process.wait(10)
 
 
 # ---- private keys in files
