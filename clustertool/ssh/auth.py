@@ -248,6 +248,8 @@ class Login:
             self._fix = f"add it to the agent: ssh-add {path}"
         else:
             self._bad.append(f"{path} cannot be used ({error})")
+            if isinstance(error, OSError):  # its text states the problem
+                return
             self._fix = f"write it in the usual form (ssh-keygen -p -f {path}), or add it to the agent (ssh-add {path})"
 
     def _unlocked(self, path: str) -> PKey | None:
