@@ -148,6 +148,8 @@ def expected_env(made: Plan, process: PlannedProcess, sizes: Mapping[str, Sequen
         )
         if made.job.mode == "collective" and int(local) > 1:
             env["OMP_NUM_THREADS"] = "1"
+        if len(addresses) > 1 and set(sizes["trainer"]) == {1}:
+            env["NNODES"] = str(len(addresses))
     env.update(
         {
             "PADDLE_NNODES": str(len(addresses)),
