@@ -147,11 +147,7 @@ def complete(place):
     except (OSError, ValueError):
         return False
 digest, hello = take(32).decode(), take(int(take(8)))
-home = os.path.expanduser("~")
-if not os.path.isabs(home):  # neither HOME nor an entry of the user
-    os.write(1, b"the code cannot be installed: HOME is not set, and the user has no home folder\\n")
-    sys.exit(0)
-place = os.path.join(home, ".cache", "clustertool", digest)
+place = os.path.join(os.path.expanduser("~"), ".cache", "clustertool", digest)
 place += ".%s-%x" % (sys.implementation.cache_tag, sys.hexversion)
 end = lambda: None
 if not complete(place):

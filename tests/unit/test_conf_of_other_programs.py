@@ -43,7 +43,7 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]):
 
     def found(text: str, selection: Selection | None = None, **why: bool) -> load_config.Conf:
         (tmp_path / "conf.py").write_text(text)
-        return load_config.read_conf(SimpleNamespace(note=notes.append), selection or Selection(), **why)  # type: ignore[arg-type]
+        return load_config.read_conf(SimpleNamespace(note=notes.append, remark=notes.append), selection or Selection(), **why)  # type: ignore[arg-type]
 
     return found
 
@@ -53,7 +53,7 @@ def test_a_command_that_needs_no_conf_py_leaves_it_out(read, text: str, notes: l
     for why in {"named": True}, {"optional": True}:
         assert read(text, **why) == load_config.Conf()
     Path("hostfile").write_text("10.0.0.7 slots=2\n")
-    assert [host["host"] for host in read(text, Selection(hostfile="hostfile")).values["HOSTS"]] == ["10.0.0.7"]
+    assert [host.host for host in read(text, Selection(hostfile="hostfile")).values["HOSTS"]] == ["10.0.0.7"]
     assert all(f"{tmp_path}/conf.py is that of another program" in note for note in notes) and len(notes) == 3
 
 

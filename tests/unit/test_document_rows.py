@@ -150,6 +150,7 @@ def test_the_plan_of_a_row(
     call = Call(SimpleNamespace(json=False))
     with contextlib.suppress(ClustertoolError):
         clusterrun.clusterrun(call, argv)
+    call.show_remarks()
     err = capsys.readouterr().err
     assert found, err
     made = Made(row, *found[0], call, err)

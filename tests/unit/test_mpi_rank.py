@@ -209,7 +209,7 @@ def test_wrong_variables_and_options_are_an_error(environ: dict[str, str], optio
 
 
 @pytest.mark.parametrize(
-    ("hosts", "kind"), [("", ClustertoolError), ("a color=red", ClustertoolError), ("a;b", UsageError)]
+    ("hosts", "kind"), [("", ClustertoolError), ("a color=red", ClustertoolError), ("a;b", ClustertoolError)]
 )
 def test_a_wrong_hostfile_is_an_error(hosts: str, kind: type) -> None:
     with pytest.raises(kind) as caught:

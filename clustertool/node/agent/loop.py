@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _BEAT = 1.0
 _ABANDONED = (PLACE, VERIFY, PULL_IMAGE, SAVE_IMAGE, LOAD_IMAGE)  # their results are of no use without the laptop
 _LARGEST = 64 << 20  # a manifest
+_NO_HOME = PreflightError("HOME is not set, and the user has no home folder", "write ROOT_DIR in conf.py without ~")
 _POLL = 0.05
 _RELAY_ORDERS = ("relay-sources", "relay-piece", "relay-beat")
 _ROOM = 1 << 20  # bytes that may wait for the channel before logs pause
@@ -63,7 +64,8 @@ class Agent(PlacingContext):
         self, hello: Header, inlet: int, outlet: int, safe: Callable[[str], None], complete: Callable[[str], bool]
     ) -> None:
         given = os.path.expanduser(str(hello["root_dir"]))
-        self._stuck = mounts.unanswered(given)  # each request to it would wait for ever
+        # The error of every request: it would wait for ever, or for a relative folder.
+        self._stuck = mounts.unanswered(given) if os.path.isabs(given) else _NO_HOME
         super().__init__(given if self._stuck else files.resolve(given), str(hello["entry"]))
         path_trust.set_group(str(hello["root_group"]))
         self._in, self._out = inlet, outlet
