@@ -24,7 +24,7 @@ help:
 	@echo "make test-browser   the report's page and the documentation site in Chromium (package chromium)"
 	@echo "make docs    the documentation site, in build/docs/site, and the man pages, in build/docs/man"
 	@echo "make test-notebook   the Python API in a real notebook kernel (installs nbclient and ipykernel)"
-	@echo "make check   format, mistakes, types, imports, names"
+	@echo "make check   format, mistakes, types, imports, names, lines of the pages"
 	@echo "make clean   remove everything that make has created"
 
 demo: $(READY) $(DATA)
@@ -105,6 +105,7 @@ check: $(READY)
 	PYTHONPATH=. $(BIN)/lint-imports --no-logo || code=1; \
 	$(BIN)/python scripts/check-structure.py || code=1; \
 	$(BIN)/python scripts/check-words.py || code=1; \
+	$(BIN)/python scripts/check-pages.py || code=1; \
 	exit $$code
 
 bench: $(READY)

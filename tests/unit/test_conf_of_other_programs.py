@@ -43,7 +43,8 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]):
 
     def found(text: str, selection: Selection | None = None, **why: bool) -> load_config.Conf:
         (tmp_path / "conf.py").write_text(text)
-        return load_config.read_conf(SimpleNamespace(note=notes.append, remark=notes.append), selection or Selection(), **why)  # type: ignore[arg-type]
+        caller = SimpleNamespace(note=notes.append, remark=notes.append)
+        return load_config.read_conf(caller, selection or Selection(), **why)  # type: ignore[arg-type]
 
     return found
 
