@@ -1,5 +1,6 @@
-"""This program measures how long a workspace takes to all nodes: ours, a parallel rsync loop and `clush --copy`, on a shaped
-cluster; and what each command takes.
+"""This program measures how long a workspace takes to all nodes, and what each command takes.
+
+It compares our dispatch, a parallel rsync loop and `clush --copy`, on a shaped cluster.
 
     make bench                                     # every case of CASES
     make bench ARGS="--only cold-16 --rounds 3 --json bench.json"
@@ -168,7 +169,7 @@ class Bench:
         return self.run(*INV, "jobs")
 
     def start(self) -> dict[str, float]:
-        """A run until its ranks have started: they only sleep. Then it is stopped, which is not measured."""
+        """Run a job until its ranks have started: they only sleep. Then stop it, which is not measured."""
         found = self.run(*INV, "run", "--workspace", "job", "--detach")
         self.run(*INV, "stop", "--force")
         return found
@@ -188,7 +189,7 @@ Runs = dict[str, list[dict[str, float]]]
 
 
 def measure(tools: dict[str, Callable[[], dict[str, float]]], rounds: int, *between: Callable[[], None]) -> Runs:
-    """One more round goes first and is not counted: caches fill, and a virtual machine gets its memory."""
+    """Measure the tools in turn, after one more round: caches fill, and a virtual machine gets its memory."""
     found: Runs = {name: [] for name in tools}
     for _ in range(1 + rounds):
         for name, tool in tools.items():

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""This script checks that the names in the code use the standard terms of the field.
+"""This script checks that names use the standard terms of the field, and that docstrings of functions begin with a verb.
 
 It reads the modules and folders that are given as arguments (default: the product). It prints each definition of a name that
-contains a word of scripts/words.toml, with the file, the line and what to use instead, and exits with 1 if there is one.
+contains a word of scripts/words.toml, with the file, the line and what to use instead, and each docstring of a function that
+begins with a word of its other list. It exits with 1 if there is one.
 """
 
 import ast
 import re
 import sys
 from pathlib import Path
-from typing import Dict, Iterator, List, Tuple
+from typing import Dict, Iterator, List, Set, Tuple
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -70,12 +71,26 @@ def findings(paths: List[Path], words: Dict[str, str], exceptions: Dict[str, Dic
     return found
 
 
+def without_verb(paths: List[Path], not_verbs: Set[str]) -> Iterator[str]:
+    """Yield one line for each docstring that cannot begin with a verb. The one of a property is a noun."""
+    for path in modules(paths):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            first = (ast.get_docstring(node) or "Do").split()[0].strip("`'\".,:;(){}").lower()
+            noun = any(ast.unparse(one).endswith(("property", ".setter")) for one in node.decorator_list)
+            if not noun and (first in not_verbs or not first.isalpha()):
+                yield f"{path}:{node.lineno}: the docstring of {node.name} begins with {first!r}, not with a verb"
+
+
 def main(arguments: List[str]) -> int:
     """Check the files that the arguments name, print the findings, and return the exit code."""
     with (ROOT / "scripts/words.toml").open("rb") as file:
         table = tomllib.load(file)
     exceptions = table["exceptions"] if not arguments else {}
-    found = findings([Path(a).resolve() for a in arguments] or [ROOT / p for p in PRODUCT], table["words"], exceptions)
+    paths = [Path(a).resolve() for a in arguments] or [ROOT / p for p in PRODUCT]
+    found = findings(paths, table["words"], exceptions)
+    found += without_verb(paths, set(table["docstrings"]["not_verbs"].split()))
     print("\n".join(found), end="\n" if found else "")
     return 1 if found else 0
 

@@ -23,14 +23,17 @@ CONF = f"{os.environ['XDG_STATE_HOME']}/clustertool/local/run/{NODE}.conf"  # of
 
 
 def status(tool: str) -> dict[str, object]:
-    """The newest job as `status --json` has it, {} while there is none."""
+    """Return the newest job as `status --json` has it, {} while there is none."""
     done = subprocess.run([tool, "status", "--json"], capture_output=True, text=True, check=False)
     found: dict[str, object] = json.loads(done.stdout or "{}")
     return found
 
 
 def servers() -> list[int]:
-    """The sshd of the node, and what its sessions have started: over an open session `run` would start the node again."""
+    """List the sshd of the node, and what its sessions have started.
+
+    Over an open session `run` would start the node again.
+    """
     found: list[int] = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

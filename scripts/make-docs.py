@@ -56,19 +56,19 @@ _CODE_SUFFIXES = {".py": "python", ".toml": "toml", ".txt": "text"}
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A Markdown table. A cell may contain `|`."""
+    """Make a Markdown table. A cell may contain `|`."""
     lines = [list(head), *map(list, rows)]
     lines.insert(1, ["---"] * len(lines[0]))
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def plain(text: str) -> str:
-    """A text that is no Markdown as Markdown."""
+    """Escape a text that is no Markdown."""
     return re.sub(r"([\\`*_\[\]])", r"\\\1", text).replace("<", "&lt;")
 
 
 def options() -> str:
-    """Every command by purpose: its help, its examples, and all its options in their groups."""
+    """Describe every command by purpose: its help, its examples, and all its options in their groups."""
     parts = []
     for purpose in dict.fromkeys(verb.purpose for verb in VERBS):
         parts.append(f"## {purpose}")
@@ -96,7 +96,7 @@ def names(option: Opt) -> str:
 
 
 def example_comments() -> dict[str, str]:
-    """Every key of conf.py and the comment above it in conf.py.example."""
+    """Map every key of conf.py to the comment above it in conf.py.example."""
     found: dict[str, str] = {}
     comment: list[str] = []
     for line in (ROOT / "conf.py.example").read_text().splitlines():
@@ -111,7 +111,7 @@ def example_comments() -> dict[str, str]:
 
 
 def keys() -> str:
-    """Every key of conf.py with its default and its meaning."""
+    """Describe every key of conf.py with its default and its meaning."""
     comments = example_comments()
     rows = []
     for key, field in KEYS.items():
@@ -129,7 +129,7 @@ def keys() -> str:
 
 
 def literal(value: object) -> str:
-    """A default as it would stand in conf.py."""
+    """Write a default as it would stand in conf.py."""
     return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 
@@ -161,9 +161,14 @@ def examples() -> Iterator[tuple[str, str]]:
 
 
 def decisions() -> str:
-    """The page that lists the records of decisions."""
+    """Make the page that lists the records of decisions."""
     lines = ["# Decisions", "", "Each record has the context of a decision, the decision, and its consequences.", ""]
-    for path in sorted((DOCS / "decisions").glob("[0-9]*.md")):
+    paths = sorted((DOCS / "decisions").glob("[0-9]*.md"))
+    numbers = {int(path.name[:4]) for path in paths}
+    missing = [str(number) for number in range(1, max(numbers)) if number not in numbers]
+    if missing:
+        lines += [f"These numbers were reserved, and no record has them: {', '.join(missing)}.", ""]
+    for path in paths:
         lines.append(f"- [{title(path.read_text())}]({path.name})")
     return "\n".join(lines) + "\n"
 
@@ -172,7 +177,7 @@ def decisions() -> str:
 
 
 def title(text: str) -> str:
-    """The first heading of a page. Raises ValueError if it has none."""
+    """Find the first heading of a page. Raises ValueError if it has none."""
     found = re.search(r"^# (.+)$", text, re.M)
     if not found:
         raise ValueError("a page without a heading")
@@ -180,7 +185,7 @@ def title(text: str) -> str:
 
 
 def pages() -> dict[str, str]:
-    """All pages of the site: path below the site's root -> Markdown."""
+    """Make all pages of the site: path below the site's root -> Markdown."""
     found = {}
     for path in sorted(DOCS.rglob("*.md")):
         file = path.relative_to(ROOT).as_posix()
@@ -194,7 +199,7 @@ def pages() -> dict[str, str]:
 
 
 def on_site(text: str, file: str) -> str:
-    """A page as the site has it: parts from the code filled in, links from `file` in the repository to pages."""
+    """Convert a page to what the site has: parts from the code filled in, links from `file` in the repository to pages."""
     page = page_of(file)
     assert page
 
@@ -216,7 +221,7 @@ def on_site(text: str, file: str) -> str:
 
 
 def page_of(file: str) -> str:
-    """The path on the site of a file of the repository; "" where it has none. Raises ValueError if there is no such file."""
+    """Return the path on the site of a file of the repository; "" where it has none. Raises ValueError for a missing file."""
     if not (ROOT / file).exists():
         raise ValueError(f"{file} is not there")
     if file in OUTSIDE:
@@ -227,7 +232,10 @@ def page_of(file: str) -> str:
 
 
 def navigation(entry: Any, texts: dict[str, str]) -> list[str]:
-    """An entry of the navigation as TOML, patterns replaced by the pages that match. Raises ValueError for a missing page."""
+    """Write an entry of the navigation as TOML, patterns replaced by the pages that match.
+
+    Raises ValueError for a missing page.
+    """
     if isinstance(entry, dict):
         ((name, value),) = entry.items()
         if isinstance(value, list):

@@ -27,7 +27,7 @@ Row = Tuple[str, str]  # a term and its text
 
 
 def plain(text: str) -> str:
-    """A text as roff, in one line."""
+    """Convert a text to roff, in one line."""
     text = re.sub(r"\s+", " ", text).strip().replace("\\", "\\(rs").replace("-", "\\-")
     text = "".join(char if char.isascii() else f"\\[u{ord(char):04X}]" for char in text)
     return "\\&" + text if text.startswith((".", "'")) else text
@@ -51,7 +51,7 @@ def spelled(option: Opt) -> str:
 
 
 def page(name: str, about: str, usage: str, *parts: Iterable[str]) -> str:
-    """A page; `parts` are its sections after the first two."""
+    """Make a page; `parts` are its sections after the first two."""
     head = f'.TH "{name.upper()}" 1 "" "clustertool {__version__}" "User Commands"'
     lines = [head, f".SH NAME\n{plain(name)} \\- {plain(about)}", f".SH SYNOPSIS\n\\fB{plain(usage)}\\fR"]
     return "\n".join([*lines, *(line for part in parts for line in part)]) + "\n"

@@ -48,3 +48,24 @@ def test_the_name_of_a_module_is_checked(tmp_path: Path) -> None:
     result = check(tmp_path / "held.py", "")
     assert "'held'" in result.stdout
     assert result.returncode == 1
+
+
+def test_docstrings_of_functions_begin_with_a_verb(tmp_path: Path) -> None:
+    text = """\
+def first():
+    '''The newest one.'''
+class Subject:
+    '''A class is a noun.'''
+    @property
+    def size(self): '''The number of bytes.'''
+    def second(self): '''{} for none.'''
+    def third(self): '''Return the newest one.'''
+    def fourth(self): ...
+"""
+    result = check(tmp_path / "sentences.py", text)
+    found = [line.partition(".py:")[2] for line in result.stdout.splitlines()]
+    assert found == [
+        "1: the docstring of first begins with 'the', not with a verb",
+        "7: the docstring of second begins with '', not with a verb",
+    ], result.stderr
+    assert result.returncode == 1
