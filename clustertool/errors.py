@@ -27,7 +27,10 @@ class ClustertoolError(Exception):
         self.node = node
 
     def __reduce__(self) -> Tuple[object, ...]:
-        """For pickle, without another call of __init__: the error of a job may come from another process of a pipeline."""
+        """Prepare pickle to make the error without another call of __init__.
+
+        The error of a job may come from another process of a pipeline.
+        """
         return copyreg.__newobj__, (type(self), self.what), vars(self)  # type: ignore[attr-defined]
 
     def __str__(self) -> str:
@@ -130,7 +133,7 @@ class Several(ClustertoolError):
 
 
 def as_one(errors: Sequence[ClustertoolError]) -> Optional[ClustertoolError]:
-    """Nothing, the one error, or all of them as `Several`."""
+    """Return None for no error, the one error, or all of them as `Several`."""
     if len(errors) > 1:
         return Several(errors)
     return errors[0] if errors else None
@@ -144,7 +147,7 @@ def raise_all(errors: Sequence[ClustertoolError]) -> None:
 
 
 def singles(error: ClustertoolError) -> Iterator[ClustertoolError]:
-    """The single errors inside, in order."""
+    """Yield the single errors inside, in order."""
     if isinstance(error, Several):
         for one in error.errors:
             yield from singles(one)
@@ -153,7 +156,7 @@ def singles(error: ClustertoolError) -> Iterator[ClustertoolError]:
 
 
 def only(error: ClustertoolError, *kinds: Type[ClustertoolError]) -> bool:
-    """Whether all single errors are of these kinds."""
+    """Check whether all single errors are of these kinds."""
     return all(isinstance(one, kinds) for one in singles(error))
 
 
@@ -172,10 +175,10 @@ _BY_NAME = {cls.__name__: cls for cls in _OF_NODES}
 
 
 def from_wire(kind: str, what: str, fix: str = "", node: Optional[str] = None) -> ClustertoolError:
-    """The error a node reported: `kind` is a class name of the tree above."""
+    """Build the error that a node reported: `kind` is a class name of the tree above."""
     return _BY_NAME.get(kind, PreflightError)(what, fix, node or "")
 
 
 def as_wire(error: ClustertoolError) -> Dict[str, str]:
-    """The same as a node sends it."""
+    """Convert an error to what a node sends for it."""
     return {"kind": type(error).__name__, "what": error.what, "fix": error.fix}

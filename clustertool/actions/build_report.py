@@ -21,7 +21,10 @@ _MOST, _LEAST = 240, 40  # of one curve
 
 
 def build_report(fleet: Fleet, job: ListedJob, caller: Caller) -> ReportModel:
-    """Raises NotFound for a job that has not started. fleet.failed has the nodes without an answer."""
+    """Build the report of a job. Raises NotFound for a job that has not started.
+
+    fleet.failed has the nodes without an answer.
+    """
     processes = 8 * max(1, job["total"])  # before the nodes' records are read only the number of nodes is known
     points = max(_LEAST, min(_MOST, _POINTS // processes))
     answers = fleet.ask_all(REPORT({"job": job["id"], "points": points}))
@@ -40,7 +43,7 @@ def build_report(fleet: Fleet, job: ListedJob, caller: Caller) -> ReportModel:
 
 
 def _silent(fleet: Fleet, answers: Mapping[int, ReportAnswer]) -> list[str]:
-    """Nodes whose own records are missing; records of others about them are on the page."""
+    """List a note for each node whose own records are missing; records of others about them are on the page."""
     notes = []
     for host in fleet.cluster.hosts:
         error = fleet.failed.get(host.index)

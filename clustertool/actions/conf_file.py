@@ -32,7 +32,7 @@ class NotNeeded(ConfigError):
 
 
 def find(given: str) -> Path | None:
-    """The conf.py of `--conf`, else the nearest one of the search, else None. Raises ConfigError if `given` is no file."""
+    """Find the conf.py of `--conf`, else the nearest one of the search, else None. Raises ConfigError if `given` is no file."""
     if given:
         if not os.path.isfile(given):
             raise ConfigError(f"there is no {given}", "give the path of your conf.py")
@@ -41,7 +41,7 @@ def find(given: str) -> Path | None:
 
 
 def read(given: str, keys: Collection[str], nodes_known: bool, optional: bool) -> tuple[Path | None, dict[str, object]]:
-    """The path that find() gives and the keys of this file; {} without one.
+    """Read the path that find() gives and the keys of this file; {} without one.
 
     A file that was found is checked, one that the user named is not. keys: all that there are. optional: the command needs no
     conf.py, so one of another program is left out. nodes_known: one that another user can have written, or that cannot
@@ -70,7 +70,7 @@ def read(given: str, keys: Collection[str], nodes_known: bool, optional: bool) -
 
 
 def _kind(text: bytes, keys: Collection[str]) -> str:
-    """Whose conf.py it is, by the names in capitals that it sets, before it is run. keys: all that there are."""
+    """Determine whose conf.py it is, by the names in capitals that it sets, before it is run. keys: all that there are."""
     try:
         nodes = list(ast.walk(ast.parse(text)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -86,7 +86,7 @@ def _kind(text: bytes, keys: Collection[str]) -> str:
 
 
 def _folders() -> Iterator[Path]:
-    """The current folder and those above it, by their physical paths. The home folder or a mount point is the last one.
+    """Yield the current folder and those above it, by their physical paths. The home folder or a mount point is the last one.
 
     Raises ConfigError where the current folder was removed.
     """
@@ -108,7 +108,7 @@ def _named(path: Path) -> bytes:
 
 
 def _found(path: Path) -> bytes:
-    """The text of a conf.py that the search found. Raises ConfigError if another user can have written it.
+    """Read a conf.py that the search found. Raises ConfigError if another user can have written it.
 
     The file that is checked is the one that is read. A link is followed if root or the user made it.
     """

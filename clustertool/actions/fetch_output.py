@@ -33,7 +33,7 @@ class Fetched:
 
 
 def is_inside(path: str) -> bool:
-    """Whether it is a relative path that does not leave its folder."""
+    """Check that it is a relative path that does not leave its folder."""
     return bool(path) and not path.startswith("/") and ".." not in path.split("/") and "\0" not in path
 
 
@@ -67,7 +67,10 @@ def _folder(to: Path, asked: str, role: str, rank: int) -> Path:
 
 
 def _places(fleet: Fleet, job: str, answers: dict[int, StatusAnswer], role: str, asked: str) -> dict[int, int]:
-    """Rank within the role -> the node that ran it, of nodes that answered. Raises what kept a node from it, or NotFound."""
+    """Map ranks within the role to the nodes that ran them, of nodes that answered.
+
+    Raises what kept a node from it, or NotFound.
+    """
     planned = {process.rank: process.node for process in read(answers).of(role)}
     found = {rank: node for rank, node in planned.items() if node in answers and (asked == "all" or rank == int(asked))}
     if not found:

@@ -58,27 +58,29 @@ class ListedJob(TypedDict):
 
 
 def doubt(fleet: Fleet, job: ListedJob, answers: Mapping[int, StatusAnswer]) -> None:
-    """A node that answered that it cannot know what became of a job has failed to answer, for the exit code."""
+    """Record an error for each node that answered that it cannot know what became of a job, for the exit code."""
     for node, answer in answers.items():
         if answer.get("unknown") and proof(fleet, job) is None:
             fleet.failed[node] = unknown(job["id"], str(answer["unknown"]), fleet.name(node))
 
 
 def proof(fleet: Fleet, job: ListedJob) -> Description | None:
-    """Whether the job runs or has ended, as the engine knows. None if it does not know, or if the agents know more because they
-    run on the nodes of the job."""
+    """Return what the engine knows, if it proves that the job runs or has ended.
+
+    None if it does not know, or if the agents know more because they run on the nodes of the job.
+    """
     known = job["known"]
     decided = known is not None and known.state in (EngineState.RUNNING, EngineState.ENDED)
     return known if decided and fleet.engine_end is not None else None
 
 
 def unknown(job: str, why: str, node: str = "") -> PreflightError:
-    """The error for a job of which the nodes do not know what became of it."""
+    """Create the error for a job of which the nodes do not know what became of it."""
     return PreflightError(f"job {job}: unknown, still running? {why}", "check the node that is named there", node)
 
 
 def ask_jobs(fleet: Fleet, prefix: str, timeout: float = 60.0) -> dict[int, JobsAnswer]:
-    """What the nodes know of the jobs that are called so."""
+    """Ask the nodes what they know of the jobs that are called so."""
     return fleet.ask_all(LIST_JOBS({"job": prefix}), timeout)
 
 
@@ -102,7 +104,7 @@ def warn_of_orphans(engine: Engine, answers: Mapping[int, JobsAnswer]) -> None:
 
 
 def described(engine: Engine, answers: Mapping[int, JobsAnswer], prefix: str) -> Described:
-    """What the engine knows of the jobs that are called so. An engine that cannot be asked is a warning."""
+    """Ask the engine what it knows of the jobs that are called so. An engine that cannot be asked is a warning."""
     try:
         found = engine.describe(answers)
     except ClustertoolError as error:
@@ -113,14 +115,14 @@ def described(engine: Engine, answers: Mapping[int, JobsAnswer], prefix: str) ->
 
 
 def state_text(known: Description) -> str:
-    """The state of a job as its engine has it, in words."""
+    """Describe the state of a job as its engine has it."""
     if known.state is EngineState.QUEUED:
         return queue_text(known.reason, known.since, known.expected)
     return str(known.state) + f": {known.reason}" * bool(known.reason)
 
 
 def merged(answers: Mapping[int, JobsAnswer], known: Described = _NOTHING) -> list[ListedJob]:
-    """All nodes' summaries -> one entry a job, newest first. The worst state is the job's, a verdict beats a guess.
+    """Merge all nodes' summaries to one entry a job, newest first. The worst state is the job's, a verdict beats a guess.
 
     known: what the engine knows beyond that: of jobs that are queued, and of those whose nodes are gone.
     """
@@ -131,12 +133,12 @@ def merged(answers: Mapping[int, JobsAnswer], known: Described = _NOTHING) -> li
 
 
 def _is_listed(known: Description) -> bool:
-    """Whether a job without a record on a node is listed: it has no end, or its engine knows why it has one."""
+    """Check whether a job without a record on a node is listed: it has no end, or its engine knows why it has one."""
     return known.state in _UNSEEN or known.cause is not None
 
 
 def listings(answers: Mapping[int, JobsAnswer]) -> dict[str, dict[int, JobSummary]]:
-    """All nodes' summaries -> {job: {agent: its summary}}. An agent lists a job once; what it adds is left out."""
+    """Convert all nodes' summaries to {job: {agent: its summary}}. An agent lists a job once; what it adds is left out."""
     found: dict[str, dict[int, JobSummary]] = {}
     for agent, answer in answers.items():
         for summary in answer["jobs"]:
@@ -145,8 +147,10 @@ def listings(answers: Mapping[int, JobsAnswer]) -> dict[str, dict[int, JobSummar
 
 
 def _merge(job: str, parts: list[JobSummary], known: Description | None) -> ListedJob:
-    """One entry of the nodes' parts of a job, and of what its engine knows: it may be queued again. A node can pretend to be
-    that of the lead."""
+    """Merge the nodes' parts of a job, and what its engine knows, to one entry. The job may be queued again.
+
+    A node can pretend to be that of the lead.
+    """
     recorded = [read_part(part) for part in parts]
     over = any(part.state in OUTCOMES for part in recorded)
     part = decide(_corrected(part, known, over) for part in recorded)
@@ -179,7 +183,10 @@ def _merge(job: str, parts: list[JobSummary], known: Description | None) -> List
 
 
 def _corrected(part: NodePart, known: Description | None, over: bool) -> NodePart:
-    """The part of a node by what the engine knows too: an agent that is not on that node cannot know what runs there."""
+    """Correct the part of a node by what the engine knows.
+
+    An agent that is not on that node cannot know what runs there.
+    """
     state = corrected(part.state, known, over)
     if known is None or state is part.state:
         return part
@@ -217,7 +224,7 @@ def _unseen(job: str, known: Description) -> ListedJob:
 def attach_to(
     engine: Engine, prefix: str, exact: bool = False, queued: bool = False, running: bool = False
 ) -> ListedJob:
-    """The job a verb is about, as choose() does, and the fleet becomes its nodes, numbered as the job numbers them.
+    """Choose the job that a verb is about, as choose() does, and reduce the fleet to its nodes, numbered as the job does.
 
     queued: the caller can do something for a job of which no node has a record: recorded(). Else it is NotFound. Of a fleet
     that was opened with a lag, nodes are late after this only if they cannot change which job is meant.
@@ -241,7 +248,7 @@ def attach_to(
 
 
 def _is_decided(fleet: Fleet, answers: Mapping[int, JobsAnswer], prefix: str) -> bool:
-    """Whether the job that is meant is known by its complete id, or has all nodes that are late."""
+    """Check whether late nodes cannot change which job is meant: its id is complete, or it has all of them."""
     found = _meant(merged(answers), prefix)
     if not found or (prefix and len(found) > 1):
         return False
@@ -250,15 +257,17 @@ def _is_decided(fleet: Fleet, answers: Mapping[int, JobsAnswer], prefix: str) ->
 
 
 def is_certain(job: ListedJob, typed: str) -> bool:
-    """Whether --job means this job, whatever other nodes have: by its complete id. After a job with the id of --job-id has
-    ended, there may be a newer one; while it runs there is none."""
+    """Check whether --job means this job, whatever other nodes have: by its complete id.
+
+    After a job with the id of --job-id has ended, there may be a newer one; while it runs there is none.
+    """
     if not job["asked"]:
         return typed == job["id"]
     return typed in (job["id"], job["asked"]) and job["part"].may_run
 
 
 def is_waiting(engine: Engine, job: ListedJob) -> bool:
-    """Whether an engine with a queue has not started the job so far. It may have placed it on the nodes."""
+    """Check whether an engine with a queue has not started the job so far. It may have placed it on the nodes."""
     return job["queued"] is not None or (engine.capabilities.queues and job["state"] is JobState.STARTING)
 
 
@@ -268,8 +277,10 @@ def recorded(job: ListedJob) -> bool:
 
 
 def require_known(job: ListedJob) -> None:
-    """Raise PreflightError for a job that cannot be followed, as the nodes do not know what became of it, and the end of a job
-    that only its engine knows: NodeLost, or NotFound for a success."""
+    """Raise PreflightError for a job of which the nodes do not know what became of it, since it cannot be followed.
+
+    Of a job that only its engine knows, raise the end: NodeLost, or NotFound for a success.
+    """
     if job["state"] is JobState.UNKNOWN:
         raise unknown(job["id"], job["reason"])
     if job["seen_on"] or job["code"] is None:
@@ -304,7 +315,10 @@ def lost_nodes(why: str, code: int) -> NodeLost:
 
 
 def pick(engine: Engine, prefix: str) -> ListedJob:
-    """The job named by its id, a unique prefix of it or its name, or the newest. Raises NotFound, UsageError."""
+    """Ask the nodes, and choose the job by its id, a unique prefix of it or its name, or the newest.
+
+    Raises NotFound, UsageError.
+    """
     answers = ask_jobs(engine.fleet, prefix)
     warn_of_remains(engine, answers)
     return choose(engine.fleet, answers, prefix, known=described(engine, answers, prefix))
@@ -318,10 +332,10 @@ def choose(
     exact: bool = False,
     known: Described = _NOTHING,
 ) -> ListedJob:
-    """The same, or the only running one, of answers that are there. Where nodes are missing, their failures are raised
-    instead of NotFound.
+    """Choose a job as pick() does, or the only running one, of answers that are there.
 
-    exact: `prefix` is a whole id, no name of several jobs.
+    Where nodes are missing, their failures are raised instead of NotFound. exact: `prefix` is a whole id, no name of several
+    jobs.
     """
     try:
         return _picked([job for job in merged(answers, known) if not exact or job["id"] == prefix], prefix, running)
@@ -336,10 +350,11 @@ def choose(
 def where(
     listed: Mapping[int, JobSummary], answers: Mapping[int, JobsAnswer], hosts: Sequence[Host], total: int = 0
 ) -> tuple[dict[int, int], list[str]]:
-    """{node as a job numbers it: agent that has its record}, and the names of all its nodes: a job may have had
-    a part of HOSTS only, or other HOSTS.
+    """Map the nodes of a job, by its numbers, to the agents that have their records, and name all its nodes.
 
-    `listed`: {agent: summary of the job}. `answers`: of all agents that answered. A node may claim any number. So a host that
+    A job may have had a part of HOSTS only, or other HOSTS.
+
+    listed: {agent: summary of the job}. answers: of all agents that answered. A node may claim any number. So a host that
     conf.py names as the job does has the node of that name. A claim counts only for a name that is not in conf.py,
     or whose host answered that it does not have the job. hosts: those of conf.py. total: how many nodes the job has, where that
     is known without a record.
@@ -357,7 +372,7 @@ def where(
 
 
 def _nodes(parts: Iterable[JobSummary]) -> list[str]:
-    """The names of a job's nodes, as most of the nodes that name them do."""
+    """Return the names of a job's nodes, as most of the nodes that name them do."""
     parts = list(parts)
     if any(part.get("elastic") for part in parts):
         return _names_of_epochs(part["nodes"] or [] for part in parts)
@@ -366,7 +381,10 @@ def _nodes(parts: Iterable[JobSummary]) -> list[str]:
 
 
 def _names_of_epochs(lists: Iterable[Sequence[str]]) -> list[str]:
-    """The same for an elastic job: a node knows those that have joined while it took part. For each number, most count."""
+    """Return the names of the nodes of an elastic job: for each number that which most nodes have.
+
+    A node knows those that have joined while it took part.
+    """
     votes: list[Counter[str]] = []
     for names in lists:
         votes += [Counter() for _ in range(len(names) - len(votes))]
@@ -410,7 +428,7 @@ def _only_running(found: list[ListedJob]) -> ListedJob:
 
 
 def may_start(job: ListedJob) -> bool:
-    """Whether processes of it may live, or may start without a further command."""
+    """Check whether processes of a job may live, or may start without a further command."""
     return job["part"].may_run or job["state"] is JobState.QUEUED
 
 

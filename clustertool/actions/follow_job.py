@@ -43,8 +43,10 @@ _RESTORE = 12.0  # the same where an engine may have the logs of ended nodes, wh
 
 
 def attached(fleet: Fleet, job: str, node: int = LEAD) -> None:
-    """Report to the job that it is followed: --lease counts from the last such report. node: of the job, which passes it on to
-    the coordinator."""
+    """Report to the job that it is followed: --lease counts from the last such report.
+
+    node: of the job, which passes it on to the coordinator.
+    """
     if node in fleet.agents:
         fleet.agents[node].send(ATTACHED({"job": job}))
 
@@ -74,7 +76,7 @@ class Inbox:
         return None
 
     def frames(self, check: Check) -> Iterator[Frame]:
-        """Every frame, waited for. Raises what `check` raises."""
+        """Yield every frame, and wait for the next one. Raises what `check` raises."""
         while True:
             check()
             frame = self.get(0.1)
@@ -92,7 +94,7 @@ class NodeQueues:
         self._closed = False
 
     def close(self) -> None:
-        """As of an Inbox."""
+        """Close the queues of all nodes, as Inbox.close() does."""
         with self._lock:
             self._closed = True
             for inbox in self._inboxes.values():
@@ -103,7 +105,7 @@ class NodeQueues:
             self._of(node).put(node, header, payload)
 
     def next(self, node: int) -> Frame:
-        """This node's next frame, waited for. Raises what `check` raises."""
+        """Wait for this node's next frame. Raises what `check` raises."""
         return next(self._of(node).frames(self._check))
 
     def _of(self, node: int) -> Inbox:
@@ -122,7 +124,10 @@ class EngineQuestion:
         self.reason = ""
 
     def ended_for(self, now: float) -> float:
-        """Seconds since it was known that the job has ended; 0.0 before. Call it regularly. now: time.monotonic()."""
+        """Ask the engine now and then, and count the seconds since it was known that the job has ended; 0.0 before.
+
+        Call it regularly. now: time.monotonic().
+        """
         if self._ask is not None and self._since is None and not self._asking and now >= self._next:
             self._asking, self._next = True, now + _ASK
             threading.Thread(target=self._question, args=(self._ask,), daemon=True).start()
@@ -162,7 +167,7 @@ class LostNodes:
             self._elastic = any(event.get("type") == "job" and "lead" in event for event in header["events"])
 
     def pause(self, node: int) -> float:
-        """Seconds before the next attempt to open a lost connection."""
+        """Compute the seconds before the next attempt to open a lost connection."""
         if not (self._elastic and self._follower.lost(node)):
             return _RETRY
         self._tries[node] += 1
@@ -191,8 +196,10 @@ class LostNodes:
 
     @property
     def may_run(self) -> bool:
-        """Whether a node may run although all have ended, as far as they are followed: one that was started again coordinates
-        the job, perhaps. They are asked once more."""
+        """Check whether a node may run although all have ended, as far as they are followed, and have them asked once more.
+
+        One that was started again coordinates the job, perhaps.
+        """
         now = time.monotonic()
         if self._elastic and self._quiet_since is None:
             self._quiet_since = now
@@ -200,13 +207,16 @@ class LostNodes:
         return self._quiet_since is not None and now - self._quiet_since < _RETURN
 
     def _expect(self, nodes: Iterable[int]) -> None:
-        """These nodes take part again."""
+        """Follow these nodes again, since they take part again."""
         self._quiet_since = None
         for node in nodes:
             self._follows[node], self._follow_at[node] = 0, 0.0
 
     def _follow_again(self, now: float) -> None:
-        """A node sends nothing more when its supervisor has died. It may take part in a later epoch, and even coordinate it."""
+        """Follow nodes again whose supervisor has died, in threads.
+
+        Such a node sends nothing more. It may take part in a later epoch, and even coordinate it.
+        """
         watch = self._follower.watch
         for epoch in watch.status.epochs[-1:]:
             if epoch.attempt != self._epoch:
@@ -282,7 +292,7 @@ class JobFollower:
                 self.watch.ended.add(node)
 
     def items(self, check: Check, until: Callable[[JobStatus], bool] = lambda _: False) -> Iterator[Item]:
-        """What is new, until the job is over or `until` is true. `check` may raise what ends this."""
+        """Yield what is new, until the job is over or `until` is true. `check` may raise what ends this."""
         self._left = False
         try:
             while not self.over and not until(self.watch.status):
@@ -307,8 +317,10 @@ class JobFollower:
             self._left = True
 
     def _given_up(self, now: float) -> bool:
-        """Whether no record of the lead comes, and the others have ended because of that. Agents that only read records do not
-        know that it is dead, and an engine may know it minutes later."""
+        """Check whether no record of the lead comes, and the others have ended because of that.
+
+        Agents that only read records do not know that it is dead, and an engine may know it minutes later.
+        """
         if self.fleet.engine_end is None or not self.watch.without_lead:
             return False
         self._alone_at = self._alone_at or now
@@ -327,7 +339,7 @@ class JobFollower:
         return all(self.lost(node) or (late and (node in self.watch.closed or self._spare(node))) for node in left)
 
     def _spare(self, node: int) -> bool:
-        """Whether a node takes no part in the last epoch of an elastic job."""
+        """Check whether a node takes no part in the last epoch of an elastic job."""
         return any(node not in epoch.nodes for epoch in self.watch.status.epochs[-1:])
 
     def report_attached(self) -> None:
@@ -354,14 +366,14 @@ class JobFollower:
         return [node for node in sorted(self._away - self.watch.ended) if not self.lost(node)]
 
     def refusals(self) -> list[ClustertoolError]:
-        """The errors of nodes that sent something not valid, if the verdict is not known because of that."""
+        """List the errors of nodes that sent something not valid, if the verdict is not known because of that."""
         if self.watch.status.outcome is not None:
             return []
         fix = f"the job may still run: {PROGRAM} stop --job {self._job}; check its records on that node"
         return [BadAnswer(why, fix, self.watch.status.name(node)) for node, why in sorted(self.watch.refused.items())]
 
     def lost(self, node: int) -> bool:
-        """Whether the lead has given this node up."""
+        """Check whether the lead has given this node up."""
         known = self.watch.status.nodes.get(node)
         return known is not None and known.state is NodeState.LOST
 
@@ -400,7 +412,7 @@ class JobFollower:
     # -- broken connections --
 
     def _check_nodes(self, now: float) -> Iterator[Item]:
-        """A node that is silent or lost is asked again, in a thread, until it answers or the job is over."""
+        """Open the connections of silent and lost nodes again, in threads, and yield news of those that stay away."""
         self.fleet.prompter.serve()
         if self._late:
             late, failed = self._late, self.fleet.failed
@@ -433,7 +445,7 @@ class JobFollower:
             self.watch.ended.discard(node)
 
     def _rest(self, node: int) -> Request[Answer]:
-        """The request for what a node has not sent so far."""
+        """Build the request for what a node has not sent so far."""
         offsets, events_at = self.watch.offsets.get(node, {}), self.watch.events_at.get(node, 0)
         return FOLLOW({**self._request, "offsets": offsets, "events_at": events_at})
 
@@ -463,10 +475,10 @@ class JobFollower:
 
 
 def _retry_pause(tries: int) -> float:
-    """Seconds before the next attempt, after so many that have failed."""
+    """Compute the seconds before the next attempt, after so many that have failed."""
     return float(min(_LONGEST_RETRY, _RETRY * 2 ** min(tries, 10)))
 
 
 def started(status: JobStatus) -> int:
-    """How many processes have started."""
+    """Count the processes that have started."""
     return sum(process.state is not RankState.WAITING for process in status.processes.values())

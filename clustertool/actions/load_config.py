@@ -35,7 +35,7 @@ def cluster(
     instead: str = "",
     conf: Conf | None = None,
 ) -> Cluster:
-    """The cluster that is selected; its source is a note.
+    """Load the cluster that is selected; its source is a note.
 
     start_local: without a conf.py, start the embedded cluster if necessary; else use the hosts that are stored for the selected
     job, or the embedded cluster if it runs, and this machine for jobs of this folder; these need no HOSTS in conf.py. of_hosts:
@@ -64,12 +64,12 @@ def cluster(
 
 
 def needs_hosts(found: Cluster) -> bool:
-    """Whether the engine runs jobs on the hosts of the cluster. Else the cluster has none."""
+    """Check whether the engine runs jobs on the hosts of the cluster. Else the cluster has none."""
     return known_engines.capabilities(found.engine).needs_hosts
 
 
 def _read(values: Mapping[str, object], where: str) -> Cluster:
-    """The keys of conf.py, with those of engines. Raises ConfigError."""
+    """Read the keys of conf.py, with those of engines. Raises ConfigError."""
     keys = dict(values)
     engine = keys.get("ENGINE", "")
     if engine not in ("", *known_engines.names()):
@@ -95,13 +95,13 @@ def _read(values: Mapping[str, object], where: str) -> Cluster:
 
 
 def _engine_needs_hosts(values: Mapping[str, object]) -> bool:
-    """The same for the keys of conf.py. An ENGINE that is not known counts as the default."""
+    """Check whether the engine that the keys of conf.py name needs hosts. An ENGINE that is not known counts as the default."""
     engine = str(values.get("ENGINE", ""))
     return known_engines.capabilities(engine if engine in known_engines.names() else "").needs_hosts
 
 
 def _of_job(selection: Selection, values: Mapping[str, object], where: str) -> StoredJob | None:
-    """The job whose stored hosts are used in place of those of conf.py or a hostfile (`values`), None for these."""
+    """Find the job whose stored hosts are used in place of those of conf.py or a hostfile (`values`), None for these."""
     if selection.job is None or selection.here or selection.conf or selection.hostfile:
         return None
     if "HOSTS" not in values and _engine_needs_hosts(values):
@@ -136,8 +136,10 @@ class Conf:
 
 
 def launched(caller: Caller, selection: Selection, named: NamedNodes, folder: Path, conf: Conf) -> Cluster:
-    """Where clusterrun runs: the listed nodes, or those of conf.py or a hostfile, or those that are mentioned, or else this
-    machine alone, in `folder`."""
+    """Choose where clusterrun runs: on the listed nodes, those of conf.py or a hostfile, or those that are mentioned.
+
+    Else on this machine alone, in `folder`.
+    """
     values, source = conf.values, conf.source
     listed = named.listed or (() if values else named.mentioned)
     known = _without_hosts(conf) if listed or named.alone else _read(values, conf.where) if values else None
@@ -177,7 +179,7 @@ def launched(caller: Caller, selection: Selection, named: NamedNodes, folder: Pa
 
 
 def joining(caller: Caller, conf: Conf, nodes: int, folder: Path, devices: bool, address: str) -> Cluster:
-    """This machine as one of the `nodes` machines on which the same command is typed, in `folder`.
+    """Build the cluster of this machine as one of the `nodes` machines on which the same command is typed, in `folder`.
 
     conf: without HOSTS. devices: the command line names devices. address: for training, "" for the one on the way to the
     coordinator. ENV is that of conf.py, without variables of the shell.
@@ -192,19 +194,22 @@ def joining(caller: Caller, conf: Conf, nodes: int, folder: Path, devices: bool,
 
 
 def _without_hosts(conf: Conf) -> Cluster | None:
-    """The other keys of a conf.py that need not name hosts; None without one."""
+    """Read the other keys of a conf.py that need not name hosts; None without one."""
     return _read({"HOSTS": ["localhost"], **conf.values}, conf.where) if conf.values else None
 
 
 def _itself(asked: Sequence[Host], known: Cluster | None) -> bool:
-    """--ips=127.0.0.1, as fleetrun calls this machine, unless it has an ssh user or port or conf.py has its own way there."""
+    """Check for --ips=127.0.0.1, as fleetrun calls this machine.
+
+    It is another one if it has an ssh user or port, or conf.py has its own way there.
+    """
     if len(asked) != 1 or asked[0].host not in LOOPBACK or asked[0].user or asked[0].port:
         return False
     return not (known and any(asked[0].host in (host.host, host.address) for host in known.hosts))
 
 
 def read_conf(caller: Caller, selection: Selection, named: bool = False, optional: bool = False) -> Conf:
-    """The keys of conf.py and of the hostfile. An engine that is typed and needs no hosts needs no file.
+    """Read the keys of conf.py and of the hostfile. An engine that is typed and needs no hosts needs no file.
 
     named: the command line names the nodes. optional: the command needs no conf.py. A conf.py of another program is then left
     out, with a note. Raises UsageError, ConfigError.
@@ -232,7 +237,7 @@ def read_conf(caller: Caller, selection: Selection, named: bool = False, optiona
 
 
 def _chosen(selection: Selection, found: Cluster) -> Cluster:
-    """After --dispatch, --only and --skip. Raises ConfigError for an ssh configuration that must not be obeyed."""
+    """Apply --dispatch, --only and --skip. Raises ConfigError for an ssh configuration that must not be obeyed."""
     carrier = selection.dispatch
     if carrier not in ("", *CARRIERS):
         raise UsageError(f"--dispatch {carrier!r} is not known", f"one of {', '.join(CARRIERS)}")
@@ -276,8 +281,10 @@ def _note_allocation(caller: Caller, found: Cluster) -> None:
 
 
 def _local(caller: Caller, selection: Selection, start: bool, why: str) -> Cluster:
-    """Without conf.py, or without HOSTS there (`why`): the embedded cluster, started if need be, and for jobs that exist this
-    machine's own."""
+    """Load the embedded cluster, started if need be, and for jobs that exist this machine's own.
+
+    Used without conf.py, or without HOSTS there (`why`).
+    """
     only = selection.here
     top = None if start else this_machine.found(Path.cwd())
     embedded = None
@@ -314,12 +321,12 @@ def _hostfile(path: str) -> tuple[Host, ...]:
 
 
 def passed(found: Cluster) -> tuple[tuple[str, str], ...]:
-    """Values of PASS_ENV from the laptop's environment; names that are not set are simply not passed."""
+    """Read the values of PASS_ENV from the laptop's environment; names that are not set are not passed."""
     return tuple((name, os.environ[name]) for name in found.pass_env if name in os.environ)
 
 
 def secrets(found: Cluster) -> dict[str, str]:
-    """Values of SECRETS. A secret that is not set is an error: a job must not start half configured."""
+    """Read the values of SECRETS. Raises ConfigError for one that is not set: a job must not start half configured."""
     missing = [name for name in found.secrets if name not in os.environ]
     if missing:
         fix = f"export {missing[0]}=... or take it out of SECRETS"
@@ -328,5 +335,5 @@ def secrets(found: Cluster) -> dict[str, str]:
 
 
 def known_secrets(found: Cluster) -> dict[str, str]:
-    """Those SECRETS that happen to be set here, for masking what is shown."""
+    """Read those SECRETS that happen to be set here, for masking what is shown."""
     return {name: os.environ[name] for name in found.secrets if os.environ.get(name)}

@@ -27,7 +27,7 @@ _LISTED = 8  # files that are left out, in one line; of private keys and the lik
 
 
 def workspace_toml(folder: Path) -> Toml:
-    """Its job.toml without the settings of engines. Raises DataError."""
+    """Read the job.toml of a workspace without the settings of engines. Raises DataError."""
     return job_toml(_toml_text(folder))
 
 
@@ -96,7 +96,7 @@ def _has_v2(script: Path) -> bool:
 
 
 def scattered(cluster: Cluster, toml: Toml) -> JobSpec | None:
-    """The job of a job.toml whose shards are sent only to the nodes that read them; None where all nodes get all."""
+    """Read the job of a job.toml whose shards are sent only to the nodes that read them; None where all nodes get all."""
     shards = toml.get("shards")
     if not isinstance(shards, dict) or not shards.get("only_where_read"):
         return None
@@ -104,7 +104,7 @@ def scattered(cluster: Cluster, toml: Toml) -> JobSpec | None:
 
 
 def container(cluster: Cluster, toml: Toml, image: str | None) -> ContainerSettings:
-    """The container of a job of this workspace. image: of --image. Raises ConfigError, DataError, UsageError."""
+    """Read the container of a job of this workspace. image: of --image. Raises ConfigError, DataError, UsageError."""
     table = toml.get("container", {})
     found = merged(cluster.container, table if isinstance(table, dict) else {}, image, cluster.workspace_may_set)
     refuse_launcher(found, str(toml.get("mode", "")))

@@ -78,7 +78,7 @@ def require_attempt(status: JobStatus, attempt: int | None) -> None:
 def _unreachable(
     fleet: Fleet, status: JobStatus, node: int, keys: Sequence[Key], attempt: int | None
 ) -> ClustertoolError:
-    """Why the logs of the ranks of a node cannot be read now, where they are, and what is known of these ranks."""
+    """Build the error for the logs of a node that cannot be read now: why, where they are, what is known of these ranks."""
     why: ClustertoolError = fleet.failed[node]
     host, known = fleet.cluster.hosts[node], []
     for process in (status.processes[key] for key in sorted(keys) if key in status.processes):
@@ -99,7 +99,7 @@ def _unreachable(
 def present(
     fleet: Fleet, lanes: NodeQueues, request: FollowRequest, nodes: Sequence[int]
 ) -> Iterator[tuple[str, LogLines]]:
-    """(node's name, lines) of what is there now, in the order of their time. Raises what nodes raised, after that."""
+    """Yield (node's name, lines) of what is there now, in the order of their time. Raises what nodes raised, after that."""
     watch = JobView(frozenset(nodes))
     asked = fleet.ask({node: FOLLOW({**request, "by_time": True}) for node in nodes})
     for node, header, payload in in_order(sorted(asked.ok), lanes.next):
@@ -110,9 +110,10 @@ def present(
 
 
 def rest_of_all(fleet: Fleet, inbox: Inbox, job: str, known: JobView, check: Check) -> Iterator[LogPiece]:
-    """The bytes of all logs of a job that has ended, but for those that `known` has. Raises what nodes raised, after that.
+    """Yield the bytes of all logs of a job that has ended, but for those that `known` has.
 
-    `inbox` gets the frames of the fleet's agents. It ends when nothing has come for as long as `fetch` waits.
+    Raises what nodes raised, after that. inbox: gets the frames of the fleet's agents. Ends when nothing has come for as long
+    as `fetch` waits.
     """
     watch = JobView(frozenset(fleet.agents), pieces=True)
     watch.status.plan = known.status.plan
@@ -135,7 +136,7 @@ def rest_of_all(fleet: Fleet, inbox: Inbox, job: str, known: JobView, check: Che
 
 
 def _closed(fleet: Fleet, watch: JobView) -> Iterator[ClustertoolError]:
-    """An error for each node whose stream ended early."""
+    """Yield an error for each node whose stream ended early."""
     for node in sorted(watch.closed):
         if node in watch.refused:
             yield BadAnswer(watch.refused[node], "check the job's records on that node", fleet.name(node))
@@ -144,7 +145,7 @@ def _closed(fleet: Fleet, watch: JobView) -> Iterator[ClustertoolError]:
 
 
 def last_lines(fleet: Fleet, job: str, process: ProcessStatus, hide: Hide) -> list[str]:
-    """The last lines of the log of a process, or its last Python traceback. Best effort: [] if its node does not answer."""
+    """Read the last lines of the log of a process, or its last Python traceback; [] if its node does not answer."""
     log, text = JobPaths.log(process.role, process.rank, process.attempt), ""
     with contextlib.suppress(ClustertoolError):
         if process.node in fleet.agents:

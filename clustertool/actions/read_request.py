@@ -49,7 +49,10 @@ _WORKSPACES = (
 def read_request(
     caller: Caller, options: Options, wish: RunWish, find: Callable[[], Cluster], advise: Advise = no_advice
 ) -> RunRequest:
-    """The request, on the cluster that `find` finds. Raises UsageError, DataError, ConfigError; no connection is open yet."""
+    """Read the request, on the cluster that `find` finds. No connection is open yet.
+
+    Raises UsageError, DataError, ConfigError.
+    """
     folder, there = wish.folder, options.job_workspace
     if folder and there:
         raise UsageError("--workspace and --job-workspace cannot be given together", _WORKSPACES)
@@ -100,7 +103,7 @@ def read_request(
 
 
 def unread(cluster: Cluster, toml: Mapping[str, Any], options: Options) -> Iterator[tuple[str, str]]:
-    """What only a shell would replace in --script and in variables, which may be meant as it is: with the fix if it is not."""
+    """Yield what only a shell would replace in --script and in variables, with the fix: it may be meant as it is."""
     found = shell_text.expansion(options.script)
     if found:
         fix = f"--script {shlex.quote(shell_text.in_shell(options.script))}"
@@ -136,7 +139,7 @@ def no_workspace() -> UsageError:
 
 
 def _refuse_endpoints(cluster: Cluster, options: Options) -> None:
-    """The addresses of nodes are not known before the engine has chosen them."""
+    """Raise UsageError for addresses of nodes, which are not known before the engine has chosen the nodes."""
     for option in ("servers", "workers", "heter_workers"):
         if getattr(options, option):
             what = f"--{option.replace('_', '-')} names addresses, and the engine {cluster.engine} chooses the nodes itself"
@@ -144,7 +147,7 @@ def _refuse_endpoints(cluster: Cluster, options: Options) -> None:
 
 
 def _refuse_elastic(cluster: Cluster, spec: JobSpec) -> None:
-    """Raises UsageError for an elastic job of an engine whose nodes do not come and go."""
+    """Raise UsageError for an elastic job of an engine whose nodes do not come and go."""
     if spec.elastic.present and not known_engines.capabilities(cluster.engine).elastic:
         what = f"an elastic job ({spec.elastic.text} nodes) is not possible with the engine {cluster.engine}"
         fix = f"give a fixed number: --nnodes {spec.elastic.maximum}; the engines ssh and slurm have elastic jobs"
@@ -152,7 +155,7 @@ def _refuse_elastic(cluster: Cluster, spec: JobSpec) -> None:
 
 
 def limited(cluster: Cluster, options: Options) -> Cluster:
-    """--nnodes N: the first N hosts. MIN:MAX: all of them, of which MAX take part."""
+    """Limit the cluster to the first N hosts for --nnodes N. For MIN:MAX keep all of them, of which MAX take part."""
     if not options.nnodes:
         return cluster
     if is_range(options.nnodes):
@@ -176,8 +179,10 @@ def _refuse_other_devices(cluster: Cluster, options: Options) -> None:
 
 
 def check_alone(request: RunRequest) -> None:
-    """Plan with conf.py alone: bad options and bad data are reported before any connection. Where an engine chooses the nodes,
-    one node stands for them."""
+    """Plan with conf.py alone, so that bad options and bad data are reported before any connection.
+
+    Where an engine chooses the nodes, one node stands for them.
+    """
     cluster = request.cluster
     if not cluster.hosts:
         cluster = replace(cluster, hosts=(Host(0, "node0", address="node0", name="node0"),))
@@ -198,7 +203,7 @@ def check_alone(request: RunRequest) -> None:
 
 
 def require_names(workspace: Workspace, output: str) -> None:
-    """Raises DataError where the workspace has something else in the place of a folder, or file, of the job."""
+    """Raise DataError where the workspace has something else in the place of a folder, or file, of the job."""
     parts = output.split("/")
     folders = {"log", *("/".join(parts[:count]) for count in range(1, len(parts) + 1))}
     for path, kind in ((entry.path, entry.kind) for entry in workspace.entries):
@@ -209,7 +214,7 @@ def require_names(workspace: Workspace, output: str) -> None:
 
 
 def require_scripts(workspace: Workspace, commands: Iterable[Sequence[str]]) -> None:
-    """Raises DataError for a command whose Python script is not in the workspace."""
+    """Raise DataError for a command whose Python script is not in the workspace."""
     for script in filter(None, map(script_of, commands)):
         path = posixpath.normpath(script)
         if path.startswith(("/", "../", "~")) or path in workspace.files or (workspace.top / path).is_symlink():
@@ -222,7 +227,7 @@ def require_scripts(workspace: Workspace, commands: Iterable[Sequence[str]]) -> 
 
 
 def require_first_lines(workspace: Workspace, commands: Iterable[Sequence[str]]) -> None:
-    """Raises DataError for a command that is a script of the workspace whose interpreter the kernel does not find."""
+    """Raise DataError for a command that is a script of the workspace whose interpreter the kernel does not find."""
     for path in {posixpath.normpath(argv[0]) for argv in commands if "/" in argv[0]} & set(workspace.files):
         with contextlib.suppress(OSError), open(workspace.top / path, "rb") as file:
             wrong, _, fix = wrong_first_line(file.read(_FIRST_LINE)).partition(": ")
@@ -231,7 +236,7 @@ def require_first_lines(workspace: Workspace, commands: Iterable[Sequence[str]])
 
 
 def script_of(argv: Sequence[str]) -> str:
-    """The Python script that a command starts, "" if it starts something else (python -m, -c, another program)."""
+    """Find the Python script that a command starts, "" if it starts something else (python -m, -c, another program)."""
     first, *rest = argv
     if first.endswith(".py"):
         return first

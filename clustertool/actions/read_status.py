@@ -30,9 +30,10 @@ _REASONS = 3  # different ones why nodes have no connection
 
 
 def read(answers: Mapping[int, StatusAnswer], known: Description | None = None) -> JobStatus:
-    """All nodes' events -> JobStatus; the lead's node first, since its events name the others. known: see find_jobs.proof().
+    """Fold all nodes' events into the status of the job, the lead's node first, since its events name the others.
 
     A node has the number with which it was asked (its number in the job, after attach_to), whatever number its answer has.
+    known: see find_jobs.proof().
     """
     found = JobStatus(plan=_plan(answers))
     for index, answer in sorted(answers.items()):
@@ -60,7 +61,7 @@ def read(answers: Mapping[int, StatusAnswer], known: Description | None = None) 
 
 
 def _plan(answers: Mapping[int, StatusAnswer]) -> dict[tuple[str, int], int] | None:
-    """The node of each rank, as most nodes have it: one node cannot add ranks. None if no node has it (older records)."""
+    """Read the node of each rank, as most nodes have it: one node cannot add ranks. None if no node has it (older records)."""
     headers = [header for _, answer in sorted(answers.items()) for header in islice(_planned(answer["events"]), 1)]
     votes = Counter(json.dumps([event["places"], len(event.get("nodes", ()))]) for event in headers)
     if not votes:
@@ -70,7 +71,7 @@ def _plan(answers: Mapping[int, StatusAnswer]) -> dict[tuple[str, int], int] | N
 
 
 def _planned(events: Iterable[Event]) -> Iterator[JobEvent]:
-    """The headers of the first epoch that have the places of its ranks."""
+    """Yield the headers of the first epoch that have the places of its ranks."""
     for event in events:
         if event["type"] == "job" and event.get("places") and not event.get("epoch"):
             yield event
@@ -89,7 +90,7 @@ def unrecorded_dict(job: ListedJob) -> StatusJson:
 
 
 def as_dict(answers: Mapping[int, StatusAnswer], known: Description | None = None) -> StatusJson:
-    """The documented JSON of `inv status --json`. known: see find_jobs.proof()."""
+    """Build the documented JSON of `inv status --json`. known: see find_jobs.proof()."""
     found = read(answers, known)
     waited = blocked(found) if found.outcome and found.outcome.state in (JobState.LOST, JobState.TIMEOUT) else []
     usage = {(node, int(pid)): used for node, answer in answers.items() for pid, used in answer["usage"].items()}
@@ -126,7 +127,7 @@ def as_dict(answers: Mapping[int, StatusAnswer], known: Description | None = Non
 
 
 def error_of(status: JobStatus) -> ClustertoolError | None:
-    """None for success, else the error with the exit code of the contract."""
+    """Convert the end of a job to an error with the exit code of the contract, None for success."""
     left = [node for node in status.nodes.values() if node.survivors]
     if left:
         what = "; ".join(f"{status.name(node.index)}: {', '.join(node.survivors)}" for node in left)

@@ -26,7 +26,7 @@ ByJob = dict[str, dict[str, Stopped]]  # {job: {name of a node: its answer}}
 
 
 def stop_how(by: str, grace: float, force: bool = False) -> StopHow:
-    """How a user stops a job. by: with what, as the records name it. grace: seconds between TERM and KILL."""
+    """Describe how a user stops a job. by: with what, as the records name it. grace: seconds between TERM and KILL."""
     return {"by": by, "code": 143, "grace": grace, "force": force}
 
 
@@ -82,7 +82,7 @@ def stop_jobs(
 
 
 def by_engine(engine: Engine, about: Described, job: str) -> bool:
-    """Whether only the engine can end a job: it is queued, or no agent runs on its nodes."""
+    """Check whether only the engine can end a job: it is queued, or no agent runs on its nodes."""
     return not engine.capabilities.live_channels or (job in about and about[job].state is EngineState.QUEUED)
 
 
@@ -105,7 +105,7 @@ def stop_now(engine: Engine, job: str, how: StopHow) -> dict[str, Stopped]:
 
 
 def _clean(job: str, answers: Mapping[str, Stopped], came: Collection[str]) -> dict[str, Stopped]:
-    """Those of the nodes' answers that report a clean stop: asked again, these nodes only know that the job has ended.
+    """Select the nodes' answers that report a clean stop: asked again, these nodes only know that the job has ended.
 
     A coordinator that waits for another node needs as long again, so it is asked again only if a node has answered since.
     came: the nodes that answer now.
@@ -122,7 +122,7 @@ def _send(
     how: StopHow,
     early: Callable[[Mapping[tuple[str, int], Stopped]], None],
 ) -> dict[tuple[str, int], Stopped]:
-    """{(job, agent): its answer to the stop, or the error in its place}. early(): see stop_jobs().
+    """Send the stops: {(job, agent): its answer, or the error in its place}. early(): see stop_jobs().
 
     A node that was silent before is sent the request, and nothing waits for its answer.
     """
@@ -164,7 +164,10 @@ def _answer(
     agent: int,
     absent: Unreachable,
 ) -> Stopped:
-    """What an agent answered about a job. One that did not list the job has nothing of it. absent: the answer of no agent."""
+    """Return what an agent answered about a job. One that did not list the job has nothing of it.
+
+    absent: the answer of no agent.
+    """
     if (job, agent) in gathered:
         return gathered[job, agent]
     if agent in known:
@@ -175,9 +178,9 @@ def _answer(
 def failures(
     answers: Mapping[str, Mapping[str, Stopped]], failed: Mapping[int, ClustertoolError]
 ) -> list[ClustertoolError]:
-    """The errors of a stop: survivors, or else nodes that did not answer or cannot know.
+    """List the errors of a stop: survivors, or else nodes that did not answer or cannot know.
 
-    `failed`: nodes that did not list their jobs.
+    failed: nodes that did not list their jobs.
     """
     errors: list[ClustertoolError] = []
     for job, nodes in answers.items():

@@ -30,7 +30,7 @@ class CannotStart(PreflightError):
 
 
 def until_started(engine: Engine, job: str, check: Check, limit: float = 0.0) -> Iterator[Description]:
-    """What the engine knows of a job, each time that it changes, until all of its supervisors have started.
+    """Yield what the engine knows of a job, each time that it changes, until all of its supervisors have started.
 
     check: is called several times a second, and raises what ends this. limit: seconds that the job may be stuck, 0.0 for ever.
     Raises EndedBefore if the job has ended before, CannotStart if it is stuck.
@@ -82,13 +82,15 @@ def _ended_before(job: str, found: Description, cause: tuple[str, int] | None) -
 
 
 def _over(parts: Mapping[int, JobSummary]) -> bool:
-    """Whether a record has an end. While the job runs it is that of an earlier run: the job was requeued. A node that was lost
-    then has recorded none."""
+    """Check whether a record has an end. While the job runs it is that of an earlier run: the job was requeued.
+
+    A node that was lost then has recorded none.
+    """
     return any(read_part(part).state in OUTCOMES for part in parts.values())
 
 
 def _placed(parts: Mapping[int, JobSummary], whole: bool) -> bool:
-    """Whether the supervisors have started. A node without a supervisor has nothing to send.
+    """Check whether the supervisors have started. A node without a supervisor has nothing to send.
 
     whole: all nodes must be there. A node that is missing has not placed the job so far.
     """
@@ -97,7 +99,7 @@ def _placed(parts: Mapping[int, JobSummary], whole: bool) -> bool:
 
 
 def _described(engine: Engine, job: str) -> Description:
-    """An engine that does not answer for a while, as while its server starts again, ends nothing."""
+    """Ask the engine for a job. One that does not answer for a while, as while its server starts again, ends nothing."""
     try:
         known = engine.describe({})
     except ClustertoolError as error:

@@ -57,7 +57,7 @@ class Cluster:
         engine: str = "",
         no_conf: bool = False,
     ) -> Cluster:
-        """The cluster of a conf.py: of this file, else of the nearest one in the current folder or above.
+        """Build the cluster of a conf.py: of this file, else of the nearest one in the current folder or above.
 
         Without one, the embedded local cluster if it runs, and this machine for the jobs that clusterrun has started in the
         folder. hostfile, only, skip, engine, no_conf: as the options of the command line. Raises ConfigError, UsageError. It
@@ -70,7 +70,7 @@ class Cluster:
     @classmethod
     @plain_errors()
     def local(cls, nodes: int | None = None) -> Cluster:
-        """The embedded local cluster, which is started if it does not run. nodes: how many (default: as it is, or 3).
+        """Start the embedded local cluster if it does not run. nodes: how many (default: as it is, or 3).
 
         `clustertool cluster.down` ends it. Raises PreflightError, for example where there is no sshd.
         """
@@ -127,8 +127,9 @@ class Cluster:
         settings: Mapping[str, object] | None = None,
         progress: Listener | None = None,
     ) -> Job:
-        """Check the nodes, send the workspace, start the job, and return when all its processes have started. With an engine
-        that has a queue: submit the job, and return.
+        """Check the nodes, send the workspace, start the job, and return when all its processes have started.
+
+        With an engine that has a queue: submit the job, and return.
 
         job: the workspace, a folder of this machine. job_workspace: instead of it, a folder that every node has.
         command: instead of script, a list of arguments. resume: the job whose output this one continues (a Job, its id or its
@@ -216,7 +217,10 @@ class Cluster:
         return Job(request.cluster, submitted.job_id)
 
     def _remote(self) -> ClusterConfig:
-        """The nodes without this machine, on which only clusterrun starts jobs. Raises ConfigError if there are no others."""
+        """Return the configuration without this machine, on which only clusterrun starts jobs.
+
+        Raises ConfigError if there are no other nodes.
+        """
         if not load_config.needs_hosts(self._config):
             return self._config
         hosts = [host for host in self._config.hosts if not host.here]
@@ -228,7 +232,7 @@ class Cluster:
 
     @plain_errors()
     def job(self, id: str = "") -> Job:
-        """A job that exists, by its id, a unique beginning of it, or its name; without one, the newest.
+        """Find a job that exists, by its id, a unique beginning of it, or its name; without one, the newest.
 
         Raises NotFound, UsageError.
         """
@@ -237,7 +241,10 @@ class Cluster:
 
     @plain_errors()
     def jobs(self) -> list[Job]:
-        """All jobs of this user on the nodes that answer, the newest first. Raises what the nodes raise if none answers."""
+        """List all jobs of this user on the nodes that answer, the newest first.
+
+        Raises what the nodes raise if none answers.
+        """
         caller = SilentCaller()
         with caller.opened(self._config) as engine:
             fleet = engine.fleet
@@ -251,19 +258,22 @@ class Cluster:
 
 
 def _text(value: object) -> str:
-    """An option as the command line has it."""
+    """Convert a parameter to the text that the command line has for it."""
     return "" if value is None else str(value)
 
 
 def _items(name: str, value: Iterable[str]) -> tuple[str, ...]:
-    """A list of texts. Raises UsageError for one text, of which a list would have the characters."""
+    """Check that a parameter is a list of texts. Raises UsageError for one text, of which a list would have the characters."""
     if isinstance(value, str):
         raise UsageError(f"{name} is the text {value!r}", f"give a list: {name}={value.split()!r}")
     return tuple(value)
 
 
 def _devices(value: str | Iterable[int] | None) -> str:
-    """An empty list is an error: the option without a value means all devices."""
+    """Convert the parameter `devices` to the text of the option. Raises UsageError for an empty list.
+
+    The option without a value means all devices.
+    """
     if value is None or isinstance(value, str):
         return _text(value)
     listed = ",".join(map(str, value))
@@ -273,14 +283,14 @@ def _devices(value: str | Iterable[int] | None) -> str:
 
 
 def _resume(value: bool | str | Job) -> str:
-    """The job to resume as RunWish has it."""
+    """Convert the parameter `resume` to the job to resume as RunWish has it."""
     if isinstance(value, bool):
         return NEWEST if value else FRESH
     return value.id if isinstance(value, Job) else value
 
 
 def _until_started(caller: SilentCaller, fleet: Fleet, inbox: Inbox, made: Plan) -> None:
-    """Until all processes of a plan have started, or the job has ended."""
+    """Follow a job until all processes of its plan have started, or the job has ended. Reports the progress."""
     follower, total = JobFollower(fleet, inbox, made.job_id), len(made.processes)
     follower.watch.status.plan = made.ranks
     follower.start({"logs": []})

@@ -68,7 +68,7 @@ class Job:
     @classmethod
     @plain_errors()
     def find(cls, id: str = "") -> Job:
-        """A job by its id, a unique beginning of it, or its name; without one, the newest.
+        """Find a job by its id, a unique beginning of it, or its name; without one, the newest.
 
         Its hosts are those of the nearest conf.py, or else those that this machine has stored when it started the job. Raises
         NotFound, UsageError, ConfigError.
@@ -83,7 +83,7 @@ class Job:
 
     @plain_errors()
     def status(self) -> Status:
-        """What the nodes know of the job now.
+        """Ask the nodes for the state of the job.
 
         Nodes that do not answer are in Status.unreachable. Raises NotFound, or what all nodes raise if none answers.
         """
@@ -110,7 +110,7 @@ class Job:
         since: float | None = None,
         attempt: int | None = None,
     ) -> Iterator[LogLine]:
-        """The lines that processes have printed, those of several ranks in the order of their time.
+        """Yield the lines that processes have printed, those of several ranks in the order of their time.
 
         rank: within `role` (trainer, pserver, heter); "all" for all of the role. host: only ranks on this node. follow: go on
         until the job is over. tail: only so many last lines of each rank. since: only lines that were written at this time or
@@ -263,14 +263,17 @@ class Job:
 
     @plain_errors()
     def report(self) -> str:
-        """The report of the job, one HTML page without scripts that needs no other file. Raises NotFound before the start."""
+        """Build the report of the job, one HTML page without scripts that needs no other file.
+
+        Raises NotFound before the start.
+        """
         caller = SilentCaller()
         with caller.opened(self._config) as engine:
             fleet = engine.fleet
             return page(build_report(fleet, attach_to(engine, self.id, exact=True), caller), time.time())
 
     def _repr_html_(self) -> str:
-        """The report for a notebook, in a frame that runs nothing and cannot reach the page around it."""
+        """Show the report in a notebook, in a frame that runs nothing and cannot reach the page around it."""
         try:
             text = self.report()
         except ClustertoolError as error:
@@ -279,7 +282,7 @@ class Job:
 
 
 def _role(text: str) -> str:
-    """A role as the job's processes have it. Raises UsageError."""
+    """Convert a parameter to a role as the job's processes have it. Raises UsageError."""
     found = known(text)
     if not found:
         raise UsageError(f"role {text!r} is not known", f"one of {', '.join(ROLES)}")
@@ -296,7 +299,7 @@ def _log_lines(item: LogLines, host: str, hide: Hide) -> Iterator[LogLine]:
 
 
 def _report(caller: SilentCaller, fleet: Fleet, follower: JobFollower) -> None:
-    """How many trainers are done, the steps of the others, and for how long the job runs."""
+    """Report how many trainers are done, the steps of the others, and for how long the job has run."""
     status = follower.watch.status
     job, trainers = status.job, status.of("trainer")
     done = sum(process.state in _DONE for process in trainers)
@@ -312,7 +315,7 @@ def _report(caller: SilentCaller, fleet: Fleet, follower: JobFollower) -> None:
 
 
 def _explained(error: ClustertoolError, status: JobStatus, fleet: Fleet) -> ClustertoolError:
-    """The error with its node and, for a failed process, with the last lines of its log."""
+    """Add its node to an error and, for a failed process, the last lines of its log."""
     outcome = status.outcome
     first = verdict.culprit(status, outcome) if outcome else None
     if isinstance(error, JobFailed) and first is not None:

@@ -30,7 +30,7 @@ def refuse_nested(made: Plan, folder: str = "") -> str:
 
 
 def _keywords(inner: Inner) -> str:
-    """The keywords of Cluster.run() that start the launcher's program in one training."""
+    """Format the keywords of Cluster.run() that start the launcher's program in one training."""
     if not inner.program:
         return f"script without {inner.shown}, and nproc_per_node"
     found: dict[str, object] = {"script": shlex.join(inner.program)}

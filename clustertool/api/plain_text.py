@@ -24,7 +24,7 @@ _OTHERS = {"workspace": "job"}  # the parameter of an option with another name
 
 
 def plain(text: str) -> str:
-    """The text with the name of the command in its hints."""
+    """Replace the placeholder of the program in the hints of a text by the name of the command."""
     return filled(text, commanded())
 
 
@@ -47,7 +47,7 @@ class plain_errors(ContextDecorator):
         return super().__call__(method)
 
     def __enter__(self) -> None:
-        """Nothing is needed before."""
+        """Do nothing: errors are changed when the block ends."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if not isinstance(error, ClustertoolError):

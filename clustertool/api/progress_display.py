@@ -42,13 +42,13 @@ class _Handle(Protocol):
 
 
 def listener(given: Listener | None) -> Listener | None:
-    """What gets the progress: the program's own function, else a bar in a notebook, else nothing."""
+    """Choose what gets the progress: the program's own function, else a bar in a notebook, else nothing."""
     display = None if given is not None else _display_function()
     return given if display is None else _Bar(display)
 
 
 def _display_function() -> Callable[..., _Handle | None] | None:
-    """IPython's function display() where a notebook or another front end of a kernel shows what it is given."""
+    """Find IPython's function display(); None where no notebook or other front end of a kernel shows what it gets."""
     ipython, shown = sys.modules.get("IPython"), sys.modules.get("IPython.display")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None or shown is None or not hasattr(shell, "kernel"):  # a terminal's IPython would print

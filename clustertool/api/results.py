@@ -96,7 +96,7 @@ class Status:
 
 
 def status_of(found: StatusJson, outcome: Outcome | None, unreachable: Mapping[str, str]) -> Status:
-    """The typed form of `status --json`."""
+    """Convert the JSON form of a status to the typed one."""
     names = {node["index"]: str(node["name"]) for node in found["nodes"]}
     plain = "role rank since signal note attempt pid log code step epoch cpu memory".split()
     ranks = tuple(

@@ -65,14 +65,14 @@ class SilentCaller:
         LOG.warning("%s", plain(text))
 
     def log(self, item: Item) -> None:
-        """News of a job. Lines of its ranks are not logged."""
+        """Log the news of a job, but not the lines of its ranks."""
         if isinstance(item, PhaseNews):
             self.note(news_text(item))
         elif not isinstance(item, (LogLines, LogPiece)):
             self.warn(news_text(item))
 
     def check(self) -> None:
-        """Nothing ends a call from outside but an exception in its thread, such as KeyboardInterrupt."""
+        """Do nothing: a call of the API ends from outside only by an exception in its thread, such as KeyboardInterrupt."""
 
     def person(self) -> Person | None:
         return _Absent()
@@ -87,12 +87,12 @@ class SilentCaller:
         self.job = job
 
     def engine(self, config: Cluster, sink: Sink | None = None) -> Engine:
-        """The engine of a cluster, no connection is open yet. sink: gets the frames of the nodes."""
+        """Create the engine of a cluster, without a connection. sink: gets the frames of the nodes."""
         return registry.engine_of(config)(config, self, sink)
 
     @contextmanager
     def opened(self, config: Cluster, sink: Sink | None = None, lag: float | None = None) -> Iterator[Engine]:
-        """The engine with its agents, for jobs that exist. lag: see Fleet.open."""
+        """Open the engine with its agents, for jobs that exist. lag: see Fleet.open."""
         with self.engine(config, sink) as engine:
             engine.open(lag)
             yield engine
@@ -119,7 +119,7 @@ class _DispatchProgress:
         self._report()
 
     def node(self, name: str, got: int, size: int) -> None:
-        """The bar counts what leaves this machine."""
+        """Ignore the progress of a node: the bar counts what leaves this machine."""
 
     def done(self, name: str) -> None:
         self._done.add(name)
@@ -156,4 +156,4 @@ class _WorkProgress:
         self._done.add(name)
 
     def failed(self, name: str) -> None:
-        """Its error is raised."""
+        """Ignore the failure of a node: its error is raised."""

@@ -52,9 +52,9 @@ def candidates(
     help_option: Opt,
     values: Values = lambda name: (),
 ) -> list[str]:
-    """What the last token may become. `tokens`: the program's name and the arguments up to the cursor.
+    """List what the last token may become. tokens: the program's name and the arguments up to the cursor.
 
-    values: of options whose value help calls so (JOB, HOST).
+    values: lists the values of options whose value help calls so (JOB, HOST).
     """
     before, last = _typed(tokens)
     verb = next((verb for token in before for verb in verbs if verb.name == token), None)
@@ -64,7 +64,10 @@ def candidates(
 
 
 def of_launcher(tokens: Sequence[str], known: Mapping[str, Opt], values: Values = lambda name: ()) -> list[str]:
-    """The same for clusterrun, where what follows the script belongs to it. known: every spelling of its options."""
+    """List what the last token of clusterrun may become, where what follows the script belongs to the script.
+
+    known: every spelling of its options.
+    """
     before, last = _typed(tokens)
     left = list(before)
     while left:
@@ -78,7 +81,7 @@ def of_launcher(tokens: Sequence[str], known: Mapping[str, Opt], values: Values 
 
 
 def _typed(tokens: Sequence[str]) -> tuple[list[str], str]:
-    """The arguments before the last one, and the last one."""
+    """Split the tokens into the arguments before the last one, and the last one."""
     *before, last = list(tokens[1:]) or [""]
     return [token for token in before if token != "="], "" if last == "=" else last  # bash has = as a token of its own
 
@@ -90,7 +93,7 @@ def _takes_value(option: Opt) -> bool:
 def _found(
     before: Sequence[str], last: str, known: Mapping[str, Opt], values: Values, others: Sequence[str]
 ) -> list[str]:
-    """Values of the option that stands before, else options, or `others`."""
+    """List the values of the option that stands before, else options, or `others`, that begin with the last token."""
     name, value = split(last, known)
     if last.startswith("--") and value is not None:  # --mode=p
         option = known.get(name)
@@ -105,7 +108,7 @@ def _found(
 
 
 def _values_of(option: Opt, typed: str, values: Values) -> list[str]:
-    """What an option's value may be. Of a list (HOST,...) the last item is completed."""
+    """List the values that an option may have. Of a list (HOST,...) the last item is completed."""
     kind, several, _ = option.value.partition(",")
     first = typed.rpartition(",")[0] + "," if several and "," in typed else ""
     return [*option.choices, *(first + value for value in values(kind))]

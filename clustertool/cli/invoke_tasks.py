@@ -25,7 +25,7 @@ class VerbTask(Task):  # type: ignore[type-arg]
 
 
 def make_task(verb: Verb) -> VerbTask:
-    """The Invoke task of a verb. The verb's module, and what runs a verb, are imported when the task runs."""
+    """Create the Invoke task of a verb. The verb's module, and what runs a verb, are imported when the task runs."""
 
     bare = [option for option in verb.options if option.bare]
 
@@ -56,7 +56,7 @@ def make_task(verb: Verb) -> VerbTask:
 
 
 def collection(verbs: Iterable[Verb]) -> Collection:
-    """All verbs; `cluster.up` is the task `up` of the collection `cluster`."""
+    """Create the Invoke collection of all verbs; `cluster.up` is the task `up` of the collection `cluster`."""
     top = Collection()
     for verb in verbs:
         group, _, name = verb.name.rpartition(".")

@@ -95,6 +95,6 @@ class Verb:
         self.purpose, self.also, self.examples, self.positional = purpose, _others(name, also), examples, positional
 
     def target(self, given: SimpleNamespace) -> str:
-        """The function for this command line, as "module:function"."""
+        """Choose the function for this command line, as "module:function"."""
         own = (target for option, target in self._targets.items() if getattr(given, option))
         return f"clustertool.verbs.{next(own, self._target)}"

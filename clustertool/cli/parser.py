@@ -31,7 +31,7 @@ class CommandLine:
 
 
 def read(argv: Sequence[str], verbs: Sequence[Verb], common: Sequence[Opt], help_option: Opt) -> CommandLine:
-    """`help_option` is one of `common` that each verb has too. Raises UsageError."""
+    """Parse the command line of the program. help_option: one of `common`, that each verb has too. Raises UsageError."""
     rest = list(argv)
     line = CommandLine(_defaults(common))
     while rest and line.verb is None:
@@ -45,7 +45,7 @@ def read(argv: Sequence[str], verbs: Sequence[Verb], common: Sequence[Opt], help
 
 
 def find(name: str, verbs: Sequence[Verb], options: Sequence[Opt] = ()) -> Verb:
-    """The verb with this name. `options`: of the program, for a suggestion. Raises UsageError."""
+    """Find the verb with this name. options: of the program, for a suggestion. Raises UsageError."""
     for verb in verbs:
         if verb.name == name:
             return verb
@@ -58,15 +58,16 @@ def find(name: str, verbs: Sequence[Verb], options: Sequence[Opt] = ()) -> Verb:
 
 
 def spellings(options: Iterable[Opt]) -> dict[str, Opt]:
-    """Every spelling, with dashes -> its option."""
+    """Map every spelling, with dashes, to its option."""
     found = {f"--{option.name}": option for option in options}
     return {**found, **{f"-{option.short}": option for option in found.values() if option.short}}
 
 
 def split(argument: str, known: Container[str]) -> tuple[str, str | None]:
-    """--a_b=c -> --a-b and c; -r3 and -r=3 -> -r and 3; any other argument stays whole, without a value (None).
+    """Split an argument into option and value: --a_b=c into --a-b and c; -r3 and -r=3 into -r and 3.
 
-    `known`: the names of options. A longer name (-hostfile, -np) has priority over one of one letter.
+    Any other argument stays whole, without a value (None). known: the names of options. A longer name (-hostfile, -np) has
+    priority over one of one letter.
     """
     name, equals, value = argument.partition("=")
     if argument.startswith("--") or name in known:
@@ -76,7 +77,10 @@ def split(argument: str, known: Container[str]) -> tuple[str, str | None]:
 
 
 def following(name: str, value: str | None, rest: list[str], known: Container[str], example: str = "...") -> str:
-    """The value of an option: that of its own argument, else the next one of `rest`, which is removed. Raises UsageError."""
+    """Return the value of an option: of its own argument, else the next one, which is removed from `rest`.
+
+    Raises UsageError.
+    """
     if value is not None:
         return value
     if not rest or rest[0].startswith("--") or rest[0] in known:
@@ -112,7 +116,10 @@ def _defaults(options: Iterable[Opt]) -> dict[str, Any]:
 
 
 def _read_option(rest: list[str], known: Mapping[str, Opt], values: dict[str, Any], where: str, fix: str) -> None:
-    """One argument that begins with a dash, and its value. `where`: " of VERB", for a message; `fix`: for an unknown option."""
+    """Parse one argument that begins with a dash, and its value. Raises UsageError.
+
+    where: " of VERB", for a message. fix: for an unknown option.
+    """
     argument = rest.pop(0)
     name, value = split(argument, known)
     option = known.get(name)
@@ -134,9 +141,10 @@ def _read_option(rest: list[str], known: Mapping[str, Opt], values: dict[str, An
 
 
 def _named(verb: Verb, argument: str) -> str:
-    """The fix for an argument where a verb has none: other programs take the id of a job, or a file, without an option.
+    """Build the fix for an argument where a verb has none.
 
-    The first option of its own is the one that names what a verb works on.
+    Other programs take the id of a job, or a file, without an option. The first option of its own is the one that names what
+    a verb works on.
     """
     shows = f"clustertool help {verb.name} shows its use"
     first = verb.options[0]
@@ -146,7 +154,7 @@ def _named(verb: Verb, argument: str) -> str:
 
 
 def _late(argument: str, verbs: Sequence[Verb]) -> str:
-    """The fix for an unknown option before the verb: most often it belongs behind it."""
+    """Build the fix for an unknown option before the verb: most often it belongs behind it."""
     for verb in verbs:
         known = spellings(verb.options)
         name = split(argument, known)[0]

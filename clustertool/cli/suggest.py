@@ -9,7 +9,7 @@ _MOST = 2
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence: ", did you mean 'status' or 'stop'?"; "" without a suggestion.
+    """Build the end of a sentence: ", did you mean 'status' or 'stop'?"; "" without a suggestion.
 
     One or two of `known` that begin with `name`, else the one that differs in few letters.
     """

@@ -80,7 +80,7 @@ class Description:
         return self.reason or "its engine gives no reason"
 
     def gone(self, over: bool) -> bool:
-        """Whether no process of the job is left on a node that has recorded no end. over: another node has recorded one."""
+        """Check that no process of the job is left on a node that has recorded no end. over: another node has recorded one."""
         return self.state is EngineState.ENDED or (self.ending and over)
 
 
@@ -107,8 +107,10 @@ class Submission:
 
 @dataclass(frozen=True)
 class ExportWish:
-    """How an export is to be. secrets: with those of the job. secrets_place: the file that has them alone. native: without the
-    node side of clustertool."""
+    """How an export is to be.
+
+    secrets: with those of the job. secrets_place: the file that has them alone. native: without the node side of clustertool.
+    """
 
     secrets: bool = False
     secrets_place: Path | None = None
@@ -117,8 +119,10 @@ class ExportWish:
 
 @dataclass(frozen=True)
 class Exported:
-    """text: what the caller writes, "" if the folder has it. secrets: what it writes to ExportWish.secrets_place. note: what to
-    do with it. commands: submit it then."""
+    """text: what the caller writes, "" if the folder has it.
+
+    secrets: what it writes to ExportWish.secrets_place. note: what to do with it. commands: submit it then.
+    """
 
     commands: tuple[str, ...] = ()
     text: str = ""
@@ -144,7 +148,10 @@ class Engine(ABC):
     """
 
     def __init__(self, cluster: Cluster, caller: Caller, sink: Sink | None = None) -> None:
-        """No connection is opened yet. sink: gets the frames of agents. Raises ConfigError for settings of the engine."""
+        """Prepare an engine; no connection is open yet.
+
+        sink: gets the frames of agents. Raises ConfigError for its settings.
+        """
         self.caller = caller
         self.capabilities = known_engines.capabilities(cluster.engine)
         self.fleet = Fleet(cluster, caller.check, sink, caller.person(), self.reach)
@@ -158,7 +165,7 @@ class Engine(ABC):
         self.fleet.close()
 
     def _end(self, job: str) -> str | None:
-        """Why a job has ended; None if it has not, or if the engine cannot say. Called in a thread of its own."""
+        """Ask why a job has ended; None if it has not, or if the engine cannot say. Called in a thread of its own."""
         wanted = LIST_JOBS({"job": job, "exact": True})
         with contextlib.suppress(ClustertoolError):
             found = self.describe(self.fleet.ask(dict.fromkeys(self.fleet.agents, wanted), patient=True).ok).get(job)
@@ -167,35 +174,43 @@ class Engine(ABC):
         return None
 
     def reach(self, host: Host) -> Link | None:
-        """The channel to a node: a HereLink with a program that opens a shell there, or a Link of the engine. None for ssh, or
-        for a child if the host is this machine. Called in a thread of the fleet. Raises Unreachable."""
+        """Return the channel to a node: a HereLink with a program that opens a shell there, or a Link of the engine.
+
+        None for ssh, or for a child if the host is this machine. Called in a thread of the fleet. Raises Unreachable.
+        """
         return None
 
     @abstractmethod
     def open(self, lag: float | None = None, job: str = "", newest: bool = False) -> Fleet:
-        """Connect to agents that can read the records of jobs. What fails is in Fleet.failed. lag: see Fleet.open. job: what a
-        user calls the jobs that are wanted, "" for all; an engine may leave out the nodes of others. newest: of all jobs only
-        the newest is wanted, and those that run.
+        """Connect to agents that can read the records of jobs. What fails is in Fleet.failed.
+
+        lag: see Fleet.open. job: what a user calls the jobs that are wanted, "" for all; an engine may leave out the nodes of
+        others. newest: of all jobs only the newest is wanted, and those that run.
 
         An engine with a queue is called again after a job has left it, and connects to what was not there before.
         """
 
     def live(self, job: str) -> Fleet:
-        """The nodes of a running job, as it numbers them, for what records do not have. `fleet` is already that of the job.
+        """Return the nodes of a running job, as it numbers them, for what records do not have. `fleet` is that of the job.
 
         A fleet of its own, not open so far, where the agents of `fleet` only read records. The engine closes it. Raises
-        NotFound where the job does not run, PreflightError."""
+        NotFound where the job does not run, PreflightError.
+        """
         return self.fleet
 
     @abstractmethod
     def describe(self, known: Mapping[int, JobsAnswer]) -> dict[str, Description]:
-        """The user's jobs that are queued or run, and all jobs of `known`, by their ids. known: what agents have answered
-        about jobs. Raises ClustertoolError if the engine cannot be asked."""
+        """Describe the user's jobs that are queued or run, and all jobs of `known`, by their ids.
+
+        known: what agents have answered about jobs. Raises ClustertoolError if the engine cannot be asked.
+        """
 
     @abstractmethod
     def cancel(self, job: str, how: StopHow) -> Answers:
-        """End a job, also one that is queued: it does not start any more. Returns what agents have answered, {} if none was
-        asked. Raises ClustertoolError if the engine refuses."""
+        """End a job, also one that is queued: it does not start any more.
+
+        Returns what agents have answered, {} if none was asked. Raises ClustertoolError if the engine refuses.
+        """
 
     def cancel_all(self, jobs: Collection[str], how: StopHow) -> dict[str, Answers | ClustertoolError]:
         """cancel() of several jobs: what it returns or raises, for each of them."""
@@ -208,17 +223,21 @@ class Engine(ABC):
         return found
 
     def cause(self, job: str) -> tuple[str, int] | None:
-        """Why the engine has ended nodes of a job, and the exit code of that; None where it has not. Raises
-        ClustertoolError."""
+        """Return why the engine has ended nodes of a job, and the exit code of that; None where it has not.
+
+        Raises ClustertoolError.
+        """
         return None
 
     def starts_again(self, job: str, attempt: int) -> bool:
-        """Return whether a job goes back to the queue that was stopped, had no time left, or has lost a node, in this attempt,
-        when that is known. Raises ClustertoolError."""
+        """Check whether a job that was stopped, had no time left, or has lost a node, in this attempt goes back to the queue.
+
+        Called when that is known. Raises ClustertoolError.
+        """
         return False
 
     def pods(self, job: str) -> Sequence[JobPod]:
-        """The pods of a job, in the order of its nodes; () where an engine has none. Raises ClustertoolError."""
+        """List the pods of a job, in the order of its nodes; () where an engine has none. Raises ClustertoolError."""
         return ()
 
     def join_log(self, job: str) -> tuple[str, Sequence[str]]:
@@ -229,23 +248,25 @@ class Engine(ABC):
         return "", ()
 
     def holds_output(self, job: str) -> bool:
-        """Whether nodes of a job that has ended wait until its output was fetched. Raises ClustertoolError."""
+        """Check whether nodes of a job that has ended wait until its output was fetched. Raises ClustertoolError."""
         return False
 
     def without_files(self, job: str, error: NotFound) -> NotFound:
-        """The error of a fetch that has found nothing, as the engine explains it. Raises ClustertoolError."""
+        """Explain the error of a fetch that has found nothing. Raises ClustertoolError."""
         return error
 
     def release(self, job: str) -> None:  # noqa: B027 - most engines hold nothing
-        """The output of a job was fetched: its nodes do not wait any more. Raises ClustertoolError."""
+        """Release the nodes of a job whose output was fetched: they do not wait any more. Raises ClustertoolError."""
 
     def check(self, settings: Mapping[str, object], deep: bool) -> Examined:
-        """What an engine without HOSTS needs for jobs. settings: typed ones. deep: also what its nodes see. Raises
-        ClustertoolError."""
+        """Check what an engine without HOSTS needs for jobs. Raises ClustertoolError.
+
+        settings: typed ones. deep: also what its nodes see.
+        """
         raise NotImplementedError
 
     def nodes(self) -> Sequence[EngineNode]:
-        """The nodes of an engine that has no agents there. Raises ClustertoolError."""
+        """List the nodes of an engine that has no agents there. Raises ClustertoolError."""
         raise NotImplementedError
 
     def forget(self, jobs: Collection[str]) -> None:  # noqa: B027 - most engines keep nothing
@@ -266,15 +287,17 @@ class Starter(ABC):
         """
 
     def export(self, place: Path | None, wish: ExportWish) -> Exported:
-        """Make what submit() would give to the owner of the nodes. place: a new folder, which an engine with several files
-        writes; else the caller writes the text. Nothing is submitted.
+        """Make what submit() would give to the owner of the nodes. Nothing is submitted.
 
-        Raises UsageError where nothing is given to one, or a wish does not fit.
+        place: a new folder, which an engine with several files writes; else the caller writes the text. Raises UsageError where
+        nothing is given to one, or a wish does not fit.
         """
         what = f"the engine {self._request.cluster.engine or 'ssh'} starts jobs itself: there is nothing to export"
         raise UsageError(what, "name an engine with a queue: --engine NAME")
 
     @abstractmethod
     def submit(self, submission: Submission) -> Submitted:
-        """Start the job, or give it to the queue. caller.starting() is called before anything may run. Raises after everything
-        that was begun is undone."""
+        """Start the job, or give it to the queue. Raises after everything that was begun is undone.
+
+        caller.starting() is called before anything may run.
+        """

@@ -27,7 +27,7 @@ class DispatchView(ProgressReceiver, Protocol):
     ) -> None: ...
 
     def failed(self, name: str, why: str) -> None:
-        """The node of this name gets nothing more."""
+        """Record that the node of this name gets nothing more."""
 
 
 class WorkView(Protocol):
@@ -51,28 +51,28 @@ class Caller(Protocol):
     """The methods are called from the thread that called the action."""
 
     def note(self, text: str) -> None:
-        """One message about what happens now."""
+        """Show one message about what happens now."""
 
     def remark(self, text: str) -> None:
-        """One message about the command line, the shell, the workspace or earlier jobs. Several may become one line."""
+        """Show one message about the command line, the shell, the workspace or earlier jobs. Several may become one line."""
 
     def warn(self, text: str) -> None:
-        """One message about something that may be wrong."""
+        """Show one message about something that may be wrong."""
 
     def check(self) -> None:
         """Raise the error with which the action must end now, or nothing. Called several times a second."""
 
     def person(self) -> Person | None:
-        """What answers questions of SSH servers. None: no question is asked."""
+        """Return what answers questions of SSH servers. None: no question is asked."""
 
     def dispatching(self, names: Sequence[str], since: float | None) -> DispatchView:
-        """A dispatch to the nodes of these names begins. `since`: its start by time.monotonic(), None for now."""
+        """Show a dispatch to the nodes of these names. since: its start by time.monotonic(), None for now."""
 
     def working(self, phase: str, names: Sequence[str]) -> WorkView:
-        """The nodes of these names begin to do something, such as to load an image."""
+        """Show that the nodes of these names do something, such as to load an image."""
 
     def starting(self, job: str) -> None:
-        """From now on processes of this job may run on nodes."""
+        """Record that from now on processes of this job may run on nodes."""
 
 
 def nothing_left(caller: Caller, error: ClustertoolError) -> None:

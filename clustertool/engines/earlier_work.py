@@ -27,7 +27,7 @@ _OUTPUT = "programs write it into output/ of their working directory, or into $C
 
 
 def wanted(request: RunRequest) -> EarlierWanted:
-    """What the probe asks each node for."""
+    """Build what the probe asks each node for about earlier jobs."""
     kin = _kin(request)
     return {
         "asked": request.wish.job_id,
@@ -84,14 +84,14 @@ def known_by(earlier: Iterable[EarlierJob], known: Mapping[str, Description]) ->
 
 
 def _state(recorded: JobState, known: Description | None) -> JobState:
-    """The state of a job with records. It may be queued again."""
+    """Determine the state of a job with records. It may be queued again."""
     state = corrected(recorded, known)
     queued = known is not None and known.state is EngineState.QUEUED
     return JobState.QUEUED if queued and state in OUTCOMES else state
 
 
 def hint(caller: Caller, request: RunRequest, made: Plan) -> None:
-    """One line where a job of the same script has left an output, and --resume was not given."""
+    """Print one line where a job of the same script has left an output, and --resume was not given."""
     argv = next((process.argv for process in made.processes if process.role == "trainer"), ())
     script = earlier_jobs.script_of(" ".join(argv))
     left = next((job for job in request.left if job.script == script), None)
@@ -109,7 +109,7 @@ def hint(caller: Caller, request: RunRequest, made: Plan) -> None:
 
 
 def _chosen(caller: Caller, request: RunRequest, earlier: tuple[EarlierJob, ...]) -> EarlierJob | None:
-    """The job to resume; None if none is, or if job.toml asks for it and there is none."""
+    """Choose the job to resume; None if none is, or if job.toml asks for it and there is none."""
     text, typed, kin = _named(request), request.wish.resume, _kin(request)
     if text:
         found: EarlierJob | None = earlier_jobs.named_job(earlier, text)
@@ -138,7 +138,7 @@ def _chosen(caller: Caller, request: RunRequest, earlier: tuple[EarlierJob, ...]
 
 
 def _named(request: RunRequest) -> str:
-    """The job that --resume names, "" if it names none."""
+    """Return the job that --resume names, "" if it names none."""
     return "" if request.wish.resume in (NEWEST, FRESH) else request.wish.resume
 
 

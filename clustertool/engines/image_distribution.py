@@ -51,7 +51,7 @@ class ImageDistribution:
         self._known: Known = {node: fact.container or ContainerFacts() for node, fact in facts.items()}
 
     def run(self) -> Known:
-        """What each node has afterwards. Raises the errors of all nodes together."""
+        """Bring the image to all nodes, and return what each node has afterwards. Raises the errors of all nodes together."""
         image_from = self._fleet.cluster.image_from
         if image_from == LAPTOP:
             self._from_laptop()
@@ -63,7 +63,7 @@ class ImageDistribution:
         return self._known
 
     def _pull(self, nodes: Sequence[int]) -> None:
-        """Each of the nodes pulls it."""
+        """Have each of the nodes pull the image."""
         if nodes and self._settings.pull == "never":
             what = f'the image {self._settings.image} is not there, and pull is "never"'
             raise_all([NotFound(what, 'set pull to "missing"', self._fleet.name(node)) for node in nodes])
@@ -134,7 +134,7 @@ class ImageDistribution:
     # -- both --
 
     def _kind(self, runtime: str, lacking: Sequence[int]) -> str:
-        """As what the image travels from this runtime to these nodes. Raises ConfigError."""
+        """Choose as what the image travels from this runtime to these nodes. Raises ConfigError."""
         runtimes = {runtime, *(self._known[node].runtime for node in lacking)}
         if APPTAINER in runtimes and len(runtimes) > 1:
             others = [self._fleet.name(node) for node in lacking if self._known[node].runtime != runtime]
@@ -142,7 +142,7 @@ class ImageDistribution:
         return commands.kind_of_copy(sorted(runtimes))
 
     def _require_room(self, release: str, size: int, kind: str, facts: ByNode) -> None:
-        """For the files, and where podman loads them or apptainer uses them a copy. Raises DispatchError."""
+        """Check the room for the files, and for a copy where podman loads them or apptainer uses them. Raises DispatchError."""
         raised: list[ClustertoolError] = []
         for node, fact in facts.items():
             need = size * ((release not in fact.releases) + (kind != commands.COPY_ARCHIVE))
@@ -153,7 +153,7 @@ class ImageDistribution:
         raise_all(raised)
 
     def _load(self, nodes: Sequence[int], copy: _ImageCopy) -> None:
-        """Raises DispatchError for nodes on which the image is another one then."""
+        """Have nodes load the image. Raises DispatchError for nodes on which it is another one then."""
         requests = {
             node: LOAD_IMAGE(
                 {
@@ -186,7 +186,7 @@ class ImageDistribution:
     def _ask(
         self, phase: str, requests: Mapping[int, Request[Answered]], width: int | None = None
     ) -> Gathered[Answered]:
-        """The answers, with progress. width: how many at a time; None: all."""
+        """Send requests to nodes, and show the progress. width: how many at a time; None: all."""
         if not requests:
             return Gathered()
         fleet, caller = self._fleet, self._caller
@@ -209,12 +209,12 @@ class ImageDistribution:
 
 
 def _identity(one: ContainerFacts) -> str:
-    """Of an image: copies of a .sif file have one digest, and other paths."""
+    """Return what identifies an image: copies of a .sif file have one digest, and other paths."""
     return one.digest if one.runtime == APPTAINER else one.image_id
 
 
 def _shipment(answer: SavedImageAnswer, name: str) -> RemoteShipment:
-    """Raises BadAnswer for a manifest that is none."""
+    """Read the list of files that a node has sent. Raises BadAnswer for a manifest that is none."""
     try:
         return RemoteShipment(binascii.a2b_base64(answer["packed"]), answer["bytes"])
     except (ValueError, LookupError, TypeError):

@@ -21,7 +21,7 @@ Shown = str | list[tuple[str, int]]  # logs to show: "all", all of a role ("trai
 
 
 def no_advice(made: Plan) -> str:
-    """No warning about any plan."""
+    """Give no warning about any plan."""
     return ""
 
 
@@ -89,7 +89,7 @@ class RunRequest:
 
 
 def make_plan(request: RunRequest, facts: ByNode, identity: Identity | None = None) -> Plan:
-    """The plan of a request. Without an identity it is only shown or checked."""
+    """Make the plan of a request. Without an identity it is only shown or checked."""
     assert request.spec is not None
     if request.workspace:
         refuse_links(request.workspace.links, request.spec.shards)
@@ -104,7 +104,7 @@ def make_plan(request: RunRequest, facts: ByNode, identity: Identity | None = No
 
 
 def check_ranks(request: RunRequest, made: Plan) -> None:
-    """Raises UsageError for a rank to show that the job does not have."""
+    """Raise UsageError for a rank to show that the job does not have."""
     trainers = sum(process.role == "trainer" for process in made.processes)
     shown = request.wish.shown
     for _, rank in () if isinstance(shown, str) else shown:

@@ -19,7 +19,7 @@ UNRECORDED = {  # the state of a job of which no node has a record
 
 
 def by_records(known: Mapping[int, JobsAnswer]) -> dict[str, NodePart]:
-    """The fold of the nodes' summaries of each job: a job runs if it runs on one node."""
+    """Fold the nodes' summaries of each job: a job runs if it runs on one node."""
     parts: dict[str, list[JobSummary]] = {}
     for answer in known.values():
         for summary in answer["jobs"]:
@@ -28,7 +28,7 @@ def by_records(known: Mapping[int, JobsAnswer]) -> dict[str, NodePart]:
 
 
 def corrected(recorded: JobState, known: Description | None, over: bool = False) -> JobState:
-    """The recorded state of a job, or of its part on one node, by what the engine knows too. A recorded end stands.
+    """Correct the recorded state of a job, or of its part on one node, by what the engine knows. A recorded end stands.
 
     over: a node has recorded the end of the job. Then a node that has not is lost, if the engine waits for it or has queued
     the job again.

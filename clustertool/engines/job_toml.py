@@ -17,7 +17,7 @@ else:
 
 
 def job_toml(text: str) -> Toml:
-    """job.toml's text -> its tables, without those of engines. Raises DataError with the line."""
+    """Parse the tables of a job.toml, without those of engines. Raises DataError with the line."""
     engines = known_engines.names()
     return {name: table for name, table in _loads(text).items() if name not in engines}
 

@@ -176,19 +176,21 @@ def entries() -> tuple[EngineEntry, ...]:
 
 
 def options() -> dict[str, EngineOption]:
-    """The options of all engines, by their names. An option that two engines have is one option."""
+    """Collect the options of all engines, by their names. An option that two engines have is one option."""
     return {option.name: option for entry in _ENTRIES.values() for option in entry.options}
 
 
 def typed_settings(given: Mapping[str, object]) -> dict[str, object]:
-    """The settings that a command line has given. given: its options by their names with underscores; "", () and False are not
-    given."""
+    """Select the settings that a command line has given.
+
+    given: its options by their names with underscores; "", () and False are not given.
+    """
     typed = {option.sets: given.get(option.name.replace("-", "_")) for option in options().values()}
     return {name: value for name, value in typed.items() if value}
 
 
 def refuse_settings(engine: str, typed: Mapping[str, object]) -> None:
-    """Raises UsageError for a setting of a command line that the engine does not have. engine: "" for the default."""
+    """Raise UsageError for a setting of a command line that the engine does not have. engine: "" for the default."""
     mine = {option.sets for option in entry_of(engine).options}
     for option in options().values():
         if option.sets in typed and option.sets not in mine:
@@ -201,12 +203,12 @@ def refuse_settings(engine: str, typed: Mapping[str, object]) -> None:
 
 
 def settings_keys() -> dict[str, str]:
-    """The keys of conf.py that have settings of engines, with the engine of each."""
+    """Map the keys of conf.py that have settings of engines to their engines."""
     return {entry.settings: entry.name for entry in _ENTRIES.values()}
 
 
 def ignored_allocations(environ: Mapping[str, str], engine: str) -> list[str]:
-    """NAME=value of each allocation of another engine in which the shell is. engine: the one that is used."""
+    """List NAME=value of each allocation of another engine in which the shell is. engine: the one that is used."""
     others = [entry.allocation for entry in _ENTRIES.values() if entry.name != (engine or DEFAULT)]
     return [f"{name}={environ[name]}" for name in others if environ.get(name)]
 

@@ -22,8 +22,10 @@ def start_again(
     plan_again: Callable[[ClustertoolError], Plan],
     passing: Kinds,
 ) -> Plan:
-    """Start a plan, or a later one after an error that passes: another job took a port in between. Returns the plan that
-    was started."""
+    """Start a plan, or a later one after an error that passes: another job took a port in between.
+
+    Returns the plan that was started.
+    """
     for tried in range(_AGAIN):
         try:
             start(made)

@@ -42,18 +42,18 @@ class Examined:
     failed: Mapping[int, ClustertoolError]
 
     def found(self, more: Iterable[Finding]) -> Examined:
-        """The same with more findings."""
+        """Add findings."""
         return replace(self, findings=(*self.findings, *more))
 
     def room(self, need: Mapping[int, int]) -> Examined:
-        """The same with a check of the disk for the data of each node, which is known only when all have answered."""
+        """Add a check of the disk for the data of each node, which is known only when all have answered."""
         if "disk" in self.cluster.checks_off:
             return self
         kept = tuple(finding for finding in self.findings if finding.column != "disk" or finding.node not in need)
         return replace(self, findings=kept).found(disk(self.facts[node], size) for node, size in need.items())
 
     def devices(self, fleet: Fleet, made: Plan | None) -> Examined:
-        """The same with a check of the cards of the nodes that have some; others are not asked and get no NVML module."""
+        """Add a check of the cards of the nodes that have some; others are not asked and get no NVML module."""
         nodes = to_ask(self.cluster, self.facts)
         if not nodes:
             return self
@@ -71,14 +71,14 @@ class Examined:
         raise_all(raised)
 
     def warn(self, caller: Caller) -> None:
-        """Each warning once, with all nodes that it is about."""
+        """Print each warning once, with all nodes that it is about."""
         warnings = [finding for finding in self.findings if finding.level == "warn"]
         alike = grouped(((one.column, one.text, one.fix), one.node) for one in warnings)
         for (column, text, fix), nodes in alike.items():
             caller.warn(f"{folding(self.cluster)(nodes)}: {column}: {text} ({fix})")
 
     def good(self, caller: Caller, most: int = 0, least: int = 1, first: str = "") -> Examined:
-        """--skip-bad: without the nodes that failed, numbered anew; with --nnodes the first `most` of them.
+        """Leave the nodes out that failed, for --skip-bad, and number the others anew; with --nnodes the first `most` of them.
 
         first: the host that becomes node 0, "" for the first one that is good. Raises what is wrong if fewer than `least` or
         `most` are left, or if `first` is not.
@@ -105,7 +105,7 @@ class Examined:
         return Examined(replace(self.cluster, hosts=kept), facts, findings, {})
 
     def rows(self) -> list[dict[str, Any]]:
-        """Rows of the check matrix, for show and for JSON."""
+        """Build the rows of the check matrix, for show and for JSON."""
         rows = []
         for host in self.cluster.hosts:
             found = {
@@ -116,7 +116,7 @@ class Examined:
         return rows
 
     def code(self) -> int:
-        """The exit code of an error: 70 for a bug on a node, 77 when all that failed were refused, else 69."""
+        """Choose the exit code of an error: 70 for a bug on a node, 77 when all that failed were refused, else 69."""
         if any(isinstance(error, InternalError) for error in self.failed.values()):
             return 70
         return 77 if self.failed and all(isinstance(error, AuthError) for error in self.failed.values()) else 69
@@ -152,7 +152,7 @@ def examine(
 
 
 def short(error: ClustertoolError) -> str:
-    """The error for a cell of a table; without the traceback of a bug."""
+    """Shorten an error for a cell of a table, without the traceback of a bug."""
     return error.short if isinstance(error, InternalError) else error.what
 
 
@@ -168,9 +168,9 @@ def for_mpi(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> ProbeWan
 
 
 def probe(fleet: Fleet, request: Wanted, container: ContainerSettings = NO_CONTAINER) -> Gathered[ProbeAnswer]:
-    """One round trip to every node, and a second one for the runtime and the image of a job in containers.
+    """Ask every node in one round trip, and in a second one for the runtime and the image of a job in containers.
 
-    `request` is what the caller wants to know besides.
+    request: what the caller wants to know besides.
     """
     gathered = fleet.ask({host.index: _question(fleet.cluster, host, request) for host in fleet.cluster.hosts})
     if not container:
@@ -202,5 +202,5 @@ def _ping(cluster: Cluster, into: dict[int, bool | None]) -> None:
 
 
 def folding(cluster: Cluster) -> Callable[[Iterable[int]], str]:
-    """A function that folds the names of nodes."""
+    """Create a function that folds the names of nodes."""
     return lambda nodes: fold(cluster.hosts[node].name for node in nodes)

@@ -22,7 +22,7 @@ _COMMAND = 200  # characters of a command that are shown
 
 
 def refuse_options(request: RunRequest) -> None:
-    """Raises UsageError for options that have no meaning for a job that waits in a queue."""
+    """Raise UsageError for options that have no meaning for a job that waits in a queue."""
     wish = request.wish
     options = (("--resume", wish.resume not in ("", FRESH)), ("--wait", wish.wait), ("--skip-bad", wish.skip_bad))
     for option, given in options:
@@ -31,13 +31,13 @@ def refuse_options(request: RunRequest) -> None:
 
 
 def refuse_lease(spec: JobSpec, fix: str) -> None:
-    """Raises UsageError for --lease. fix: what limits a job in its place."""
+    """Raise UsageError for --lease. fix: what limits a job in its place."""
     if spec.policy.lease:
         raise UsageError("--lease needs a command that follows the job, and a queued job starts without one", fix)
 
 
 def typed_settings(request: RunRequest) -> dict[str, object]:
-    """The settings of the command line, by their names in the settings."""
+    """Read the settings of the command line, by their names in the settings."""
     typed = dict(request.wish.settings)
     if request.options.nnodes and not is_range(request.options.nnodes):
         typed["nodes"] = request.options.nnodes
@@ -45,19 +45,22 @@ def typed_settings(request: RunRequest) -> dict[str, object]:
 
 
 def with_usual_command(spec: JobSpec) -> JobSpec:
-    """The same job where its files are not known here: the trainers then have a command."""
+    """Give the trainers the usual command where the files of the job are not known here."""
     return replace(spec, trainer=replace(spec.trainer, command=spec.trainer.command or USUAL))
 
 
 def shown_command(spec: JobSpec) -> str:
-    """The trainers' command in lists of jobs, cut."""
+    """Format the trainers' command for lists of jobs, cut."""
     return shlex.join(spec.trainer.command or USUAL)[:_COMMAND]
 
 
 @dataclass(frozen=True)
 class ExpectedNodes:
-    """names: one of each node. root, home: ROOT_DIR and the home there. listing: of a workspace that is there already. cpus,
-    gpus: numbers of each node. roles: of each node; () where each plays all. shared: whether they share ROOT_DIR."""
+    """names: one of each node.
+
+    root, home: ROOT_DIR and the home there. listing: of a workspace that is there already. cpus, gpus: numbers of each node.
+    roles: of each node; () where each plays all. shared: whether they share ROOT_DIR.
+    """
 
     names: tuple[str, ...]
     root: str
@@ -75,7 +78,7 @@ class ExpectedNodes:
 
 
 def expected_plan(request: RunRequest, nodes: ExpectedNodes, identity: Identity) -> Plan:
-    """Raises UsageError, DataError."""
+    """Plan a job for nodes that are expected. Raises UsageError, DataError."""
     assert request.spec is not None
     cluster = replace(request.cluster, hosts=nodes.hosts)
     gpus = tuple(range(nodes.gpus))

@@ -23,12 +23,12 @@ def engine_named(name: str) -> type[Engine]:
 
 
 def engine_of(cluster: Cluster) -> type[Engine]:
-    """Raises ConfigError for a job of an engine that this version does not have."""
+    """Return the engine class of a cluster. Raises ConfigError for an engine that this version does not have."""
     return engine_named(cluster.engine)
 
 
 def starter_of(engine: Engine, request: RunRequest) -> Starter:
-    """Raises ConfigError."""
+    """Create the starter of a request. Raises ConfigError."""
     starter: Starter = _target(entry_of(request.cluster.engine).starter)(engine, request)
     return starter
 

@@ -21,7 +21,7 @@ from clustertool.model.planning.shards import refuse_links
 
 
 def portions(workspace: Workspace, cluster: Cluster, facts: ByNode, spec: JobSpec | None) -> Portions:
-    """What each node gets. spec: the job, where it decides that; None: all nodes get all."""
+    """Compute what each node gets. spec: the job, where it decides that; None: all nodes get all."""
     reads = None
     if spec is not None and spec.only_where_read:
         refuse_links(workspace.links, spec.shards)
@@ -33,7 +33,10 @@ def portions(workspace: Workspace, cluster: Cluster, facts: ByNode, spec: JobSpe
 def needs(
     workspace: Workspace, cluster: Cluster, facts: ByNode, spec: JobSpec | None, copies: int = 2
 ) -> dict[int, int]:
-    """Bytes that each node needs: the release, and the copy of the job. Unknown while it hangs on a node without answer."""
+    """Compute the bytes that each node needs: the release, and the copy of the job.
+
+    {} while they depend on a node without an answer.
+    """
     copies += cluster.dispatch == "rsync"  # the staging folder
     if spec is None or not spec.only_where_read:
         return dict.fromkeys(facts, copies * workspace.size)
@@ -45,7 +48,7 @@ def needs(
 def send(
     caller: Caller, fleet: Fleet, workspace: Workspace, shares: Portions, facts: ByNode, since: float | None = None
 ) -> Dispatched:
-    """The dispatch with its progress, whose seconds count from `since`. Raises nothing for single nodes."""
+    """Send a workspace and show the progress, whose seconds count from `since`. Raises nothing for single nodes."""
     _note_shared(caller, facts)
     with caller.dispatching([host.name for host in fleet.cluster.hosts if host.index in facts], since) as progress:
         done = deliver(fleet, workspace, shares, facts, progress)
@@ -64,9 +67,9 @@ def send_as_found(
     facts: ByNode,
     since: float | None = None,
 ) -> tuple[Dispatched, Workspace]:
-    """The same. Where a file is cut or rewritten after it was read, read the workspace again and send it once more as it is.
+    """Send the workspace; where a file is cut or rewritten after it was read, read all again, and send it once more as it is.
 
-    Return what was sent, too. Raises what makes the workspace unreadable.
+    Returns what was sent, too. Raises what makes the workspace unreadable.
     """
     try:
         done = send(caller, fleet, workspace, shares_of(workspace), facts, since)
@@ -83,7 +86,7 @@ def send_as_found(
 def send_from(
     caller: Caller, fleet: Fleet, holder: int, release: str, shipment: RemoteShipment, facts: ByNode
 ) -> Dispatched:
-    """The same of a release that a node has: it and the others send it to one another."""
+    """Spread a release that a node has: it and the others send it to one another."""
     with caller.dispatching([host.name for host in fleet.cluster.hosts if host.index in facts], None) as progress:
         done = deliver_from(fleet, holder, release, shipment, facts, progress)
         _conclude(fleet, done, progress)

@@ -133,7 +133,7 @@ class AgentClient:
         return line
 
     def _stderr_line(self, wait: float = 0.0) -> str:
-        """The last line of the channel's stderr; it may come a moment after the end of stdout."""
+        """Read the last line of the channel's stderr; it may come a moment after the end of stdout."""
         text, end = b"", time.monotonic() + wait
         if self._channel is None:
             return ""
@@ -147,9 +147,10 @@ class AgentClient:
     # -- talk --
 
     def ask(self, request: Request[Answered], timeout: float = 60.0) -> Answered:
-        """One request, one answer. Raises what the node raised, with the node's name, or Unreachable after `timeout` seconds.
+        """Send one request and wait for its answer.
 
-        For a long request these are seconds without progress.
+        Raises what the node raised, with the node's name, or Unreachable after `timeout` seconds. For a long request these are
+        seconds without progress.
         """
         before = time.time()
         number = next(self._numbers)
@@ -189,13 +190,13 @@ class AgentClient:
         raise from_wire(error["kind"], error["what"], error["fix"], self.host.name)
 
     def send(self, request: Request[Answered], number: int | None = None, now: float = 0.0) -> None:
-        """Without a number: the answer is not wanted."""
+        """Send a request. Without a number the answer is not wanted."""
         with self._sending():
             self._channel.sendall(encode(request.header(number, now)))
 
     @contextlib.contextmanager
     def _sending(self) -> Iterator[None]:
-        """For the time of one message. An error ends the connection."""
+        """Hold the lock for the time of one message. An error ends the connection."""
         try:
             with self._send_lock:
                 yield
@@ -228,7 +229,7 @@ class AgentClient:
             raise self.dead
 
     def nudge_relay(self) -> None:
-        """A sign of life, unless something is being sent anyway."""
+        """Send a sign of life to the node's relay, unless something is being sent anyway."""
         if self._send_lock.acquire(blocking=False):
             try:
                 with contextlib.suppress(OSError, EOFError):  # the reader finds out
@@ -237,7 +238,7 @@ class AgentClient:
                 self._send_lock.release()
 
     def _read(self) -> None:
-        """The only reader of the channel, in a thread of its own."""
+        """Read the frames of the channel until its end, as its only reader, in a thread of its own."""
         why = "the connection was closed"
         try:
             data, self._rest = self._rest or self._channel.recv(1 << 18), b""
@@ -254,7 +255,7 @@ class AgentClient:
         self._died(self._lost(why + (f" ({output})" if output else "")))
 
     def _fits(self, header: Header, size: int) -> None:
-        """The decoder's check of each header. Raises FrameError for one that is too large or answers no request."""
+        """Check the size of each header, for the decoder. Raises FrameError for one that is too large or answers no request."""
         if "re" not in header or "progress" in header:
             most = answers.frame_limit(header)
         else:
@@ -283,7 +284,10 @@ class AgentClient:
             self._sink(self.host.index, cast(StreamFrame, header), payload)
 
     def _take_answer(self, number: int, header: Header) -> None:
-        """An answer that is not valid is the error of its request alone. Raises FrameError for a second answer."""
+        """Hand an answer to its request. One that is not valid is the error of its request alone.
+
+        Raises FrameError for a second answer.
+        """
         if "progress" in header:  # it may come after the answer
             with self._lock:
                 waiting = self._answers.get(number)
@@ -305,7 +309,7 @@ class AgentClient:
             waiting.put(header)
 
     def _refuse(self, header: Header, base: str | None, error: ClustertoolError) -> None:
-        """A frame of a stream is not valid: the stream has ended. Requests are still answered, as stop needs them."""
+        """End the stream of a frame that is not valid. Requests are still answered, as stop needs them."""
         self._refused.add(base)
         if answers.is_relay_report(header):
             self._report({"type": "relay-failed", "kind": "BadAnswer", "what": error.what, "fix": error.fix})
@@ -352,12 +356,12 @@ class AgentClient:
 
 
 def _base(header: Header) -> str | None:
-    """The base of the node whose stream a frame belongs to; None: it is that of this agent's own node, or of all."""
+    """Return the base of the node whose stream a frame belongs to; None for this agent's own node, or all."""
     base = header.get("base")
     return base if isinstance(base, str) else None
 
 
 def _number(header: Header) -> int:
-    """The number of the request that a header answers, 0 if it is none."""
+    """Return the number of the request that a header answers, 0 if it is none."""
     number = header["re"]
     return number if isinstance(number, int) and not isinstance(number, bool) else 0

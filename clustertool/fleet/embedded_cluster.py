@@ -141,7 +141,10 @@ class LocalCluster:
             return ended
 
     def status(self) -> tuple[Server, ...]:
-        """The servers this cluster should have, dead ones too (`.alive`): each has a configuration. Empty after `down`."""
+        """List the servers that this cluster should have, dead ones too (`.alive`). Empty after `down`.
+
+        Each of them has a configuration.
+        """
         self._check_dir()
         found = []
         for node in sorted(int(path.stem) for path in self.run.glob("*.conf")):
@@ -150,7 +153,7 @@ class LocalCluster:
         return tuple(found)
 
     def cluster(self) -> Cluster | None:
-        """The cluster if it runs. If only a part runs, all of it: the dead nodes are then reported as unreachable."""
+        """Return the cluster if it runs. If only a part runs, all of it: the dead nodes are then reported as unreachable."""
         servers = self.status()
         return self._cluster(servers) if any(server.alive for server in servers) else None
 
@@ -175,7 +178,7 @@ class LocalCluster:
     # -- files
 
     def _make_dir(self) -> None:
-        """The cluster's directory, of this user alone: its files decide which keys may log in."""
+        """Create the cluster's directory, of this user alone: its files decide which keys may log in."""
         if re.search(r'["\\%\n]', str(self.dir)):
             raise PreflightError(f"sshd cannot read the path {str(self.dir)!r}", "set XDG_STATE_HOME to a plain path")
         this_user.make(self.dir, "XDG_STATE_HOME")
@@ -223,7 +226,7 @@ class LocalCluster:
         return self.run / f"{node}.conf"
 
     def _server(self, node: int) -> Server:
-        """A server by its configuration and its pid file. Its command line proves that the process is this server."""
+        """Identify a server by its configuration and its pid file. Its command line proves that the process is this server."""
         config = self._config(node)
         address, port = config.read_text().split(None, 2)[1].rsplit(":", 1)
         with contextlib.suppress(OSError, ValueError):  # no pid yet, or no such process
@@ -235,7 +238,7 @@ class LocalCluster:
         return Server(node, address, int(port))
 
     def _start(self, sshd: str, nodes: Sequence[int], running: Sequence[Server]) -> None:
-        """All at once, on one port if it is free: the nodes are then like those of a real cluster."""
+        """Start servers at once, on one port if it is free: the nodes are then like those of a real cluster."""
         port = running[0].port if running else random.choice(PORTS)
         for _ in range(_ROUNDS):
             launched = [self._launch(sshd, node, port) for node in nodes]
@@ -322,7 +325,7 @@ def _freeze(server: Process) -> set[Process]:
 
 
 def _sshd() -> str:
-    """The path of sshd, which a node must have."""
+    """Find the path of sshd. Raises PreflightError."""
     if not sys.platform.startswith("linux"):
         raise PreflightError("the embedded local cluster needs Linux", "name Linux nodes in a conf.py")
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", "/sbin"])
@@ -334,7 +337,7 @@ def _sshd() -> str:
 
 
 def _check_user() -> None:
-    """A user who can log in; sshd would only report that a login failed."""
+    """Raise PreflightError for a user who cannot log in; sshd would only report that a login failed."""
     try:
         shell = pwd.getpwuid(os.geteuid()).pw_shell
     except KeyError:
@@ -348,7 +351,7 @@ def _check_user() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _newer(sshd: str) -> str:
-    """Configuration that only newer servers know: from 9.8 on they would lock out the one address after some failures."""
+    """Return what only newer servers need: from 9.8 on they would lock out the one address after some failures."""
     done = subprocess.run([sshd, "-V"], stdin=subprocess.DEVNULL, capture_output=True)
     # One that is too old for -V prints it in its usage.
     version = re.search(rb"OpenSSH_(\d+)\.(\d+)", done.stderr + done.stdout)
@@ -356,7 +359,7 @@ def _newer(sshd: str) -> str:
 
 
 def _root_is_locked() -> bool:
-    """A locked root ("!" in shadow: Ubuntu's sudo) may log in by key only if sshd asks PAM."""
+    """Check whether root is locked ("!" in shadow: Ubuntu's sudo), so that it may log in by key only if sshd asks PAM."""
     if os.geteuid() != 0 or not Path("/etc/shadow").exists():
         return False
     return any(line.startswith("root:!") for line in Path("/etc/shadow").read_text(encoding="utf-8").splitlines())

@@ -40,8 +40,11 @@ _PATIENCE = 25.0  # seconds for a node to take back what was begun: more than a 
 
 
 class Fleet:
-    """`failed` has the nodes without an answer, with the reason: those that could not be reached, and those that logged in and
-    did not answer a request. Use as a context manager: it closes everything."""
+    """The connections to the nodes of a cluster and their agents.
+
+    failed: the nodes without an answer, with the reason: those that could not be reached, and those that logged in and did not
+    answer a request. Use as a context manager: it closes everything.
+    """
 
     def __init__(
         self,
@@ -209,15 +212,17 @@ class Fleet:
         return self.agents[node]
 
     def link(self, node: int) -> Link:
-        """The connection to a node, a new one where there is none. It ends with this fleet. Raises why there is none. Called
-        in a thread: see Prompter.serve()."""
+        """Return the connection to a node, a new one where there is none. It ends with this fleet. Raises why there is none.
+
+        Called in a thread: see Prompter.serve().
+        """
         if node in self.failed:
             raise self.failed[node]
         agent = self.agents.get(node)
         return agent.link if agent is not None else self.connect(self.cluster.hosts[node])
 
     def connect(self, host: Host) -> Link:
-        """A new connection, without an agent. The rest is as of link()."""
+        """Open a new connection to a host, without an agent. The rest is as of link()."""
         return self._links.connect(host)
 
     @property
@@ -230,7 +235,7 @@ class Fleet:
         self._renumber(cluster, {host.index: known[host.name] for host in cluster.hosts})
 
     def take(self, places: Mapping[int, int], names: Sequence[str]) -> None:
-        """Number the nodes as a job did: `places` are {its node: node here}, `names` its nodes in order. Others are closed.
+        """Renumber the nodes as in a job: `places` are {its node: node here}, `names` its nodes in order. Others are closed.
 
         A node that is not in conf.py any more, or is another machine of a job that was typed on each of them, is in `failed`.
         So is one without records on a shared directory. The nodes there get the names that they have in the job.
@@ -248,7 +253,10 @@ class Fleet:
             self.failed[node] = not_listed(known_hosts, name) if self._directory is None else self.no_records(name)
 
     def own_names(self) -> Sequence[Host]:
-        """The hosts whose names identify them: those of conf.py. On a shared directory only the number of a node counts."""
+        """Return the hosts whose names identify them: those of conf.py.
+
+        On a shared directory only the number of a node counts.
+        """
         return self.cluster.hosts if self._directory is None else ()
 
     def _renumber(self, cluster: Cluster, old: Mapping[int, int]) -> None:
@@ -266,7 +274,10 @@ class Fleet:
     def ask(
         self, requests: Mapping[int, Request[Answered]], timeout: float = 60.0, *, patient: bool = False
     ) -> Gathered[Answered]:
-        """{node: request} to the agents that are there; nodes without one are not asked. patient: no Ctrl+C ends it."""
+        """Send requests, {node: request}, to the agents that are there; nodes without one are not asked.
+
+        patient: no Ctrl+C ends it.
+        """
         wanted = {node: request for node, request in requests.items() if node in self.agents}
         check = None if patient else self.check
         nodes = {node: node for node in wanted}
@@ -274,7 +285,7 @@ class Fleet:
         return each(nodes, lambda node: self.ask_one(node, wanted[node], timeout), width=width, check=check)
 
     def ask_one(self, node: int, request: Request[Answered], timeout: float = 60.0) -> Answered:
-        """The same for one node, in the caller's thread. Raises the node's error, or Unreachable.
+        """Send a request to one node, in the caller's thread. Raises the node's error, or Unreachable.
 
         An unexpected error in its answer is InternalError, of this node: the others' answers are used.
         """
@@ -287,9 +298,11 @@ class Fleet:
             raise InternalError(f"a bug of clustertool: {error!r}\n{text}", REPORT, self.name(node)) from error
 
     def ask_all(self, request: Request[Answered], timeout: float = 60.0) -> dict[int, Answered]:
-        """What all nodes answer. A node that gives no answer, or an error, is in `failed` from then on and is not asked again.
+        """Send a request to all nodes and collect their answers.
 
-        NotFound is an answer: that node has nothing of it.
+        A node that gives no answer, or an error, is in `failed` from then on and is not asked again. NotFound is an answer:
+        that
+        node has nothing of it.
         """
         gathered = self.ask({node: request for node in self.agents if node not in self.failed}, timeout)
         self.failed.update({node: error for node, error in gathered.failed.items() if not isinstance(error, NotFound)})
@@ -304,7 +317,7 @@ class Fleet:
         return self.cluster.hosts[node].name
 
     def close(self) -> None:
-        """Connections end, and with them what runs there. A user waits for this after each command."""
+        """Close the connections, and end with them what runs there. A user waits for this after each command."""
         for agent in self.agents.values():
             agent.mute()
         if self.shared is not None:
@@ -313,7 +326,7 @@ class Fleet:
 
 
 def not_listed(known: Sequence[Host], name: str = "") -> Unreachable:
-    """The error of a job's node that is no host of this command. known: the hosts that are nodes of the job.
+    """Create the error of a job's node that is no host of this command. known: the hosts that are nodes of the job.
 
     A job of several nodes on this machine was typed on the others, too, and no way leads there.
     """
@@ -323,7 +336,7 @@ def not_listed(known: Sequence[Host], name: str = "") -> Unreachable:
 
 
 def no_records(name: str) -> NotFound:
-    """The error of a job's node that has no records on the directory which is shared with others of its nodes."""
+    """Create the error of a job's node that has no records on the directory which is shared with others of its nodes."""
     return NotFound("has no records of this job on the shared directory", "does it share ROOT_DIR?", name)
 
 
@@ -356,7 +369,7 @@ def carry_out(steps: Steps, fleet: Fleet, undone: Callable[[str, Answers], None]
 
 
 def devices_of(fleet: Fleet, nodes: Iterable[int] | None = None) -> Gathered[DevicesAnswer]:
-    """The cards of every node, or of some. A node that needs the NVML module reports this, receives it, and is asked again."""
+    """Ask every node, or some, for its cards. A node that needs the NVML module receives it, and is asked again."""
     request = DEVICES({"nvml": node_bundle.nvml()[0]})
     gathered = fleet.ask(dict.fromkeys(fleet.agents if nodes is None else nodes, request))
     needy = [node for node, answer in gathered.ok.items() if "need" in answer]
@@ -369,6 +382,6 @@ def devices_of(fleet: Fleet, nodes: Iterable[int] | None = None) -> Gathered[Dev
 
 
 def module_request() -> Request[Answer]:
-    """The request that brings the NVML module to a node which needs it."""
+    """Build the request that brings the NVML module to a node which needs it."""
     digest, data = node_bundle.nvml()
     return NVML_MODULE({"nvml": digest, "data": base64.b64encode(data).decode()})

@@ -19,13 +19,13 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 
 
 def job_id(now: float | None = None) -> str:
-    """YYYYMMDD-HHMMSS-xxxx in UTC; sorts by time."""
+    """Make the id of a job: YYYYMMDD-HHMMSS-xxxx in UTC, which sorts by time."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
     return stamp + "-" + "".join(secrets.choice(_LETTERS) for _ in range(4))
 
 
 def identity(job: str, asked: str = "", name: str = "", workspace: str = "") -> Identity:
-    """The identity of a new job with this id: its owner, its token and its certificate."""
+    """Make the identity of a new job with this id: its owner, its token and its certificate."""
     return Identity(job, time.time(), this_user.name(), token(), *certificate(), asked, name, workspace)
 
 

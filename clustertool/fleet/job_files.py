@@ -13,17 +13,17 @@ END = ".json"
 
 
 def default_directory() -> Path:
-    """The folder of this user's stored jobs. Raises ConfigError."""
+    """Return the folder of this user's stored jobs. Raises ConfigError."""
     return this_user.state() / "jobs"
 
 
 def job_of(path: Path) -> str:
-    """The id of the job whose file this is."""
+    """Return the id of the job whose file this is."""
     return path.name[: -len(END)]
 
 
 def paths(directory: Path) -> list[Path]:
-    """The files, in any order."""
+    """List the files of stored jobs, in any order."""
     try:
         names = [name for name in os.listdir(directory) if name.endswith(END)]
     except OSError:
@@ -32,7 +32,7 @@ def paths(directory: Path) -> list[Path]:
 
 
 def by_age(directory: Path) -> list[Path]:
-    """The files, the oldest first."""
+    """List the files of stored jobs, the oldest first."""
     found: list[tuple[int, Path]] = []
     for path in paths(directory):
         with contextlib.suppress(OSError):  # another command has removed it

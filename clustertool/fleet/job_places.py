@@ -78,7 +78,7 @@ class JobPlaces:
             path.unlink(missing_ok=True)
 
     def find(self, text: str) -> StoredJob | None:
-        """The job that a user calls so: by its id or name the newest one, else by a unique prefix of its id.
+        """Find the job that a user calls so: by its id or name the newest one, else by a unique prefix of its id.
 
         Raises ConfigError; UsageError for a prefix of jobs in several places.
         """
@@ -93,7 +93,7 @@ class JobPlaces:
         return found[0].job() if found else None
 
     def newest(self) -> StoredJob | None:
-        """The job that was started last. Raises ConfigError."""
+        """Find the job that was started last. Raises ConfigError."""
         for entry in self._read(job_files.by_age(self._dir)[-1:]):
             return entry.job()
         return None
@@ -113,7 +113,7 @@ class JobPlaces:
             raise ConfigError(f"the stored hosts of jobs are not used: {wrong.what}", _FIX)
 
     def _read(self, paths: Sequence[Path]) -> list[_StoredFile]:
-        """What these files have, the newest job first. A file that is damaged, or of a newer version, is left out."""
+        """Read these files, the newest job first. A file that is damaged, or of a newer version, is left out."""
         if paths:
             self._check_dir()
         found: list[_StoredFile] = []
@@ -126,7 +126,7 @@ class JobPlaces:
 
     @staticmethod
     def _bytes(path: Path) -> bytes:
-        """Raises ConfigError for a file that another user can have written, OSError for what is no file."""
+        """Read a file. Raises ConfigError for one that another user can have written, OSError for what is no file."""
         with open(files.open_file(str(path)), "rb") as file:
             problem = ownership.problem(file.fileno(), os.fstat(file.fileno()))
             if problem:
@@ -150,7 +150,7 @@ class _StoredFile:
         return tuple(self.content.get(part) for part in ("hosts", "keys", "settings"))
 
     def job(self) -> StoredJob | None:
-        """None where the hosts are damaged."""
+        """Return the stored job, None where its hosts are damaged."""
         try:
             return StoredJob(self.id, self.asked, self.name, self.created, _cluster(self.id, self.content))
         except _DAMAGED:
@@ -158,7 +158,7 @@ class _StoredFile:
 
 
 def _written(cluster: Cluster) -> dict[str, object]:
-    """A cluster as its file has it: {} for the embedded one."""
+    """Convert a cluster to the content of its file: {} for the embedded one."""
     if cluster.ssh_config == "none":
         return {}
     keys: dict[str, object] = {}
@@ -175,14 +175,14 @@ def _written(cluster: Cluster) -> dict[str, object]:
 
 
 def _entry(value: _Content) -> _StoredFile:
-    """A file's content. Raises one of _DAMAGED for what this version has not written."""
+    """Read a file's content. Raises one of _DAMAGED for what this version has not written."""
     if value["format"] != _FORMAT:
         raise ValueError(value["format"])
     return _StoredFile(str(value["id"]), str(value["asked"]), str(value["name"]), float(value["created"]), value)
 
 
 def _cluster(job: str, value: _Content) -> Cluster | None:
-    """The hosts of a file. Raises one of _DAMAGED."""
+    """Read the hosts of a file. Raises one of _DAMAGED."""
     if "hosts" not in value:
         return None
     hosts = tuple(_host(index, each) for index, each in enumerate(value["hosts"]))

@@ -51,9 +51,9 @@ def digest() -> str:
 
 
 def packed(need: str) -> bytes:
-    """What a node without the code is sent: the installer (zlib) and the archive, each with its size in front.
+    """Pack what a node without the code is sent: the installer (zlib) and the archive, each with its size in front.
 
-    `need`: the node's answer, "need bz2" or "need zlib". The archive is bz2 only if both Pythons have it.
+    need: the node's answer, "need bz2" or "need zlib". The archive is bz2 only if both Pythons have it.
     """
     with _making:
         return _packed(need == "need bz2" and bz2 is not None)
@@ -61,7 +61,7 @@ def packed(need: str) -> bytes:
 
 @lru_cache(maxsize=1)
 def _content() -> tuple[str, bytes]:
-    """The digest, and name and text of each file, with NUL between all of them. To read all files takes 7 ms."""
+    """Read the digest, and name and text of each file, with NUL between all of them. To read all files takes 7 ms."""
     left_out = {*_TYPES, *_LAPTOP, *_BY_THEMSELVES}
     paths = sorted(
         {path for pattern in _FILES for path in _ROOT.glob(pattern) if path.stem not in left_out}
@@ -73,7 +73,7 @@ def _content() -> tuple[str, bytes]:
 
 
 def names() -> frozenset[str]:
-    """The files of the code, as paths from the folder above the package."""
+    """List the files of the code, as paths from the folder above the package."""
     with _making:
         return frozenset(_content()[1].decode().split("\0")[::2])
 
@@ -86,17 +86,17 @@ def _packed(small: bool) -> bytes:
 
 
 def named(data: bytes) -> str:
-    """The digest by which nodes keep what was sent."""
+    """Compute the digest by which nodes keep what was sent."""
     return hashlib.sha256(data).hexdigest()[:32]
 
 
 def sized(data: bytes) -> bytes:
-    """Data with its size in front, as the loader reads it."""
+    """Put the size in front of data, as the loader reads it."""
     return b"%08d" % len(data) + data
 
 
 def program(name: str) -> str:
-    """The text of a module of the node's code that runs by itself."""
+    """Read the text of a module of the node's code that runs by itself."""
     return (_ROOT / name).read_text("utf-8")
 
 

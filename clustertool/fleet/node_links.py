@@ -18,8 +18,11 @@ class NodeLinks:
     def __init__(
         self, cluster: Cluster, prompter: Prompter, reach: Callable[[Host], Link | None] = lambda host: None
     ) -> None:
-        """reach: the way to a node, None for ssh or, if the host is this machine, a child. It is called in a thread, and
-        raises Unreachable."""
+        """Prepare connections to the nodes of a cluster; none is open yet.
+
+        reach: the way to a node, None for ssh or, if the host is this machine, a child. It is called in a thread, and raises
+        Unreachable.
+        """
         self._cluster = cluster
         self.prompter = prompter
         self.reach = reach
@@ -32,7 +35,7 @@ class NodeLinks:
         self.close()
 
     def connect(self, host: Host) -> Link:
-        """A new connection. Raises why there is none. Called in a thread: see Prompter.serve()."""
+        """Open a new connection. Raises why there is none. Called in a thread: see Prompter.serve()."""
         link = self.reach(host)
         if link is None:
             link = HereLink(host) if host.here else SshLink(host, self._cluster, self.prompter)

@@ -15,7 +15,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 def ping_all(addresses: Mapping[int, str], timeout: float) -> dict[int, bool | None]:
-    """Whether each address (or name) answers, within about `timeout` seconds. Nothing is raised.
+    """Ping each address (or name), within about `timeout` seconds: True where it answers. Nothing is raised.
 
     None: not measured, because the command is missing, this user may not run it, a name has no address, or the time was over.
     """
@@ -43,7 +43,7 @@ def _answers(name: str) -> bool | None:
 
 
 def _argv(address: str, ipv6: bool) -> list[str]:
-    """A command that ends with code 0 at the first reply, and with another one after _SECONDS without a reply."""
+    """Build a command that ends with code 0 at the first reply, and with another one after _SECONDS without a reply."""
     if sys.platform == "darwin":
         return ["ping6", "-q", "-c", "1", address] if ipv6 else ["ping", "-q", "-o", "-t", str(_SECONDS), address]
     return ["ping", "-6" if ipv6 else "-4", "-q", "-c", "1", "-w", str(_SECONDS), address]

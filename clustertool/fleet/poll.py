@@ -47,7 +47,7 @@ class Poll:
         return new
 
     def aside(self, node: int, request: Request[TailAnswer]) -> TailAnswer | None:
-        """A second question to one node, with each turn: its last answer, None as long as there is none."""
+        """Ask one node a second question with each turn: its last answer, None as long as there is none."""
         self._aside = (node, request)
         answer = self._aside_answer
         return answer[1] if answer and answer[0] == request else None
@@ -56,7 +56,7 @@ class Poll:
         self._aside = self._aside_answer = None
 
     def _run(self, node: int) -> None:
-        """In the node's own thread."""
+        """Ask a node again and again, in its own thread."""
         while not self._over.is_set():
             begun = time.monotonic()
             try:

@@ -38,7 +38,7 @@ class RecordsClient(AgentClient):
         self._directory = directory
 
     def ask(self, request: Request[Answered], timeout: float = 60.0) -> Answered:
-        """As of AgentClient. An error of the connection names the shared host, any other one this client's."""
+        """Send a request as AgentClient does. An error of the connection names the shared host, any other one this client's."""
         self._directory.needed(self.base, request.kind.type, request.fields)
         try:
             return self.agent.ask(request.about(self.base), timeout)
@@ -51,7 +51,7 @@ class RecordsClient(AgentClient):
         self.agent.send(request.about(self.base), number, now)
 
     def take(self, header: StreamFrame, payload: bytes) -> None:
-        """A frame of this base, or of the connection."""
+        """Take a frame of this base, or of the connection."""
         if self._sink is not None:
             self._sink(self.host.index, header, payload)
 
@@ -89,7 +89,7 @@ class SharedDirectory:
         self._agent = agent
 
     def add(self, host: Host, root: str, first: int) -> list[RecordsClient]:
-        """A client for each base that has none, numbered from `first` on. host, root: of the shared directory.
+        """Make a client for each base that has none, numbered from `first` on. host, root: of the shared directory.
 
         Until a job names its nodes, a client has the name of the host with its base. Raises Unreachable, PreflightError.
         """
@@ -104,11 +104,14 @@ class SharedDirectory:
         return made
 
     def client(self, base: str, host: Host) -> RecordsClient:
-        """A client of this base in the place of the agent of a host."""
+        """Make a client of this base in the place of the agent of a host."""
         return self._new(base, replace(host, root_dir=""))
 
     def reopen(self, client: RecordsClient) -> RecordsClient:
-        """A client of the same base on a new connection. The first one that asks for this opens the connection for all."""
+        """Make a client of the same base on a new connection.
+
+        The first client that asks for this opens the connection for all.
+        """
         with self._opening:
             if self._agent is client.agent:
                 if self._failed is not None and time.monotonic() - self._failed[0] < _PAUSE:
@@ -122,7 +125,7 @@ class SharedDirectory:
         return self._new(client.base, client.host)
 
     def route(self, _: int, header: StreamFrame, payload: bytes) -> None:
-        """A sink for the frames of the agent. Called in the thread that reads the connection."""
+        """Pass a frame of the agent to the clients of its base. Called in the thread that reads the connection."""
         base = header.get("base")
         with self._lock:
             clients = [client for client in self._clients if base in (None, client.base)]

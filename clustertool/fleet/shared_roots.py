@@ -13,7 +13,10 @@ from clustertool.model.wire.messages import MEET
 
 
 def confirm(fleet: Fleet, facts: ByNode) -> dict[int, Facts]:
-    """The facts with a root_id that is equal exactly where ROOT_DIR is the same. Writes nothing where all differ."""
+    """Return the facts with a root_id that is equal exactly where ROOT_DIR is the same.
+
+    Writes nothing where all differ.
+    """
     doubtful = set(may_share(facts))
     if not doubtful:
         return dict(facts)

@@ -34,7 +34,7 @@ def forget(jobs: Iterable[str]) -> None:
 
 
 def other_than(job: str, conf: Cluster) -> StoredJob | None:
-    """The job with this id, if it ran with another engine or on hosts that a conf.py which was found does not have.
+    """Find the job with this id, if it ran with another engine or on hosts that a conf.py which was found does not have.
 
     Only a complete id that the tool has made can mean a job of other hosts. Other ids and names may exist on both, and conf.py
     goes first.
@@ -51,7 +51,7 @@ def other_than(job: str, conf: Cluster) -> StoredJob | None:
 
 
 def without_conf(job: str) -> StoredJob | None:
-    """The job that is called so, for "" the one that was started last. Raises ConfigError, UsageError.
+    """Find the job that is called so, for "" the one that was started last. Raises ConfigError, UsageError.
 
     None if nothing stored is needed: for jobs of the embedded local cluster, and of this folder or one above.
     """
@@ -62,7 +62,10 @@ def without_conf(job: str) -> StoredJob | None:
 
 
 def _needed(job: StoredJob, named: bool) -> bool:
-    """Whether its hosts are others than those that a command without a conf.py uses here. `named`: the user named the job."""
+    """Check whether its hosts are others than those that a command without a conf.py uses here.
+
+    named: the user named the job.
+    """
     if job.cluster is None:
         return False
     top = this_machine.found(Path.cwd()) if job.here else None

@@ -41,7 +41,7 @@ SHELL = ("/bin/sh",)
 
 
 def alone(folder: Path, known: Cluster | None = None) -> Cluster:
-    """This machine as a cluster, for jobs in `folder`. `known`: a conf.py whose other keys count."""
+    """Build the cluster of this machine alone, for jobs in `folder`. known: a conf.py whose other keys count."""
     if not sys.platform.startswith("linux"):
         raise PreflightError("jobs on this machine alone need Linux", "name Linux nodes with --ips or in conf.py")
     host = node(folder)
@@ -82,7 +82,7 @@ def _same_folder(folder: str, other: str) -> bool:
 
 
 def shell_defaults() -> tuple[tuple[str, str], ...]:
-    """Variables of the shell that the job's defaults would replace."""
+    """Read the variables of the shell that the job's defaults would replace."""
     return tuple((name, os.environ[name]) for name in SHELL_DEFAULTS if name in os.environ)
 
 
@@ -92,23 +92,23 @@ def shell_environment() -> dict[str, str]:
 
 
 def node(folder: Path) -> Host:
-    """This machine, as later commands from the same folder know it."""
+    """Describe this machine as later commands from the same folder know it."""
     return host(str(folder / OURS))
 
 
 def host(root_dir: str = "") -> Host:
-    """This machine as an entry of HOSTS."""
+    """Describe this machine as an entry of HOSTS."""
     name = socket.gethostname()
     return Host(0, name, address=_ADDRESS, root_dir=root_dir, name=name, here=True)
 
 
 def found(folder: Path) -> Path | None:
-    """The folder with this user's jobs of this machine: this one, or the next above it."""
+    """Find the folder with this user's jobs of this machine: this one, or the next above it."""
     return next((top for top in (folder, *folder.parents) if _ours(top / OURS)), None)
 
 
 def _ours(records: Path) -> bool:
-    """Whether jobs lie there, in a real folder of this user: another user may have put one into /tmp."""
+    """Check whether jobs lie there, in a real folder of this user: another user may have put one into /tmp."""
     try:
         info = os.lstat(records)
         return stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and os.path.isfile(records / OURS / "marker")
@@ -117,12 +117,12 @@ def _ours(records: Path) -> bool:
 
 
 def user() -> str:
-    """This user as Facts.user has it."""
+    """Return the name of this user as Facts.user has it."""
     return users.name_of(os.getuid())
 
 
 def machine() -> str:
-    """This machine as Facts.machine has it; "" where it is not known, as on another system than Linux."""
+    """Identify this machine as Facts.machine does; "" where it is not known, as on another system than Linux."""
     try:
         return f"{processes.boot_id()}/{os.readlink('/proc/self/ns/net')}"
     except OSError:
@@ -165,8 +165,10 @@ class HereLink:
 
 
 class HereChannel:
-    """A shell in a session of its own (a terminal's Ctrl+C does not reach it), with the used functions of paramiko's
-    channel."""
+    """A shell of this machine with those functions of paramiko's channel that are used.
+
+    It has a session of its own: a terminal's Ctrl+C does not reach it.
+    """
 
     out_max_packet_size = _PACKET
 
@@ -198,14 +200,14 @@ class HereChannel:
         self._socket.shutdown(socket.SHUT_WR)
 
     def recv_ready(self) -> bool:
-        """Bytes are there; at the end of the stream none are, as with paramiko."""
+        """Check whether bytes are there; at the end of the stream none are, as with paramiko."""
         return _has_bytes(self._socket)
 
     def recv_stderr_ready(self) -> bool:
         return _has_bytes(self._errors)
 
     def wait(self, seconds: float) -> None:
-        """Until bytes are there, or the shell has ended; at most so long."""
+        """Wait until bytes are there, or the shell has ended; at most so long."""
         end = time.monotonic() + seconds
         while not (self.recv_ready() or self.recv_stderr_ready() or self.status_event.wait(_TURN)):
             if time.monotonic() > end:
@@ -227,7 +229,7 @@ class HereChannel:
 
 
 def _has_bytes(stream: socket.socket) -> bool:
-    """Does not wait, also where the socket has a timeout: recv() would."""
+    """Check for bytes without a wait, also where the socket has a timeout: recv() would wait."""
     waiting = select.poll()
     with contextlib.suppress(OSError, ValueError):  # it is closed
         waiting.register(stream, select.POLLIN)

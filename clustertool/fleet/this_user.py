@@ -21,12 +21,15 @@ class NoHome(ConfigError):
 
 
 def name() -> str:
-    """Of the password file, else of USER, else the number."""
+    """Return this user's name: of the password file, else of USER, else the number."""
     return users.own_name()
 
 
 def config() -> Path:
-    """Raises NoHome where this user has no home folder, as all folders here."""
+    """Return the folder of this user's configuration.
+
+    Raises NoHome where this user has no home folder, as all folders here.
+    """
     return _of_system(user_config_path, "XDG_CONFIG_HOME")
 
 
@@ -39,20 +42,23 @@ def cache() -> Path:
 
 
 def expanded(path: str) -> Path:
-    """A path whose first part may be ~ or ~USER: a shell leaves that of --to=~/results."""
+    """Expand a path whose first part may be ~ or ~USER: a shell leaves that of --to=~/results."""
     if path.partition("/")[0] != "~":
         return Path(os.path.expanduser(path))
     return Path((users.home() or _no_home("HOME")) + path[1:])
 
 
 def shown(path: Path) -> str:
-    """A path as a user writes it: ~ for the home folder."""
+    """Shorten a path as a user writes it: ~ for the home folder."""
     home = users.home()
     return f"~/{path.relative_to(home)}" if home and path.is_relative_to(home) else str(path)
 
 
 def is_home(folder: Path) -> bool:
-    """False as well where there is no home folder, or one that cannot be read."""
+    """Check whether a folder is the home folder.
+
+    False as well where there is no home folder, or one that cannot be read.
+    """
     try:
         return bool(users.home()) and folder.samefile(users.home())
     except OSError:

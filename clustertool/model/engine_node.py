@@ -8,8 +8,10 @@ from typing import Tuple
 
 @dataclass(frozen=True)
 class EngineNode:
-    """A node as an engine knows it that chooses the nodes of jobs. memory: MB. gpus: (type, number, used). reason: why it takes
-    no jobs."""
+    """A node as an engine knows it that chooses the nodes of jobs.
+
+    memory: MB. gpus: (type, number, used). reason: why it takes no jobs.
+    """
 
     name: str
     state: str

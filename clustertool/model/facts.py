@@ -75,12 +75,12 @@ class Facts:
         return f"{self.boot_id}/{self.netns}" if self.boot_id else f"node{self.node}"
 
     def holder(self, port: int) -> str:
-        """The process or job that listens on a port."""
+        """Name the process or job that listens on a port."""
         return dict(self.listeners).get(port, "another process")
 
 
 def read_facts(node: int, answer: Mapping[str, Any]) -> Facts:
-    """The probe's answer -> Facts. Unknown keys are ignored, so that nodes may know more than we do."""
+    """Read the probe's answer. Unknown keys are ignored, so that nodes may know more than we do."""
     known = {key: _frozen(answer[key]) for key in Facts.__dataclass_fields__ if key in answer}
     if known.get("container"):
         own = known["container"]
@@ -90,18 +90,18 @@ def read_facts(node: int, answer: Mapping[str, Any]) -> Facts:
 
 
 def _frozen(value: Any) -> Any:
-    """Lists of JSON as tuples."""
+    """Convert lists of JSON to tuples."""
     return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
 def with_devices(fact: Facts, answer: Mapping[str, Any]) -> Facts:
-    """The same facts with the processes on its devices and their faults, from the node's answer about them."""
+    """Add the processes on a node's devices and their faults, from the node's answer about them."""
     sick = tuple((int(card["index"]), ill.text, ill.fix) for card in answer["devices"] for ill in ills(card))
     return replace(fact, used=_frozen(answer.get("used", ())), ills=sick)
 
 
 def may_share(facts: ByNode) -> FrozenSet[int]:
-    """Nodes that may see another one's ROOT_DIR. Two of one machine are known to, or not to, by their root_id."""
+    """Find nodes that may see another one's ROOT_DIR. Two of one machine are known to, or not to, by their root_id."""
     by_hint: Dict[str, list[int]] = {}
     for node, fact in facts.items():
         by_hint.setdefault(fact.root_hint or f"node{node}", []).append(node)
@@ -110,7 +110,7 @@ def may_share(facts: ByNode) -> FrozenSet[int]:
 
 
 def sharing(facts: ByNode) -> FrozenSet[int]:
-    """Nodes whose ROOT_DIR is shared with another node (a home on NFS, or two entries for one machine)."""
+    """Find nodes whose ROOT_DIR is shared with another node (a home on NFS, or two entries for one machine)."""
     by_root: Dict[str, list[int]] = {}
     for node, fact in facts.items():
         by_root.setdefault(fact.root_id or f"node{node}", []).append(node)

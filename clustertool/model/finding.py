@@ -40,7 +40,7 @@ class Seen:
 
 
 def pip_name(module: str) -> str:
-    """What to install for a module, in a sentence."""
+    """Name what to install for a module, in a sentence."""
     return _PIP_NAMES.get(module, module)
 
 

@@ -12,12 +12,12 @@ PROGRAM = "\ud800{clustertool}"
 
 
 def filled(text: str, program: str) -> str:
-    """`text` with the program's name in its commands."""
+    """Replace the placeholder of the program in commands by its name."""
     return text.replace(PROGRAM, program)
 
 
 def filled_value(value: object, program: str) -> object:
-    """A value of JSON with the program's name in the commands of its texts. Keys are not changed."""
+    """Replace the placeholder of the program in all texts of a value of JSON. Keys are not changed."""
     if isinstance(value, dict):
         return {key: filled_value(item, program) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

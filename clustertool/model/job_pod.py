@@ -8,9 +8,12 @@ from typing import Dict, Optional
 
 @dataclass(frozen=True)
 class JobPod:
-    """node: its number in the job; None if the pod does not state one. host: the node of the cluster, "" before one is chosen.
-    reason: why the pod waits or has ended, "" if there is nothing to say. restarts: of its container. sidecars: the
-    containers that run besides that of the job, and keep the pod's resources when it has ended; "" for none."""
+    """node: its number in the job; None if the pod does not state one.
+
+    host: the node of the cluster, "" before one is chosen. reason: why the pod waits or has ended, "" if there is nothing to
+    say. restarts: of its container. sidecars: the containers that run besides that of the job, and keep the pod's resources
+    when it has ended; "" for none.
+    """
 
     pod: str
     node: Optional[int]
@@ -21,5 +24,5 @@ class JobPod:
     sidecars: str = ""
 
     def as_dict(self) -> Dict[str, object]:
-        """For the answer of `status --json`."""
+        """Build the answer of `status --json`."""
         return asdict(self)

@@ -45,17 +45,17 @@ _OF_SCHEDULER = (*_OF_TASK, "PBS_", "LSB_", "LSF_", "LS_", "SGE_", "PE_HOSTFILE"
 
 
 def of_scheduler(name: str) -> bool:
-    """Whether a variable is one of those by which mpirun would find a scheduler, those about the whole allocation too."""
+    """Check for a variable by which mpirun would find a scheduler, those about the whole allocation too."""
     return name.startswith(_OF_SCHEDULER)
 
 
 def of_task(name: str) -> bool:
-    """Whether a variable describes a task of a scheduler. False for those about the whole allocation that ranks keep."""
+    """Check whether a variable describes a task of a scheduler. False for those about the whole allocation that ranks keep."""
     return name.startswith(_OF_TASK) and name not in _OF_ALLOCATION
 
 
 def cpus_of_task(environ: Mapping[str, str]) -> Optional[int]:
-    """How many CPUs of this node a scheduler's task has; None if that is not known."""
+    """Read how many CPUs of this node a scheduler's task has; None if that is not known."""
     text = environ.get("SLURM_CPUS_ON_NODE", "")
     return int(text) or None if text.isdecimal() else None
 
@@ -70,15 +70,15 @@ def of_launcher(name: str) -> bool:
 
 
 def for_frameworks(name: str) -> bool:
-    """Whether a variable is Paddle's and no launcher computes it: PADDLE_PG_TIMEOUT, PADDLE_LAUNCH_LOG, FLAGS_..."""
+    """Check whether a variable is Paddle's and no launcher computes it: PADDLE_PG_TIMEOUT, PADDLE_LAUNCH_LOG, FLAGS_..."""
     return name.startswith(("PADDLE_", "FLAGS_")) and not of_launcher(name)
 
 
 def patterns() -> str:
-    """Those of a launcher or a scheduler's task, as patterns of a shell's `case`."""
+    """List the variables of a launcher or a scheduler's task, as patterns of a shell's `case`."""
     return "|".join([*sorted(_NAMES), *(f"{prefix}*" for prefix in (*_PREFIXES, *_OF_TASK))])
 
 
 def of_allocation(name: str) -> bool:
-    """Whether a variable describes the whole allocation of a scheduler: ranks keep it."""
+    """Check whether a variable describes the whole allocation of a scheduler: ranks keep it."""
     return name in _OF_ALLOCATION

@@ -17,5 +17,5 @@ class LinkAnswer(Name):
 
     @classmethod
     def of(cls, text: str) -> LinkAnswer:
-        """The answer of a text that a node sent."""
+        """Convert a text that a node sent to an answer."""
         return next((answer for answer in cls if answer.value == text), cls.OTHER)

@@ -11,7 +11,7 @@ _SHORTEST_PART = 4
 
 
 def mask(values: Iterable[str]) -> Hide:
-    """A function that replaces every one of `values` by `***`, the longest first.
+    """Create a function that replaces every one of `values` by `***`, the longest first.
 
     A value of several lines (a private key) is seen line by line, so its lines are masked too, but for tiny ones: a
     lone `}` would blank half of what a program prints.

@@ -55,7 +55,7 @@ class JobPaths:
 
     @classmethod
     def at(cls, job_dir: str) -> JobPaths:
-        """Those of the job in this directory."""
+        """Return the paths of the job in this directory."""
         base, name = posixpath.split(job_dir)
         return cls(base, name[len("JOB") :])
 
@@ -67,8 +67,9 @@ class JobPaths:
 
     @staticmethod
     def log(role: str, rank: int, attempt: int = 0) -> str:
-        """The name of a log, and of the copy for readers, relative to the job's directory: log/workerlog.3,
-        log/attempt1/serverlog.0.
+        """Return the name of a log, and of the copy for readers, relative to the job's directory.
+
+        That is log/workerlog.3, log/attempt1/serverlog.0.
         """
         folder = f"log/attempt{attempt}" if attempt else "log"
         return f"{folder}/{_LOG[role]}.{rank}"
@@ -90,7 +91,7 @@ class JobPaths:
 
     @staticmethod
     def first_log(role: str, log: str = "log/") -> str:
-        """The further name of the first log of a role on its node, as the old tool named it: in the folder of this log."""
+        """Return the further name of a role's first log on its node, as the old tool named it: in the folder of this log."""
         return f"{posixpath.dirname(log)}/{_FIRST[role]}"
 
 
@@ -100,7 +101,7 @@ def endpoints_log(endpoints: Sequence[str]) -> str:
 
 
 def is_job_id(text: str) -> bool:
-    """Whether it is [A-Za-z0-9][A-Za-z0-9._-]{0,63}. Every id from outside passes this before it becomes a part of a path.
+    """Check for [A-Za-z0-9][A-Za-z0-9._-]{0,63}. Every id from outside passes this before it becomes a part of a path.
 
     It does without the module re, whose import takes long on nodes.
     """
@@ -109,35 +110,35 @@ def is_job_id(text: str) -> bool:
 
 
 def folder_of(job: str) -> str:
-    """The name of a job's directory, here and on nodes. Raises ValueError for what is no job id."""
+    """Return the name of a job's directory, here and on nodes. Raises ValueError for what is no job id."""
     if not is_job_id(job):
         raise ValueError(f"{job!r} is no job id")
     return "JOB" + job
 
 
 def base(root: str, node: int, shared: bool) -> str:
-    """Where a node's job directories lie below its ROOT_DIR."""
+    """Return where a node's job directories lie below its ROOT_DIR."""
     return posixpath.join(root, f"node{node}") if shared else root
 
 
 def is_base(name: str) -> bool:
-    """Whether it is the name of such a folder: node<id>, as base() makes it, or "" for ROOT_DIR itself."""
+    """Check for the name of such a folder: node<id>, as base() makes it, or "" for ROOT_DIR itself."""
     number = name[len("node") :]
     return name == "" or (number.isascii() and number.isdigit() and len(number) < 6 and name == f"node{int(number)}")
 
 
 def node_of(base: str) -> Optional[int]:
-    """The node whose jobs lie in the folder of this name. None for ROOT_DIR itself, which has those of any node."""
+    """Return the node whose jobs lie in the folder of this name. None for ROOT_DIR itself, which has those of any node."""
     return int(base[len("node") :]) if base else None
 
 
 def queue(root: str) -> str:
-    """The folders of submitted jobs."""
+    """Return the path of the folders of submitted jobs."""
     return posixpath.join(root, OURS, "queue")
 
 
 def releases(root: str) -> str:
-    """Received workspaces, one manifest a release digest; a job gets a copy."""
+    """Return the path of received workspaces, one manifest a release digest; a job gets a copy."""
     return posixpath.join(root, OURS, "releases")
 
 

@@ -13,14 +13,14 @@ DURATIONS = "seconds, or a number with a unit: 30s, 5m, 1h30m"  # what seconds_o
 
 
 def whole(value: object, low: int, high: int) -> Optional[int]:
-    """A number that is an int, or its text of at most five digits. None for everything else, and out of the range."""
+    """Read a number that is an int, or its text of at most five digits. None for everything else, and out of the range."""
     text = str(value)
     known = type(value) in (int, str) and text.isascii() and text.isdecimal() and len(text) <= 5
     return int(text) if known and low <= int(text) <= high else None
 
 
 def seconds_of(value: object) -> Optional[float]:
-    """A duration in seconds: a number, or text such as 90, 1.5, 30s, 5m, 1h30m, 7d, 500ms. None for everything else."""
+    """Read a duration in seconds: a number, or text such as 90, 1.5, 30s, 5m, 1h30m, 7d, 500ms. None for everything else."""
     text = "" if isinstance(value, bool) else str(value)
     if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,12})?", text):
         return float(text)
@@ -30,7 +30,7 @@ def seconds_of(value: object) -> Optional[float]:
 
 
 def human_bytes(n: float) -> str:
-    """512 B, 1.5 kB, 25.1 MB, 104 MB."""
+    """Format bytes: 512 B, 1.5 kB, 25.1 MB, 104 MB."""
     if n < 999.5:
         return f"{n:.0f} B"
     for unit in ("kB", "MB", "GB", "TB", "PB"):
@@ -43,7 +43,7 @@ def human_bytes(n: float) -> str:
 
 
 def human_seconds(s: float) -> str:
-    """0.05 s, 2.4 s, 42 s, 1 min 05 s, 2 h 03 min, 3 d 04 h."""
+    """Format seconds: 0.05 s, 2.4 s, 42 s, 1 min 05 s, 2 h 03 min, 3 d 04 h."""
     if s < 0.095:
         return f"{max(s, 0):.2f} s"
     if s < 9.95:
@@ -61,5 +61,5 @@ def human_seconds(s: float) -> str:
 
 
 def count(number: int, what: str) -> str:
-    """1 node, 2 nodes."""
+    """Count things: 1 node, 2 nodes."""
     return f"{number} {what}{'s' * (number != 1)}"

@@ -24,11 +24,11 @@ _ALIASES = {"heter_trainer": "heter", "heter-trainer": "heter"}
 
 
 def role_name(role: str) -> str:
-    """The role for users: `heter trainer`."""
+    """Name the role for users: `heter trainer`."""
     return _NAMES.get(role, role)
 
 
 def known(name: str, roles: Tuple[str, ...] = ROLES) -> str:
-    """The one of `roles` that a user means, "" if it is none: heter_trainer is its long name, in job.toml too."""
+    """Return the one of `roles` that a user means, "" if it is none: heter_trainer is its long name, in job.toml too."""
     role = _ALIASES.get(name, name)
     return role if role in roles else ""

@@ -25,7 +25,10 @@ _GIB = 1 << 30
 
 
 def devices_tables(nodes: Mapping[str, DevicesAnswer], terminal: Terminal) -> None:
-    """Nodes' answers by name, each as node/devices/read.py makes it."""
+    """Print the devices of all nodes as a table, nodes without devices, and problems.
+
+    nodes: answers by name, each as node/devices/read.py makes it.
+    """
     rows = [_row(name, answer["kind"], device) for name, answer in nodes.items() for device in answer["devices"]]
     for folded, line in gather({name: _about(answer) for name, answer in nodes.items() if answer["devices"]}):
         terminal.line(f"{folded}: {line}")
@@ -43,7 +46,7 @@ def devices_tables(nodes: Mapping[str, DevicesAnswer], terminal: Terminal) -> No
 
 
 def _about(answer: DevicesAnswer) -> str:
-    """`8 x NVIDIA H100, driver 550.54, CUDA 12.4`"""
+    """Summarize the devices of a node: `8 x NVIDIA H100, driver 550.54, CUDA 12.4`."""
     models = [str(device.get("model") or answer["kind"]) for device in answer["devices"]]
     parts = [f"{models.count(model)} x {model}" for model in dict.fromkeys(models)]
     parts += [f"driver {answer['driver']}"] if answer["driver"] else []
@@ -68,7 +71,10 @@ def _row(name: str, kind: str, device: Card) -> Sequence[object]:
 
 
 def memory(used: int | None, total: int | None) -> str:
-    """`3.1/80 GiB`, or `3.1 GiB` where the total is not known. The memory of cards is sold in GiB."""
+    """Format used and total bytes: `3.1/80 GiB`, or `3.1 GiB` where the total is not known.
+
+    The memory of cards is sold in GiB.
+    """
     if total is None:
         return "" if used is None else f"{used / _GIB:.1f} GiB"
     return f"{(used or 0) / _GIB:.1f}/{total / _GIB:.0f} GiB"
@@ -82,7 +88,7 @@ def _power(device: Card) -> str:
 
 
 def wrong(device: Card) -> list[str]:
-    """What is sick about a device."""
+    """List the faults of a device: its problem, ECC errors, memory repair, throttling, a special compute mode."""
     found = [str(device["problem"])] if device.get("problem") else []
     errors = device.get("ecc_uncorrected")
     if errors:
@@ -96,7 +102,7 @@ def wrong(device: Card) -> list[str]:
 
 
 def _state(device: Card) -> Cell:
-    """Its faults, then the job or user that uses it; `free` if no process computes on it."""
+    """Format the faults of a device, then the job or user that uses it; `free` if no process computes on it."""
     sick, locked = wrong(device), device.get("held")
     faults = list(sick)
     if locked:

@@ -35,14 +35,17 @@ def show_error(error: ClustertoolError, terminal: Terminal) -> None:
 
 
 def exit_json(error: ClustertoolError | None, source: str = "job", done: str = "") -> ExitCode:
-    """How a verb ended, for scripts; without an error `source` is the origin of the success, and `done` its reason."""
+    """Describe the end of a verb for scripts.
+
+    Without an error `source` is the origin of the success, and `done` its reason.
+    """
     if error is None:
         return {"code": 0, "source": source, "reason": done}
     return {"code": error.code, "source": error.source, "reason": reason(error)}
 
 
 def reason(error: ClustertoolError) -> str:
-    """The failure in one line."""
+    """Summarize an error, with all that it consists of, in one line."""
     messages = _messages(singles(error), first_line=True)
     return messages[0] if len(messages) == 1 else f"{len(messages)} different failures, first {messages[0]}"
 
@@ -53,7 +56,7 @@ def for_node(text: str, node: str, name: str = "NODE") -> str:
 
 
 def joined_fix(fixes: Mapping[str, str]) -> str:
-    """One text for the fixes of several nodes (by their names) that for_node() makes equal."""
+    """Join the fixes of several nodes, which for_node() makes equal, into one text. fixes: by names of nodes."""
     node, fix = next(iter(fixes.items()))
     same = len(set(fixes.values())) == 1
     return fix if same else f"{for_node(fix, node)} (NODE: each of {fold(fixes)})"

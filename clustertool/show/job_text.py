@@ -41,19 +41,19 @@ _LISTEN_FIX = 'a pserver that opens no port needs [pserver] ready = "started" in
 
 
 def trouble_text(trouble: NodeTrouble) -> str:
-    """What is wrong with a node, "" if nothing is."""
+    """Describe what is wrong with a node, "" if nothing is."""
     return _TROUBLES[trouble.cause].format(detail=trouble.detail, seconds=trouble.seconds)
 
 
 def blocked_text(wait: ConnectWait) -> str:
-    """Which nodes cannot connect to the coordinator, and why."""
+    """Describe which nodes cannot connect to the coordinator, and why."""
     what = "cannot connect again" if wait.again else "cannot connect"
     errno = f" ({wait.errno})" if wait.errno else ""
     return f"{some(wait.nodes)} {what} to {coordinator(wait.coordinator, wait.endpoint)}: {wait.why}{errno}"
 
 
 def wait_text(wait: Wait) -> str:
-    """What a job waits for, and for how long it has done so."""
+    """Describe what a job waits for, and for how long it has done so."""
     if isinstance(wait, ConnectWait):
         return f"{blocked_text(wait)}; tried for {wait.seconds:.0f} s"
     what = some([f"pserver {rank} on {node} at {endpoint}" for rank, node, endpoint in wait.pservers])
@@ -61,7 +61,7 @@ def wait_text(wait: Wait) -> str:
 
 
 def firewall_text(firewall: Firewall | None) -> str:
-    """What to do about blocked connections, "" if there are none."""
+    """Describe what to do about blocked connections, "" if there are none."""
     if firewall is None:
         return ""
     what = "incoming connections" if firewall.incoming else "the connections between them"
@@ -71,7 +71,7 @@ def firewall_text(firewall: Firewall | None) -> str:
 
 
 def resume_text(status: JobStatus) -> str:
-    """What to do if an elastic job has ended because its coordinator was lost, "" if it has not."""
+    """Describe how to continue an elastic job that has ended because its coordinator was lost, "" for any other end."""
     lead = away_coordinator(status)
     if lead is None:
         return ""
@@ -80,7 +80,7 @@ def resume_text(status: JobStatus) -> str:
 
 
 def news_text(news: News | Wait) -> str:
-    """The sentence of one item."""
+    """Convert one item of the news to a sentence."""
     if isinstance(news, (ConnectWait, ListenWait)):
         return wait_text(news)
     if isinstance(news, FailureNews):
@@ -123,7 +123,7 @@ def _besides(roles: Collection[str]) -> str:
 
 
 def _event(node: str, event: Event) -> str:
-    """`node`: the name of the node that the event is about."""
+    """Convert an event to a sentence. node: the name of the node that the event is about."""
     if event["type"] == "phase":
         return str(event.get("why", ""))
     if event["type"] == "disk":
@@ -173,7 +173,7 @@ _OF_EPOCHS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
 
 
 def membership_text(membership: MembershipSample) -> str:
-    """The nodes of an elastic job now, and how they have changed last."""
+    """Describe the nodes of an elastic job now, and how they have changed last."""
     nodes, standby = membership["nodes"], membership["standby"]
     text = f"epoch {membership['epoch']}, {len(nodes)} of {membership['minimum']}:{membership['maximum']} nodes"
     text += f", on standby: {fold(standby)}" * bool(standby)
@@ -186,7 +186,7 @@ def membership_text(membership: MembershipSample) -> str:
 
 
 def stop_text(result: StopResult) -> str:
-    """One node's result."""
+    """Describe the result of a stop on one node."""
     if result.state is StopState.SURVIVORS:
         return "survivors: " + ", ".join(result.survivors)
     if result.state is StopState.UNKNOWN:
@@ -198,13 +198,13 @@ def stop_text(result: StopResult) -> str:
 
 
 def show_results(results: Mapping[str, StopResult], note: Callable[[str], None]) -> None:
-    """The result of each node by its name, equal ones under folded names."""
+    """Print the result of each node by its name, equal ones under folded names."""
     for names, text in gather({name: stop_text(result) for name, result in results.items()}):
         note(f"{names}: {text}")
 
 
 def abort_line(status: JobStatus, outcome: Outcome) -> str:
-    """The line that fleetrun users grep for."""
+    """Format the line that fleetrun users grep for, "" where no rank of a user's program has failed."""
     role = outcome.culprits[0][0] if outcome.culprits else ""
     if not role or role in LAUNCHERS:
         return ""
@@ -215,7 +215,7 @@ def abort_line(status: JobStatus, outcome: Outcome) -> str:
 
 
 def victims_line(outcome: Outcome) -> str:
-    """Victims by role and rank, apart from the culprits."""
+    """Name the victims by role and rank, apart from the culprits. "" without any."""
     if not outcome.victims or outcome.state not in (JobState.FAILED, JobState.LOST):
         return ""
     victims = [key for role in ROLES for key in outcome.victims if key[0] == role]
@@ -234,7 +234,7 @@ def remains_text(job: str, left: Mapping[str, Iterable[Key]]) -> str:
 
 
 def role_counts(roles: Sequence[str]) -> str:
-    """4 trainers, 1 pserver."""
+    """Count the processes by role: `4 trainers, 1 pserver`."""
     return ", ".join(count(roles.count(role), role_name(role)) for role in dict.fromkeys(roles))
 
 

@@ -17,7 +17,10 @@ class Html(str):
 
 
 def tag(name: str, *children: Child, **attributes: object) -> Html:
-    """tag("td", 3, class_="num") is <td class="num">3</td>. Attributes that are None are left out, `_` reads `-`."""
+    """Create an element of HTML: tag("td", 3, class_="num") is <td class="num">3</td>.
+
+    Attributes that are None are left out, `_` reads `-`.
+    """
     given = ((key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items() if value is not None)
     inside = "".join(f' {key}="{escape(str(value))}"' for key, value in given)
     return Html(f"<{name}{inside}>{join(children)}</{name}>")

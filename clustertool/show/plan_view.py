@@ -80,7 +80,10 @@ def _row(process: Shown) -> Sequence[object]:
 
 
 def _environment(processes: Sequence[Shown], terminal: Terminal) -> None:
-    """What all processes have in common once, then what is each one's own. Launchers have little in common with ranks."""
+    """Print the variables that all processes have in common once, then those of each process.
+
+    Launchers have little in common with ranks, so their variables do not count for what is common.
+    """
     ranks = [process for process in processes if process["role"] not in LAUNCHERS]
     common = set(ranks[0].get("env", {}).items()).intersection(*(p.get("env", {}).items() for p in ranks[1:]))
     if common:

@@ -21,7 +21,7 @@ _SCREEN = 40  # lines that a reader still sees
 
 
 def prefix(role: str, rank: int, node: str, width: int = 0) -> str:
-    """`[trainer 3 node2] `, padded to `width` columns so that the texts of several ranks are aligned."""
+    """Format the prefix of a rank's lines: `[trainer 3 node2] `, padded to `width` columns to align several ranks."""
     return f"[{harmless(f'{role} {rank} {node}'.rstrip())}] ".ljust(width)
 
 
@@ -55,7 +55,7 @@ class RankLines:
             self._terminal.write(self.text(role, rank, node, lines, t))
 
     def text(self, role: str, rank: int, node: str, lines: Sequence[str], t: float | None = None) -> str:
-        """What show() writes. `t`: seconds since the epoch."""
+        """Format lines of a rank with their prefix, or as JSON objects, as show() writes them. t: seconds since the epoch."""
         if self._objects:
             about = {"role": role, "rank": rank, "node": node, "time": t}
             texts = map(self._hide, lines) if self._hide else lines
@@ -73,12 +73,12 @@ class RankLines:
         return mark + ("\n" + mark).join(clean) + "\n"
 
     def on_screen(self, role: str, rank: int, lines: Sequence[str]) -> bool:
-        """Whether these are the last lines of a rank, and all of them are among the last lines that were written."""
+        """Check whether these are the last lines of a rank, and all of them are among the last lines that were written."""
         recent = [(name, number, line) for name, number, found in self._recent for line in found][-_SCREEN:]
         own = [line for name, number, line in recent if (name, number) == (role, rank)]
         return 0 < len(lines) <= len(own) and own[-len(lines) :] == list(lines)
 
 
 def widest(ranks: Sequence[tuple[str, int, str]]) -> int:
-    """The width that lines up the prefixes of these (role, rank, node)."""
+    """Compute the width that lines up the prefixes of these (role, rank, node)."""
     return max((len(prefix(*key)) for key in ranks), default=0)

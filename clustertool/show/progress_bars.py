@@ -113,7 +113,7 @@ class DispatchProgress:
         self._print(f"dispatch: {text}")
 
     def uplink(self, sent: int, planned: int) -> None:
-        """Bytes that left this machine, and how many it will be."""
+        """Record the bytes that have left this machine, and how many it will be."""
         with self._lock:
             self._sent, self._planned = sent, max(sent, planned)
         self._tell()
@@ -137,7 +137,7 @@ class DispatchProgress:
         return [name for name, node in self._nodes.items() if node.state == state]
 
     def _summary(self, seconds: float, broken: bool) -> str:
-        """The last line."""
+        """Format the last line of a dispatch: bytes, nodes that are ready, nodes that have failed."""
         done, failed, took = self._named("done"), self._named("failed"), human_seconds(seconds)
         if broken:
             text = f"stopped after {took}, {len(done)} of {count(len(self._nodes), 'node')} done"
@@ -152,7 +152,7 @@ class DispatchProgress:
         return f"{text}, failed: {fold(failed)}" if failed else text
 
     def _tell(self) -> None:
-        """Without a terminal: at most a line every two seconds."""
+        """Print the progress where there is no terminal, at most a line every two seconds."""
         if self._terminal.is_terminal:
             return
         with self._lock:
@@ -165,7 +165,7 @@ class DispatchProgress:
         self._print(f"dispatch: {text}")
 
     def _pace(self, now: float) -> str:
-        """Bytes a second over the last seconds, and how long the rest takes."""
+        """Format the bytes a second over the last seconds, and how long the rest takes."""
         sent, total = self._sent, self._planned
         self._samples.append((now, sent))
         while len(self._samples) > 2 and now - self._samples[1][0] >= _WINDOW:
@@ -176,7 +176,7 @@ class DispatchProgress:
         return f"{human_bytes(rate)}/s{left}"
 
     def _draw(self) -> RenderableType:
-        """Bars for the uplink, the nodes and a few of them, or many nodes folded by state."""
+        """Draw bars for the uplink, the nodes and each of a few nodes; many nodes are folded by state."""
         printable, few = self._terminal.printable, len(self._nodes) <= _FEW
         grid, states = Table.grid(padding=(0, 2, 0, 0)), Text(no_wrap=True, overflow="crop")
         with self._lock:
@@ -244,7 +244,7 @@ class Bar:
             self._terminal.line(f"{self._label}: {phase}, {_of(done, total)}{self._left(now, done, total)}")
 
     def _left(self, now: float, done: int, total: int) -> str:
-        """The time that this phase still takes, once it can be known."""
+        """Format the time that this phase still takes, once it can be known."""
         passed = now - self._begun
         return f", {human_seconds(passed * (total - done) / done)} left" if passed > 1 and 0 < done < total else ""
 

@@ -29,7 +29,10 @@ class Plot:
 
 
 def chart(title: str, lines: Sequence[Plot], end: float, unit: Callable[[float], str], top: float = 0.0) -> Html:
-    """Curves over [0, end] seconds and [0, top or their highest]. More than a few become a band: lowest, median, highest."""
+    """Draw curves over [0, end] seconds and [0, top or their highest].
+
+    More than a few become a band: lowest, median, highest.
+    """
     drawn = [line for line in lines if line.curve]
     if not drawn:
         return tag("figure", tag("figcaption", title), tag("p", "nothing recorded", class_="none"), class_="chart")
@@ -44,7 +47,7 @@ def chart(title: str, lines: Sequence[Plot], end: float, unit: Callable[[float],
 
 
 def axis(end: float) -> Html:
-    """Times below a chart."""
+    """Draw the times below a chart."""
     marks = [tag("span", human_time(t), style=f"left:{100 * t / end:.2f}%") for t in ticks(end)]
     return tag("div", *marks, class_="axis")
 
@@ -58,7 +61,7 @@ def ticks(end: float, most: int = 6) -> list[float]:
 
 
 def human_time(t: float) -> str:
-    """0, 30 s, 5 min, 2 h, 3 d: the positions of ticks."""
+    """Format the position of a tick: 0, 30 s, 5 min, 2 h, 3 d."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
         if t >= size and t % size == 0:
             return f"{t / size:.0f} {unit}"

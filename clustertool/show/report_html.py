@@ -33,7 +33,7 @@ _GOING = (JobState.STARTING, JobState.RUNNING)
 
 
 def page(story: ReportModel, made: float) -> str:
-    """The whole file. `made`: the moment it is made, seconds since the epoch."""
+    """Write the HTML file of a report. made: when it is made, in seconds since the epoch."""
     style = files("clustertool.show").joinpath("report.css").read_text(encoding="utf-8")
     head = tag(
         "head",
@@ -112,7 +112,7 @@ def _now(story: ReportModel) -> str:
 
 
 def _last_lines(story: ReportModel) -> Html:
-    """Without a culprit: the last lines of the first trainers."""
+    """List the last lines of the first trainers, for a job without a culprit."""
     trainers = [rank for rank in story.ranks if rank.role == "trainer" and rank.last]
     items = [
         tag("li", tag("b", _name(rank)), f" on {story.name(rank.node)}: ", tag("code", *rank.last))
@@ -124,7 +124,7 @@ def _last_lines(story: ReportModel) -> Html:
 
 
 def _stragglers(story: ReportModel) -> Html:
-    """Ranks that are behind, and the progress of all: diverging lines show a slow rank."""
+    """Describe the ranks that are behind, and draw the progress of all: diverging lines show a slow rank."""
     behind = [rank for rank in story.ranks if rank.behind]
     if not behind:
         none = _none("No trainer is behind the others.")
@@ -165,7 +165,10 @@ def _timeline(story: ReportModel) -> Html:
 
 
 def folded(ranks: Sequence[RankReport], length: float, most: int) -> list[list[RankReport]]:
-    """If there are more than `most` ranks, those with equal lives share a row: first those that differ by less than a pixel."""
+    """Group ranks with equal lives into one row each, if there are more than `most`.
+
+    Lives that differ by less than a pixel are equal first, then those that differ by more.
+    """
     groups = [[rank] for rank in ranks]
     for parts in (400, 100, 20, 0):
         if len(groups) <= most:
@@ -199,7 +202,7 @@ def _span(story: ReportModel, rank: RankReport, span: Span) -> Html:
 
 
 def _mark(story: ReportModel, group: Sequence[RankReport], name: str) -> str:
-    """The mark of a row: culprits (no victims), and stragglers."""
+    """Choose the CSS classes of a row: `failed` for culprits (no victims), `behind` for stragglers."""
     guilty = story.outcome.culprits if story.outcome else ()
     kind = "failed" if any(rank.key in guilty for rank in group) else "behind" if group[0].behind else ""
     return f"{name} {kind}".strip()
@@ -220,7 +223,7 @@ def _news(story: ReportModel) -> Html:
 
 
 def _plots(story: ReportModel, ranks: Iterable[RankReport], curve: Callable[[RankReport], Curve]) -> list[Plot]:
-    """A curve of each rank; those of the culprit and of stragglers are marked."""
+    """Collect a curve of each rank; those of the culprit and of stragglers are marked."""
     found = []
     for rank in ranks:
         kind = "culprit" if rank.key == story.culprit else "straggler" if rank.behind else ""
@@ -229,7 +232,7 @@ def _plots(story: ReportModel, ranks: Iterable[RankReport], curve: Callable[[Ran
 
 
 def _progress(story: ReportModel) -> Html:
-    """Steps over time."""
+    """Draw the steps of each rank over time."""
     printing = [rank for rank in story.ranks if rank.progress]
     if not printing:
         return Html("")
@@ -307,7 +310,7 @@ def _cards(story: ReportModel, node: ReportNode) -> list[Html]:
 
 
 def _epochs(story: ReportModel) -> Html:
-    """Which nodes took part in an elastic job, and what each change has cost."""
+    """Tabulate which nodes took part in an elastic job, and what each change has cost."""
     if len(story.epochs) < 2:
         return Html("")
     heads = ("epoch", "began", "nodes", "left", "joined", "cost", "cause")
@@ -367,7 +370,7 @@ def _process(story: ReportModel, rank: RankReport) -> Html:
 
 
 def _quiet(rank: RankReport) -> str:
-    """For how long a rank had printed nothing, now or when it was stopped."""
+    """Describe for how long a rank had printed nothing, now or when it was stopped."""
     quiet = 0.0 if rank.output is None else rank.end - rank.output
     shown = quiet >= _QUIET and (rank.state.alive or rank.state is RankState.STOPPED)
     return f"no output for {human_seconds(quiet)}" if shown else ""
@@ -410,7 +413,7 @@ def _section(title: str, *children: Child, kind: str | None = None) -> Html:
 
 
 def _none(text: str) -> Html:
-    """A text in the place of what is missing."""
+    """Put a text in the place of what is missing."""
     return tag("p", text, class_="none")
 
 

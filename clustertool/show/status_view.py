@@ -46,7 +46,7 @@ _FEW_OF_PROCESSES = Narrow(out=("pid", "memory", "cpu"))
 
 
 def status_tables(status: Shown, terminal: Terminal, now: float) -> None:
-    """One job as `inv status --json` has it, the verdict first. Times are seconds since the epoch, and so is `now`."""
+    """Print one job as `inv status --json` has it, the verdict first. now: seconds since the epoch, as all times."""
     names = {node["index"]: node["name"] or f"node {node['index']}" for node in status["nodes"]}
     state = (status["outcome"] or status)["state"]
     terminal.line(f"job {status['job']}: {_verdict(status)}", STYLES.get(state, "") or "bold")
@@ -82,7 +82,7 @@ def status_tables(status: Shown, terminal: Terminal, now: float) -> None:
 
 
 def epoch_row(epoch: Shown, names: Mapping[int, str]) -> list[str]:
-    """One epoch of an elastic job as a row of _EPOCHS. names: of the nodes."""
+    """Format one epoch of an elastic job as a row of _EPOCHS. names: of the nodes."""
     left = [f"{names.get(node, f'node {node}')} ({why})" for node, why in epoch["left"]]
     joined = [names.get(node, f"node {node}") for node in epoch["joined"]] if epoch["attempt"] else []
     cost = f"{epoch['seconds']:.1f} s" if epoch["seconds"] else "-"
@@ -98,14 +98,16 @@ def epoch_row(epoch: Shown, names: Mapping[int, str]) -> list[str]:
 
 
 def output_wait_text(job: str) -> str:
-    """What a node does that waits for a fetch, and the commands that end it."""
+    """Describe what a node does that waits for a fetch, and the commands that end it."""
     what = "its first node waits for a fetch of the output, and its resources, GPUs too, stay reserved"
     return f"{what}: {PROGRAM} fetch --job {job}, or give the output up: {PROGRAM} stop --job {job}"
 
 
 def reserved_text(job: str, sidecars: Iterable[str]) -> str:
-    """Name the containers that keep the pods of a job that has ended, and the command that ends them; "" without any. sidecars:
-    those of each pod."""
+    """Name the containers that keep the pods of an ended job, and the command that ends them; "" without any.
+
+    sidecars: those of each pod.
+    """
     names = [one for one in sidecars if one]
     if not names:
         return ""
@@ -114,7 +116,7 @@ def reserved_text(job: str, sidecars: Iterable[str]) -> str:
 
 
 def _verdict(status: Shown) -> str:
-    """How the job ended, or its state; of a job that has an outcome and still has processes, both."""
+    """Describe how the job ended, or its state; of a job that has an outcome and still has processes, both."""
     outcome, state = status["outcome"], str(status["state"])
     if not outcome and status["reason"]:
         return f"{state}: {status['reason']}"
@@ -126,7 +128,7 @@ def _verdict(status: Shown) -> str:
 
 
 def _summary(status: Shown, now: float) -> dict[str, str]:
-    """What a job is and how far it is, by the name of each line."""
+    """Describe what a job is and how far it is, by the name of each line."""
     states = Counter(str(process["state"]) for process in status["processes"] if process["role"] not in LAUNCHERS)
     steps = sorted(process["step"] for process in status["processes"] if process["step"] is not None)
     reached = f"step {steps[0]:.0f}" + (f" to {steps[-1]:.0f}" if steps[-1] != steps[0] else "") if steps else ""
@@ -147,19 +149,19 @@ def _summary(status: Shown, now: float) -> dict[str, str]:
 
 
 def duration(job: Shown, now: float) -> str:
-    """From the start of a job to its end, or to `now` while it may run. "" where one of them is not known."""
+    """Format the time from the start of a job to its end, or to `now` while it may run; "" where one is not known."""
     if not job["started"] or not (job["ended"] or job["state"] in _MAY_RUN):
         return ""
     return human_seconds(max(0.0, (job["ended"] or now) - job["started"]))
 
 
 def start_text(reason: StartReason) -> str:
-    """Why a job is starting."""
+    """Describe why a job is starting."""
     return _STARTS.get(reason, "")
 
 
 def queue_text(reason: str, since: float, expected: float) -> str:
-    """Why a job is queued. Times are seconds since the epoch, 0.0 if not known."""
+    """Describe why a job is queued. Times are seconds since the epoch, 0.0 if not known."""
     text = f"queued since {_time(since)}" if since else "queued"
     text += f": {reason}" if reason else ""
     return f"{text}; the start is expected at {_time(expected)}" if expected else text
@@ -182,7 +184,10 @@ def rank_note(process: ProcessStatus) -> str:
 
 
 def jobs_table(jobs: Iterable[Shown], terminal: Terminal, now: float) -> None:
-    """Jobs as `inv jobs --json` has them, with their names if a name differs from its id. `now`: seconds since the epoch."""
+    """Print jobs as `inv jobs --json` has them, with their names if a name differs from its id.
+
+    now: seconds since the epoch.
+    """
     rows = [(job["id"], job.get("name", ""), *_job(job, now)) for job in jobs]
     named = any(name not in ("", id_) for id_, name, *_ in rows)
     columns = ("id", *(("name",) if named else ()), *_JOBS)
@@ -191,7 +196,7 @@ def jobs_table(jobs: Iterable[Shown], terminal: Terminal, now: float) -> None:
 
 
 def check_matrix(rows: Sequence[Shown], terminal: Terminal) -> None:
-    """Nodes as rows, findings as columns, fixes below.
+    """Print the findings of nodes: nodes as rows, findings as columns, fixes below.
 
     A row: {"node": name, "findings": {column: {"level": "ok" | "warn" | "bad" | "skip", "text", "fix"}}}. Equal rows
     are one row under folded names; a fix is printed once for all its nodes. On a terminal, checks with the
@@ -223,7 +228,7 @@ def check_matrix(rows: Sequence[Shown], terminal: Terminal) -> None:
 
 
 def _quiet(column: str, rows: Sequence[Shown]) -> bool:
-    """Whether a check has the same result on every node that answered, and no result that needs an action."""
+    """Check whether a finding is the same on every node that answered, and needs no action."""
     found = [row["findings"].get(column) for row in rows]
     texts = {finding.get("text") for finding in found if finding}
     good = all(finding is None or finding.get("level") in ("ok", "skip") for finding in found)
@@ -252,7 +257,7 @@ def _process(process: Shown, names: Mapping[int, str], now: float) -> Sequence[o
 
 
 def _progress(process: Shown, now: float) -> tuple[str, str]:
-    """The last step that a process printed, and for how long it has printed nothing: the latter as long as it has not ended."""
+    """Format the last step that a process printed, and for how long it has printed nothing if it has not ended."""
     state, epoch, step, output = (process[name] for name in ("state", "epoch", "step", "output"))
     reached = f"{step:.0f}" if step is not None else f"epoch {epoch:g}" if epoch is not None else ""
     if state not in ("running", "frozen", "lost", "unknown"):
@@ -262,7 +267,7 @@ def _progress(process: Shown, now: float) -> tuple[str, str]:
 
 
 def _part(node: Shown, status: Shown) -> str:
-    """Why a node of an elastic job takes no part in the newest epoch, "" if it does, or is lost."""
+    """Describe why a node of an elastic job takes no part in the newest epoch, "" if it does, or is lost."""
     epochs = status.get("epochs", ())
     if not epochs or node["index"] in epochs[-1]["nodes"] or node["state"] not in (NodeState.RUNNING, NodeState.ENDED):
         return ""
@@ -310,6 +315,6 @@ def _end(process: Shown) -> Cell:
 
 
 def _finding(finding: Shown) -> Cell:
-    """{} for a check that a node does not have."""
+    """Format a finding as a cell. finding: {} for a check that a node does not have."""
     mark, style = _LEVELS.get(str(finding.get("level", "ok")), ("", ""))
     return Cell(f"{mark}{finding.get('text', '')}".rstrip(), style)

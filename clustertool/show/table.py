@@ -80,7 +80,7 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _columns(text: str) -> int:
-    """Columns of a terminal that a text takes: wide characters two, combining ones none."""
+    """Count the columns of a terminal that a text takes: wide characters two, combining ones none."""
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
@@ -111,7 +111,7 @@ def _rich(
 def _shown(
     columns: Sequence[str], widths: Sequence[int], rows: Sequence[Sequence[Cell]], room: int, narrow: Narrow
 ) -> list[int]:
-    """The columns to draw: all, but if there is no room, empty ones go, and then those that `narrow` names."""
+    """Choose the columns to draw: all; without room for them, empty ones go, and then those that `narrow` names."""
     every = list(range(len(widths)))
     if not rows or _drawn(widths) <= room:
         return every
@@ -125,12 +125,12 @@ def _shown(
 
 
 def _drawn(widths: Sequence[int]) -> int:
-    """Columns of the terminal that a drawn table of these columns takes."""
+    """Compute how many columns of the terminal a drawn table of these widths takes."""
     return sum(widths) + _RICH_GAP * (len(widths) - 1)
 
 
 def draw(renderable: RenderableType, terminal: Terminal) -> None:
-    """Something rich, rendered to text first, so that it is written in one piece like everything else."""
+    """Write something rich to the terminal, rendered to text first, so that it is written in one piece."""
     console = rich_console(terminal)
     with console.capture() as captured:
         console.print(renderable)
@@ -138,7 +138,7 @@ def draw(renderable: RenderableType, terminal: Terminal) -> None:
 
 
 def rich_console(terminal: Terminal) -> Console:
-    """A rich console on stdout which obeys what the terminal decided."""
+    """Create a rich console on stdout that obeys what the terminal has decided."""
     return Console(
         file=cast("IO[str]", _Stream(terminal)),
         force_terminal=terminal.is_terminal,

@@ -31,7 +31,7 @@ _NO_DESCRIPTOR = (OSError, ValueError, AttributeError)  # of a stream that has n
 
 
 def colour_of(rank: int) -> str:
-    """The ANSI style of a rank: the same one in every run, neighbours differ."""
+    """Choose the ANSI style of a rank: the same one in every run, another one for its neighbours."""
     return _PALETTE[rank % len(_PALETTE)]
 
 
@@ -73,11 +73,11 @@ class Terminal:
         return self._out.columns() or 80
 
     def line(self, text: str = "", style: str = "") -> None:
-        """One message on stdout, `style` one of STYLES. Its further lines are indented; no control character stays."""
+        """Write one message to stdout. style: one of STYLES. Further lines are indented; no control character stays."""
         self.write(_painted(self._message(text), style, self.colour) + "\n")
 
     def block(self, text: str) -> None:
-        """Lines on stdout as they are, but for control characters: the output of a command, a help text."""
+        """Write lines to stdout as they are, but for control characters: the output of a command, a help text."""
         self.write(harmless_lines(text) + "\n")
 
     def warn(self, text: str) -> None:
@@ -87,7 +87,7 @@ class Terminal:
         self._tell("error", "bold red", text)
 
     def note(self, text: str) -> None:
-        """A line on stderr that is neither warning nor error."""
+        """Write a line that is neither warning nor error to stderr."""
         self._write_err(self._message(text) + "\n")
 
     def json(self, value: object, lines: bool = False) -> None:
@@ -96,7 +96,7 @@ class Terminal:
         self.write(text.replace("\x7f", "\\u007f") + "\n")
 
     def write(self, text: str) -> None:
-        """Trusted text with its newlines, written in one piece. Raises ReaderGone."""
+        """Write trusted text with its newlines in one piece. Raises ReaderGone."""
         (self._above or self.write_drawn)(text)
 
     def raw(self, data: bytes) -> None:
@@ -106,19 +106,19 @@ class Terminal:
             self._check()
 
     def printable(self, text: str) -> str:
-        """`text` as stdout will show it, escapes spelled out: what is measured or aligned must be this."""
+        """Spell out what stdout cannot show as escapes. What is measured or aligned must be this text."""
         return self._out.encodable(harmless(filled(text, self._program)))
 
     def paint(self, text: str, style: str) -> str:
-        """`text` in a colour, if stdout takes colours; `style` one of STYLES or an ANSI number."""
+        """Colour a text, if stdout takes colours. style: one of STYLES or an ANSI number."""
         return _painted(text, style, self.colour)
 
     def divert(self, above: Callable[[str], None] | None) -> None:
-        """While a live display owns the screen, lines are handed to it and appear above it."""
+        """Hand all further lines to `above`, a live display that prints them above itself; None ends this."""
         self._above = above
 
     def write_drawn(self, text: str) -> None:
-        """The same for what a live display draws, which is not handed to it again."""
+        """Write what a live display draws, which is not handed to it again. Raises ReaderGone."""
         with self._lock:
             self._out.send(text)
             self._check()
@@ -157,7 +157,7 @@ def _painted(text: str, style: str, colour: bool) -> str:
 
 
 def _colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
-    """NO_COLOR beats everything, then what forces colours, then whether it is a terminal (no-color.org)."""
+    """Decide on colours: by NO_COLOR, then what forces colours, then whether it is a terminal (no-color.org)."""
     if environ.get("NO_COLOR"):
         return False
     if any(environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
@@ -180,7 +180,7 @@ class _Sink:
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def encodable(self, text: str) -> str:
-        """What the encoding lacks (LANG=C, or half a surrogate pair from a file name) as backslash escapes."""
+        """Replace what the encoding lacks (LANG=C, or half a surrogate pair from a file name) by backslash escapes."""
         return text if text.isascii() else text.encode(self.encoding, "backslashreplace").decode(self.encoding)
 
     def is_tty(self) -> bool:

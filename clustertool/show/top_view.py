@@ -74,7 +74,7 @@ class Screen:
         self._blocks = _BLOCKS if fine else _PLAIN_BLOCKS
 
     def page(self, model: TopModel, view: View, width: int, height: int, failed: Mapping[str, str], now: float) -> Page:
-        """All of it, at most `height` lines."""
+        """Lay out the whole screen in at most `height` lines."""
         ranks = model.processes(view.sort, view.text, self._away(model, failed, now))
         messages = [
             *self._memberships(model, failed, now),
@@ -119,16 +119,16 @@ class Screen:
         return title + ([(f"  silent: {fold(silent)}", "yellow")] if silent else [])
 
     def _memberships(self, model: TopModel, failed: Mapping[str, str], now: float) -> Iterator[Line]:
-        """One line for each elastic job."""
+        """Yield one line for each elastic job."""
         for job, membership in model.memberships(self._away(model, failed, now)).items():
             yield [(self._safe(f"job {job}: {membership_text(membership)}"), "cyan")]
 
     def _away(self, model: TopModel, failed: Mapping[str, str], now: float) -> list[str]:
-        """The nodes that do not answer: their last sample is no longer valid."""
+        """List the nodes that do not answer, whose last sample is no longer valid."""
         return [*failed, *(name for name, sampled in model.sampled.items() if now - sampled > _SILENT)]
 
     def _messages(self, by_name: Mapping[str, str], style: str) -> list[Line]:
-        """Each text once, with the names that have it."""
+        """Format each text once, with the names that have it."""
         alike = grouped((what, name) for name, what in by_name.items() if what)
         return [[(f"{fold(names)}: {self._safe(what)}", style)] for what, names in alike.items()]
 
@@ -167,7 +167,7 @@ class Screen:
         return ("█" * int(full) + (" ▏▎▍▌▋▊▉"[int(full * 8) % 8].strip())).ljust(_BAR, "·")
 
     def _spark(self, row: Row) -> str:
-        """One device: its last seconds. Several: one block each, and if they are too many, the mean's last seconds."""
+        """Draw the last seconds of one device; of several devices one block each, or of many the mean's last seconds."""
         values = row.loads if 1 < len(row.loads) < _EACH else row.history[-(_EACH - 1) :]
         top = len(self._blocks) - 1
         return "".join(self._blocks[max(0, min(top, round(value / 100 * top)))] for value in values)
@@ -211,7 +211,7 @@ class Screen:
         return self._terminal.printable(self._hide(text))
 
     def as_dict(self, model: TopModel, failed: Mapping[str, str], now: float) -> dict[str, object]:
-        """The documented JSON of `inv top --json`."""
+        """Build the documented JSON of `inv top --json`."""
         ranks = model.processes("rank", "", self._away(model, failed, now))
         names = ("job", "role", "rank", "node", "state", "pid", "cpu", "memory", "heartbeat")
         return {
@@ -233,7 +233,7 @@ class Screen:
         }
 
     def plain(self, model: TopModel, view: View, failed: Mapping[str, str], now: float) -> None:
-        """The same without a terminal: two tables and an empty line."""
+        """Print the screen without a terminal: two tables and an empty line."""
         self._terminal.line("".join(text for text, _ in self._title(model, view, failed, now)))
         messages = [*self._messages(failed, ""), *self._messages(model.problems, "")]
         for line in [*self._memberships(model, failed, now), *messages]:
@@ -255,7 +255,7 @@ def speed(value: float) -> str:
 
 
 def _device_dict(row: Row) -> dict[str, object]:
-    """Of one card, or of the processors of a node without cards."""
+    """Describe one card, or the processors of a node without cards, for JSON."""
     return {
         "device": row.label or row.what,
         "model": row.model,
@@ -292,7 +292,7 @@ def _fit(text: str, width: int) -> str:
 
 
 def draw(page: Page, width: int) -> Text:
-    """One text of exactly as many lines as the page has, none of which wraps."""
+    """Draw a page as one text of exactly as many lines as the page has, none of which wraps."""
     whole = Text(no_wrap=True, overflow="crop")
     for number, line in enumerate(page.lines):
         one = Text(no_wrap=True, overflow="crop")

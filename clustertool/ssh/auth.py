@@ -79,7 +79,7 @@ class _Keyring:
             return self._agents[path].get_keys()  # type: ignore[no-any-return]
 
     def load(self, path: str, passphrase: str = "") -> PKey | None:
-        """The key in a file; None if it is locked and this is not its passphrase. Raises what _BAD_KEY lists."""
+        """Load the key in a file; None if it is locked and this is not its passphrase. Raises what _BAD_KEY lists."""
         which = (path, os.stat(path).st_mtime_ns, passphrase)
         with self._lock:
             if which not in self._files:
@@ -98,7 +98,10 @@ _keyring = _Keyring()
 
 
 def _private_key(text: bytes, passphrase: bytes | None) -> PKey:
-    """The key in a file, in each form that ssh reads: OpenSSH's, PEM of old kinds, PKCS#8. paramiko reads not all of them."""
+    """Load the key in a file, in each form that ssh reads: OpenSSH's, PEM of old kinds, PKCS#8.
+
+    paramiko reads not all of them.
+    """
     own = b"BEGIN OPENSSH" in text
     key = (serialization.load_ssh_private_key if own else serialization.load_pem_private_key)(text, passphrase)
     plain, encoding = serialization.NoEncryption(), serialization.Encoding
@@ -138,7 +141,7 @@ class Login:
         self.began = 0.0
 
     def authenticate(self, transport: Untyped) -> None:
-        """Returns when logged in. Raises AuthError or Unreachable."""
+        """Log in. Raises AuthError or Unreachable."""
         self.began = time.monotonic()
         allowed = self._with_keys(transport)
         if transport.is_authenticated():
@@ -157,7 +160,7 @@ class Login:
         raise self._refused(transport)
 
     def _with_keys(self, transport: Untyped) -> set[str]:
-        """The methods that the server accepts next, if it reports them."""
+        """Try the keys, and return the methods that the server accepts next, if it reports them."""
         shown: set[bytes] = set()
         for name, identity in self._keys():
             if identity.public_blob.key_blob in shown:
@@ -176,7 +179,7 @@ class Login:
         return set()
 
     def _attempt(self, transport: Untyped, method: Callable[..., Untyped], *values: Untyped) -> Untyped:
-        """One try, bounded in time. A server that hangs is no server that refuses."""
+        """Try to log in once, bounded in time. A server that hangs is no server that refuses."""
         began, seconds = time.monotonic(), max(1.0, self._deadline - time.monotonic())
         transport.auth_timeout = seconds
         try:
@@ -189,7 +192,7 @@ class Login:
             raise
 
     def _keys(self) -> Iterator[tuple[str, _Identity]]:
-        """What to try, the likeliest first; locked files last, since their passphrase must be asked for."""
+        """Yield what to try, the likeliest first; locked files last, since their passphrase must be asked for."""
         agent = {key.asbytes(): key for key in _keyring.agent_keys(self._to.agent)}
         given = {path: self._certificate(path) for path in self._to.certificate_files}
         waiting: list[str] = []
@@ -208,7 +211,7 @@ class Login:
                 yield from self._shown(path, key, given or _implicit(path))
 
     def _shown(self, name: str, key: Untyped, certificates: Mapping[str, bytes]) -> Iterator[tuple[str, _Identity]]:
-        """The certificates of a key, and the key."""
+        """Yield the certificates of a key, and the key."""
         for path, blob in certificates.items():
             certificate = read_certificate(blob)
             if certificate and certificate.key == key.asbytes():
@@ -279,7 +282,7 @@ class Login:
         return set()
 
     def _with_typed(self, transport: Untyped, allowed: set[str]) -> bool:
-        """Passwords and the server's own questions, if a user is present."""
+        """Try passwords and the server's own questions, if a user is present. Returns whether one was accepted."""
         if not self._prompter.present:
             return False
         typed = _Typed(self._to, self._prompter)
@@ -348,25 +351,25 @@ class _Typed:
         self.given: str | None = None  # the password of this attempt
 
     def begins(self) -> None:
-        """A new attempt: what was given in the last one was refused."""
+        """Begin a new attempt: what was given in the last one was refused."""
         self._retry = self.given is not None
         self.asked, self.given = False, None
 
     def ends(self, accepted: bool) -> None:
-        """The server has accepted the password, or there are no more attempts."""
+        """End the attempts: the server has accepted the password, or there are no more."""
         if self._trial:
             self._prompter.tried(self._to, self.given or "", accepted and bool(self.given))
         self._trial, self.given = False, None
 
     def password(self) -> str:
-        """The password of this account for this attempt, "" for none."""
+        """Ask for the password of this account for this attempt, "" for none."""
         self.asked = self._trial = True
         self.given = self._prompter.password(self._to, self._retry)
         self.none = self.none or not self.given
         return self.given
 
     def replies(self, title: str, instructions: str, fields: list[tuple[str, bool]]) -> list[str]:
-        """The answers to the server's questions. Its texts are shown as its own, without control characters."""
+        """Ask for the answers to the server's questions. Its texts are shown as its own, without control characters."""
         notes = [_quoted(text) for text in (title, instructions) if text.strip()] if fields else []
         answers = []
         for text, echo in fields:
@@ -381,18 +384,18 @@ class _Typed:
 
 
 def _quoted(text: str) -> str:
-    """A text of a server, in quotation marks, on one line."""
+    """Put a text of a server into quotation marks, on one line."""
     text = text.strip()
     return f'"{harmless(text[:_MOST_SHOWN])}{"..." * (len(text) > _MOST_SHOWN)}"'
 
 
 def _counted(names: Sequence[str]) -> list[str]:
-    """Each name once, with the number of tries if there were several."""
+    """List each name once, with the number of tries if there were several."""
     return [name if names.count(name) == 1 else f"{name} ({names.count(name)} times)" for name in dict.fromkeys(names)]
 
 
 def _public(path: str) -> bytes:
-    """The public half of a key file, without its passphrase, or the public key that it is; b"" if it is unknown."""
+    """Read the public half of a key file, without its passphrase, or the public key that it is; b"" if it is unknown."""
     try:
         return read_public(path) or read_public(path + ".pub") or read_private(Path(path).read_bytes())
     except OSError:
@@ -400,6 +403,6 @@ def _public(path: str) -> bytes:
 
 
 def _implicit(path: str) -> dict[str, bytes]:
-    """The certificate that ssh finds for a key file where the configuration names none."""
+    """Read the certificate that ssh finds for a key file where the configuration names none."""
     path += "-cert.pub"
     return {path: read_public(path)}

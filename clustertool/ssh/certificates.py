@@ -44,13 +44,13 @@ class Certificate:
     signature: bytes
 
     def outdated(self) -> str:
-        """Why it is not valid now, "" if it is."""
+        """Tell why it is not valid now, "" if it is."""
         if time.time() < self.after:
             return f"is not valid before {_date(self.after)}"
         return f"has expired on {_date(self.before)}" if time.time() >= self.before else ""
 
     def problem(self, host: str) -> str:
-        """Why it proves nothing about `host`, as ssh judges; "" if it does. Without names it is one for all hosts."""
+        """Tell why it proves nothing about `host`, as ssh judges; "" if it does. Without names it is one for all hosts."""
         if self.kind != _HOST:
             return "is no certificate of a host"
         if self.names and host not in self.names:
@@ -70,7 +70,7 @@ class Certificate:
 
 
 def read_certificate(blob: bytes) -> Certificate | None:
-    """The certificate in `blob`; None for another kind of key, or broken data. It is not judged."""
+    """Read the certificate in `blob`; None for another kind of key, or broken data. It is not judged."""
     message = Message(blob)
     with contextlib.suppress(ValueError, OverflowError):
         certified = message.get_text()
@@ -97,7 +97,7 @@ def read_certificate(blob: bytes) -> Certificate | None:
 
 
 def read_public(path: str) -> bytes:
-    """The public key or certificate in a file of one line "TYPE BASE64 [COMMENT]"; b"" if it is no such file."""
+    """Read the public key or certificate in a file of one line "TYPE BASE64 [COMMENT]"; b"" if it is no such file."""
     with contextlib.suppress(OSError):
         for line in Path(path).read_text("utf-8", "surrogateescape").splitlines():
             fields = line.split()
@@ -109,7 +109,7 @@ def read_public(path: str) -> bytes:
 
 
 def read_private(text: bytes) -> bytes:
-    """The public half of a private key in OpenSSH's own format, which keeps it in the clear; b"" for other formats."""
+    """Read the public half of a private key in OpenSSH's own format, which keeps it in the clear; b"" for other formats."""
     raw = b""
     with contextlib.suppress(ValueError):
         raw = base64.b64decode(b"".join(line for line in text.splitlines() if not line.startswith(b"-----")))

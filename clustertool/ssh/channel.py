@@ -95,7 +95,7 @@ class Output:
 
 
 def _waiting(channel: Any) -> Callable[[float], None]:
-    """A function that waits for bytes on a channel or for its end, at most so many seconds."""
+    """Create a function that waits for bytes on a channel or for its end, at most so many seconds."""
     if not isinstance(channel, paramiko.Channel):  # of a process of this machine
         wait: Callable[[float], None] = channel.wait
         return wait
@@ -109,15 +109,16 @@ def _waiting(channel: Any) -> Callable[[float], None]:
 
 
 def guarded(script: bytes, otherwise: str) -> bytes:
-    """Make of a script a compound command for a shell that reads it from stdin: nothing of it runs where a start file has read
-    the first lines. Then the command `otherwise` runs.
+    """Make of a script a compound command for a shell that reads it from stdin.
+
+    Nothing of it runs where a start file has read the first lines. Then the command `otherwise` runs.
     """
     first = f'_ct_all=y\n{_LINES}{{ [ "$_ct_all" ] || {{ {otherwise}; exit 1; }}\nunset _ct_all\n'
     return first.encode() + script + b"\n}\n"
 
 
 def seconds_for(connect_timeout: float) -> float:
-    """How long the login and the start of the node side may take together, given CONNECT_TIMEOUT."""
+    """Compute how long the login and the start of the node side may take together, given CONNECT_TIMEOUT."""
     return max(_LEAST_SECONDS, 3 * connect_timeout)
 
 
@@ -150,7 +151,7 @@ class Greeting:
         self.login = False  # whether the login shell has not started /bin/sh yet
 
     def line(self) -> str:
-        """The next line without its newline.
+        """Read the next line without its newline.
 
         Raises EOFError at the end of the channel, PreflightError for too many bytes, Unreachable after the deadline.
         """
@@ -204,7 +205,7 @@ class Greeting:
         return f"the login shell {how} and did not start /bin/sh{self._shown()}"
 
     def _shown(self) -> str:
-        """The last line that the login has printed, on stdout, else on stderr."""
+        """Quote the last line that the login has printed, on stdout, else on stderr."""
         errors = b""
         while self._channel.recv_stderr_ready() and len(errors) < MOST_BYTES:
             errors += self._channel.recv_stderr(_GREETING_CHUNK)

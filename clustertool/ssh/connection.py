@@ -72,11 +72,11 @@ class SshLink:
             self._bastion.leave()
 
     def channel(self, *, window: int = 0, timeout: float = 10.0) -> paramiko.Channel:
-        """A shell on a new session, not waited for: a refusal shows as a channel without status."""
+        """Open a shell on a new session without waiting for it: a refusal shows as a channel without status."""
         return self._session(window, timeout, SHELL)
 
     def terminal(self, shell: str, kind: str, columns: int, lines: int, timeout: float = 10.0) -> paramiko.Channel:
-        """The same on a terminal of its own. shell: the exec request, a fixed string. kind: the value of TERM."""
+        """Open a shell on a terminal of its own. shell: the exec request, a fixed string. kind: the value of TERM."""
         return self._session(0, timeout, shell, (kind, columns, lines))
 
     def _session(

@@ -28,7 +28,7 @@ class Dropped(Unreachable):
 
 
 def tcp(to: SshSettings, deadline: float) -> socket.socket:
-    """A connected socket. Raises Unreachable."""
+    """Connect a socket. Raises Unreachable."""
     addresses = _addresses(to)
     problem: OSError | None = None
     for number, (family, address) in enumerate(addresses):
@@ -47,7 +47,10 @@ def tcp(to: SshSettings, deadline: float) -> socket.socket:
 
 
 def _keep_alive(sock: socket.socket) -> None:
-    """The kernels ask each other: a cut cable ends the connection in half a minute, not in hours. (A frozen sshd does not.)"""
+    """Have the kernels ask each other: a cut cable ends the connection in half a minute, not in hours.
+
+    A frozen sshd still answers.
+    """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPALIVE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):  # macOS has another name for the first
@@ -95,7 +98,7 @@ class ProxySocket(socket.socket):
             end_group(self.process, signal.SIGHUP, 0.5)  # SIGHUP is what ssh sends to its ProxyCommand
 
     def complaint(self) -> str:
-        """The stderr of the command, for an error message."""
+        """Read the stderr of the command, for an error message."""
         self.errors.seek(0)
         return self.errors.read(4096).decode(errors="replace").strip()
 
@@ -110,7 +113,7 @@ def end_group(process: subprocess.Popen[bytes], number: int, grace: float) -> No
 
 
 def signal_group(group: int, number: int) -> None:
-    """Nothing is raised for a group that has ended."""
+    """Send a signal to a process group. Nothing is raised for a group that has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
         os.killpg(group, number)
 
@@ -135,7 +138,7 @@ def proxy(to: SshSettings) -> ProxySocket:
 
 
 def tunnel(gateway: Any, via: SshSettings, to: SshSettings, deadline: float) -> Any:
-    """A channel from an open connection to a jump host on to the next machine."""
+    """Open a channel from an open connection to a jump host on to the next machine. Raises Unreachable."""
     left, where = max(0.5, deadline - time.monotonic()), f"{to.hostname} port {to.port}"
     try:
         return gateway.open_channel("direct-tcpip", (to.hostname, to.port), ("127.0.0.1", 0), timeout=left)
@@ -153,7 +156,7 @@ def tunnel(gateway: Any, via: SshSettings, to: SshSettings, deadline: float) -> 
 
 
 def failed_handshake(to: SshSettings, sock: Any, error: BaseException, late: bool) -> ClustertoolError:
-    """Why there is a connection but no SSH session on it."""
+    """Build the error for a connection that has no SSH session on it."""
     complaint = sock.complaint() if isinstance(sock, ProxySocket) else ""
     where = f"{to.hostname} port {to.port}"
     if complaint:

@@ -1,5 +1,6 @@
-"""known_hosts defines a host's key, or the authority that certifies it. The policy accepts or refuses a new key; a changed
-one is always refused.
+"""known_hosts defines a host's key, or the authority that certifies it.
+
+The policy accepts or refuses a new key; a changed one is always refused.
 
 Files are parsed once, for any number of hosts. New keys are appended, one write under a lock of the file: threads and
 processes of the tool cannot mix their lines, a parallel ssh loses nothing, and a linked file stays a link.
@@ -53,7 +54,7 @@ class HostKeyEntry:
         return f"{self.path} line {self.line}" if self.line else f"{self.path} (added by this run)"
 
     def fits(self, name: str) -> bool:
-        """Whether one of its patterns matches `name`, which is in small letters, and no negated one does."""
+        """Check that one of its patterns matches `name`, which is in small letters, and no negated one does."""
         if self.hashed:
             salt, digest = self.hashed
             return hmac.digest(salt, name.encode("utf-8", "surrogateescape"), "sha1") == digest
@@ -76,7 +77,7 @@ class KnownHosts:
         self._found: dict[str, list[HostKeyEntry]] = {}
 
     def algorithms(self, to: SshSettings) -> tuple[str, ...]:
-        """What to ask for: certificates where an authority is known, then the types that are known for this host."""
+        """List what to ask for: certificates where an authority is known, then the types that are known for this host."""
         with self._lock:
             self._refresh()
             known = {entry.type for entry in self._lookup(to.host_key_name) if not entry.marker}
@@ -103,7 +104,10 @@ class KnownHosts:
             return self._accept(to, kind, key)
 
     def _lookup(self, name: str) -> list[HostKeyEntry]:
-        """Every line about a host with a marker or a supported key type. Cached: hashed names cost a digest for every line."""
+        """Find every line about a host with a marker or a supported key type.
+
+        Cached: hashed names cost a digest for every line.
+        """
         name = name.lower()
         if name not in self._found:
             found = [*self._plain.get(name, ()), *(entry for entry in self._others if entry.fits(name))]
@@ -112,12 +116,15 @@ class KnownHosts:
         return self._found[name] + ([ours] if ours else [])
 
     def _both(self, to: SshSettings) -> list[HostKeyEntry]:
-        """The lines about a host with its port, and about its name alone: ssh takes both."""
+        """Find the lines about a host with its port, and about its name alone: ssh takes both."""
         return [entry for name in dict.fromkeys((to.host_key_name, _bare(to))) for entry in self._lookup(name)]
 
     def _certified(self, to: SshSettings, key: str, blob: bytes) -> bool:
-        """Whether a known authority certifies the key. Raises AuthError for a revoked key or authority, and for a certificate
-        of a known authority that is not right, unless the key itself is known."""
+        """Check whether a known authority certifies the key.
+
+        Raises AuthError for a revoked key or authority, and for a certificate of a known authority that is not right, unless
+        the key itself is known.
+        """
         certificate = read_certificate(blob)
         authority = base64.b64encode(certificate.authority).decode() if certificate else ""
         for entry in self._both(to):
@@ -133,7 +140,7 @@ class KnownHosts:
         return bool(found) and not problem
 
     def _judge(self, to: SshSettings, kind: str, key: str) -> bool:
-        """True: known; False: nothing is known about the host. Raises AuthError for a changed key."""
+        """Check whether the key is known; False: nothing is known about the host. Raises AuthError for a changed key."""
         known = [entry for entry in self._lookup(to.host_key_name) if not entry.marker]
         if any((entry.type, entry.key) == (kind, key) for entry in known):
             return True
@@ -155,9 +162,10 @@ class KnownHosts:
         return NewKey(to.name, kind, fingerprint(key), path if written else "")
 
     def _append(self, handle: int, name: str, key: str) -> bool:
-        """One write at the end; whether the file can take one. Raises OSError, as for a full disk.
+        """Append a key to known_hosts in one write, and return whether the file can take one.
 
-        Names are hashed where the user's other names are, and where they would be a pattern.
+        Raises OSError, as for a full disk. Names are hashed where the user's other names are, and where they would be a
+        pattern.
         """
         if not stat.S_ISREG(os.fstat(handle).st_mode):  # /dev/null is a popular known_hosts
             return False
@@ -193,7 +201,7 @@ _known_lock = threading.Lock()
 
 
 def known_hosts(to: SshSettings) -> KnownHosts:
-    """The shared KnownHosts of a host's files."""
+    """Return the shared KnownHosts of a host's files."""
     with _known_lock:
         which = (to.known_hosts, to.system_known_hosts)
         if which not in _known:
@@ -216,7 +224,7 @@ class HostKeyPolicy:
 
 
 def fingerprint(key: str) -> str:
-    """As ssh-keygen -l prints it."""
+    """Compute the fingerprint of a key as ssh-keygen -l prints it."""
     digest = hashlib.sha256(base64.b64decode(key)).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
@@ -266,20 +274,20 @@ def _unknown(to: SshSettings, kind: str, key: str, authorities: bool) -> AuthErr
 
 
 def _add(to: SshSettings) -> str:
-    """The way to make the plain key of a host known."""
+    """Describe the way to make the plain key of a host known."""
     where = to.known_hosts[0] if to.known_hosts else "known_hosts"
     port = f"-p {to.port} " if to.port != 22 else ""
     return f"compare the fingerprint, then: ssh-keyscan {port}{to.hostname} >> {where}"
 
 
 def _bare(to: SshSettings) -> str:
-    """The name of a host without its port, as its certificate has it: HostKeyAlias, else what to connect to."""
+    """Return the name of a host without its port, as its certificate has it: HostKeyAlias, else what to connect to."""
     name = to.hostname.lower()
     return name if to.host_key_name.lower() == f"[{name}]:{to.port}" else to.host_key_name
 
 
 def _parse(line: str, path: str, number: int) -> HostKeyEntry | None:
-    """[marker] names type key [comment]; None for comments and for what is no such line."""
+    """Parse a line: [marker] names type key [comment]. None for comments and for what is no such line."""
     fields = line.split()
     marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
     if len(fields) < 3 or fields[0].startswith("#"):
@@ -303,7 +311,7 @@ def _stamp(path: str) -> tuple[int, int, int]:
 
 
 def _open(path: str) -> IO[bytes]:
-    """Raises OSError, also for an empty path."""
+    """Open a known_hosts file, and create it with its folder. Raises OSError, also for an empty path."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     return open(os.open(path, flags, 0o600), "r+b", buffering=0)

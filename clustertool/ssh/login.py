@@ -39,12 +39,12 @@ class _Connection(Connection):  # type: ignore[misc]
 
 @functools.cache
 def _config() -> Config:
-    """Fabric's settings. No file is read."""
+    """Create Fabric's settings. No file is read."""
     return Config(lazy=True, ssh_config=paramiko.SSHConfig())
 
 
 def login(host: Host, cluster: Cluster, prompter: Prompter) -> tuple[SshSettings, Connection, Bastion | None]:
-    """Raises Unreachable, AuthError or ConfigError."""
+    """Log in to a host, through its gateways. Raises Unreachable, AuthError or ConfigError."""
     more_files()
     to = settings(host, cluster)
     if not to.gateways:
@@ -60,7 +60,7 @@ def login(host: Host, cluster: Cluster, prompter: Prompter) -> tuple[SshSettings
 
 
 def _direct(to: SshSettings, prompter: Prompter) -> Connection:
-    """A connection without a gateway. A server that closes connections under many parallel logins is tried again."""
+    """Open a connection without a gateway. A server that closes connections under many parallel logins is tried again."""
     deadline = time.monotonic() + to.connect_timeout
     dropped: dial.Dropped | None = None
     for pause in (*_PAUSES, 0.0):
@@ -79,7 +79,7 @@ def _direct(to: SshSettings, prompter: Prompter) -> Connection:
 
 
 def _connect(to: SshSettings, sock: Any, prompter: Prompter, deadline: float) -> Connection:
-    """A Fabric connection on `sock`, logged in. The socket is closed on every failure."""
+    """Open a Fabric connection on `sock` and log in. The socket is closed on every failure."""
     start, login = deadline - to.connect_timeout, Login(to, prompter, deadline)
     left = max(0.1, deadline - time.monotonic())
     known = host_keys.known_hosts(to)
@@ -141,7 +141,10 @@ class Bastion:
 
     @classmethod
     def enter(cls, chain: tuple[SshSettings, ...], prompter: Prompter, to: SshSettings) -> Bastion:
-        """The open bastion of this chain. Raises the gateway's own failure, reported for the node `to`."""
+        """Open the bastion of this chain, or share the open one.
+
+        Raises the gateway's own failure, reported for the node `to`.
+        """
         with cls._lock:
             bastion = cls._all.setdefault(chain, cls(chain))
             bastion._users += 1

@@ -12,7 +12,7 @@ from clustertool.node.system import users
 
 
 def problem(where: str | int, info: os.stat_result, *, sticky: bool = False) -> str:
-    """How another user can have written a file or folder, as the end of a sentence; "" if none can.
+    """Describe how another user can have written a file or folder, as the end of a sentence; "" if none can.
 
     where: its path or descriptor, `info` what is known of it. sticky: accept a folder in which users can replace their own
     files only, as in /tmp.

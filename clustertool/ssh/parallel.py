@@ -36,7 +36,7 @@ class Gathered(Generic[R]):
     failed: dict[int, ClustertoolError] = field(default_factory=dict)
 
     def all(self) -> dict[int, R]:
-        """The results if nothing failed; raises the one failure, or all of them as Several."""
+        """Return the results if nothing failed; raise the one failure, or all of them as Several."""
         raise_all(list(self.failed.values()))
         return self.ok
 
@@ -87,7 +87,7 @@ def more_files() -> None:
 
 
 def _width(wanted: int | None) -> int:
-    """How many at a time: what was asked for, but never more than the open files of this process allow."""
+    """Limit how many work at a time: what was asked for, but never more than the open files of this process allow."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = 1 << 20 if soft == resource.RLIM_INFINITY else soft
     return max(1, min(wanted or WIDTH, (files - _FILES_OURS) // _FILES_PER_ITEM))
@@ -111,7 +111,7 @@ class ParallelWork(Generic[T, R]):
             in_background(self._loop)
 
     def _loop(self) -> None:
-        """A worker takes an item, executes it and reports, until the queue is empty or the caller has left."""
+        """Take an item, execute it and report, until the queue is empty or the caller has left: a worker's thread."""
         while True:
             try:
                 key, item = self._queue.popleft()
@@ -136,7 +136,7 @@ class ParallelWork(Generic[T, R]):
                     self._changed.notify_all()
 
     def wait(self, timeout: float | None, check: Callable[[], None] | None, lag: float | None = None) -> None:
-        """Until every item has ended, or `timeout`; or, if some are ok, until none has ended for `lag` seconds."""
+        """Wait until every item has ended, or `timeout`; or, if some are ok, until none has ended for `lag` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             if check:
@@ -152,16 +152,16 @@ class ParallelWork(Generic[T, R]):
                 self._changed.wait(left)
 
     def abandon(self) -> None:
-        """Nothing new starts. Running items may end or not; no thread waits for them."""
+        """Start nothing new. Running items may end or not; no thread waits for them."""
         self._queue.clear()
 
     def pending(self) -> list[int]:
-        """The keys of the items that have not ended."""
+        """List the keys of the items that have not ended."""
         with self._changed:
             return [key for key in self._keys if key not in self._ok and key not in self._failed]
 
     def gathered(self, timeout: float | None = None) -> Gathered[R]:
-        """What has come so far. Items that have not ended have failed."""
+        """Return what has come so far. Items that have not ended have failed."""
         late = Unreachable(f"no answer within {timeout:g} s" if timeout is not None else "no answer")
         with self._changed:  # a thread that was given up may still answer: that changes nothing any more
             ok = {key: self._ok[key] for key in self._keys if key in self._ok}

@@ -133,7 +133,10 @@ class Channel(paramiko.Channel):  # type: ignore[misc]
                 self.transport._send_user_message(message)
 
     def _close_internal(self) -> tuple[Untyped, ...]:
-        """Called under the channel's lock; the caller determines the result."""
+        """Keep back the messages of a close until the sender has left the channel.
+
+        Called under the channel's lock; the caller determines the result.
+        """
         messages: tuple[Untyped, ...] = super()._close_internal()
         if not self._sending:
             return messages

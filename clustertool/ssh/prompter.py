@@ -30,13 +30,13 @@ class Person(Protocol):
         """Whether questions can be put."""
 
     def ask(self, question: str, hidden: bool) -> str:
-        """The answer, "" for none. hidden: it does not appear on the screen."""
+        """Ask a question and return the answer, "" for none. hidden: it does not appear on the screen."""
 
     def tell(self, text: str) -> None:
-        """A message on stderr."""
+        """Print a message on stderr."""
 
     def fold(self, names: Iterable[str]) -> str:
-        """Names of hosts in a short form."""
+        """Shorten names of hosts."""
 
 
 class NewKey(NamedTuple):
@@ -105,14 +105,17 @@ class Prompter:
         return threading.get_ident() == self._owner
 
     def answer(self, question: str, attempt: int = 0) -> str:
-        """The answer to `question`, which is put once for all hosts; a second attempt is another question. "" for none."""
+        """Return the answer to `question`, "" for none.
+
+        It is put once for all hosts; a second attempt is another question.
+        """
         with self._remembering:
             if (question, attempt) not in self._answers:
                 self._answers[question, attempt] = self.fresh(question)
             return self._answers[question, attempt]
 
     def fresh(self, question: str, hidden: bool = True) -> str:
-        """An answer that must not be remembered (a one-time code)."""
+        """Ask for an answer that must not be remembered (a one-time code)."""
         if self._silent or not self.present:
             return ""
         request = _Request(question, hidden)
@@ -121,7 +124,7 @@ class Prompter:
         return self._wait(request)
 
     def password(self, to: SshSettings, retry: bool) -> str:
-        """The password of the user on this host, "" for none. The caller reports by tried() what came of it.
+        """Return the password of the user on this host, "" for none. The caller reports by tried() what came of it.
 
         retry: the last one was refused. The one that the host has accepted before is used again.
         """
@@ -140,7 +143,7 @@ class Prompter:
         return self._wait(request)
 
     def tried(self, to: SshSettings, password: str, accepted: bool) -> None:
-        """The host has accepted the password, or it was the last one that is tried there."""
+        """Take note that the host has accepted the password, or that it was the last one that is tried there."""
         account = _account(to)
         with self._lock:
             self._trials.discard(account)
@@ -191,7 +194,10 @@ class Prompter:
         return request.reply.get()
 
     def _next(self) -> _Request | None:
-        """The question to put now. While a password is being tried, other hosts wait: they may be offered it together."""
+        """Choose the question to put now.
+
+        While a password is being tried, other hosts wait: they may be offered it together.
+        """
         with self._lock:
             busy = {account.group for account in self._trials}
             if time.monotonic() - self._came < _GATHER:
@@ -248,7 +254,7 @@ class Prompter:
 
 
 def shown(to: SshSettings) -> str:
-    """An account as a question names it: user and host, the address if it is another, and whether it is a gateway."""
+    """Describe an account as a question names it: user and host, the address if it is another, and whether it is a gateway."""
     about = [to.hostname] * (to.hostname != to.name) + ["a gateway"] * to.gateway
     return f"{to.user}@{to.name}" + (f" ({', '.join(about)})" if about else "")
 

@@ -76,7 +76,7 @@ class SshSettings:
 
 
 def settings(host: Host, cluster: Cluster) -> SshSettings:
-    """How to reach `host`. Raises ConfigError if ssh's configuration or GATEWAY cannot be read."""
+    """Find out how to reach `host`. Raises ConfigError if ssh's configuration or GATEWAY cannot be read."""
     found = _settings(host, cluster, cluster.user, cluster.port)
     if cluster.gateway and cluster.gateway.lower() != "none":
         if " " in cluster.gateway.strip():
@@ -93,12 +93,12 @@ def check() -> None:
 
 
 def home() -> str:
-    """This user's home folder; without one /, as sshd does: a relative path would be one of the current folder."""
+    """Return this user's home folder; without one /, as sshd does: a relative path would be one of the current folder."""
     return users.home() or "/"
 
 
 def _settings(host: Host, cluster: Cluster, user: str, port: int, depth: int = 0) -> SshSettings:
-    """One host by itself; `user` and `port` are conf.py's defaults for it."""
+    """Read the settings of one host by itself. user, port: conf.py's defaults for it."""
     user, port = host.user or user, host.port or port
     answers = {} if cluster.ssh_config == "none" else _configured(host.host, user, port)
     user = user or _one(answers, "user") or users.own_name()
@@ -130,7 +130,7 @@ def _settings(host: Host, cluster: Cluster, user: str, port: int, depth: int = 0
 
 
 def _chain(text: str, to: SshSettings, cluster: Cluster, depth: int) -> tuple[SshSettings, ...]:
-    """ "a,user@b:2222" -> the jump hosts in order. A host that would be its own gateway is reached directly."""
+    """Parse "a,user@b:2222" to the jump hosts in order. A host that would be its own gateway is reached directly."""
     if depth > _HOPS_LIMIT:
         raise ConfigError(f"the gateways of {to.name} form a loop", "check ProxyJump in ~/.ssh/config", to.name)
     hops: list[SshSettings] = []
@@ -149,7 +149,7 @@ def _chain(text: str, to: SshSettings, cluster: Cluster, depth: int) -> tuple[Ss
 
 
 def _gateway(hop: Host, cluster: Cluster, depth: int) -> SshSettings:
-    """A jump host. conf.py describes the nodes, so ssh's configuration has priority here."""
+    """Read the settings of a jump host. conf.py describes the nodes, so ssh's configuration has priority here."""
     found = _settings(hop, replace(cluster, identity_file=""), "", 0, depth)
     if not hop.user and cluster.user and found.user == users.own_name():
         found = replace(found, user=cluster.user)
@@ -160,7 +160,7 @@ def _gateway(hop: Host, cluster: Cluster, depth: int) -> SshSettings:
 
 
 def _hop(item: str) -> Host:
-    """A jump host is written like an entry of HOSTS, without ranges."""
+    """Parse a jump host, which is written like an entry of HOSTS, without ranges. Raises ConfigError."""
     try:
         (host,) = read_hosts([item])
     except (ConfigError, ValueError):
@@ -181,7 +181,7 @@ def _list(answers: _Answers, key: str) -> list[str]:
 
 
 def _identities(identity_file: str, answers: _Answers, known: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
-    """The key files to try, and whether they were configured. identity_file: of conf.py."""
+    """List the key files to try, and whether they were configured. identity_file: of conf.py."""
     if identity_file:
         return (_expand_home(identity_file),), True
     lines = answers.get("identityfile", ())
@@ -192,7 +192,7 @@ def _identities(identity_file: str, answers: _Answers, known: Mapping[str, str])
 
 
 def _paths(answers: _Answers, key: str, known: Mapping[str, str]) -> tuple[str, ...]:
-    """Files that `ssh -G` shows as they are written, one in a line: with `~`, %-tokens and ${NAME}."""
+    """Expand the files that `ssh -G` shows as they are written, one in a line: with `~`, %-tokens and ${NAME}."""
 
     def replaced(found: re.Match[str]) -> str:
         return known.get(found[1], found[0]) if found[1] else os.environ.get(found[2], found[0])
@@ -202,7 +202,7 @@ def _paths(answers: _Answers, key: str, known: Mapping[str, str]) -> tuple[str, 
 
 
 def tokens(name: str, hostname: str, user: str, port: int) -> dict[str, str]:
-    """The values of ssh's %-tokens, in the path of a file or in a command."""
+    """Return the values of ssh's %-tokens, in the path of a file or in a command."""
     own = {"d": home(), "u": users.own_name(), "i": str(os.getuid()), "l": socket.gethostname(), "%": "%"}
     return {**own, "h": hostname, "n": name, "r": user, "p": str(port)}
 
@@ -218,7 +218,7 @@ def _agent(answers: _Answers) -> str:
 
 
 def _policy(cluster: Cluster, answers: _Answers) -> str:
-    """conf.py's policy; the user's own StrictHostKeyChecking=yes for a host makes accept-new strict."""
+    """Choose conf.py's policy; the user's own StrictHostKeyChecking=yes for a host makes accept-new strict."""
     careful = _one(answers, "stricthostkeychecking") in ("true", "yes")
     return "strict" if careful and cluster.host_keys == "accept-new" else cluster.host_keys
 
@@ -235,13 +235,13 @@ def _known_hosts(cluster: Cluster, answers: _Answers) -> tuple[str, ...]:
 
 
 def _key_name(answers: _Answers, hostname: str, port: int) -> str:
-    """How known_hosts calls it: the alias as it is, else the address, with the port unless it is 22."""
+    """Compute the name of a host in known_hosts: the alias as it is, else the address, with the port unless it is 22."""
     alias = _one(answers, "hostkeyalias")
     return alias or (hostname.lower() if port == 22 else f"[{hostname.lower()}]:{port}")
 
 
 def _account() -> pwd.struct_passwd | None:
-    """This user's entry of the password file. In a container there may be none."""
+    """Read this user's entry of the password file. In a container there may be none."""
     try:
         return pwd.getpwuid(os.getuid())
     except KeyError:
@@ -259,7 +259,7 @@ def _expand_home(path: str) -> str:
 
 
 def expand_in_shell(command: str, tokens: Mapping[str, str]) -> str:
-    """ssh's %-tokens in a command for a shell, each value quoted for its place: bare, or inside the quotes of the user.
+    """Expand ssh's %-tokens in a command for a shell, each value quoted for its place: bare, or inside the quotes of the user.
 
     ssh does not quote. It only refuses names with the worst characters, and so do we (model/config/hosts.py).
     """
@@ -280,7 +280,7 @@ def expand_in_shell(command: str, tokens: Mapping[str, str]) -> str:
 
 
 def _quoted(value: str, quote: str) -> str:
-    """`value` inside quotes of this kind of a shell's command, "" for none."""
+    """Quote `value` inside quotes of this kind of a shell's command, "" for none."""
     if quote == "'":
         return value.replace("'", "'\\''")
     return re.sub(r'([\\$`"])', r"\\\1", value) if quote else shlex.quote(value)
@@ -293,13 +293,13 @@ _Answers = Mapping[str, list[str]]  # keyword in small letters -> values
 
 
 def _files() -> tuple[_File, ...]:
-    """Those of the user's and the system's configuration that can be read."""
+    """List the files of the user's and the system's configuration that can be read."""
     paths = (os.path.join(home(), ".ssh", "config"), SYSTEM_CONFIG)
     return tuple((path, os.stat(path).st_ctime_ns) for path in paths if os.access(path, os.R_OK))
 
 
 def _configured(name: str, user: str, port: int) -> _Answers:
-    """What the configuration says about `name`. Empty if there is none."""
+    """Read what the configuration says about `name`. Empty if there is none."""
     files = _files()
     if not files:
         return {}
@@ -312,7 +312,7 @@ def _configured(name: str, user: str, port: int) -> _Answers:
 
 @functools.lru_cache(maxsize=8)
 def _for_all_hosts(files: tuple[_File, ...]) -> _Answers | None:
-    """The answers for every host, or None if they depend on the host."""
+    """Read the answers for every host, or None if they depend on the host."""
     if not _has_client():
         _read_without_client(files)
         return None
@@ -334,7 +334,7 @@ def _for_host(files: tuple[_File, ...], name: str, user: str, port: int) -> _Ans
 
 
 def _has_client() -> bool:
-    """Whether ssh can be run: it refuses a user without an entry in the password file."""
+    """Check that ssh can be run: it refuses a user without an entry in the password file."""
     return bool(_account() and shutil.which("ssh"))
 
 
@@ -342,7 +342,7 @@ _one_at_a_time: dict[str, threading.Lock] = {}
 
 
 def _ssh(files: tuple[_File, ...], name: str, options: list[str]) -> tuple[_Answers, list[str]]:
-    """What `ssh -G` answers, and with the option -v the files that it read. Raises ConfigError.
+    """Run `ssh -G`: its answers, and with the option -v the files that it read. Raises ConfigError.
 
     ssh reads the configuration in the home of the password file. With another $HOME (in tests, in containers) it gets a file
     that includes the configuration of that home, and checks it as strictly.
@@ -376,7 +376,7 @@ def _ssh(files: tuple[_File, ...], name: str, options: list[str]) -> tuple[_Answ
 
 
 def _read_without_client(files: tuple[_File, ...]) -> str:
-    """The text of the configuration. Raises ConfigError for a file that ssh would refuse, or an Include of a file."""
+    """Read the text of the configuration. Raises ConfigError for a file that ssh would refuse, or an Include of a file."""
     lines: list[str] = []
     for path, _ in files:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
@@ -394,7 +394,7 @@ def _read_without_client(files: tuple[_File, ...]) -> str:
 
 
 def _lookup_paramiko(text: str, name: str) -> _Answers:
-    """The same without an ssh client; paramiko expands tokens and `~` of other values itself."""
+    """Look the configuration of a host up without an ssh client; paramiko expands tokens and `~` of other values itself."""
 
     class Careful(SSHConfig):  # type: ignore[misc]
         """ProxyCommand stays as it is, as from `ssh -G`; a command of Match gets its tokens quoted."""

@@ -9,9 +9,11 @@ from clustertool.errors import Unreachable
 
 
 class Shells(Protocol):
-    """node: its name. alive: whether new channels can be opened. A channel has the functions of paramiko's that are used, and
-    behind it is a POSIX shell. noise: a regular expression of what the link may write to stderr after the end of a command.
-    no_shell: what happened, and the fix, where the shell does not start.
+    """node: its name.
+
+    alive: whether new channels can be opened. A channel has the functions of paramiko's that are used, and behind it is a POSIX
+    shell. noise: a regular expression of what the link may write to stderr after the end of a command. no_shell: what happened,
+    and the fix, where the shell does not start.
     """
 
     @property
@@ -36,4 +38,4 @@ class Programs(Shells, Protocol):
     """A link that starts a program itself, so that the node needs no shell for it."""
 
     def program(self, argv: Sequence[str], *, window: int = 0, timeout: float = 10.0) -> Any:
-        """A channel to the program."""
+        """Open a channel to the program."""

@@ -32,7 +32,7 @@ _LEAVE = b"\r~."  # as ssh has it: where the network is silent, no other key arr
 
 
 def present() -> bool:
-    """Whether a person types here and sees the output."""
+    """Check whether a person types here and sees the output."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -59,7 +59,7 @@ def run_on_terminal(link: SshLink, argv: Sequence[str], check: Callable[[], None
 
 
 def _await_shell(channel: paramiko.Channel, link: SshLink) -> None:
-    """What the start files of the login shell print comes before."""
+    """Wait until the shell is ready, and drop what the start files of the login shell print before."""
     seen, end = b"", time.monotonic() + _OPENING
     while _READY not in seen:
         channel.settimeout(max(0.1, end - time.monotonic()))
@@ -75,7 +75,10 @@ def _await_shell(channel: paramiko.Channel, link: SshLink) -> None:
 
 
 def _converse(channel: paramiko.Channel, check: Callable[[], None]) -> bool:
-    """Until the program has ended or the connection is lost: False. Or until the user types Enter ~ . in this order: True."""
+    """Copy between terminal and channel until the program has ended or the connection is lost: False.
+
+    Or until the user types Enter ~ . in this order: True.
+    """
     keys, last = sys.stdin.fileno(), b"\r"
     while not channel.closed:
         check()
@@ -102,7 +105,7 @@ def _write(data: bytes) -> None:
 
 @contextlib.contextmanager
 def _raw() -> Iterator[None]:
-    """Keys are sent as they are typed, Ctrl+C too. The terminal is as before at the end."""
+    """Send keys as they are typed, Ctrl+C too. The terminal is as before at the end."""
     sys.stdout.flush()
     keys = sys.stdin.fileno()
     before = termios.tcgetattr(keys)

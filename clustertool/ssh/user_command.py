@@ -118,8 +118,11 @@ class Commands:
                 in_background(functools.partial(_request_end, channel))
 
     def run(self, link: Shells, command: str, take: Take, timeout: float = 0.0, opening: float = _OPENING) -> int:
-        """Run what a user typed by that user's login shell on the node. Returns its exit code. `timeout` 0: as long as it
-        takes. opening: seconds that a channel may take. Raises TimedOut, Unreachable, PreflightError."""
+        """Run what a user typed by that user's login shell on the node, and return its exit code.
+
+        timeout: 0 for as long as it takes. opening: seconds that a channel may take. Raises TimedOut, Unreachable,
+        PreflightError.
+        """
         if "\0" in command:
             raise UsageError("a command cannot contain a zero byte")
         mark = secrets.token_hex(16)
@@ -128,8 +131,10 @@ class Commands:
         return self.run_script(link, text, mark, take, timeout or _NO_END, opening)
 
     def run_program(self, link: Shells, argv: Sequence[str], take: Take) -> int:
-        """Run a program on the node, as long as it takes: by /bin/sh where the link starts nothing else. It must end by itself
-        when a line comes on its stdin, or when that ends."""
+        """Run a program on the node, as long as it takes: by /bin/sh where the link starts nothing else.
+
+        It must end by itself when a line comes on its stdin, or when that ends.
+        """
         if isinstance(link, Programs):
             return self._run(link, link.program(argv, timeout=_OPENING), "", "", take, _NO_END)
         mark = secrets.token_hex(16)
@@ -190,7 +195,7 @@ class Commands:
 
 
 def _over(channel: Any, output: Output, end: float) -> bool:
-    """Whether the output and the command end in time. The command may have closed its streams before."""
+    """Check whether the output and the command end in time. The command may have closed its streams before."""
     return output.collect(end) and bool(channel.status_event.wait(max(0.0, end - time.monotonic())))
 
 

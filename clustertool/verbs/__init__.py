@@ -21,7 +21,7 @@ def _collection() -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """`ns` is made at its first use: the `clustertool` command needs no Invoke, whose import takes 0.13 s."""
+    """Create `ns` at its first use: the `clustertool` command needs no Invoke, whose import takes 0.13 s."""
     if name == "ns":
         return _collection()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -65,7 +65,7 @@ def check(call: Call) -> None:
 
 
 def _wanted(cluster: Cluster, host: Host, toml: Toml, passed: Mapping[str, str]) -> ProbeWanted:
-    """What `check` asks a node: also for its MPI where the workspace needs it."""
+    """Build what `check` asks a node: also for its MPI where the workspace needs it."""
     wanted = preflight.for_check(cluster, host, passed)
     if toml.get("mode") != "mpi":
         return wanted
@@ -74,7 +74,7 @@ def _wanted(cluster: Cluster, host: Host, toml: Toml, passed: Mapping[str, str])
 
 
 def _of_engine(call: Call, cluster: Cluster, typed: Mapping[str, object]) -> None:
-    """Where an engine chooses the nodes, it knows what jobs need."""
+    """Check what jobs need where an engine chooses the nodes. Raises UsageError for options that need HOSTS."""
     for option in ("framework", "bandwidth"):
         if getattr(call.given, option):
             what = f"--{option} works on HOSTS, and the engine {cluster.engine} chooses the nodes itself"
@@ -84,7 +84,7 @@ def _of_engine(call: Call, cluster: Cluster, typed: Mapping[str, object]) -> Non
 
 
 def _plan(call: Call, cluster: Cluster, examined: Examined, toml: Toml, workspace: Workspace | None) -> Plan | None:
-    """The job's plan, for its ports. None where options of `run` are needed to make one, or a node is missing."""
+    """Make the job's plan, for its ports. None where options of `run` are needed to make one, or a node is missing."""
     if workspace is None or len(examined.facts) < len(cluster.hosts):
         return None
     with contextlib.suppress(ClustertoolError):
@@ -94,7 +94,7 @@ def _plan(call: Call, cluster: Cluster, examined: Examined, toml: Toml, workspac
 
 
 def _mesh(call: Call, fleet: Fleet, examined: Examined, made: Plan | None) -> Meshed | None:
-    """The links between the nodes, where there is more than one."""
+    """Try the links between the nodes, where there is more than one."""
     if "mesh" in fleet.cluster.checks_off or len(examined.facts) < 2:
         return None
     ports = ports_to_try(fleet.cluster, examined.facts, made, secrets.token_hex(8))
@@ -102,7 +102,7 @@ def _mesh(call: Call, fleet: Fleet, examined: Examined, made: Plan | None) -> Me
 
 
 def _tell(call: Call, examined: Examined, meshed: Meshed | None, more: Mapping[str, object]) -> None:
-    """The matrix, and an error if there is one in it."""
+    """Print the matrix of findings, and raise an error if one of them is an error."""
     cluster, rows, bad = examined.cluster, examined.rows(), errors(examined.findings)
     if call.json:
         done = {"code": examined.code() if bad else 0, "source": "tool", "reason": bad[0].text if bad else ""}

@@ -58,8 +58,11 @@ def clean(call: Call) -> None:
 
 
 class _Chosen(NamedTuple):
-    """What is to be removed. job: its id, "" for all. spared: jobs that stay, with the reason: the engine does not prove that
-    they have ended. ended: those of which it does. unseen: those of them of which no node has a record; when they ended."""
+    """What is to be removed.
+
+    job: its id, "" for all. spared: jobs that stay, with the reason: the engine does not prove that they have ended. ended:
+    those of which it does. unseen: those of them of which no node has a record; when they ended.
+    """
 
     job: str = ""
     spared: Mapping[str, str] = {}
@@ -68,7 +71,10 @@ class _Chosen(NamedTuple):
 
 
 def _chosen(engine: Engine, prefix: str) -> _Chosen:
-    """Agents that run on the nodes of a job prove its end each for its node. Raises UsageError, PreflightError for one job."""
+    """Choose the jobs that clean may remove by what the engine proves. Raises UsageError, PreflightError for one job.
+
+    Agents that run on the nodes of a job prove its end each for its node.
+    """
     if not prefix and engine.capabilities.live_channels and not engine.capabilities.queues:
         return _Chosen()
     answers = ask_jobs(engine.fleet, prefix)
@@ -99,7 +105,7 @@ def _require_ended(engine: Engine, job: str, known: Described) -> None:
 
 
 def _may_go(engine: Engine, found: Description | None) -> bool:
-    """Whether agents are asked to remove a job."""
+    """Check whether agents are asked to remove a job."""
     if found is not None and found.state is EngineState.QUEUED:
         return False
     return engine.capabilities.live_channels or (found is not None and found.state is EngineState.ENDED)

@@ -124,7 +124,7 @@ def _check_own_address(launch: Launch) -> None:
 
 
 def _begin(call: Call, launch: Launch, argv: Sequence[str]) -> TypedMeeting | None:
-    """fleetrun's form for the first machine: choose where the machines meet, and show the command for the others.
+    """Choose where the machines meet, in fleetrun's form for the first machine, and show the command for the others.
 
     None without a secret: then the machines cannot meet, and it is an error that there are not so many nodes.
     """
@@ -167,14 +167,14 @@ def _join(call: Call, launch: Launch, folder: Path, conf: Conf, meeting: TypedMe
 
 
 def _folder(call: Call) -> Path:
-    """The workspace: the one that is named, else this folder. Of --job-workspace on nodes only its name is known."""
+    """Return the workspace: the one that is named, else this folder. Of --job-workspace on nodes only its name is known."""
     given = call.given
     named = one_of(call, "workspace", "job-dispatch-package") or given.job_workspace
     return Path(os.path.abspath(this_user.expanded(named or ".")))
 
 
 def _cluster(call: Call, launch: Launch, folder: Path, conf: Conf) -> Cluster:
-    """The nodes, after --nnodes, --start_port and other launcher options about them."""
+    """Build the cluster of this command line, after --nnodes, --start_port and other launcher options about nodes."""
     given = call.given
     include = launch.included and not (launch.listed or conf.names_nodes)
     nodes = NamedNodes(
@@ -251,7 +251,7 @@ def _require_among(launch: Launch, cluster: Cluster) -> None:
 
 
 def _without_elastic(call: Call) -> None:
-    """Options of elastic jobs have no effect where the number of nodes is fixed, as in the other launchers."""
+    """Drop options of elastic jobs, with a note, where the number of nodes is fixed, as the other launchers do."""
     given = call.given
     for name, nothing in (("elastic_server", ()), ("elastic_timeout", "")):
         if getattr(given, name):
@@ -261,12 +261,12 @@ def _without_elastic(call: Call) -> None:
 
 
 def _range(launch: Launch) -> str:
-    """MIN:MAX, as `run` has it; "" for a job that is not elastic."""
+    """Format MIN:MAX as `run` has it; "" for a job that is not elastic."""
     return "{}:{}".format(*launch.nodes) if launch.elastic and launch.nodes else ""
 
 
 def _with_launcher_options(cluster: Cluster, launch: Launch) -> Cluster:
-    """The cluster after --start_port and other options about all nodes."""
+    """Apply --start_port and other options about all nodes to the cluster."""
     if launch.start_port:
         cluster = replace(cluster, start_port=int(launch.start_port))
     if launch.device_kind:
@@ -277,7 +277,7 @@ def _with_launcher_options(cluster: Cluster, launch: Launch) -> Cluster:
 
 
 def _options(call: Call, launch: Launch, folder: Path, cluster: Cluster) -> Options:
-    """The options of this run; call.given has the place of the workspace from now on."""
+    """Read the options of this run; call.given has the place of the workspace from now on."""
     given, here = call.given, any(host.here for host in cluster.hosts)
     if here:
         _in_place(call, folder)
@@ -305,7 +305,7 @@ def _options(call: Call, launch: Launch, folder: Path, cluster: Cluster) -> Opti
 
 
 def _in_place(call: Call, folder: Path) -> None:
-    """On this machine nothing is copied: the job works in the folder itself."""
+    """Use the folder itself as the job's workspace on this machine, where nothing is copied. Raises DataError."""
     if not folder.is_dir():
         fix = "go to the folder of your script, or name it: --workspace DIR"
         raise DataError(f"there is no folder {str(folder)!r}", fix)
@@ -319,7 +319,10 @@ def _in_place(call: Call, folder: Path) -> None:
 
 
 def _typed(launch: Launch, folder: Path, here: bool, local: bool) -> tuple[str, ...]:
-    """The script's path on its node. `local`: the workspace is on this machine, so that it can be tested."""
+    """Return the script's path on its node, and its arguments. Raises UsageError, DataError.
+
+    local: the workspace is on this machine, so that the script can be searched.
+    """
     if launch.old or not local:
         return launch.arguments
     if not launch.arguments:
@@ -339,7 +342,7 @@ def _typed(launch: Launch, folder: Path, here: bool, local: bool) -> tuple[str, 
 
 
 def _check_devices(text: str, cluster: Cluster) -> None:
-    """As fleetrun has it: --gpus are ids of CUDA_VISIBLE_DEVICES. Raises UsageError."""
+    """Check that --gpus are ids of CUDA_VISIBLE_DEVICES, as fleetrun has it. Raises UsageError."""
     if text in ("", AUTO):
         return
     visible = cluster.hosts[0].devices or ()
@@ -354,7 +357,7 @@ def _check_devices(text: str, cluster: Cluster) -> None:
 
 
 def _log_dir(call: Call, launch: Launch, folder: Path, here: bool) -> str:
-    """Where the working directory shows the logs: on this machine where fleetrun would write them."""
+    """Return where the working directory shows the logs: on this machine where fleetrun would write them."""
     launch.log_dir = launch.log_dir and str(this_user.expanded(launch.log_dir))
     call.given.log_dir = "" if here else launch.log_dir  # on this machine, too
     if not here and not launch.log_dir and any((folder / "log").glob("workerlog.*")):
@@ -393,8 +396,11 @@ class _Teller:
         return False
 
     def configuration(self, together: int = 0) -> None:
-        """together: the number of machines on which the command is typed; their addresses are not known yet, as with an engine
-        that chooses the nodes."""
+        """Print the configuration as Paddle's launcher does.
+
+        together: the number of machines on which the command is typed; their addresses are not known yet, as with an engine
+        that chooses the nodes.
+        """
         launch, order = self._launch, self._order
         here = any(host.here for host in order.cluster.hosts)
         ips = fold(host.address if host.here else host.name for host in order.cluster.hosts)
@@ -417,11 +423,11 @@ class _Teller:
         configuration({name: self._hide(value) for name, value in values.items()}, self._aside)
 
     def planned(self, made: Plan) -> None:
-        """The environment of the first process of every role."""
+        """Print the environment of the first process of every role."""
         environments(made, self._aside)
 
     def ended(self, made: Plan) -> None:
-        """Where the logs are, in one line."""
+        """Print where the logs are, in one line."""
         first = made.nodes[0]
         if not first.host.here:
             verbs = f"{PROGRAM} logs --job {made.job_id}; output: {PROGRAM} fetch --job {made.job_id}"
@@ -430,7 +436,7 @@ class _Teller:
         self.logs(made.job_id, first.job_dir, [process.log for process in made.processes])
 
     def logs(self, job: str, job_dir: str, paths: Sequence[str]) -> None:
-        """Where the logs of a job on this machine are. `paths`: relative to the job's directory."""
+        """Print where the logs of a job on this machine are. paths: relative to the job's directory."""
         shown, true = self._folder / (self._order.options.log_dir or "log"), Path(job_dir) / "log"
         logs = [Path(path).name for path in paths]
         ours = all((shown / log).resolve() == (true / log).resolve() for log in logs)

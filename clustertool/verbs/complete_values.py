@@ -24,7 +24,7 @@ _LARGEST = 64 << 10  # bytes of a file of which more than its name is read
 
 
 def jobs() -> list[str]:
-    """Ids and names of jobs, the newest first."""
+    """List ids and names of jobs, the newest first."""
     files = _stored()[::-1]
     contents = map(_content, files[:_READ])
     names = [str(content.get(key, "")) for content in contents for key in ("asked", "name")]
@@ -32,7 +32,7 @@ def jobs() -> list[str]:
 
 
 def hosts() -> list[str]:
-    """Names of hosts."""
+    """List names of hosts: of conf.py, else of the newest stored job."""
     named = _hosts_of_conf()
     for path in _stored()[-1:] if not named else ():
         with contextlib.suppress(TypeError, KeyError):
@@ -44,14 +44,14 @@ VALUES: Mapping[str, Callable[[], list[str]]] = {"JOB": jobs, "HOST": hosts}  # 
 
 
 def _stored() -> list[Path]:
-    """The files of stored jobs, the oldest first; none for a user without a home folder."""
+    """List the files of stored jobs, the oldest first; none for a user without a home folder."""
     with contextlib.suppress(ClustertoolError):
         return job_files.by_age(job_files.default_directory())
     return []
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """An object of a file; {} if there is none, or a large one."""
+    """Read an object of a JSON file; {} if there is none, or a large one."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         if path.stat().st_size <= _LARGEST:
             found = json.loads(path.read_bytes())

@@ -37,7 +37,7 @@ class DetachKey:
             termios.tcflush(self._fd, termios.TCIFLUSH)
 
     def pressed(self) -> bool:
-        """Whether Ctrl+D was pressed since the last call."""
+        """Check whether Ctrl+D was pressed since the last call."""
         try:
             while self.readable and select.select([self._fd], [], [], 0)[0]:
                 lines = bool(termios.tcgetattr(self._fd)[_LOCAL] & termios.ICANON)

@@ -67,7 +67,7 @@ def dispatch(call: Call) -> None:
 
 
 def _show_plan(call: Call, workspace: Workspace, cluster: Cluster, scattered: bool) -> None:
-    """--dry; with --verify the nodes hash what they have, and nothing is removed."""
+    """Print what would be sent, for --dry. With --verify the nodes hash what they have, and nothing is removed."""
     amount = f"{count(len(workspace.files), 'file')}, {human_bytes(workspace.size)}"
     shards = ", shards only to the nodes that read them" if scattered else f", as release {workspace.release}"
     call.terminal.line(f"would send {amount}{shards}")
@@ -84,7 +84,10 @@ def _examine(
     need: Callable[[ByNode], Mapping[int, int]] | None = None,
     container: ContainerSettings = NO_CONTAINER,
 ) -> dict[int, Facts]:
-    """The facts of all nodes, after a preflight. `need`: bytes for each node. Raises the errors of all nodes."""
+    """Read the facts of all nodes, after a preflight. Raises the errors of all nodes.
+
+    need: computes the bytes for each node.
+    """
     examined = preflight.examine(fleet, {}, ping=False, container=container)
     if need is not None:
         examined = examined.room(need(examined.facts))
@@ -108,7 +111,7 @@ def _as_json(done: Dispatched, fleet: Fleet) -> dict[str, object]:
 
 
 def verified(call: Call, fleet: Fleet, facts: ByNode) -> tuple[dict[int, Facts], dict[str, Mapping[str, object]]]:
-    """The facts without the releases that are damaged, and what each node has found, by its name.
+    """Return the facts without the releases that are damaged, and what each node has found, by its name.
 
     With --dry nothing is removed. Nodes that share a ROOT_DIR hash it once. Raises what nodes raised, after the report.
     """

@@ -34,8 +34,11 @@ _LEAVE = 6.0  # seconds for commands to end at a signal; rank_session.py waits l
 
 @dataclass(frozen=True)
 class TypedCommand:
-    """A command for nodes. timeout: seconds for each node, 0 without a limit. late: options of exec that stand in it.
-    stream: print each line when it comes."""
+    """A command for nodes.
+
+    timeout: seconds for each node, 0 without a limit. late: options of exec that stand in it. stream: print each line when it
+    comes.
+    """
 
     text: str
     timeout: float
@@ -44,7 +47,7 @@ class TypedCommand:
 
     @classmethod
     def read(cls, call: Call) -> TypedCommand:
-        """The command of a command line. Raises UsageError."""
+        """Read the command of a command line. Raises UsageError."""
         given = call.given
         if given.rank or given.host:
             name = "--rank" if given.rank else "--host"
@@ -63,8 +66,10 @@ class TypedCommand:
     def run(
         self, call: Call, cluster: Cluster, hosts: Sequence[Host], connect: Callable[[Host], Link], prompter: Prompter
     ) -> None:
-        """Run it on these hosts of the cluster at once, and print the output. connect: opens the connection to one, in a
-        thread. Raises what ended differently."""
+        """Run the command on these hosts of the cluster at once, and print the output. Raises what ended differently.
+
+        connect: opens the connection to a host, in a thread.
+        """
         names = {host.index: host.name for host in hosts}
         kept = {node: Kept() for node in names}
         shown: dict[int, _Plain | _Named] = {}
@@ -157,10 +162,10 @@ class _Named:
 
 
 def ended_by_signals(call: Call, commands: Commands, serve: Callable[[], bool]) -> Callable[[], None]:
-    """Return the check of each(). The first signal ends the commands; it is raised where they do not end in time, and at once
-    where none runs. A further signal does not wait.
+    """Return the check of each(), by which the first signal ends the commands.
 
-    serve: is called regularly, and returns whether all connections are open.
+    The signal is raised where they do not end in time, and at once where none runs. A further signal does not wait. serve: is
+    called regularly, and returns whether all connections are open.
     """
     first = 0  # number of signals when the end was requested
     late = 0.0
@@ -202,7 +207,7 @@ def _answer(
 
 
 def _raise_worst(names: Mapping[int, str], gathered: Gathered[int]) -> None:
-    """The highest code; 69 if a node did not answer."""
+    """Raise an error with the highest exit code; 69 if a node did not answer."""
     raise_all(list(gathered.failed.values()))
     codes = gathered.ok
     worst = max(codes.values(), default=0)

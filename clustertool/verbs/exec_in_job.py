@@ -84,7 +84,7 @@ def _in_rank(call: Call) -> None:
 
 
 def _chosen(status: JobStatus, role: str, rank: int | None, host: str) -> Key:
-    """The rank that is meant: without --rank the lowest one that runs, of the role if it has one. Raises NotFound."""
+    """Choose the rank that is meant: without --rank the lowest one that runs, of the role if it has one. Raises NotFound."""
     names = {node.index: node.name for node in status.nodes.values()}
     if host and host not in names.values():
         raise NotFound(f"job {status.job} has no host {host!r}", f"hosts: {', '.join(names.values())}")
@@ -102,7 +102,7 @@ def _chosen(status: JobStatus, role: str, rank: int | None, host: str) -> Key:
 
 
 def _without_terminal(call: Call, link: Shells, argv: list[str]) -> int:
-    """The program gets no input. Its output is printed when it comes, byte by byte as it is."""
+    """Run the program without input, and print its output when it comes, byte by byte as it is."""
     commands = Commands()
 
     def take(data: bytes, error: bool) -> None:

@@ -35,8 +35,11 @@ _FIRST = ("trainer", 0)
 
 @dataclass(frozen=True)
 class Ending:
-    """How an interrupt ends a job. stop: returns what the nodes have answered, by their names. patience: seconds for the
-    rest of that after the records of all nodes have the end. where: on which nodes."""
+    """How an interrupt ends a job.
+
+    stop: returns what the nodes have answered, by their names. patience: seconds for the rest of that after the records of all
+    nodes have the end. where: on which nodes.
+    """
 
     stop: Callable[[str, StopHow], Mapping[str, StopAnswer | ClustertoolError]]
     patience: float = 5.0
@@ -44,7 +47,7 @@ class Ending:
 
 
 def ending(engine: Engine) -> Ending:
-    """By the engine. Where it runs the job, it proves the end, and not the agents that have answered."""
+    """Choose who proves the end of a job, and how long it may take: the engine where it runs the job, else the agents."""
     return Ending(engine.cancel, 5.0 if engine.capabilities.live_channels else 40.0)
 
 
@@ -68,7 +71,10 @@ class JobStopper:
         threading.Thread(target=self._listen, args=(grace,), daemon=True).start()
 
     def _listen(self, grace: float) -> None:
-        """In a thread, because the loop may be blocked: no program reads our stdout, or a node does not answer."""
+        """Pass on signals and report that the job is followed, in a thread.
+
+        The loop may be blocked: no program reads our stdout, or a node does not answer.
+        """
         beat_at = 0.0
         while not self._done.wait(0.05):
             self._signals(grace)
@@ -102,7 +108,7 @@ class JobStopper:
             self._call.terminal.warn(error.what + f" ({error.fix})" * bool(error.fix))
 
     def close(self) -> None:
-        """The job is over: read no more signals."""
+        """Read no more signals: the job is over."""
         self._done.set()
 
     def show_results(self, watch: JobView) -> None:
@@ -120,8 +126,10 @@ class JobStopper:
         raise_all([error for error in self._errors if isinstance(error, Survivors)])
 
     def _result(self, watch: JobView, node: int) -> StopResult:
-        """From the node's last event, else from its answer to the stop: the lead's stop may have been faster, or the
-        connection broken at our request."""
+        """Read the result of the stop from the node's last event, else from its answer to the stop.
+
+        The lead's stop may have been faster, or the connection broken at our request.
+        """
         known = watch.status.nodes.get(node)
         if known is not None and known.state is NodeState.ENDED:
             return last_result(tuple(known.survivors))
@@ -180,7 +188,7 @@ class FollowSession:
         self._follower.start(request)
 
     def run(self, until: Callable[[JobStatus], bool] | None = None) -> None:
-        """Until the job is over, `until` is true, the user has pressed Ctrl+D, or the user's terminal is closed."""
+        """Follow the job until it is over, `until` is true, the user has pressed Ctrl+D, or the user's terminal is closed."""
 
         def done(status: JobStatus) -> bool:
             self.detached = bool(signals.count.hups) or (
@@ -226,12 +234,12 @@ class FollowSession:
             self.copy_piece(LogPiece(ENDPOINTS, 0, endpoints_log(endpoints).encode()))
 
     def _check(self) -> None:
-        """An interrupt ends only what does not stop the job. JobStopper counts the others."""
+        """Raise an interrupt if it does not stop the job. JobStopper counts the others."""
         if not self._stops:
             signals.check()
 
     def _tell_away(self) -> None:
-        """What nodes wrote that were not there for the end is not lost, but has not been shown."""
+        """Warn of nodes that were not there for the end: what they wrote is not lost, but has not been shown."""
         shown = (
             f"what was printed there last is not shown; {PROGRAM} logs --job {self._job} has it when the node answers"
         )

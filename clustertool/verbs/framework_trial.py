@@ -94,7 +94,7 @@ class TrialFollower:
             self._changed.notify_all()
 
     def _becomes(self, rank: plan.TrialRank) -> None:
-        """Whatever else it prints is no news: it may print for ever."""
+        """Replace what is known of a rank. A line that it prints is no news: it may print for ever."""
         if replace(rank, last_line="") != replace(self._ranks[rank.rank], last_line=""):
             self._news_at = time.monotonic()
         self._ranks[rank.rank] = rank
@@ -109,7 +109,7 @@ class TrialFollower:
         return outcome.reason if outcome is not None and outcome.node in (-1, rank.node) else ""
 
     def state(self, wait: float) -> tuple[list[plan.TrialRank], float]:
-        """All ranks, and for how many seconds there has been no news; inf: the job is over."""
+        """Return all ranks, and for how many seconds there has been no news; inf: the job is over."""
         with self._changed:
             self._changed.wait(wait)
             quiet = float("inf") if self.watch.status.outcome else time.monotonic() - self._news_at
@@ -117,7 +117,7 @@ class TrialFollower:
 
 
 def read_order(call: Call, cluster: Cluster, toml: Toml, passed: tuple[tuple[str, str], ...]) -> TrialRequest | None:
-    """None without --framework. Raises UsageError, before any connection."""
+    """Read the options of a trial, None without --framework. Raises UsageError, before any connection."""
     name, text = call.given.framework, call.given.timeout
     if text and not name:
         raise UsageError("--timeout has no effect without --framework", "the other checks have deadlines of their own")
@@ -146,7 +146,10 @@ def read_order(call: Call, cluster: Cluster, toml: Toml, passed: tuple[tuple[str
 def framework(
     call: Call, fleet: Fleet, examined: Examined, order: TrialRequest, ear: TrialFollower
 ) -> tuple[Examined, list[Any]]:
-    """What was seen, with findings of the framework; and its ranks, for JSON. Raises Interrupted, with all ended."""
+    """Try the framework on all nodes: what was seen, with its findings, and its ranks, for JSON.
+
+    Raises Interrupted, with all processes ended.
+    """
     cluster = fleet.cluster
     folded, numbers = folding(cluster), {host.name: host.index for host in cluster.hosts}
     bad = sorted({finding.node for finding in errors(examined.findings)})
@@ -169,7 +172,10 @@ def framework(
 
 
 def _refused(error: ClustertoolError, numbers: Mapping[str, int]) -> list[Finding]:
-    """The trial could not be started: the error of each node. Devices in use are not a fault. numbers: of nodes by name."""
+    """Convert the errors of a trial that could not be started to findings. Devices in use are not a fault.
+
+    numbers: of nodes by name.
+    """
     found = []
     for one in singles(error):
         level = "warn" if isinstance(one, DeviceInUse) else "error"
@@ -199,7 +205,7 @@ def _try(
 
 
 def _start(call: Call, fleet: Fleet, facts: ByNode, order: TrialRequest, mine: Identity) -> Plan:
-    """The plan, once all its trainers may start."""
+    """Start the trial and return its plan, once all its trainers may start."""
     cluster = replace(fleet.cluster, secrets=())
     spec = replace(order.spec, env=(*order.spec.env, (_CODE, program("node/probe/framework_probe.py"))))
 
@@ -217,7 +223,7 @@ def _start(call: Call, fleet: Fleet, facts: ByNode, order: TrialRequest, mine: I
 
 
 def _wait(call: Call, fleet: Fleet, job: str, order: TrialRequest, ear: TrialFollower) -> list[plan.TrialRank]:
-    """All ranks, once nothing more is to be expected of them. Raises Interrupted."""
+    """Wait until nothing more is to be expected of the ranks, and return them. Raises Interrupted."""
     reported, since, beat_at = "", time.monotonic(), 0.0
     while True:
         signals.check()
@@ -252,7 +258,7 @@ def _end(call: Call, fleet: Fleet, job: str, seconds: float) -> None:
 
 
 def _between(fleet: Fleet, facts: ByNode) -> list[Finding]:
-    """The links again, at ports such as the framework takes: a firewall may know the job's ports, and no other."""
+    """Try the links again, at ports such as the framework takes: a firewall may know the job's ports, and no other."""
     meshed = mesh(fleet, facts, plan.own_ports(facts, secrets.token_hex(8)))
     bad = errors(meshed.findings)
     return [replace(one, text=f"{one.text} (ports {facts[one.node].ephemeral[0]} and up)") for one in bad]

@@ -30,7 +30,7 @@ def gpus(call: Call) -> None:
 
 
 def _of_engine(call: Call, nodes: Sequence[EngineNode]) -> None:
-    """What the engine knows: what its users have asked for, and not what runs on the devices."""
+    """Print what the engine knows: what its users have asked for, and not what runs on the devices."""
     if call.json:
         found = {node.name: {k: v for k, v in asdict(node).items() if k not in ("name", "gpus")} for node in nodes}
         for node in nodes:

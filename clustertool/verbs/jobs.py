@@ -73,7 +73,7 @@ def show_join_log(call: Call, log: tuple[str, Sequence[str]]) -> None:
 
 
 def _as_json(job: ListedJob) -> dict[str, object]:
-    """The documented fields. The reason of a job that is starting is made here."""
+    """Build the documented fields of a job. The reason of a job that is starting is made here."""
     part, about = job["part"], job["queued"]
     found = {name: value for name, value in job.items() if name not in ("part", "asked", "known", "queued")}
     queue = {} if about is None else {"queue": {"since": about.since or None, "expected": about.expected or None}}
@@ -82,7 +82,7 @@ def _as_json(job: ListedJob) -> dict[str, object]:
 
 @contextmanager
 def opened(call: Call, sink: Sink | None = None, lag: float | None = None, newest: bool = False) -> Iterator[Engine]:
-    """The engine with its agents, for jobs that exist. `sink` gets their frames. lag: see Fleet.open.
+    """Open the engine with its agents, for jobs that exist. sink: gets their frames. lag: see Fleet.open.
 
     newest: without --job the verb is about the newest job, whose hosts are known without a conf.py.
     """
@@ -97,7 +97,7 @@ def opened(call: Call, sink: Sink | None = None, lag: float | None = None, newes
 
 @contextmanager
 def engine_of(call: Call, whole: bool = True, lag: float | None = None, newest: bool = False) -> Iterator[Engine]:
-    """The same. After the verb has printed its answer, failures of nodes are raised, since the answer is not complete.
+    """Open the engine with its agents, and raise failures of nodes after the verb has printed its incomplete answer.
 
     whole=False: only failures of nodes that logged in and did not answer, if the verb does not need all nodes of conf.py.
     """

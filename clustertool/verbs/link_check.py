@@ -64,7 +64,7 @@ class _Links:
         return gathered.ok
 
     def open(self, ports: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, ...]]:
-        """The ports that listen now."""
+        """Open ports on nodes and return those that listen now."""
         asked = {
             node: LINK_OPEN({"node": node, "address": self._addresses[node], "ports": list(some), "token": self._token})
             for node, some in ports.items()
@@ -80,7 +80,10 @@ class _Links:
         return [plan.Try(node, *row) for node, answer in self._ask(asked).items() for row in answer["tries"]]
 
     def fill(self, pairs: Sequence[plan.Pair], good: Mapping[plan.Pair, int]) -> tuple[dict[plan.Pair, float], int]:
-        """Rounds in which every node is in one pair at most, one direction after the other; what the time allows."""
+        """Measure bandwidths in rounds in which every node is in one pair at most, one direction after the other.
+
+        Returns the speeds of as many rounds as the time allows, and the number of pairs that were left out.
+        """
         speeds: dict[plan.Pair, float] = {}
         rounds = plan.rounds(pairs)
         allowed = max(1, int(_ALL_SENDS / (2 * _SEND)))
@@ -115,7 +118,7 @@ def as_json(meshed: Meshed, cluster: Cluster) -> dict[str, object]:
 
 
 def describe(meshed: Meshed, cluster: Cluster) -> list[str]:
-    """What is worth telling of links that work: how many, the slowest."""
+    """Describe the links that work: how many, the slowest, their bandwidth."""
 
     def arrow(source: int, target: int) -> str:
         return f"{cluster.hosts[source].name} -> {cluster.hosts[target].name}"

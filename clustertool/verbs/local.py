@@ -39,7 +39,10 @@ def down(call: Call) -> None:
 
 
 def _stop_jobs(call: Call, cluster: Cluster) -> None:
-    """Supervisors are detached from sshd and would outlive it. What may live on is named, and the servers end all the same."""
+    """Stop all jobs of the embedded cluster, since supervisors are detached from sshd and would outlive it.
+
+    What may live on is named, and the servers end all the same.
+    """
     with Fleet(cluster, signals.check).open() as fleet:
         known = ask_jobs(fleet, "")
         for job, answers in stop_jobs(

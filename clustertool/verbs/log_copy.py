@@ -20,13 +20,13 @@ from clustertool.verbs.verb import Call
 
 
 def prepare(call: Call) -> None:
-    """From now on, what --log-dir shows is of the job of this command. Raises DataError."""
+    """Prepare the folder of --log-dir, so that what it shows is of the job of this command. Raises DataError."""
     if call.given.log_dir:
         local_logs.prepare(_folder(call))
 
 
 def of_job(call: Call, job: str) -> LocalLogs | None:
-    """Where the session that follows the job writes logs, None if they are not wanted."""
+    """Create the copy of logs for the session that follows the job, None if no logs are wanted here."""
     if not (call.given.log_dir or call.given.fetch_logs):
         return None
     return LocalLogs(job, _folder(call) if call.given.log_dir else None)
@@ -37,7 +37,7 @@ def _folder(call: Call) -> Path:
 
 
 def finish(call: Call, fleet: Fleet, inbox: Inbox, follow: FollowSession) -> None:
-    """After the job: all logs with --fetch-logs. What is missing is a warning, because the verdict is the job's.
+    """Copy all logs with --fetch-logs, after the job. What is missing is a warning, because the verdict is the job's.
 
     A new signal ends it, also SIGHUP.
     """

@@ -137,14 +137,14 @@ def _asked(call: Call) -> Ranks:
 
 
 def _since(text: str) -> float:
-    """--since in seconds since the epoch: so long ago, or a time in ISO 8601, of this time zone unless it names one."""
+    """Convert --since to seconds since the epoch: so long ago, or a time in ISO 8601, of this time zone unless it names one."""
     with contextlib.suppress(ValueError, OverflowError):
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
     return time.time() - age(text, "--since")
 
 
 def _raw(call: Call, fleet: Fleet, inbox: Inbox, request: FollowRequest, node: int) -> None:
-    """Bytes as they are, straight from the channel to stdout, whatever the amount. A broken connection is resumed."""
+    """Copy bytes as they are from the channel to stdout, whatever the amount. A broken connection is resumed."""
     offsets: dict[str, int] = {}
     fleet.agents[node].ask(FOLLOW(request))
     for _, header, payload in inbox.frames(signals.check):
@@ -212,7 +212,7 @@ def _list_files(call: Call, found: dict[str, tuple[int, dict[str, int]]]) -> Non
 
 
 def _print_file(call: Call, fleet: Fleet, inbox: Inbox, job: str, found: dict[str, tuple[int, dict[str, int]]]) -> None:
-    """One file of one node: its bytes with --raw, else its lines made harmless."""
+    """Print one file of one node: its bytes with --raw, else its lines made harmless."""
     file = call.given.file
     having = [name for name, (_, files) in found.items() if file in files]
     if not having:

@@ -47,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _candidates(tokens: Sequence[str]) -> list[str]:
-    """What the last token may become, for the program that is the first one."""
+    """List what the last token may become, for the program that is the first one."""
     if os.path.basename(tokens[0] if tokens else "") != _LAUNCHER:
         return completion.candidates(tokens, _ALL, COMMON, HELP, _values)
     known = importlib.import_module("clustertool.cli.launchers.foreign_options").spellings()
@@ -55,13 +55,13 @@ def _candidates(tokens: Sequence[str]) -> list[str]:
 
 
 def _values(kind: str) -> list[str]:
-    """The values of a kind for completion."""
+    """List the values of a kind for completion."""
     find = complete_values.VALUES.get(kind)
     return find() if find else []
 
 
 def _answer(line: parser.CommandLine) -> str | None:
-    """What is printed where no verb runs; None where one does. Raises UsageError."""
+    """Build the text that is printed where no verb runs; None where one does. Raises UsageError."""
     common, verb, width = line.common, line.verb, shutil.get_terminal_size().columns
     asked = line.given.pop("commands", ())
     if len(asked) > 1:

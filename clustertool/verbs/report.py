@@ -37,7 +37,7 @@ def report(call: Call) -> None:
 
 
 def _target(name: str) -> Path:
-    """Checked before any connection. Raises UsageError."""
+    """Check the path of --to before any connection. Raises UsageError."""
     path = Path(name)
     if path.is_dir():
         raise UsageError(f"--to {name} is a folder", "name a file, such as report.html")

@@ -166,7 +166,7 @@ def _follow(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, made: P
 
 
 def _follow_queued(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, job: str) -> None:
-    """The same for a job that has left the queue: the plan was made without this machine."""
+    """Follow a job that has left the queue, whose plan was made without this machine, to its end."""
     attach_to(engine, job, exact=True)
     follow_starts(
         call, engine, inbox, job, mask(order.secrets.values()), {"logs": wanted(call), "tail": None}, order.grace
@@ -250,9 +250,11 @@ def follow_to_end(
     again: Callable[[str, int], bool] = lambda job, attempt: False,
     cause: Callable[[str], tuple[str, int] | None] = lambda job: None,
 ) -> bool:
-    """Follow a job that has been started, copy its logs, show the verdict. Raises the job's error. ended: is called before
-    the last line. again: whether a job that was stopped or lost, or had no time left, in an attempt starts again. cause: see
-    Engine.cause(). True: it was not lost, and starts again."""
+    """Follow a job that has been started, copy its logs, show the verdict. Raises the job's error.
+
+    ended: is called before the last line. again: checks whether a job that was stopped or lost, or had no time left, in an
+    attempt starts again. cause: see Engine.cause(). Returns True if it was not lost, and starts again.
+    """
 
     def over() -> None:
         log_copy.finish(call, fleet, inbox, follow)
@@ -288,7 +290,7 @@ class _Detached(Exception):
 
 
 def wait_for_start(call: Call, engine: Engine, job: str, grace: float) -> bool:
-    """True when the job has started, False if the user has left it. An interrupt cancels the job, and is raised then."""
+    """Wait until a queued job has started; False if the user has left it. An interrupt cancels the job, and is raised."""
     key = DetachKey()
     key.forget()
     signals.count.job = job
@@ -338,8 +340,10 @@ def _cancel(call: Call, engine: Engine, job: str, error: ClustertoolError, grace
 
 
 def detached(call: Call, follow: FollowSession, job_id: str, total: int) -> bool:
-    """Wait until all `total` processes run, then return. False if the job has ended, or is ending: then follow it; and if the
-    user has left it before. total: 0 for those of the plan that the nodes have made."""
+    """Wait until all processes run, for --detach. False if the job is to be followed: it has ended, or is ending.
+
+    Also False if the user has left it before. total: of processes; 0 for those of the plan that the nodes have made.
+    """
 
     def all_started(status: JobStatus) -> bool:
         return status.outcome is not None or started(status) >= (total or max(1, len(status.processes)))
@@ -355,7 +359,7 @@ def detached(call: Call, follow: FollowSession, job_id: str, total: int) -> bool
 
 
 def _finish(call: Call, error: ClustertoolError | None, follow: FollowSession) -> None:
-    """The JSON answer and the exit: raises the job's error, or reports success."""
+    """Print the JSON answer and end: raise the job's error, or report success."""
     status = follow.watch.status
     reason = status.outcome.reason if status.outcome else "done"
     if call.json:
@@ -367,7 +371,7 @@ def _finish(call: Call, error: ClustertoolError | None, follow: FollowSession) -
 
 
 def _show(call: Call, submission: Submission) -> None:
-    """The plan, and the texts that are submitted: exactly what submit() uses."""
+    """Print the plan, and the texts that are submitted: exactly what submit() uses."""
     plan = as_dict(submission.plan) if submission.plan else {}
     lines = container_lines(submission.plan) if submission.plan else {}
     for node in plan.get("nodes", ()):

@@ -30,8 +30,10 @@ _OURS = frozenset(  # most scripts have no such options
 
 
 def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> RunRequest:
-    """What call.given asks for, on the cluster that `find` finds. Raises UsageError, DataError, ConfigError; no connection
-    is open yet."""
+    """Read what call.given asks for, on the cluster that `find` finds.
+
+    Raises UsageError, DataError, ConfigError; no connection is open yet.
+    """
     given = call.given
     folder = one_of(call, "workspace", "job-dispatch-package")
     wish = RunWish(
@@ -56,7 +58,10 @@ def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> Run
 
 
 def find_cluster(call: Call, options: Options) -> Callable[[], Cluster]:
-    """What finds the cluster of a run. Without a workspace it must have a conf.py, and no embedded cluster is started."""
+    """Create the function that finds the cluster of a run.
+
+    Without a workspace it must have a conf.py, and no embedded cluster is started.
+    """
 
     def find() -> Cluster:
         named = one_of(call, "workspace", "job-dispatch-package") or options.job_workspace
@@ -69,7 +74,7 @@ def find_cluster(call: Call, options: Options) -> Callable[[], Cluster]:
 
 
 def read_options(call: Call) -> Options:
-    """The options of `run`; those that were not given have the defaults of Options."""
+    """Read the options of `run`; those that were not given have the defaults of Options."""
     given = call.given
     if given.workers and given.trainers and given.workers != given.trainers:
         raise UsageError("--workers and --trainers have different values", "they are two names of one option: give one")
@@ -85,8 +90,10 @@ def read_options(call: Call) -> Options:
 
 
 def with_program(call: Call, options: Options) -> Options:
-    """After the program that stands behind the options: `run train.py --lr 0.1`. Its workspace is the current folder if
-    there is no other one. Raises UsageError, DataError."""
+    """Add the program that stands behind the options to them: `run train.py --lr 0.1`. Raises UsageError, DataError.
+
+    Its workspace is the current folder if there is no other one.
+    """
     given = call.given
     if not given.program:
         return options
@@ -121,7 +128,10 @@ def note_late(call: Call, program: str, command: Sequence[str]) -> None:
 
 
 def script_in(folder: Path, script: str) -> str:
-    """The path of a script below the workspace, in which it starts. Raises DataError for a script that nodes do not get."""
+    """Return the path of a script below the workspace, in which it starts.
+
+    Raises DataError for a script that nodes do not get.
+    """
     top = Path(os.path.abspath(folder))
     path = Path(os.path.normpath(top / script))
     if not path.is_file():
@@ -134,7 +144,7 @@ def script_in(folder: Path, script: str) -> str:
 
 
 def wanted(call: Call) -> Shown:
-    """Logs to show: all, all trainers, or trainers by rank."""
+    """Return the logs to show: all, all trainers, or trainers by rank. Raises UsageError."""
     if call.given.all_ranks:
         return "all"
     text = call.given.rank or "0"

@@ -60,7 +60,10 @@ def install() -> None:
 
 
 def _deaf() -> None:
-    """Everything is printed. The interpreter removes handlers while it ends, and a late Ctrl+C would change the exit code."""
+    """Ignore signals from now on, since everything is printed.
+
+    The interpreter removes handlers while it ends, and a late Ctrl+C would change the exit code.
+    """
     for number in _DEFAULTS:
         if signal.getsignal(number) is _on_signal:
             signal.signal(number, signal.SIG_IGN)

@@ -89,20 +89,20 @@ def _nothing(fleet: Fleet) -> str:
 
 
 def _orphaned(engine: Engine, known: Mapping[int, JobsAnswer], about: Described) -> list[str]:
-    """Jobs that no supervisor controls any more, where none runs. Their processes may live: the caretakers were killed."""
+    """List jobs that no supervisor controls any more, where none runs. Their processes may live: the caretakers were killed."""
     lost = [job["id"] for job in merged(known, about) if job["state"] is JobState.LOST]
     return [job for job in lost if not by_engine(engine, about, job)]
 
 
 def _found(job: str, nodes: Mapping[str, Stopped]) -> bool:
-    """Whether a stop has found something of a job."""
+    """Check whether a stop has found something of a job."""
     return any(read_result(answer, job).state in (StopState.CLEAN, StopState.SURVIVORS) for answer in nodes.values())
 
 
 def _cancelled(
     engine: Engine, jobs: Collection[str], how: StopHow
 ) -> tuple[dict[str, EngineAnswers], list[ClustertoolError]]:
-    """The answers of the nodes of the jobs that the engine has ended, and why it has not ended others."""
+    """Cancel jobs by the engine: the answers of the nodes of those that it has ended, and why it has not ended others."""
     found = engine.cancel_all(jobs, how)
     ended = {job: one for job, one in found.items() if not isinstance(one, ClustertoolError)}
     return ended, [one for one in found.values() if isinstance(one, ClustertoolError)]
@@ -118,7 +118,7 @@ def _show_early(call: Call, answers: ByJob, shown: dict[tuple[str, str], str]) -
 
 
 def _asked(call: Call, fleet: Fleet, answers: ByJob) -> ByJob:
-    """The answers without the nodes that --only and --skip leave out, which are named."""
+    """Remove the nodes that --only and --skip leave out from the answers, and name them in a note."""
     ours = {host.name for host in fleet.cluster.hosts}
     for job, nodes in answers.items():
         left_out = [name for name in nodes if name not in ours]
@@ -169,9 +169,9 @@ def _tell(
     refused: Collection[ClustertoolError],
     shown: Mapping[tuple[str, str], str],
 ) -> None:
-    """The result per node and job; 76 for survivors, 69 for nodes that did not answer or cannot know.
+    """Print the result per node and job. Raises 76 for survivors, 69 for nodes that did not answer or cannot know.
 
-    `failed`: nodes that did not list their jobs. `lost`: jobs that are not shown if they had ended on all nodes. `cancelled`:
+    failed: nodes that did not list their jobs. lost: jobs that are not shown if they had ended on all nodes. cancelled:
     jobs that the engine has ended. refused: why it has not ended others. shown: the texts that are on the screen.
     """
     results = {job: {name: read_result(one, job) for name, one in nodes.items()} for job, nodes in answers.items()}

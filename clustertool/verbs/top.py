@@ -96,7 +96,7 @@ class Top:
         raise_all(list(self._poll.failed.values()))
 
     def _measure(self) -> None:
-        """For one interval, and until each node that answers has sent two samples: loads and rates need two."""
+        """Take samples for one interval, and until each node that answers has sent two: loads and rates need two."""
         end = time.monotonic() + self._interval
         while time.monotonic() < end or (self._lacking() and time.monotonic() < end + self._interval + _PATIENCE):
             signals.check()
@@ -202,7 +202,7 @@ class Top:
             threading.Thread(target=self._stop, args=(job,), daemon=True).start()
 
     def _stop(self, job: str) -> None:
-        """Runs in the background of the view; its result is in the last line."""
+        """Stop a job, in the background of the view; the result is in the last line."""
         try:
             answers = stop_now(self._engine, job, stop_how(f"{commanded()} stop", self._fleet.cluster.grace))
             texts = gather({name: stop_text(read_result(answer, job)) for name, answer in answers.items()})
@@ -221,7 +221,7 @@ def _size() -> tuple[int, int]:
 
 
 def pressed(wait: float) -> Iterator[str]:
-    """What is typed, key by key."""
+    """Yield what is typed within `wait` seconds, key by key."""
     if not select.select([sys.stdin], [], [], wait)[0]:
         return
     text = os.read(sys.stdin.fileno(), 1024).decode("utf-8", "ignore")
@@ -234,7 +234,7 @@ def pressed(wait: float) -> Iterator[str]:
 
 @contextlib.contextmanager
 def keyboard() -> Iterator[None]:
-    """Keys come one by one and are not shown; Ctrl+C stays what it is. Undone in any case."""
+    """Read keys one by one without showing them; Ctrl+C stays what it is. The terminal is restored in any case."""
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     try:

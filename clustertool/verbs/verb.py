@@ -84,7 +84,7 @@ class Call:
         self.terminal.note(text)
 
     def gather_remarks(self) -> None:
-        """From now on keep remarks, which show_remarks() prints in one line, unless -v is given."""
+        """Keep remarks from now on, which show_remarks() prints in one line, unless -v is given."""
         self._remarks = None if self.given.verbose else []
 
     def remark(self, text: str) -> None:
@@ -148,7 +148,7 @@ class User:
 
 
 def one_of(call: Call, *names: str) -> str:
-    """The value of an option and its aliases. Raises UsageError when two differ."""
+    """Return the value of an option and its aliases. Raises UsageError when two differ."""
     values = {name: getattr(call.given, name.replace("-", "_")) for name in names}
     given = {name: value for name, value in values.items() if value}
     if len(set(given.values())) > 1:
@@ -158,7 +158,7 @@ def one_of(call: Call, *names: str) -> str:
 
 
 def whole(text: str, option: str) -> int | None:
-    """An option's whole number, None if it was not given. Raises UsageError."""
+    """Convert an option to a whole number, None if it was not given. Raises UsageError."""
     if text == "":
         return None
     if not text.isdecimal():
@@ -167,7 +167,7 @@ def whole(text: str, option: str) -> int | None:
 
 
 def seconds(text: str, option: str, default: float, least: float = 0.0, most: float = math.inf) -> float:
-    """An option's duration in seconds. Raises UsageError."""
+    """Convert an option to a duration in seconds. Raises UsageError."""
     found = seconds_of(text) if text else default
     if found is None:
         raise UsageError(f"{option} {text!r} is not a duration", DURATIONS)
@@ -177,7 +177,7 @@ def seconds(text: str, option: str, default: float, least: float = 0.0, most: fl
 
 
 def age(text: str, option: str) -> float:
-    """An option's time until now in seconds: 7d, 10m. A number alone is refused: 7 may mean days. Raises UsageError."""
+    """Convert an option's time until now to seconds: 7d, 10m. Raises UsageError, also for a number alone: 7 may mean days."""
     found = seconds_of(text) if text[-1:].isalpha() else None
     if found is None:
         raise UsageError(f"{option} {text!r} is not a duration with a unit", "10m, 12h or 7d")
@@ -185,7 +185,7 @@ def age(text: str, option: str) -> float:
 
 
 def role_of(text: str) -> str:
-    """--role as the job's processes have it. Raises UsageError."""
+    """Convert --role to a role as the job's processes have it. Raises UsageError."""
     role = known(text)
     if not role:
         raise UsageError(f"--role {text!r} is not known", f"one of {', '.join(ROLES)}")
@@ -213,12 +213,12 @@ def run(verb: Verb, values: Mapping[str, object], dry: bool) -> int:
 
 
 def refuse(error: UsageError, json: bool) -> int:
-    """A command line that names no verb and options to carry out. Returns the exit code."""
+    """Report an error of a command line that names no verb and options to carry out. Returns the exit code."""
     return _fail(Call(SimpleNamespace(json=json)), error)
 
 
 def outermost(body: Callable[[Call], None], call: Call) -> int:
-    """The outermost boundary: every error becomes a message on stderr and an exit code here."""
+    """Run a verb, and turn every error into a message on stderr and an exit code: the outermost boundary."""
     # Most objects of a command live until its end, so frequent collections find nothing.
     gc.set_threshold(100_000, 50, 50)
     try:

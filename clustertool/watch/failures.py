@@ -33,13 +33,16 @@ class Failures:
     _due: float | None = None
 
     def fail(self, failure: Failure, t: float, now: float) -> None:
-        """A process has failed by itself at `t`."""
+        """Add the failure of a process at `t` to those that wait, unless it has been reported."""
         if _key(failure) not in self._reported:
             self._waiting.append((t, failure))
             self._hold(now + (_CAUSE if failure.consequence else HOLD))
 
     def expect(self, culprits: Iterable[Key], attempt: int, why: EventNews, now: float) -> None:
-        """The lead has named the first failures, in its event `why`, in case that their own events never come."""
+        """Put the first failures that the lead has named in front of those that wait.
+
+        why: the lead's event. It is reported instead, in case that their own events never come.
+        """
         named = [(key, attempt) for key in culprits]
         self._first += named
         if named and not self._reported.intersection(named):
@@ -47,14 +50,14 @@ class Failures:
             self._hold(now + HOLD)
 
     def follow(self, news: News) -> list[News]:
-        """News that are printed now, or behind the failures that wait."""
+        """Return the news if they can be printed now; else keep them behind the failures that wait, and return none."""
         if self._due is None:
             return [news]
         self._behind.append(news)
         return []
 
     def release(self, now: float | None = None) -> list[News]:
-        """What is due; everything if `now` is None."""
+        """Return the failures that are due, grouped by cause, and the news behind them. now: None for all of them."""
         if self._due is None or (now is not None and now < self._due):
             return []
         places = {key: number for number, key in enumerate(self._first)}
@@ -76,7 +79,7 @@ class Failures:
         return found
 
     def printed(self, key: Key) -> bool:
-        """Whether a failure of this process has been reported."""
+        """Check whether a failure of this process has been reported."""
         return any(reported == key for reported, _ in self._reported)
 
     def _hold(self, due: float) -> None:

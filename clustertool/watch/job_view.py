@@ -103,7 +103,7 @@ class JobView:
         return [RefusedNews(0.0, self.status.name(node), why)]
 
     def idle(self, now: float) -> list[Item]:
-        """Failures that have waited long enough, and progress bars that wait for their newline."""
+        """Return failures that have waited long enough, and progress bars that wait for their newline."""
         found: list[Item] = [*self._failures.release(now)]
         for key, lines in self._all_lines():
             shown = lines.idle(now)
@@ -112,7 +112,7 @@ class JobView:
         return found
 
     def remind(self, now: float) -> list[Item]:
-        """What the job waits for, each time that a report of it is due. `now`: seconds since the epoch."""
+        """Return what the job waits for, each time that a report of it is due. now: seconds since the epoch."""
         found: list[Item] = []
         reports: dict[type[Wait], int] = {}
         for wait in waits(self.status, now):
@@ -123,7 +123,7 @@ class JobView:
         return found
 
     def rest(self) -> list[Item]:
-        """At the end: failures that still wait."""
+        """Return the failures that still wait, at the end of the job."""
         return [*self._failures.release()]
 
     @property
@@ -140,25 +140,31 @@ class JobView:
         return 0 < len(others) == len(ends) and all(end.state is JobState.LOST and end.node == lead for end in ends)
 
     def end_by_engine(self, reason: str, t: float) -> list[Item]:
-        """The engine has ended the job: nothing more is expected of nodes that have not recorded an end."""
+        """Record that the engine has ended the job, so that no more is expected of nodes that have not recorded an end."""
         self.status.end_by_engine(reason, t)
         left = self.nodes - self.ended
         self.ended |= left
         return [item for node in sorted(left) for item in self._flush(node)]
 
     def printed(self, outcome: Outcome) -> bool:
-        """Whether the news have named the reason of this outcome already."""
+        """Check whether the news have named the reason of this outcome already."""
         if outcome.state is JobState.FAILED:
             return any(self._failures.printed(key) for key in outcome.culprits)
         return outcome.state is JobState.LOST and outcome.node in self._lost
 
     def blocked(self, seconds: float, now: float) -> None:
-        """This process did not run for so long: no node was silent in that time."""
+        """Move the times of the last messages forward by the seconds in which this process did not run.
+
+        Else each node would seem to have been silent in that time.
+        """
         for node, at in list(self.received.items()):
             self.received[node] = min(now, at + seconds)
 
     def _log(self, node: int, header: LogFrame, payload: bytes) -> list[Item]:
-        """What is new in a piece: one that came over a connection we had given up may be here already."""
+        """Add a piece of a log, without the part that is known, and return its complete lines.
+
+        A piece can come twice: over a connection that was given up, and over the next one.
+        """
         key, attempt, log = (str(header["role"]), int(header["rank"])), int(header["attempt"]), str(header["log"])
         offsets, start = self.offsets.setdefault(node, {}), int(header["off"])
         if not self.status.has_rank(node, key, attempt) or log != JobPaths.log(*key, attempt):
@@ -174,7 +180,10 @@ class JobView:
         return [*found, LogLines(*key, node, lines, self._times.get(key))] if lines else found
 
     def _of_attempt(self, key: Key, attempt: int) -> Lines:
-        """Of each rank the lines of two attempts are kept: an old one may still print when the next one begins."""
+        """Return the lines of an attempt of a rank, and drop those of attempts before the last two.
+
+        The last but one may still print when the next one begins.
+        """
         found = self._lines.setdefault(key, {})
         lines = found.setdefault(attempt, Lines())
         while len(found) > _ATTEMPTS:
@@ -182,7 +191,10 @@ class JobView:
         return lines
 
     def _feed(self, lines: Lines, data: bytes) -> list[str]:
-        """The lines that are complete. The beginnings of all other lines take bounded memory together: longer ones are cut."""
+        """Add data to the lines of a rank and return those that are complete.
+
+        The beginnings of the incomplete lines of all ranks share one limit of memory: longer ones are cut.
+        """
         self._open -= lines.buffered
         lines.limit = max(_LEAST, min(_LONGEST, _OPEN - self._open))
         found = lines.feed(data)
@@ -193,7 +205,7 @@ class JobView:
         return [(key, lines) for key, attempts in self._lines.items() for lines in attempts.values()]
 
     def _flush(self, node: int) -> list[Item]:
-        """The last lines of a node's ranks, newline or not."""
+        """Return the last lines of a node's ranks, with or without a newline at their end."""
         found: list[Item] = []
         for key, lines in self._all_lines():
             if self._node_of(key) == node:
@@ -226,7 +238,7 @@ class JobView:
             yield from self._failures.follow(news)
 
     def _news(self, node: int, event: Event, before: str) -> News | None:
-        """What else a follower must know; `before`: the phase before this event."""
+        """Convert an event into news for a follower, None where it has none. before: the phase before this event."""
         t, name = float(event.get("t", 0)), self.status.name(node)
         if event["type"] == "phase" and self.status.phase != before:
             roles = frozenset(role for role in ROLES if self.status.of(role))

@@ -43,7 +43,7 @@ class Lines:
         return len(self._open) + len(self._bar)
 
     def feed(self, data: bytes) -> list[str]:
-        """The lines that `data` completes."""
+        """Add data and return the lines that it completes."""
         if len(data) > self.limit:  # so that no line inside one chunk can be longer than the limit
             starts = range(0, len(data), self.limit)
             return [line for start in starts for line in self.feed(data[start : start + self.limit])]
@@ -62,7 +62,7 @@ class Lines:
         return lines
 
     def idle(self, now: float) -> list[str]:
-        """The progress bar that waits for its newline, at most one line a period and only if it moved."""
+        """Return the progress bar that waits for its newline, if it has moved; at most one line a period."""
         if self._fed != self._seen:
             self._seen, self._changed_at = self._fed, now
         if not self._is_bar or now - self._shown_at < self._period:
@@ -76,11 +76,11 @@ class Lines:
         return [text]
 
     def end(self) -> list[str]:
-        """The last line, if the stream ended without a newline."""
+        """Return the last line, if the stream ended without a newline."""
         return self._close(b"") if self._open or self._bar else []
 
     def _close(self, data: bytes) -> list[str]:
-        """The line that ends after `data`; nothing if idle() already gave exactly this."""
+        """Complete the current line with `data` and return it, unless idle() has returned exactly this text."""
         self._keep(data)
         line = self._text() if self._open else self._bar
         lines = [] if line and line == self._shown else [line]
@@ -122,12 +122,12 @@ class Lines:
 
 
 def _visible(line: str) -> str:
-    """What a terminal shows of a line with carriage returns: its last segment that is not empty."""
+    """Return what a terminal shows of a line with carriage returns: its last segment that is not empty."""
     return line.rstrip("\r").rpartition("\r")[2]
 
 
 def in_order(nodes: Iterable[int], following: Callable[[int], Frame]) -> Iterator[Frame]:
-    """The logs of several ranks: pieces of all nodes in the order of their times, one piece per node in memory.
+    """Merge the logs of several ranks by time, with one piece per node in memory.
 
     `following(node)` waits for a node's next frame. A node's pieces are in order already. Its last pieces, and its events, have
     no time and keep their place. Ends when every node has sent its last event.
@@ -148,7 +148,7 @@ def in_order(nodes: Iterable[int], following: Callable[[int], Frame]) -> Iterato
 
 
 def excerpt(lines: Sequence[str], most: int = 20) -> list[str]:
-    """The part of a culprit's log to print: its last Python traceback, or else its last `most` lines.
+    """Select the part of a culprit's log to print: its last Python traceback, or else its last `most` lines.
 
     Of a very long traceback these are its head and its end.
     """

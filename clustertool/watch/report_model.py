@@ -137,12 +137,15 @@ class ReportModel:
 
 
 def _shown_epoch(epoch: EpochChange, clean: Hide) -> EpochChange:
-    """The texts of nodes and programs in an epoch, as they can be shown."""
+    """Remove control characters and secrets from the texts of nodes and programs in an epoch."""
     return epoch._replace(cause=clean(epoch.cause), left=tuple((node, clean(why)) for node, why in epoch.left))
 
 
 def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] = ()) -> ReportModel:
-    """`status` is the fold of the answers' events; `notes` is what else a reader must know (nodes that did not answer)."""
+    """Build the model of the report from the fold of the events and the nodes' answers.
+
+    notes: what else a reader must know, such as nodes that did not answer. hide: removes secrets from a text.
+    """
 
     def clean(text: str) -> str:
         return harmless(hide(text))
@@ -208,12 +211,12 @@ def _lines(text: str, clean: Hide) -> list[str]:
 
 
 def _start(status: JobStatus, process: ProcessStatus, began: float) -> float:
-    """When the job began, by the clock of the laptop as far as the clock of the process's node differs from it."""
+    """Compute when the job began by the clock of a process's node: `began`, less the skew of that clock."""
     return began - status.nodes[process.node].skew
 
 
 def _lives(status: JobStatus, answers: Answers, began: float, last: float) -> dict[Key, list[Span]]:
-    """The spans of each rank of the nodes that answered, and of each lost one."""
+    """Collect the spans of each rank of the nodes that answered, and of each lost rank. In seconds since `began`."""
     found: dict[Key, list[Span]] = {}
     for number in sorted(status.attempts):
         for key, process in status.attempts[number].ranks.items():
@@ -230,7 +233,10 @@ def _lives(status: JobStatus, answers: Answers, began: float, last: float) -> di
 
 
 def _spans(status: JobStatus, process: ProcessStatus, answers: Answers, began: float, last: float | None) -> list[Span]:
-    """Of one attempt. `last`: the end of the report; None of an attempt after which the rank has started again."""
+    """Convert the states of one attempt of a rank into spans of time.
+
+    last: the end of the report; None for an attempt after which the rank has started again.
+    """
     start = _start(status, process, began)
     states = [(t - start, state) for t, state in process.life.states]
     if states[-1][1].alive:
@@ -249,7 +255,7 @@ def _spans(status: JobStatus, process: ProcessStatus, answers: Answers, began: f
 def _rank(
     status: JobStatus, process: ProcessStatus, known: RankCurve | None, plan: RankPlan | None, began: float, clean: Hide
 ) -> RankReport:
-    """What is known of a rank, but for its spans and its last line."""
+    """Build the report of a rank without its spans and its last line, which the caller adds."""
     rows = [(row[0] - began, *row[1:]) for row in known["rows"]] if known else []
     progress, unit = curve([(t - began, epoch, step) for t, epoch, step in known["progress"]] if known else [])
     # The kernel's counters at the ends of a rank are exact, also if it lived for less than one sample.
@@ -296,7 +302,7 @@ def _grows(curve: Curve) -> bool:
 
 
 def _pace(rank: RankReport, known: RankCurve | None) -> RankPace:
-    """The last attempt of a rank."""
+    """Measure the last attempt of a rank: start, end, progress, mean load in cores, size of the log."""
     attempt = rank.spans[-1].attempt
     start = min(span.start for span in rank.spans if span.attempt == attempt)
     cores = [value for t, value in rank.usage.cores if t >= start]
@@ -326,7 +332,10 @@ def _node(status: JobStatus, index: int, answer: ReportAnswer | None, began: flo
 
 
 def _clocks(status: JobStatus, answers: Answers) -> list[str]:
-    """All nodes were asked at the same moment: an answer with another time shows another clock."""
+    """List a sentence for each node whose clock differs from the median by more than _SKEW seconds.
+
+    All nodes were asked at the same moment, so the times of their answers show the difference.
+    """
     clocks = sorted(float(answer["now"]) for answer in answers.values())
     middle = clocks[len(clocks) // 2] if clocks else 0.0
     return [
@@ -337,7 +346,7 @@ def _clocks(status: JobStatus, answers: Answers) -> list[str]:
 
 
 def _news(answers: Answers) -> list[News]:
-    """The news that a follower of the job has got."""
+    """Replay the events of all nodes in the order of their times, and return the news that a follower would have got."""
     watch, events, items = JobView(frozenset(answers)), [], []
     for node in sorted(answers):
         # A clock may be set back.

@@ -14,15 +14,16 @@ _HARM = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\
 
 
 def harmless(text: str) -> str:
-    """`text` with every control character spelled out: ESC becomes `\\x1b`, a newline `\\n`."""
+    r"""Spell out every control character of `text`: ESC becomes `\x1b`, a newline `\n`."""
     # isprintable() is a fast, narrower test; it is False for a tab, which the pattern lets pass.
     return text if text.isprintable() else _HARM.sub(_spell, text)
 
 
 def harmless_lines(text: str, indent: str = "") -> str:
-    """The same line by line: the newlines stay. `indent` is put before each line but the first, unless it begins with a blank.
+    """Spell out the control characters line by line: the newlines stay.
 
-    With an indent, no line that a node adds to a message can be mistaken for a line of its own.
+    indent: is put before each line but the first, unless it begins with a blank. With an indent, no line that a node adds to a
+    message can be mistaken for a line of its own.
     """
     if text.isprintable():
         return text

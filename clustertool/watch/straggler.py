@@ -69,7 +69,7 @@ def _among(peers: Sequence[RankPace]) -> dict[Key, str]:
 
 
 def _steps(peers: Sequence[RankPace]) -> dict[Key, float]:
-    """Where each one was at the moment that counts; those that count something else than most are left out."""
+    """Return where each one was at the moment that counts; those that count something else than most are left out."""
     units = [pace.unit for pace in peers if pace.progress]
     unit = max(units, key=units.count) if units else ""
     moment = min(pace.end for pace in peers)
@@ -77,8 +77,10 @@ def _steps(peers: Sequence[RankPace]) -> dict[Key, float]:
 
 
 def reached(progress: Curve, moment: float) -> float:
-    """An estimate of the step at a moment, which decides which ranks are behind and is never shown: between two lines by their
-    times, after the last one at its pace for a line's time and a half."""
+    """Estimate the step at a moment, which decides which ranks are behind and is never shown.
+
+    Between two lines by their times, after the last one at its pace for a line's time and a half.
+    """
     before = [point for point in progress if point[0] <= moment]
     after = [point for point in progress if point[0] > moment]
     if not before:
@@ -91,12 +93,12 @@ def reached(progress: Curve, moment: float) -> float:
 
 
 def printed(progress: Curve, moment: float) -> float:
-    """The last step that was printed by a moment."""
+    """Find the last step that was printed by a moment."""
     return next((step for t, step in reversed(progress) if t <= moment), 0.0)
 
 
 def pace_of(progress: Curve) -> float:
-    """Steps a second between the first line and the last."""
+    """Compute the steps a second between the first line and the last."""
     (start, first), (end, last) = progress[0], progress[-1]
     return (last - first) / (end - start) if end > start else 0.0
 

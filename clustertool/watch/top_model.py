@@ -43,7 +43,10 @@ class Rate:
         return bool(self._seen)
 
     def now(self, now: float) -> float | None:
-        """A program that has stood still for long is slower than it was, and in the end it does not move."""
+        """Compute the rate at this time; None while it is unknown.
+
+        A program that has stood still for long is slower than it was, and in the end it does not move.
+        """
         if len(self._seen) < 2:
             return None
         (first, low), (last, high) = self._seen[0], self._seen[-1]
@@ -157,7 +160,7 @@ class TopModel:
             self.devices[name].append(Row((name,), what, loads, used, total, *about, history, label, model))
 
     def _processors(self, name: str, sample: GlanceAnswer) -> CardValues:
-        """What a node without devices shows in their place."""
+        """Return what a node without devices shows in their place."""
         busy, every = sample["cpu"]
         before = self._cpu.get(name, (busy, every))
         self._cpu[name] = (busy, every)
@@ -168,7 +171,10 @@ class TopModel:
     # -- rows --
 
     def rows(self, room: int, sort: str, text: str) -> list[Row]:
-        """Lines about devices, at most `room` of them if folding can do it: cards, else nodes, else nodes that are alike."""
+        """Build the lines about devices, at most `room` of them if folding can do it.
+
+        Cards, else nodes, else nodes that are alike.
+        """
         places = sorted(self.devices, key=lambda name: self._place[name])
         there = {rank.node for rank in self.processes("rank", text)} if text else set()
         nodes = {name: self.devices[name] for name in places if name in there or _fits(name, self.devices[name], text)}
@@ -186,7 +192,7 @@ class TopModel:
         return rows
 
     def processes(self, sort: str, text: str, away: Collection[str] = ()) -> list[TopRank]:
-        """All ranks of the jobs that run. `away`: the nodes that do not answer."""
+        """List all ranks of the jobs that run. away: the nodes that do not answer."""
         every = [rank for rank in self.ranks.values() if rank.node not in away] + list(self._others(away))
         found = [rank for rank in every if _finds(text, rank)]
         found.sort(key=lambda rank: (rank.job, rank.role, rank.rank))  # stable: equals stay in this order
@@ -200,7 +206,7 @@ class TopModel:
         return found
 
     def _others(self, away: Collection[str]) -> Iterator[TopRank]:
-        """The ranks that no node reports now: those of nodes that do not answer, and those that have not started."""
+        """Yield the ranks that no node reports now: those of nodes that do not answer, and those that have not started."""
         jobs = self._shared(away)
         for rank in self.ranks.values():
             if rank.node in away and rank.job in jobs and jobs[rank.job].may_have(rank):
@@ -218,7 +224,7 @@ class TopModel:
                     yield TopRank(job, -1, name, role, number)
 
     def _shared(self, away: Collection[str]) -> dict[str, _KnownJob]:
-        """What all nodes together know of the jobs that run. Where no node answers, of those that ran before."""
+        """Merge what all nodes know of the jobs that run. Where no node answers, of those that ran before."""
         names = [name for name in self._jobs if name not in away]
         there = {job for name in names or self._jobs for job in self._jobs[name]}
         found: dict[str, _KnownJob] = {}
@@ -234,7 +240,7 @@ class TopModel:
         return found
 
     def memberships(self, away: Collection[str] = ()) -> dict[str, MembershipSample]:
-        """Of each elastic job that runs, by its id, as the newest coordinator has it, else another node."""
+        """Find the membership of each elastic job that runs, by its id: the newest coordinator's, else another node's."""
         found: dict[str, MembershipSample] = {}
         for name in sorted(set(self._jobs) - set(away)):
             for job, known in self._jobs[name].items():
@@ -261,11 +267,11 @@ class _KnownJob:
         return self.membership["epoch"] if self.membership is not None else 0
 
     def may_have(self, rank: TopRank) -> bool:
-        """Whether a rank that was seen before is one of the newest epoch."""
+        """Check whether a rank that was seen before is one of the newest epoch."""
         return self.membership is None or (rank.epoch == self.epoch and (rank.role, rank.rank) in self.places)
 
     def state(self, node: int) -> RankState:
-        """Of the ranks of a node that does not answer."""
+        """Return the state of the ranks of a node that does not answer."""
         return RankState.LOST if node in self.lost else RankState.UNKNOWN
 
 
@@ -279,7 +285,7 @@ def _places(plan: SamplePlan) -> dict[tuple[str, int], tuple[int, str]]:
 
 
 def _haste(rank: TopRank, counting: bool) -> tuple[int, float]:
-    """How a rank is sorted by its progress. `counting`: it or another one of its kind prints steps."""
+    """Compute the place of a rank in the order by progress. counting: it or another one of its kind prints steps."""
     runs = rank.state is RankState.RUNNING
     if rank.state in (RankState.LOST, RankState.UNKNOWN, RankState.FROZEN) or (runs and counting and not rank.speed):
         return 0, 0.0
@@ -291,7 +297,7 @@ def _fits(name: str, devices: Sequence[Row], text: str) -> bool:
 
 
 def _finds(text: str, rank: TopRank) -> bool:
-    """Whether a filter finds it. A number in the filter is that of a rank only as a whole."""
+    """Check whether a filter finds a rank. A number in the filter is that of a rank only as a whole."""
     whole = re.compile(rf"(?<!\d){re.escape(text)}(?!\d)" if text[-1:].isdecimal() else re.escape(text))
     numbered = any(map(whole.search, (rank.name, f"rank {rank.rank}")))
     return numbered or any(text in item for item in (rank.node, rank.job, rank.state, rank.line))
@@ -352,7 +358,7 @@ def _kinds(cards: Sequence[Row]) -> str:
 
 
 def _alike(nodes: Mapping[str, Sequence[Row]], bucket: int) -> Iterator[Row]:
-    """Nodes with the same cards, the same troubles, and load and memory in the same bucket, as one row."""
+    """Group nodes with the same cards, the same troubles, and load and memory in the same bucket, as one row each."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for found in nodes.values():
         row = _row(found, _kinds(found))

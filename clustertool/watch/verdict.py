@@ -9,7 +9,7 @@ from clustertool.model.job.state_names import JobState
 
 
 def errors(status: JobStatus, outcome: Outcome) -> list[list[ProcessStatus]]:
-    """The processes that failed by themselves, those with the same error together, the first failure first.
+    """List the processes that failed by themselves, those with the same error together, the first failure first.
 
     Those that failed after another one because its connection was lost are left out.
     """

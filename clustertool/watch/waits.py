@@ -46,19 +46,19 @@ Wait = ConnectWait | ListenWait
 
 
 def waits(status: JobStatus, now: float) -> list[Wait]:
-    """All of them. `now`: seconds since the epoch. Empty once the job has a verdict."""
+    """List all waits of the job. now: seconds since the epoch. Empty once the job has a verdict."""
     return [*blocked(status, now), *_pservers(status, now)] if status.outcome is None else []
 
 
 def due(wait: Wait) -> int:
-    """How many reports of this wait are due by now: connect after 4, 10, 20 s, ...; listen after 10, 30, 60, 120 s, ..."""
+    """Count the reports of this wait that are due: connect after 4, 10, 20 s, ...; listen after 10, 30, 60, 120 s, ..."""
     if isinstance(wait, ConnectWait):
         return 0 if wait.seconds < 4 else 1 + int(wait.seconds // 10)
     return (wait.seconds >= 10) + (wait.seconds >= 30) + int(wait.seconds // 60)
 
 
 def blocked(status: JobStatus, now: float = 0.0) -> list[ConnectWait]:
-    """The nodes that cannot connect to the coordinator, by cause. `now`: see waits(); without it the seconds are 0."""
+    """List the nodes that cannot connect to the coordinator, by cause. now: see waits(); without it the seconds are 0."""
     groups: dict[tuple[str, str, str, bool], list[NodeStatus]] = {}
     for node in _without_connection(status):
         event = node.unconnected
@@ -75,7 +75,7 @@ def blocked(status: JobStatus, now: float = 0.0) -> list[ConnectWait]:
 
 
 def suspects(status: JobStatus) -> Firewall | None:
-    """What may block these connections; None if no node reports a blocked one.
+    """Name what may block these connections; None if no node reports a blocked one.
 
     If no other node has a connection, the coordinator's node is the suspect. Else each blocked node may be at fault as well.
     """
@@ -91,13 +91,13 @@ def suspects(status: JobStatus) -> Firewall | None:
 
 
 def lost_coordinator(status: JobStatus) -> NodeStatus | None:
-    """The coordinator's node, if it has recorded why its supervisor ended."""
+    """Return the coordinator's node, if it has recorded why its supervisor ended."""
     lead = status.nodes.get(status.lead)
     return lead if lead is not None and lead.state is NodeState.LOST else None
 
 
 def away_coordinator(status: JobStatus) -> NodeStatus | None:
-    """The coordinator's node, if an elastic job has ended because the others did not reach it any more."""
+    """Return the coordinator's node, if an elastic job has ended because the others did not reach it any more."""
     lead = status.nodes.get(status.lead)
     lost = status.outcome is not None and status.outcome.state is JobState.LOST and status.elastic
     return lead if lost and lead is not None and lead.state is not NodeState.ENDED else None
@@ -108,7 +108,7 @@ def _without_connection(status: JobStatus) -> list[NodeStatus]:
 
 
 def _age(now: float, since: float) -> float:
-    """Seconds, within bounds: the time comes from a node."""
+    """Compute the seconds since then, within bounds: the time comes from a node."""
     return max(0.0, min(now - since, 1e6))
 
 

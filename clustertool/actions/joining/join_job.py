@@ -27,8 +27,9 @@ _COMMAND = 200  # characters of a command that are compared and shown
 
 
 def complete(request: RunRequest, meeting: TypedMeeting, folder: Path) -> tuple[RunRequest, Plan]:
-    """The request with its job, and the plan as far as it can be made before the machines meet: it has no address but that
-    of the coordinator, and as many devices on each machine as are named.
+    """Complete the request with its job, and plan it as far as that is possible before the machines meet.
+
+    The plan has no address but that of the coordinator, and as many devices on each machine as are named.
 
     Raises UsageError, DataError, ConfigError.
     """
@@ -52,7 +53,9 @@ def complete(request: RunRequest, meeting: TypedMeeting, folder: Path) -> tuple[
 
 
 def find_secret(meeting: TypedMeeting, make: bool = True) -> Secret:
-    """The secret that all machines have, or on the loopback one that only this user has. make: see secret.of_this_machine().
+    """Find the secret that all machines have, or on the loopback one that only this user has.
+
+    make: see secret.of_this_machine().
 
     Raises UsageError, ConfigError.
     """
@@ -66,7 +69,7 @@ def find_secret(meeting: TypedMeeting, make: bool = True) -> Secret:
 
 
 def join_file(request: RunRequest, meeting: TypedMeeting, folder: Path, shared: Secret) -> JoinFile:
-    """What the joining process gets. Numbers of trainers and devices that were typed here are those of this machine."""
+    """Build what the joining process gets. Numbers of trainers and devices that were typed here are those of this machine."""
     spec, host = request.spec, request.cluster.hosts[0]
     assert spec is not None
     certificate, key = secret.certificate(shared.text, meeting.salt)
@@ -107,13 +110,13 @@ def join_file(request: RunRequest, meeting: TypedMeeting, folder: Path, shared: 
 
 
 def _placeholder(host: Host, number: int, meeting: TypedMeeting) -> Host:
-    """A machine of a plan that is made before the machines meet."""
+    """Create a machine of a plan that is made before the machines meet."""
     name = f"machine{number}"
     return replace(host, index=number, host=name, name=name, address=name if number else meeting.host)
 
 
 def _listing(request: RunRequest, folder: Path) -> tuple[str, ...]:
-    """The files of the folder, if the plan needs them."""
+    """List the files of the folder, if the plan needs them."""
     spec = request.spec
     needed = spec is not None and (spec.shards or not (spec.trainer.command and spec.pserver.command))
     return folder_files.names(folder) if needed else ()

@@ -67,7 +67,7 @@ _PS = ("workers", "trainers", "worker-num", "trainer-num", "http-port")
 
 
 def read(argv: Sequence[str], own: Sequence[Opt]) -> Launch:
-    """A command line -> Launch. `own`: the options of `run`, which are understood too. Raises UsageError."""
+    """Parse a command line of clusterrun. own: the options of `run`, which are understood too. Raises UsageError."""
     known = _known(FLAGS, own)
     found = _Arguments(argv, known)
     packaged = [flag for flag, _ in found.given if isinstance(flag, Flag) and flag.of == "O"]
@@ -107,12 +107,12 @@ def of_shell(environ: Mapping[str, str], launch: Launch, own: Sequence[Opt]) -> 
 
 
 def wish(launch: Launch, own: Sequence[Opt]) -> SimpleNamespace:
-    """What `run` would have been given: its own options with these values."""
+    """Build the options that `run` would have been given for this command line."""
     return SimpleNamespace(**{option.attribute: launch.options.get(option.name, option.default) for option in own})
 
 
 def named_nodes(launch: Launch) -> tuple[str, ...]:
-    """The nodes that lists of endpoints name, in the order of their first mention; for a command line without --ips."""
+    """List the nodes that lists of endpoints name, in the order of their first mention; for a command line without --ips."""
     texts = [text for name in _ENDPOINTS for text in launch.options.get(name, ())]
     items = [item.strip() for text in texts for item in re.split("[,;]", text) if item.strip()]
     hosts = (re.sub(r":\d+$", "", item) if item.count(":") == 1 or "]" in item else item for item in items)
@@ -124,9 +124,9 @@ def names_devices(launch: Launch) -> bool:
 
 
 def meeting(launch: Launch, known: bool) -> TypedMeeting | None:
-    """Where the machines meet, if the command is typed on each of them. None where it starts all nodes, or this machine alone.
+    """Determine where the machines meet, if the command is typed on each of them.
 
-    known: a conf.py or a hostfile names the nodes. Raises UsageError.
+    None where it starts all nodes, or this machine alone. known: a conf.py or a hostfile names the nodes. Raises UsageError.
     """
     master_port = str(launch.options.get("master-port", ""))
     named = names_nodes(launch, known)
@@ -139,17 +139,17 @@ def meeting(launch: Launch, known: bool) -> TypedMeeting | None:
 
 
 def needs_no_conf(launch: Launch) -> bool:
-    """Whether the command line itself states where the job runs. Keys of a conf.py count all the same."""
+    """Check whether the command line itself states where the job runs. Keys of a conf.py count all the same."""
     return bool(launch.alone or launch.listed or named_nodes(launch) or launch.join.named)
 
 
 def begins_meeting(launch: Launch, known: bool) -> bool:
-    """Whether this is the first machine of a meeting, and the others need its address. known: see meeting()."""
+    """Check whether this is the first machine of a meeting, and the others need its address. known: see meeting()."""
     return not (launch.total or names_nodes(launch, known)) and join_options.begins(launch.join, launch.nodes)
 
 
 def notes(launch: Launch, known: bool, joins: bool) -> list[str]:
-    """Which options are not needed. joins: the command joins other machines. known: see meeting()."""
+    """List a note for each option that is not needed. joins: the command joins other machines. known: see meeting()."""
     found = list(dict.fromkeys(launch.notes))
     if joins:
         return [note for note in found if note not in launch.join.notes]
@@ -170,29 +170,29 @@ def on_each_node(argv: Sequence[str], own: Sequence[Opt], address: str, nodes: i
 
 
 def command(launch: Launch, arguments: tuple[str, ...]) -> tuple[str, ...]:
-    """The command to start, for all roles; the arguments are the script and its own arguments."""
+    """Build the command to start, for all roles. arguments: the script and its own arguments."""
     return started_by(launch.how, arguments)
 
 
 def names_nodes(launch: Launch, known: bool) -> bool:
-    """Whether the nodes are known, so that this command starts all of them."""
+    """Check whether the nodes are known, so that this command starts all of them."""
     return bool(launch.alone or launch.listed or launch.included or named_nodes(launch) or launch.old or known)
 
 
 def spellings() -> dict[str, Opt]:
-    """Every spelling with dashes -> its option, for completion."""
+    """Map every spelling with dashes to its option, for completion."""
     return {name: _as_option(one) if isinstance(one, Flag) else one for name, one in _known(FLAGS, OWN).items()}
 
 
 def _as_option(flag: Flag) -> Opt:
-    """An option of another launcher as one of ours."""
+    """Describe an option of another launcher as one of ours."""
     value = "HOST,..." if flag.value in _HOST_LISTS else flag.value
     choices = tuple(flag.value.split("|")) if "|" in flag.value else ()
     return Opt(flag.name, flag.here, "" if flag.value else FLAG, value=value, choices=choices)
 
 
 def _known(flags: Sequence[Flag], own: Sequence[Opt]) -> Mapping[str, Flag | Opt]:
-    """Every spelling with dashes -> its option. A launcher's name has priority over one of `run`."""
+    """Map every spelling with dashes to its option. A launcher's name has priority over one of `run`."""
     found: dict[str, Flag | Opt] = {f"--{option.name}": option for option in own}
     found.update((f"-{option.short}", option) for option in own if option.short)
     found.update((name, flag) for flag in flags for name in flag.names.split())
@@ -240,7 +240,7 @@ def _unknown(argument: str, known: Mapping[str, Flag | Opt]) -> UsageError:
 
 
 def _take(launch: Launch, flag: Flag | Opt, value: str) -> None:
-    """One option's meaning. Of texts the last one counts; run's own lists grow."""
+    """Store one option with its value. Of texts the last one counts; run's own lists grow."""
     bare = isinstance(flag, Opt) and value == flag.bare
     shown = "True" if bare or not value else value
     launch.typed[(flag.name if isinstance(flag, Opt) else flag.name[2:]).replace("-", "_")] = shown
@@ -258,7 +258,7 @@ def _take(launch: Launch, flag: Flag | Opt, value: str) -> None:
 
 
 def _finish(launch: Launch) -> None:
-    """Options that have a meaning only together with others."""
+    """Apply the options that have a meaning only together with others."""
     place_host(launch)
     etcd = join_options.etcd(launch.join)
     if launch.elastic and etcd:

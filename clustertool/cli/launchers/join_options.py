@@ -60,7 +60,7 @@ class JoinOptions:
 
 
 def meeting(typed: JoinOptions, nodes: tuple[int, int] | None, master_port: str) -> TypedMeeting | None:
-    """What the options mean, where nothing else names nodes. None for a job of this machine alone.
+    """Parse the options that say where machines meet, where nothing else names nodes. None for a job of this machine alone.
 
     nodes: of --nnodes; of MIN:MAX, MAX is how many machines are waited for at the start. master_port: of --master-port.
     Raises UsageError.
@@ -99,7 +99,7 @@ def etcd(typed: JoinOptions) -> tuple[str, ...]:
 
 
 def begins(typed: JoinOptions, nodes: tuple[int, int] | None) -> bool:
-    """Whether it is fleetrun's form for the first machine, if nothing else names nodes: without a machine and a number."""
+    """Check for fleetrun's form of the first machine, without a machine and a number, if nothing else names nodes."""
     torchrun = typed.rdzv_id or typed.rdzv_backend or typed.rdzv_conf
     if typed.named or typed.rank not in _NO_RANK or torchrun or nodes is None:
         return False
@@ -107,14 +107,17 @@ def begins(typed: JoinOptions, nodes: tuple[int, int] | None) -> bool:
 
 
 def refuse_rank(typed: JoinOptions) -> None:
-    """Where clusterrun starts all nodes: raise UsageError for the number of another machine."""
+    """Raise UsageError for the number of another machine, where clusterrun starts all nodes."""
     if typed.rank not in ("", "0", "-1"):
         fix = f"leave it out, and name the nodes with --ips=a,b or in conf.py; or {EVERYWHERE}"
         raise UsageError(f"--rank {typed.rank!r}: {_ONCE}", fix)
 
 
 def _place(typed: JoinOptions, master_port: str) -> tuple[str, int]:
-    """The host and the port of the coordinator. torchrun's order: an endpoint counts before --master-addr."""
+    """Parse the host and the port of the coordinator.
+
+    In torchrun's order: an endpoint counts before --master-addr.
+    """
     if typed.master:
         option, text, usual = "--master", re.sub("^http://", "", typed.master), ""
     elif typed.rdzv_endpoint:
@@ -144,7 +147,7 @@ def _index(text: str, nodes: int) -> int | None:
 
 
 def _run_id(text: str) -> str:
-    """--rdzv-id; `none` is what torchrun has without it."""
+    """Check the name in --rdzv-id; `none` is what torchrun has without it. Raises UsageError."""
     if text in ("", "none"):
         return ""
     if not is_job_id(text):
@@ -154,7 +157,7 @@ def _run_id(text: str) -> str:
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    """--rdzv-conf: `key=value,key=value`."""
+    """Parse --rdzv-conf, `key=value,key=value`. Raises UsageError."""
     found = []
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = item.partition("=")

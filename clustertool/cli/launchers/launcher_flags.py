@@ -85,7 +85,7 @@ class Flag:
 
 
 def _long(names: str) -> str:
-    """The long name with dashes."""
+    """Select the long name with dashes."""
     return next((name for name in names.split() if name.startswith("--")), names)
 
 
@@ -101,7 +101,7 @@ def _nnodes(launch: Launch, value: str) -> None:
 
 
 def _elastic_server(launch: Launch, value: str) -> None:
-    """Of the older fleetrun, which knows only etcd, without a scheme."""
+    """Read the server of the older fleetrun, which knows only etcd, without a scheme."""
     launch.options["elastic-server"] = tuple(url if "://" in url else f"etcd://{url}" for url in value.split(","))
 
 
@@ -230,12 +230,12 @@ def _environ(launch: Launch, pair: str) -> None:
 
 
 def _sets(**fields: object) -> Effect:
-    """A switch that gives these values to fields of Launch."""
+    """Create a switch that gives these values to fields of Launch."""
     return lambda launch, _: vars(launch).update(fields)
 
 
 def _off_only(text: str) -> Effect:
-    """An option that may be given as long as it is off."""
+    """Create an option that may be given as long as it is off."""
 
     def effect(launch: Launch, value: str) -> None:
         if value.lower() not in ("", "0", "false", "no", "off", "f", "n"):
@@ -248,13 +248,13 @@ def _off_only(text: str) -> Effect:
 
 
 def _unneeded(names: str, of: str, value: str, why: str) -> Flag:
-    """A note says why the option is not needed."""
+    """Create an option that has no effect but a note that says why it is not needed."""
     here = f"not needed: {why}"
     return Flag(names, of, value, here, lambda launch, _: launch.notes.append(f"{_long(names)} is {here}"))
 
 
 def _joins(names: str, of: str, value: str, field_: str, here: str, why: str) -> Flag:
-    """It acts where the command is typed on each machine; otherwise a note states why it is not needed."""
+    """Create an option that acts where the command is typed on each machine; otherwise a note says why it is not needed."""
 
     def effect(launch: Launch, given: str) -> None:
         setattr(launch.join, field_, given)

@@ -68,7 +68,7 @@ class Inner:
 
 
 def warning(made: Plan, options: Options, typed: Sequence[str], folder: str = "") -> str:
-    """What begins instead of one training, and the right command; "" if nothing is wrong.
+    """Describe what begins instead of one training, with the right command; "" if nothing is wrong.
 
     typed: the user's command line. folder: the workspace on this machine, "" if it is not here.
     """
@@ -79,7 +79,7 @@ def warning(made: Plan, options: Options, typed: Sequence[str], folder: str = ""
 
 
 def separating(made: Plan, folder: str = "") -> Inner | None:
-    """The launcher that makes each trainer of a plan a training of its own, or None. folder: see warning()."""
+    """Find the launcher that makes each trainer of a plan a training of its own, or None. folder: see warning()."""
     trainers = [process for process in made.processes if process.role == "trainer"]
     several = len(trainers) > len(made.nodes)
     inner = find(trainers[0].argv, len(made.nodes)) or _in_script(trainers[0].argv, folder, several)
@@ -88,13 +88,13 @@ def separating(made: Plan, folder: str = "") -> Inner | None:
 
 
 def effect(inner: Inner, made: Plan) -> str:
-    """What begins instead of one training."""
+    """Describe what begins instead of one training."""
     number = sum(process.role == "trainer" for process in made.processes)
     return f"each of {number} trainers starts {inner.shown}: {number} separate trainings begin, not one"
 
 
 def find(argv: Sequence[str], nodes: int) -> Inner | None:
-    """The launcher that a command starts, or None. `nodes`: the number that a total of processes is divided by."""
+    """Find the launcher that a command starts, or None. nodes: the number that a total of processes is divided by."""
     environ, rest = _environ(argv)
     inner = _launcher(rest, nodes) if rest else None
     return inner and replace(inner, options=(*(("--env", pair) for pair in environ), *inner.options))
@@ -122,7 +122,7 @@ def _launcher(rest: Sequence[str], nodes: int) -> Inner | None:
 
 
 def _in_script(argv: Sequence[str], folder: str, several: bool) -> Inner | None:
-    """The launcher that `sh -c TEXT`, a shell script of the workspace, or a script that this one calls, starts. None if none.
+    """Find the launcher that `sh -c TEXT`, a shell script of the workspace, or a script that this one calls, starts.
 
     several: nodes have several trainers; then no options of the launcher make one training of them.
     """
@@ -139,7 +139,10 @@ def _in_script(argv: Sequence[str], folder: str, several: bool) -> Inner | None:
 
 
 def _meets(text: str) -> bool:
-    """Whether the launcher of a script has options for several nodes; their number may be in a variable of the script."""
+    """Check whether the launcher of a script has options for several nodes.
+
+    Their number may be in a variable of the script.
+    """
     given = _SEVERAL.search(text)
     number = given[1].strip("\"'") if given else "1"
     own = re.search(rf"^\s*(?:export )?{re.escape(number.strip('${}'))}=[\"']?(\d+)\b", text, re.MULTILINE)
@@ -147,7 +150,10 @@ def _meets(text: str) -> bool:
 
 
 def _shell_text(argv: Sequence[str], folder: str) -> tuple[str, str]:
-    """The name and the text of what a shell reads, ("", "") if the command is none, or its file is not here."""
+    """Return the name and the text of what a shell reads.
+
+    ("", "") if the command is no shell, or its file is not here.
+    """
     shell = bool(argv) and os.path.basename(argv[0]) in _SHELLS
     rest = list(argv[1:] if shell else argv)
     while shell and rest and rest[0][:1] in ("-", "+"):
@@ -160,7 +166,7 @@ def _shell_text(argv: Sequence[str], folder: str) -> tuple[str, str]:
 
 
 def _script(folder: str, path: str) -> str:
-    """The beginning of a file of the workspace, "" if it is not here."""
+    """Read the beginning of a file of the workspace, "" if it is not here."""
     with contextlib.suppress(OSError, ValueError):
         if Path(folder or ".", path).is_file():
             with Path(folder or ".", path).open("rb") as file:
@@ -192,14 +198,17 @@ def _familiar(shown: str, arguments: list[str]) -> Inner:
 
 
 def _texts(value: object) -> tuple[str, ...]:
-    """The values of an option, one for each time that it is to be written."""
+    """List the values of an option, one for each time that it is to be written."""
     if isinstance(value, tuple):
         return value
     return ("",) if value is True else (value,) if isinstance(value, str) and value else ()
 
 
 def _counted(shown: str, name: str, arguments: list[str], nodes: int) -> Inner:
-    """The program begins with the first argument that is a script or an interpreter."""
+    """Parse the arguments of a launcher that counts processes.
+
+    Its program begins with the first argument that is a script or an interpreter.
+    """
     names, of_all = _COUNTED[name]
     starts = (
         at for at, text in enumerate(arguments) if text.endswith(".py") or _PYTHON.fullmatch(os.path.basename(text))
@@ -216,7 +225,7 @@ def _counted(shown: str, name: str, arguments: list[str], nodes: int) -> Inner:
 
 
 def _right(inner: Inner, made: Plan, options: Options, typed: Sequence[str]) -> str:
-    """The user's command line with the program in place of the launcher, or what to write into job.toml."""
+    """Build the user's command line with the program in place of the launcher, or what to write into job.toml."""
     if not inner.program:
         fix = f"start the program without {inner.shown}, with --nproc-per-node N"
         again = "or, if it passes NNODES, NODE_RANK, MASTER_ADDR and NPROC_PER_NODE on: --nested, one on each node"
@@ -241,7 +250,7 @@ def _flat(inner: Inner) -> list[str]:
 
 
 def _without(typed: Sequence[str], inner: Inner) -> list[str]:
-    """A command line without --script, and without the options that come from the launcher."""
+    """Remove --script, and the options that come from the launcher, from a command line."""
     takes_value = {"--script": True, **{name: bool(value) for name, value in inner.options if name != "--env"}}
     kept, rest = [], list(typed)
     while rest:
@@ -256,7 +265,7 @@ def _without(typed: Sequence[str], inner: Inner) -> list[str]:
 
 
 def _line(outer: Sequence[str], rest: Sequence[str]) -> str:
-    """For a shell: the user's own options, then what comes from the launcher's command.
+    """Quote a command line for a shell: the user's own options, then what comes from the launcher's command.
 
     Values of the user's --env may be secret: they are not repeated.
     """

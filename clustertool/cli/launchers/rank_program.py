@@ -60,7 +60,10 @@ def main() -> None:
 
 
 def read(argv: Sequence[str]) -> Optional[RankOrder]:
-    """None where --under is not among the options. Raises UsageError for a wrong value, and for other options with --under."""
+    """Parse the options of a rank's program. None where --under is not among them.
+
+    Raises UsageError for a wrong value, and for other options with --under.
+    """
     values: Dict[str, str] = {}
     how, rest = "", list(argv)
     while rest and rest[0].startswith("-") and rest[0] != "-":
@@ -108,7 +111,7 @@ def _order(values: Dict[str, str], how: str, arguments: List[str]) -> RankOrder:
 
 
 def _number(values: Mapping[str, str], name: str, most: int) -> int:
-    """The value of an option, 0 where it is not given. Raises UsageError."""
+    """Parse the value of an option as a number from 1 to `most`, 0 where it is not given. Raises UsageError."""
     text = values.get(name, "")
     number = whole(text, 1, most) if text else 0
     if number is None:
@@ -134,7 +137,7 @@ def execute(order: RankOrder) -> int:
 
 
 def _seen(order: RankOrder) -> RankOptions:
-    """The options with what this machine shows: the hostfile and the devices. Raises DataError."""
+    """Add what this machine shows to the options: the content of the hostfile, and the devices. Raises DataError."""
     if not order.hosts:
         return order.options
     try:
@@ -149,7 +152,7 @@ def _seen(order: RankOrder) -> RankOptions:
 
 
 def _check_address(host: str) -> None:
-    """Raises UsageError where this machine does not have the address of the host on which the rank should be."""
+    """Raise UsageError where this machine does not have the address of the host on which the rank should be."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:

@@ -16,7 +16,7 @@ from clustertool.model.quantities import count
 
 
 def refuse(request: RunRequest) -> None:
-    """Raises UsageError for an option that names what only the coordinator of an epoch can choose, and for too few hosts."""
+    """Raise UsageError for an option that names what only the coordinator of an epoch can choose, and for too few hosts."""
     refuse_fixed(request)
     assert request.spec is not None
     elastic, there = request.spec.elastic, len(request.cluster.hosts)
@@ -28,7 +28,7 @@ def refuse(request: RunRequest) -> None:
 
 
 def refuse_fixed(request: RunRequest) -> None:
-    """Raises UsageError for an option that names what only the coordinator of an epoch can choose."""
+    """Raise UsageError for an option that names what only the coordinator of an epoch can choose."""
     spec, wish = request.spec, request.wish
     assert spec is not None
     elastic = spec.elastic
@@ -46,7 +46,7 @@ def refuse_fixed(request: RunRequest) -> None:
 
 
 def first_hosts(cluster: Cluster, elastic: ElasticSettings) -> Cluster:
-    """The nodes of the first epoch if all of them join: COORDINATOR and the next ones, at most `maximum`."""
+    """Select the nodes of the first epoch if all of them join: COORDINATOR and the next ones, at most `maximum`."""
     hosts = cluster.hosts
     chief = next((host for host in hosts if elastic.coordinator in (host.name, host.host, host.address)), None)
     first = sorted(hosts, key=lambda host: host is not chief) if elastic.coordinator else list(hosts)
@@ -58,7 +58,7 @@ def _numbered(hosts: Sequence[Host]) -> tuple[Host, ...]:
 
 
 def stands(made: Plan, cluster: Cluster) -> str:
-    """What --dry states about the plan. cluster: with all hosts; without any where an engine chooses the nodes."""
+    """Describe what --dry states about the plan. cluster: with all hosts; without any where an engine chooses the nodes."""
     elastic = made.job.elastic
     shown = {node.host.name for node in made.nodes}
     standby = [host.name for host in cluster.hosts if host.name not in shown]

@@ -37,9 +37,10 @@ class Growth:
         self._caller, self._fleet, self._job = caller, fleet, job
 
     def run(self, hosts: Sequence[Host]) -> Mapping[str, str]:
-        """{name of each host: what has become of it}. A host that the job has as a node joins again under its number.
+        """Have hosts join the job: {name of each host: what has become of it}. Raises the errors of all hosts.
 
-        Raises the errors of all hosts."""
+        A host that the job has as a node joins again under its number.
+        """
         common = common_file(self._fleet, self._job)
         first = self._free_number()
         named = [self._known(host) or host for host in hosts]
@@ -58,19 +59,21 @@ class Growth:
         return {numbers[node].name: text for node, text in done.ok.items()}
 
     def again(self, node: int) -> bool:
-        """Start a node that does not take part, and whose agent is open. Returns whether it was started: not the one that has
-        coordinated a job without a store, with which the job ends. Raises ClustertoolError."""
+        """Start a node that does not take part, and whose agent is open. Returns whether it was started.
+
+        Not started is the one that has coordinated a job without a store, with which the job ends. Raises ClustertoolError.
+        """
         common = common_file(self._fleet, self._job)
         if node == common.coordinator.member and not common.job.elastic.server.present:
             return False
         return join_node(self._fleet, node, common, node) == STARTED
 
     def _known(self, host: Host) -> Host | None:
-        """The node of the job that this host is."""
+        """Find the node of the job that this host is."""
         return next((known for known in self._fleet.cluster.hosts if known.entry == host.entry), None)
 
     def _free_number(self) -> int:
-        """The lowest number above those of all nodes that the job has had, as the records of its nodes have it."""
+        """Find the lowest number above those of all nodes that the job has had, as the records of its nodes have it."""
         request = LIST_JOBS({"job": self._job, "exact": True})
         answers = self._fleet.ask(dict.fromkeys(self._fleet.agents, request), ANSWER).ok.values()
         listed = [one for answer in answers for one in answer["jobs"]]

@@ -18,8 +18,10 @@ from clustertool.model.planning.plan import Plan, below_home
 
 @dataclass(frozen=True)
 class HostMember:
-    """A host that may take part in an elastic job. base: the parent of its directories of jobs. resumes: the ended job whose
-    output it copies, "" if none."""
+    """A host that may take part in an elastic job.
+
+    base: the parent of its directories of jobs. resumes: the ended job whose output it copies, "" if none.
+    """
 
     host: Host
     facts: Facts
@@ -28,7 +30,7 @@ class HostMember:
 
 
 def members(cluster: Cluster, facts: ByNode, request: RunRequest) -> tuple[HostMember, ...]:
-    """All hosts of the cluster, by their numbers in the job."""
+    """List all hosts of the cluster as members, by their numbers in the job."""
     shared, resumed = sharing(facts), request.resumed
     found = []
     for host in cluster.hosts:
@@ -39,8 +41,11 @@ def members(cluster: Cluster, facts: ByNode, request: RunRequest) -> tuple[HostM
 
 
 def join_file(request: RunRequest, made: Plan, release: str, count: int) -> JoinFile:
-    """What all nodes have in common. made: the first plan, whose first node is the coordinator. release: the name of the
-    workspace as the nodes have it. count: of nodes that are started now."""
+    """Build what all nodes have in common.
+
+    made: the first plan, whose first node is the coordinator. release: the name of the workspace as the nodes have it. count:
+    of nodes that are started now.
+    """
     spec = request.spec
     assert spec is not None
     elastic = spec.elastic
@@ -62,12 +67,12 @@ def join_file(request: RunRequest, made: Plan, release: str, count: int) -> Join
 
 
 def of_member(common: JoinFile, cluster: Cluster, member: HostMember, index: int) -> JoinFile:
-    """The join file of one node. index: its number in the job."""
+    """Build the join file of one node. index: its number in the job."""
     return replace(common, index=index, own=own_settings(common, cluster, member))
 
 
 def own_settings(common: JoinFile, cluster: Cluster, member: HostMember) -> OwnSettings:
-    """Of a host as conf.py has it."""
+    """Build the settings of a host as conf.py has it."""
     host, workspace = member.host, common.job.job_workspace
     slots = host.on_slots(member.facts.devices) if host.slots is not None and host.devices is None else None
     return OwnSettings(

@@ -24,18 +24,18 @@ _LARGEST = 64 << 20  # bytes of a join file
 
 
 def join_request(file: JoinFile, again: bool = False) -> Request[JoinAnswer]:
-    """The request to start a process that joins. again: also on a node that was released by `shrink`."""
+    """Build the request to start a process that joins. again: also on a node that was released by `shrink`."""
     return JOIN({"job": file.identity.job_id, "join": to_json(file), "code": file.code, "again": again})
 
 
 def code_request() -> Request[Answer]:
-    """The request that brings the code of such a process to a node which needs it."""
+    """Build the request that brings the code of such a process to a node which needs it."""
     data = base64.b64encode(join_process.additional()).decode()
     return JOIN_CODE({"digest": join_process.digest(), "data": data})
 
 
 def common_file(fleet: Fleet, job: str) -> JoinFile:
-    """What all nodes of an elastic job have in common, from a node on which it lives. It has the job's key.
+    """Read what all nodes of an elastic job have in common, from a node on which it lives. It has the job's key.
 
     Raises UsageError where another version of the tool has started the job, NotFound where no node answers.
     """
@@ -54,7 +54,7 @@ def common_file(fleet: Fleet, job: str) -> JoinFile:
 
 
 def _bundle(fleet: Fleet, node: int, job: str) -> bytes:
-    """Raises NotFound, Unreachable."""
+    """Read the join file from a node, part by part. Raises NotFound, Unreachable, PreflightError for a damaged one."""
     data = b""
     while len(data) <= _LARGEST:
         part = fleet.ask_one(node, BUNDLE({"job": job, "at": len(data)}), ANSWER)

@@ -91,7 +91,7 @@ class MemberStart:
     # -- reports --
 
     def _read_from(self, node: int) -> None:
-        """In a thread of its own: pass on what a node reports."""
+        """Pass on what a node reports, in a thread of its own."""
 
         def read() -> None:
             try:
@@ -105,7 +105,7 @@ class MemberStart:
         in_background(read)
 
     def _follow(self) -> None:
-        """Until the coordinator's node has begun the first epoch. Raises why it does not."""
+        """Follow the reports until the coordinator's node has begun the first epoch. Raises why it does not."""
         errors: dict[int, list[ClustertoolError]] = {}
         while True:
             self._caller.check()
@@ -124,12 +124,12 @@ class MemberStart:
                 self._show(node, report)
 
     def _next(self) -> tuple[int, JoinReportLine | ClustertoolError]:
-        """Raises queue.Empty."""
+        """Return the next report and its node. Raises queue.Empty."""
         arrived = self._arrived.get(timeout=_TURN)
         return arrived.node, arrived.report
 
     def _failed(self, node: int, errors: list[ClustertoolError]) -> None:
-        """Raises the errors where the job does not start without this node."""
+        """Leave a node out that has failed, or raise its errors where the job does not start without it."""
         if node == 0:
             raise_all(errors)
         self._leave_out(node, errors[0])
@@ -139,7 +139,7 @@ class MemberStart:
         return read_error({**fields, "node": fields["node"] or self._fleet.name(node), "code": report.get("code")})
 
     def _show(self, node: int, report: JoinReportLine) -> None:
-        """What the coordinator waits for, and warnings of each node."""
+        """Print what the coordinator waits for, and warnings of each node."""
         if report["type"] == "warning":
             self._caller.warn(report.get("what", ""))
         elif report["type"] == "waiting" and node == 0:

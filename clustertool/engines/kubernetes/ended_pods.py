@@ -59,7 +59,7 @@ class EndedPods:
         self.places[pod] = job, node
 
     def add(self, pod: PodView, about: JobAbout) -> None:
-        """One that has ended, for read()."""
+        """Add a pod that has ended, for read()."""
         self._wanted.add(pod.name)
         self._stated[pod.name] = Stated(about)
         with contextlib.suppress(DataError):
@@ -79,11 +79,11 @@ class EndedPods:
                 self.failed[wanted[number]] = error
 
     def unreadable(self) -> dict[str, Host]:
-        """The pods of which read() has failed, as hosts."""
+        """Return the pods of which read() has failed, as hosts."""
         return {pod: Host(0, pod, name=pod) for pod in self.failed}
 
     def restore(self, pod: str) -> int:
-        """The number of its node, whose records are restored now. Raises what reading its log raises."""
+        """Restore the records of a pod's node, and return its number. Raises what reading its log raises."""
         job, node = self.places[pod]
         with self._lock_of(pod):
             if pod not in self._read:

@@ -28,8 +28,10 @@ _PAUSE = 2.0
 
 
 def send_to_first_pod(engine: KubernetesEngine, job: str, workspace: Workspace) -> None:
-    """Wait until the pod runs, then send. Raises what the caller's check raises, PreflightError if the job ends before, and
-    why the dispatch has failed."""
+    """Wait until the first pod runs, then send the workspace there.
+
+    Raises what the caller's check raises, PreflightError if the job ends before, and why the dispatch has failed.
+    """
     caller = engine.caller
     for attempt in range(_ATTEMPTS):
         host = _running(engine, caller, job)
@@ -44,7 +46,7 @@ def send_to_first_pod(engine: KubernetesEngine, job: str, workspace: Workspace) 
 
 
 def _running(engine: KubernetesEngine, caller: Caller, job: str) -> Host:
-    """The first pod, once it runs. Its reasons to wait are shown."""
+    """Wait until the first pod runs, and show its reasons to wait. Raises PreflightError."""
     shown = ""
     while True:
         found = engine.store.describe().get(job)

@@ -44,8 +44,10 @@ _DISRUPTED = {  # the same, of pods that are deleted then
 
 
 class JobObjects(NamedTuple):
-    """workload: the Job, JobSet or PaddleJob. kueue: the Workload objects of Kueue that it owns. events: about the workload and
-    what it owns."""
+    """workload: the Job, JobSet or PaddleJob.
+
+    kueue: the Workload objects of Kueue that it owns. events: about the workload and what it owns.
+    """
 
     workload: Object
     pods: Sequence[Object] = ()
@@ -54,8 +56,11 @@ class JobObjects(NamedTuple):
 
 
 def described(found: JobObjects) -> Description:
-    """Compute the state of a job: it runs while the job's container of one pod does, and has ended when no pod is left that may
-    have a process, and its controller makes no more. A controller does not see that where a sidecar runs on."""
+    """Compute the state of a job: it runs while the job's container of one pod does.
+
+    It has ended when no pod is left that may have a process, and its controller makes no more. A controller does not see that
+    where a sidecar runs on.
+    """
     about, metadata = about_of(found.workload), fields(found.workload, "metadata")
     status, pods = fields(found.workload, "status"), [view(pod) for pod in found.pods]
     made = seconds(text(metadata, "creationTimestamp")) or about.created
@@ -98,12 +103,12 @@ def described(found: JobObjects) -> Description:
 
 
 def stuck(pods: Sequence[PodView]) -> str:
-    """The first pod that was placed on a node of the cluster and cannot start there, with the reason."""
+    """Name the first pod that was placed on a node of the cluster and cannot start there, with the reason."""
     return next((f"pod {pod.name}: {pod.reason}" for pod in pods if pod.fault is PodFault.IMAGE), "")
 
 
 def stated_end(pods: Sequence[PodView]) -> str:
-    """What the first pod that has failed states about it: the verdict, or the last lines of its log. "" if none does."""
+    """Return what the first pod that has failed states about it: the verdict, or the last lines of its log. "" if none does."""
     for pod in pods:
         if pod.code > 0 and pod.message:
             found = _end_of(pod)
@@ -113,8 +118,10 @@ def stated_end(pods: Sequence[PodView]) -> str:
 
 
 def _never_joined(found: JobObjects, pods: Sequence[PodView]) -> tuple[str, int] | None:
-    """What is stated about a job that no node has joined, so no record has its end; and the exit code of the first pod that has
-    failed. Nodes that did not come were not lost: they were not reached."""
+    """Collect what is stated about a job that no node has joined, and the exit code of the first pod that has failed.
+
+    No record has its end. Nodes that did not come were not lost: they were not reached.
+    """
     ends = [end for end in map(_end_of, pods) if end is not None]
     stated = stated_end(pods)
     if not stated or any(end.node >= 0 for end in ends):
@@ -157,7 +164,7 @@ def _end_of(pod: PodView) -> PodEnd | None:
 
 
 def queued_reason(found: JobObjects, pods: Sequence[PodView]) -> str:
-    """Why no process has started, in the words of what holds it back: Kueue, the quota, the scheduler, the kubelet."""
+    """Describe why no process has started, in the words of what holds it back: Kueue, the quota, the scheduler, the kubelet."""
     spec, labels = fields(found.workload, "spec"), fields(fields(found.workload, "metadata"), "labels")
     if spec.get("suspend") is True:
         return _suspended(found.kueue, text(labels, QUEUE_LABEL))
@@ -176,12 +183,12 @@ def queued_reason(found: JobObjects, pods: Sequence[PodView]) -> str:
 
 
 def _of_secret(event: Object, name: str) -> bool:
-    """Whether it is about the Secret of the job, which is created after the workload."""
+    """Check whether an event is about the Secret of the job, which is created after the workload."""
     return text(event, "reason") == "FailedMount" and f'secret "{name}" not found' in text(event, "message")
 
 
 def _over(workload: Object) -> tuple[bool, bool, str, float]:
-    """Whether the controller has ended the workload, and whether with success; why, and when."""
+    """Check whether the controller has ended the workload, and whether with success; why, and when."""
     status = fields(workload, "status")
     for kind in _ENDS.get(text(workload, "kind"), ()):
         found = condition(status, kind)
@@ -196,7 +203,7 @@ def _over(workload: Object) -> tuple[bool, bool, str, float]:
 
 
 def _suspended(workloads: Sequence[Object], queue: str) -> str:
-    """By the words of Kueue, where it has a Workload for this one."""
+    """Describe why a workload is suspended, by the words of Kueue, where it has a Workload for this one."""
     name = f"suspended by Kueue, queue {queue}" if queue else "suspended"
     for one in workloads:
         status = fields(one, "status")
@@ -208,7 +215,7 @@ def _suspended(workloads: Sequence[Object], queue: str) -> str:
 
 
 def _refusal(events: Sequence[Object], reasons: Sequence[str]) -> str:
-    """The newest of these events, as `FailedCreate: exceeded quota: ...`."""
+    """Format the newest of these events, as `FailedCreate: exceeded quota: ...`."""
     fitting = [event for event in events if text(event, "reason") in reasons]
     newest = max(fitting, key=event_time, default=None)
     return "" if newest is None else with_message(text(newest, "reason"), text(newest, "message"))
@@ -222,7 +229,7 @@ def event_time(event: Object) -> float:
 
 
 def owned(objects: Sequence[Object], uid: str) -> list[Object]:
-    """Those of the objects that have this owner."""
+    """Select the objects that have this owner."""
     return [one for one in objects if any(text(owner, "uid") == uid for owner in _owners(one))]
 
 

@@ -68,9 +68,12 @@ class JobManifests:
         )
 
     def native(self) -> Manifest:
-        """Make the PaddleJob whose containers run the commands themselves. Where a role has no end of its own, a small program
-        does, which ends it with the workers; not with the image's own commands, which are not known. It has the job's name, if
-        there is one. Raises ConfigError, UsageError."""
+        """Make the PaddleJob whose containers run the commands themselves. Raises ConfigError, UsageError.
+
+        Where a role has no end of its own, a small program does, which ends it with the workers; not with the image's own
+        commands,
+        which are not known. It has the job's name, if there is one.
+        """
         spec, name = self.request.spec, self.identity.name
         assert spec is not None
         if len(name) > LONGEST_NAME or any(field_checks.label(name or "a", "")):
@@ -93,7 +96,7 @@ class JobManifests:
         return workload.native(settings, order, commands)
 
     def bundle(self) -> tuple[bytes, bool]:
-        """The content of the Secret, and whether the workspace is to be sent to node 0 because it does not fit."""
+        """Build the content of the Secret, and return whether the workspace is to be sent to node 0 because it does not fit."""
         sent = self.request.workspace
         if sent is not None and sent.size <= join_bundle.LARGEST_WORKSPACE:
             with tempfile.TemporaryDirectory(prefix="clustertool-") as folder:
@@ -139,7 +142,7 @@ class JobManifests:
 
 
 def job_manifests(request: RunRequest, identity: Identity) -> JobManifests:
-    """Raises ConfigError, DataError, UsageError. request: with the spec of the job."""
+    """Collect what the objects of a job are made of. request: with its spec. Raises ConfigError, DataError, UsageError."""
     spec, cluster = request.spec, request.cluster
     assert spec is not None
     settings = settings_of(request)
@@ -168,12 +171,12 @@ def job_manifests(request: RunRequest, identity: Identity) -> JobManifests:
 
 
 def settings_of(request: RunRequest) -> KubernetesSettings:
-    """Of the command line, else job.toml, else conf.py. Raises UsageError, DataError, ConfigError."""
+    """Read the settings: of the command line, else job.toml, else conf.py. Raises UsageError, DataError, ConfigError."""
     return read_settings(request.cluster.settings, request.table, typed_settings(request), request.cluster.where)
 
 
 def _template(settings: KubernetesSettings, where: str) -> Manifest:
-    """The content of pod_template, a path below the folder of conf.py. Raises ConfigError."""
+    """Read pod_template, a path below the folder of conf.py. Raises ConfigError."""
     if not settings.pod_template:
         return {}
     path = Path(where).parent / this_user.expanded(settings.pod_template)
@@ -191,12 +194,12 @@ def _template(settings: KubernetesSettings, where: str) -> Manifest:
 
 
 def as_yaml(*manifests: Manifest) -> str:
-    """The objects as the documents of one file."""
+    """Write the objects as the documents of one YAML file."""
     return "---\n".join(yaml.dump(one, Dumper=_dumper(), sort_keys=False, allow_unicode=True) for one in manifests)
 
 
 def _dumper() -> type:
-    """Text of several lines is written as a block."""
+    """Create a dumper that writes text of several lines as a block."""
 
     class Dumper(yaml.SafeDumper):  # type: ignore[misc]
         pass

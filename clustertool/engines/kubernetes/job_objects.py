@@ -52,19 +52,19 @@ class JobStore:
         return {OWNER_LABEL: self._owner}
 
     def all(self) -> dict[str, JobObjects]:
-        """The jobs by their ids. Raises ClustertoolError."""
+        """Read the jobs by their ids. Raises ClustertoolError."""
         return self._found(self.owner)
 
     def one(self, job: str) -> JobObjects | None:
-        """None if this user has none with this id. Raises ClustertoolError."""
+        """Read the objects of a job, None if this user has none with this id. Raises ClustertoolError."""
         return self._found(self._labels(job)).get(job)
 
     def pods(self, job: str) -> list[Manifest]:
-        """Those of one job. Raises ClustertoolError."""
+        """List the pods of one job. Raises ClustertoolError."""
         return self._api.listed("Pod", self._labels(job))
 
     def describe(self) -> dict[str, Description]:
-        """The state of each job. Raises ClustertoolError."""
+        """Compute the state of each job. Raises ClustertoolError."""
         found = self.all()
         states = {job: described(objects) for job, objects in found.items()}
         queued = [job for job, state in states.items() if state.state is EngineState.QUEUED]
@@ -105,15 +105,19 @@ class JobStore:
             time.sleep(_POLL)
 
     def _left(self, job: str) -> list[Manifest]:
-        """Objects with the labels of this job. The Secret and the Service are left out as long as others are there: they go
-        with the workload."""
+        """List the objects with the labels of this job.
+
+        The Secret and the Service are left out as long as others are there: they go with the workload.
+        """
         labels = self._labels(job)
         found = [*self._workloads(labels), *self._api.listed("Pod", labels)]
         return found or [one for kind in _KEPT for one in self._api.listed(kind, labels, whole=False)]
 
     def abandoned(self) -> list[Manifest]:
-        """Secrets and Services of this user whose workload is gone: those that kubectl has applied have no owner. They are as
-        old as an ended workload becomes. A workload that this user may not list has pods. Raises ClustertoolError."""
+        """List Secrets and Services of this user whose workload is gone: those that kubectl has applied have no owner.
+
+        They are as old as an ended workload becomes. A workload that this user may not list has pods. Raises ClustertoolError.
+        """
         jobs = {_job_label(one) for one in (*self._workloads(self.owner), *self._api.listed("Pod", self.owner))}
         kept = [one for kind in _KEPT for one in self._api.listed(kind, self.owner, whole=False)]
         return [one for one in kept if _job_label(one) not in jobs and time.time() - _created(one) > KEPT]
@@ -131,7 +135,10 @@ class JobStore:
         return {job: JobObjects(one, by_hash.get(job_hash(job), ())) for one in tops for job in [job_of(one)] if job}
 
     def _workloads(self, labels: Mapping[str, str]) -> list[Manifest]:
-        """Raises why none of the kinds can be listed: a user may have the rights for one dialect only."""
+        """List the workloads of all kinds. Raises why none of the kinds can be listed.
+
+        A user may have the rights for one dialect only.
+        """
         found: list[Manifest] = []
         refused: list[ClustertoolError] = []
         for kind in WORKLOADS.values():
@@ -144,7 +151,7 @@ class JobStore:
         return found
 
     def _optional(self, kind: str, fields: str = "") -> list[Manifest]:
-        """What only explains something: [] without the right to list it."""
+        """List objects that only explain something: [] without the right to list them."""
         try:
             return self._api.listed(kind, None, fields)
         except AuthError:
@@ -152,7 +159,7 @@ class JobStore:
 
 
 def _with_reasons(found: JobObjects, events: Sequence[Manifest], kueue: Sequence[Manifest]) -> JobObjects:
-    """The events about the workload and its pods, and the Workloads of Kueue that it owns."""
+    """Add the events about the workload and its pods, and the Workloads of Kueue that it owns, to the objects of a job."""
     about = {text(fields(one, "metadata"), "uid") for one in (found.workload, *found.pods)}
     name, made = text(fields(found.workload, "metadata"), "name"), _created(found.workload)
     pod = re.compile(rf"{re.escape(name)}-([a-z]+-)?[0-9]+(-[0-9]+)?(-[a-z0-9]{{5}})?")
@@ -167,8 +174,10 @@ def _with_reasons(found: JobObjects, events: Sequence[Manifest], kueue: Sequence
 
 
 def _to_delete(left: Sequence[Manifest], hurry: bool) -> list[Manifest]:
-    """The workloads first: their deletion in the foreground ends the pods, and controllers make no new ones. Then the rest.
-    hurry: the pods at once, too."""
+    """Choose the objects to delete next: the workloads first, then the rest. hurry: the pods at once, too.
+
+    The deletion of a workload in the foreground ends the pods, and controllers make no new ones.
+    """
     workloads = [one for one in left if one["kind"] in WORKLOADS.values()]
     pods = [one for one in left if one["kind"] == "Pod"] if hurry else []
     return [*workloads, *pods] if workloads else list(left)

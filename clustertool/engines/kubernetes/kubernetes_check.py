@@ -40,8 +40,10 @@ class Right(NamedTuple):
 
 
 class PodGroup(NamedTuple):
-    """Pods that ask for the same. requests, limits: of one pod, as quantities by their names; requests that are absent are as
-    the limits."""
+    """Pods that ask for the same.
+
+    requests, limits: of one pod, as quantities by their names; requests that are absent are as the limits.
+    """
 
     pods: int = 1
     requests: Mapping[str, str] = {}
@@ -70,8 +72,10 @@ class CheckedJob:
 
 
 def rights(kind: str, queue: bool = False) -> tuple[Right, ...]:
-    """What a user of the engine needs. queue: of Kueue. Exec by a websocket is a GET: older API servers want `get`, newer ones
-    `create`."""
+    """List what a user of the engine needs. queue: of Kueue.
+
+    Exec by a websocket is a GET: older API servers want `get`, newer ones `create`.
+    """
     workload = KINDS[kind]
     found = [Right(verb, workload.group, workload.plural) for verb in _CHANGES]
     found += [Right(verb, "", "pods") for verb in ("get", "list", "watch", "delete")]
@@ -84,7 +88,7 @@ def rights(kind: str, queue: bool = False) -> tuple[Right, ...]:
 
 
 def of_cluster(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
-    """All findings, of node 0, which stands for the cluster. Raises ClustertoolError where the server does not answer."""
+    """Yield all findings, of node 0, which stands for the cluster. Raises ClustertoolError if the server does not answer."""
     user = api.user()
     yield from of_rights(api, job, user)
     parts = (of_kind, of_pull_secrets, of_quota, of_devices)
@@ -110,7 +114,10 @@ def of_rights(api: ClusterApi, job: CheckedJob, user: str) -> Iterator[Finding]:
 
 
 def of_namespace(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
-    """Only an API server that lets the user read namespaces knows; else the first request in it shows it."""
+    """Check that the namespace is there.
+
+    Only an API server that lets the user read namespaces knows; else the first request in it shows it.
+    """
     try:
         found = api.get("Namespace", api.namespace)
     except AuthError:
@@ -123,7 +130,7 @@ def of_namespace(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
 
 
 def of_kind(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
-    """Whether the resource definition of the dialect is installed, in the version that is used."""
+    """Check that the resource definition of the dialect is installed, in the version that is used."""
     kind = KINDS[job.kind]
     if kind.group in ("", "batch"):
         return
@@ -148,7 +155,7 @@ def of_pull_secrets(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
 
 
 def of_quota(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
-    """What the quotas of the namespace have left, and whether this job could ever run in it."""
+    """Compare the job with what the quotas of the namespace have left, and whether it could ever run in it."""
     for quota in api.listed("ResourceQuota"):
         name, status = quota["metadata"]["name"], quota.get("status") or {}
         hard, used = status.get("hard") or {}, status.get("used") or {}
@@ -165,7 +172,7 @@ def of_quota(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
 
 
 def of_devices(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
-    """Whether nodes have what the pods ask for: in each node what one of them needs, and in all together what all need."""
+    """Check that nodes have what the pods ask for: in each node what one of them needs, and in all together what all need."""
     nodes = [node for node in api.listed("Node", job.node_selector) if usable(node)]
     if not nodes:
         what = "no node is ready" + (" that has these labels" if job.node_selector else "")
@@ -187,12 +194,12 @@ def of_devices(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
 
 
 def usable(node: Object) -> bool:
-    """Whether a node takes pods."""
+    """Check whether a node takes pods."""
     return is_ready(node) and not is_cordoned(node)
 
 
 def quantity(text: str) -> Decimal:
-    """Raises PreflightError for what is no quantity."""
+    """Parse a quantity. Raises PreflightError."""
     try:
         return resource_quantity.quantity(text)
     except ValueError as error:
@@ -200,7 +207,7 @@ def quantity(text: str) -> Decimal:
 
 
 def shown(amount: Decimal) -> str:
-    """A quantity for people: with a binary unit from 1 Mi on."""
+    """Format a quantity for people: with a binary unit from 1 Mi on."""
     for unit in ("Ti", "Gi", "Mi"):
         if amount >= resource_quantity.UNITS[unit]:
             return f"{float(amount / resource_quantity.UNITS[unit]):.4g}{unit}"
@@ -213,7 +220,7 @@ def _allocatable(node: Object, name: str) -> Decimal:
 
 
 def _of_quota(job: CheckedJob) -> dict[str, Decimal]:
-    """What the job needs, by the names that quotas have."""
+    """Compute what the job needs, by the names that quotas have."""
     found = {"pods": Decimal(job.pods), "count/pods": Decimal(job.pods)}
 
     def add(name: str, amount: Decimal) -> None:

@@ -81,7 +81,7 @@ class KubernetesEngine(Engine):
     def __init__(
         self, cluster: Cluster, caller: Caller, sink: Sink | None = None, api: EngineApi | None = None
     ) -> None:
-        """api: the API server, by default that of the settings."""
+        """Build the engine. api: the API server, by default that of the settings."""
         settings = read_settings(cluster.settings, where=cluster.where)
         super().__init__(cluster, caller, sink)
         self.api: EngineApi = api or ClusterApi(settings, caller.note, caller.check)
@@ -106,10 +106,10 @@ class KubernetesEngine(Engine):
     # -- agents
 
     def open(self, lag: float | None = None, job: str = "", newest: bool = False) -> Fleet:
-        """Connect to the pods that run, and read the records of those that have ended: a request for each of them. A pod is the
-        host of its name.
+        """Connect to the pods that run, and read the records of those that have ended: a request for each of them.
 
-        One that ends while its agent starts is read again."""
+        A pod is the host of its name. One that ends while its agent starts is read again.
+        """
         if self._followed:
             self._watch.start(self.store.owner)
         while True:
@@ -121,7 +121,10 @@ class KubernetesEngine(Engine):
                 return fleet
 
     def _one_ends(self, pods: Sequence[str]) -> bool:
-        """Whether one of these pods, whose agents have not started, ends within a moment or was deleted."""
+        """Wait a moment for one of these pods, whose agents have not started, to end or to be deleted.
+
+        Returns whether one did.
+        """
         end = time.monotonic() + _NOTICED
         while pods and time.monotonic() < end:
             found = [self.api.get("Pod", pod) for pod in pods[:_CHANNELS]]
@@ -143,7 +146,7 @@ class KubernetesEngine(Engine):
         return self.fleet.open_more(new, lambda host: not host.here and host.host not in kept, lag)
 
     def _wanted(self, job: str, newest: bool) -> dict[str, JobObjects]:
-        """The jobs that open() is to know, by their ids."""
+        """Select the jobs that open() is to know, by their ids."""
         found: dict[str, JobObjects] = {}
         created: dict[str, float] = {}
         for name, objects in self.store.all().items():
@@ -158,8 +161,10 @@ class KubernetesEngine(Engine):
         return found
 
     def _take(self, job: str, objects: JobObjects | None, running: dict[str, Host], first: bool = False) -> None:
-        """Add the pods of a job to those that have ended, or to those that run; one that waits has no node. first: only that of
-        node 0."""
+        """Add the pods of a job to those that have ended, or to those that run; one that waits has no node.
+
+        first: only that of node 0.
+        """
         for pod in objects.pods if objects is not None else ():
             node = node_of_pod(pod)
             if objects is not None and node is not None and (node == 0 or not first):
@@ -176,7 +181,7 @@ class KubernetesEngine(Engine):
             running[seen.name] = Host(0, seen.name, name=name, root_dir=root)
 
     def first_pod(self, job: str) -> Host | None:
-        """The pod of node 0, if it runs."""
+        """Return the pod of node 0, if it runs."""
         running: dict[str, Host] = {}
         self._take(job, self.store.one(job), running, first=True)
         return next(iter(running.values()), None)
@@ -190,8 +195,10 @@ class KubernetesEngine(Engine):
         return PodLink(self.api, host.host, host.name)
 
     def _records_of(self, host: Host) -> str | None:
-        """The base of the records of a pod whose agent was lost; None while it runs. Called in a thread of the fleet. Raises
-        NotFound for a pod that is gone."""
+        """Restore the records of a pod whose agent was lost, and return their base; None while it runs.
+
+        Called in a thread of the fleet. Raises NotFound for a pod that is gone.
+        """
         if host.here:
             return None
         pod = None if self._ended.has(host.host) else self.api.get("Pod", host.host)
@@ -224,9 +231,9 @@ class KubernetesEngine(Engine):
         return found
 
     def earlier(self, asked: str) -> tuple[dict[int, JobsAnswer], dict[str, Description]]:
-        """The jobs whose id begins so, and those that asked for this id: their records, and what the cluster knows of them.
+        """Find the jobs whose id begins so, and those that asked for this id.
 
-        Raises what keeps the records of a pod from being read.
+        Returns their records, and what the cluster knows of them. Raises what keeps the records of a pod from being read.
         """
         fleet = self.open(job=asked)
         gathered = fleet.ask(dict.fromkeys(fleet.agents, LIST_JOBS({"job": asked})))
@@ -251,8 +258,10 @@ class KubernetesEngine(Engine):
         return None
 
     def cancel(self, job: str, how: StopHow) -> Answers:
-        """Ask the agents in its pods to end the ranks, then delete its workload in the foreground: pods without an agent get
-        TERM. Returns when no object is left, which proves that no process is. Raises Survivors."""
+        """Ask the agents in its pods to end the ranks, then delete its workload in the foreground. Raises Survivors.
+
+        Pods without an agent get TERM. Returns when no object is left, which proves that no process is.
+        """
         with self.api.patiently():
             running: dict[str, Host] = {}
             self._take(job, self.store.one(job), running)
@@ -265,7 +274,10 @@ class KubernetesEngine(Engine):
         return answers
 
     def _stop(self, job: str, running: Mapping[str, Host], how: StopHow) -> dict[str, StopAnswer | ClustertoolError]:
-        """What each node has answered; one that could not be asked is proved to be clean by the deletion of its pod."""
+        """Ask the agents in the pods to stop, and return the answer of each node.
+
+        A node that could not be asked is proved to be clean by the deletion of its pod.
+        """
         open_ = {agent.host.host: agent for agent in list(self.fleet.agents.values()) if agent.dead is None}
 
         def one(pod: str) -> StopAnswer:
@@ -341,7 +353,7 @@ class KubernetesEngine(Engine):
                 self.caller.note(f"removed {kind.lower()} {text(about, 'name')}: its job is gone")
 
     def check(self, settings: Mapping[str, object], deep: bool) -> Examined:
-        """The API server, and what a job of these settings needs there. The cluster counts as one node."""
+        """Check the API server, and what a job of these settings needs there. The cluster counts as one node."""
         assert isinstance(self.api, ClusterApi)
         cluster = self.fleet.cluster
         read = read_settings(cluster.settings, None, settings, cluster.where)

@@ -43,7 +43,7 @@ class KubernetesStart(Starter):
         self._api = cast(ClusterApi, engine.api)
 
     def prepare(self) -> Submission:
-        """A workspace that does not fit into the Secret is sent by submit()."""
+        """Make the objects of the job. A workspace that does not fit into the Secret is sent by submit()."""
         request, caller = self._request, self._engine.caller
         _ = self._made(request.wish.job_id).objects  # a wrong field is refused before anything is sent
         if request.wish.job_id:
@@ -67,7 +67,7 @@ class KubernetesStart(Starter):
         return Submission(made.identity.job_id, self._expected(made), shown, _STANDS)
 
     def _expected(self, made: JobManifests) -> Plan:
-        """In a pod a rank needs no further container."""
+        """Plan the job as the nodes will: in a pod a rank needs no further container."""
         request = self._request
         assert request.spec is not None
         cluster, spec = (
@@ -77,9 +77,10 @@ class KubernetesStart(Starter):
         return expected_plan(replace(request, cluster=cluster, spec=spec), made.nodes, made.identity)
 
     def _made(self, job: str) -> JobManifests:
-        """The objects of the request. job: its id, "" for a new one. Their owner is not known so far.
+        """Make the objects of the request. job: its id, "" for a new one. Their owner is not known so far.
 
-        Raises UsageError, ConfigError, DataError."""
+        Raises UsageError, ConfigError, DataError.
+        """
         request, wish = self._request, self._request.wish
         refuse_options(request)
         self._settings = settings_of(request)
@@ -95,7 +96,7 @@ class KubernetesStart(Starter):
         return job_manifests(replace(request, workspace=sent), made)
 
     def export(self, place: Path | None, wish: ExportWish) -> Exported:
-        """The objects as YAML. The API server is asked only for the user's name, and its answer is not needed."""
+        """Write the objects as YAML. The API server is asked only for the user's name, and its answer is not needed."""
         made = self._made(self._request.wish.job_id)
         apply = f"kubectl apply -f {place.name if place is not None else '-'}"
         if wish.native:
@@ -130,7 +131,7 @@ class KubernetesStart(Starter):
         return Exported(both, text, note, as_yaml(secret(made.order, _bundle(made))))
 
     def _owner(self, user: str) -> str:
-        """By whose name later commands find the job. user: of this machine, where no API server answers."""
+        """Ask for the name by which later commands find the job. user: of this machine, where no API server answers."""
         try:
             return self._api.user()
         except ClustertoolError as error:
@@ -161,7 +162,7 @@ class KubernetesStart(Starter):
 
 
 def _bundle(made: JobManifests) -> bytes:
-    """The content of the Secret. Raises PreflightError if the workspace does not fit."""
+    """Build the content of the Secret. Raises PreflightError if the workspace does not fit."""
     data, uploaded = made.bundle()
     if uploaded:
         what = f"the bundle with the workspace is too large for a Secret, which has at most {MOST_SECRET} bytes"

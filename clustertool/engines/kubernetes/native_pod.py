@@ -25,7 +25,7 @@ _PASSED = (signal.SIGTERM, signal.SIGINT, *_OF_USERS)  # to the command
 
 
 def main(role: str, command: List[str]) -> int:
-    """Returns the exit code of the pod."""
+    """Run a role's command, and end it with the workers. Returns the exit code of the pod."""
     process = subprocess.Popen(command)
     for number in _PASSED:
         signal.signal(number, lambda received, _: process.send_signal(received))
@@ -49,7 +49,7 @@ def _exit_code(status: int) -> int:
 
 
 def _others() -> List[Tuple[str, int]]:
-    """Where the pservers and heter trainers listen for the ends of workers."""
+    """List where the pservers and heter trainers listen for the ends of workers."""
     given = (os.environ.get(name, "") for name in ("PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_HETER_ENDPOINTS"))
     ends = (end.rpartition(":") for one in given for end in one.split(",") if end)
     return [(host, int(port) + LAST_PORT) for host, _, port in ends]

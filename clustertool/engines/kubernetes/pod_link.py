@@ -44,11 +44,11 @@ class PodLink:
         return sum(channel.waiting for channel in list(self._channels))
 
     def channel(self, *, window: int = 0, timeout: float = 10.0) -> PodChannel:
-        """A POSIX shell. In an image without /bin/sh the channel ends with 126 or 127, and its stderr has the reason."""
+        """Open a POSIX shell. In an image without /bin/sh the channel ends with 126 or 127, and its stderr has the reason."""
         return self.program(_SHELL, timeout=timeout)
 
     def program(self, argv: Sequence[str], *, window: int = 0, timeout: float = 10.0) -> PodChannel:
-        """A program in the place of a shell. Raises AuthError, NotFound, Unreachable."""
+        """Open a program in the place of a shell. Raises AuthError, NotFound, Unreachable."""
         channel = self._api.channel(self.pod, argv)
         channel.settimeout(timeout)
         with self._lock:

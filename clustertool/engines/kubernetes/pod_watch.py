@@ -34,7 +34,7 @@ class PodWatch:
         self._stuck: dict[str, dict[str, PodView]] = {}  # those that have not started because of their images
 
     def start(self, labels: Mapping[str, str]) -> None:
-        """labels: of the pods. Called again it does nothing."""
+        """Start to watch the pods with these labels, in a thread. Called again it does nothing."""
         if not self._started:
             self._started = True
             threading.Thread(target=self._run, args=(labels,), name="pod watch", daemon=True).start()
@@ -43,7 +43,7 @@ class PodWatch:
         self._closed.set()
 
     def cause(self, job: str) -> tuple[str, int] | None:
-        """Why pods of a job have ended or never started, and the exit code of that."""
+        """Return why pods of a job have ended or never started, and the exit code of that."""
         found = end_of(list(self._views.get(job_hash(job), {}).values()))
         waiting = list(self._stuck.get(job_hash(job), {}).values())
         if found is not None or not waiting:

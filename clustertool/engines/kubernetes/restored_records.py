@@ -26,8 +26,11 @@ _CUT = b"[clustertool: what follows was not restored: the log of the pod is too 
 
 
 class RestoredNode(NamedTuple):
-    """root: the folder of the node. end: None where the pod has left no record, as after SIGKILL. cut: names of logs of which
-    the API server does not have all any more: a kubelet keeps the newest part of a log."""
+    """root: the folder of the node.
+
+    end: None where the pod has left no record, as after SIGKILL. cut: names of logs of which the API server does not have all
+    any more: a kubelet keeps the newest part of a log.
+    """
 
     root: Path
     end: PodEnd | None
@@ -51,9 +54,11 @@ class RestoredRecords:
     def restore(
         self, job: str, node: int, log: Iterable[bytes], logs: bool = True, stated: Stated | None = None
     ) -> RestoredNode:
-        """Write the records of a node, and return what was found. log: of its pod, or its end, in pieces. logs: restore those
-        of the ranks, too. stated: makes events where the log has no record. A pod that had not joined leaves nothing.
-        Raises what reading it raises, OSError."""
+        """Write the records of a node, and return what was found. Raises what reading the log raises, OSError.
+
+        log: of its pod, or its end, in pieces. logs: restore those of the ranks, too. stated: makes events where the log has no
+        record. A pod that had not joined leaves nothing.
+        """
         root = self.root / f"node{node}"
         paths = JobPaths(str(root), job)
         last = b""
@@ -89,7 +94,7 @@ class RestoredRecords:
 
 
 def lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines without their newlines. What is longer than any line of a pod is left out; memory is bounded."""
+    """Yield the lines without their newlines. What is longer than any line of a pod is left out; memory is bounded."""
     rest, skips = b"", False
     for piece in pieces:
         *whole, rest = (rest + piece).split(b"\n")

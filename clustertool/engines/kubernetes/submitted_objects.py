@@ -20,7 +20,7 @@ _POLL = 0.3
 
 
 def documents(manifests: Sequence[Object]) -> tuple[Document, ...]:
-    """The manifests as YAML, one document of each. The values of a Secret are ***."""
+    """Write the manifests as YAML, one document of each. The values of a Secret are ***."""
     found = []
     for manifest in manifests:
         shown = copy.deepcopy(dict(manifest))
@@ -41,7 +41,7 @@ class SubmittedObjects:
         self._begun: list[Manifest] = []
 
     def create(self, workload: Manifest, others: Sequence[Manifest]) -> Manifest:
-        """The workload as the API server has it. others: the Secret and the Service, which it owns.
+        """Create the workload, then the Secret and the Service (`others`), which it owns. Returns it as the API server has it.
 
         No request is left alone: an object could be created after it was removed here. Raises what the server refuses,
         after everything is undone.
@@ -83,21 +83,21 @@ class SubmittedObjects:
                 raise
 
     def _is_ours(self, manifest: Manifest) -> bool:
-        """Whether the object of this name may be that of this manifest: also where the server cannot be asked."""
+        """Check whether the object of this name may be that of this manifest: also where the server cannot be asked."""
         try:
             return bool(self._uid(manifest))
         except ClustertoolError:
             return True
 
     def _uid(self, manifest: Manifest) -> str:
-        """The uid of the object of the job; "" if there is none."""
+        """Read the uid of the object of the job; "" if there is none."""
         present = self._api.get(manifest["kind"], manifest["metadata"]["name"])
         about = (present or {}).get("metadata") or {}
         mine = manifest["metadata"]["labels"][JOB_LABEL]
         return str(about.get("uid") or "") if (about.get("labels") or {}).get(JOB_LABEL) == mine else ""
 
     def _removed(self, manifest: Manifest) -> bool:
-        """Whether it is gone; else its deletion has begun, as far as the server answers."""
+        """Delete an object and return whether it is gone; else its deletion has begun, as far as the server answers."""
         try:
             uid = self._uid(manifest)
             return not uid or not self._api.delete(manifest["kind"], manifest["metadata"]["name"], uid=uid)

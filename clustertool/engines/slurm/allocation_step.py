@@ -26,7 +26,7 @@ _UNKNOWN = "?"  # the number of a step that has ended before Slurm was asked for
 
 
 def allocation_here(slurm: SlurmHost, facts: Facts) -> ShellAllocation | None:
-    """The allocation in which this command was typed. None: there is none, or the login host is another machine.
+    """Find the allocation in which this command was typed. None: there is none, or the login host is another machine.
 
     facts: of the login host. Raises NotFound for one that has ended, PreflightError.
     """
@@ -55,7 +55,10 @@ class AllocationStep:
         )
 
     def number(self, slurm: SlurmHost, caller: Caller) -> str:
-        """The number of the step, once it has started. Raises PreflightError if it does not, and what caller.check() raises."""
+        """Wait for the start of the step, and return its number.
+
+        Raises PreflightError if it does not start, and what caller.check() raises.
+        """
         while True:
             over = self._process.poll() is not None
             for step in self._steps(slurm):
@@ -68,7 +71,7 @@ class AllocationStep:
             pause(caller, _POLL)
 
     def _refused(self, slurm: SlurmHost) -> PreflightError:
-        """Why srun has ended before the job has started."""
+        """Build the error for a srun that has ended before the job has started."""
         text = (self._folder / STEP_OUTPUT).read_text("utf-8", "replace")
         lines = [line.partition(": error: ")[2] or line for line in text.splitlines() if line.strip()]
         wrong = [line for line in lines if not line.startswith("srun: ")]  # else it is no error
@@ -90,5 +93,5 @@ class AllocationStep:
                 slurm.run("scancel", step.number)
 
     def _steps(self, slurm: SlurmHost) -> list[SlurmJob]:
-        """The steps of the allocation."""
+        """List the steps of the allocation."""
         return [step for step in slurm.steps() if str(step.id) == self._allocation.job]

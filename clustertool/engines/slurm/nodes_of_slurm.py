@@ -14,8 +14,10 @@ STANDS = (
 
 
 def nodes_of_slurm(settings: SlurmSettings, login: Facts) -> ExpectedNodes:
-    """login: facts of the login host, whose ROOT_DIR the nodes share. Each node has the processors and GPUs that the settings
-    ask for."""
+    """Describe the nodes that Slurm will give to a job: each has the processors and GPUs that the settings ask for.
+
+    login: facts of the login host, whose ROOT_DIR the nodes share.
+    """
     return ExpectedNodes(
         names=tuple(f"node{number}" for number in range(settings.node_count)),
         root=login.root,
@@ -27,5 +29,5 @@ def nodes_of_slurm(settings: SlurmSettings, login: Facts) -> ExpectedNodes:
 
 
 def _gpus(text: str) -> int:
-    """The number of GPUs of a node: "4", "a100:4", "a100:2,v100:1"."""
+    """Count the GPUs of a node: "4", "a100:4", "a100:2,v100:1"."""
     return sum(map(int, re.findall(r"(?:^|[:,])([0-9]+)(?=,|$)", text)))

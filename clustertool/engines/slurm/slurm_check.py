@@ -37,13 +37,16 @@ print(sys.version_info >= (3, 8), sys.version.split()[0], found, os.uname().node
 
 
 def of_login_host(fleet: Fleet, wanted: ProbeWanted) -> Examined:
-    """What the login host itself needs. fleet: of it alone."""
+    """Check what the login host itself needs. fleet: of it alone."""
     examined = preflight.examine(fleet, wanted, ports=False, ping=False)
     return replace(examined, findings=tuple(one for one in examined.findings if one.column in _COLUMNS))
 
 
 def of_queue(slurm: SlurmHost, settings: SlurmSettings, folder: str) -> Iterator[Finding]:
-    """Whether Slurm would take a job with these settings: partition, account, qos, limits and time. folder: any one there."""
+    """Check that Slurm would take a job with these settings: partition, account, qos, limits and time.
+
+    folder: any one on the login host.
+    """
     options = sbatch_options(settings, SubmitOrder("check", folder, ""))
     correct = "correct SLURM in conf.py, or the options; sinfo lists partitions"
     answer = slurm.run("sbatch", "--test-only", *options, "--wrap=true", env={})
@@ -62,14 +65,14 @@ def of_queue(slurm: SlurmHost, settings: SlurmSettings, folder: str) -> Iterator
 
 
 def of_grace(slurm: SlurmHost, cluster: Cluster) -> Iterator[Finding]:
-    """Whether jobs have the time to end that Slurm gives them."""
+    """Check that jobs have the time to end that Slurm gives them."""
     warning = grace_warning(cluster.grace, kill_wait(slurm.config())) if cluster.grace_given else ""
     if warning:
         yield Finding(0, "queue", "warn", "KillWait", warning)
 
 
 def of_allocation(allocation: ShellAllocation, settings: SlurmSettings) -> Iterator[Finding]:
-    """Whether the allocation of this shell is large enough for a job with these settings."""
+    """Check that the allocation of this shell is large enough for a job with these settings."""
     try:
         warning = allocation.cpus_warning(allocation.step(settings), 0)
     except UsageError as error:
@@ -82,8 +85,10 @@ def of_allocation(allocation: ShellAllocation, settings: SlurmSettings) -> Itera
 def of_compute_nodes(
     fleet: Fleet, slurm: SlurmHost, settings: SlurmSettings, facts: Facts, allocation: ShellAllocation | None
 ) -> Examined:
-    """What the nodes of a short step see: ROOT_DIR is the same as on the login host, and there is a Python. They become hosts
-    after the login host. allocation: that of this shell, if there is one."""
+    """Check what the nodes of a short step see: ROOT_DIR is the same as on the login host, and there is a Python.
+
+    They become hosts after the login host. allocation: that of this shell, if there is one.
+    """
     token = f"check-{secrets.token_hex(8)}"
     texts = dict.fromkeys(("name", "asked", "command", "mode", "owner", "release", "slurm_id"), "")
     fleet.ask_one(0, SUBMIT({"about": {"job": token, "nodes": 0, "created": 1.0, **texts}, "files": {"seen": ""}}))  # type: ignore[typeddict-item]
@@ -105,20 +110,20 @@ def of_compute_nodes(
 
 
 def _alone(settings: SlurmSettings) -> list[str]:
-    """The options of a srun that gets nodes of its own."""
+    """Build the options of a srun that gets nodes of its own."""
     of_sbatch = ("--job-name", "--comment", "--chdir", "--output", "--open-mode", "--requeue", "--no-requeue", "--time")
     options = sbatch_options(settings, SubmitOrder("check", "/", ""))
     return ["--time=1", *(one for one in options if one.partition("=")[0] not in of_sbatch)]
 
 
 def _in_allocation(allocation: ShellAllocation, settings: SlurmSettings) -> list[str]:
-    """The options of a srun in an allocation, also while a job runs in it."""
+    """Build the options of a srun in an allocation, also while a job runs in it."""
     nodes = allocation.step(settings).node_count
     return [f"--jobid={allocation.job}", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
 
 
 def _seen(slurm: SlurmHost, options: list[str], python: str, path: str) -> list[list[str]]:
-    """The lines that the nodes print. Raises PreflightError."""
+    """Run the probe on the nodes by srun, and return the fields of the lines that they print. Raises PreflightError."""
     argv = ["srun", *options, f"--immediate={_PATIENCE}", "--chdir=/", "--cpu-bind=none", "--mpi=none", python]
     answer = slurm.run(*argv, "-ESs", "-c", _PROBE, path, env={})
     lines = [line.split() for line in answer["stdout"].splitlines()]

@@ -92,7 +92,7 @@ class SlurmEngine(Engine):
         return SlurmHost(self.login, self._note_once, self._check)
 
     def _check(self) -> None:
-        """A caller is called in its own thread only."""
+        """Call the caller's check, which may be called in its own thread only."""
         if threading.get_ident() == self._thread:
             self.caller.check()
 
@@ -113,7 +113,7 @@ class SlurmEngine(Engine):
         return shared
 
     def live(self, job: str) -> Fleet:
-        """Steps of srun lead to its nodes."""
+        """Open a fleet whose connections to the nodes of a running job are steps of srun. Raises NotFound, PreflightError."""
         slurm, login = self.slurm, self.login
         cluster, absent = self.fleet.cluster, dict(self.fleet.failed)  # of the job; _summaries() opens the fleet of all
         running = self._find(slurm, job)
@@ -165,15 +165,18 @@ class SlurmEngine(Engine):
         ]
 
     def describe(self, known: Mapping[int, JobsAnswer]) -> dict[str, Description]:
-        """Of the jobs that were submitted, by their number in Slurm, or that of their step, and of those that were submitted by
-        hand, while Slurm has them. Another job without a submission was started by another engine, or its submission was
-        removed: then what the records prove counts. The reason of an end is that of the newest jobs, and of those with records:
-        each one is a question to Slurm."""
+        """Describe the jobs that were submitted, and all jobs of `known`.
+
+        A job is found by its number in Slurm, or that of its step, and one that was submitted by hand while Slurm has it.
+        Another job without a submission was started by another engine, or its submission was removed: then what the records
+        prove
+        counts. The reason of an end is that of the newest jobs, and of those with records: each one is a question to Slurm.
+        """
         slurm = self.slurm
         return self._describe(slurm, slurm.submissions(), known)
 
     def earlier(self, asked: str) -> tuple[dict[int, JobsAnswer], dict[str, Description]]:
-        """The jobs whose id begins so, and those that asked for this id: their records, and what Slurm knows of them.
+        """Find the jobs whose id begins so, and those that asked for this id: their records, and what Slurm knows of them.
 
         Raises what keeps the records of a node from being read, PreflightError where Slurm does not answer.
         """
@@ -189,7 +192,7 @@ class SlurmEngine(Engine):
     def _describe(
         self, slurm: SlurmHost, submissions: Mapping[str, SubmittedJob], known: Mapping[int, JobsAnswer]
     ) -> dict[str, Description]:
-        """Of these submissions, and of the jobs in the records."""
+        """Describe these submissions, and the jobs in the records."""
         jobs = _queue(slurm, submissions, "--states=all")
         queue = {job.number: job for job in jobs if job.state not in ENDED}
         commented = {job.clustertool_job: job for job in queue.values()}
@@ -239,7 +242,7 @@ class SlurmEngine(Engine):
         return replace(ended, cause=(output.reason, output.code) if output.code else None)
 
     def _ended(self, slurm: SlurmHost, about: SubmittedJob) -> Description:
-        """A job that squeue does not have: it has ended, or was never queued."""
+        """Describe a job that squeue does not have: it has ended, or was never queued."""
         number, dot, step = about["slurm_id"].partition(".")
         if not number.isdecimal() or (dot and not step):
             if time.time() - about["created"] < _SUBMITTING:
@@ -259,12 +262,14 @@ class SlurmEngine(Engine):
     # -- the end of a job
 
     def cancel(self, job: str, how: StopHow) -> Answers:
-        """Take it out of the queue, or stop it on its nodes. Returns when it is past COMPLETING. Raises Survivors where it
-        does not get there, PreflightError."""
+        """Take a job out of the queue, or stop it on its nodes. Returns when it is past COMPLETING.
+
+        Raises Survivors where it does not get there, PreflightError.
+        """
         return self._cancel(job, how, self.caller.note, _CHANNELS)
 
     def cancel_all(self, jobs: Collection[str], how: StopHow) -> dict[str, Answers | ClustertoolError]:
-        """Several at a time: most of the time they wait for their nodes and for Slurm."""
+        """Cancel several jobs at a time: most of the time they wait for their nodes and for Slurm."""
         names, notes = list(jobs), SimpleQueue[str]()
 
         def show_notes() -> None:
@@ -280,7 +285,7 @@ class SlurmEngine(Engine):
         return {names[number]: one for number, one in sorted(found.items())}
 
     def _cancel(self, job: str, how: StopHow, note: Callable[[str], None], channels: int) -> Answers:
-        """channels: how many of its nodes are asked at a time."""
+        """Cancel a job, and return the answers of its nodes. channels: how many of its nodes are asked at a time."""
         slurm = self.slurm.patient
         queued = self._find(slurm, job)
         if queued is not None and queued.state in _QUEUED:
@@ -324,17 +329,18 @@ class SlurmEngine(Engine):
             slurm.withdraw(job)
 
     def _find(self, slurm: SlurmHost, job: str) -> SlurmJob | None:
-        """The job in the queue, None if it is not there."""
+        """Find the job in the queue, None if it is not there."""
         about = {name: found for name, found in slurm.submissions().items() if name == job}
         numbers = {found["slurm_id"] for found in about.values()}
         queue = _queue(slurm, about)
         return next((one for one in queue if one.clustertool_job == job or one.number in numbers), None)
 
     def _scancel(self, slurm: SlurmHost, job: SlurmJob, *options: str) -> None:
-        """Raises PreflightError if Slurm refuses it, and not for a job that has ended. Of a step it ends no more than that.
+        """Run scancel for a job, or a step. Raises PreflightError if Slurm refuses it, and not for a job that has ended.
 
         Where a step has a part of the nodes of its allocation, scancel fails after it has sent a signal (Slurm 22.05). So for a
-        step the proof of the stop decides."""
+        step the proof of the stop decides.
+        """
         answer = slurm.run("scancel", *options, job.number)
         if answer["code"] and not job.step and self._in_queue(slurm, job) is not None:
             fix = f"try on {slurm.name}: scancel {job.number}"
@@ -348,7 +354,7 @@ class SlurmEngine(Engine):
     def _until(
         self, slurm: SlurmHost, job: SlurmJob, true: Callable[[SlurmJob], bool], seconds: float
     ) -> SlurmJob | None:
-        """The job as soon as that is true, or after these seconds; None as soon as it has left the queue."""
+        """Wait until `true` is true of the job, or these seconds are over. None as soon as it has left the queue."""
         end = time.monotonic() + seconds
         while True:
             found = self._in_queue(slurm, job)
@@ -374,7 +380,10 @@ class SlurmEngine(Engine):
         return {places[node].name: answer for node, answer in gathered.ok.items() if answer is not None}
 
     def _places(self, queued: SlurmJob, job: str) -> dict[int, Host]:
-        """The nodes of a job that Slurm runs, each with the folder of its jobs. host: its name in Slurm, name: in the job."""
+        """Map the nodes of a running job to hosts, each with the folder of its jobs.
+
+        host: its name in Slurm, name: in the job.
+        """
         found = {}
         summaries = self._summaries(job)
         for node, host in _nodes_of(queued, summaries).items():
@@ -385,8 +394,10 @@ class SlurmEngine(Engine):
         return found
 
     def _stop_on(self, host: Host, slurm: SlurmHost, number: int, job: str, how: StopHow) -> StopAnswer | None:
-        """The answer of a node; None if it was asked and the channel is gone: Slurm ends all steps of a job when the job's
-        own one has ended. Raises why there is no channel to the node."""
+        """Stop a job on one node, and return the answer. Raises why there is no channel to the node.
+
+        None if it was asked and the channel is gone: Slurm ends all steps of a job when the job's own one has ended.
+        """
         link = SrunLink(self.login.agents[0].link, slurm.path("srun"), number, host.host)
         try:
             agent = AgentClient.open(link, host, self.fleet.cluster)
@@ -399,14 +410,14 @@ class SlurmEngine(Engine):
     # -- records
 
     def _summaries(self, job: str) -> dict[int, JobSummary]:
-        """{node as the job numbers it: its record}. No Ctrl+C ends it: it is a part of a stop."""
+        """Read {node as the job numbers it: its record}. No Ctrl+C ends it: it is a part of a stop."""
         fleet, request = self.open(), LIST_JOBS({"job": job, "exact": True})
         answers = fleet.ask(dict.fromkeys(fleet.agents, request), patient=True).ok
         parts = (part for answer in answers.values() for part in answer["jobs"] if part["id"] == job)
         return {int(part["node"] or 0): part for part in parts}
 
     def _recorded(self, job: str, ended: JobStop) -> dict[str, StopAnswer | ClustertoolError]:
-        """What the last records of a job's nodes prove, after Slurm has ended it: {name: the answer to a stop}.
+        """Read what the last records of a job's nodes prove, after Slurm has ended it: {name: the answer to a stop}.
 
         ended: that of a node whose records have its end.
         """
@@ -420,13 +431,16 @@ class SlurmEngine(Engine):
 
 
 def _name(part: JobSummary) -> str:
-    """The name that a node has in the job."""
+    """Return the name that a node has in the job."""
     node, names = int(part["node"] or 0), part["nodes"] or []
     return names[node] if node < len(names) else f"node {node}"
 
 
 def _nodes_of(queued: SlurmJob, summaries: Mapping[int, JobSummary]) -> dict[int, str]:
-    """{node as the job numbers it: its name in Slurm}. A failed node of an elastic job is in its allocation no more."""
+    """Map nodes as the job numbers them to their names in Slurm.
+
+    A failed node of an elastic job is in its allocation no more.
+    """
     names = read_node_list(queued.nodelist)
     known = {node: _name(part) for node, part in summaries.items()}
     if set(names) <= set(known.values()):
@@ -435,7 +449,7 @@ def _nodes_of(queued: SlurmJob, summaries: Mapping[int, JobSummary]) -> dict[int
 
 
 def _queue(slurm: SlurmHost, submissions: Mapping[str, SubmittedJob], *options: str) -> list[SlurmJob]:
-    """The user's jobs as SlurmHost.queue() has them, and the steps if one of these submissions may be one."""
+    """List the user's jobs, and their steps if one of these submissions may be one. options: of SlurmHost.queue()."""
     queue = slurm.queue(*options)
     allocations = {about["slurm_id"].partition(".")[0] for about in submissions.values() if "." in about["slurm_id"]}
     return [*queue, *slurm.steps()] if allocations & {job.number for job in queue} else queue
@@ -465,7 +479,7 @@ def _with(about: SubmittedJob, found: Description) -> Description:
 
 
 def _ended_as(job: SlurmJob) -> str:
-    """Why Slurm has ended a job."""
+    """Describe why Slurm has ended a job."""
     more = f", {job.reason}" if job.reason else ""
     return f"Slurm: {job.state}{more}"
 

@@ -37,8 +37,11 @@ _START = "is slurmctld running? scontrol ping on that host shows it"
 
 
 class SlurmHost:
-    """fleet: of the login host alone, open. note: gets a message about a program that answers late. check: is called while a
-    program runs, and raises what ends the wait; None: no interrupt ends it."""
+    """fleet: of the login host alone, open.
+
+    note: gets a message about a program that answers late. check: is called while a program runs, and raises what ends the
+    wait; None: no interrupt ends it.
+    """
 
     def __init__(
         self, fleet: Fleet, note: Callable[[str], None] = lambda text: None, check: Callable[[], None] | None = None
@@ -70,7 +73,10 @@ class SlurmHost:
         return answer
 
     def _answer(self, *argv: str, env: Mapping[str, str] = TIME_FORMAT, login: bool = False) -> ProgramAnswer:
-        """Its path is empty where there is no such program. Raises Unreachable, and what check() raises."""
+        """Run a program on the login host. Its path is empty where there is no such program.
+
+        Raises Unreachable, and what check() raises.
+        """
         here = self._fleet.cluster.hosts[0].here
         request = PROGRAM({"argv": argv, "env": env, "seconds": _SECONDS, "login": login and not here})
         noted = time.monotonic() + _SLOW
@@ -94,50 +100,52 @@ class SlurmHost:
         self._fleet.ask_one(0, END_PROGRAMS({}))
 
     def path(self, name: str) -> str:
-        """The path of a program of Slurm. Raises PreflightError where there is none."""
+        """Find the path of a program of Slurm. Raises PreflightError where there is none."""
         if name not in self._paths:
             self._paths[name] = self.run(name, "--version")["path"]
         return self._paths[name]
 
     def output(self, *argv: str) -> str:
-        """The output of a program. Raises PreflightError if it fails, with its message."""
+        """Run a program and return its output. Raises PreflightError if it fails, with its message."""
         answer = self.run(*argv)
         if answer["code"]:
             raise PreflightError(f"{argv[0]}: {message(answer)}", _START, self.name)
         return answer["stdout"]
 
     def queue(self, *options: str) -> list[SlurmJob]:
-        """The user's jobs that are pending or have processes. options: more of squeue, such as --states=all for jobs that have
-        ended some minutes ago, too. Raises PreflightError."""
+        """List the user's jobs that are pending or have processes. Raises PreflightError.
+
+        options: more of squeue, such as --states=all for jobs that have ended some minutes ago, too.
+        """
         return queue_lines.read_queue(self.output(*queue_lines.QUEUE, *options))
 
     def steps(self) -> list[SlurmJob]:
-        """The steps of the user's jobs that have processes. Raises PreflightError."""
+        """List the steps of the user's jobs that have processes. Raises PreflightError."""
         steps = self.output(*queue_lines.STEPS)  # first: the job of each step that it shows is in the queue then
         return queue_lines.read_steps(self.output(*queue_lines.QUEUE), steps)
 
     def config(self) -> str:
-        """The settings of slurm.conf, "" where Slurm does not answer."""
+        """Read the settings of slurm.conf, "" where Slurm does not answer."""
         answer = self.run(*CONFIG)
         return answer["stdout"] if answer["code"] == 0 else ""
 
     def nodes(self) -> list[SlurmNode]:
-        """The nodes of all partitions. Raises PreflightError."""
+        """List the nodes of all partitions. Raises PreflightError."""
         return queue_lines.read_nodes(self.output(*queue_lines.NODES))
 
     def partitions(self) -> list[SlurmPartition]:
-        """Raises PreflightError."""
+        """List the partitions. Raises PreflightError."""
         return read_partitions(self.output(*SHOW_PARTITIONS))
 
     def job(self, number: int) -> SlurmJob | None:
-        """What Slurm has of a job, for some minutes after its end, too. None: nothing any more. Raises PreflightError."""
+        """Read what Slurm has of a job, for some minutes after its end, too. None: nothing any more. Raises PreflightError."""
         answer = self.run(*SHOW_JOB, str(number))
         if answer["code"] and _GONE not in answer["stderr"] + answer["stdout"]:
             raise PreflightError(f"scontrol: {message(answer)}", _START, self.name)
         return next((job for job in job_lines.read_jobs(answer["stdout"]) if job.id == number), None)
 
     def ended_state(self, number: int) -> str:
-        """The state in which a job has ended, by the accounting; "" where there is none."""
+        """Read the state in which a job has ended from the accounting; "" where there is none."""
         options = ("--allocations", "--noheader", "--parsable2", "--format=State", f"--jobs={number}")
         answer = self._answer("sacct", *options)  # not every cluster has it
         return answer["stdout"].strip().partition("\n")[0] if not answer["code"] else ""
@@ -151,13 +159,15 @@ class SlurmHost:
         self._ask(SUBMITTED({"job": job, "slurm_id": number}), self._check)
 
     def submissions(self) -> dict[str, SubmittedJob]:
-        """The submitted jobs that have a folder, by their ids."""
+        """Read the submitted jobs that have a folder, by their ids."""
         found = self._fleet.ask_one(0, SUBMISSIONS({}))["submissions"]
         return {about["job"]: about for about in found}
 
     def step_output(self, job: str, path: str = "") -> tuple[str, StepOutput]:
-        """Read what the start of a submitted job has printed last. path: of the output of one that was submitted by hand.
-        Return the path of the file, and that."""
+        """Read what the start of a submitted job has printed last. Returns the path of the file, and that.
+
+        path: of the output of one that was submitted by hand.
+        """
         found = self._fleet.ask_one(0, SUBMISSION_OUTPUT({"job": job, "path": path}))
         return found["path"], read_output(found["text"])
 
@@ -167,7 +177,7 @@ class SlurmHost:
 
 
 def message(answer: ProgramAnswer) -> str:
-    """Why a program of Slurm has failed."""
+    """Describe why a program of Slurm has failed."""
     if answer["code"] == -1:
         return f"no answer for {_SECONDS:g} s"
     lines = (line.strip() for line in answer["stderr"].splitlines())
@@ -176,10 +186,10 @@ def message(answer: ProgramAnswer) -> str:
 
 
 def advice(answer: ProgramAnswer, correct: str) -> str:
-    """The fix for a program of Slurm that has failed. correct: for settings that Slurm refuses."""
+    """Build the fix for a program of Slurm that has failed. correct: for settings that Slurm refuses."""
     return _START if is_silent(answer) else correct
 
 
 def is_silent(answer: ProgramAnswer) -> bool:
-    """Whether slurmctld has not answered a program."""
+    """Check whether slurmctld has not answered a program."""
     return answer["code"] == -1 or _SILENT in answer["stderr"]

@@ -135,7 +135,7 @@ class SlurmStart(Starter):
         return script(self._settings, order)
 
     def _read_settings(self) -> SlurmSettings:
-        """Of the command line, else job.toml, else conf.py. Raises UsageError, DataError."""
+        """Read the settings: of the command line, else job.toml, else conf.py. Raises UsageError, DataError."""
         request = self._request
         found = read_settings(request.cluster.settings, request.table, typed_settings(request), request.cluster.where)
         return replace(found, nodes=self._elastic.maximum) if self._elastic.present else found
@@ -145,7 +145,7 @@ class SlurmStart(Starter):
         return self._request.spec.elastic if self._request.spec is not None else ElasticSettings()
 
     def _examine(self, fleet: Fleet) -> Facts:
-        """Facts of the login host. Raises what is wrong there."""
+        """Read the facts of the login host. Raises what is wrong there."""
         options = self._request.options
         wanted: ProbeWanted = {"job_workspace": options.job_workspace}
         if options.job_workspace:
@@ -219,8 +219,10 @@ class SlurmStart(Starter):
         return Submitted(job)
 
     def _take_back(self, slurm: SlurmHost, job: str, error: BaseException) -> None:
-        """Remove a submission that has failed, and cancel the job that Slurm may have accepted all the same. If Slurm does not
-        answer, the error says what may be left, and names the command that ends it."""
+        """Remove a submission that has failed, and cancel the job that Slurm may have accepted all the same.
+
+        If Slurm does not answer, the error says what may be left, and names the command that ends it.
+        """
         caller = self._slurm_engine.caller
         if isinstance(error, (Interrupted, Terminated)):
             caller.note(f"{error.what}: cancelling job {job}")
@@ -238,8 +240,11 @@ class SlurmStart(Starter):
 
     @staticmethod
     def _withdraw(slurm: SlurmHost, job: str, seconds: float) -> list[str]:
-        """End sbatch, cancel its job if that comes into the queue within these seconds, and remove the folder. Returns the
-        numbers of what was cancelled. Raises PreflightError, Unreachable: the folder stays, and its job cannot join."""
+        """End sbatch, cancel its job if that comes into the queue within these seconds, and remove the folder.
+
+        Returns the numbers of what was cancelled. Raises PreflightError, Unreachable: the folder stays, and its job cannot
+        join.
+        """
         slurm.end_programs()
         slurm.withdraw(job, only_bundle=True)
         end = time.monotonic() + seconds
@@ -264,7 +269,7 @@ class SlurmStart(Starter):
             raise
 
     def _sbatch(self, slurm: SlurmHost, order: SubmitOrder) -> str:
-        """The number of the Slurm job. Raises PreflightError with the reason of a refusal."""
+        """Submit the script, and return the number of the Slurm job. Raises PreflightError with the reason of a refusal."""
         answer = slurm.run(
             *submit_command(self._settings, order, posixpath.join(order.folder, SCRIPT)), env={}, login=True
         )
@@ -280,8 +285,10 @@ class SlurmStart(Starter):
         raise PreflightError(what, fix, slurm.name)
 
     def _accepted(self, slurm: SlurmHost, job: str, seconds: float) -> SlurmJob | None:
-        """The Slurm job of a submission, by its comment, if it comes into the queue within these seconds. It may have ended.
-        Raises PreflightError where that cannot be known."""
+        """Find the Slurm job of a submission, by its comment, if it comes into the queue within these seconds.
+
+        It may have ended. Raises PreflightError where that cannot be known.
+        """
         end = time.monotonic() + seconds
         while True:
             queue = slurm.queue("--states=all")
@@ -331,7 +338,10 @@ class SlurmStart(Starter):
         )
 
     def export(self, place: Path | None, wish: ExportWish) -> Exported:
-        """The script, and the bundle with the workspace. No connection is opened, and the nodes find ROOT_DIR themselves."""
+        """Write the script, and the bundle with the workspace.
+
+        No connection is opened, and the nodes find ROOT_DIR themselves.
+        """
         options = (("--native", wish.native), ("--with-secrets", wish.secrets), ("--secrets-to", wish.secrets_place))
         for option in (name for name, given in options if given):
             raise UsageError(f"{option} is an option of manifests of Kubernetes", "leave it out")
@@ -362,7 +372,7 @@ class SlurmStart(Starter):
 
 
 def _ranks(spec: JobSpec, settings: SlurmSettings) -> int:
-    """The number of ranks on each node, 0 where it depends on the devices there."""
+    """Count the ranks on each node, 0 where their number depends on the devices there."""
     trainers = spec.nproc or spec.trainer.per_node
     if not trainers and (spec.nproc_of or (settings.gpus_per_node and not spec.has_pservers)):
         return 0

@@ -37,7 +37,7 @@ class SrunLink:
         return self._login.alive
 
     def channel(self, *, window: int = 0, timeout: float = 10.0) -> HereChannel:
-        """A shell on the node. If srun is refused, the channel ends, and its stderr has the reason."""
+        """Open a shell on the node. If srun is refused, the channel ends, and its stderr has the reason."""
         channel: HereChannel = self._login.channel(window=window, timeout=timeout)
         self._channels.append(channel)
         Greeting(channel, self._login.node, timeout).start(_STEP)
@@ -48,7 +48,7 @@ class SrunLink:
         return Unreachable(why, "is the Slurm job still running?", self.node)
 
     def close(self) -> None:
-        """The connection to the login host stays."""
+        """Close the channels. The connection to the login host stays."""
         for channel in self._channels:
             channel.close()
 
@@ -62,7 +62,7 @@ class LoginLinks:
         self._lock = threading.Lock()
 
     def of(self, node: int) -> Link:
-        """The connection for a node. A lost one is replaced. Raises why there is none."""
+        """Return the connection for a node. A lost one is replaced. Raises why there is none."""
         number = node // _NODES
         with self._lock:
             link = self._links.get(number)

@@ -72,7 +72,7 @@ class SshStart(Starter):
         return self._submission(self._plan_when_free(facts))
 
     def submit(self, submission: Submission) -> Submitted:
-        """The plan of the submission, or a later one if another job took one of its ports between probe and claim.
+        """Start the plan of the submission, or a later one if another job took one of its ports between probe and claim.
 
         The nodes of an elastic job make their plans themselves.
         """
@@ -95,7 +95,7 @@ class SshStart(Starter):
         return self._request.spec.elastic if self._request.spec is not None else ElasticSettings()
 
     def _make_plan(self, facts: ByNode, identity: Identity | None = None) -> Plan:
-        """The plan of the request; of an elastic job, that of the nodes that are there, at most MAX."""
+        """Plan the request; of an elastic job, for the nodes that are there, at most MAX."""
         request, elastic = self._request, self._elastic
         if not elastic.present:
             return make_plan(request, facts, identity)
@@ -133,7 +133,7 @@ class SshStart(Starter):
         self._remember(made)
 
     def _examine(self) -> ByNode:
-        """Facts of all nodes, or every node's errors. Completes the request when job.toml is on the nodes."""
+        """Read the facts of all nodes, or raise every node's errors. Completes the request when job.toml is on the nodes."""
         caller, request = self._engine.caller, self._request
         options = request.options
         listing = not (options.command or options.script) or bool(options.shards)  # else only job.toml could need it
@@ -168,18 +168,18 @@ class SshStart(Starter):
         return self._in_use(facts)
 
     def _elastic_hosts(self, examined: Examined) -> Examined:
-        """The hosts that may take part, COORDINATOR first."""
+        """Keep the hosts that may take part, COORDINATOR first."""
         elastic = self._elastic
         return self._keep(examined.good(self._engine.caller, least=elastic.minimum, first=elastic.coordinator))
 
     def _keep(self, examined: Examined) -> Examined:
-        """Only its hosts take part, with its numbers."""
+        """Reduce request and fleet to the hosts that were examined, with their numbers."""
         self._request.cluster = examined.cluster
         self._fleet.keep(examined.cluster)
         return examined
 
     def _with_mpi(self, wanted: ProbeWanted) -> preflight.Wanted:
-        """The request to each node, with what the mode needs to know."""
+        """Extend the request to each node by what the mode needs to know."""
         spec, cluster, passed = self._request.spec, self._request.cluster, dict(self._request.passed)
         if spec is None or not spec.by_mpirun:
             return wanted
@@ -187,7 +187,7 @@ class SshStart(Starter):
         return lambda host: {**wanted, **preflight.for_mpi(cluster, host, variables)}
 
     def _examine_job(self, wanted: ProbeWanted, container: ContainerSettings) -> ByNode:
-        """Facts of all nodes with their MPI or container runtime. Raises what is wrong with it."""
+        """Read the facts of all nodes with their MPI or container runtime. Raises what is wrong with it."""
         asked = self._with_mpi(wanted)
         examined = preflight.examine(self._fleet, asked, ports=False, ping=False, container=container)
         examined.require()
@@ -201,7 +201,7 @@ class SshStart(Starter):
         return self._in_use(shared_roots.confirm(self._fleet, facts))
 
     def _in_use(self, facts: ByNode) -> ByNode:
-        """Facts with what computes on the devices and how they are, which only --devices auto needs to know."""
+        """Add what computes on the devices, and how they are, which only --devices auto needs to know."""
         spec = self._request.spec
         if spec is None or not spec.auto_devices:
             return facts
@@ -228,7 +228,7 @@ class SshStart(Starter):
         return made
 
     def _plan_when_free(self, facts: ByNode) -> Plan:
-        """With --wait once its devices are free (one message). Raises Interrupted."""
+        """Plan the job, with --wait once its devices are free (one message). Raises Interrupted."""
         caller, waiting = self._engine.caller, False
         while True:
             try:
@@ -274,7 +274,7 @@ class SshStart(Starter):
         return self._with_image(made)
 
     def _with_image(self, made: Plan) -> Plan:
-        """The plan, whose containers name the image that was brought to each node."""
+        """Name the image that was brought to each node in the containers of the plan."""
         if not self._brought:
             return made
         facts = {node: replace(fact, container=self._brought[node]) for node, fact in _facts(made).items()}
@@ -282,13 +282,13 @@ class SshStart(Starter):
         return with_containers(replace(made, job=job), facts)
 
     def _send_nvml(self, facts: ByNode) -> None:
-        """To these nodes, if they do not have it: what the cards do is recorded with it."""
+        """Send NVML to these nodes, if they do not have it: what the cards do is recorded with it."""
         if facts:
             lacking = [node for node, fact in facts.items() if node_bundle.nvml()[0] not in fact.modules]
             self._fleet.ask(dict.fromkeys(lacking, module_request()))
 
     def _start(self, made: Plan, releases: Mapping[int, str]) -> Plan:
-        """The plan that is started."""
+        """Start a plan, and return the one that was started."""
         caller, request = self._engine.caller, self._request
         roles = [process.role for process in made.processes]
         counts = ", ".join(count(roles.count(role), role_name(role)) for role in made.job.roles)
@@ -339,12 +339,12 @@ class SshStart(Starter):
 
 
 def _with_cards(made: Plan) -> ByNode:
-    """The facts of nodes of which the job has NVIDIA's cards."""
+    """Select the facts of nodes of which the job has NVIDIA's cards."""
     used = {process.node for process in made.processes if process.devices}
     facts = _facts(made)
     return {node: facts[node] for node in used if facts[node].devices and made.nodes[node].device_kind == "gpu"}
 
 
 def _facts(made: Plan) -> ByNode:
-    """The facts that a plan was made with."""
+    """Return the facts that a plan was made with."""
     return {node.host.index: node.facts for node in made.nodes}

@@ -51,7 +51,7 @@ class WorkspaceCache:
     # -- packs and manifests --
 
     def packs(self) -> tuple[str, set[str], list[Pack]]:
-        """(the release that was sent last, the nodes to which it was sent in these packs, the packs)."""
+        """Load the release that was sent last, the nodes to which it was sent in these packs, and the packs."""
         found = self._load("packs")
         try:
             packs = [Pack(name, tuple((content, size) for content, size in files)) for name, files in found["packs"]]
@@ -63,7 +63,10 @@ class WorkspaceCache:
         self._save("packs", {"release": release, "nodes": list(nodes), "packs": packs})
 
     def manifest(self, release: str) -> bytes | None:
-        """The manifest as it was sent. None where there is none, or one that a crash of this machine has left empty or torn."""
+        """Read the manifest of a release as it was sent.
+
+        None where there is none, or one that a crash of this machine has left empty or torn.
+        """
         try:
             text = (self._dir / f"{release}.manifest").read_bytes()
         except OSError:
@@ -71,7 +74,7 @@ class WorkspaceCache:
         return text if text.endswith(MANIFEST_END) else None
 
     def manifests(self) -> list[str]:
-        """The releases of which there is one, the newest first."""
+        """List the releases that have a manifest, the newest first."""
         return [path.name[: -len(".manifest")] for path in reversed(self._by_age())]
 
     def keep_manifest(self, release: str, text: bytes) -> None:

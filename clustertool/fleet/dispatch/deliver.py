@@ -52,7 +52,10 @@ class Dispatched:
 def deliver(
     fleet: Fleet, workspace: Workspace, portions: Portions, facts: ByNode, progress: ProgressReceiver
 ) -> Dispatched:
-    """Raises DispatchError when a file changes; nodes that fail are in the tally."""
+    """Send a workspace to all nodes that do not have it. Raises DispatchError when a file changes.
+
+    Nodes that fail are in the tally.
+    """
     start = time.monotonic()
     by_node, group = receivers(portions, facts)
     wanted = [receiver for node, receiver in by_node.items() if receiver.node == node]
@@ -113,7 +116,7 @@ def _share(
     tally: DispatchCounts,
     progress: ProgressReceiver,
 ) -> None:
-    """Nodes that share the ROOT_DIR of another one have what that one has."""
+    """Record for nodes that share the ROOT_DIR of another one that they have what that one has, or lack it."""
     for node in shared:
         owner = by_node[node].node
         if owner in tally.failed:
@@ -141,7 +144,7 @@ def _patch(
 
 
 def _difference(shipment: Shipment, base: str) -> PatchSteps | None:
-    """The request that makes this release of `base`, if it is small."""
+    """Build the request that makes this release of `base`; None if it is not small, or `base` is not known."""
     old = shipment.memory.manifest(base)
     if old is None:
         return None

@@ -30,7 +30,7 @@ class IgnoreLines:
         self._lines = [line for line in map(_read, reversed(self.texts)) if line is not None]
 
     def ignored(self, path: str) -> bool | None:
-        """Whether the last line about a path leaves it out; None: no line is about it."""
+        """Check whether the last line about a path leaves it out; None: no line is about it."""
         if not self._lines:
             return None
         names, is_dir = path.rstrip("/").split("/"), path.endswith("/")
@@ -38,7 +38,7 @@ class IgnoreLines:
         return next((not line.takes for line in found), None)
 
     def taken(self, path: str) -> bool:
-        """Whether the last line about a path, or else about the nearest folder above it, takes it."""
+        """Check whether the last line about a path, or else about the nearest folder above it, takes it."""
         while path and self._lines:
             ignored = self.ignored(path)
             if ignored is not None:
@@ -49,7 +49,7 @@ class IgnoreLines:
 
 
 def _read(text: str) -> _Line | None:
-    """None for a comment and an empty line."""
+    """Read a line. None for a comment and an empty line."""
     text = re.sub(r"(?<!\\)[ \r]+$", "", text)
     takes = text.startswith("!")
     pattern = text[takes:]
@@ -63,7 +63,7 @@ def _read(text: str) -> _Line | None:
 
 
 def _name(pattern: str) -> _Fits:
-    """What tells whether a name fits: `*`, `?`, `[a-z]`, `[^a-z]`, and a backslash in front of a character that is meant."""
+    """Compile a pattern for one name: `*`, `?`, `[a-z]`, `[^a-z]`, and a backslash in front of a character that is meant."""
     plain = re.sub(r"\\(.)", lambda found: f"[{found[1]}]" if found[1] in "*?[" else found[1], pattern)
     return re.compile(fnmatch.translate(plain.replace("[^", "[!"))).match
 

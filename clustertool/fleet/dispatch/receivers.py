@@ -37,7 +37,7 @@ def owners(facts: ByNode) -> dict[str, int]:
 
 
 def receivers(portions: Portions, facts: ByNode) -> tuple[dict[int, Receiver], dict[str, str]]:
-    """{node: its receiver, maybe another node's}, and {path: group} of files that not all take."""
+    """Map each node to its receiver, maybe another node's, and each file that not all take to a group."""
     first = owners(facts)
     split = frozenset().union(*(portion.without for portion in portions.values()))
     releases = {portion.release: portion for portion in portions.values()}
@@ -54,5 +54,5 @@ def receivers(portions: Portions, facts: ByNode) -> tuple[dict[int, Receiver], d
 
 
 def as_dispatch(error: ClustertoolError) -> ClustertoolError:
-    """A node that fails while it receives is a failed dispatch, whatever broke."""
+    """Convert the error of a node that fails while it receives to a failed dispatch, whatever broke."""
     return error if isinstance(error, DispatchError) else DispatchError(error.what, error.fix, error.node)

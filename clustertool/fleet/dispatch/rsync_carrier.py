@@ -34,9 +34,9 @@ def carry(
     tally: DispatchCounts,
     progress: ProgressReceiver,
 ) -> None:
-    """Until each receiver has the release, or is in the tally as failed. Raises PreflightError without rsync here.
+    """Send files by rsync until each receiver has the release, or is in the tally as failed.
 
-    `group`: files that not every node takes -> a name for those that take them.
+    group: files that not every node takes -> a name for those that take them. Raises PreflightError without rsync here.
     """
     if not shutil.which("rsync"):
         fix = 'install the package rsync here, or use DISPATCH = "swarm"'
@@ -94,6 +94,6 @@ def carry(
 
 
 def _files(workspace: Workspace, group: Mapping[str, str], groups: Sequence[str] | None) -> list[str]:
-    """The paths that a receiver takes. Empty files are made without being sent."""
+    """List the paths that a receiver takes. Empty files are made without being sent."""
     files = [entry.path for entry in workspace.entries if entry.kind == "file" and entry.size]
     return files if groups is None else [path for path in files if group.get(path, "") in ("", *groups)]

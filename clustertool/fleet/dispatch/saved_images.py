@@ -49,7 +49,10 @@ class SavedImage:
 
 
 def find(runtime: str, image: str) -> LocalImage:
-    """With "auto" that of the first runtime that has it. Raises NotFound where this machine has no runtime, or no such file."""
+    """Find an image on this machine, with "auto" that of the first runtime that has it.
+
+    Raises NotFound where this machine has no runtime, or no such file.
+    """
     if commands.is_file(image):
         with contextlib.suppress(OSError):
             info = os.stat(image)
@@ -79,18 +82,21 @@ def find(runtime: str, image: str) -> LocalImage:
 
 
 def _runtimes(runtime: str) -> tuple[str, ...]:
-    """Those that can have the image in a store: apptainer has files."""
+    """List the runtimes that can have the image in a store: apptainer has files."""
     return (DOCKER, PODMAN) if runtime == AUTO else (runtime,)
 
 
 def pull(image: LocalImage, check: Callable[[], None]) -> LocalImage:
-    """Raises DispatchError, or what `check` raises."""
+    """Pull the image from its registry. Raises DispatchError, or what `check` raises."""
     image_program.run(commands.pull(image.program, image.name), check)
     return find(image.runtime, image.name)
 
 
 def save(image: LocalImage, kind: str, check: Callable[[], None]) -> SavedImage:
-    """The files of an image, from an earlier dispatch if it is the same one. Raises DispatchError, or what `check` raises."""
+    """Save the files of an image, or take those of an earlier dispatch of the same one.
+
+    Raises DispatchError, or what `check` raises.
+    """
     top = this_user.cache() / "images"
     this_user.make(top, "XDG_CACHE_HOME")
     folder = top / f"{image.id[:32]}-{kind}"
@@ -127,7 +133,7 @@ def _write(image: LocalImage, kind: str, folder: Path, check: Callable[[], None]
 
 
 def _remove_unused(top: Path) -> None:
-    """All but the newest, to make room for one more, and what a killed command has left."""
+    """Remove all saved images but the newest, to make room for one more, and what a killed command has left."""
     found = sorted(top.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     complete = [path for path in found if path.suffix != ".part"]
     old = [path for path in found if path.suffix == ".part" and time.time() - path.stat().st_mtime > _STALE]

@@ -61,7 +61,7 @@ class Shipment:
         return made
 
     def read(self, number: int) -> bytes:
-        """The bytes of a piece. Raises DispatchError if they are not what they were."""
+        """Read the bytes of a piece. Raises DispatchError if they are not what they were."""
         if number == 0:
             return self.packed
         name = self.pieces[number].name
@@ -75,7 +75,7 @@ class Shipment:
     # -- where the bytes are --
 
     def _named(self, packs: Mapping[str, list[Pack]], by_content: Mapping[str, Entry]) -> dict[str, list[Pack]]:
-        """Packs with their names, and the places of their files. A known pack may contain removed files: it is not read."""
+        """Name the packs, and record the places of their files. A known pack may contain removed files: it is not read."""
         made: dict[str, list[Pack]] = {}
         for group, some in packs.items():
             made[group] = []
@@ -87,7 +87,10 @@ class Shipment:
         return made
 
     def _small(self, entry: Entry) -> bytes:
-        """What a file contained when it was read. Its digest may be kept from earlier, and its bytes are read only here."""
+        """Read what a file contained when its digest was made. Raises DispatchError if it has changed since.
+
+        Its digest may be kept from earlier, and its bytes are read only here.
+        """
         data = self._bytes((entry.path, 0, entry.size))
         if entry.path not in self._workspace.read and manifest.name_of(data) != entry.content:
             raise self._changed([(entry.path, 0, entry.size)])
@@ -115,7 +118,7 @@ class Shipment:
             return b""
 
     def _changed(self, parts: list[_Part]) -> DispatchError:
-        """Which of them it was."""
+        """Build the error that names which of the files have changed."""
         entries = {entry.path: entry for entry in self._workspace.entries}
         changed = [path for path, _, _ in parts if len(parts) == 1]
         for path, _, size in parts if not changed else ():
@@ -145,7 +148,7 @@ class RemoteShipment:
         return sum(piece.size for piece in self.pieces[1:])
 
     def read(self, number: int) -> bytes:
-        """The manifest, which is piece number 0. Raises DispatchError."""
+        """Return the manifest, which is piece number 0. Raises DispatchError for any other piece."""
         if number:
             raise DispatchError("a piece was requested that only nodes have", "run it again")
         return self.packed

@@ -58,7 +58,10 @@ class Result:
 
 
 def cut(order: LineOrder, progress: Progress, check: Check) -> Result:
-    """Raises DataError for data that cannot be cut so, UsageError for shards that are there, and what `check` raises."""
+    """Split a file into shards of equal numbers of lines.
+
+    Raises DataError for data that cannot be cut so, UsageError for shards that are there, and what `check` raises.
+    """
     try:
         with _opened(order.data) as file:
             _refuse_existing(order)
@@ -75,7 +78,10 @@ def cut(order: LineOrder, progress: Progress, check: Check) -> Result:
 
 
 def existing(folder: Path, name: str) -> list[str]:
-    """Shards of a file that lie in a folder. Longer numbers than five digits count where their set has its first one."""
+    """List the shards of a file that lie in a folder.
+
+    Longer numbers than five digits count where their set has its first one.
+    """
     pattern = re.compile(re.escape(name) + r"-([0-9]{5,})")
     try:
         found = {entry: match.group(1) for entry in os.listdir(folder) if (match := pattern.fullmatch(entry))}
@@ -128,7 +134,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _blocks(file: BinaryIO, start: int, end: int, check: Check) -> Iterator[bytes]:
-    """The bytes from start to end. Fewer, if the file has shrunk."""
+    """Yield the bytes from start to end; fewer, if the file has shrunk."""
     while start < end:
         check()
         block = os.pread(file.fileno(), min(BLOCK, end - start), start)
@@ -167,7 +173,7 @@ def _unchanged(file: BinaryIO, data: _Data, order: LineOrder) -> None:
 
 @contextlib.contextmanager
 def _stage(folder: Path, name: str) -> Iterator[Path]:
-    """A separate folder next to the shards, removed afterwards, with the rest of a killed split."""
+    """Create a separate folder next to the shards, and remove it afterwards, with the rest of a killed split."""
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(f".{glob.escape(name)}-????????.split"):
         with contextlib.suppress(OSError), _locked(left):
@@ -182,7 +188,7 @@ def _stage(folder: Path, name: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """A lock for the time of a split. Raises BlockingIOError while another split has it."""
+    """Lock a folder for the time of a split. Raises BlockingIOError while another split has it."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -222,7 +228,10 @@ def _fill(stage: Path, data: _Data, order: LineOrder, progress: Progress, check:
 
 
 def _after(block: bytes, at: int, count: int) -> tuple[int, int]:
-    """Where the `count`-th line from `at` on ends, and `count`; or the block's end, and how many end before it."""
+    """Find where the `count`-th line from `at` on ends, and return `count`.
+
+    Of fewer lines: the block's end, and how many end before it.
+    """
     found = block.count(b"\n", at)
     if found < count:
         return len(block), found
@@ -230,7 +239,10 @@ def _after(block: bytes, at: int, count: int) -> tuple[int, int]:
 
 
 def _publish(stage: Path, order: LineOrder, counts: Sequence[int], old: Sequence[str]) -> tuple[Shard, ...]:
-    """By one rename each. Older shards are removed before, and the first shard comes last: two sets are never taken for one."""
+    """Rename the shards to their names.
+
+    Older shards are removed before, and the first shard comes last: two sets are never taken for one.
+    """
     for name in old:
         (order.folder / name).unlink()
     shards = []
@@ -259,7 +271,7 @@ class _Shuffle:
         self._names = iter(range(1 << 62))
 
     def blocks(self, file: BinaryIO, size: int, lines: int, reported: bool = True) -> Iterator[bytes]:
-        """The first `size` bytes of a file, which are `lines` lines, in random order."""
+        """Yield the first `size` bytes of a file, which are `lines` lines, in random order."""
         taken = size + lines * _PER_LINE
         if lines == 1 and size > BLOCK:
             yield from _blocks(file, 0, size, self._check)
@@ -299,7 +311,7 @@ class _Shuffle:
                 yield path, its_size, its_lines
 
     def _pieces(self, file: BinaryIO, size: int, reported: bool) -> Iterator[bytes]:
-        """Lines; one that is longer than a block comes in several pieces."""
+        """Yield lines; one that is longer than a block comes in several pieces."""
         done = checked = 0
         with open(os.dup(file.fileno()), "rb", buffering=BLOCK) as reader:
             reader.seek(0)

@@ -63,9 +63,10 @@ class Spread:
         self._broken: BaseException | None = None  # a file changed while it was sent, or a bug
 
     def run(self, receivers: Sequence[Receiver], helpers: Sequence[Receiver], facts: Mapping[int, Facts]) -> None:
-        """Until all receivers have everything, or have failed. Helpers have the release already and only serve.
+        """Spread the pieces until all receivers have everything, or have failed.
 
-        Raises DispatchError when a file changes. Nodes that fail are in the tally.
+        Helpers have the release already and only serve. Raises DispatchError when a file changes. Nodes that fail are in the
+        tally.
         """
         part = [*receivers, *(helpers if self._relays else ())]
         members = [Member(one.node, facts[one.node].address, one in helpers) for one in part]
@@ -88,7 +89,7 @@ class Spread:
         self._end()
 
     def _arrived(self) -> Iterator[Callable[[], None]]:
-        """Some of what the threads have queued; waits for it at most SLICE seconds."""
+        """Yield some of what the threads have queued; waits for it at most SLICE seconds."""
         with contextlib.suppress(queue.Empty):
             yield self._queue.get(timeout=SLICE)
             for _ in range(_ROUND):
@@ -116,7 +117,7 @@ class Spread:
             self._in_background(functools.partial(self._order, one.node, RELAY(order)))
 
     def _end(self) -> None:
-        """No relay is left, and no port of one."""
+        """End the relays of all nodes, so that no port of one is left, and count what they have sent."""
         members = self._scheduler.members
         self._fleet.ask({node: END_RELAY({}) for node, one in members.items() if not one.failed}, timeout=_END)
         for node in members.keys() & self._fleet.agents.keys():
@@ -161,7 +162,7 @@ class Spread:
                     self._in_background(agent.link.close)  # a thread that still sends to it continues
 
     def _read(self, node: int, message: m.RelayReport) -> None:
-        """A message of a node's relay. Raises ValueError for one that names pieces which are not there."""
+        """Read a message of a node's relay. Raises ValueError for one that names pieces which are not there."""
         if message["type"] == "relay-failed" or message["type"] == "relay-gone":
             self._fail(node, self._reason(node, message))
             return
@@ -207,7 +208,7 @@ class Spread:
         return DispatchError(what, "run it again", self._fleet.name(node))
 
     def _fail(self, node: int, error: ClustertoolError) -> None:
-        """A node that has received everything has not failed."""
+        """Record that a node has failed, unless it has received everything."""
         member = self._scheduler.members[node]
         if node not in self._tally.failed and (member.helper or member.phase is not DispatchPhase.DONE):
             if not member.helper:
@@ -217,7 +218,7 @@ class Spread:
     # -- in other threads --
 
     def _later(self, call: Callable[..., None], *arguments: object) -> None:
-        """For the loop."""
+        """Queue a call for the loop."""
         self._queue.put(functools.partial(call, *arguments))
 
     def _in_background(self, work: Callable[[], None]) -> None:

@@ -159,7 +159,7 @@ def read_workspace(top: Path, ignore_from: Sequence[str] = ()) -> Workspace:
 
 
 def _require_readable(problems: Mapping[str, str]) -> None:
-    """Raises DataError with all of them."""
+    """Raise one DataError with all problems of the walk."""
     if problems:
         paths = sorted(problems)
         listed = "; ".join(f"{path[:_SHOWN]!r} {problems[path]}" for path in paths[:_PROBLEMS])
@@ -185,8 +185,10 @@ Found = tuple[str, os.stat_result]
 
 
 class _Content(NamedTuple):
-    """names: of the pieces of a file. data: its bytes if it is small. private: it begins as a private key. info: when it was
-    opened. still: nothing was written while it was read.
+    """names: of the pieces of a file.
+
+    data: its bytes if it is small. private: it begins as a private key. info: when it was opened. still: nothing was written
+    while it was read.
     """
 
     names: list[str]
@@ -202,9 +204,11 @@ _Read = Sequence[tuple[str, _Content]]
 def _digests(
     walk: _Walk, found: Sequence[Found], crew: _Readers, read: dict[str, bytes]
 ) -> tuple[dict[str, list[str]], dict[str, os.stat_result]]:
-    """The pieces of all files, without private keys that the user has not taken, and the status of those that were read. Only
-    files that have changed since the last time are read, and private keys, which are not remembered: .clusterignore may
-    change."""
+    """Read the pieces of all files, without private keys that the user has not taken, and their status.
+
+    Only files that have changed since the last time are read, and private keys, which are not remembered: .clusterignore may
+    change.
+    """
     memory = WorkspaceCache(walk.top)
     known, new, keys, infos = memory.digests(), {}, {}, {}
     todo = []
@@ -238,7 +242,10 @@ def _key(info: os.stat_result) -> tuple[int, int, int, int]:
 
 
 def _read(walk: _Walk, todo: Sequence[Found], crew: _Readers) -> Iterator[_Read]:
-    """Names, and bytes. Large files alone, small ones by the dozen: to hand one to a thread costs as much as to read it."""
+    """Yield names and bytes of files: large files alone, small ones by the dozen.
+
+    To hand a small one to a thread costs as much as to read it.
+    """
 
     def names(some: Sequence[Found]) -> _Read:
         read = ((path, _names(walk, path)) for path, _ in some)
@@ -279,7 +286,7 @@ def _names(walk: _Walk, path: str) -> _Content | None:
 
 
 def _pieces(fd: int, size: int) -> tuple[bytes, list[str], bool]:
-    """The last piece of a file of `size` bytes, the names of all, and whether it begins as a private key."""
+    """Read the last piece of a file of `size` bytes, the names of all, and whether it begins as a private key."""
     data, names, at, private = b"", [], 0, False
     for part in cut(size):
         data = exactly(fd, part, at)
@@ -290,7 +297,7 @@ def _pieces(fd: int, size: int) -> tuple[bytes, list[str], bool]:
 
 
 def exactly(fd: int, size: int, at: int) -> bytes:
-    """So many bytes of a file from `at` on; fewer where it ends."""
+    """Read so many bytes of a file from `at` on; fewer where it ends."""
     data = os.pread(fd, size, at)
     while data and len(data) < size and (more := os.pread(fd, size - len(data), at + len(data))):
         data += more
@@ -305,7 +312,7 @@ class _Readers:
         self._waits = False
 
     def each(self, do: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
-        """In this thread, until one item was waited for: the rest side by side."""
+        """Do the work in this thread until one item was waited for, and that of the rest at once."""
         rest = iter(items)
         while not self._waits and (item := next(rest, None)) is not None:
             since, busy = time.monotonic(), time.thread_time()
@@ -315,7 +322,7 @@ class _Readers:
         yield from self.at_once(do, rest)
 
     def at_once(self, do: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
-        """All of them side by side, from now on."""
+        """Do the work of all items at once, from now on."""
         return self._pool.map(do, items)
 
 
@@ -343,7 +350,7 @@ class _Walk:
         ] = {}  # folder of jobs that has code: what is sent of it; None: all but logs
 
     def place(self, path: str) -> bytes:
-        """Of a path of the workspace on the disk."""
+        """Return the path on the disk of a path of the workspace."""
         return self._top + b"/" + os.fsencode(path)
 
     @contextlib.contextmanager
@@ -380,7 +387,7 @@ class _Walk:
             self._repositories.add(folder)
 
     def _by_others(self, path: str) -> str:
-        """The name of the file of ignore_from that keeps a path out, "" if none does: the nearest one with a line about it."""
+        """Find the file of ignore_from that keeps a path out, the nearest one with a line about it; "" if none does."""
         whole = self._prefix + path
         folder = whole.rstrip("/")
         while folder and folder not in self._repositories:
@@ -392,7 +399,7 @@ class _Walk:
         return ""
 
     def tree(self, crew: _Readers) -> Iterator[tuple[str, os.stat_result]]:
-        """All folders of one depth side by side: on a network disk each costs a round trip."""
+        """Yield all paths, with the folders of one depth read at once: on a network disk each costs a round trip."""
         folders = [""]
         while folders:
             deeper = []
@@ -441,7 +448,7 @@ class _Walk:
         return "" if taken else (_FOLDERS if is_dir else _FILES).get(name, "")
 
     def _of_jobs(self, entry: os.DirEntry[bytes], path: str, is_dir: bool, top: bool) -> str:
-        """Why a path that no line of .clusterignore is about belongs to earlier jobs; "" where it does not."""
+        """Describe why a path belongs to earlier jobs; "" where it does not. No line of .clusterignore is about it."""
         name = os.fsdecode(entry.name)
         if is_dir and _FETCHED.fullmatch(name):
             return "results of a job"
@@ -462,8 +469,9 @@ class _Walk:
         return "" if path in part else _TOP.get(above, LOGS)
 
     def _has_code(self, folder: bytes, path: str, marked: bool) -> bool:
-        """Whether a folder with the name, or the mark, of earlier jobs has what a program needs: a package, files that git
-        tracks, or files that a line of .clusterignore takes. Notes what is sent of it.
+        """Check whether a folder with the name, or the mark, of earlier jobs has what a program needs.
+
+        Notes what is sent of it. Needed are a package, files that git tracks, or files that a line of .clusterignore takes.
         """
         try:
             names = os.listdir(folder)
@@ -481,14 +489,14 @@ class _Walk:
 
 
 def _parents(path: str) -> Iterator[str]:
-    """The path, and each folder above it."""
+    """Yield the path, and each folder above it."""
     while path:
         yield path
         path = posixpath.dirname(path)
 
 
 def _tracked(folder: bytes) -> list[str]:
-    """The files of a folder that git tracks, relative to it. None where git is missing, or the folder is in no repository."""
+    """List the files of a folder that git tracks, relative to it; none without git or a repository."""
     try:
         done = subprocess.run(_GIT, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=_GIT_TIME)
     except (OSError, subprocess.TimeoutExpired):
@@ -497,7 +505,7 @@ def _tracked(folder: bytes) -> list[str]:
 
 
 def _lines(file: Path) -> IgnoreLines:
-    """The lines of a file, none where there is none. Raises OSError."""
+    """Read the lines of a file, none where there is none. Raises OSError."""
     if not os.path.isfile(file):
         return IgnoreLines()
     return IgnoreLines(
@@ -506,7 +514,10 @@ def _lines(file: Path) -> IgnoreLines:
 
 
 def _size(path: bytes, info: os.stat_result) -> int:
-    """Bytes of, or below, a path that is left out; an estimate once there are very many files. What cannot be read counts 0."""
+    """Count the bytes of, or below, a path that is left out; an estimate once there are very many files.
+
+    What cannot be read counts 0.
+    """
     if not stat.S_ISDIR(info.st_mode):
         return info.st_size
     total = count = 0

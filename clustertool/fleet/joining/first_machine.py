@@ -15,7 +15,7 @@ _FAR = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
 
 def address() -> str:
-    """The address that this machine has on its default route, else the first one that other machines may reach.
+    """Find the address of this machine on its default route, else the first one that other machines may reach.
 
     Raises PreflightError.
     """
@@ -37,7 +37,7 @@ def own_address(host: str) -> str:
 
 
 def free_port(host: str) -> int:
-    """A port of this address that no program uses now."""
+    """Find a port of this address that no program uses now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.bind((host, 0))

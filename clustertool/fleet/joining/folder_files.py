@@ -20,12 +20,12 @@ _LARGEST = 1 << 20  # bytes of a file that is read
 
 
 def names(top: Path) -> tuple[str, ...]:
-    """Of all files, relative, as far as they are no results, version control or environments of Python."""
+    """List all files, relative, as far as they are no results, version control or environments of Python."""
     return tuple(_walk(top))
 
 
 def digest(top: Path) -> str:
-    """Of names and content of the program files, "" where the folder has too many files to read them all at a start."""
+    """Hash names and content of the program files; "" where the folder has too many files to read them all at a start."""
     found = hashlib.sha256()
     for number, path in enumerate(_walk(top)):
         if number >= _MOST:
@@ -36,7 +36,7 @@ def digest(top: Path) -> str:
 
 
 def _walk(top: Path) -> Iterator[str]:
-    """Files below `top`, relative, in the order of their names; without hidden folders and virtual environments."""
+    """Yield files below `top`, relative, in the order of their names; without hidden folders and virtual environments."""
     for folder, folders, names in os.walk(top):
         kept = (name for name in folders if name not in _LEFT_OUT and not name.startswith("."))
         folders[:] = sorted(name for name in kept if not os.path.exists(os.path.join(folder, name, "pyvenv.cfg")))
@@ -45,7 +45,7 @@ def _walk(top: Path) -> Iterator[str]:
 
 
 def _content(path: Path) -> str:
-    """A digest of a file's bytes; its size where it is large, "" where it cannot be read."""
+    """Hash a file's bytes; its size where it is large, "" where it cannot be read."""
     try:
         if path.stat().st_size > _LARGEST:
             return str(path.stat().st_size)

@@ -56,7 +56,7 @@ def write(path: Path, join: JoinFile, workspace: Workspace | None = None) -> boo
 
 
 def content(join: JoinFile) -> bytes:
-    """The bytes of a bundle without a workspace."""
+    """Write the bytes of a bundle without a workspace."""
     file = io.BytesIO()
     _write(file, join, None)
     return file.getvalue()

@@ -17,8 +17,10 @@ from clustertool.model.joining.join_file import JoinFile, to_json
 
 
 class Report(TypedDict, total=False):
-    """One line of the process. node/join/join_report.py has the kinds, and the fields of each. node: a number, or in an error
-    the node's name."""
+    """One line of the process.
+
+    node/join/join_report.py has the kinds, and the fields of each. node: a number, or in an error the node's name.
+    """
 
     type: str
     present: int
@@ -73,17 +75,17 @@ class JoinChild:
             thread.start()
 
     def next(self, wait: float) -> Report | None:
-        """The next report, None if there is none in `wait` seconds; CLOSED when there will be no more."""
+        """Return the next report, None if there is none in `wait` seconds; CLOSED when there will be no more."""
         with contextlib.suppress(queue.Empty):
             return self._reports.get(timeout=wait)
         return None
 
     def signal(self, number: int) -> None:
-        """To the process, if it has not ended."""
+        """Send a signal to the process, if it has not ended."""
         self._process.send_signal(number)
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit code, None if it has not ended by then."""
+        """Wait for the process, and return its exit code; None if it has not ended by then."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(seconds)
         return None

@@ -23,26 +23,29 @@ sys.exit(main(sys.argv[1:]))
 
 
 def command(*options: str) -> list[str]:
-    """The command of a joining process; see node/join/main.py for the options. Its stdin is the join file."""
+    """Build the command of a joining process; see node/join/main.py for the options. Its stdin is the join file."""
     return [sys.executable, "-ESs", "-c", _CODE, str(_ROOT.parent), *options]
 
 
 @lru_cache(maxsize=1)
 def code() -> Mapping[str, str]:
-    """{name: text} of the modules that a joining process may import."""
+    """Read {name: text} of the modules that a joining process may import."""
     paths = sorted({path for pattern in _FILES for path in _ROOT.glob(pattern)})
     texts = {path.relative_to(_ROOT.parent).as_posix(): path.read_text("utf-8") for path in paths}
     return dict(sorted(texts.items()))
 
 
 def digest() -> str:
-    """Of the code: all machines of a job need the same."""
+    """Hash the code: all machines of a job need the same."""
     return node_bundle.named(_joined(code()))
 
 
 @lru_cache(maxsize=1)
 def additional() -> bytes:
-    """The modules that an agent does not have (node/agent/join_code.py): name and text of each, with NUL between them; zlib."""
+    """Pack the modules that an agent does not have (node/agent/join_code.py).
+
+    Name and text of each, with NUL between them; zlib.
+    """
     have = node_bundle.names()
     return zlib.compress(_joined({name: text for name, text in code().items() if name not in have}), 9)
 

@@ -45,17 +45,17 @@ class Secret:
 
 
 def default_file() -> Path:
-    """The file that is read where the variable is not set: ~/.config/clustertool/secret."""
+    """Return the file that is read where the variable is not set: ~/.config/clustertool/secret."""
     return this_user.config() / "secret"
 
 
 def new() -> str:
-    """A new secret: letters and digits, without a character that a shell interprets."""
+    """Make a new secret: letters and digits, without a character that a shell interprets."""
     return base64.b32encode(secrets.token_bytes(_NEW)).decode().lower()
 
 
 def find(environ: Mapping[str, str]) -> Secret | None:
-    """The secret of this user: that of the variable, else of the file. None if there is neither.
+    """Find the secret of this user: that of the variable, else of the file. None if there is neither.
 
     Raises UsageError for one that is too short, ConfigError for a file that another user can read or has written.
     """
@@ -67,7 +67,7 @@ def find(environ: Mapping[str, str]) -> Secret | None:
 
 
 def of_this_machine(make: bool = True) -> Secret:
-    """A secret that only this user's programs on this machine have, for jobs that stay on it. Made at the first use.
+    """Read a secret that only this user's programs on this machine have, for jobs that stay on it. Made at the first use.
 
     make: False for a command that changes nothing: the text is empty as long as there is none.
     """
@@ -84,7 +84,7 @@ def of_this_machine(make: bool = True) -> Secret:
 
 
 def write(path: Path, text: str) -> None:
-    """A new file with mode 0600, complete as soon as it has its name. Raises FileExistsError and other OSErrors."""
+    """Write a new file with mode 0600, complete as soon as it has its name. Raises FileExistsError and other OSErrors."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -99,7 +99,10 @@ def write(path: Path, text: str) -> None:
 
 
 def bits(text: str) -> float:
-    """The bits of a random secret of these characters: digits have 3.3 each, hex digits 4, one case and digits 5, others 6."""
+    """Estimate the bits of a random secret of these characters.
+
+    Digits have 3.3 each, hex digits 4, one case and digits 5, others 6.
+    """
     kinds = ((r"[0-9]*", 3.3), (r"[0-9a-f]*|[0-9A-F]*", 4.0), (r"[0-9a-z]*|[0-9A-Z]*", 5.0))
     each = next((size for pattern, size in kinds if re.fullmatch(pattern, text)), 6.0)
     return each * len(text)
@@ -127,7 +130,7 @@ def _checked(text: str, source: str) -> str:
 
 
 def _read(path: Path) -> str | None:
-    """The text of a file that only this user can read; None if there is none. Raises ConfigError."""
+    """Read the text of a file that only this user can read; None if there is none. Raises ConfigError."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -142,7 +145,7 @@ def _read(path: Path) -> str | None:
 
 
 def _check(path: Path, info: os.stat_result) -> None:
-    """Raises ConfigError for what is no file of this user, or a file that others can read or write."""
+    """Raise ConfigError for what is no file of this user, or a file that others can read or write."""
     again = f"remove it; {PROGRAM} secret --to {path} makes a new one"
     if not stat.S_ISREG(info.st_mode):
         raise ConfigError(f"{path} is no file", again)

@@ -22,10 +22,10 @@ _SHOWN = 120  # characters of a command line
 
 
 def take(what: str, *key: str) -> socket.socket | None:
-    """The lock of a command, until the socket is closed. `key`: what makes it the same command. `what`: it, for the error.
+    """Take the lock of a command, until the socket is closed. Raises UsageError that names the process that has it.
 
-    None where a process of another user has the name, or one that never listens: any user can take any name, and this must not
-    stop the job of another user. Raises UsageError that names the process.
+    key: what makes it the same command. what: it, for the error. None where a process of another user has the name, or one that
+    never listens: any user can take any name, and this must not stop the job of another user.
     """
     text = "\0".join((str(os.getuid()), *key))
     name = f"\0clustertool/join/{hashlib.sha256(text.encode()).hexdigest()[:40]}".encode()
@@ -49,7 +49,7 @@ def take(what: str, *key: str) -> socket.socket | None:
 
 
 def _holder(name: bytes) -> Peer | None:
-    """The process that has a name. None if it does not listen (yet)."""
+    """Identify the process that has a name. None if it does not listen (yet)."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)
         try:

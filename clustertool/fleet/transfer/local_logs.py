@@ -43,7 +43,7 @@ class LocalLogs:
         self.written: set[str] = set()  # names of logs
 
     def write(self, log: str, offset: int, data: bytes) -> None:
-        """Some bytes of a log (JobPaths.log) from this offset on."""
+        """Write some bytes of a log (JobPaths.log) from this offset on."""
         name, first = log.partition("/")[2], log not in self.written
         path = self.folder / name
         try:

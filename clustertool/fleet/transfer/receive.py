@@ -1,5 +1,6 @@
-"""Receiving brings a folder of a node to this machine: by rsync where both have it and a shell starts it, else in
-answers of the node's agent.
+"""Bring a folder of a node to this machine.
+
+By rsync where both have it and a shell starts it, else in answers of the node's agent.
 
 Nothing is written outside of the target, whatever a node names: each folder is opened relative to the one above and no link is
 followed. Links that lead out of the folder are left out, as rsync's --safe-links does.
@@ -39,8 +40,10 @@ def receive(
     check: Callable[[], None],
     only: Sequence[FolderEntry] | None = None,
 ) -> Copied:
-    """Copy a directory of a node into `target`, which is made. only: these entries of it. Raises NotFound, DispatchError,
-    Unreachable."""
+    """Copy a directory of a node into `target`, which is made. only: these entries of it.
+
+    Raises NotFound, DispatchError, Unreachable.
+    """
     link = fleet.agents[node].link
     names = None if only is None else [entry.path for entry in only if entry.parts]
     with contextlib.suppress(RsyncMissing):
@@ -71,11 +74,10 @@ def find_file(fleet: Fleet, node: int, remote: str, path: str) -> FolderEntry:
 def receive_file(
     fleet: Fleet, node: int, remote: str, path: str, entry: FolderEntry, target: Path, check: Callable[[], None]
 ) -> Copied:
-    """Copy one file of a directory of a node into the folder `target`, which is made. entry: what find_file() has found at
-    `path`; the copy has the name of the path.
+    """Copy one file of a directory of a node into the folder `target`, which is made.
 
-    A file that is there already, with the same size and time, counts as copied with 0 bytes. Raises NotFound, DispatchError,
-    Unreachable, BadAnswer.
+    entry: what find_file() has found at `path`; the copy has the name of the path. A file that is there already, with the same
+    size and time, counts as copied with 0 bytes. Raises NotFound, DispatchError, Unreachable, BadAnswer.
     """
     name, sent = posixpath.basename(path), entry.parts[-1]
     made = not target.is_dir()
@@ -126,9 +128,10 @@ def receive_in_frames(
     check: Callable[[], None],
     only: Sequence[FolderEntry] | None = None,
 ) -> Copied:
-    """The same without rsync. Files of the same size and time are not copied again.
+    """Copy a directory as receive() does, without rsync. Files of the same size and time are not copied again.
 
-    As with rsync, what cannot be read is in the error at the end, and all else is copied."""
+    As with rsync, what cannot be read is in the error at the end, and all else is copied.
+    """
     with contextlib.suppress(OSError):  # made by rsync's attempt; it stays away if there is nothing to copy
         os.rmdir(target)
     listed = list_entries(fleet, node, remote) if only is None else only
@@ -200,7 +203,7 @@ class _Copy:
 
     @contextlib.contextmanager
     def folder(self, parts: list[str]) -> Iterator[int]:
-        """A descriptor of a folder here, which is made. Raises OSError where something else is in its place."""
+        """Open a folder here, which is made, and yield its descriptor. Raises OSError where something else is in its place."""
         fd = os.open(self.target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for part in parts:

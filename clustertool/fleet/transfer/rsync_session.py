@@ -117,7 +117,7 @@ class Pipe:
     """A script on a node, its stdin and stdout. What the login prints before it is dropped."""
 
     def __init__(self, link: Link, script: bytes, *, window: int = 0, timeout: float = 10.0) -> None:
-        """Returns when the script has started. Raises Unreachable, or PreflightError if no shell starts."""
+        """Open a channel and start the script. Raises Unreachable, or PreflightError if no shell starts."""
         self.channel = link.channel(window=window, timeout=timeout)
         self._mark = secrets.token_hex(16).encode()
         try:
@@ -127,7 +127,7 @@ class Pipe:
             raise
 
     def _start(self, link: Link, script: bytes, timeout: float) -> bytes:
-        """What came together with the start."""
+        """Start the script, and return what came together with its start."""
         greeting = Greeting(self.channel, link.node, timeout)
         try:
             greeting.start(b"printf %s >&2\n%s" % (self._mark, script))
@@ -141,17 +141,17 @@ class Pipe:
         return greeting.rest
 
     def recv(self) -> bytes:
-        """Some bytes, b"" at the end. Waits until there are some, or the channel closes."""
+        """Receive some bytes, b"" at the end. Waits until there are some, or the channel closes."""
         rest, self._rest = self._rest, b""
         return rest or bytes(self.channel.recv(_CHUNK))
 
     def code(self, timeout: float) -> int:
-        """The exit code: -1 if none came within the time or the connection was lost."""
+        """Wait for the exit code: -1 if none came within the time or the connection was lost."""
         self.channel.status_event.wait(timeout)
         return int(self.channel.exit_status)
 
     def errors(self) -> bytes:
-        """What the script has written to stderr so far (read it when it has ended)."""
+        """Return what the script has written to stderr so far (read it when it has ended)."""
         return self._stderr().partition(self._mark)[2]
 
     def _stderr(self) -> bytes:
@@ -232,7 +232,10 @@ class _Session:
         )
 
     def _require_moving(self) -> None:
-        """Its own --timeout guards only the side that sends: a receiver waits for a frozen node for ever."""
+        """Raise an error if nothing moves any more.
+
+        rsync's own --timeout guards only the side that sends: a receiver waits for a frozen node for ever.
+        """
         if self.error:
             raise self.error
         moved = self.down + (self.up if self.moved else 0)  # as a receiver rsync sends signs of life up
@@ -244,7 +247,7 @@ class _Session:
             raise self.link.lost("the connection was lost while files were copied")
 
     def _failure(self, code: int) -> ClustertoolError:
-        """Why rsync failed, from the output of both sides."""
+        """Build the error that says why rsync failed, from the output of both sides."""
         node = self.link.node
         if self.error:
             return self.error
@@ -340,7 +343,10 @@ def _thread(do: Callable[..., None], *values: object) -> threading.Thread:
 
 
 def _receive(bridge: socket.socket) -> tuple[list[bytes], list[int]]:
-    """The bridge's message: the arguments of the remote command, and its stdin and stdout. No pipes if there is no bridge."""
+    """Receive the bridge's message: the arguments of the remote command, and its stdin and stdout.
+
+    No pipes if there is no bridge.
+    """
     data, pipes, _, _ = socket.recv_fds(bridge, 1 << 16, 2)
     while more := bridge.recv(1 << 16):
         data += more
@@ -351,16 +357,16 @@ def _receive(bridge: socket.socket) -> tuple[list[bytes], list[int]]:
 
 
 def _rsh(argument: str) -> str:
-    """An argument of rsync's -e, which knows quotes and nothing else: a doubled quote stands for itself."""
+    """Quote an argument of rsync's -e, which knows quotes and nothing else: a doubled quote stands for itself."""
     return '"' + argument.replace('"', '""') + '"'
 
 
 def _quoted(argument: str | bytes) -> bytes:
-    """An argument for the node's sh, byte for byte."""
+    """Quote an argument for the node's sh, byte for byte."""
     return os.fsencode(shlex.quote(os.fsdecode(argument)))
 
 
 def _number(what: bytes, output: bytes) -> int:
-    """One of the numbers of --stats."""
+    """Read one of the numbers of --stats."""
     match = re.search(what + rb": ([\d,.]+)", output)
     return int(re.sub(rb"\D", b"", match[1])) if match else 0

@@ -15,7 +15,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def drift(facts: ByNode, asked: Mapping[int, Tuple[float, float]]) -> List[Finding]:
-    """Findings that need more than one probe to be made."""
+    """Collect the findings that compare nodes."""
     return [*_clocks(facts, asked), *_names(facts), *_mtus(facts), *_interpreters(facts), *_packages(facts)]
 
 
@@ -41,13 +41,16 @@ def _clocks(facts: ByNode, asked: Mapping[int, Tuple[float, float]]) -> List[Fin
 
 
 def _middle(values: Sequence[float]) -> float:
-    """The median; of two in the middle the one nearer to the laptop's clock."""
+    """Compute the median; of two in the middle the one nearer to the laptop's clock."""
     ordered = sorted(values)
     return min(ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2], key=abs)
 
 
 def skew(fact: Facts, before: float, after: float) -> Tuple[float, float]:
-    """(seconds by which a node's clock is ahead of the laptop's, how wrong that may be): half of the way to and fro."""
+    """Estimate the seconds by which a node's clock is ahead of the laptop's, and how wrong that may be.
+
+    The error is half of the way to and fro.
+    """
     way = max(0.0, after - before - fact.took)
     return ((fact.time - fact.took - before) + (fact.time - after)) / 2, way / 2
 
@@ -56,8 +59,10 @@ def skew(fact: Facts, before: float, after: float) -> Tuple[float, float]:
 
 
 def _names(facts: ByNode) -> List[Finding]:
-    """A machine that resolves its own name to 127.0.1.1 announces this address to the others. This does not matter for
-    one machine."""
+    """Check the names of machines: one that resolves its own name to 127.0.1.1 announces this address to the others.
+
+    This does not matter for one machine.
+    """
     several = len({fact.machine for fact in facts.values()}) > 1
     return [_name(fact, several) for fact in facts.values()]
 
@@ -112,7 +117,7 @@ def _minor(version: str) -> str:
 
 
 def _packages(facts: ByNode) -> List[Finding]:
-    """Nodes without a package that others have, and nodes with another version than most."""
+    """Report nodes without a package that others have, and nodes with another version than most."""
     known: Dict[int, Dict[str, str]] = {node: dict(fact.packages) for node, fact in facts.items() if fact.packages}
     found: List[Finding] = []
     for name in dict.fromkeys(name for versions in known.values() for name in versions):
@@ -133,6 +138,6 @@ def _packages(facts: ByNode) -> List[Finding]:
 
 
 def most_common(values: Iterable[T]) -> "T | None":
-    """What most have; of two as frequent ones the first: they come in the order in which they came."""
+    """Return what most have; of two as frequent ones the first: they come in the order in which they came."""
     counted = Counter(values).most_common(1)
     return counted[0][0] if counted else None

@@ -34,7 +34,10 @@ class Verdict(NamedTuple):
 
 
 def container_findings(cluster: Cluster, settings: ContainerSettings, facts: ByNode) -> List[Finding]:
-    """settings: of the job. facts: of all nodes; those that were not asked for their runtime are left out."""
+    """Collect the findings about runtimes and images.
+
+    settings: of the job. facts: of all nodes; those that were not asked for their runtime are left out.
+    """
     known = {node: fact.container for node, fact in sorted(facts.items()) if fact.container is not None}
     sent = cluster.image_from != REGISTRY
     found: List[Finding] = []
@@ -79,7 +82,7 @@ def _by_hand(image: str, one: ContainerFacts) -> str:
 
 
 def _room(settings: ContainerSettings, one: ContainerFacts, client: str, size: int, sent: bool) -> Verdict:
-    """For an image that comes to the node. Without a size the store can only be judged roughly."""
+    """Check the room for an image that comes to the node. Without a size the store can only be judged roughly."""
     free = one.store_free
     fix = f"make room in {one.store or 'the home'} ({one.runtime} image prune)"
     what = f"{client}: the image is not there" if not one.image_id else f'{client}: pull is "always"'
@@ -91,7 +94,7 @@ def _room(settings: ContainerSettings, one: ContainerFacts, client: str, size: i
 
 
 def _wants_gpus(cluster: Cluster, settings: ContainerSettings, fact: Facts) -> bool:
-    """Whether ranks there get GPUs of NVIDIA, and the user's own options do not already add them."""
+    """Check whether ranks there get GPUs of NVIDIA, and the user's own options do not already add them."""
     chosen = any(mark in option for option in settings.options for mark in CHOSEN)
     return bool(fact.devices) and fact.device_kind == kind_of(cluster, fact) == "gpu" and not chosen
 
@@ -109,12 +112,18 @@ def short_digest(digest: str) -> str:
 
 
 def same_image(one: ContainerFacts, other: ContainerFacts) -> bool:
-    """Stores of nodes may state other digests for the same image: one that was loaded from a file has no registry's."""
+    """Check whether two nodes have the same image.
+
+    Stores of nodes may state other digests for it: one that was loaded from a file has no registry's.
+    """
     return one.image_id == other.image_id or (bool(one.digest) and one.digest == other.digest)
 
 
 def different(known: Mapping[int, ContainerFacts], names: Mapping[int, str]) -> Dict[int, Verdict]:
-    """Errors of those nodes whose image is not that of most nodes, {} where all are equal. known: nodes with the image."""
+    """Report an error for each node whose image is not that of most nodes, {} where all are equal.
+
+    known: nodes with the image.
+    """
     groups: List[List[int]] = []
     for node, one in sorted(known.items()):
         group = next((group for group in groups if same_image(known[group[0]], one)), None)

@@ -29,7 +29,7 @@ _HIDDEN_FIX = "an invisible process in a container, or memory of a dead one: sea
 
 
 def to_ask(cluster: Cluster, facts: ByNode) -> List[int]:
-    """Nodes with cards that a job may use."""
+    """Select the nodes with cards that a job may use."""
     if set(CHECKS) <= set(cluster.checks_off):
         return []
     with_some = [node for node, fact in sorted(facts.items()) if fact.devices and kind_of(cluster, fact) != "cpu"]
@@ -37,7 +37,7 @@ def to_ask(cluster: Cluster, facts: ByNode) -> List[int]:
 
 
 def shared(made: Optional[Plan]) -> Dict[int, FrozenSet[int]]:
-    """Node -> cards that more than one process of a job gets."""
+    """Map nodes to the cards that more than one process of a job gets."""
     times: Dict[int, List[int]] = {}
     for process in made.processes if made else ():
         times.setdefault(process.node, []).extend(process.devices)
@@ -47,7 +47,7 @@ def shared(made: Optional[Plan]) -> Dict[int, FrozenSet[int]]:
 def inventory(
     cluster: Cluster, facts: ByNode, reports: Reports, twice: Mapping[int, FrozenSet[int]]
 ) -> Tuple[Finding, ...]:
-    """Findings of the nodes that were asked, and of those that have no card where others have some."""
+    """Collect the findings of the nodes that were asked, and of those that have no card where others have some."""
     hosts = {host.index: host for host in cluster.hosts}
     found = [*_counts(hosts, facts, reports), *_one_machine(cluster, facts)] if reports else []
     cards = {node: _usable(hosts[node], report) for node, report in sorted(reports.items())}
@@ -66,7 +66,10 @@ def _usable(host: Host, report: DevicesAnswer) -> List[Card]:
 
 
 def _counts(hosts: Mapping[int, Host], facts: ByNode, reports: Reports) -> List[Finding]:
-    """Hosts may have any number if conf.py or a hostfile defines it, or if they train nothing."""
+    """Report hosts with another number of devices than most.
+
+    Hosts may have any number if conf.py or a hostfile defines it, or if they train nothing.
+    """
     numbers = {node: len(reports[node]["devices"]) if node in reports else 0 for node in sorted(facts)}
     free = {node: number for node, number in numbers.items() if _any_number(hosts[node])}
     usual = most_common(number for number in free.values() if number)
@@ -108,13 +111,13 @@ def _drift(cards: Mapping[int, Sequence[Card]], reports: Reports) -> List[Findin
 
 
 def _driver(report: DevicesAnswer) -> str:
-    """`550.54.15 (CUDA 12.4)`: the newest CUDA that programs may want of it."""
+    """Format the driver: `550.54.15 (CUDA 12.4)`, with the newest CUDA that programs may want of it."""
     cuda = f" (CUDA {report['cuda']})" if report.get("cuda") else ""
     return f"{report['driver']}{cuda}" if report.get("driver") else ""
 
 
 def _odd(column: str, values: Mapping[int, str], fix: str) -> List[Finding]:
-    """Nodes with another value than most. A value that a node does not report is not compared."""
+    """Report nodes with another value than most. A value that a node does not report is not compared."""
     known = {node: value for node, value in values.items() if value}
     usual = most_common(known[node] for node in sorted(known))
     return [
@@ -128,7 +131,10 @@ def _odd(column: str, values: Mapping[int, str], fix: str) -> List[Finding]:
 
 
 def _health(node: int, report: DevicesAnswer, cards: Sequence[Card], twice: FrozenSet[int]) -> List[Finding]:
-    """Without NVML there is no NCCL either, so a missing answer is an error. Tools of other vendors are only informative."""
+    """Report the faults of a node's cards.
+
+    Without NVML there is no NCCL either, so a missing answer is an error. Tools of other vendors are only informative.
+    """
     kind = str(report["kind"])
     found = []
     if report.get("problem"):
@@ -174,7 +180,7 @@ def _users(node: int, report: DevicesAnswer, cards: Sequence[Card]) -> List[Find
 
 
 def _processes(node: int, kind: str, cards: Sequence[Card]) -> List[Finding]:
-    """Each process once, with all its cards. No second process can start on a card in exclusive mode."""
+    """Report each process once, with all its cards. No second process can start on a card in exclusive mode."""
     on: Dict[int, List[Card]] = {}
     seen: Dict[int, List[CardProcess]] = {}
     for card in cards:
@@ -193,7 +199,7 @@ def _processes(node: int, kind: str, cards: Sequence[Card]) -> List[Finding]:
 
 
 def _of_holder(card: Card, process: CardProcess) -> bool:
-    """Whether a process is one of the job that has locked its card; the job of another user's process is not seen."""
+    """Check whether a process is one of the job that has locked its card; the job of another user's process is not seen."""
     locked = card.get("held")
     if not locked:
         return False

@@ -42,10 +42,10 @@ def check(
     ports: bool = True,
     container: ContainerSettings = NO_CONTAINER,
 ) -> Tuple[Finding, ...]:
-    """Findings of all nodes that answered.
+    """Collect the findings of all nodes that answered.
 
-    `need`: bytes that the workspace takes on each node (release and job's copy). `ports`: check the ports that conf.py names;
-    for a job its plan does this, which knows the ports that the job will use. `container`: of the job, for nodes that were
+    need: bytes that the workspace takes on each node (release and job's copy). ports: check the ports that conf.py names;
+    for a job its plan does this, which knows the ports that the job will use. container: of the job, for nodes that were
     asked for their runtime.
     """
     found: List[Finding] = []
@@ -63,8 +63,10 @@ def check(
 
 
 def _by_machine(facts: ByNode) -> Dict[int, Facts]:
-    """Values that all nodes of one machine share are reported once, by its first node, since they were read at
-    different times."""
+    """Replace values that all nodes of one machine share by those of its first node, so that they are reported once.
+
+    They were read at different times.
+    """
     first = {facts[node].machine: facts[node] for node in sorted(facts, reverse=True)}
     alike = {node: first[fact.machine] for node, fact in facts.items()}
     return {n: replace(fact, load=alike[n].load, memory=alike[n].memory, shm=alike[n].shm) for n, fact in facts.items()}
@@ -73,7 +75,7 @@ def _by_machine(facts: ByNode) -> Dict[int, Facts]:
 def unreachable(
     node: int, pings: Mapping[int, Optional[bool]], what: str, fix: str, column: str = "ssh"
 ) -> Tuple[Finding, ...]:
-    """What is known of a node that did not answer. If ssh did not reach it, no ping either is an error."""
+    """Report what is known of a node that did not answer. If ssh did not reach it, no ping either is an error."""
     found = [Finding(node, column, "error", what, fix)]
     if node in pings:
         found.append(_ping(node, pings[node], answered=column != "ssh"))
@@ -81,7 +83,7 @@ def unreachable(
 
 
 def _ping(node: int, answer: Optional[bool], answered: bool) -> Finding:
-    """`answered`: the node answered by ssh."""
+    """Report the result of a ping. answered: the node answered by ssh."""
     if answer is None:
         return Finding(node, "ping", "skip", "not measured")
     if answer:
@@ -91,7 +93,7 @@ def _ping(node: int, answer: Optional[bool], answered: bool) -> Finding:
 
 
 def _phases(node: int, user: str, seconds: Mapping[str, float]) -> Finding:
-    """The phases of a login. Slow ones are reported with their cause."""
+    """Report the phases of a login, slow ones with their cause."""
     slow = [name for name in _PHASES if seconds.get(name, 0.0) > SLOW]
     if not slow:
         return Finding(node, "ssh", "ok", user)
@@ -133,7 +135,7 @@ def disk(fact: Facts, need: int) -> Finding:
 
 
 def _ports(cluster: Cluster, node: int, fact: Facts) -> Finding:
-    """Ports that conf.py demands. A default port that is taken is only avoided, so it is no finding."""
+    """Check the ports that conf.py demands. A default port that is taken is only avoided, so it is no finding."""
     wanted: List[Tuple[str, int]] = []
     if cluster.pserver_port_given:
         width = cluster.ports_num + cluster.ports_num_for_sparse
@@ -185,7 +187,10 @@ def _load(fact: Facts) -> Wrong:
 
 
 def _limits(fact: Facts) -> Wrong:
-    """The soft limit counts, since the ranks do not raise it; that of open files is raised for them to the hard one."""
+    """Find limits that are too low. The soft limit counts, since the ranks do not raise it.
+
+    That of open files is raised for them to the hard one, which counts.
+    """
     files = [("nofile", hard) for name, _, hard in fact.limits if name == "nofile"]
     soft_ones = [(name, soft) for name, soft, _ in fact.limits if name == "nproc"]
     least = {"nofile": FEW_FILES, "nproc": FEW_PROCESSES}
@@ -204,7 +209,7 @@ def _shm(fact: Facts) -> Wrong:
 
 
 def _proxy(cluster: Cluster, fact: Facts) -> Wrong:
-    """A proxy of the login never reaches a rank. One of conf.py or PRELUDE does."""
+    """Check for a proxy of conf.py or PRELUDE in front of the training address. A proxy of the login never reaches a rank."""
     host = next((host for host in cluster.hosts if host.index == fact.node), None)
     given: Dict[str, str] = {**dict(cluster.env), **dict(host.env if host else ())}
     proxies = {name for name in given if name.lower() in ("http_proxy", "https_proxy", "all_proxy")}
@@ -217,7 +222,7 @@ def _proxy(cluster: Cluster, fact: Facts) -> Wrong:
 
 
 def covers(no_proxy: str, address: str) -> bool:
-    """Whether an entry of no_proxy matches an address: itself, a prefix such as 10. or 10.0.0.0/8, a domain, or *."""
+    """Check whether an entry of no_proxy matches an address: itself, a prefix such as 10. or 10.0.0.0/8, a domain, or *."""
     for entry in (entry.strip() for entry in no_proxy.split(",")):
         if entry == "*" or entry == address:
             return True

@@ -74,7 +74,7 @@ class TrialRank:
 
 
 def advance(rank: TrialRank, line: str, mark: str) -> TrialRank:
-    """The same after one line of its log."""
+    """Read one line of a rank's log, and return the rank after it."""
     report = _report(line, mark)
     if report is None:
         return replace(rank, last_line=line.strip()) if line.strip() else rank
@@ -92,7 +92,7 @@ def _report(line: str, mark: str) -> Optional[Dict[str, str]]:
 
 
 def patience(ranks: Sequence[TrialRank], seconds: float) -> float:
-    """Seconds without news after which nothing is to be expected any more."""
+    """Compute the seconds without news after which nothing is to be expected any more."""
     waiting, broken = [one for one in ranks if one.waits], [one for one in ranks if one.failure]
     if not broken:
         return seconds if waiting else 0.0
@@ -102,7 +102,7 @@ def patience(ranks: Sequence[TrialRank], seconds: float) -> float:
 
 
 def waiting(name: str, ranks: Sequence[TrialRank], names: Names) -> str:
-    """What keeps the others, "" if nothing does."""
+    """Describe what keeps the others, "" if nothing does."""
     late = [one for one in ranks if one.waits]
     if not late:
         return ""
@@ -113,7 +113,7 @@ def waiting(name: str, ranks: Sequence[TrialRank], names: Names) -> str:
 
 
 def own_ports(facts: ByNode, seed: str) -> Dict[int, Tuple[int, ...]]:
-    """Of each node a few free ports from where the kernel, and so gloo and NCCL, take theirs."""
+    """Choose a few free ports of each node from where the kernel, and so gloo and NCCL, take theirs."""
     given: Dict[str, Set[int]] = {}
     found: Dict[int, Tuple[int, ...]] = {}
     for node, fact in facts.items():
@@ -132,8 +132,10 @@ def own_ports(facts: ByNode, seed: str) -> Dict[int, Tuple[int, ...]]:
 def judge(
     name: str, ranks: Sequence[TrialRank], facts: ByNode, seconds: float, names: Names, python: str = ""
 ) -> List[Finding]:
-    """Findings for the column framework: ranks that failed, with their messages; ranks that hang; ranks that only wait
-    for those. python: the folder of the Python that the embedded cluster gives to jobs, "" for other clusters."""
+    """Collect the findings of a trial: ranks that failed, with their messages; ranks that hang; ranks that wait for those.
+
+    python: the folder of the Python that the embedded cluster gives to jobs, "" for other clusters.
+    """
     guilty = _guilty(ranks)
     nodes = names(sorted({one.node for one in guilty}))
     found = [
@@ -149,7 +151,7 @@ def judge(
 
 
 def _guilty(ranks: Sequence[TrialRank]) -> List[TrialRank]:
-    """Ranks that failed or hang, without those that wait for ranks that have failed or are behind them."""
+    """Select ranks that failed or hang, without those that wait for ranks that have failed or are behind them."""
     broken = min((one.step for one in ranks if one.failure), default=len(STEPS))
     behind = min((one.step for one in ranks if one.waits), default=len(STEPS))
     last = max(_MEET - 1, min(behind, broken - 1))
@@ -157,7 +159,7 @@ def _guilty(ranks: Sequence[TrialRank]) -> List[TrialRank]:
 
 
 def _by_trouble(ranks: Sequence[TrialRank]) -> List[TrialRank]:
-    """One for all that a node's devices have in common, with all of their names."""
+    """Merge ranks of a node with equal troubles to one, with the names of all their devices."""
     alike: Dict[Tuple[int, str, str], List[TrialRank]] = {}
     for one in ranks:
         alike.setdefault((one.node, one.at, one.failure), []).append(one)
@@ -165,12 +167,12 @@ def _by_trouble(ranks: Sequence[TrialRank]) -> List[TrialRank]:
 
 
 def meeting_broke(ranks: Sequence[TrialRank]) -> bool:
-    """All came as far as they come alone, and then not to the end: it is about what is between them."""
+    """Check whether all came as far as they come alone, and then not to the end: it is about what is between them."""
     return all(one.step >= _MEET for one in ranks) and any(one.failure or one.waits for one in ranks)
 
 
 def _trouble(name: str, one: TrialRank, facts: ByNode, seconds: float, python: str) -> Tuple[str, str]:
-    """(what is wrong, the fix)"""
+    """Describe what is wrong with a rank, and the fix."""
     late = f"not done in {seconds:g} s"
     failure = one.failure or late
     if one.at in ("start", "import"):
@@ -186,7 +188,7 @@ def _trouble(name: str, one: TrialRank, facts: ByNode, seconds: float, python: s
 
 
 def _other_interface(chosen: str, right: str) -> bool:
-    """Whether a rank is set to another interface than its address has. NCCL takes prefixes, and ^ for none of them."""
+    """Check whether a rank is set to another interface than its address has. NCCL takes prefixes, and ^ for none of them."""
     names = chosen.lstrip("^=").split(",")
     found = any(right.startswith(name) for name in names)
     return bool(chosen and right) and found == chosen.startswith("^")

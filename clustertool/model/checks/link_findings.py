@@ -63,9 +63,9 @@ _NOT_TRIED = Direction("not tried")
 
 
 def pattern(nodes: Sequence[int], most: int = MOST) -> Pattern:
-    """All pairs of up to `most` nodes; among more each node meets those 1, 2, 4, 8, ... places further on a ring.
+    """Choose the pairs to try: all of up to `most` nodes; among more each node meets those 1, 2, 4, 8, ... places further.
 
-    So every node is reached from every other one in few steps, and has about 2 log2(n) others.
+    The nodes form a ring. So every node is reached from every other one in few steps, and has about 2 log2(n) others.
     """
     ring = sorted(nodes)
     count = len(ring)
@@ -79,7 +79,7 @@ def pattern(nodes: Sequence[int], most: int = MOST) -> Pattern:
 
 
 def rounds(pairs: Sequence[Pair]) -> Tuple[Tuple[Pair, ...], ...]:
-    """Rounds in which no node is in two pairs. All pairs of n nodes take n - 1 (n is even) or n."""
+    """Divide pairs into rounds in which no node is in two pairs. All pairs of n nodes take n - 1 (n is even) or n."""
     nodes = sorted({node for pair in pairs for node in pair})
     if len(pairs) == len(nodes) * (len(nodes) - 1) // 2:
         return _tournament(nodes)
@@ -97,7 +97,7 @@ def rounds(pairs: Sequence[Pair]) -> Tuple[Tuple[Pair, ...], ...]:
 
 
 def _tournament(nodes: Sequence[int]) -> Tuple[Tuple[Pair, ...], ...]:
-    """The circle method: one stays, the others turn."""
+    """Divide all pairs into rounds by the circle method: one node stays, the others turn."""
     seats: List[int] = [*nodes, -1] if len(nodes) % 2 else list(nodes)
     half, found = len(seats) // 2, []
     for _ in range(len(seats) - 1):
@@ -108,7 +108,10 @@ def _tournament(nodes: Sequence[int]) -> Tuple[Tuple[Pair, ...], ...]:
 
 
 def ports_to_try(cluster: Cluster, facts: ByNode, made: "Plan | None", seed: str) -> Dict[int, Tuple[int, ...]]:
-    """A few ports of every node: those of a plan, else ports such as a plan would choose. Ports in use are not tested."""
+    """Choose a few ports of every node: those of a plan, else ports such as a plan would choose.
+
+    Ports in use are not tested.
+    """
     if made is None:
         return {node: found[:PORTS] for node, found in sample(cluster, facts, seed).items()}
     chosen: Dict[int, Dict[int, None]] = {node: {} for node in facts}
@@ -122,7 +125,7 @@ def ports_to_try(cluster: Cluster, facts: ByNode, made: "Plan | None", seed: str
 
 
 def targets(found: Pattern, ports: Mapping[int, Sequence[int]]) -> Dict[int, List[Pair]]:
-    """Node -> the (node, port) that it tries."""
+    """Map each node to the (node, port) that it tries."""
     few = len(ports) <= FEW
     asked: Dict[int, List[Pair]] = {node: [] for node in ports}
     for a, b in found.pairs:
@@ -137,7 +140,7 @@ def targets(found: Pattern, ports: Mapping[int, Sequence[int]]) -> Dict[int, Lis
 
 
 def judge(tries: Sequence[Try], nodes: Sequence[int], names: Names) -> List[Finding]:
-    """Findings for the column mesh. `names` folds the names of nodes.
+    """Collect the findings for the column mesh. names: folds the names of nodes.
 
     The node with most broken pairs is reported with all of them, then the next one of the rest, so that without the nodes that
     have an error all others reach each other.
@@ -161,7 +164,7 @@ def judge(tries: Sequence[Try], nodes: Sequence[int], names: Names) -> List[Find
 
 
 def _most(pairs: Collection[Pair]) -> int:
-    """The node that is in most pairs, of equal ones the first."""
+    """Find the node that is in most pairs, of equal ones the first."""
     return max(sorted({node for pair in pairs for node in pair}), key=lambda node: sum(node in pair for pair in pairs))
 
 
@@ -188,7 +191,7 @@ def _guess(one: Try) -> str:
 
 
 def _broken(node: int, peers: Sequence[int], directions: Mapping[Pair, Direction], names: Names) -> List[Finding]:
-    """Both directions of a node's broken pairs, equal ones together."""
+    """Report both directions of a node's broken pairs, equal ones together."""
     alike: Dict[Tuple[Direction, Direction], List[int]] = {}
     for peer in peers:
         both = directions.get((node, peer), _NOT_TRIED), directions.get((peer, node), _NOT_TRIED)
@@ -203,7 +206,7 @@ def _broken(node: int, peers: Sequence[int], directions: Mapping[Pair, Direction
 
 
 def slow_links(speeds: Mapping[Pair, float], names: Names) -> List[Finding]:
-    """Links far below the median. A node whose every link is slow is reported once."""
+    """Report links far below the median. A node whose every link is slow is reported once."""
     if len(speeds) < 3:
         return []
     usual = sorted(speeds.values())[len(speeds) // 2]
@@ -221,6 +224,6 @@ def slow_links(speeds: Mapping[Pair, float], names: Names) -> List[Finding]:
 
 
 def rate(bytes_per_second: float) -> str:
-    """Bits, as networks count."""
+    """Format a rate in bits, as networks count."""
     bits = 8 * bytes_per_second
     return f"{bits / 1e9:.1f} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.0f} Mbit/s"

@@ -11,7 +11,10 @@ from clustertool.model.mpirun.implementation import NO_MPI_FIX, SUPPORTED, Imple
 
 
 def mpi_findings(facts: ByNode) -> List[Finding]:
-    """facts: of the nodes that were asked for their MPI. Node 0's version counts: its mpirun starts the daemons of all."""
+    """Check the MPI of each node against node 0's, whose mpirun starts the daemons of all.
+
+    facts: of the nodes that were asked for their MPI.
+    """
     known = {node: read_implementation(fact.mpirun or "") for node, fact in facts.items()}
     usual = known[0] if known.get(0) is not None else most_common(found for found in known.values() if found)
     return [Finding(node, "mpi", *_judged(facts[node], known, usual)) for node in facts]

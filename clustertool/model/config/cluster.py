@@ -96,7 +96,7 @@ def _rights(value: object) -> Tuple[str, ...]:
 
 
 def _key(name: str, read: Callable[[object], object], default: object) -> Any:
-    """A field of Cluster that conf.py sets by this key. `read` raises ValueError saying what is right."""
+    """Declare a field of Cluster that conf.py sets by this key. read: raises ValueError saying what is right."""
     return field(default=default, metadata={"key": name, "read": read})
 
 
@@ -157,7 +157,7 @@ class Cluster:
     )  # of the engine, which checks them
 
     def python_of(self, host: Host) -> str:
-        """The interpreter of the tool's part on a host."""
+        """Return the interpreter of the tool's part on a host."""
         return host.python or self.python
 
     def prelude_of(self, host: Host) -> str:
@@ -169,7 +169,7 @@ KEYS = {each.metadata["key"]: each for each in fields(Cluster) if "key" in each.
 
 
 def read_cluster(values: Mapping[str, object], where: str = "conf.py", needs_hosts: bool = True) -> Cluster:
-    """The capital names of conf.py -> Cluster. Raises ConfigError naming the key, its value and what is right.
+    """Read the capital names of conf.py. Raises ConfigError naming the key, its value and what is right.
 
     needs_hosts: False for an engine that chooses the nodes itself; HOSTS may then be missing.
     """

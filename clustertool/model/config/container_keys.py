@@ -43,7 +43,7 @@ def read_conf(value: object) -> ContainerSettings:
 def merged(
     conf: ContainerSettings, toml: Toml, typed: Optional[str], may_set: Collection[str] = ()
 ) -> ContainerSettings:
-    """The settings of a job. toml: the table [container]. typed: of --image; None: not given, "": no container.
+    """Merge the settings of a job's container. toml: the table [container]. typed: of --image; None: not given, "": none.
 
     may_set: WORKSPACE_MAY_SET. Raises DataError for the table, UsageError for --image.
     """
@@ -70,7 +70,7 @@ def refuse_launcher(settings: ContainerSettings, mode: str) -> None:
 
 
 def _values(values: Toml, error: Type[ClustertoolError], place: Callable[[str], str]) -> Toml:
-    """The values of one source by their keys. Raises `error`."""
+    """Read the values of one source by their keys. Raises `error`."""
     found: Dict[str, object] = {}
     for name, value in values.items():
         if name not in _READERS:
@@ -83,7 +83,7 @@ def _values(values: Toml, error: Type[ClustertoolError], place: Callable[[str], 
 
 
 def _checked(settings: ContainerSettings, error: Type[ClustertoolError], where: str) -> ContainerSettings:
-    """The same settings. Raises `error` where two of them contradict each other."""
+    """Check the settings, and return them. Raises `error` where two of them contradict each other."""
     if only_for_apptainer(settings.image) and settings.runtime not in (AUTO, APPTAINER):
         what = f"{where}: {settings.runtime} cannot run the image {settings.image!r}"
         raise error(what, f"runtime = {APPTAINER!r}, or an image of a registry")

@@ -27,7 +27,7 @@ _USUAL_PORT = 2379  # etcd's
 
 
 def node_range(text: str, option: str = "--nnodes") -> Tuple[int, int]:
-    """MIN:MAX or N, which is N:N here. Raises UsageError."""
+    """Parse MIN:MAX, or N, which is N:N here. Raises UsageError."""
     low, colon, high = text.partition(":")
     least, most = whole(low, 1, MOST), whole(high if colon else low, 1, MOST)
     if least is None or most is None or least > most:
@@ -36,7 +36,7 @@ def node_range(text: str, option: str = "--nnodes") -> Tuple[int, int]:
 
 
 def is_range(text: str) -> bool:
-    """Whether --nnodes is MIN:MAX, which makes a job elastic."""
+    """Check whether --nnodes is MIN:MAX, which makes a job elastic."""
     return ":" in text
 
 
@@ -49,9 +49,9 @@ class TypedElastic(NamedTuple):
 
 
 def read_elastic(cluster: Cluster, table: Toml, options: TypedElastic, mode: str) -> ElasticSettings:
-    """The settings of a job; table: [elastic]. Those of a job that is not elastic are the defaults.
+    """Read the elastic settings of a job. Those of a job that is not elastic are the defaults.
 
-    Raises DataError for the table, UsageError for the options, ConfigError for COORDINATOR and SECRETS.
+    table: [elastic]. Raises DataError for the table, UsageError for the options, ConfigError for COORDINATOR and SECRETS.
     """
     found, nnodes, servers = _table(table), options.nnodes, options.servers
     low, high = node_range(nnodes) if is_range(nnodes) else (0, 0) if nnodes else (found["min"], found["max"])
@@ -84,7 +84,7 @@ def read_elastic(cluster: Cluster, table: Toml, options: TypedElastic, mode: str
 
 
 def _timeout(text: str) -> float:
-    """--elastic-timeout. Raises UsageError."""
+    """Parse --elastic-timeout. Raises UsageError."""
     seconds = _duration(text)
     if seconds is None:
         raise UsageError(f"--elastic-timeout {text!r} is not right", _TIME)
@@ -95,7 +95,7 @@ def _timeout(text: str) -> float:
 
 
 def _table(table: Toml) -> Toml:
-    """The values of the table, and the defaults of the others. Raises DataError."""
+    """Read the values of the table, and the defaults of the others. Raises DataError."""
     found: Dict[str, object] = {**_DEFAULTS}
     for name, value in table.items():
         if name not in _READERS:
@@ -114,7 +114,7 @@ def _table(table: Toml) -> Toml:
 
 
 def _backoff_of(found: Toml) -> Tuple[float, float]:
-    """Raises DataError."""
+    """Return the first and the longest back-off. Raises DataError."""
     first, longest = found["backoff_min"] or found["backoff"][0], found["backoff_max"] or found["backoff"][1]
     if first > longest:
         what = f"job.toml: [elastic] the first back-off, {first:g} s, is longer than the longest, {longest:g} s"
@@ -172,7 +172,7 @@ assert set(_READERS) == set(_DEFAULTS)
 
 
 def _server(cluster: Cluster, texts: Sequence[str], where: str, error: Type[ClustertoolError]) -> ElasticServer:
-    """Raises `error`; its text has no password."""
+    """Read the URLs of the etcd servers. Raises `error`, whose text has no password."""
     urls: List[str] = []
     users: Set[str] = set()
     encrypted = False

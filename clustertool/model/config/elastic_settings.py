@@ -35,7 +35,7 @@ class ElasticServer:
         return tuple(name for name in (self.password_name, self.ca_name) if name)
 
     def of_ranks(self, names: Iterable[str]) -> Tuple[str, ...]:
-        """Those of SECRETS (`names`) that ranks get."""
+        """Select those of SECRETS (`names`) that ranks get."""
         return tuple(name for name in names if name not in self.secrets)
 
 

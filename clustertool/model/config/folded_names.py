@@ -17,7 +17,7 @@ Numbers = FrozenSet[str]  # the values one number of a name takes, as they were 
 
 
 def grouped(pairs: Iterable[tuple[Output, Item]]) -> dict[Output, list[Item]]:
-    """(key, value) pairs -> {key: its values}, both in their order."""
+    """Group (key, value) pairs: {key: its values}, both in their order."""
     found: dict[Output, list[Item]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)
@@ -25,14 +25,14 @@ def grouped(pairs: Iterable[tuple[Output, Item]]) -> dict[Output, list[Item]]:
 
 
 def gather(outputs: Mapping[str, Output]) -> list[tuple[str, Output]]:
-    """Nodes' outputs -> (folded names, output), the biggest group first, as `clush -b` and `dshbak -c` do."""
+    """Group nodes by equal outputs: (folded names, output), the biggest group first, as `clush -b` and `dshbak -c` do."""
     groups = grouped((output, name) for name, output in outputs.items())
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))  # stable: first come, first shown
     return [(fold(names), output) for output, names in ordered]
 
 
 def fold(names: Iterable[str]) -> str:
-    """node1 node2 node3 node7 login -> `node[1-3,7],login`; a group has the place of its first name."""
+    """Fold names: node1 node2 node3 node7 login -> `node[1-3,7],login`. A group has the place of its first name."""
     groups: dict[tuple[str, ...], list[tuple[Numbers, ...]]] = {}
     for name in dict.fromkeys(names):
         # A name with brackets or commas could be mistaken for a folded one, so it is not folded.
@@ -60,7 +60,7 @@ def _written(texts: Sequence[str], numbers: Sequence[Numbers]) -> str:
 
 
 def _ranges(values: Numbers) -> list[str]:
-    """Numbers as written -> ranges. A range is as wide as its first number if that begins with 0 (see expand)."""
+    """Convert numbers as written to ranges. A range is as wide as its first number if that begins with 0 (see expand)."""
     left = set(values)
     ranges: list[tuple[int, str]] = []
     # Padded numbers first: 10 may follow 09, but 09 follows nothing.
@@ -77,7 +77,7 @@ def _ranges(values: Numbers) -> list[str]:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """0-3,7."""
+    """Format numbers as ranges: 0-3,7."""
     return ",".join(_ranges(frozenset(map(str, numbers))))
 
 

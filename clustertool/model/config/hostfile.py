@@ -66,7 +66,7 @@ def _read_line(line: str, where: str) -> Tuple[str, Optional[int]]:
 
 
 def _read_name(name: str) -> Tuple[str, str]:
-    """host:slots, [IPv6]:slots, or a host alone -> host and slots, "" if it has none."""
+    """Split host:slots, [IPv6]:slots, or a host alone into host and slots, "" if it has none."""
     end = max(name.rfind("]"), name.rfind("@")) + 1
     if name.count(":", end) > 1:
         return name, ""
@@ -75,8 +75,10 @@ def _read_name(name: str) -> Tuple[str, str]:
 
 
 def choose(hosts: Sequence[Host], only: Sequence[str], skip: Sequence[str]) -> Tuple[Host, ...]:
-    """The chosen hosts, numbered again. Items: a host's name with ranges, or host:slots (DeepSpeed: `h1:0,2`; `@` between
-    hosts). Raises UsageError for an item that names no host."""
+    """Choose hosts, and number them again. Raises UsageError for an item that names no host.
+
+    Items: a host's name with ranges, or host:slots (DeepSpeed: `h1:0,2`; `@` between hosts).
+    """
     kept = list(hosts)
     if only:
         wanted = _wanted(hosts, only)
@@ -111,7 +113,7 @@ def included(items: Sequence[str]) -> Tuple[str, ...]:
 
 
 def hosts_of(listed: Sequence[Listed], option: str) -> Tuple[Host, ...]:
-    """The hosts that an option names. Raises UsageError."""
+    """Read the hosts that an option names. Raises UsageError."""
     try:
         return read_hosts(list(listed), option)
     except ConfigError as error:
@@ -121,10 +123,10 @@ def hosts_of(listed: Sequence[Listed], option: str) -> Tuple[Host, ...]:
 
 
 def share_out(hosts: Sequence[Host], total: int) -> Tuple[Host, ...]:
-    """-np: so many trainers in all, by slots in the order of the hosts, where all hosts have a number of them, else evenly.
+    """Share so many trainers in all (-np) out to hosts.
 
-    A host without a number among hosts with slots has one slot (Open MPI). Hosts that get none are left out. Raises UsageError
-    for more trainers than slots.
+    By slots in the order of the hosts, where all hosts have a number of them, else evenly. A host without a number among hosts
+    with slots has one slot (Open MPI). Hosts that get none are left out. Raises UsageError for more trainers than slots.
     """
     usual = 1 if any(host.slots is not None for host in hosts) else None
     numbers = [usual if host.nproc is None else host.nproc for host in hosts]
@@ -142,7 +144,7 @@ def share_out(hosts: Sequence[Host], total: int) -> Tuple[Host, ...]:
 
 
 def pick(hosts: Sequence[Host], asked: Sequence[Host]) -> Tuple[Host, ...]:
-    """Each host of --ips or -H is an entry of HOSTS with this host or address, or else a new host. In this order."""
+    """Match each host of --ips or -H to an entry of HOSTS with this host or address, or else a new host. In this order."""
     free, found = list(hosts), []
     for host in asked:
         known = next((entry for entry in free if means(host, entry)), None)
@@ -153,7 +155,10 @@ def pick(hosts: Sequence[Host], asked: Sequence[Host]) -> Tuple[Host, ...]:
 
 
 def means(name: Host, entry: Host) -> bool:
-    """Whether a name of --ips means this entry of HOSTS. The entry may have a user and a port that the name does not have."""
+    """Check whether a name of --ips means this entry of HOSTS.
+
+    The entry may have a user and a port that the name does not have.
+    """
     same = name.host in (entry.host, entry.address, entry.name)
     return same and name.user in ("", entry.user) and name.port in (0, entry.port)
 
@@ -173,7 +178,7 @@ def _wanted(hosts: Sequence[Host], names: Sequence[str]) -> Dict[str, Optional[T
 
 
 def _named_by(name: str, hosts: Sequence[Host]) -> Tuple[List[Host], Optional[Tuple[int, ...]]]:
-    """The hosts that a name means, as a whole or by slots. A host as HOSTS writes it (host:port, IPv6) is one."""
+    """Find the hosts that a name means, as a whole or by slots. A host as HOSTS writes it (host:port, IPv6) is one."""
     chosen = [host for one in _expanded(name) for host in hosts if one in _names(host)]
     sliced = _SLICED.fullmatch(name)
     if chosen or not sliced:
@@ -197,7 +202,7 @@ def _expanded(name: str) -> List[str]:
 
 
 def split_list(text: str) -> List[str]:
-    """Items between commas. A comma in brackets does not separate."""
+    """Split items at commas. A comma in brackets does not separate."""
     return [item.strip() for item in re.split(r",(?![^\[]*\])", text) if item.strip()]
 
 
@@ -216,7 +221,7 @@ def _split(names: Sequence[str]) -> List[str]:
 
 
 def _sliced(host: Host, slots: Optional[Tuple[int, ...]], keep: bool) -> Host:
-    """A host with only (or without) some of its slots: of its devices, if HOSTS names them, else numbered from 0."""
+    """Return a host with only (or without) some of its slots: of its devices, if HOSTS names them, else numbered from 0."""
     if not slots:
         return host
     numbered = host.slots if host.slots is not None else tuple(range(host.nproc)) if host.nproc else None

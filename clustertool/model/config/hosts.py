@@ -72,17 +72,17 @@ class Host:
         return self.conf_entry or own
 
     def on_slots(self, devices: Tuple[int, ...]) -> Tuple[int, ...]:
-        """Those of the node's devices that belong to the host's slots; more slots than devices share them in turns."""
+        """Select the node's devices that belong to the host's slots; more slots than devices share them in turns."""
         if self.slots is None or not devices:
             return devices
         return tuple(dict.fromkeys(devices[slot % len(devices)] for slot in self.slots))
 
     def with_slots(self, other: Host) -> Host:
-        """This host with the slots of `other`, if it has some: one trainer each."""
+        """Return this host with the slots of `other`, if it has some: one trainer each."""
         return self.limited_to(len(other.slots)) if other.slots is not None else self
 
     def limited_to(self, slots: int) -> Host:
-        """This host with so many of its slots. They have priority over numbers of trainers that it had."""
+        """Return this host with so many of its slots. They have priority over numbers of trainers that it had."""
         first = self.slots[:slots] if self.slots is not None and len(self.slots) >= slots else tuple(range(slots))
         others = self.roles and tuple((role, None if role == "trainer" else number) for role, number in self.roles)
         return replace(self, slots=first, nproc=slots, roles=others, devices=self.devices and self.devices[:slots])
@@ -91,22 +91,28 @@ class Host:
         return self.roles is None or role in dict(self.roles)
 
     def count(self, role: str) -> Optional[int]:
-        """Number of processes of `role` that HOSTS places on this host, None if it has no number."""
+        """Return the number of processes of `role` that HOSTS places on this host, None if it has no number."""
         return dict(self.roles or ()).get(role)
 
 
 def valid_host(name: str) -> bool:
-    """A host name or address that ssh accepts (valid_hostname() of OpenSSH): nothing in it means something to a shell."""
+    """Check for a host name or address that ssh accepts (valid_hostname() of OpenSSH): nothing in it is for a shell."""
     return bool(name) and not name.startswith("-") and not _NO_HOST.search(name)
 
 
 def valid_user(name: str) -> bool:
-    """A user name that ssh accepts (valid_ruser() of OpenSSH). It may have spaces, $ and backslashes: quote it in a command."""
+    """Check for a user name that ssh accepts (valid_ruser() of OpenSSH).
+
+    It may have spaces, $ and backslashes: quote it in a command.
+    """
     return bool(name) and not name.startswith("-") and not _NO_USER.search(name)
 
 
 def read_hosts(value: object, listed: str = "HOSTS") -> Tuple[Host, ...]:
-    """HOSTS of conf.py, or the list of an option, `listed`, as hosts with node ids. Raises ConfigError naming the entry."""
+    """Read HOSTS of conf.py, or the list of an option, `listed`, as hosts with node ids.
+
+    Raises ConfigError naming the entry.
+    """
     if not isinstance(value, (list, tuple)):
         raise ConfigError(f"{listed} is {value!r}, not a list", _FIX)
     found = [host for entry in value for host in _read_listed(entry, listed)]
@@ -163,7 +169,7 @@ def read_entry(entry: object, place: str) -> List[Host]:
 
 
 def _extras(entry: Dict[str, object], place: str) -> Host:
-    """The keys of a dict entry other than host, checked one by one."""
+    """Read the keys of a dict entry other than host, checked one by one."""
 
     def text(key: str) -> str:
         value = entry.get(key, "")
@@ -207,7 +213,7 @@ def _extras(entry: Dict[str, object], place: str) -> Host:
 
 
 def _parse(line: str, place: str) -> List[Host]:
-    """ "[user@]host[:port]" with ranges -> hosts. As for ssh, the last @ ends the user, and ssh:// may be in front."""
+    """Parse "[user@]host[:port]" with ranges to hosts. As for ssh, the last @ ends the user, and ssh:// may be in front."""
     line = line.strip()
     if line.startswith("ssh://"):
         line = line[len("ssh://") :].rstrip("/")
@@ -225,7 +231,10 @@ def _parse(line: str, place: str) -> List[Host]:
 
 
 def _is_name(name: str) -> bool:
-    """Brackets and colons have a meaning in HOSTS; what consists of digits and dots is an address, and an incomplete one."""
+    """Check that it is no part of a pattern and no address.
+
+    Brackets and colons have a meaning in HOSTS; what consists of digits and dots is an address, and an incomplete one.
+    """
     return not re.search(r"[\[\]:]", name) and not re.fullmatch(r"[0-9]*\.[0-9.]*", name)
 
 
@@ -251,7 +260,7 @@ def _split_port(rest: str, place: str) -> Tuple[List[str], int]:
 
 
 def expand(pattern: str) -> List[str]:
-    """ "node[01-03,7]" -> node01 node02 node03 node7; several brackets multiply. Raises ConfigError.
+    """Expand "node[01-03,7]" to node01 node02 node03 node7; several brackets multiply. Raises ConfigError.
 
     "node[0-8/2]" has a step, as in ClusterShell: node0 node2 node4 node6 node8.
     """
@@ -282,7 +291,7 @@ def _numbers(text: str, pattern: str) -> List[str]:
 
 
 def is_address(text: str) -> bool:
-    """True for a literal IPv4 or IPv6 address (a zone such as fe80::1%eth0 allowed)."""
+    """Check for a literal IPv4 or IPv6 address (a zone such as fe80::1%eth0 allowed)."""
     try:
         ipaddress.ip_address(text.split("%")[0])
     except ValueError:
@@ -326,7 +335,7 @@ def _positive(value: object, what: str) -> int:
 
 
 def _roles(value: object, place: str) -> Tuple[Tuple[str, Optional[int]], ...]:
-    """["pserver"] or {"pserver": 2} -> (("pserver", 2),)."""
+    """Convert ["pserver"] or {"pserver": 2} to (("pserver", 2),). Raises ConfigError."""
     fix = 'write roles as ["pserver", "trainer", "heter"] or {"pserver": 1, "trainer": 2}'
     pairs: List[Tuple[object, object]]
     if isinstance(value, Mapping):
@@ -356,7 +365,7 @@ def lines(value: object) -> str:
 
 
 def variables(value: object) -> Tuple[Tuple[str, str], ...]:
-    """A dict of environment variables, numbers allowed as values. Raises ValueError saying what is right."""
+    """Check a dict of environment variables, numbers allowed as values. Raises ValueError saying what is right."""
     if not isinstance(value, Mapping):
         raise ValueError('a dict such as {"NAME": "value"}')
     for name, item in value.items():

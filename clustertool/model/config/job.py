@@ -180,7 +180,10 @@ class Options:
 
 
 def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
-    """Raises DataError for errors in job.toml, UsageError for the command line, both with the fix."""
+    """Read a job from job.toml and the command line.
+
+    Raises DataError for errors in job.toml, UsageError for the command line, both with the fix.
+    """
     file = read_tables(toml)
     mode = _mode(options, file)
     script = options.command or _script(options.script)
@@ -228,12 +231,12 @@ def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
 
 
 def typed_elastic(options: Options) -> TypedElastic:
-    """What the command line has of an elastic job."""
+    """Collect what the command line has of an elastic job."""
     return TypedElastic(options.nnodes, options.elastic_server, options.elastic_timeout)
 
 
 def valid_job_id(text: str, option: str = "--job-id") -> str:
-    """The id itself, or UsageError. Names of jobs have the same form."""
+    """Check and return the id of a job. Raises UsageError. Names of jobs have the same form."""
     if not is_job_id(text):
         fix = "letters, digits, '.', '_' and '-', up to 64, the first one a letter or digit"
         raise UsageError(f"{option} {text!r} is no job {'name' if option == '--name' else 'id'}", fix)
@@ -241,7 +244,7 @@ def valid_job_id(text: str, option: str = "--job-id") -> str:
 
 
 def resumes(toml: Toml) -> bool:
-    """job.toml's `resume`: whether a job continues from the newest one of the same name or workspace."""
+    """Read job.toml's `resume`: whether a job continues from the newest one of the same name or workspace."""
     return bool(toml.get("resume", False))
 
 
@@ -251,7 +254,7 @@ def gives_grace(toml: Toml, options: Options) -> bool:
 
 
 def _mode(options: Options, file: Toml) -> str:
-    """The mode that is asked for, else the one that the options imply. Raises UsageError where both contradict."""
+    """Choose the mode that is asked for, else the one that the options imply. Raises UsageError where both contradict."""
     heter = _given(options, "heter_workers", "heter_worker_num", "heter_devices")
     servers = _given(options, "servers", "server_num")
     implied = "ps-heter" if heter else "ps" if servers or options.v2 else options.implied or "collective"
@@ -266,13 +269,13 @@ def _mode(options: Options, file: Toml) -> str:
 
 
 def _asks_for_pservers(cluster: Cluster, options: Options) -> bool:
-    """Whether the command line or HOSTS asks for pservers, which mode mpi does not have by itself."""
+    """Check whether the command line or HOSTS asks for pservers, which mode mpi does not have by itself."""
     hosts = any("pserver" in dict(host.roles or ()) for host in cluster.hosts)
     return hosts or bool(_given(options, "servers", "server_num"))
 
 
 def _given(options: Options, *names: str) -> str:
-    """The first of these options that was typed, as it was typed; "" if none."""
+    """Return the first of these options that was typed, as it was typed; "" if none."""
     return next((f"--{name.replace('_', '-')}" for name in names if getattr(options, name)), "")
 
 
@@ -290,7 +293,7 @@ def _only_where_read(shards: Sequence[str], file: Toml, options: Options) -> boo
 
 
 def _script(text: str) -> Command:
-    """ "train.py --lr 0.1" -> python3 -u train.py --lr 0.1, split as a shell would."""
+    """Split "train.py --lr 0.1" as a shell would, and start it by python3 -u. Raises UsageError."""
     try:
         parts = shlex.split(text)
     except ValueError as error:
@@ -310,21 +313,25 @@ def _require_program(command: Command) -> None:
 
 
 def with_python(arguments: Sequence[str]) -> Tuple[str, ...]:
-    """A command whose first argument may be a script of Python."""
+    """Complete a command whose first argument may be a script of Python by the interpreter."""
     return ("python3", "-u", *arguments) if arguments and arguments[0].endswith(".py") else tuple(arguments)
 
 
 def combined(how: str, other: str) -> str:
-    """Combine two of torchrun's switches about the program, as torchrun does. Raises UsageError for a program that
-    cannot be started in both ways."""
+    """Combine two of torchrun's switches about the program, as torchrun does.
+
+    Raises UsageError for a program that cannot be started in both ways.
+    """
     if {how, other} == {"module", "no-python"}:
         raise UsageError("--module is started by Python, and --no-python starts the program itself", "give one of them")
     return how if how == "run-path" else other
 
 
 def started_by(how: str, arguments: Sequence[str]) -> Tuple[str, ...]:
-    """The command for a program and its arguments. how: as torchrun has it: module, no-python, run-path, or "" where the name
-    of the program decides."""
+    """Build the command for a program and its arguments.
+
+    how: as torchrun has it: module, no-python, run-path, or "" where the name of the program decides.
+    """
     if not arguments or how == "no-python":
         return tuple(arguments)
     if how == "module":
@@ -340,12 +347,12 @@ def _count(text: str, option: str, right: str = NUMBER, most: int = MOST) -> Opt
 
 
 def _port(text: str, option: str) -> int:
-    """0 if it is not given."""
+    """Parse a port, 0 if it is not given. Raises UsageError."""
     return _count(text, option, f"a port from 1 to {HIGHEST_PORT}", HIGHEST_PORT) or 0
 
 
 def _with_counts(role: Role, listed: str, endpoints: Sequence[str], counted: str, number: str) -> Role:
-    """A role as job.toml has it, with the list of endpoints and the number per node of the command line (option and value)."""
+    """Add the list of endpoints and the number per node of the command line (option and value) to a role of job.toml."""
     parts, count = _endpoints(endpoints, listed), _count(number, counted)
     each = Counter(re.sub(r":\d+$", "", part) for part in parts)
     if parts and count and count != len(parts) and set(each.values()) != {count}:
@@ -380,7 +387,7 @@ def _stages(role: Role, options: Options) -> Tuple[Role, ...]:
 
 
 def _by_stage(option: str, text: str) -> List[str]:
-    """ "a,b;c" -> a,b and c; one empty part if nothing is given."""
+    """Split "a,b;c" into a,b and c; one empty part if nothing is given. Raises UsageError for an empty stage."""
     parts = [part.strip(" ,") for part in text.split(";")]
     if len(parts) > 1 and not all(parts):
         fix = f'{option} "a;b": in quotes, with ; only between stages'
@@ -389,7 +396,7 @@ def _by_stage(option: str, text: str) -> List[str]:
 
 
 def _parts(values: Sequence[str]) -> Tuple[str, ...]:
-    """Parts between commas. A comma in brackets, as in a pattern, does not separate."""
+    """Split values at commas. A comma in brackets, as in a pattern, does not separate."""
     parts = (part.strip() for value in values for part in re.split(r",(?![^\[\]]*\])", value))
     return tuple(part for part in parts if part)
 
@@ -410,7 +417,10 @@ def _devices(text: str) -> Tuple[int, ...]:
 
 
 def _environment(cluster: Cluster, file: Pairs, options: Options) -> Pairs:
-    """[env], then --env; the plan lays them over conf.py's. CLUSTERTOOL_* is never a user's, a placed name only by force."""
+    """Merge [env] and --env, which the plan lays over conf.py's.
+
+    CLUSTERTOOL_* is never a user's, a placed name only by force.
+    """
     merged: Dict[str, str] = {}
     sources = variable_sources(cluster, file, options)
     for where, pairs, error in sources:

@@ -131,5 +131,8 @@ def patterns(value: object, where: str, error: Type[ClustertoolError]) -> Tuple[
 
 
 def _inside(pattern: str) -> bool:
-    """Files below the workspace. `**` is refused: it suggests any depth and would mean one folder."""
+    """Check that a pattern is for files below the workspace.
+
+    `**` is refused: it suggests any depth and would mean one folder.
+    """
     return bool(pattern) and pattern[0] != "/" and pattern[-1] != "/" and not {"..", "**"} & set(pattern.split("/"))

@@ -7,6 +7,6 @@ from typing import Collection
 
 
 def nearest(name: object, known: Collection[str], lead: str = "known keys:") -> str:
-    """The known name that is most like it, as a question; else `lead` and all of them."""
+    """Name the known name that is most like it, as a question; else `lead` and all of them."""
     near = difflib.get_close_matches(str(name), known, 1)
     return f"did you mean {near[0]}?" if near else f"{lead} {', '.join(known)}"

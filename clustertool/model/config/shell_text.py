@@ -12,7 +12,7 @@ _OPERATORS = re.compile(r"&&|\|\|?|;|(?:\d|&)?>>?(?:&\d)?|<|&(?=\s|$)")
 
 
 def operator(text: str) -> str:
-    """The first operator of a shell outside of quotes: && | ; > < or a last &. "" if there is none.
+    """Find the first operator of a shell outside of quotes: && | ; > < or a last &. "" if there is none.
 
     Inside of an argument only && | ; > < count, since & stands in addresses.
     """
@@ -22,7 +22,10 @@ def operator(text: str) -> str:
 
 
 def expansion(text: str) -> str:
-    """The first $NAME, ${NAME}, $( or ` of a command that a shell would replace. "" if there is none, or a shell gets it."""
+    """Find the first $NAME, ${NAME}, $( or ` of a command that a shell would replace.
+
+    "" if there is none, or a shell gets it.
+    """
     try:
         arguments = shlex.split(text)
     except ValueError:  # an error of its own
@@ -33,25 +36,28 @@ def expansion(text: str) -> str:
 
 
 def in_value(text: str) -> str:
-    """The same in the value of a variable, which has no quotes."""
+    """Find the first $NAME, ${NAME}, $( or ` in the value of a variable, which has no quotes."""
     found = _EXPANDED.search(text)
     return f"${found[1]}" if found and found[1] else found[0] if found else ""
 
 
 def own(pairs: Iterable[Tuple[str, str]]) -> str:
-    """The name of the first variable whose value has the variable itself, as in PATH=/x:$PATH. "" if there is none."""
+    """Find the first variable whose value has the variable itself, as in PATH=/x:$PATH. "" if there is none."""
     return next((name for name, value in pairs if re.search(rf"\$\{{?{name}\b", value)), "")
 
 
 def in_shell(text: str) -> str:
-    """The same command for --script, run by a shell."""
+    """Convert a command for --script to one that a shell runs."""
     first = text.split(maxsplit=1)[:1]
     python = "python3 -u " if first and first[0].endswith(".py") else ""
     return f"bash -c {shlex.quote(python + text)}"
 
 
 def _letters(text: str) -> Iterator[Tuple[str, str]]:
-    """Each character and its quote: "", ' or ", or the backslash for a quote itself and for what a backslash precedes."""
+    """Yield each character and its quote.
+
+    That is "", ' or ", or the backslash for a quote itself and for what a backslash precedes.
+    """
     quote, escaped = "", False
     for letter in text:
         if escaped or (letter == "\\" and quote != "'"):

@@ -146,19 +146,19 @@ class Surroundings(NamedTuple):
 
 
 def place_of(mark: str) -> str:
-    """The value of the label by which the containers of a job on one node are found. It does not show the job's token."""
+    """Compute the value of the label by which the containers of a job on one node are found. It hides the job's token."""
     return hashlib.sha256(mark.encode()).hexdigest()[:16]
 
 
 def name_of(job: str, mark: str, role: str, rank: int, attempt: int) -> str:
-    """The name of a rank's container."""
+    """Name a rank's container."""
     return f"ct-{job}-{role}{rank}-{attempt}-{place_of(mark)[:8]}"
 
 
 def command(
     container: ContainerSpec, spec: Spec, process: SpecProcess, names: List[str], around: Surroundings
 ) -> List[str]:
-    """The command line of a rank. names: those of the variables that the container gets (passed())."""
+    """Build the command line of a rank. names: those of the variables that the container gets (passed())."""
     runtime = container["runtime"]
     options = (
         device_options(runtime, spec["device_kind"], around.present, container["options"]) if process["devices"] else []
@@ -258,7 +258,7 @@ def _user(container: ContainerSpec) -> List[str]:
 
 
 def _bind(path: str) -> str:
-    """The same for apptainer, whose --bind splits its value at commas too."""
+    """Build apptainer's option for a mount. Its --bind splits its value at commas, too."""
     plain = not any(sign in path for sign in ',:"')
     return f"--bind={path}:{path}" if plain else f"--mount=type=bind,{_fields(path, path, 'destination')}"
 
@@ -273,8 +273,10 @@ def _apptainer(container: ContainerSpec, spec: Spec, options: List[str], mounts:
 def session(
     container: ContainerSpec, spec: Spec, process: SpecProcess, variables: Mapping[str, str], around: Surroundings
 ) -> Tuple[List[str], Dict[str, str]]:
-    """The beginning of the command line of another program inside a rank, and what the environment of the client has besides
-    its own. The program and its arguments follow. It starts as the rank has, with the terminal or the pipes of the client.
+    """Build the beginning of the command line of another program inside a rank, and the variables of its client.
+
+    The variables are besides those of the client itself. The program and its arguments follow. It starts as the rank has, with
+    the terminal or the pipes of the client.
 
     apptainer cannot enter a container: the program gets one of its own, like that of the rank.
     """
@@ -302,7 +304,7 @@ class Passed(NamedTuple):
 def passed(
     runtime: str, spec: Spec, process: SpecProcess, variables: Mapping[str, str], around: Surroundings
 ) -> Passed:
-    """What the container of a rank gets. variables: those of the rank, by their own names."""
+    """Collect what the container of a rank gets. variables: those of the rank, by their own names."""
     on_way = {
         name: _RENAMED + name for name in sorted(variables) if name in _NAMES or name.upper().startswith(_PREFIXES)
     }
@@ -330,7 +332,7 @@ def passed(
 
 
 def removal(runtime: str, program: str, mark: str) -> List[str]:
-    """The command that removes all containers of a job on this node, and writes the ids of those that are left.
+    """Build the command that removes all containers of a job on this node, and writes the ids of those that are left.
 
     It exits with another code than 0 if this cannot be known. Empty for a runtime without a list of containers.
     """

@@ -24,12 +24,12 @@ CHOSEN = ("--gpus", "nvidia.com/gpu", "--nv")
 
 
 def patterns(kind: str) -> List[str]:
-    """What a node lists (glob) for `present` of device_options."""
+    """List what a node searches (glob) for `present` of device_options."""
     return [pattern for part in FILES.get(kind, ()) for pattern in part]
 
 
 def device_options(runtime: str, kind: str, present: Sequence[str], chosen: Sequence[str] = ()) -> List[str]:
-    """The options for a rank that has devices of `kind`.
+    """Build the options for a rank that has devices of `kind`.
 
     runtime: docker, podman or apptainer. present: the paths on the node that match `patterns(kind)`. chosen: the user's
     options; if they state GPUs, none are added.

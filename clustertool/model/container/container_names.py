@@ -13,5 +13,5 @@ _OF_APPTAINER = ("/", "docker://", "docker-archive://", "library://", "oras://",
 
 
 def only_for_apptainer(image: str) -> bool:
-    """Whether the name of an image is the path of a .sif file, or an address as only apptainer has it."""
+    """Check whether an image is named by the path of a .sif file, or an address as only apptainer has it."""
     return image.startswith(_OF_APPTAINER)

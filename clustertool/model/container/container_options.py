@@ -50,7 +50,7 @@ _SHORT_FLAGS = "ditqPeciCfuwn"  # several of them may stand behind one dash
 
 
 def refused(options: Sequence[str], runtime: str) -> str:
-    """Why the first option that a user may not add does not fit, with its name; "" if all fit.
+    """Describe why the first option that a user may not add does not fit, with its name; "" if all fit.
 
     runtime: as in the settings; with "auto" the options are those of docker and podman.
     """
@@ -73,6 +73,6 @@ def refused(options: Sequence[str], runtime: str) -> str:
 
 
 def _letters(text: str) -> str:
-    """The short options of an argument: -it has two, -m4g and -m have one."""
+    """Return the short options of an argument: -it has two, -m4g and -m have one."""
     count = next((at for at, letter in enumerate(text) if letter not in _SHORT_FLAGS), len(text) - 1)
     return text[: count + 1]

@@ -17,14 +17,14 @@ PULLS_AT_ONCE = 8
 
 
 def kind_of_copy(runtimes: Sequence[str]) -> str:
-    """How an image travels between machines with these runtimes: as all of them can load it."""
+    """Choose how an image travels between machines with these runtimes: as all of them can load it."""
     if APPTAINER in runtimes:
         return COPY_FILE
     return COPY_ARCHIVE if DOCKER in runtimes else COPY_DIR
 
 
 def is_file(image: str) -> bool:
-    """Whether it is the path of a .sif file."""
+    """Check whether an image is named by the path of a .sif file."""
     return image.startswith("/")
 
 
@@ -33,12 +33,12 @@ def pull(program: str, image: str) -> List[str]:
 
 
 def pull_file(program: str, image: str, file: str) -> List[str]:
-    """Of apptainer, which writes a file."""
+    """Build the command of apptainer that pulls an image into a file."""
     return [program, "pull", "--force", file, image]
 
 
 def save(program: str, kind: str, runtime: str, image: str, folder: str) -> List[str]:
-    """A COPY_DIR is written to the folder, the archive of a COPY_ARCHIVE to stdout.
+    """Build the command that saves an image: a COPY_DIR to the folder, the archive of a COPY_ARCHIVE to stdout.
 
     `dir:` keeps the form of the manifest, and so the id. Two copies of an image are the same bytes, so pieces of them are too.
     """
@@ -48,7 +48,7 @@ def save(program: str, kind: str, runtime: str, image: str, folder: str) -> List
 
 
 def load(program: str, kind: str, folder: str) -> List[str]:
-    """A COPY_ARCHIVE is read from stdin."""
+    """Build the command that loads an image. A COPY_ARCHIVE is read from stdin."""
     return [program, "pull", "--quiet", f"dir:{folder}"] if kind == COPY_DIR else [program, "load", "--quiet"]
 
 
@@ -57,11 +57,11 @@ def tag(program: str, id: str, image: str) -> List[str]:
 
 
 def storage(program: str, runtime: str) -> List[str]:
-    """It prints the folder in which the runtime keeps images."""
+    """Build the command that prints the folder in which the runtime keeps images."""
     key = "{{.Store.GraphRoot}}" if runtime == PODMAN else "{{.DockerRootDir}}"
     return [program, "info", "--format", key]
 
 
 def plain_id(text: str) -> str:
-    """An id without the name of its hash."""
+    """Remove the name of its hash from an id."""
     return text.strip().rpartition(":")[2]

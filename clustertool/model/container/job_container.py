@@ -26,7 +26,10 @@ class JobContainer(NamedTuple):
 
 
 def container_of(events: Iterable[Event]) -> Optional[JobContainer]:
-    """events: of all nodes, or of some. None for a job without containers, and for records of earlier versions."""
+    """Read the container of a job from events of all nodes, or of some.
+
+    None for a job without containers, and for records of earlier versions.
+    """
     found = [event for event in events if event.get("type") == "job" and event.get("image")]
     if not found:
         return None

@@ -37,8 +37,10 @@ class Image(NamedTuple):
 
 
 def candidates(runtime: str, image: str, options: bool) -> Tuple[str, ...]:
-    """The runtimes of which the first usable one runs the image. options: the user has some, which are those of docker and
-    podman where no runtime is named."""
+    """List the runtimes of which the first usable one runs the image.
+
+    options: the user has some, which are those of docker and podman where no runtime is named.
+    """
     if runtime != AUTO:
         return (runtime,)
     if only_for_apptainer(image):
@@ -47,12 +49,12 @@ def candidates(runtime: str, image: str, options: bool) -> Tuple[str, ...]:
 
 
 def info_arguments(runtime: str) -> List[str]:
-    """The arguments with which a runtime describes itself."""
+    """Return the arguments with which a runtime describes itself."""
     return ["version"] if runtime == APPTAINER else ["info", "--format", "{{json .}}"]
 
 
 def read_info(runtime: str, code: int, out: str, err: str, user: str) -> Runtime:
-    """What a runtime has answered. code: -1: not in time. user: for the fix."""
+    """Read what a runtime has answered. code: -1: not in time. user: for the fix."""
     if code == -1:
         return Runtime("", problem=f"{runtime} does not answer", fix=f"try there by hand: {runtime} info")
     found = _object(out)
@@ -102,7 +104,7 @@ def _failed(runtime: str, err: str, user: str) -> Runtime:
 
 
 def read_image(out: str, reference: str) -> Image:
-    """What `image inspect` has printed about the image that is named `reference`; the id is "" for no image."""
+    """Read what `image inspect` has printed about the image that is named `reference`; the id is "" for no image."""
     try:
         found = _dict(_list(json.loads(out))[0])
     except (ValueError, IndexError, RecursionError):
@@ -115,7 +117,7 @@ def read_image(out: str, reference: str) -> Image:
 
 
 def sif_digest(header: bytes) -> str:
-    """The identity of a .sif file, by which copies of it are known; "" for another file."""
+    """Read the identity of a .sif file, by which copies of it are known; "" for another file."""
     if header[_SIF_LAUNCH : _SIF_LAUNCH + len(_SIF_MAGIC)] != _SIF_MAGIC or len(header) < SIF_HEADER:
         return ""
     return f"sif:{header[_SIF_ID].hex()}"

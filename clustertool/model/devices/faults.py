@@ -59,10 +59,10 @@ def _heat(card: Card) -> List[Ill]:
 
 
 def exclusive(card: Card) -> bool:
-    """Only one process at a time may compute on it."""
+    """Check whether only one process at a time may compute on a card."""
     return str(card.get("compute_mode") or "").startswith("e")
 
 
 def broken(card: Card) -> str:
-    """Why no job should get this card; "" if nothing is so wrong with it."""
+    """Describe why no job should get this card; "" if nothing is so wrong with it."""
     return next((ill.text for ill in ills(card) if ill.level == "error"), "")

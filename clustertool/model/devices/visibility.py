@@ -18,13 +18,16 @@ _MIG = "MIG-"
 
 
 def shown(text: str) -> List[str]:
-    """The names in the value of a variable: numbers, UUIDs, MIG instances. A negative number hides itself and all after it."""
+    """Split the value of a variable into names: numbers, UUIDs, MIG instances. A negative one hides itself and all after it."""
     items = [item.strip() for item in text.split(",") if item.strip()]
     return list(itertools.takewhile(lambda item: not item.startswith("-") and item not in _NO_DEVICES, items))
 
 
 def allocated(kind: str, environ: Mapping[str, str]) -> List[str]:
-    """The devices that an engine has allocated, as their kind's variable names them. Without the variable there are none."""
+    """List the devices that an engine has allocated, as their kind's variable names them.
+
+    Without the variable there are none.
+    """
     if kind not in VARIABLES:
         return []
     names = shown(environ.get(VARIABLES[kind][0], ""))
@@ -34,10 +37,10 @@ def allocated(kind: str, environ: Mapping[str, str]) -> List[str]:
 
 
 def numbers(names: Sequence[str]) -> Dict[int, int]:
-    """{number of a device on its node: its position}, for the names that are numbers."""
+    """Map the numbers of devices on their node to their positions, for the names that are numbers."""
     return {int(name): at for at, name in enumerate(names) if name.isdecimal()}
 
 
 def one_each(names: Sequence[str]) -> bool:
-    """Whether a process can use only the first device that it sees: CUDA shows a process one MIG instance."""
+    """Check whether a process can use only the first device that it sees: CUDA shows a process one MIG instance."""
     return any(name.startswith(_MIG) for name in names)

@@ -11,7 +11,7 @@ FIX = "wait for it with --wait, or take others with --devices (auto: those that 
 
 
 def in_use(kind: str, holders: Mapping[int, str]) -> str:
-    """`gpu 0,1 is in use by job X of user anna; gpu 5 by ...`"""
+    """Describe devices in use: `gpu 0,1 is in use by job X of user anna; gpu 5 by ...`."""
     by_holder: Dict[str, List[int]] = {}
     for device, holder in sorted(holders.items()):
         by_holder.setdefault(holder, []).append(device)
@@ -23,11 +23,11 @@ def holder(job: str, user: str) -> str:
 
 
 def computing(card: Card) -> List[CardProcess]:
-    """Processes that compute on a card, without those that only draw, from the answer of node/devices/read.py."""
+    """Select processes that compute on a card, without those that only draw, from the answer of node/devices/read.py."""
     return [process for process in card.get("processes") or () if not process.get("graphics")]
 
 
 def describe(process: CardProcess) -> str:
-    """`python3 (pid 12, user anna)`, or with its job."""
+    """Describe a process: `python3 (pid 12, user anna)`, or with its job."""
     owner = f"pid {process['pid']}" + (f", user {process['user']}" if process.get("user") else "")
     return f"{process.get('name') or 'a process'}{' of job ' + process['job'] if process.get('job') else ''} ({owner})"

@@ -86,7 +86,7 @@ class FetchScheduler:
     # -- what happens: a method for each event --
 
     def listed(self, addresses: Sequence[Address], degree: int, now: float) -> List[FetchAction]:
-        """The nodes that may have pieces, the best first.
+        """Take a new list of the nodes that may have pieces, the best first.
 
         Only if all nodes connect to the first of the newest list does what one gets come to all (topology.py). Those that met
         early would else have enough in one another, and none would request from those that came later.
@@ -100,7 +100,7 @@ class FetchScheduler:
         return [*self._connect(now), *self._requests(now)]
 
     def manifest_read(self, lacking: Iterable[int], now: float) -> List[FetchAction]:
-        """From here on it is known which pieces are lacking."""
+        """Record which pieces are lacking, once the manifest is read."""
         self.lacking = set(lacking)
         for source in self._sources.values():
             source.todo = self._shuffled(source.has & self.lacking)
@@ -111,13 +111,13 @@ class FetchScheduler:
             self._sources[address].connected = True
 
     def closed(self, address: Address, why: str, now: float) -> List[FetchAction]:
-        """The connection has gone, or never was. `why` is "" for one that was not wanted any more."""
+        """Drop a source whose connection has gone, or never was. why: "" for one that was not wanted any more."""
         if address in self._sources:
             self._drop(self._sources[address], why, now)
         return self._requests(now)
 
     def moved(self, address: Address, now: float) -> None:
-        """Bytes have come."""
+        """Record that bytes have come from a source."""
         if address in self._sources:
             self._sources[address].moved = now
 
@@ -130,7 +130,7 @@ class FetchScheduler:
         return self._requests(now)
 
     def came(self, piece: int, address: Optional[Address], good: Optional[bool], now: float) -> List[FetchAction]:
-        """A piece from a source, or (None) from the laptop. `good` None: it was not lacking any more."""
+        """Record a piece from a source, or (None) from the laptop. good: None: it was not lacking any more."""
         source = self._sources.get(address) if address else None
         if source is not None and piece in source.requested:
             self._usual += (now - source.requested.pop(piece) - self._usual) / 8
@@ -144,7 +144,7 @@ class FetchScheduler:
         return [*actions, *self._requests(now)]
 
     def store_failed(self) -> None:
-        """The disk takes nothing: nothing more is requested."""
+        """Request nothing more, since the disk takes nothing."""
         self.lacking = set()
 
     def tick(self, now: float) -> List[FetchAction]:
@@ -161,7 +161,7 @@ class FetchScheduler:
     # -- which sources --
 
     def _connect(self, now: float) -> List[FetchAction]:
-        """As many sources as wanted, one more when nothing comes, and then others instead of those that have nothing."""
+        """Connect to as many sources as wanted, to one more when nothing comes, then to others for those that have nothing."""
         actions: List[FetchAction] = []
         idle = now - self.progress_at > IDLE
         wanted = self._degree + idle if self.lacking else 0
@@ -180,7 +180,7 @@ class FetchScheduler:
         return actions
 
     def _retire(self) -> List[FetchAction]:
-        """Sources of an older list go once enough of the newest are there, and what was requested from them has come."""
+        """Disconnect sources of an older list, once enough of the newest are there, and what they were asked for has come."""
         new = sum(source.connected and not source.old for source in self._sources.values())
         self._settled = new >= min(self._degree, len(self._listed))
         gone = [source for source in self._sources.values() if source.old and self._settled and not source.requested]
@@ -189,7 +189,7 @@ class FetchScheduler:
         return [Disconnect(source.address) for source in gone]
 
     def _drop(self, source: Source, why: str, now: float, trusted: bool = True) -> List[FetchAction]:
-        """A source that failed is tried again later, and what was requested from it is requested from others."""
+        """Drop a source that failed: it is tried again later, and what was requested from it is requested from others."""
         address = source.address
         del self._sources[address]
         attempts = self._attempts.get(address, 0)
@@ -221,7 +221,7 @@ class FetchScheduler:
         return RequestPiece(source.address, piece)
 
     def _request_again(self, now: float) -> List[FetchAction]:
-        """There is nothing else to request: a piece that is late is requested from one more source."""
+        """Request a piece that is late from one more source, when there is nothing else to request."""
         limit = max(_SLOW, 4 * self._usual)
         actions: List[FetchAction] = []
         sources = self._sources.values()
@@ -233,6 +233,6 @@ class FetchScheduler:
         return actions
 
     def _shuffled(self, pieces: Iterable[int]) -> List[int]:
-        """Each node in another order, and each time: so the nodes soon have different pieces to give."""
+        """Sort pieces in another order on each node, and each time: so the nodes soon have different pieces to give."""
         self._salt = zlib.crc32(b"next", self._salt)
         return sorted(pieces, key=lambda piece: zlib.crc32(b"%d" % piece, self._salt))

@@ -41,7 +41,7 @@ class LatePieces:
         self._transits[node, piece] = _Transit(size, now)
 
     def came(self, node: int, piece: int, now: float) -> None:
-        """The node has reported the piece."""
+        """Record that the node has reported the piece."""
         done = self._transits.pop((node, piece), None)
         if done is None:
             return
@@ -55,7 +55,7 @@ class LatePieces:
         return {piece for at, piece in self._transits if at == node}
 
     def late(self, now: float) -> Set[Tuple[int, int]]:
-        """(node, piece) of what should have come by now, as others that were begun later have come."""
+        """Find (node, piece) of what should have come by now, as others that were begun later have come."""
         return {
             key
             for key, transit in self._transits.items()
@@ -63,9 +63,10 @@ class LatePieces:
         }
 
     def overdue(self, now: float) -> Set[Tuple[int, int]]:
-        """(node, piece) of what takes four times as long as others took. Not to be judged by while other pieces can be sent.
+        """Find (node, piece) of what takes four times as long as others took.
 
-        Its node gets twice the time for its report: where all machines are busy, all of the last pieces are reported late.
+        Not to be judged by while other pieces can be sent. Its node gets twice the time for its report: where all machines are
+        busy, all of the last pieces are reported late.
         """
         return {
             key

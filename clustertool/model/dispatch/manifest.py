@@ -62,7 +62,7 @@ class Pack(NamedTuple):
 
 
 def digest(entries: Iterable[Entry]) -> str:
-    """32 hex digits that name the release. Order does not matter."""
+    """Compute the 32 hex digits that name the release. Order does not matter."""
     return name(line(entry) for entry in sorted(entries, key=lambda entry: entry.path))
 
 
@@ -71,14 +71,16 @@ def line(entry: Entry) -> bytes:
 
 
 def _as_json(values: Iterable[object], separator: str) -> str:
-    """A list of strings and whole numbers as json.dumps() writes it. json.dumps() makes an encoder for each list and is
-    half as fast."""
+    """Encode a list of strings and whole numbers as json.dumps() does.
+
+    json.dumps() makes an encoder for each list and is half as fast.
+    """
     quote = json.encoder.encode_basestring_ascii
     return f"[{separator.join([quote(value) if isinstance(value, str) else str(value) for value in values])}]"
 
 
 def name(lines: Iterable[bytes]) -> str:
-    """The digest of entries whose lines are in the order of their paths."""
+    """Compute the digest of entries whose lines are in the order of their paths."""
     state = hashlib.sha256()
     for text in lines:
         state.update(text)
@@ -86,12 +88,15 @@ def name(lines: Iterable[bytes]) -> str:
 
 
 def name_of(data: bytes) -> str:
-    """The name of a piece."""
+    """Compute the name of a piece."""
     return hashlib.sha256(data).hexdigest()
 
 
 def unzip(packed: bytes, size: int) -> bytes:
-    """The manifest of `size` bytes that travelled as `packed`, or b"" if it is not that. Never makes more bytes than `size`."""
+    """Unpack the manifest of `size` bytes that travelled as `packed`; b"" if it is not that.
+
+    Never makes more than `size` bytes.
+    """
     made = zlib.decompressobj()
     try:
         text = made.decompress(packed, size + 1)
@@ -101,12 +106,12 @@ def unzip(packed: bytes, size: int) -> bytes:
 
 
 def zipped(size: int) -> int:
-    """The most bytes that a manifest of `size` bytes has on its way: zlib adds little to what it cannot make smaller."""
+    """Compute the most bytes that a manifest of `size` bytes has on its way: zlib adds little to what it cannot shrink."""
     return size + size // 1000 + 1024
 
 
 def cut(size: int) -> List[int]:
-    """The sizes of the pieces of a file; one, if it is small."""
+    """Divide a file into pieces, and return their sizes; one, if it is small."""
     if size <= PACK:
         return [size]
     step = PACK if size <= _LARGE else PIECE
@@ -114,7 +119,7 @@ def cut(size: int) -> List[int]:
 
 
 def content_of(pieces: Sequence[str]) -> str:
-    """A file's digest: the name of its only piece, else the digest of its pieces' names."""
+    """Compute a file's digest: the name of its only piece, else the digest of its pieces' names."""
     return pieces[0] if len(pieces) == 1 else name_of("".join(pieces).encode())
 
 
@@ -146,7 +151,7 @@ def _one_group(wanted: Dict[str, Entry], known: Sequence[Pack]) -> List[Pack]:
 
 
 def _fill(entries: Iterable[Entry]) -> Iterator[List[Entry]]:
-    """Packs of half a PACK to one; where one ends hangs on names, so that a new file moves the borders of few."""
+    """Divide files into packs of half a PACK to one. Their borders depend on names, so a new file moves few of them."""
     some: List[Entry] = []
     size = 0
     for entry in entries:
@@ -176,7 +181,7 @@ def rows(
     group: Mapping[str, str],
     packs: Mapping[str, Sequence[Pack]],
 ) -> Iterator[Row]:
-    """The rows of a manifest. `times`: mtime in ns; `chunks`: the pieces of files that are not small."""
+    """Yield the rows of a manifest. times: mtime in ns; chunks: the pieces of files that are not small."""
     small: Dict[Tuple[str, str], List[Entry]] = {}
     for entry in sorted(entries, key=lambda entry: entry.path):
         if entry.kind == "dir":
@@ -203,7 +208,7 @@ def text_of(found: Iterable[Row]) -> bytes:
 
 
 def read_rows(text: bytes) -> List[Row]:
-    """Raises ValueError for what is no manifest."""
+    """Parse rows. Raises ValueError for what is no manifest."""
     found = json.loads(text)
     if not isinstance(found, list) or not all(isinstance(row, list) and row for row in found):
         raise ValueError("no manifest")
@@ -211,7 +216,10 @@ def read_rows(text: bytes) -> List[Row]:
 
 
 def piece_rows(text: bytes) -> List[Row]:
-    """The rows of a text_of() that pieces() reads. The other values of many small files take 500 bytes of memory each."""
+    """Parse the rows of a text_of() that pieces() reads.
+
+    The other values of many small files take 500 bytes of memory each.
+    """
     starts = sorted(at + 1 for mark in (b'\n["p",', b'\n["c",') for at in _finds(text, mark))
     lines = [text[at : text.index(b"\n", at)].rstrip(b",") for at in starts]
     return read_rows(b"[" + b",".join(lines) + b"]")
@@ -225,7 +233,7 @@ def _finds(text: bytes, mark: bytes) -> Iterator[int]:
 
 
 def take(found: Iterable[Row], groups: Optional[Container[str]]) -> List[Row]:
-    """The rows of what everybody takes and of these groups. None: all."""
+    """Select the rows of what everybody takes and of these groups. None: all."""
     kept, inside = [], True
     for row in found:
         if row[0] in ("p", "f"):
@@ -236,7 +244,7 @@ def take(found: Iterable[Row], groups: Optional[Container[str]]) -> List[Row]:
 
 
 def sizes(found: Iterable[Row]) -> Dict[str, int]:
-    """The pieces that rows speak of and their sizes, each once, in order."""
+    """Map the pieces that rows name to their sizes, each once, in order."""
     return {row[1]: int(row[2]) for row in found if row[0] in ("p", "c") and row[1]}
 
 
@@ -284,7 +292,7 @@ def files(found: Iterable[Row]) -> Iterator[File]:
 
 
 def delta(old: bytes, new: bytes) -> List[Step]:
-    """What apply() needs to make `new` of `old`: [first line, lines] of the old text, or text of its own."""
+    """Compute what apply() needs to make `new` of `old`: [first line, lines] of the old text, or text of its own."""
     place = {line: number for number, line in enumerate(old.split(b"\n"))}
     steps: List[Step] = []
     for line in new.split(b"\n"):
@@ -300,7 +308,7 @@ def delta(old: bytes, new: bytes) -> List[Step]:
 
 
 def apply(old: bytes, steps: Sequence[Step]) -> bytes:
-    """Raises ValueError or IndexError for steps that do not fit."""
+    """Make a text of an old one and the steps of delta(). Raises ValueError or IndexError for steps that do not fit."""
     lines, made = old.split(b"\n"), []
     for step in steps:
         if isinstance(step, str):

@@ -32,7 +32,10 @@ Portions = Mapping[int, Portion]  # by node
 
 
 def portions(entries: Sequence[Entry], roots: Mapping[int, str], reads: Optional[Reads] = None) -> Tuple[Portion, ...]:
-    """Every node is in one portion. `roots`: node -> its ROOT_DIR's identity; `reads`: node -> shards, None: all get all."""
+    """Divide the nodes into portions with equal files.
+
+    roots: node -> its ROOT_DIR's identity; reads: node -> shards, None: all get all.
+    """
     reads = reads or {}
     split: FrozenSet[str] = frozenset().union(*reads.values())
     by_root: Dict[str, FrozenSet[str]] = {}

@@ -188,7 +188,7 @@ class Scheduler:
         return {node: member.why_alone for node, member in self.members.items() if member.why_alone}
 
     def unsent(self) -> int:
-        """Bytes that the uplink has still to carry, as far as one can tell."""
+        """Estimate the bytes that the uplink has still to carry."""
         first = sum(self._sizes[piece] for piece in self._missing) if self._relays else 0
         return first + sum(self._sizes[piece] for one in self.members.values() if one.open for piece in one.direct)
 
@@ -198,12 +198,12 @@ class Scheduler:
     # -- what happens: a method for each event --
 
     def reported(self, node: int, now: float) -> bool:
-        """The node has sent a report. False: it has failed before, and its report does not count."""
+        """Record that a node has sent a report. False: it has failed before, and its report does not count."""
         self.members[node].last_report = now
         return not self.members[node].failed
 
     def ready(self, node: int, port: int, empty: bool, now: float) -> List[Action]:
-        """Its relay listens. `empty`: it has no piece of any release."""
+        """Record that a node's relay listens. empty: it has no piece of any release."""
         member = self.members[node]
         member.phase, member.port, member.empty = DispatchPhase.READY, port, empty
         member.lacks = {0} if member.lacks is None else member.lacks
@@ -212,7 +212,7 @@ class Scheduler:
         return self._actions(now)
 
     def compared(self, node: int, lacks: AbstractSet[int], has: Iterable[int], now: float) -> List[Action]:
-        """The node has the manifest, and so knows what it lacks and what it has."""
+        """Record that a node has the manifest, and so knows what it lacks and what it has."""
         member = self.members[node]
         member.lacks = set(lacks)
         self._settled = self._settled or now + SETTLE
@@ -224,7 +224,7 @@ class Scheduler:
         return self._actions(now)
 
     def came(self, node: int, pieces: Sequence[int], live: int, now: float) -> List[Action]:
-        """Pieces that came from the laptop since the last report. `live`: sources that the node is connected to."""
+        """Record pieces that came from the laptop since the last report. live: sources that the node is connected to."""
         member = self.members[node]
         for piece in pieces:
             self._pace.came(node, piece, now)
@@ -235,7 +235,7 @@ class Scheduler:
         return self._actions(now)
 
     def idle(self, node: int, lacks: AbstractSet[int], live: int, failures: Sequence[str], now: float) -> List[Action]:
-        """Nothing new has come for a while. `failures`: why each source that failed did.
+        """Record that nothing new has come to a node for a while. failures: why each source that failed did.
 
         The node reaches no other node, or none that it reaches has what it lacks, or all wait for the uplink.
         """
@@ -249,7 +249,7 @@ class Scheduler:
         return self._actions(now)
 
     def _lost(self, lacks: AbstractSet[int], now: float) -> Set[int]:
-        """Pieces that went to a node and never came on: they are sent once more, to one node at a time."""
+        """Find pieces that went to a node and never came on: they are sent once more, to one node at a time."""
         found = {piece for piece in lacks if self._seeded.get(piece, now) < now - _GRACE}
         self._seeded.update(dict.fromkeys(found, now))
         return found
@@ -273,11 +273,11 @@ class Scheduler:
         return self._actions(now)
 
     def taken(self, node: int, now: float) -> None:
-        """The connection to the node has taken some bytes of a piece."""
+        """Record that the connection to the node has taken some bytes of a piece."""
         self.members[node].sending = now
 
     def sent(self, node: int, good: bool, now: float) -> List[Action]:
-        """What SendPiece or SendSources ordered has been sent, or has failed."""
+        """Record that what SendPiece or SendSources ordered has been sent, or has failed."""
         member = self.members[node]
         piece, member.piece, member.sending = member.piece, _NOTHING, 0.0
         if piece != _NOTHING:
@@ -309,7 +309,7 @@ class Scheduler:
         return self._actions(now, *actions)
 
     def _cut_off(self, member: Member) -> Optional[Cause]:
-        """Why the pieces that only nodes have cannot come to this node."""
+        """Return why the pieces that only nodes have cannot come to this node, None if they can."""
         if member.alone:
             return Cause.ALONE
         sources = (one for one in self.members.values() if not one.failed)
@@ -337,7 +337,7 @@ class Scheduler:
     # -- sources: each node gets the others' addresses --
 
     def _introduce(self, now: float) -> List[Action]:
-        """Once all are ready, or _MEET has passed. Nodes that come later are announced by a new list."""
+        """Send lists of sources once all are ready, or _MEET has passed. Nodes that come later are announced by a new list."""
         present = [member for member in self.members.values() if not member.failed]
         met = self._meet and (now > self._meet or all(member.phase is not DispatchPhase.STARTING for member in present))
         if not met:
@@ -393,7 +393,7 @@ class Scheduler:
         return self._copy([member for member in seeding if member.slow <= now], now)
 
     def _moving(self, now: float) -> Set[int]:
-        """Pieces on their way to a node that passes them on, as long as it takes bytes."""
+        """Find pieces on their way to a node that passes them on, as long as it takes bytes."""
         return {
             member.piece
             for member in self.members.values()
@@ -405,7 +405,7 @@ class Scheduler:
         return any(one.seeds and one.slow <= now and piece in (one.lacks or ()) for one in others)
 
     def _copy(self, quick: Sequence[Member], now: float) -> Optional[SendPiece]:
-        """There is nothing else to send: what all wait for goes to one more node, each piece once.
+        """Send what all wait for to one more node, each piece once, when there is nothing else to send.
 
         Of what is overdue one piece at a time, and only when the copies before it have come: another node is quicker then.
         """

@@ -6,12 +6,12 @@ from typing import Iterable, List, Set
 
 
 def degree(count: int) -> int:
-    """How many sources a node has at a time. Each costs a handshake, which is dear only when there are many nodes."""
+    """Choose how many sources a node has at a time. Each costs a handshake, which is dear only when there are many nodes."""
     return 3 if count <= 16 else 2
 
 
 def sources(count: int, me: int) -> List[int]:
-    """All other nodes, in the order in which `me` tries them as sources.
+    """List all other nodes, in the order in which `me` tries them as sources.
 
     The first ones are those of Imase and Itoh's graph: with d of them, the sources of i are -d*i-1 .. -d*i-d (modulo count). A
     piece is then everywhere after log_d(count) steps, and each node is a source of as many others as it has sources itself.
@@ -28,14 +28,14 @@ def sources(count: int, me: int) -> List[int]:
 
 
 def require_below(count: int, numbers: Iterable[int]) -> None:
-    """Raises ValueError unless all of them are numbers of pieces, of which there are `count`."""
+    """Raise ValueError unless all of them are numbers of pieces, of which there are `count`."""
     for number in numbers:
         if not 0 <= number < count:
             raise ValueError(f"there is no piece {number}")
 
 
 def bits(numbers: Iterable[int]) -> str:
-    """A set of numbers as hex."""
+    """Encode a set of numbers as hex."""
     value = 0
     for number in numbers:
         value |= 1 << number
@@ -43,7 +43,7 @@ def bits(numbers: Iterable[int]) -> str:
 
 
 def numbers(text: str, count: int) -> Set[int]:
-    """Raises ValueError for what is no set of numbers below `count`."""
+    """Decode a set of numbers. Raises ValueError for what is no set of numbers below `count`."""
     if len(text) > count // 4 + 2:
         raise ValueError("too many")
     value = bin(int(text, 16))[:1:-1]

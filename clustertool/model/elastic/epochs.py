@@ -25,8 +25,10 @@ Leases = Tuple[Tuple[int, float], ...]
 
 
 class FormerCoordinator(NamedTuple):
-    """The coordinator whose record in the store was replaced. seen_at: when its last write had come to the one that replaced
-    it."""
+    """The coordinator whose record in the store was replaced.
+
+    seen_at: when its last write had come to the one that replaced it.
+    """
 
     node: int
     seen_at: float
@@ -58,22 +60,22 @@ def suspect(blamed: Sequence[int]) -> Optional[int]:
 
 
 def next_number(known: Iterable[int]) -> int:
-    """The number of the next epoch. known: all attempts that a present member, the coordinator or the store knows of."""
+    """Choose the number of the next epoch. known: all attempts that a present member, the coordinator or the store knows of."""
     return max(known, default=-1) + 1
 
 
 def may_enter(number: int, last: int) -> bool:
-    """Whether a member may obey an epoch. last: the highest attempt that it has been in, -1 if none."""
+    """Check whether a member may obey an epoch. last: the highest attempt that it has been in, -1 if none."""
     return number > last
 
 
 def lost_leases(lost: Mapping[int, float], seconds: float) -> Leases:
-    """Of nodes that were lost. lost: see EpochEnd. seconds: of the lease."""
+    """Compute when the leases of lost nodes end. lost: see EpochEnd. seconds: of the lease."""
     return tuple((node, ends_by(received, seconds) + MARGIN) for node, received in sorted(lost.items()))
 
 
 def former_leases(previous: AbstractSet[int], won_at: float, seconds: float, former: FormerCoordinator) -> Leases:
-    """The same for a node that has taken the epoch over in the store, from another coordinator.
+    """Compute when leases end for a node that has taken the epoch over in the store, from another coordinator.
 
     previous: `nodes` of the record that it has replaced. won_at: when the store's answer came. The coordinator before it
     acknowledges no beat after its own lease in the store has ended, so the last lease of a node ends at most `seconds` after

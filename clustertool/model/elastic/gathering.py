@@ -40,7 +40,7 @@ class EpochBefore(NamedTuple):
     released: FrozenSet[int] = frozenset()
 
     def change(self, members: Collection[int], now: float) -> Dict[str, object]:
-        """The fields of the event of an epoch with these members that begins now."""
+        """Build the fields of the event of an epoch with these members that begins now."""
         gone = sorted(self.members - set(members))
 
         def why(member: int) -> str:
@@ -100,7 +100,7 @@ class Gathering(NamedTuple):
         return Readiness.FAIL if late else Readiness.WAIT
 
     def taking_part(self, present: Collection[int], coordinator: int) -> Tuple[int, ...]:
-        """The members of the epoch: the coordinator, then the others ascending.
+        """Choose the members of the epoch: the coordinator, then the others ascending.
 
         Beyond the maximum, those of the last epoch come before others, and lower numbers before higher ones. All come before
         one on which the last two attempts have failed.
@@ -113,5 +113,8 @@ class Gathering(NamedTuple):
 
 
 def pause(short: int, least: float, most: float) -> float:
-    """Seconds before an epoch. short: how many epochs in a row ended early. least, most: see ElasticSettings.backoff."""
+    """Compute the seconds before an epoch. short: how many epochs in a row ended early.
+
+    least, most: see ElasticSettings.backoff.
+    """
     return min(most, least * 2.0 ** min(short, 30))

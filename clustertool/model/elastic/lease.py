@@ -28,12 +28,12 @@ class Lease(NamedTuple):
         return self.since + self.seconds
 
     def send(self, now: float) -> Lease:
-        """The next beat is sent, with the returned number. now: a time before it is written to the connection."""
+        """Record that the next beat is sent, with the returned number. now: a time before it is written to the connection."""
         number = self.number + 1
         return self._replace(number=number, pending=(*self.pending, (number, now)))
 
     def acknowledge(self, number: int) -> Lease:
-        """The coordinator has received this beat. Numbers that were not sent, and old ones, change nothing."""
+        """Record that the coordinator has received this beat. Numbers that were not sent, and old ones, change nothing."""
         sent = [at for beat, at in self.pending if beat == number]
         if not sent or self.ended:
             return self
@@ -48,16 +48,16 @@ class Lease(NamedTuple):
         return self._replace(ended=True) if now >= self.end else self
 
     def renew(self, now: float) -> Lease:
-        """The coordinator's own lease, which each turn of its loop renews unless the loop was stopped for too long."""
+        """Renew the coordinator's own lease in each turn of its loop, unless the loop was stopped for too long."""
         checked = self.check(now)
         return checked if checked.ended else checked._replace(since=now)
 
 
 def is_silent(received: float, now: float, seconds: float) -> bool:
-    """Whether the coordinator gives a node up. received: when the newest beat of it came. seconds: of the lease."""
+    """Check whether the coordinator gives a node up. received: when the newest beat of it came. seconds: of the lease."""
     return now - received > seconds
 
 
 def ends_by(received: float, seconds: float) -> float:
-    """The time by which a node from which nothing comes has no ranks any more, by the coordinator's clock."""
+    """Compute the time by which a silent node has no ranks any more, by the coordinator's clock."""
     return received + seconds

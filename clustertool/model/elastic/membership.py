@@ -22,7 +22,7 @@ class EpochChange(NamedTuple):
     seconds: float = 0.0
 
     def as_dict(self) -> Dict[str, Any]:
-        """An entry of "epochs" of JSON answers."""
+        """Build an entry of "epochs" of JSON answers."""
         return {
             **self._asdict(),
             "left": [list(one) for one in self.left],
@@ -32,7 +32,7 @@ class EpochChange(NamedTuple):
 
 
 def read_change(event: Mapping[str, Any]) -> EpochChange:
-    """Of the event `epoch`, whose shape was checked."""
+    """Read the event `epoch`, whose shape was checked."""
     return EpochChange(
         int(event["attempt"]),
         float(event.get("t", 0)),
@@ -61,7 +61,7 @@ class EpochHeaders:
         self._epochs.setdefault(epoch, Counter())[lead] += 1
 
     def of(self, epoch: int) -> int:
-        """Of equal votes the lower number counts."""
+        """Return the lead of an epoch that most headers name. Of equal votes the lower number counts."""
         votes = self._epochs.get(epoch)
         return max(votes, key=lambda lead: (votes[lead], -lead)) if votes else self._usual
 
@@ -73,8 +73,10 @@ class EpochHeaders:
 
 
 class Membership:
-    """The membership in the newest epoch, as the records of one node have it. Only the coordinator's node knows who waits for
-    the next epoch, and what has changed."""
+    """The membership in the newest epoch, as the records of one node have it.
+
+    Only the coordinator's node knows who waits for the next epoch, and what has changed.
+    """
 
     def __init__(self) -> None:
         self._header: Optional[Mapping[str, Any]] = None  # of an elastic job
@@ -88,7 +90,7 @@ class Membership:
         return self._header is not None
 
     def apply(self, event: Mapping[str, Any]) -> None:
-        """The next event of the node, whose shape was checked."""
+        """Add the next event of the node, whose shape was checked."""
         kind = event["type"]
         if kind == "job":
             self._header = event if "maximum" in event else None
@@ -104,7 +106,7 @@ class Membership:
             self._standby.pop((event["name"], event["address"]), None)
 
     def sample(self) -> Optional[Dict[str, object]]:
-        """A MembershipSample, None if the job is not elastic."""
+        """Build a MembershipSample, None if the job is not elastic."""
         header, change = self._header, self._change
         if header is None:
             return None

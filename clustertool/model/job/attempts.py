@@ -49,7 +49,7 @@ class ProcessStatus:
         return self.role, self.rank
 
     def failure(self, node: str = "") -> Failure:
-        """`node`: the name of its node."""
+        """Describe the failure of the process. node: the name of its node."""
         how = (
             self.code or 0,
             self.signal,
@@ -66,7 +66,7 @@ class ProcessStatus:
         return self.state is RankState.STOPPED
 
     def as_dict(self) -> Dict[str, object]:
-        """An entry of "processes" of `inv status --json`, without its note."""
+        """Build an entry of "processes" of `inv status --json`, without its note."""
         return {name: getattr(self, name) for name in _SHOWN.split()}
 
 

@@ -81,13 +81,13 @@ class Kinship:
 
 
 def script_of(command: str) -> str:
-    """The program of a command: the first argument that ends in .py, else the first one."""
+    """Find the program of a command: the first argument that ends in .py, else the first one."""
     arguments = command.split()
     return next((argument for argument in arguments if argument.endswith(".py")), arguments[0] if arguments else "")
 
 
 def read_earlier(lists: Mapping[int, Sequence[Row]]) -> Tuple[EarlierJob, ...]:
-    """The jobs that the nodes have listed ({node: its rows}), the newest first."""
+    """Merge the jobs that the nodes have listed ({node: its rows}), the newest first."""
     rows: Dict[str, Dict[int, Row]] = {}
     for node, listed in lists.items():
         for row in listed:
@@ -111,7 +111,7 @@ def read_earlier(lists: Mapping[int, Sequence[Row]]) -> Tuple[EarlierJob, ...]:
 
 
 def free_id(asked: str, earlier: Sequence[EarlierJob]) -> str:
-    """The id of a new job that asks for `asked`: this, or `asked`-2 and so on after a job with it has ended.
+    """Choose the id of a new job that asks for `asked`: this, or `asked`-2 and so on after a job with it has ended.
 
     Raises UsageError while a job with it runs, or where this is not known.
     """
@@ -131,14 +131,14 @@ def free_id(asked: str, earlier: Sequence[EarlierJob]) -> str:
 
 
 def same_work(earlier: Sequence[EarlierJob], kin: Kinship) -> Optional[EarlierJob]:
-    """The newest ended job of the same work that has left an output, or a file of --keep; else the newest ended one."""
+    """Find the newest ended job of the same work that has left an output, or a file of --keep; else the newest ended one."""
     ended = [job for job in earlier if job.ended and kin.has_name(job)]
     ended = ended or [job for job in earlier if job.ended and kin.has_place(job)]
     return next((job for job in ended if job.nodes), ended[0] if ended else None)
 
 
 def named_job(earlier: Sequence[EarlierJob], text: str) -> EarlierJob:
-    """The ended job that --resume names, by its id, a unique beginning of it, or its name. Raises NotFound, UsageError."""
+    """Find the ended job that --resume names, by its id, a unique beginning of it, or its name. Raises NotFound, UsageError."""
     found = meant(text, earlier, lambda job: (job.id, job.asked, job.name))
     if not found:
         raise NotFound(f"--resume {text}: these nodes have no such job", _LIST)

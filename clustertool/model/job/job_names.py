@@ -10,12 +10,12 @@ NEWEST, FRESH = "@newest", "none"  # in place of the job that --resume names
 
 
 def can_mean(text: str, job: str, asked: str, name: str) -> bool:
-    """Whether `text` can mean the job with this id. asked: the id of --job-id, name: the job's name, or ""."""
+    """Check whether `text` can mean the job with this id. asked: the id of --job-id, name: the job's name, or ""."""
     return job.startswith(text) or is_named(text, job, asked, name)
 
 
 def is_named(text: str, job: str, asked: str, name: str) -> bool:
-    """The same without beginnings of ids. Of several jobs the newest one is meant.
+    """Check whether `text` is a complete name of the job. Of several jobs the newest one is meant.
 
     The first job that --job-id X has started is X-1 too, since X is the newest one of them.
     """
@@ -23,7 +23,7 @@ def is_named(text: str, job: str, asked: str, name: str) -> bool:
 
 
 def meant(text: str, jobs: Sequence[Job], names: Callable[[Job], Tuple[str, str, str]]) -> List[Job]:
-    """Those of `jobs`, the newest first, that `text` means: one, several where it begins several ids, or none.
+    """Select those of `jobs`, the newest first, that `text` means: one, several where it begins several ids, or none.
 
     names: id, asked and name of a job.
     """

@@ -32,7 +32,10 @@ class NodePart(NamedTuple):
         return self.state in (JobState.RUNNING, JobState.UNKNOWN) or self.start is StartReason.JOINING
 
     def weight(self, lead: int) -> Tuple[int, bool, bool, int]:
-        """The part of the least weight decides. Of equal ones the lead's node is the first, then one without success."""
+        """Compute the weight of a part; that of the least weight decides.
+
+        Of equal ones the lead's node is the first, then one without success.
+        """
         order = {JobState.RUNNING: 0, JobState.UNKNOWN: 2}.get(self.state, 6)
         if self.state is JobState.STARTING:
             order = 1 if self.start is StartReason.JOINING else 7
@@ -42,7 +45,7 @@ class NodePart(NamedTuple):
 
 
 def read_part(summary: Mapping[str, Any]) -> NodePart:
-    """The part of a node's answer to the question "jobs"."""
+    """Read the part of a node's answer to the question "jobs"."""
     code, start = summary["code"], StartReason(summary.get("start", ""))
     state, reason = JobState(summary["state"]), str(summary["reason"] or "")
     node, final = int(summary["node"] or 0), bool(summary.get("final"))
@@ -117,7 +120,7 @@ class NodeRecord(CaretakerRecord):
 
 
 def record_of(events: Iterable[Event]) -> NodeRecord:
-    """The fold of one node's events."""
+    """Fold one node's events."""
     found = NodeRecord()
     for event in events:
         found.take(event)
@@ -160,6 +163,6 @@ class NodeStatus(NodeRecord):
         return self.part_of(self.index, alive, self.unknown)
 
     def as_dict(self) -> Dict[str, object]:
-        """An entry of "nodes" of `inv status --json`, without its "why"."""
+        """Build an entry of "nodes" of `inv status --json`, without its "why"."""
         names = ("index", "name", "state", "supervisor", "survivors", "heartbeat", "lost", "skew", "unconnected")
         return {name: getattr(self, name) for name in names}

@@ -55,14 +55,14 @@ class Outcome(NamedTuple):
     followed: Tuple[Key, ...] = ()  # the culprits that failed after the first one because it was gone
 
     def as_record(self) -> Dict[str, object]:
-        """The fields of an event."""
+        """Convert an outcome to the fields of an event."""
         lists = {name: list(map(list, getattr(self, name))) for name in ("culprits", "victims", "followed")}
         fields = {**self._asdict(), **lists}
         end = fields.pop("engine")
         return fields if end is None else {**fields, "engine": end._asdict()}
 
     def as_dict(self) -> Dict[str, object]:
-        """The "outcome" of JSON answers."""
+        """Convert an outcome to the "outcome" of JSON answers."""
         fields = self.as_record()
         del fields["brief"]
         return fields
@@ -87,7 +87,7 @@ def _read_end(end: Mapping[str, object]) -> EngineEnd:
 
 
 def exit_code(code: int, signal: int) -> int:
-    """The shell's convention: 128+N for signal N."""
+    """Compute the exit code by the shell's convention: 128+N for signal N."""
     return 128 + signal if signal else code
 
 
@@ -115,14 +115,16 @@ def coordinator(name: str, endpoint: str) -> str:
 
 
 def some(names: Sequence[str], last: str = "and") -> str:
-    """The first names of a list, and how many more there are: "a", "a and b", "a, b, c, d and 3 more"."""
+    """Name the first ones of a list, and how many more there are: "a", "a and b", "a, b, c, d and 3 more"."""
     shown = list(names[:4]) + ([f"{len(names) - 4} more"] if len(names) > 4 else [])
     return f" {last} ".join([*([", ".join(shown[:-1])] if shown[1:] else []), *shown[-1:]])
 
 
 class Failure(NamedTuple):
-    """A process that failed by itself. `error` is a number made of the exception that its program recorded, else of the last
-    line of its log: equal lines, equal numbers.
+    """A process that failed by itself.
+
+    `error` is a number made of the exception that its program recorded, else of the last line of its log: equal lines, equal
+    numbers.
 
     `consequence`: this line is about a lost connection, store or collective, so another failure may be the cause. `timed_out`:
     it is about a collective that has waited for the other process until its time ran out.
@@ -141,9 +143,10 @@ class Failure(NamedTuple):
 
 
 def same_error(failure: Failure) -> Tuple[object, ...]:
-    """What two failures with the same error have in common. After a signal the last line of the log is no error message.
+    """Compute what two failures with the same error have in common.
 
-    Notes of the same error may differ in numbers (ranks, ports), as a program records its exception with them.
+    After a signal the last line of the log is no error message. Notes of the same error may differ in numbers (ranks, ports),
+    as a program records its exception with them.
     """
     error = 0 if failure.signal else failure.error
     return failure.role, failure.code, failure.signal, error or failure.note, failure.attempt
@@ -179,7 +182,7 @@ def followers(group: Sequence[Failure]) -> str:
 
 
 def failed(group: Sequence[Failure]) -> str:
-    """One sentence about failures with the same error."""
+    """Describe failures with the same error in one sentence."""
     first, name = group[0], role_name(group[0].role)
     how = describe_exit(first.code, first.signal, first.note)
     if exit_code(first.code, first.signal) == 0:

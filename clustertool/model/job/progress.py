@@ -22,8 +22,10 @@ class StepProgress(NamedTuple):
 
 
 def find(text: str) -> Optional[StepProgress]:
-    """From the last whole line with a step, or at least an epoch. A line ends with a newline or, for bars, a carriage
-    return."""
+    """Find the step, or at least the epoch, in the last whole line that has one.
+
+    A line ends with a newline or, for bars, a carriage return.
+    """
     whole = text[: max(text.rfind("\n"), text.rfind("\r")) + 1]
     fallback = None
     for line in reversed(whole.replace("\r", "\n").split("\n")):

@@ -16,7 +16,7 @@ _NONE: Row = ("", 0, 0, 0, 0)
 
 
 def pack(places: Iterable[Place]) -> List[Row]:
-    """Rows for unpack()."""
+    """Pack the places of ranks into rows for unpack()."""
     runs: List[Row] = []
     for role, rank, node in sorted(places):
         last = runs[-1] if runs else _NONE

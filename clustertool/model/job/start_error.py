@@ -22,7 +22,7 @@ def not_started(error: OSError, program: str) -> Tuple[int, str]:
 
 
 def wrong_first_line(start: bytes) -> str:
-    """What keeps the kernel from finding the interpreter of a script that begins so, and the fix; "" where nothing does."""
+    """Describe what keeps the kernel from finding the interpreter of a script that begins so, and the fix; "" for nothing."""
     if start.startswith(codecs.BOM_UTF8 + b"#!"):
         return "a byte order mark is in front of its first line: save it as UTF-8 without the mark"
     first = start.split(b"\n", 1)[0]
@@ -32,9 +32,9 @@ def wrong_first_line(start: bytes) -> str:
 
 
 def after_prelude(missing: str) -> str:
-    """A shell script that runs the prelude, and then becomes the program that its arguments name.
+    """Build a shell script that runs the prelude, and then becomes the program that its arguments name.
 
-    The prelude travels in the environment and not on the command line, where `ps` shows it. `missing`: the message about a
+    The prelude travels in the environment and not on the command line, where `ps` shows it. missing: the message about a
     program that is none, in double quotes of the shell, with $1 as its name: a shell's own would name the shell.
     """
     names = {"missing": missing, "line_end": _LINE_END, "not_executable": NOT_EXECUTABLE, "not_found": NOT_FOUND}

@@ -35,7 +35,7 @@ _OF_A_RANK = frozenset({"started", "listening", "elsewhere", "exited", "frozen",
 
 
 def decide(parts: Iterable[NodePart]) -> NodePart:
-    """The part that stands for the job; QUEUED if there is none."""
+    """Choose the part that stands for the job; QUEUED if there is none."""
     known = list(parts)
     votes = Counter(part.lead for part in known)
     lead = max(votes, key=lambda one: (votes[one], -one), default=LEAD)
@@ -81,7 +81,7 @@ class JobStatus:
             handle(self, here, event)
 
     def knows(self, node: int, event: Event) -> bool:
-        """False for an event that `node` cannot know: of a rank that it does not run, or of the lead on another node."""
+        """Check that `node` can know an event: not of a rank that it does not run, or of the lead on another node."""
         kind = event.get("type")
         if kind in _OF_THE_LEAD:
             return node == self._headers.of(self.nodes[node].epoch)
@@ -90,7 +90,7 @@ class JobStatus:
         return self.runs(node, (str(event["role"]), int(event["rank"])), event.get("attempt"))
 
     def runs(self, node: int, key: Key, attempt: Optional[int] = None) -> bool:
-        """Whether a rank may be one of `node`, in an attempt or in the newest one."""
+        """Check whether a rank may be one of `node`, in an attempt or in the newest one."""
         places = self._places(self.attempt if attempt is None else attempt)
         if places is not None:
             return places.get(key) == node
@@ -98,12 +98,12 @@ class JobStatus:
         return process.node == node if process is not None else len(self.processes) < MOST
 
     def ranks_in(self, attempt: Optional[int] = None) -> Dict[Key, int]:
-        """The node of each rank in an attempt, or in the newest one."""
+        """Map each rank to its node in an attempt, or in the newest one."""
         places = self._places(attempt) if attempt is not None else None
         return dict(places) if places is not None else {key: process.node for key, process in self.processes.items()}
 
     def has_rank(self, node: int, key: Key, attempt: int) -> bool:
-        """Whether a node is known to run a rank in an attempt."""
+        """Check whether a node is known to run a rank in an attempt."""
         return self.runs(node, key, attempt) and (self._places(attempt) is not None or key in self.processes)
 
     # -- answers
@@ -174,7 +174,7 @@ class JobStatus:
         return self.part.state
 
     def name(self, node: int) -> str:
-        """Of a node, or what stands for it as long as it is not known."""
+        """Return the name of a node, or what stands for it as long as it is not known."""
         known = self.nodes.get(node)
         return known.name if known and known.name else f"node {node}"
 
@@ -184,7 +184,7 @@ class JobStatus:
     # -- what is known beyond the events
 
     def probed(self, here: NodeStatus, supervised: bool, unknown: str, beat: Optional[float], moved: float) -> None:
-        """After the events of a node: whether its supervisor lives, why that is not known, and when it moved last."""
+        """Record, after the events of a node, whether its supervisor lives, why that is not known, and when it moved last."""
         here.supervised, here.unknown = supervised, unknown
         here.heartbeat = beat if supervised else None
         if unknown:
@@ -196,7 +196,7 @@ class JobStatus:
             self.lose(here.index, moved, NodeTrouble(NodeCause.SUPERVISOR_GONE))
 
     def end_by_engine(self, reason: str, since: float) -> None:
-        """The engine has proved that no process of the job is left: nodes that have recorded no end are lost."""
+        """Record that the engine has proved that no process of the job is left: nodes that have recorded no end are lost."""
         self.engine_end = reason
         for node in self.nodes.values():
             if node.state is not NodeState.ENDED:
@@ -205,7 +205,7 @@ class JobStatus:
                 self.lose(node.index, since, NodeTrouble(NodeCause.ENGINE, reason))
 
     def lose(self, node: int, since: float, trouble: NodeTrouble) -> None:
-        """A node is lost, and so are its ranks that did not end before."""
+        """Record that a node is lost, and its ranks that did not end before."""
         lost = self.nodes.setdefault(node, NodeStatus(node))
         lost.trouble, lost.lost = trouble, since
         if lost.state is NodeState.ENDED:
@@ -216,7 +216,7 @@ class JobStatus:
                 process.state, process.since = RankState.LOST, since
 
     def settle(self, answered: Iterable[int]) -> None:
-        """After the events of all nodes that answered: the ranks of the other nodes are lost, or nothing is known of them."""
+        """Record, after all events, the ranks of nodes that did not answer: lost, or nothing is known of them."""
         there = set(answered)
         silent = set(self.nodes) - there
         self.silent = silent
@@ -261,7 +261,7 @@ class JobStatus:
                 process.state, process.since = RankState.LOST, here.lost
 
     def _begin_again(self, here: NodeStatus) -> None:
-        """An engine has started the job again: how it ended before does not count."""
+        """Forget how the job ended before, since an engine has started it again."""
         here.state, here.trouble, here.lost, here.unconnected = NodeState.UNKNOWN, NodeTrouble(), None, {}
         self._outcomes.pop(here.index, None)
         self.ended = 0.0
@@ -293,7 +293,7 @@ class JobStatus:
                 process.life.guarded = True
 
     def _on_epoch_ended(self, here: NodeStatus, event: Event) -> None:
-        """The job goes on, and the node waits for the next epoch."""
+        """Record that the job goes on, and the node waits for the next epoch."""
         if here.state is not NodeState.LOST:
             here.state = NodeState.RUNNING
 
@@ -324,7 +324,7 @@ class JobStatus:
         life.listening, life.listens = False, str(event["listens"])
 
     def _on_frozen(self, here: NodeStatus, event: Event) -> None:
-        """And "thawed"."""
+        """Record that a rank is frozen, or thawed."""
         state = RankState.FROZEN if event["type"] == "frozen" else RankState.RUNNING
         self._enter(here, self._process(here, event), float(event.get("t", 0)), state)
 
@@ -349,7 +349,7 @@ class JobStatus:
         self._attempt(self._led).phase = str(event["name"])
 
     def _on_restart(self, here: NodeStatus, event: Event) -> None:
-        """`places`, where the event has them: the ranks of this attempt and of those that follow, else they are the same."""
+        """Begin an attempt, with the ranks of `places` where the event has them, else with the same as before."""
         self._led = int(event["attempt"])
         self._attempt(self._led)
         if event.get("places"):
@@ -393,7 +393,7 @@ class JobStatus:
         return self.attempts[number]
 
     def _place(self, rows: Any, number: int) -> None:
-        """Packed places of an attempt's ranks: see rank_places.py. Those of attempt 0 are not believed beyond the plan."""
+        """Read the packed places of an attempt's ranks: see rank_places.py. Those of attempt 0 must be of the plan."""
         found = {(role, rank): node for role, rank, node in unpack(rows, len(self.nodes))}
         if number:
             self._attempt(number).places = found
@@ -407,7 +407,7 @@ class JobStatus:
         return self.processes.setdefault(key, ProcessStatus(*key, here.index))
 
     def _begin(self, here: NodeStatus, event: Event) -> ProcessStatus:
-        """The rank in the attempt that it enters with this event."""
+        """Return the rank in the attempt that it enters with this event."""
         before = self._process(here, event)
         number = int(event.get("attempt", before.attempt))
         process = before
@@ -420,7 +420,7 @@ class JobStatus:
         return process
 
     def _enter(self, here: NodeStatus, process: ProcessStatus, t: float, state: RankState) -> float:
-        """A rank is in a state since `t`, by the clock of its node. Returns that time by the laptop's clock."""
+        """Record that a rank is in a state since `t`, by the clock of its node. Returns that time by the laptop's clock."""
         since = t - here.skew
         process.life.states.append((since, state))
         process.state, process.since = state, since
@@ -429,7 +429,7 @@ class JobStatus:
         return since
 
     def _note_outcome(self, weight: int, here: NodeStatus, outcome: Outcome) -> None:
-        """The lead's verdict counts most, then how a node ended, least that a node gave the lead up.
+        """Record an outcome: the lead's verdict counts most, then how a node ended, least that a node gave the lead up.
 
         Of equal weight, the lead's node is the first, then a node that knows of a failure, then the one of the least number.
         """
@@ -468,7 +468,7 @@ _HANDLERS: Dict[str, Callable[[JobStatus, NodeStatus, Event], None]] = {
 
 
 def ranks_of(events: Iterable[Event]) -> List[ProcessStatus]:
-    """The ranks that have entered an attempt on the node of these events."""
+    """Fold the ranks that have entered an attempt on the node of these events."""
     found = JobStatus()
     for event in events:
         if event.get("type") in _OF_A_RANK:

@@ -38,12 +38,12 @@ def read_result(answer: Union[Mapping[str, Any], ClustertoolError, None], job: s
 
 
 def read_undo(answer: Union[Mapping[str, Any], ClustertoolError]) -> StopResult:
-    """The result where the placing of a job is taken back."""
+    """Read the result where the placing of a job is taken back."""
     if isinstance(answer, ClustertoolError):
         return StopResult(StopState.NO_ANSWER, why=answer.what)
     return StopResult(StopState.UNDONE)
 
 
 def last_result(survivors: Optional[Tuple[str, ...]]) -> StopResult:
-    """Of a node that has recorded its end."""
+    """Return the result of a node that has recorded its end."""
     return StopResult(StopState.SURVIVORS, survivors) if survivors else CLEAN

@@ -42,7 +42,7 @@ FINE = 250  # lines on both sides of a line that are closer than this part of it
 
 
 def kept(times: Sequence[float], now: float) -> List[int]:
-    """Lines that are kept. A line is left out if the lines before and after it are closer to each other than 1/250 of its age.
+    """Select the lines to keep: one goes if the lines around it are closer to each other than 1/250 of its age.
 
     So new samples are exact and old ones coarse: a month is some 4,500 lines, not a million. What a line has that is left out,
     the next one that is kept has not much later, also where nothing was recorded for a long time after it.
@@ -56,7 +56,10 @@ def kept(times: Sequence[float], now: float) -> List[int]:
 
 
 def thinned(data: bytes, now: float) -> bytes:
-    """The lines that stay, in their order. The last one of each log does: what is behind it in the log has no time."""
+    """Remove lines that are too close to others, by kept().
+
+    The last one of each log stays: what is behind it in the log has no time.
+    """
     lines = data.split(b"\n")
     logs: Dict[str, List[Tuple[float, int]]] = {}  # "" for lines of usage.jsonl
     for number, line in enumerate(lines):
@@ -90,7 +93,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def fewer(rows: Sequence[Row], most: int, *folds: Fold) -> List[Row]:
-    """At most `most` + 1 rows: time is cut into `most` equal parts, and each column of a part folded (last, max, mean).
+    """Reduce rows to at most `most` + 1: time is cut into equal parts, and each column of a part folded (last, max, mean).
 
     A row is (time, value, ...), in order of time. A part's time is that of its last row; the first row stays, for sums.
     """

@@ -14,8 +14,10 @@ _SRUN = "start it with: srun --ntasks-per-node=1 python3 bundle.pyz join"
 
 
 class EnginePlace(NamedTuple):
-    """node: the index of this machine, 0 is the coordinator. names: of all machines, as the engine knows them. host: of the
-    coordinator."""
+    """node: the index of this machine, 0 is the coordinator.
+
+    names: of all machines, as the engine knows them. host: of the coordinator.
+    """
 
     node: int
     names: Sequence[str]
@@ -23,7 +25,7 @@ class EnginePlace(NamedTuple):
 
 
 def placed(join: JoinFile, environ: Mapping[str, str]) -> JoinFile:
-    """The join file with the place of this machine, if an engine starts it. Raises UsageError, DataError."""
+    """Add the place of this machine to the join file, if an engine starts it. Raises UsageError, DataError."""
     if not join.engine:
         return join
     if join.engine not in _PLACES:
@@ -42,7 +44,7 @@ def placed(join: JoinFile, environ: Mapping[str, str]) -> JoinFile:
 
 
 def _slurm(join: JoinFile, environ: Mapping[str, str]) -> EnginePlace:
-    """From the variables of a task of srun."""
+    """Read the place from the variables of a task of srun."""
     node, tasks = number(environ, "SLURM_NODEID", _SRUN), number(environ, "SLURM_STEP_NUM_TASKS", _SRUN)
     names = node_names(environ, _SRUN)
     if tasks != len(names):
@@ -51,7 +53,10 @@ def _slurm(join: JoinFile, environ: Mapping[str, str]) -> EnginePlace:
 
 
 def _kubernetes(join: JoinFile, environ: Mapping[str, str]) -> EnginePlace:
-    """From the variables of a pod. The join file has the names of the pods, and mostly that of the coordinator's host."""
+    """Read the place from the variables of a pod.
+
+    The join file has the names of the pods, and mostly that of the coordinator's host.
+    """
     return EnginePlace(pod_node(environ), join.names, join.coordinator.host or coordinator(environ))
 
 

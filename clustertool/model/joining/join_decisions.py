@@ -136,7 +136,7 @@ _NEXT = {"relaying": "fetching", "fetching": "placing", "placing": "launching", 
 
 
 def decide(state: JoinState, event: Event) -> Step:
-    """The next state and what to do now."""
+    """Decide on the next state and what to do now."""
     if state.ended:
         return state, _refuse_late(state, event) if isinstance(event, Offered) else ()
     return _TABLE[type(event)](state, event)
@@ -176,14 +176,14 @@ def _gathered(state: JoinState) -> Step:
 
 
 def _number(state: JoinState) -> Step:
-    """All machines are there. Their order is that of their node ids."""
+    """Assign numbers to the machines, which are all there, and order the probes."""
     number = Number(tuple(member.connection for member in state.members))
     state, order = _order(state, "probing")
     return state, (Wait(len(state.members), ()), number, order)
 
 
 def missing(state: JoinState) -> Tuple[int, ...]:
-    """The indices without a machine; () where a machine has joined without an index, which may get any of them."""
+    """List the indices without a machine; () where one has joined without an index, which may get any of them."""
     indices = [member.offer.node for member in state.members]
     if state.elastic is not None or any(member.offer.node is None for member in state.members):
         return ()
@@ -238,7 +238,7 @@ def _tick(state: JoinState, event: Tick) -> Step:
 
 
 def _waited(state: JoinState, now: float) -> Step:
-    """The end, if machines are connected and do not answer an order."""
+    """End the joining if machines are connected and do not answer an order."""
     number, since = state.asked
     if number != state.round:
         return state._replace(asked=(state.round, now)), ()
@@ -254,7 +254,7 @@ def _waited(state: JoinState, now: float) -> Step:
 
 
 def _may_begin(state: JoinState, elastic: Gathering, now: float) -> Step:
-    """The epoch, once enough machines are there."""
+    """Begin the epoch, once enough machines are there."""
     numbered = with_numbers(state.members, elastic.numbers)
     present = list(numbered)
     ready = elastic.readiness(present, now)
@@ -280,8 +280,7 @@ def _may_begin(state: JoinState, elastic: Gathering, now: float) -> Step:
 
 
 def _gather_again(state: JoinState, gone: Mapping[int, str]) -> Step:
-    """Connections do not take part any more, for these reasons: the others undo what they have done for this epoch, and gather
-    again."""
+    """Leave out connections, for these reasons: the others undo what they have done for this epoch, and gather again."""
     members = tuple(one for one in state.members if one.connection not in gone)
     left = [OutOfEpoch(one.offer.hostname, gone[one.connection]) for one in state.members if one.connection in gone]
     state, order = _order(state._replace(members=members), "undoing")
@@ -292,7 +291,7 @@ def _gather_again(state: JoinState, gone: Mapping[int, str]) -> Step:
 
 
 def _order(state: JoinState, phase: str) -> Tuple[JoinState, Action]:
-    """The next round: an order to all machines."""
+    """Begin the next round: an order to all machines."""
     state = state._replace(phase=phase, round=state.round + 1, answered=(), failures=())
     return state, Order(_ORDERS[phase], state.round)
 
@@ -311,7 +310,7 @@ def _failed(state: JoinState, event: Failed) -> Step:
 
 
 def _answered(state: JoinState) -> Step:
-    """The next phase, when the last machine has answered."""
+    """Begin the next phase, when the last machine has answered."""
     asked = {member.connection for member in state.members}
     if not asked <= _done_with(state):
         return state, ()
@@ -330,19 +329,19 @@ def _answered(state: JoinState) -> Step:
 
 
 def _done_with(state: JoinState) -> Set[int]:
-    """Connections of which no answer is expected any more. The coordinator's own supervisor is prepared last."""
+    """Collect the connections of which no answer is expected any more. The coordinator's own supervisor is prepared last."""
     return {*state.answered, COORDINATOR} if state.phase == "launching" else set(state.answered)
 
 
 def _lead(state: JoinState) -> Step:
-    """The coordinator's supervisor is the last one: its port was that of the joining until now."""
+    """Start the coordinator's supervisor as the last one: its port was that of the joining until now."""
     state = state._replace(phase="leading", round=state.round + 1, failures=())
     others = tuple(member.connection for member in state.members if member.connection != COORDINATOR)
     return state._replace(answered=others), (Lead(state.round),)
 
 
 def _again(state: JoinState) -> Step:
-    """Errors of all machines together. Where only ports were taken meanwhile, another plan finds others."""
+    """End with the errors of all machines together. Where only ports were taken meanwhile, another plan finds others."""
     error = as_one([_of_node(state, connection, error) for connection, error in state.failures])
     assert error is not None
     failed = frozenset(connection for connection, _ in state.failures)
@@ -355,7 +354,7 @@ def _again(state: JoinState) -> Step:
 
 
 def _without_failed(state: JoinState) -> Step:
-    """The machines that failed leave an elastic job, each with its error. One whose port was taken meanwhile stays."""
+    """Leave out the machines of an elastic job that failed, each with its error. One whose port was taken meanwhile stays."""
     errors = {connection: error for connection, error in state.failures if not only(error, PortInUse)}
     if state.elastic is not None and state.elastic.first and len(state.members) - len(errors) < state.elastic.minimum:
         error = as_one([_of_node(state, connection, error) for connection, error in state.failures])
@@ -367,7 +366,7 @@ def _without_failed(state: JoinState) -> Step:
 
 
 def _of_node(state: JoinState, connection: int, error: ClustertoolError) -> ClustertoolError:
-    """The error with the name of its machine."""
+    """Add the name of its machine to an error."""
     member = _member(state, connection)
     if error.node or member is None or isinstance(error, Several):
         return error

@@ -29,12 +29,15 @@ _FIELDS = ("kind", "what", "fix", "node")
 
 
 def messages_of(engine: str) -> str:
-    """Where the messages of joining machines are that this engine has started."""
+    """Name where the messages of joining machines are that this engine has started."""
     return {"slurm": STEP_OUTPUT, "kubernetes": "`kubectl logs`"}.get(engine, "the terminal")
 
 
 def error_rows(error: ClustertoolError) -> List[JoinError]:
-    """One row for each error of `Several`. The kind is the name of the class, which gives the exit code if the row has none."""
+    """Convert an error to one row for each error of `Several`.
+
+    The kind is the name of the class, which gives the exit code if the row has none.
+    """
     return [_row(one) for one in singles(error)]
 
 
@@ -46,7 +49,7 @@ def _row(error: ClustertoolError) -> JoinError:
 
 
 def ended_by_engine(outcome: Outcome) -> ClustertoolError:
-    """The error of a job that its engine ends before the job has started. outcome: as it would be for one that runs."""
+    """Create the error of a job that its engine ends before the job has started. outcome: as for one that runs."""
     kinds: Dict[JobState, Type[ClustertoolError]] = {JobState.TIMEOUT: TimedOut, JobState.LOST: NodeLost}
     kind = kinds.get(outcome.state, Interrupted if outcome.code == Interrupted.code else Terminated)
     error = kind(f"the job did not start: {outcome.reason}")
@@ -55,7 +58,7 @@ def ended_by_engine(outcome: Outcome) -> ClustertoolError:
 
 
 def read_errors(rows: object) -> ClustertoolError:
-    """The inverse. Raises ValueError for what is no list of errors. An unknown kind becomes PreflightError."""
+    """Convert rows to an error. Raises ValueError for what is no list of errors. An unknown kind becomes PreflightError."""
     if not isinstance(rows, list) or not 0 < len(rows) <= _MOST:
         raise ValueError("no list of errors")
     error = as_one([read_error(row) for row in rows])
@@ -64,7 +67,7 @@ def read_errors(rows: object) -> ClustertoolError:
 
 
 def read_error(row: object) -> ClustertoolError:
-    """One of them."""
+    """Convert one row to an error. Raises ValueError."""
     if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in _FIELDS):
         raise ValueError("an error without its fields")
     kind, what, fix, node = (row[name][:_LONGEST] for name in _FIELDS)

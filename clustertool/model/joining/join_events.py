@@ -1,5 +1,7 @@
-"""What happens while machines join a job, and what its coordinator does then: the events and actions of decide() in
-join_decisions.py."""
+"""The events and actions of decide() in join_decisions.py.
+
+What happens while machines join a job, and what its coordinator does then.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,11 @@ class Failed(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """The plan is made, or `error` says why there is none. fetch: machines lack the workspace. later: node 0 lacks it, too: the
-    laptop sends it, and this event comes again then. failures: the same as errors of single machines, where it consists of such
-    errors."""
+    """The plan is made, or `error` says why there is none.
+
+    fetch: machines lack the workspace. later: node 0 lacks it, too: the laptop sends it, and this event comes again then.
+    failures: the same as errors of single machines, where it consists of such errors.
+    """
 
     error: Optional[ClustertoolError] = None
     fetch: bool = False

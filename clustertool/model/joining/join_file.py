@@ -33,8 +33,10 @@ Pairs = Tuple[Tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class MeetingPoint:
-    """Where the coordinator listens: a host name or an address, and a port. 0: ports that the job id determines. member: its
-    number in the job."""
+    """Where the coordinator listens: a host name or an address, and a port. 0: ports that the job id determines.
+
+    member: its number in the job.
+    """
 
     host: str
     port: int = 0
@@ -142,7 +144,7 @@ class JoinFile:
         return not self.engine and not self.own.base
 
     def of_job(self, spec: Spec) -> JoinFile:
-        """The same with the identity of the job that was placed here (`spec`)."""
+        """Return the join file with the identity of the job that was placed here (`spec`)."""
         header = spec["header"]
         identity = replace(
             self.identity,
@@ -163,7 +165,10 @@ class JoinFile:
 
 
 def patience(given: Optional[float], engine: str = "") -> float:
-    """Seconds for the joining. given: JOIN_TIMEOUT of conf.py, None if it is not set. engine: what starts the machines."""
+    """Compute the seconds for the joining.
+
+    given: JOIN_TIMEOUT of conf.py, None if it is not set. engine: starts the machines.
+    """
     return given or _TOGETHER.get(engine, JOIN_TIMEOUT)
 
 
@@ -172,7 +177,7 @@ def to_json(join: JoinFile) -> str:
 
 
 def from_json(text: str) -> JoinFile:
-    """Raises DataError, which names the wrong field, and UsageError for numbers that contradict each other."""
+    """Parse a join file. Raises DataError, which names the wrong field, and UsageError for contradicting numbers."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -188,7 +193,7 @@ def from_json(text: str) -> JoinFile:
 
 
 def check(join: JoinFile) -> JoinFile:
-    """The same join file. Raises UsageError for numbers out of range."""
+    """Check the numbers of a join file, and return it. Raises UsageError for those out of range."""
     if join.nnodes < 1:
         raise UsageError(f"a job of {join.nnodes} nodes", "--nnodes is 1 or more")
     if join.index is not None and not 0 <= join.index < (join.nnodes if not join.job.elastic.present else MOST_MEMBERS):

@@ -15,8 +15,10 @@ COORDINATOR = 0  # its connection, and mostly its index
 
 
 class Offer(NamedTuple):
-    """What the coordinator knows of a machine before the plan. node: the index that it asks for, None for any. job: the id of
-    the job in whose epochs it has been, "" if in none."""
+    """What the coordinator knows of a machine before the plan.
+
+    node: the index that it asks for, None for any. job: the id of the job in whose epochs it has been, "" if in none.
+    """
 
     node: Optional[int]
     nnodes: int
@@ -38,25 +40,28 @@ class JoinedNode(NamedTuple):
 
 
 def is_same(member: JoinedNode, offer: Offer) -> bool:
-    """Whether a machine has connected again. Two containers of one machine may have a boot, a pid and a start in common."""
+    """Check whether a machine has connected again.
+
+    Two containers of one machine may have a boot, a pid and a start in common.
+    """
     known = member.offer
     return member.connection != COORDINATOR and (known.sender, known.hostname) == (offer.sender, offer.hostname)
 
 
 def has_rebooted(known: Offer, offer: Offer) -> bool:
-    """Whether the same machine offers itself after it has lost its power: nothing has closed the connection of before."""
+    """Check whether the same machine offers itself after it has lost its power: nothing has closed its former connection."""
     return known.hostname == offer.hostname and known.sender.boot != offer.sender.boot
 
 
 def ordered(members: Sequence[JoinedNode]) -> Tuple[JoinedNode, ...]:
-    """Members by node id. An index is a node id. The others get the free ones: by address, then by the process."""
+    """Sort members by node id. An index is a node id. The others get the free ones: by address, then by the process."""
     indexed = {member.offer.node: member for member in members if member.offer.node is not None}
     rest = iter(sorted((one for one in members if one.offer.node is None), key=lambda one: _by_address(one.offer)))
     return tuple(indexed[node] if node in indexed else next(rest) for node in range(len(members)))
 
 
 def _by_address(offer: Offer) -> Tuple[int, int, str, Incarnation]:
-    """Addresses as numbers: 10.0.0.9 is before 10.0.0.10."""
+    """Compute a sort key with addresses as numbers: 10.0.0.9 is before 10.0.0.10."""
     try:
         address = ipaddress.ip_address(offer.address.partition("%")[0])
     except ValueError:
@@ -65,8 +70,10 @@ def _by_address(offer: Offer) -> Tuple[int, int, str, Incarnation]:
 
 
 def with_numbers(members: Sequence[JoinedNode], taken: int = 0) -> Dict[int, JoinedNode]:
-    """Members by their numbers in the job. A machine without a number gets the lowest free one that is not below `taken`: the
-    numbers of machines that were lost stay theirs."""
+    """Map members by their numbers in the job. One without a number gets the lowest free one that is not below `taken`.
+
+    The numbers of machines that were lost stay theirs.
+    """
     found = {member.offer.node: member for member in members if member.offer.node is not None}
     for member in sorted((one for one in members if one.offer.node is None), key=lambda one: _by_address(one.offer)):
         number = next(free for free in count(taken) if free not in found)
@@ -104,8 +111,10 @@ def present_names(members: Sequence[JoinedNode]) -> str:
 def too_few(
     members: Sequence[JoinedNode], total: int, lacking: Sequence[int], timeout: float, names: Sequence[str], engine: str
 ) -> ClustertoolError:
-    """Why the joining has ended after `timeout` seconds. total: of machines. lacking: indices without one. names, engine: see
-    JoinState."""
+    """Build the error for a joining that has ended after `timeout` seconds.
+
+    total: of machines. lacking: indices without one. names, engine: see JoinState.
+    """
     what = f"{len(members)} of {total} nodes have joined within {timeout:g} s"
     if names:
         fix = (

@@ -38,8 +38,10 @@ _UNREAD = frozenset({"earlier"})  # facts that no plan reads
 
 @dataclass(frozen=True)
 class Arrival:
-    """A machine that has joined; its position in a sequence is its node id. address: its training address. member: its number
-    in an elastic job."""
+    """A machine that has joined; its position in a sequence is its node id.
+
+    address: its training address. member: its number in an elastic job.
+    """
 
     hostname: str
     address: str
@@ -48,7 +50,7 @@ class Arrival:
 
 
 def cluster_of(join: JoinFile, arrivals: Sequence[Arrival], port: int) -> Cluster:
-    """The coordinator's cluster with these machines as hosts. port: the coordinator's, which becomes the lead's.
+    """Build the coordinator's cluster with these machines as hosts. port: the coordinator's, which becomes the lead's.
 
     A display name is the host name; with the address, or the number in the job, where two are alike.
     """
@@ -89,7 +91,7 @@ def cluster_of(join: JoinFile, arrivals: Sequence[Arrival], port: int) -> Cluste
 
 
 def probe_of(join: JoinFile, own: OwnSettings, address: str) -> ProbeRequest:
-    """What a machine asks itself for the plan."""
+    """Build what a machine asks itself for the plan."""
     host = Host(0, address, address=address, root_dir=own.root_dir, prelude=own.prelude, interface=own.interface)
     request = probe_request(join.cluster, host)
     request["engine"] = join.engine
@@ -106,7 +108,7 @@ def probe_of(join: JoinFile, own: OwnSettings, address: str) -> ProbeRequest:
 
 
 def facts_of(node: int, answer: object, port: int) -> Facts:
-    """A machine's answer to its probe. Raises ValueError.
+    """Read a machine's answer to its probe. Raises ValueError.
 
     port: the coordinator's, which its node uses now, and which is free for the lead then.
     """
@@ -123,7 +125,7 @@ def facts_of(node: int, answer: object, port: int) -> Facts:
 
 
 def plan_of(join: JoinFile, cluster: Cluster, arrivals: Sequence[Arrival], facts: ByNode, seen: Seen) -> Plan:
-    """The plan, with the warnings of the checks. Raises all errors of all nodes together."""
+    """Plan the job, with the warnings of the checks. Raises all errors of all nodes together."""
     facts = _with_shared_roots(facts)
     findings = check(cluster, facts, seen, ports=False, container=join.job.container)
     names = [host.name for host in cluster.hosts]
@@ -142,12 +144,12 @@ def plan_of(join: JoinFile, cluster: Cluster, arrivals: Sequence[Arrival], facts
 
 
 def _with_pulled(job: JobSpec) -> JobSpec:
-    """The job once each machine has pulled its image: the plan names the one that is there."""
+    """Return the job once each machine has pulled its image: the plan names the one that is there."""
     return replace(job, container=replace(job.container, pull=MISSING)) if job.container else job
 
 
 def _with_shared_roots(facts: ByNode) -> ByNode:
-    """The facts, where nodes that may share ROOT_DIR are taken to do so: each has its own folder there.
+    """Assume that nodes that may share ROOT_DIR do so: each has its own folder there.
 
     A laptop finds this out by marks in ROOT_DIR. Here a wrong guess costs a folder name, and no round of messages.
     """
@@ -158,7 +160,10 @@ def _with_shared_roots(facts: ByNode) -> ByNode:
 def specs(
     made: Plan, arrivals: Sequence[Arrival], engine: str, elastic: "ElasticSpec | None" = None
 ) -> Dict[int, Spec]:
-    """Each node's part of the plan. engine: what has started the nodes, "" for users. elastic: of the epoch."""
+    """Split the plan into each node's part.
+
+    engine: what has started the nodes, "" for users. elastic: of the epoch.
+    """
     found: Dict[int, Spec] = {}
     for node, request in requests.start(made, {}, {}).phases[0].requests.items():
         spec: Spec = request.fields["spec"]  # type: ignore[assignment]
@@ -177,7 +182,7 @@ def specs(
 
 
 def unplanned_spec(join: JoinFile, root: str, hostname: str) -> Spec:
-    """What is known of a member of an elastic job before its first plan: enough for its record.
+    """Build what is known of a member of an elastic job before its first plan: enough for its record.
 
     root: ROOT_DIR of this machine. It has no processes, and the coordinator is the one of the start.
     """
@@ -229,12 +234,12 @@ def unplanned_spec(join: JoinFile, root: str, hostname: str) -> Spec:
 
 
 def _hidden(join: JoinFile) -> Tuple[Tuple[str, str], ...]:
-    """Each machine has the values of SECRETS itself."""
+    """Mask the values of SECRETS, which each machine has itself."""
     return tuple((name, HIDDEN) for name in join.job.elastic.server.of_ranks(join.cluster.secrets))
 
 
 def _without_secrets(cluster: Cluster, arrivals: Sequence[Arrival], names: Sequence[str]) -> List[PreflightError]:
-    """Machines without a value: their ranks would get the mask in its place."""
+    """List an error for each machine without a value: its ranks would get the mask in its place."""
     lacking = [
         (name, [one for one in cluster.secrets if one not in arrivals[n].own.secrets]) for n, name in enumerate(names)
     ]
@@ -247,12 +252,12 @@ def _without_secrets(cluster: Cluster, arrivals: Sequence[Arrival], names: Seque
 
 
 def _in_its_folder(node: PlannedNode, own: OwnSettings) -> PlannedNode:
-    """Each machine has its own working directory where the workspace is not sent."""
+    """Set the working directory of a machine to which the workspace is not sent."""
     return replace(node, work_dir=posixpath.normpath(own.folder)) if own.folder else node
 
 
 def _warnings(findings: Sequence[Finding], names: Sequence[str]) -> List[str]:
-    """Each warning once, with all nodes that it is about."""
+    """List each warning once, with all nodes that it is about."""
     nodes: Dict[str, List[str]] = {}
     for one in findings:
         if one.level == "warn":
@@ -261,7 +266,7 @@ def _warnings(findings: Sequence[Finding], names: Sequence[str]) -> List[str]:
 
 
 def _other_workspaces(arrivals: Sequence[Arrival], names: Sequence[str]) -> List[str]:
-    """Machines whose files are not those of the coordinator. "": not computed."""
+    """Warn of machines whose files are not those of the coordinator. "": not computed."""
     digests: Mapping[int, str] = {node: one.own.workspace_digest for node, one in enumerate(arrivals)}
     other = [names[node] for node, digest in digests.items() if digest and digests[0] and digest != digests[0]]
     if not other:
@@ -270,7 +275,7 @@ def _other_workspaces(arrivals: Sequence[Arrival], names: Sequence[str]) -> List
 
 
 def _other_commands(arrivals: Sequence[Arrival], names: Sequence[str]) -> List[str]:
-    """Machines on which another command was typed than on the coordinator, whose command runs. "": not known."""
+    """Warn of machines on which another command was typed than on the coordinator, whose command runs. "": not known."""
     first = arrivals[0].own.command
     other = {names[node]: one.own.command for node, one in enumerate(arrivals) if one.own.command not in ("", first)}
     if not (first and other):

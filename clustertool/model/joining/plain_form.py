@@ -26,14 +26,14 @@ class WrongForm(ValueError):
 
 
 def to_plain(value: object) -> object:
-    """A dataclass as a dict, tuples as lists; other values as they are."""
+    """Convert a dataclass to a dict, tuples to lists; other values stay as they are."""
     if is_dataclass(value):
         return {each.name: to_plain(getattr(value, each.name)) for each in fields(value)}
     return [to_plain(one) for one in value] if isinstance(value, (tuple, list, frozenset)) else value
 
 
 def from_plain(cls: Type[T], value: object, path: str = "") -> T:
-    """The inverse of to_plain(). Raises WrongForm."""
+    """Convert the result of to_plain() back. Raises WrongForm."""
     return cast(T, _read(cls, value, path))
 
 
@@ -67,7 +67,7 @@ def _read_tuple(inner: Tuple[object, ...], value: object, path: str) -> Tuple[ob
 
 
 def _read_mapping(value: object, path: str) -> object:
-    """An object whose values are not checked: their reader does that."""
+    """Read an object whose values are not checked: their reader does that."""
     if not isinstance(value, dict):
         raise _wrong(path, value, "an object")
     return value
@@ -89,7 +89,7 @@ def _read_fields(cls: type, value: object, path: str) -> object:
 
 @lru_cache(maxsize=None)
 def _hints(cls: type) -> Mapping[str, Tuple[object, bool]]:
-    """The type of each field, and whether the field has a default."""
+    """Return the type of each field, and whether the field has a default."""
     types: Dict[str, object] = get_type_hints(cls)
     return {
         each.name: (types[each.name], each.default is not MISSING or each.default_factory is not MISSING)

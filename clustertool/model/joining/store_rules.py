@@ -79,7 +79,7 @@ class Standing(Enum):
 
 
 def beat(loss_timeout: float) -> float:
-    """Seconds between two requests that confirm the epoch."""
+    """Compute the seconds between two requests that confirm the epoch."""
     return min(1.0, loss_timeout / 4)
 
 
@@ -93,7 +93,7 @@ def ttl(loss_timeout: float) -> int:
 
 
 def standing(content: StoreContent, claim: StoreRecord) -> Standing:
-    """What a candidate with this record may do."""
+    """Determine what a candidate with this record may do."""
     record, other = content.record, content.presence is not None and content.presence != claim.incarnation
     if record is None:
         return Standing.WAIT if other else Standing.CLAIM
@@ -111,28 +111,28 @@ def standing(content: StoreContent, claim: StoreRecord) -> Standing:
 
 
 def confirms(content: StoreContent, job: str, epoch: int) -> bool:
-    """Whether no later epoch than this one has begun. A member whose epoch is not confirmed is outdated."""
+    """Check that no later epoch than this one has begun. A member whose epoch is not confirmed is outdated."""
     record = content.record
     return record is not None and record.job == job and record.epoch == epoch
 
 
 def is_present(content: StoreContent, record: StoreRecord) -> bool:
-    """Whether this coordinator's presence is in the store."""
+    """Check whether this coordinator's presence is in the store."""
     return content.presence == record.incarnation
 
 
 def may_restore(content: StoreContent, record: StoreRecord) -> bool:
-    """Whether a coordinator may put its presence back, after the store has ended its lease early: no one has taken over."""
+    """Check whether a coordinator may put its presence back, after the store has ended its lease early: no one took over."""
     return confirms(content, record.job, record.epoch) and content.presence is None
 
 
 def write(record: StoreRecord) -> bytes:
-    """The value of the key `epoch`."""
+    """Write the value of the key `epoch`."""
     return json.dumps(record._asdict()).encode()
 
 
 def read(value: bytes) -> StoreRecord:
-    """The record of a value. Raises ValueError: whatever can write to the store may have written it."""
+    """Read the record of a value. Raises ValueError: whatever can write to the store may have written it."""
     try:
         fields = json.loads(value)
     except RecursionError:
@@ -157,12 +157,12 @@ def read(value: bytes) -> StoreRecord:
 
 
 def write_presence(incarnation: Incarnation) -> bytes:
-    """The value of the key `coordinator`."""
+    """Write the value of the key `coordinator`."""
     return json.dumps(incarnation).encode()
 
 
 def read_presence(value: bytes) -> Incarnation:
-    """Raises ValueError."""
+    """Read the value of the key `coordinator`. Raises ValueError."""
     try:
         return read_incarnation(json.loads(value))
     except RecursionError:

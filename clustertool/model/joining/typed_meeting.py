@@ -10,7 +10,7 @@ from clustertool.model.planning.environment import endpoint
 
 
 def on_loopback(host: str) -> bool:
-    """Whether `host` is typed as the loopback: other names may mean the loopback on their own machine only."""
+    """Check whether `host` is typed as the loopback: other names may mean the loopback on their own machine only."""
     if host in ("localhost", "ip6-localhost", "ip6-loopback"):
         return True
     try:
@@ -21,9 +21,10 @@ def on_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class TypedMeeting:
-    """host, port: where the coordinator listens. nodes: the number of machines. index: of this machine; None: the machine that
-    owns `host` is 0, and the others are numbered by address. run_id: what the user calls the job. timeout: seconds; None: that
-    of conf.py.
+    """host, port: where the coordinator listens.
+
+    nodes: the number of machines. index: of this machine; None: the machine that owns `host` is 0, and the others are numbered
+    by address. run_id: what the user calls the job. timeout: seconds; None: that of conf.py.
     """
 
     host: str

@@ -36,13 +36,13 @@ def flag(value: object, path: str) -> Iterator[Wrong]:
 
 
 def anything(value: object, path: str) -> Iterator[Wrong]:
-    """An object whose fields the API server checks."""
+    """Check for an object whose fields the API server checks."""
     if not isinstance(value, Mapping):
         yield Wrong(path, "an object with fields")
 
 
 def several(value: object, path: str) -> Iterator[Wrong]:
-    """A list whose entries the API server checks."""
+    """Check for a list whose entries the API server checks."""
     if not isinstance(value, (list, tuple)):
         yield Wrong(path, "a list")
 
@@ -79,7 +79,7 @@ _quantity = re.compile(r"([0-9]+(\.[0-9]*)?|\.[0-9]+)(m|[kMGTPE]|[KMGTPE]i|[eE][
 
 
 def key(value: object, path: str) -> Iterator[Wrong]:
-    """Of a label, or the name of a resource."""
+    """Check the key of a label, or the name of a resource."""
     prefix, slash, name = str(value).rpartition("/")
     known = isinstance(value, str) and re.fullmatch(_PART, name) and len(name) <= 63
     if not known or (slash and not re.fullmatch(_SUBDOMAIN, prefix)):
@@ -121,7 +121,7 @@ def mapping(keys: Check, values: Check) -> Check:
 
 
 def form(checks: Mapping[str, Check], *required: str) -> Check:
-    """An object that has no other fields than these."""
+    """Create the check of an object that has no other fields than these."""
 
     def each(value: object, path: str) -> Iterator[Wrong]:
         if not isinstance(value, Mapping):
@@ -141,7 +141,7 @@ def form(checks: Mapping[str, Check], *required: str) -> Check:
 
 
 def below(path: str, name: str) -> str:
-    """The path of a field. A name with a point or a slash is quoted."""
+    """Build the path of a field. A name with a point or a slash is quoted."""
     if not re.fullmatch(r"[\w-]+", name):
         return f"{path}[{name!r}]"
     return f"{path}.{name}" if path else name

@@ -51,7 +51,7 @@ def _by(check: Check, convert: Callable[..., Value]) -> Callable[[object], Value
 
 
 def _plain(value: Mapping[str, object]) -> Manifest:
-    """A copy that no one else changes, with lists for tuples."""
+    """Copy a mapping so that no one else changes it, with lists for tuples."""
     return {str(name): _copy(one) for name, one in value.items()}
 
 
@@ -87,7 +87,7 @@ def _nodes(value: object) -> Nodes:
 
 
 def _resources(value: object) -> Manifest:
-    """As a container has them. By role: {"trainer": ..., "pserver": ...}, each of the same form."""
+    """Read resources as a container has them, or by role: {"trainer": ..., "pserver": ...}, each of the same form."""
     if isinstance(value, Mapping) and value and set(value) <= set(ROLES):
         return {role: _of_container(value[role], str(role)) for role in value}
     return _of_container(value, "")
@@ -111,7 +111,10 @@ def _of_container(value: object, path: str) -> Manifest:
 
 
 def _volumes(value: object) -> Manifest:
-    """By the paths in the container: "pvc:claim[/path][:ro]", or the source of a volume as in a manifest."""
+    """Read volumes by their paths in the container.
+
+    A source is "pvc:claim[/path][:ro]", or the source of a volume as in a manifest.
+    """
     if not isinstance(value, Mapping):
         raise _NotRight('volumes by their paths in the container: {"/data": "pvc:claim", "/scratch": "emptydir"}')
     for mount, source in value.items():
@@ -143,7 +146,7 @@ def _is_volume(value: object) -> bool:
 
 
 def safe_path(path: str) -> bool:
-    """Whether a path in a volume is relative and stays there."""
+    """Check whether a path in a volume is relative and stays there."""
     return path.isprintable() and not path.startswith("/") and ".." not in path.split("/")
 
 
@@ -209,7 +212,7 @@ def _paddlejob(value: object) -> Manifest:
 
 
 def _setting(read: Callable[[object], Value]) -> Dict[str, Callable[[object], Value]]:
-    """A field that a source may set. `read` raises _NotRight."""
+    """Declare a field that a source may set. read: raises _NotRight."""
     return {"read": read}
 
 
@@ -267,7 +270,7 @@ class KubernetesSettings:
         return sum(count for _, count in self.nodes)
 
     def resources_of(self, role: str) -> Manifest:
-        """Those of a container of this role, {} for none."""
+        """Return the resources of a container of this role, {} for none."""
         if set(self.resources) & set(ROLES):
             return dict(self.resources.get(role, {}))
         return self.resources
@@ -283,7 +286,7 @@ def read_settings(
     typed: Optional[Mapping[str, object]] = None,
     where: str = "conf.py",
 ) -> KubernetesSettings:
-    """Settings of the three sources. where: the conf.py. typed: by the names of the settings.
+    """Read the settings of the three sources. where: the conf.py. typed: by the names of the settings.
 
     Raises ConfigError (78) for an error in conf.py, DataError (65) for job.toml, UsageError (64) for the command line.
     """

@@ -20,7 +20,7 @@ _OF_USER = ("securityContext",)
 
 
 def merge(users: Manifest, ours: Manifest) -> Manifest:
-    """A template with the fields of both."""
+    """Merge two templates into one with the fields of both."""
     found = dict(users)
     for name, value in ours.items():
         theirs = users.get(name)
@@ -38,7 +38,7 @@ def _without_null(fields: Manifest) -> Manifest:
 
 
 def _lists(theirs: List[Manifest], ours: List[Manifest], key: str) -> List[Manifest]:
-    """Ours are the first ones: the operator of PaddleJobs gives its variables to the first container."""
+    """Merge two lists, ours first: the operator of PaddleJobs gives its variables to the first container."""
 
     def of(entry: object) -> object:
         return entry.get(key) if key and isinstance(entry, dict) else None

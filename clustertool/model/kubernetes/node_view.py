@@ -11,8 +11,10 @@ from clustertool.model.kubernetes.resource_quantity import quantity
 
 
 def node_view(node: Mapping[str, object]) -> EngineNode:
-    """What the node has for pods. What pods use of it is in their own objects, which may be in other namespaces: it counts as
-    0. reason: the taints, which keep pods away that do not tolerate them."""
+    """Describe what the node has for pods. reason: the taints, which keep pods away that do not tolerate them.
+
+    What pods use of it is in their own objects, which may be in other namespaces: it counts as 0.
+    """
     status, spec = fields(node, "status"), fields(node, "spec")
     allocatable = fields(status, "allocatable")
     state = "Ready" if is_ready(node) else with_message("NotReady", text(condition(status, "Ready"), "reason"))
@@ -36,12 +38,12 @@ def is_ready(node: Mapping[str, object]) -> bool:
 
 
 def is_cordoned(node: Mapping[str, object]) -> bool:
-    """Whether an administrator keeps new pods away."""
+    """Check whether an administrator keeps new pods away."""
     return fields(node, "spec").get("unschedulable") is True
 
 
 def _is_device(name: str) -> bool:
-    """Extended resources have a domain; those of kubernetes.io are no devices."""
+    """Check for an extended resource: it has a domain, and those of kubernetes.io are no devices."""
     return "/" in name and not name.partition("/")[0].endswith("kubernetes.io") and name.isprintable()
 
 

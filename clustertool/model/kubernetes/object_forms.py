@@ -269,7 +269,7 @@ _SPECS = {"Job": _JOB_SPEC, "JobSet": _JOBSET_SPEC, "PaddleJob": _PADDLE_SPEC}
 
 
 def field_errors(workload: Mapping[str, object]) -> List[Wrong]:
-    """What is wrong in a Job, JobSet or PaddleJob, with the paths of the fields."""
+    """List what is wrong in a Job, JobSet or PaddleJob, with the paths of the fields."""
     kind = str(workload.get("kind"))
     if kind not in _SPECS:
         return [Wrong("kind", f"one of {', '.join(_SPECS)}")]
@@ -278,7 +278,7 @@ def field_errors(workload: Mapping[str, object]) -> List[Wrong]:
 
 
 def _doubtful(value: object, path: str) -> Iterator[Wrong]:
-    """Names in pod specs that two entries of a list have, and mounts without a volume."""
+    """Yield names in pod specs that two entries of a list have, and mounts without a volume."""
     if isinstance(value, list):
         for index, one in enumerate(value):
             yield from _doubtful(one, f"{path}[{index}]")

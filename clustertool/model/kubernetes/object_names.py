@@ -1,5 +1,8 @@
-"""This module names and labels the objects of a job. An object has the whole id and the owner's name as annotations: a
-label holds 63 characters of a small alphabet, so labels have their hashes."""
+"""This module names and labels the objects of a job.
+
+An object has the whole id and the owner's name as annotations: a label holds 63 characters of a small alphabet, so labels have
+their hashes.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,10 @@ _MOST = 1e11  # of a number
 
 
 class JobAbout(NamedTuple):
-    """What the objects of a job state about it before a node has a record. asked: the id of --job-id. created: seconds since
-    the epoch, by the clock of the machine that has submitted it."""
+    """What the objects of a job state about it before a node has a record.
+
+    asked: the id of --job-id. created: seconds since the epoch, by the clock of the machine that has submitted it.
+    """
 
     name: str = ""
     asked: str = ""
@@ -36,7 +41,7 @@ class JobAbout(NamedTuple):
 
 
 def object_name(job: str) -> str:
-    """A DNS label for each job id: `ct-` and the id in lower case. Where that changes it, a hash of the id is at the end."""
+    """Make a DNS label of a job id: `ct-` and the id in lower case. Where that changes it, a hash of the id is at the end."""
     wanted = PREFIX + job
     name = re.sub(r"[^a-z0-9-]", "-", wanted.lower())
     if name == wanted and len(name) <= LONGEST_NAME and not name.endswith("-"):
@@ -45,27 +50,27 @@ def object_name(job: str) -> str:
 
 
 def job_hash(job: str) -> str:
-    """The value of JOB_LABEL."""
+    """Compute the value of JOB_LABEL."""
     return _hashed(job, _LABEL_HASH)
 
 
 def owner_hash(owner: str) -> str:
-    """The value of OWNER_LABEL."""
+    """Compute the value of OWNER_LABEL."""
     return _hashed(owner, _LABEL_HASH)
 
 
 def labels(job: str, owner: str) -> Dict[str, str]:
-    """Of each object of a job."""
+    """Build the labels of each object of a job."""
     return {JOB_LABEL: job_hash(job), OWNER_LABEL: owner_hash(owner)}
 
 
 def notes(job: str, owner: str, about: JobAbout) -> Dict[str, str]:
-    """Of the workload of a job."""
+    """Build the annotations of the workload of a job."""
     return {JOB_ID: job, OWNER: owner, ABOUT: json.dumps(about._asdict(), sort_keys=True)}
 
 
 def job_of(workload: Mapping[str, object]) -> str:
-    """The id of the job of an object; "" for an object that is of no job, or whose label is not that of the id."""
+    """Read the id of the job of an object; "" for an object that is of no job, or whose label is not that of the id."""
     metadata = fields(workload, "metadata")
     job = fields(metadata, "annotations").get(JOB_ID)
     if not isinstance(job, str) or not is_job_id(job) or fields(metadata, "labels").get(JOB_LABEL) != job_hash(job):
@@ -74,7 +79,7 @@ def job_of(workload: Mapping[str, object]) -> str:
 
 
 def about_of(workload: Mapping[str, object]) -> JobAbout:
-    """What the annotation of a workload states. Fields that are absent or of another type have their defaults."""
+    """Read what the annotation of a workload states. Fields that are absent or of another type have their defaults."""
     written = fields(fields(workload, "metadata"), "annotations").get(ABOUT)
     try:
         found = json.loads(written) if isinstance(written, str) and len(written) <= _MOST_ABOUT else {}

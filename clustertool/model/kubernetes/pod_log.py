@@ -33,14 +33,14 @@ class PodLine(NamedTuple):
 
 
 def written(line: PodLine) -> bytes:
-    """The line as it stands in the log of the pod."""
+    """Write a rank's line as it stands in the log of the pod."""
     attempt = f" attempt {line.attempt}" if line.attempt else ""
     head = f"[{line.role} {line.rank}{attempt}{' +' if line.goes_on else ''}] "
     return head.encode() + line.text + b"\n"
 
 
 def read_line(line: bytes) -> Optional[PodLine]:
-    """The inverse, for a line without its newline; None for a line that is none of a rank."""
+    """Read a line of the log of a pod, without its newline; None for a line that is none of a rank."""
     found = _LINE.fullmatch(line)
     if found is None:
         return None

@@ -23,9 +23,12 @@ _ROOT_VOLUME = "clustertool-root"
 
 @dataclass(frozen=True)
 class WorkloadOrder:
-    """What the objects of a job have besides the settings. image: of CONTAINER, "" for that of pod_template. python: the
-    interpreter in it. root_dir: ROOT_DIR of conf.py. grace: seconds. template: the content of pod_template. env: of the
-    container. pull: imagePullPolicy, "" for the default. given_name: of the workload, "" for one of the job's id."""
+    """What the objects of a job have besides the settings.
+
+    image: of CONTAINER, "" for that of pod_template. python: the interpreter in it. root_dir: ROOT_DIR of conf.py. grace:
+    seconds. template: the content of pod_template. env: of the container. pull: imagePullPolicy, "" for the default.
+    given_name: of the workload, "" for one of the job's id.
+    """
 
     job_id: str
     owner: str
@@ -50,12 +53,12 @@ class WorkloadOrder:
 
 
 def pod_root(root_dir: str) -> str:
-    """ROOT_DIR as pods have it: an absolute path."""
+    """Return ROOT_DIR as pods have it: an absolute path."""
     return posixpath.normpath(root_dir) if root_dir.startswith("/") else ROOT
 
 
 def root_of(pod: Mapping[str, object]) -> str:
-    """ROOT_DIR in a pod, as its object states it; "" if it does not."""
+    """Read ROOT_DIR in a pod, as its object states it; "" if it does not."""
     for container in items(fields(pod, "spec"), "containers"):
         for mount in items(container, "volumeMounts"):
             if (container.get("name"), mount.get("name")) == (CONTAINER, _ROOT_VOLUME):
@@ -64,18 +67,18 @@ def root_of(pod: Mapping[str, object]) -> str:
 
 
 def output_folder(settings: KubernetesSettings, order: WorkloadOrder) -> str:
-    """Where the volume of the output is in a pod, "" without one."""
+    """Return where the volume of the output is in a pod, "" without one."""
     return f"{pod_root(order.root_dir)}-output" if settings.output else ""
 
 
 def workspace_folder(settings: KubernetesSettings, order: WorkloadOrder) -> str:
-    """The folder of a workspace that is not sent, "" if it is."""
+    """Return the folder of a workspace that is not sent, "" if it is."""
     kind, _, place = settings.workspace.partition(":")
     return place if kind == "image" else f"{pod_root(order.root_dir)}-workspace" if kind == "pvc" else ""
 
 
 def pod_template(settings: KubernetesSettings, order: WorkloadOrder, group: RolePods) -> Manifest:
-    """The template of the pods of a role, for a joining process. Raises ConfigError."""
+    """Make the template of the pods of a role, for a joining process. Raises ConfigError."""
     container, volumes = container_and_volumes(settings, order, group.role)
     container["command"] = [order.python, f"{SECRET_FOLDER}/{SECRET_KEY}", "join"]
     container["env"] = [*container["env"], {"name": FIRST_NODE, "value": str(group.first)}]
@@ -98,8 +101,10 @@ def pod_template(settings: KubernetesSettings, order: WorkloadOrder, group: Role
 
 
 def native_template(settings: KubernetesSettings, order: WorkloadOrder, role: str, command: List[str]) -> Manifest:
-    """Make the template of the pods of a role that run a user's command themselves, or the image's own, for []. Raises
-    ConfigError."""
+    """Make the template of the pods of a role that run a user's command themselves, or the image's own, for [].
+
+    Raises ConfigError.
+    """
     container, volumes = container_and_volumes(settings, order, role)
     if command:
         container["command"] = [_literal(part) for part in command]
@@ -111,7 +116,7 @@ def native_template(settings: KubernetesSettings, order: WorkloadOrder, role: st
 
 
 def _literal(text: str) -> str:
-    """A text of which Kubernetes expands nothing: it replaces $(NAME), and $$ by $."""
+    """Escape a text so that Kubernetes expands nothing of it: it replaces $(NAME), and $$ by $."""
     return text.replace("$", "$$") if "$(" in text or "$$" in text else text
 
 
@@ -160,7 +165,7 @@ def _merged(settings: KubernetesSettings, order: WorkloadOrder, marks: Mapping[s
 def container_and_volumes(
     settings: KubernetesSettings, order: WorkloadOrder, role: str
 ) -> Tuple[Manifest, List[Manifest]]:
-    """The container without its command, and the volumes of the settings. role: "" for that of all pods."""
+    """Make the container without its command, and the volumes of the settings. role: "" for that of all pods."""
     container: Manifest = {"name": CONTAINER}
     if order.image:
         container["image"] = order.image
@@ -195,7 +200,7 @@ def container_and_volumes(
 
 
 def _volume(source: object) -> Tuple[Manifest, Manifest]:
-    """The source of a volume, and the fields of its mount."""
+    """Convert the source of a volume to its manifest, and the fields of its mount."""
     how: Manifest = {}
     if isinstance(source, Mapping):
         how = {name: source[name] for name in ("readOnly", "subPath") if name in source}

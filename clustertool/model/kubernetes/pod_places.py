@@ -18,8 +18,10 @@ Nodes = Tuple[Tuple[str, int], ...]  # how many pods each role has
 
 
 class RolePods(NamedTuple):
-    """The pods of a role. role: "" for pods that play all roles, or different ones. first: the number of its first node.
-    size: how many they are."""
+    """The pods of a role.
+
+    role: "" for pods that play all roles, or different ones. first: the number of its first node. size: how many they are.
+    """
 
     role: str
     first: int
@@ -27,12 +29,12 @@ class RolePods(NamedTuple):
 
 
 def ordered(nodes: Nodes) -> Nodes:
-    """The roles in the order of their nodes."""
+    """Sort the roles in the order of their nodes."""
     return tuple(sorted(nodes, key=lambda each: ROLES.index(each[0])))
 
 
 def groups(dialect: str, nodes: Nodes) -> Tuple[RolePods, ...]:
-    """The templates of pods that a workload of this dialect has. An Indexed Job has one, for all roles."""
+    """List the templates of pods that a workload of this dialect has. An Indexed Job has one, for all roles."""
     if dialect == JOB:
         return (RolePods("", 0, sum(count for _, count in nodes)),)
     found: List[RolePods] = []
@@ -44,24 +46,27 @@ def groups(dialect: str, nodes: Nodes) -> Tuple[RolePods, ...]:
 
 
 def node_roles(nodes: Nodes, split: bool) -> Tuple[str, ...]:
-    """The role of each node, as the join file has them; () where each node plays all. split: `nodes` names roles."""
+    """List the role of each node, as the join file has them; () where each node plays all. split: `nodes` names roles."""
     return tuple(role for role, count in ordered(nodes) for _ in range(count)) if split else ()
 
 
 def pod_hosts(dialect: str, name: str, nodes: Nodes) -> Tuple[str, ...]:
-    """The host name of each node's pod: that of the pod itself, or where a controller adds characters, the beginning of it."""
+    """List the host name of each node's pod.
+
+    That is the one of the pod itself, or where a controller adds characters, the beginning of it.
+    """
     return tuple(
         _host(dialect, name, group.role, index) for group in groups(dialect, nodes) for index in range(group.size)
     )
 
 
 def coordinator_host(dialect: str, name: str, nodes: Nodes) -> str:
-    """The DNS name of node 0. "" where only the operator knows it: its variables have it (pod_variables.py)."""
+    """Return the DNS name of node 0; "" where only the operator knows it: its variables have it (pod_variables.py)."""
     return "" if dialect == PADDLEJOB else f"{pod_hosts(dialect, name, nodes)[0]}.{name}"
 
 
 def node_of_pod(pod: Mapping[str, object]) -> Optional[int]:
-    """The number of the node that a pod object is; None if it does not state one."""
+    """Read the number of the node that a pod object is; None if it does not state one."""
     metadata = fields(pod, "metadata")
     labels, notes = fields(metadata, "labels"), fields(metadata, "annotations")
     first = whole(labels.get(FIRST_LABEL), 0, _MOST)

@@ -71,10 +71,13 @@ _HOW_OTHERS_LEFT = (PodFault.NODE_LOST, PodFault.PREEMPTED, PodFault.EVICTED, Po
 
 
 class PodView(NamedTuple):
-    """A pod as `status` shows it. reason: with the message of the API server. host: the node of the cluster, "" before one
-    is chosen. code: the exit code of its process, -1 while there is none. message: the termination message. deleted: it is
-    being deleted. ended_at: when its process ended, seconds since the epoch; 0.0 if that is not known. sidecars: the
-    other containers that run, such as that of a service mesh; they keep its resources when its process has ended."""
+    """A pod as `status` shows it.
+
+    reason: with the message of the API server. host: the node of the cluster, "" before one is chosen. code: the exit code of
+    its process, -1 while there is none. message: the termination message. deleted: it is being deleted. ended_at: when its
+    process ended, seconds since the epoch; 0.0 if that is not known. sidecars: the other containers that run, such as that of a
+    service mesh; they keep its resources when its process has ended.
+    """
 
     name: str
     phase: str
@@ -106,7 +109,7 @@ class PodView(NamedTuple):
 
 
 def view(pod: Object) -> PodView:
-    """What a pod's object states."""
+    """Read what a pod's object states."""
     metadata, status = fields(pod, "metadata"), fields(pod, "status")
     container = _container(status)
     phase, host = text(status, "phase") or "Pending", text(fields(pod, "spec"), "nodeName")
@@ -132,7 +135,7 @@ def view(pod: Object) -> PodView:
 
 
 def end_of(pods: Sequence[PodView]) -> Optional[Tuple[str, int]]:
-    """Why the pods of a job have ended by the will of the cluster: text and exit code. None where the job itself knows.
+    """Find why the pods of a job have ended by the will of the cluster: text and exit code. None where the job itself knows.
 
     Pods of a job end one because of another, so the verdict names the first cause in the order of _ORDER.
     """
@@ -141,7 +144,7 @@ def end_of(pods: Sequence[PodView]) -> Optional[Tuple[str, int]]:
 
 
 def seconds(written: str) -> float:
-    """A time of the API server as seconds since the epoch; 0.0 if it is none."""
+    """Convert a time of the API server to seconds since the epoch; 0.0 if it is none."""
     try:
         return datetime.fromisoformat(written.replace("Z", "+00:00")).timestamp()
     except (ValueError, OverflowError):
@@ -149,7 +152,7 @@ def seconds(written: str) -> float:
 
 
 def waits_for(pods: Sequence[PodView]) -> str:
-    """Why pods of a job have not started, with their number; "" where none waits for a known reason."""
+    """Describe why pods of a job have not started, with their number; "" where none waits for a known reason."""
     waiting = [pod for pod in pods if pod.phase in ("Pending", "Unknown")]
     found = _worst(waiting, _ORDER)
     if found is None:
@@ -161,7 +164,7 @@ def waits_for(pods: Sequence[PodView]) -> str:
 
 
 def condition(status: Object, kind: str) -> Dict[str, object]:
-    """The condition of this type in a status; {} if there is none."""
+    """Find the condition of this type in a status; {} if there is none."""
     return next((one for one in items(status, "conditions") if one.get("type") == kind), {})
 
 
@@ -174,19 +177,19 @@ def with_message(reason: str, message: str) -> str:
 
 
 def fields(of: Object, name: str) -> Dict[str, object]:
-    """The field as an object; {} if it is none."""
+    """Read the field as an object; {} if it is none."""
     found = of.get(name)
     return found if isinstance(found, dict) else {}
 
 
 def items(of: Object, name: str) -> List[Dict[str, object]]:
-    """The objects in a list."""
+    """Read the objects in a list."""
     found = of.get(name)
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def text(of: Object, name: str) -> str:
-    """The field as one line, cut; control characters become spaces."""
+    """Read the field as one line, cut; control characters become spaces."""
     found = of.get(name)
     if not isinstance(found, str):
         return ""
@@ -203,7 +206,10 @@ def _container(status: Object) -> Dict[str, object]:
 
 
 def _explained(status: Object, container: Object, ended: Object, phase: str) -> Tuple[PodFault, str]:
-    """The cause that the cluster states comes before that of the container, which ends because of it."""
+    """Explain the fault of a pod. The cause that the cluster states comes before that of the container.
+
+    The container ends because of it.
+    """
     reason, message = text(status, "reason"), text(status, "message")
     disruption = condition(status, "DisruptionTarget")
     if is_true(disruption):

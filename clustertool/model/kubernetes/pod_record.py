@@ -48,8 +48,10 @@ class PodEnd(NamedTuple):
 
 
 class Stated(NamedTuple):
-    """What is known of a pod without its log. end: by its termination message, None if that has none. at: when its process
-    ended, seconds since the epoch."""
+    """What is known of a pod without its log.
+
+    end: by its termination message, None if that has none. at: when its process ended, seconds since the epoch.
+    """
 
     about: JobAbout
     end: Optional[PodEnd] = None
@@ -65,13 +67,13 @@ class PodRecord(NamedTuple):
 
 
 def encode(end: PodEnd, files: Mapping[str, bytes], logs: Sequence[Log] = ()) -> bytes:
-    """The last line of a pod's log. Of records that are too large the newest lines are kept, or nothing."""
+    """Write the last line of a pod's log. Of records that are too large the newest lines are kept, or nothing."""
     fields = {**_fields(end), "logs": [list(log) for log in logs[:_MOST_LOGS]], "records": _packed(files)}
     return json.dumps(fields).encode() + b"\n"
 
 
 def decode(line: bytes) -> PodRecord:
-    """The inverse. Raises DataError for what is no such line."""
+    """Read the last line of a pod's log. Raises DataError for what is no such line."""
     if len(line) > MOST_LINE:
         raise _wrong("it is too long")
     try:
@@ -89,7 +91,7 @@ def decode(line: bytes) -> PodRecord:
 
 
 def message(end: PodEnd) -> bytes:
-    """The termination message. What does not fit is cut: ranks first, then the reason."""
+    """Write the termination message. What does not fit is cut: ranks first, then the reason."""
     failed, reason = list(end.failed), end.reason
     while True:
         text = json.dumps(_fields(end._replace(failed=tuple(failed), reason=reason))).encode()
@@ -102,7 +104,10 @@ def message(end: PodEnd) -> bytes:
 
 
 def read_message(text: str) -> PodEnd:
-    """The inverse. Raises DataError for another text: the kubelet puts the end of the log there if there is no message."""
+    """Read a termination message. Raises DataError for another text.
+
+    The kubelet puts the end of the log there if there is no message.
+    """
     try:
         return _read(json.loads(text[: 4 * MOST_MESSAGE]))
     except (ValueError, LookupError, TypeError, RecursionError) as error:
@@ -110,8 +115,10 @@ def read_message(text: str) -> PodEnd:
 
 
 def stated_events(job: str, node: int, stated: Stated, ranks: Mapping[str, Tuple[str, int, int]]) -> bytes:
-    """Make the events of a node whose pod has left no record. ranks: those that have a log, as role, rank and attempt, by the
-    names of the logs."""
+    """Make the events of a node whose pod has left no record.
+
+    ranks: those that have a log, as role, rank and attempt, by the names of the logs.
+    """
     about, end, t = stated.about, stated.end, stated.about.created
     known = {"created": t, "command": about.command, "mode": about.mode, "job_name": about.name, "asked": about.asked}
     events: List[Dict[str, object]] = [
@@ -134,7 +141,7 @@ def _fields(end: PodEnd) -> Dict[str, object]:
 
 
 def _read(fields: Mapping[str, object]) -> PodEnd:
-    """Raises ValueError, LookupError, TypeError."""
+    """Read the fields of an end. Raises ValueError, LookupError, TypeError."""
     if fields["clustertool"] != FORMAT:
         raise ValueError("another format")
     job, state, reason = (fields[name] for name in ("job", "state", "reason"))
@@ -168,20 +175,20 @@ def _packed(files: Mapping[str, bytes]) -> str:
 
 
 def _newest(data: bytes, most: int) -> bytes:
-    """The first line, which says what the file is about, and of the others the last `most` bytes in whole lines."""
+    """Keep the first line, which says what the file is about, and of the others the last `most` bytes in whole lines."""
     first, _, rest = data.partition(b"\n")
     return first + b"\n" + rest[-most:].partition(b"\n")[2]
 
 
 def _joined(files: Mapping[str, bytes]) -> bytes:
-    """A line of JSON with the name and the size of each file, and their bytes one after the other; compressed."""
+    """Pack files: a line of JSON with the name and the size of each file, and their bytes one after the other; compressed."""
     present = [(name, data) for name, data in files.items() if data]
     head = json.dumps([[name, len(data)] for name, data in present]).encode()
     return zlib.compress(b"\n".join([head, b"".join(data for _, data in present)]), 9)
 
 
 def _files(data: bytes) -> Dict[str, bytes]:
-    """Raises ValueError, TypeError."""
+    """Unpack the result of _joined(), without the compression. Raises ValueError, TypeError."""
     head, _, rest = data.partition(b"\n")
     found: Dict[str, bytes] = {}
     for name, size in json.loads(head):

@@ -20,13 +20,13 @@ _FIX = "start the bundle by a manifest of clustertool: export --engine kubernete
 
 
 def pod_node(environ: Mapping[str, str]) -> int:
-    """The number of the node that this pod is. Raises UsageError where the variables do not state it."""
+    """Read the number of the node that this pod is. Raises UsageError where the variables do not state it."""
     index = INDEX if INDEX in environ else _OPERATOR_INDEX
     return _number(environ, FIRST_NODE) + _number(environ, index)
 
 
 def coordinator(environ: Mapping[str, str]) -> str:
-    """The host of node 0, where the operator knows it and the manifest does not. Raises UsageError."""
+    """Read the host of node 0, where the operator knows it and the manifest does not. Raises UsageError."""
     first = environ.get(_OPERATOR_HOSTS, "").split(",")[0].strip()
     if not first:
         raise UsageError(f"{_OPERATOR_HOSTS} is not set: the host of the first pod is not known", _FIX)

@@ -16,7 +16,7 @@ _QUANTITY = re.compile(
 
 
 def quantity(written: str) -> Decimal:
-    """Raises ValueError for another text."""
+    """Parse a quantity of Kubernetes. Raises ValueError for another text."""
     found = _QUANTITY.fullmatch(written.strip())
     if found is None:
         raise ValueError(f"{written!r:.60} is no quantity of Kubernetes")

@@ -33,7 +33,10 @@ class Objects(NamedTuple):
 
 
 def manifests(settings: KubernetesSettings, order: WorkloadOrder) -> Objects:
-    """The objects without secrets, in the order of their creation. Raises ConfigError, with the path of each wrong field."""
+    """Make the objects without secrets, in the order of their creation.
+
+    Raises ConfigError with the path of each wrong field.
+    """
     made: Dict[str, Callable[[KubernetesSettings, WorkloadOrder], Manifest]]
     made = {JOB: _job, JOBSET: _jobset, PADDLEJOB: _paddlejob}
     workload = made[settings.dialect](settings, order)
@@ -43,7 +46,7 @@ def manifests(settings: KubernetesSettings, order: WorkloadOrder) -> Objects:
 
 
 def secret(order: WorkloadOrder, bundle: bytes) -> Manifest:
-    """Raises PreflightError for a bundle that is too large."""
+    """Make the Secret with the bundle. Raises PreflightError for a bundle that is too large."""
     if len(bundle) > MOST_SECRET:
         what = f"the bundle has {len(bundle)} bytes, and a Secret at most {MOST_SECRET}"
         raise PreflightError(what, 'send less, or take the workspace from a volume: workspace = "pvc:CLAIM/path"')
@@ -52,7 +55,7 @@ def secret(order: WorkloadOrder, bundle: bytes) -> Manifest:
 
 
 def owned(manifest: Manifest, workload: Manifest) -> Manifest:
-    """The manifest of an object that is deleted with the workload. workload: as the API server has created it."""
+    """Make the manifest of an object that is deleted with the workload. workload: as the API server has created it."""
     owner = {
         "apiVersion": workload["apiVersion"],
         "kind": workload["kind"],
@@ -63,9 +66,10 @@ def owned(manifest: Manifest, workload: Manifest) -> Manifest:
 
 
 def native(settings: KubernetesSettings, order: WorkloadOrder, commands: Mapping[str, Sequence[str]]) -> Manifest:
-    """A PaddleJob whose containers run the user's commands with the environment of the operator. commands: by the roles.
+    """Make a PaddleJob whose containers run the user's commands with the environment of the operator. commands: by the roles.
 
-    Variables of order.env that the operator sets are left out. Raises ConfigError."""
+    Variables of order.env that the operator sets are left out. Raises ConfigError.
+    """
     env = tuple((name, value) for name, value in order.env if name not in _OPERATORS)
     given = replace(order, env=env)
 
@@ -90,7 +94,7 @@ def _metadata(order: WorkloadOrder) -> Manifest:
 
 
 def _head(settings: KubernetesSettings, order: WorkloadOrder, version: str, kind: str) -> Manifest:
-    """What each workload begins with."""
+    """Make what each workload begins with."""
     made = _metadata(order)
     queue = {QUEUE_LABEL: settings.queue} if settings.queue and settings.dialect != PADDLEJOB else {}
     made["labels"] = {**settings.labels, **queue, **order.labels}
@@ -115,8 +119,10 @@ def _job(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
 
 
 def _jobset(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
-    """All roles must succeed: the coordinator ends pservers when trainers are done. With the trainers alone as its aim the
-    controller would delete pservers' pods, and their logs."""
+    """Make a JobSet in which all roles must succeed: the coordinator ends pservers when trainers are done.
+
+    With the trainers alone as its aim the controller would delete pservers' pods, and their logs.
+    """
     jobs: List[Manifest] = [
         {"name": group.role, "replicas": 1, "template": {"spec": _indexed(settings, order, group)}}
         for group in groups(JOBSET, settings.nodes)
@@ -143,7 +149,7 @@ def _paddlejob(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
 def _paddlejob_of(
     settings: KubernetesSettings, order: WorkloadOrder, template: Callable[[RolePods], Manifest]
 ) -> Manifest:
-    """Pods stay when the job is over, unless the settings have it otherwise: their logs have its records."""
+    """Make a PaddleJob. Pods stay when the job is over, unless the settings have it otherwise: their logs have its records."""
     own = settings.paddlejob
     spec: Manifest = {
         "cleanPodPolicy": own.get("clean_pod_policy", "Never"),

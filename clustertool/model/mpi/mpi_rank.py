@@ -38,7 +38,7 @@ class _Layout(NamedTuple):
 
 
 def mpi_rank_environment(environ: Mapping[str, str], options: RankOptions) -> Dict[str, str]:
-    """The environment of a rank: that of the process, and the variables that `run` sets.
+    """Build the environment of a rank: that of the process, and the variables that `run` sets.
 
     With --hosts those of a collective job, or with --server-num or --worker-num those of one with pservers. With --master those
     of torch. Raises UsageError, and PreflightError for ports that do not exist.
@@ -63,7 +63,10 @@ def mpi_rank_environment(environ: Mapping[str, str], options: RankOptions) -> Di
 
 
 def _kept(name: str) -> bool:
-    """The launcher's own variables stay. Those of a task of Slurm go: mpirun uses one task for all ranks of a node."""
+    """Check whether a variable stays: the launcher's own do. Those of a task of Slurm go.
+
+    mpirun uses one task for all ranks of a node.
+    """
     return name.startswith(_OF_MPI) or not (of_launcher(name) or of_task(name))
 
 
@@ -76,7 +79,7 @@ def _of_hosts(place: RankVariables, environ: Mapping[str, str], options: RankOpt
 
 
 def _layout(place: RankVariables, text: str) -> _Layout:
-    """Raises UsageError where the hostfile and the launcher's variables contradict each other."""
+    """Find the place of this rank in the hostfile. Raises UsageError where the launcher's variables contradict it."""
     listed = hosts_of(read_hostfile(text, "--hosts"), "--hosts")
     named = [replace(host, name=host.address or host.host, host=host.address or host.host) for host in listed]
     hosts = _filled(named, place.size or 0)
@@ -90,7 +93,7 @@ def _layout(place: RankVariables, text: str) -> _Layout:
 
 
 def _filled(hosts: Sequence[Host], size: int) -> Tuple[Host, ...]:
-    """The hosts that have ranks, with the number of them. Raises UsageError."""
+    """Return the hosts that have ranks, with the number of them. Raises UsageError."""
     try:
         return share_out(hosts, size)
     except UsageError:
@@ -101,7 +104,7 @@ def _filled(hosts: Sequence[Host], size: int) -> Tuple[Host, ...]:
 
 
 def _of_roles(layout: _Layout, options: RankOptions, name: str) -> Env:
-    """Of a job with pservers: on each node, the first ranks are the pservers and the others the trainers.
+    """Compute the variables of a job with pservers: on each node, the first ranks are the pservers and the others the trainers.
 
     Where a node has as many ranks as trainers, all of them are trainers, and something else has started the pservers: the start
     script of mpirun. Ports are start_port + number on the node, pservers first. Raises UsageError.
@@ -131,14 +134,17 @@ def _of_roles(layout: _Layout, options: RankOptions, name: str) -> Env:
 
 
 def _seat(table: Table, layout: _Layout, servers: int) -> Seat:
-    """servers: how many ranks of each node are pservers."""
+    """Find the seat of this rank. servers: how many ranks of each node are pservers."""
     role = "pserver" if layout.local_rank < servers else "trainer"
     local = layout.local_rank - (servers if role == "trainer" else 0)
     return next(one for one in table.roles[role] if (one.node, one.local_rank) == (layout.node, local))
 
 
 def _of_torch(place: RankVariables, options: RankOptions, name: str) -> Env:
-    """torchrun's variables. The number of the node is known only where all nodes have the same number of consecutive ranks."""
+    """Compute torchrun's variables.
+
+    The number of the node is known only where all nodes have the same number of consecutive ranks.
+    """
     if options.server_num or options.worker_num:
         raise UsageError("--server-num and --worker-num need the addresses of all nodes", "--hosts FILE, not --master")
     if place.local_rank is None or place.local_size is None:

@@ -47,7 +47,7 @@ _PMIX = _Names("PMIx", "PMIX_RANK")
 
 
 def rank_variables(environ: Mapping[str, str]) -> RankVariables:
-    """The place that the launcher of this process has given it.
+    """Read the place that the launcher of this process has given it.
 
     Raises UsageError where no launcher has set a rank, for a value that is no number, for a rank that is not below the size,
     and where two launchers contradict each other: then one of them has started the other, and both of their variables are left.
@@ -72,7 +72,7 @@ def _contradiction(first: RankVariables, second: RankVariables) -> UsageError:
 
 
 def _read(environ: Mapping[str, str], names: _Names) -> RankVariables:
-    """Raises UsageError."""
+    """Read the variables of one launcher. Raises UsageError."""
     rank, size, local_rank, local_size = (_number(environ, name) for name in names[1:])
     if rank is None:
         raise UsageError(f"{names.rank} is not set", _FIX)
@@ -86,7 +86,7 @@ def _read(environ: Mapping[str, str], names: _Names) -> RankVariables:
 
 
 def _number(environ: Mapping[str, str], name: str) -> Optional[int]:
-    """None where the variable is not set. Raises UsageError."""
+    """Read a variable as a number, None where it is not set. Raises UsageError."""
     text = environ.get(name, "") if name else ""
     if not text:
         return None

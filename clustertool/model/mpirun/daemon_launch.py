@@ -12,13 +12,13 @@ _FIRST = 240 << 24  # 240.0.0.0/4 is reserved: no name server is asked, and no m
 
 
 def host_name(node: int) -> str:
-    """The name of a node for mpirun: 240.0.0.1 for node 0."""
+    """Name a node for mpirun: 240.0.0.1 for node 0."""
     number = _FIRST + node + 1
     return ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0))
 
 
 def for_daemon(command: str, address: str) -> str:
-    """The command of a daemon, as it is right on another node.
+    """Correct the command of a daemon, as it is right on another node.
 
     With one address of mpirun's node in place of all that it has: a daemon tries them in turn, and waits for minutes where
     an address is not reachable. Hydra's daemon without its folder on the node of mpirun: PATH has it. address: the training
@@ -32,7 +32,7 @@ def for_daemon(command: str, address: str) -> str:
 
 
 def _only(text: str, address: str) -> str:
-    """What follows tcp://: addresses, the port, and with Open MPI 5 the length of each address's network."""
+    """Keep one address of what follows tcp://: addresses, the port, with Open MPI 5 the length of each address's network."""
     listed, _, after = text.partition(":")
     addresses = listed.split(",")
     if address not in addresses:

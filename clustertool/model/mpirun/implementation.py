@@ -49,7 +49,7 @@ DAEMONS = ("orted", "prted", "hydra_pmi_proxy")
 
 
 def read_implementation(text: str) -> Optional[Implementation]:
-    """The implementation of an mpirun whose --version printed this text; None if the text names none that is known."""
+    """Read the implementation of an mpirun whose --version printed this text; None if the text names none that is known."""
     for sign, name in _OTHERS.items():
         if sign in text:
             version = re.search(r"\d+(?:\.\w+)*", text[text.index(sign) + len(sign) :])

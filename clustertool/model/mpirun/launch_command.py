@@ -21,12 +21,12 @@ _RANK = ("/bin/sh", "-c", f'exec /bin/sh "${RANK_VARIABLE}"')
 
 
 def by_slots(nodes: Sequence[int]) -> bool:
-    """Whether mpirun puts the ranks in their order if it fills one node after the other. nodes: of the ranks, by rank."""
+    """Check whether mpirun puts the ranks in their order if it fills one node after the other. nodes: of the ranks, by rank."""
     return len(set(nodes)) == 1 + sum(before != node for before, node in zip(nodes, nodes[1:]))
 
 
 def hostfile(implementation: Optional[Implementation], nodes: Sequence[int]) -> str:
-    """The text of mpirun's hostfile. nodes: of the ranks, by rank."""
+    """Write mpirun's hostfile. nodes: of the ranks, by rank."""
     if not by_slots(nodes):
         return "".join(f"{host_name(node)}\n" for node in nodes)
     form = "{}:{}\n" if implementation is not None and implementation.hydra else "{} slots={}\n"
@@ -36,10 +36,10 @@ def hostfile(implementation: Optional[Implementation], nodes: Sequence[int]) -> 
 def mpirun(
     implementation: Optional[Implementation], nodes: Sequence[int], address: str, options: Sequence[str], root: bool
 ) -> Tuple[str, ...]:
-    """The arguments of mpirun. None: which one the nodes have is not known, as for --dry without a connection.
+    """Build the arguments of mpirun.
 
-    nodes: of the ranks, by rank. address: of node 0, for the daemons of all nodes. options: the user's. root: the job's user is
-    root.
+    implementation: None: which one the nodes have is not known, as for --dry without a connection. nodes: of the ranks, by
+    rank. address: of node 0, for the daemons of all nodes. options: the user's. root: the job's user is root.
     """
     own: List[str] = []
     if implementation is not None:
@@ -48,7 +48,10 @@ def mpirun(
 
 
 def _hydra(address: str) -> List[str]:
-    """With the launcher ssh it would call /bin/sh -x. `-genvnone`: variables of node 0 are not for ranks of other nodes."""
+    """Build the options of Hydra.
+
+    With the launcher ssh it would call /bin/sh -x. `-genvnone`: variables of node 0 are not for ranks of other nodes.
+    """
     argv = ["-launcher", "rsh", "-launcher-exec", "/bin/sh", "-localhost", address]
     return [*argv, "-genvnone", "-wdir", "/", "-f", HOSTFILE]
 
@@ -68,14 +71,15 @@ def _open_mpi(implementation: Implementation, nodes: Sequence[int], options: Seq
 
 
 def own_environment(implementation: Optional[Implementation]) -> Env:
-    """Variables of mpirun alone. Open MPI would pass variables of its own to all daemons."""
+    """Build the variables of mpirun alone. Open MPI would pass variables of its own to all daemons."""
     hydra = implementation is not None and implementation.hydra
     return {"HYDRA_LAUNCHER_EXTRA_ARGS": AGENT} if hydra else {}
 
 
 def daemon_environment(implementation: Optional[Implementation], address: str, shared: bool, crowded: bool) -> Env:
-    """Variables of a node's daemon, and by it of its ranks. They must not be in the environment of mpirun, which would give
-    those of its own node to all daemons.
+    """Build the variables of a node's daemon, and by it of its ranks.
+
+    They must not be in the environment of mpirun, which would give those of its own node to all daemons.
 
     address: of the node. shared: other nodes of the job are on the same machine. crowded: the machine has fewer processors than
     ranks.

@@ -24,7 +24,7 @@ _REFUSED: Dict[str, str] = {
 
 
 def refused(options: Sequence[str]) -> str:
-    """Why the first option that a user may not add does not fit, with its name; "" if all fit."""
+    """Describe why the first option that a user may not add does not fit, with its name; "" if all fit."""
     for number, option in enumerate(options):
         name = option.lstrip("-").partition("=")[0] if option.startswith("-") else ""
         if name in ("mca", "prtemca", "gmca") and options[number + 1 : number + 2]:
@@ -38,5 +38,5 @@ def refused(options: Sequence[str]) -> str:
 
 
 def gives(options: Sequence[str], name: str) -> bool:
-    """Whether one of the options is --name, with one or two dashes, with its value behind it or behind =."""
+    """Check whether one of the options is --name, with one or two dashes, with its value behind it or behind =."""
     return any(option.startswith("-") and option.lstrip("-").partition("=")[0] == name for option in options)

@@ -12,8 +12,10 @@ from clustertool.model.planning.plan import Plan
 
 
 def container_lines(plan: Plan) -> Dict[int, List[str]]:
-    """The command line of the first process of each node that has containers. A node adds its limits, its device files and an
-    entry for the user when it starts the process. No value of a variable is in it."""
+    """Build the command line of the first process of each node that has containers. No value of a variable is in it.
+
+    A node adds its limits, its device files and an entry for the user when it starts the process.
+    """
     found: Dict[int, List[str]] = {}
     for node in plan.nodes:
         if node.container is None or not node.processes:

@@ -29,7 +29,7 @@ _HETER = {"gpu": "gpu", "dcu": "gpu", "xpu": "xpu"}
 
 
 def kind_of(cluster: Cluster, facts: Facts) -> str:
-    """DEVICE_KIND, else PADDLE_USE_GPU, else what the probe found."""
+    """Choose the kind of devices: DEVICE_KIND, else PADDLE_USE_GPU, else what the probe found."""
     if cluster.device_kind != "auto":
         return cluster.device_kind
     if cluster.use_gpu is not None:
@@ -43,7 +43,7 @@ def busy(facts: Facts, job_id: str) -> Dict[int, str]:
 
 
 def usable(host: Host, job: JobSpec, facts: Facts, kind: str, job_id: str) -> Tuple[int, ...]:
-    """Ids of the devices for this job on this host: the command line, HOSTS, then all that the probe found.
+    """List the ids of the devices for this job on this host: the command line, HOSTS, then all that the probe found.
 
     They are physical ids, or positions in what an engine has allocated there.
 
@@ -63,7 +63,7 @@ def usable(host: Host, job: JobSpec, facts: Facts, kind: str, job_id: str) -> Tu
 
 
 def _asked(host: Host, job: JobSpec) -> Optional[int]:
-    """How many trainers, and so devices with --devices auto, were asked for on a host; None for all that is free."""
+    """Count the trainers, and so devices with --devices auto, that were asked for on a host; None for all that is free."""
     asked = (job.nproc, job.trainer.per_node, host.count("trainer"), host.nproc) if job.mode != "ps-heter" else ()
     return next((number for number in asked if number is not None), None)
 
@@ -71,7 +71,10 @@ def _asked(host: Host, job: JobSpec) -> Optional[int]:
 def require_free(
     cluster: Cluster, job: JobSpec, facts: ByNode, kinds: Sequence[str], seats: Sequence[Seat], job_id: str
 ) -> None:
-    """No process gets a device that a job has locked, and --devices auto found enough. Raises the DeviceInUse of all nodes."""
+    """Check that no process gets a device that a job has locked, and --devices auto found enough.
+
+    Raises the DeviceInUse of all nodes.
+    """
     errors: List[ClustertoolError] = []
     for host in cluster.hosts:
         fact, kind = facts[host.index], kinds[host.index]
@@ -90,7 +93,7 @@ def require_free(
 
 
 def require(cluster: Cluster, job: JobSpec, facts: ByNode, kinds: Sequence[str]) -> None:
-    """Requested ids exist. Raises the PreflightErrors of all nodes.
+    """Check that requested ids exist. Raises the PreflightErrors of all nodes.
 
     If conf.py allows only the CPU, ids only count trainers.
     """
@@ -105,9 +108,9 @@ def require(cluster: Cluster, job: JobSpec, facts: ByNode, kinds: Sequence[str])
 
 
 def _absent(host: Host, job: JobSpec, facts: Facts, kind: str, origin: str) -> Optional[PreflightError]:
-    """None if all ids exist, or if the devices were not read. HOSTS' ids on a node without devices may count its slots.
+    """Create the error for ids that do not exist on a host. None if all exist, or if the devices were not read.
 
-    origin: where the devices of hosts come from.
+    HOSTS' ids on a node without devices may count its slots. origin: where the devices of hosts come from.
     """
     asked = job.devices if job.devices is not None else host.devices
     of_hosts = host.devices is not None and set(asked or ()) <= set(host.devices)
@@ -172,7 +175,7 @@ def _same_name(host: Host, first: Host) -> bool:
 
 
 def of_nodes(seats: Iterable[Seat], kinds: Sequence[str]) -> Dict[int, List[int]]:
-    """Node -> the devices of its processes."""
+    """Map each node to the devices of its processes."""
     found: Dict[int, List[int]] = {}
     for seat in seats:
         if kinds[seat.node] != "cpu":
@@ -222,7 +225,7 @@ def unequal(cluster: Cluster, job: JobSpec, facts: ByNode, kinds: Sequence[str],
 
 
 def unallocated(cluster: Cluster, facts: ByNode, kinds: Sequence[str]) -> List[str]:
-    """A warning about nodes with devices of which the job's allocation has none."""
+    """Warn of nodes with devices of which the job's allocation has none."""
     bare = [host for host in cluster.hosts if facts[host.index].allocated == () and kinds[host.index] != "cpu"]
     if not bare or "devices" in cluster.checks_off:
         return []
@@ -231,12 +234,12 @@ def unallocated(cluster: Cluster, facts: ByNode, kinds: Sequence[str]) -> List[s
 
 
 def heter_type(job: JobSpec, seat: Seat, kind: str) -> str:
-    """HETER_DEVICE_TYPE: cpu for trainers, --heter-devices for a stage, else the kind of the node."""
+    """Choose HETER_DEVICE_TYPE: cpu for trainers, --heter-devices for a stage, else the kind of the node."""
     return (job.heter[seat.stage - 2].device or _HETER.get(kind, "cpu")) if seat.role == "heter" else "cpu"
 
 
 def deal(seats: Sequence[Seat], job: JobSpec, cards: Cards, kinds: Sequence[str]) -> Tuple[Seat, ...]:
-    """The seats with their cards. pservers get none, nor do trainers of a job with heter trainers.
+    """Give cards to the seats. pservers get none, nor do trainers of a job with heter trainers.
 
     Trainers divide a node's cards evenly, or share them in turn if there are fewer. With parameter servers each gets one card,
     in turn, as from Paddle's launcher: Paddle reads FLAGS_selected_gpus of trainers and heter trainers there as one number.
@@ -266,11 +269,12 @@ def _share(cards: Tuple[int, ...], number: int, at: int, one: bool) -> Tuple[int
 
 
 def visible(setting: str, collective: bool, seat: Seat, seats: Sequence[Seat]) -> Tuple[int, ...]:
-    """The devices that a process sees: its own ones, or those of all processes in rank order. `seats`: of its role and node.
+    """Choose the devices that a process sees: its own ones, or those of all processes in rank order.
 
-    setting: DEVICE_VISIBILITY. If it is empty, processes of a collective job see all of them where each has exactly one of its
-    own. LOCAL_RANK is then its position, as with torchrun and Paddle's launcher for collective jobs. Paddle's launcher for
-    parameter servers gives each process one device, number 0 of those that it sees (decision 35).
+    seats: of its role and node. setting: DEVICE_VISIBILITY. If it is empty, processes of a collective job see all of them where
+    each has exactly one of its own. LOCAL_RANK is then its position, as with torchrun and Paddle's launcher for collective
+    jobs.
+    Paddle's launcher for parameter servers gives each process one device, number 0 of those that it sees (decision 35).
     """
     of_all = [device for one in seats for device in one.devices]
     one_each = all(len(one.devices) == 1 for one in seats) and len(set(of_all)) == len(of_all)
@@ -287,7 +291,7 @@ def missing(seats: Sequence[Seat], job: JobSpec, kinds: Sequence[str]) -> List[T
 
 
 def sick(cluster: Cluster, seats: Sequence[Seat], facts: ByNode, kinds: Sequence[str]) -> List[str]:
-    """Faults of cards that processes get, where the devices were read."""
+    """Describe the faults of cards that processes get, where the devices were read."""
     taken = {(seat.node, card) for seat in seats for card in seat.devices}
     return [
         f"{host.name}: {kinds[host.index]} {card}: {text} ({fix})"

@@ -48,7 +48,7 @@ class Table:
         return found
 
     def neighbours(self, seat: Seat) -> List[Seat]:
-        """The seats of its role on its node, in rank order, this one too."""
+        """Return the seats of its role on its node, in rank order, this one too."""
         return self._on_nodes[seat.role, seat.node]
 
     @cached_property
@@ -68,12 +68,12 @@ class Table:
         return ",".join(dict.fromkeys(self.addresses[seat.node] for seat in self.roles["pserver"]))
 
     def devices(self, node: int, ids: Iterable[int]) -> List[str]:
-        """What names these devices of a node in variables: ids, or in an allocation the names that it has for them."""
+        """Name these devices of a node for variables: by ids, or in an allocation by the names that it has for them."""
         names = self.facts[node].allocated
         return [str(number) if names is None else names[number] for number in ids]
 
     def node_id(self, seat: Seat) -> int:
-        """The number by which records know its node."""
+        """Return the number by which records know its node."""
         return self.cluster.hosts[seat.node].node_id
 
     @property
@@ -89,12 +89,12 @@ class Table:
 
 
 def endpoint(address: str, port: int) -> str:
-    """host:port, with brackets around IPv6 as everybody but Paddle reads it."""
+    """Format host:port, with brackets around IPv6 as everybody but Paddle reads it."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def environment(table: Table, seat: Seat, paths: JobPaths, nic: str) -> Env:
-    """All computed variables of one process; a user's ENV is laid over them by the plan."""
+    """Compute all variables of one process; a user's ENV is laid over them by the plan."""
     env = _tool(table, seat, paths)
     if nic:
         env.update({"NCCL_SOCKET_IFNAME": nic, "GLOO_SOCKET_IFNAME": nic})
@@ -135,17 +135,17 @@ def _tool(table: Table, seat: Seat, paths: JobPaths) -> Env:
 
 
 def mark(job_id: str, node: int, token: str) -> str:
-    """The marker by which a process of this job on this node is known in /proc/PID/environ."""
+    """Build the marker by which a process of this job on this node is known in /proc/PID/environ."""
     return f"{job_id}/{node}/{token}"
 
 
 def _each(names: str, value: object) -> Env:
-    """The same value for several variables."""
+    """Give several variables the same value."""
     return dict.fromkeys(names.split(), str(value))
 
 
 def _torch(table: Table, seat: Seat, paths: JobPaths) -> Env:
-    """torchrun's and Open MPI's names; a rank is the same number in both. All ranks of torchrun have one role, `default`."""
+    """Compute torchrun's and Open MPI's names; a rank is the same number in both. All ranks of torchrun have one role."""
     here = len(table.neighbours(seat))
     env = {
         **_each("RANK ROLE_RANK OMPI_COMM_WORLD_RANK", seat.rank),
@@ -172,7 +172,7 @@ def _torch(table: Table, seat: Seat, paths: JobPaths) -> Env:
 
 
 def _front_end(table: Table, seat: Seat) -> Env:
-    """What LLaMA-Factory, ms-swift and scripts pass on to torchrun besides NODE_RANK and MASTER_*.
+    """Name what LLaMA-Factory, ms-swift and scripts pass on to torchrun besides NODE_RANK and MASTER_*.
 
     {} where a node has several trainers: ms-swift takes NNODES as the request to start torchrun, and each would.
     """
@@ -191,7 +191,7 @@ def _mpi(table: Table, seat: Seat, nic: str) -> Env:
 
 
 def _paddle(table: Table, seat: Seat) -> Env:
-    """What all processes have in all modes.
+    """Compute what all processes have in all modes.
 
     POD_NAME is the launcher on a node: where it is not set, paddle.distributed.to_static does not start the communication.
     """
@@ -205,7 +205,7 @@ def _paddle(table: Table, seat: Seat) -> Env:
 
 
 def _paddle_trainer(table: Table, seat: Seat) -> Env:
-    """What trainers have in all jobs without pservers."""
+    """Compute what trainers have in all jobs without pservers."""
     return {
         "PADDLE_TRAINER_ID": str(seat.rank),
         "PADDLE_RANK_IN_NODE": str(seat.local_rank),
@@ -229,7 +229,7 @@ def _paddle_collective(table: Table, seat: Seat) -> Env:
 
 
 def _paddle_cloud(table: Table, seat: Seat) -> Env:
-    """What PaddleCloud sets for collective jobs: read by paddle.distributed.cloud_utils and by role makers.
+    """Compute what PaddleCloud sets for collective jobs: read by paddle.distributed.cloud_utils and by role makers.
 
     PADDLE_PORT is the process's own port, as with pservers: POD_IP:PADDLE_PORT is its endpoint. Lists of devices have commas
     between ranks and colons inside a rank.
@@ -248,7 +248,7 @@ def _paddle_cloud(table: Table, seat: Seat) -> Env:
 
 
 def _paddle_elastic(table: Table) -> Env:
-    """What Paddle's elastic manager reads about a job, without the server: with one, it would take over the job."""
+    """Compute what Paddle's elastic manager reads about a job, without the server: with one, it would take over the job."""
     return {
         "PADDLE_ELASTIC_JOB_ID": table.identity.run_id,
         "PADDLE_ELASTIC_NP": str(len(table.addresses)),
@@ -257,7 +257,7 @@ def _paddle_elastic(table: Table) -> Env:
 
 
 def _rpc(table: Table, seat: Seat, nic: str) -> Env:
-    """paddle.distributed.rpc's names; torch's rpc meets at MASTER_*, and its workers listen on TP_SOCKET_IFNAME."""
+    """Compute paddle.distributed.rpc's names; torch's rpc meets at MASTER_*, and its workers listen on TP_SOCKET_IFNAME."""
     return {
         **_paddle_trainer(table, seat),
         "PADDLE_MASTER_ENDPOINT": endpoint(table.master, table.ports.master),
@@ -285,7 +285,7 @@ def _paddle_ps(table: Table, seat: Seat, paths: JobPaths) -> Env:
 
 
 def _paddle_heter(table: Table, seat: Seat) -> Env:
-    """The pipeline: trainers are stage 1, heter trainers 2, 3, ...; each gets the previous and the next stage.
+    """Compute the pipeline: trainers are stage 1, heter trainers 2, 3, ...; each gets the previous and the next stage.
 
     All lists have commas between endpoints, of several stages too: Paddle's role maker splits only at commas.
     """
@@ -323,7 +323,7 @@ def _paddle_v2(table: Table, seat: Seat) -> Env:
 
 
 def _devices(table: Table, seat: Seat) -> Env:
-    """Cards by the variables of their kind; without pservers also how to communicate where Paddle would not find out.
+    """Name cards by the variables of their kind; without pservers also how to communicate where Paddle would not find out.
 
     A process of a job with parameter servers that gets no card sees none, on a node that has some: -1 hides all of them. The
     same holds for every process without a card where the shell of clusterrun names the devices: it may allow none.

@@ -50,15 +50,17 @@ class RankOptions(NamedTuple):
 
 
 def first_port(launch: str) -> int:
-    """The port of the first rank on each node. The numbers in the name of the launch determine it, so that two launches on one
-    node rarely have the same."""
+    """Compute the port of the first rank on each node from the numbers in the name of the launch.
+
+    So two launches on one node rarely have the same.
+    """
     return ports.LOWEST_PORT + _BLOCK * (sum(map(int, re.findall("[0-9]+", launch))) % _BLOCKS)
 
 
 def job_on(
     hosts: Sequence[Host], job: JobSpec, start_port: int, name: str, place: Callable[[Seat], Seat] = lambda seat: seat
 ) -> Table:
-    """A job on these hosts, whose names are their addresses. place: gives seats the ports that they must have."""
+    """Lay out a job on these hosts, whose names are their addresses. place: gives seats the ports that they must have."""
     facts = {host.index: Facts(host.index, address=host.host, boot_id=host.host, root="/") for host in hosts}
     cluster = Cluster(tuple(hosts), device_kind="cpu", start_port=start_port)
     assigned = ranks.assign(hosts, job, facts, {host.index: () for host in hosts})
@@ -68,7 +70,7 @@ def job_on(
 
 
 def variables(table: Table, seat: Seat) -> Env:
-    """What `run` would set for this seat, without what belongs to the directory of a job."""
+    """Compute what `run` would set for this seat, without what belongs to the directory of a job."""
     computed = environment(table, seat, JobPaths("/", table.identity.job_id), "")
     return {name: value for name, value in computed.items() if name not in _OF_JOBS}
 
@@ -76,7 +78,7 @@ def variables(table: Table, seat: Seat) -> Env:
 def with_device(
     computed: Env, environ: Mapping[str, str], local_rank: int, found: Tuple[str, Sequence[int]] = ("cpu", ())
 ) -> Env:
-    """The variables of a collective job's rank with Paddle's flag for its device, unchanged without devices.
+    """Add Paddle's flag for its device to the variables of a collective job's rank; nothing without devices.
 
     The launcher's own variable for devices stays as it is; only of MIG instances a rank sees its own one, because CUDA shows a
     process the first. found: the kind and the ids of the node's devices, for a launcher that has no such variable.
@@ -101,12 +103,12 @@ def _flags(environ: Mapping[str, str], local_rank: int, found: Tuple[str, Sequen
 
 
 def laid_over(environ: Mapping[str, str], computed: Mapping[str, str], kept: Callable[[str], bool]) -> Dict[str, str]:
-    """The environment of the rank's program. kept: whether a variable of this process stays."""
+    """Build the environment of the rank's program. kept: whether a variable of this process stays."""
     stay = {name: value for name, value in environ.items() if kept(name)}
     return {**stay, **computed, **{name: environ[name] for name in SHELL_DEFAULTS if name in environ}}
 
 
 def names_of(hosts: Sequence[str], counts: Sequence[int]) -> List[Host]:
-    """Hosts with so many ranks each."""
+    """Create hosts with so many ranks each."""
     pairs = enumerate(zip(hosts, counts))
     return [Host(index=index, host=name, name=name, address=name, nproc=number) for index, (name, number) in pairs]

@@ -23,7 +23,7 @@ class Launcher(NamedTuple):
 
 
 def launchers(table: Table) -> Dict[int, List[Launcher]]:
-    """Those of each node, {} in other modes. Raises PreflightError where no mpirun can start the trainers."""
+    """Create the launchers of each node, {} in other modes. Raises PreflightError where no mpirun can start the trainers."""
     if not table.job.by_mpirun:
         return {}
     implementation = implementation_of(table.facts[0], table.cluster.hosts[0].name)
@@ -47,7 +47,10 @@ def launchers(table: Table) -> Dict[int, List[Launcher]]:
 
 
 def implementation_of(fact: Facts, name: str) -> "Implementation | None":
-    """The implementation of a node's mpirun; None where the node was not asked. name: of the node. Raises PreflightError."""
+    """Read the implementation of a node's mpirun; None where the node was not asked.
+
+    name: of the node. Raises PreflightError.
+    """
     if fact.mpirun is None:
         return None
     found = read_implementation(fact.mpirun)
@@ -58,7 +61,7 @@ def implementation_of(fact: Facts, name: str) -> "Implementation | None":
 
 
 def _own(table: Table, seat: Seat) -> Env:
-    """What finds a process of the job, and what users' programs may read in the environment of a launcher."""
+    """Compute what finds a process of the job, and what users' programs may read in the environment of a launcher."""
     return {
         "CLUSTERTOOL_JOB": table.identity.job_id,
         "CLUSTERTOOL_ROLE": seat.role,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def container_request(settings: ContainerSettings, probed: ProbeAnswer) -> ContainerWanted:
-    """What a node is asked for a job in containers. probed: what its probe has found."""
+    """Build what a node is asked for a job in containers. probed: what its probe has found."""
     gpu = probed.get("device_kind") == "gpu" and bool(probed.get("devices"))
     sources = (volume.partition(":")[0] for volume in settings.volumes)
     return {
@@ -30,9 +30,10 @@ def container_request(settings: ContainerSettings, probed: ProbeAnswer) -> Conta
 
 
 def containers(cluster: Cluster, settings: ContainerSettings, facts: ByNode) -> Dict[int, ContainerSpec]:
-    """By node; {} for a job without containers. Raises the PreflightErrors of nodes without a runtime or a source of a volume.
+    """Describe the container of each node; {} for a job without containers.
 
-    Where a node was not asked, its runtime is that of the settings, for --dry.
+    Raises the PreflightErrors of nodes without a runtime or a source of a volume. Where a node was not asked, its runtime is
+    that of the settings, for --dry.
     """
     if not settings:
         return {}
@@ -46,7 +47,10 @@ def containers(cluster: Cluster, settings: ContainerSettings, facts: ByNode) -> 
 
 
 def _container(settings: ContainerSettings, known: Mapping[int, ContainerFacts], node: int) -> ContainerSpec:
-    """The image is named by its id where the node has it, so that all ranks and restarts run the same one."""
+    """Describe the container of a node.
+
+    The image is named by its id where the node has it, so that all ranks and restarts run the same one.
+    """
     own = known[node]
     present = bool(own.image_id) and settings.pull != "always"
     return {
@@ -65,7 +69,9 @@ def _container(settings: ContainerSettings, known: Mapping[int, ContainerFacts],
 
 
 def _digest(known: Mapping[int, ContainerFacts], own: ContainerFacts) -> str:
-    """The digest that all nodes with the image state. Where they differ, its id: a store that has loaded the image from a file
-    states another digest than one that has pulled it."""
+    """Choose the digest that all nodes with the image state. Where they differ, its id.
+
+    A store that has loaded the image from a file states another digest than one that has pulled it.
+    """
     same = len({one.digest for one in known.values() if one.image_id}) == 1
     return own.digest if same or own.image_id.startswith("/") else f"sha256:{own.image_id}"

@@ -122,13 +122,13 @@ def plan(
 
 
 def with_containers(made: Plan, facts: ByNode) -> Plan:
-    """The plan with the containers that follow from later facts, after the image was brought to nodes."""
+    """Replace the containers of a plan by those that follow from later facts, after the image was brought to nodes."""
     found = containers(made.cluster, made.job.container, facts)
     return replace(made, nodes=tuple(replace(node, container=found.get(node.host.index)) for node in made.nodes))
 
 
 def _seats(cluster: Cluster, job: JobSpec, facts: ByNode, job_id: str = "") -> Tuple[Tuple[str, ...], Tuple[Seat, ...]]:
-    """The devices' kind of each node, and all processes' seats."""
+    """Assign the devices' kind of each node, and all processes' seats."""
     hosts = cluster.hosts
     kinds = tuple(devices.kind_of(cluster, facts[host.index]) for host in hosts)
     cards = {host.index: devices.usable(host, job, facts[host.index], kinds[host.index], job_id) for host in hosts}
@@ -136,7 +136,7 @@ def _seats(cluster: Cluster, job: JobSpec, facts: ByNode, job_id: str = "") -> T
 
 
 def readers(cluster: Cluster, job: JobSpec, facts: ByNode, listing: Sequence[str]) -> Dict[int, FrozenSet[str]]:
-    """Node -> the shards that its trainers read. A dispatch needs no more of a plan than that."""
+    """Map each node to the shards that its trainers read. A dispatch needs no more of a plan than that."""
     trainers = [seat for seat in _seats(cluster, job, facts)[1] if seat.role == "trainer"]
     lists = assign_shards(listing, job.shards, len(trainers))
     found: Dict[int, FrozenSet[str]] = {host.index: frozenset() for host in cluster.hosts}
@@ -146,7 +146,7 @@ def readers(cluster: Cluster, job: JobSpec, facts: ByNode, listing: Sequence[str
 
 
 def _commands(job: JobSpec, listing: Sequence[str]) -> Dict[str, Tuple[str, ...]]:
-    """What each role runs; a workspace without a command and without train.py is a DataError."""
+    """Choose what each role runs. Raises DataError for a workspace without a command and without train.py."""
 
     def command(role: Role, name: str, file: str) -> Tuple[str, ...]:
         if role.command:
@@ -206,7 +206,10 @@ def _launcher(one: Launcher, users: Mapping[str, str], paths: p.JobPaths) -> Pla
 
 
 def _ready(table: Table, seat: Seat) -> Tuple[int, ...]:
-    """A pserver listens on its own port. Paddle's first one opens gloo's before, and there waits for all trainers."""
+    """List the ports at which a process is ready.
+
+    A pserver listens on its own port. Paddle's first one opens gloo's before, and there waits for all trainers.
+    """
     if seat.role != "pserver" or table.job.pserver.ready == "started":
         return ()
     first = table.first_port(seat)
@@ -214,7 +217,7 @@ def _ready(table: Table, seat: Seat) -> Tuple[int, ...]:
 
 
 def _require_shards(nodes: Sequence[PlannedNode], folder: str) -> None:
-    """With --job-workspace no shards are sent: each node must have those of its own trainers; missing ones are reported."""
+    """Check that each node has the shards of its own trainers, since with --job-workspace none are sent. Raises DataError."""
     errors = []
     for node in nodes:
         there = set(node.facts.listing)
@@ -229,7 +232,7 @@ def _require_shards(nodes: Sequence[PlannedNode], folder: str) -> None:
 
 
 def below_home(path: str, home: str) -> str:
-    """--job-workspace as this node means it: `~` is the home there, and so is where a relative path begins."""
+    """Expand --job-workspace as this node means it: `~` is the home there, and so is where a relative path begins."""
     return posixpath.normpath(posixpath.join(home, path[2:] if path.startswith("~/") else "" if path == "~" else path))
 
 
@@ -276,7 +279,7 @@ def _warnings(table: Table) -> Tuple[str, ...]:
 
 
 def _one_interface(table: Table) -> Iterator[Tuple[str, List[int]]]:
-    """Interfaces that several pservers of one machine get by {nic}, with their nodes: Paddle v2 knows no addresses."""
+    """Yield interfaces that several pservers of one machine get by {nic}, with their nodes: Paddle v2 knows no addresses."""
     if not any("{nic}" in text for text in table.job.pserver.command or ()):
         return
     nodes: Dict[Tuple[str, str], List[int]] = {}
@@ -286,7 +289,7 @@ def _one_interface(table: Table) -> Iterator[Tuple[str, List[int]]]:
 
 
 def as_dict(plan: Plan) -> Dict[str, Any]:
-    """The plan for users and scripts: values of SECRETS are ***, keys and tokens are not in it."""
+    """Convert the plan for users and scripts: values of SECRETS are ***, keys and tokens are not in it."""
     return {
         "job": plan.job_id,
         "mode": plan.job.mode,
@@ -325,12 +328,12 @@ def _process(process: PlannedProcess, secrets: Sequence[str]) -> Dict[str, objec
 
 
 def masked(variables: Iterable[Tuple[str, str]], secrets: Sequence[str]) -> Dict[str, str]:
-    """Variables with *** for the values of SECRETS."""
+    """Replace the values of SECRETS by ***."""
     return {name: HIDDEN if name in secrets else value for name, value in variables}
 
 
 def needs_probe(cluster: Cluster, job: JobSpec) -> bool:
-    """False when everything that the probe would answer is given, so that `--dry` opens no connection."""
+    """Check whether the plan needs a probe. False when all that it would answer is given: `--dry` opens no connection then."""
     for host in cluster.hosts:
         kind = devices.kind_of(cluster, Facts(host.index, device_kind="auto"))
         if job.auto_devices:
@@ -344,7 +347,7 @@ def needs_probe(cluster: Cluster, job: JobSpec) -> bool:
 
 
 def given_facts(cluster: Cluster) -> Dict[int, Facts]:
-    """Facts for a dry run without a probe. The address identifies the machine: same address, same set of ports."""
+    """Build facts for a dry run without a probe. The address identifies the machine: same address, same set of ports."""
     return {
         host.index: Facts(
             node=host.index,

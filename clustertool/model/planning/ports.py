@@ -30,7 +30,10 @@ class Ports:
 
 
 def choose(seats: Sequence[Seat], cluster: Cluster, job: JobSpec, facts: ByNode, job_id: str) -> Ports:
-    """Raises PreflightError (all of them at once) naming the holder of a port that was asked for and is taken."""
+    """Choose the ports.
+
+    Raises PreflightError (all of them at once) naming the holder of a port that was asked for and is taken.
+    """
     desk = _PortChooser(cluster, facts, job_id)
     of: Dict[Tuple[str, int], Tuple[int, ...]] = {}
     trainers = [seat for seat in seats if seat.role == "trainer"]
@@ -63,12 +66,12 @@ def choose(seats: Sequence[Seat], cluster: Cluster, job: JobSpec, facts: ByNode,
 
 
 def one_port(job: JobSpec) -> bool:
-    """Whether the trainers' command gets one port for all pservers, as Paddle v2's `paddle train --port=P --pservers=IP,IP`."""
+    """Check whether the trainers' command gets one port for all pservers, as `paddle train --port=P --pservers=IP,IP` of v2."""
     return any("{pserver_port}" in text.replace("{{", "") for text in job.trainer.command or ())
 
 
 def _layers(servers: Sequence[Seat], facts: ByNode, own_port: bool) -> List[List[Seat]]:
-    """Pservers without a port of their own, in groups that get the same port: the first of each place, the second, ...
+    """Group pservers without a port of their own by equal ports: the first of each place, the second, ...
 
     A place is a machine, or an address where pservers of one machine may have one port (not own_port).
     """
@@ -85,7 +88,7 @@ def _layers(servers: Sequence[Seat], facts: ByNode, own_port: bool) -> List[List
 
 
 def _require_one_port(servers: Sequence[Seat], job: JobSpec, facts: ByNode) -> None:
-    """Raises UsageError where the trainers' command gets one port for all pservers, and they cannot all have it."""
+    """Raise UsageError where the trainers' command gets one port for all pservers, and they cannot all have it."""
     if not one_port(job):
         return
     fix = (
@@ -130,11 +133,11 @@ class _PortChooser:
         self._block: Dict[str, int] = {}
 
     def given(self, node: int) -> Dict[int, Set[str]]:
-        """What this machine has given away: port -> the addresses it was given on."""
+        """Return what this machine has given away: port -> the addresses it was given on."""
         return self._handed.setdefault(self._facts[node].machine, {})
 
     def exactly(self, node: int, port: int, why: str, alone: bool = True) -> int:
-        """A port that the user named. Not `alone`: it may be another process's too, on another address of the machine."""
+        """Take a port that the user named. Not `alone`: it may be another process's too, on another address of the machine."""
         fact = self._facts[node]
         others = self.given(node).setdefault(port, set())
         if port > HIGHEST_PORT:
@@ -147,7 +150,7 @@ class _PortChooser:
         return port
 
     def rest(self, node: int, first: int, width: int) -> Tuple[int, ...]:
-        """The ports that follow a pserver's endpoint that was asked for, up to the next one that was.
+        """Take the ports that follow a pserver's endpoint that was asked for, up to the next one that was.
 
         A program that opens one port only may so be packed closer than `width`; nothing else is put in between.
         """
@@ -159,7 +162,7 @@ class _PortChooser:
         return tuple(found)
 
     def free(self, node: int) -> int:
-        """A port outside the kernel's own range. Where to begin depends on the job, so that two jobs rarely meet."""
+        """Take a port outside the kernel's own range. Where to begin depends on the job, so that two jobs rarely meet."""
         fact = self._facts[node]
         low, high = fact.ephemeral
         end = HIGHEST_PORT + 1
@@ -176,7 +179,7 @@ class _PortChooser:
         raise Several([*self.taken, none]) if self.taken else none
 
     def next(self, node: int) -> int:
-        """START_PORT, START_PORT + 1, ... on this machine, without those that were asked for by another name."""
+        """Take START_PORT, START_PORT + 1, ... on this machine, without those that were asked for by another name."""
         machine = self._facts[node].machine
         port = self._next.get(machine, self._cluster.start_port)
         while port != self._cluster.start_port and port in self.given(node):
@@ -185,7 +188,7 @@ class _PortChooser:
         return self.exactly(node, port, "START_PORT")
 
     def blocks(self, nodes: Sequence[int], width: int) -> List[Tuple[int, ...]]:
-        """The ports of one pserver on each of these nodes: consecutive, from PADDLE_PORT on, and the same on all nodes.
+        """Take the ports of one pserver on each of these nodes: consecutive, from PADDLE_PORT on, and the same on all nodes.
 
         Only a PADDLE_PORT from conf.py is a demand. Else the first block that is free on all nodes is taken.
         """

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def probe_request(cluster: Cluster, host: Host) -> ProbeRequest:
-    """Its fields for one node. `ports`: those of conf.py, of which only the users are searched."""
+    """Build the probe of one node. `ports`: those of conf.py, of which only the users are searched."""
     pservers = 8 * (cluster.ports_num + cluster.ports_num_for_sparse)
     named = range(cluster.start_port, cluster.start_port + 64) if cluster.start_port else ()
     request: ProbeRequest = {
@@ -29,7 +29,7 @@ def probe_request(cluster: Cluster, host: Host) -> ProbeRequest:
 
 
 def job_environment(cluster: Cluster, host: Host, variables: Mapping[str, str]) -> JobEnvironment:
-    """What a program of the job would find on a node. variables: of the job, and of the laptop (PASS_ENV)."""
+    """Build what a program of the job would find on a node. variables: of the job, and of the laptop (PASS_ENV)."""
     return {
         "prelude": cluster.prelude_of(host),
         "first_path": cluster.first_path,

@@ -36,9 +36,9 @@ class Seat:
 def assign(
     hosts: Sequence[Host], job: JobSpec, facts: ByNode, devices: Mapping[int, Tuple[int, ...]]
 ) -> Tuple[Seat, ...]:
-    """All seats, servers first, each role in rank order: heter trainers stage by stage. Raises UsageError.
+    """Assign all seats, servers first, each role in rank order: heter trainers stage by stage. Raises UsageError.
 
-    `devices`: usable physical ids per node, which give the number of trainers of a collective job;
+    devices: usable physical ids per node, which give the number of trainers of a collective job;
     model/planning/devices.py assigns them.
     """
     seats: List[Seat] = []
@@ -61,14 +61,14 @@ def assign(
 
 
 def _groups(job: JobSpec) -> List[Tuple[str, int, Role]]:
-    """What is ranked one after the other: role, stage and how many of it."""
+    """List what is ranked one after the other: role, stage and how many of it."""
     single = {"pserver": job.pserver, "trainer": job.trainer}
     groups = [(name, 0, single[name]) for name in job.roles if name in single]
     return groups + [("heter", stage, role) for stage, role in enumerate(job.heter, 2)]
 
 
 def _count(name: str, role: Role, host: Host, job: JobSpec, devices: Tuple[int, ...], facts: ByNode) -> int:
-    """Processes of a role on one host: command line, job.toml, HOSTS, then the default of the mode."""
+    """Count the processes of a role on one host: command line, job.toml, HOSTS, then the default of the mode."""
     if not host.plays(name):
         return 0
     wanted: Tuple[Optional[int], ...] = (role.per_node, host.count(name))
@@ -81,7 +81,7 @@ def _count(name: str, role: Role, host: Host, job: JobSpec, devices: Tuple[int, 
 
 
 def _had(what: str, host: Host, devices: Tuple[int, ...], facts: Facts) -> int:
-    """--nproc-per-node gpu, cpu, auto: by what this node has. Raises UsageError."""
+    """Count processes by what this node has, for --nproc-per-node gpu, cpu, auto. Raises UsageError."""
     if what == "cpu" or (what == "auto" and not devices):
         return facts.cpus
     if not devices:
@@ -90,7 +90,10 @@ def _had(what: str, host: Host, devices: Tuple[int, ...], facts: Facts) -> int:
 
 
 def _listed(role: str, endpoints: Sequence[str], hosts: Sequence[Host], facts: ByNode) -> List[Place]:
-    """Rank = position in the list. An address is compared whole, so 10.0.0.1 never takes 10.0.0.11's place."""
+    """Find the places of listed endpoints; the rank is the position in the list. Raises UsageError.
+
+    An address is compared whole, so 10.0.0.1 never takes 10.0.0.11's place.
+    """
     nodes: Dict[str, int] = {}
     for host in reversed(hosts):
         for known in (facts[host.index].address, host.address, host.host):

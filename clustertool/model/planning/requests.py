@@ -44,7 +44,9 @@ class Steps:
 def start(
     plan: Plan, releases: Mapping[int, str], secrets: Mapping[str, str], resumed: "EarlierJob | None" = None
 ) -> Steps:
-    """`releases`: node -> name of the workspace there, none where it lies on the node already. resumed: the earlier job whose
+    """Build the requests that start a plan.
+
+    releases: node -> name of the workspace there, none where it lies on the node already. resumed: the earlier job whose
     output the nodes that have it copy.
 
     Specs are JSON and are kept on disks; secrets travel only in the launch.
@@ -67,7 +69,7 @@ def start(
 
 
 def spec(plan: Plan, node: PlannedNode, endpoints: list[str], places: List[RankPlaces]) -> Spec:
-    """One node's part of the plan as its supervisor reads it (and its disk keeps it): SECRETS are masked."""
+    """Build one node's part of the plan as its supervisor reads it (and its disk keeps it): SECRETS are masked."""
     common = _common(node.processes)
     cluster, job, host = plan.cluster, plan.job, node.host
     lead, (ip, port) = plan.nodes[0].host, plan.lead
@@ -116,13 +118,13 @@ def _places(plan: Plan) -> List[Place]:
 
 
 def _names(plan: Plan) -> List[str]:
-    """The nodes' names; "" for a node of an elastic job that does not take part."""
+    """List the nodes' names; "" for a node of an elastic job that does not take part."""
     found = {node.host.node_id: node.host.name for node in plan.nodes}
     return [found.get(node, "") for node in range(max(found) + 1)]
 
 
 def _common(processes: Tuple[PlannedProcess, ...]) -> dict[str, str]:
-    """Variables that are the same in all processes of a node: long endpoint lists travel once."""
+    """Collect variables that are the same in all processes of a node: long endpoint lists travel once."""
     shared = [set(process.env) for process in processes if not process.launches]
     return dict(sorted(set.intersection(*shared))) if shared else {}
 
@@ -149,7 +151,7 @@ def _process(process: PlannedProcess, common: Mapping[str, str], secrets: Tuple[
 
 
 def _header(plan: Plan, node: PlannedNode, places: List[RankPlaces]) -> JobHeader:
-    """The first event of a node's events file: enough for any later command from any laptop."""
+    """Build the first event of a node's events file: enough for any later command from any laptop."""
     trainer = next((process for process in plan.processes if process.role == "trainer"), None)
     header: JobHeader = {
         "format": FORMAT,

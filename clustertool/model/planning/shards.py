@@ -22,18 +22,18 @@ def split(items: Sequence[T], n: int) -> Tuple[Tuple[T, ...], ...]:
 
 
 def shares(lines: int, n: int) -> Tuple[int, ...]:
-    """Lines of each of n shards: the same number, the first ones one more where it does not come out even."""
+    """Divide lines into n shards: the same number each, the first ones one more where it does not come out even."""
     size, more = divmod(lines, n)
     return tuple(size + (i < more) for i in range(n))
 
 
 def shard_name(file: str, shard: int, n: int) -> str:
-    """train.txt -> train.txt-00003; more digits from shard 100000 on, the same number for all."""
+    """Name a shard: train.txt -> train.txt-00003; more digits from shard 100000 on, the same number for all."""
     return f"{file}-{shard:0{max(5, len(str(n - 1)))}}"
 
 
 def number(path: str) -> int:
-    """The shard number in a file's name. Raises DataError if it has none."""
+    """Read the shard number in a file's name. Raises DataError if it has none."""
     found = _NUMBER.findall(path.rsplit("/", 1)[-1])
     if not found:
         fix = f"name shards like train.txt-00000 ({PROGRAM} split does), or write a pattern that leaves it out"
@@ -42,7 +42,7 @@ def number(path: str) -> int:
 
 
 def matches(path: str, pattern: str) -> bool:
-    """As in a shell: a `*` matches inside one folder and does not match a dot at the start of a name."""
+    """Match a path as a shell does: a `*` matches inside one folder and does not match a dot at the start of a name."""
     parts, wanted = path.split("/"), pattern.split("/")
     return len(parts) == len(wanted) and all(
         fnmatch.fnmatchcase(part, want) and (want.startswith(".") or not part.startswith("."))
@@ -51,7 +51,7 @@ def matches(path: str, pattern: str) -> bool:
 
 
 def refuse_links(links: Iterable[str], patterns: Sequence[str]) -> None:
-    """Raises DataError for a link that would be a shard: it is sent as a link, and what it points to is not there."""
+    """Raise DataError for a link that would be a shard: it is sent as a link, and what it points to is not there."""
     for path in links:
         if any(matches(path, pattern) for pattern in patterns):
             fix = "put the file itself there; links are sent as links"

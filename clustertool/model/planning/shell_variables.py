@@ -30,7 +30,7 @@ class Visible(NamedTuple):
 
 
 def obey(cluster: Cluster, environ: Mapping[str, str], chosen: bool) -> Cluster:
-    """The cluster with the devices and Paddle's settings of a shell. Raises UsageError for devices that mean nothing here.
+    """Apply the devices and Paddle's settings of a shell to the cluster. Raises UsageError for devices that mean nothing here.
 
     chosen: the command line names devices; then a variable that cannot be used is ignored. A process on this machine inherits
     the settings; for other nodes they have the lowest priority among the user's variables.
@@ -48,13 +48,13 @@ def obey(cluster: Cluster, environ: Mapping[str, str], chosen: bool) -> Cluster:
 
 
 def settings(cluster: Cluster, environ: Mapping[str, str]) -> dict[str, str]:
-    """Paddle's variables that no launcher computes and that conf.py does not set."""
+    """Select Paddle's variables that no launcher computes and that conf.py does not set."""
     own = {name for name, _ in cluster.env}
     return {name: value for name, value in sorted(environ.items()) if for_frameworks(name) and name not in own}
 
 
 def note(cluster: Cluster, environ: Mapping[str, str]) -> str:
-    """One line about what `cluster` has from the shell, "" for nothing."""
+    """Describe what `cluster` has from the shell in one line, "" for nothing."""
     variable = cluster.shell_devices
     passed = [name for name, value in cluster.env if for_frameworks(name) and environ.get(name) == value]
     parts = [f"{variable}={environ[variable]} is for every node (env -u {variable}: all devices)"] if variable else []
@@ -99,13 +99,13 @@ def front_end_machines(environ: Mapping[str, str]) -> tuple[str, int]:
 
 
 def _in_rank(environ: Mapping[str, str]) -> bool:
-    """Whether this shell is in a process that a launcher has started as a rank."""
+    """Check whether this shell is in a process that a launcher has started as a rank."""
     torchs = environ.get("RANK") and environ.get("LOCAL_RANK")
     return bool(torchs or any(environ.get(f"{name}_RANK") for name in ("CLUSTERTOOL", "PADDLE_LOCAL", "PADDLE_GLOBAL")))
 
 
 def visible(environ: Mapping[str, str], strict: bool = True) -> Visible | None:
-    """What CUDA_VISIBLE_DEVICES and the variables of other kinds allow, None if none is set.
+    """Read what CUDA_VISIBLE_DEVICES and the variables of other kinds allow, None if none is set.
 
     An empty value hides all devices, as for CUDA. Raises UsageError for what is no number; not `strict`: such a value does not
     count, and neither does an empty one.

@@ -26,7 +26,7 @@ _OF_TIME_LIMIT = {"TIMEOUT", "TimeLimit"}
 
 
 def end_of(job: SlurmJob, restarts: int, by: str, code: int) -> Outcome:
-    """The outcome of a job after a signal. `by` and `code`: the signal as text, and its exit code.
+    """Determine the outcome of a job after a signal. by, code: the signal as text, and its exit code.
 
     restarts: how often the job had been requeued when this run of it began.
     """
@@ -36,12 +36,12 @@ def end_of(job: SlurmJob, restarts: int, by: str, code: int) -> Outcome:
 
 
 def engine_end(job: SlurmJob) -> EngineEnd:
-    """What Slurm has recorded about the end of a job."""
+    """Collect what Slurm has recorded about the end of a job."""
     return EngineEnd("slurm", str(job.id), job.state, job.reason, job.ended or 0.0)
 
 
 def unexplained(number: str, why: str, by: str, code: int) -> Outcome:
-    """The outcome where Slurm does not answer. why: what is known about that."""
+    """Create the outcome where Slurm does not answer. why: what is known about that."""
     return Outcome(JobState.STOPPED, code, "tool", f"{by}; scontrol shows nothing about job {number}: {why}")
 
 
@@ -56,12 +56,12 @@ def begins_again(job: SlurmJob, restarts: int, requeue_on: Collection[str]) -> b
 
 
 def requeue(number: str) -> Tuple[str, ...]:
-    """The command after which Slurm starts a job again."""
+    """Build the command after which Slurm starts a job again."""
     return "scontrol", "requeue", number
 
 
 def give_back(job: SlurmJob, own: str, step: str, leads: bool, lost: bool) -> Tuple[str, ...]:
-    """The command after which Slurm does not wait for a node that is lost; () where it does not wait.
+    """Build the command after which Slurm does not wait for a node that is lost; () where it does not wait.
 
     own: our id of the job. step: the number of our step. leads: the first node of the allocation gives it back; its batch
     script, which has become srun, is there. lost: the job has ended because of the lost node.

@@ -71,7 +71,7 @@ class SlurmJob:
 
 
 def read_jobs(text: str) -> List[SlurmJob]:
-    """The jobs of an answer of `scontrol -o show job`, run with TIME_FORMAT. Lines that are not a job are left out."""
+    """Parse the jobs of an answer of `scontrol -o show job`, run with TIME_FORMAT. Lines that are not a job are left out."""
     found = (_read(line) for line in text.splitlines())
     return [job for job in found if job is not None]
 
@@ -90,8 +90,11 @@ def _read(line: str) -> Optional[SlurmJob]:
 
 
 def job_of(fields: Mapping[str, str]) -> SlurmJob:
-    """A job from the texts of its fields. The names are those of scontrol, and in small letters those of SlurmJob: `id` (a
-    number), `state`, `reason`, `comment`, `nodes`, `name` and `output`. Others may be missing."""
+    """Build a job from the texts of its fields.
+
+    The names are those of scontrol, and in small letters those of SlurmJob: `id` (a number), `state`, `reason`, `comment`,
+    `nodes` and `name`. Others may be missing.
+    """
     state = fields["state"]
     started, ended = _time(fields, "StartTime"), _time(fields, "EndTime")
     over, pending = state in ENDED or state == COMPLETING, state == PENDING

@@ -12,7 +12,7 @@ _NAME = r"(?:[^\s,\[\]]|\[[0-9,-]+\])+"  # with its ranges: a comma in brackets 
 
 
 def read_node_list(text: str) -> List[str]:
-    """ "gpu[01-02,7],login" -> gpu01 gpu02 gpu7 login; "" -> none. Raises DataError, ConfigError for what is no node list."""
+    """Expand "gpu[01-02,7],login" to gpu01 gpu02 gpu7 login; "" to none. Raises DataError, ConfigError for no node list."""
     if text and not re.fullmatch(f"{_NAME}(?:,{_NAME})*", text):
         raise DataError(f"{text[:80]!r} is no list of nodes", "scontrol show hostnames expands a list of Slurm")
     return [name for part in re.findall(_NAME, text) for name in expand(part)]

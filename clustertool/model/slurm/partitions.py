@@ -19,8 +19,10 @@ SHOW_PARTITIONS = ("scontrol", "--oneliner", "show", "partition")
 
 @dataclass(frozen=True)
 class SlurmPartition:
-    """One partition. longest: seconds. accounts, qos: those that may use it; (): all. barred_accounts, barred_qos: those that
-    may not."""
+    """One partition.
+
+    longest: seconds. accounts, qos: those that may use it; (): all. barred_accounts, barred_qos: those that may not.
+    """
 
     name: str
     default: bool
@@ -35,7 +37,7 @@ class SlurmPartition:
 
 
 def read_partitions(text: str) -> List[SlurmPartition]:
-    """Lines that are no partition are left out, and limits that cannot be read are none."""
+    """Parse partitions. Lines that are no partition are left out, and limits that cannot be read are none."""
     lines = (dict(re.findall(r"(?:^| )(\w+)=(\S*)", line)) for line in text.splitlines())
     return [_read(fields) for fields in lines if fields.get("PartitionName")]
 
@@ -62,8 +64,10 @@ def _names(text: str) -> Tuple[str, ...]:
 
 
 def beyond(settings: SlurmSettings, partitions: Sequence[SlurmPartition]) -> List[str]:
-    """Why a job with these settings would not start in any of the partitions that it names, or in the default one. [] if it
-    would start in one of them, or if Slurm has none of them: sbatch reports that."""
+    """Describe why a job with these settings would not start in any of the partitions that it names, or in the default one.
+
+    [] if it would start in one of them, or if Slurm has none of them: sbatch reports that.
+    """
     named = settings.partition.split(",") if settings.partition else []
     asked = [one for one in partitions if (one.name in named if named else one.default)]
     reasons = [_reasons(settings, one) for one in asked]

@@ -23,7 +23,7 @@ _PER_JOB = ("PerJob", "PerJobLimit")  # QOSMaxCpuPerJobLimit and others: one job
 
 
 def explained(reason: str) -> str:
-    """A reason of squeue with what it means, where it stays until the job or the cluster is changed; else the reason alone."""
+    """Explain a reason of squeue that stays until the job or the cluster is changed; return any other reason alone."""
     name = reason.split(",")[0]  # "ReqNodeNotAvail, UnavailableNodes:node1"
     meaning = _MEANINGS.get(name, "it asks for more than a job may have" if name.endswith(_PER_JOB) else "")
     return f"{reason}: {meaning}, so it does not start" if meaning else reason

@@ -58,7 +58,7 @@ class SlurmNode:
 
 
 def read_queue(text: str) -> List[SlurmJob]:
-    """The user's jobs in the answer of QUEUE. Lines that are not a job are left out."""
+    """Parse the user's jobs in the answer of QUEUE. Lines that are not a job are left out."""
     lines = (line.split(_MARK) for line in text.splitlines())
     found = (dict(zip(_JOB, line)) for line in lines if len(line) == len(_JOB))
     return [job_of(job) for job in found if _is_number(job["id"])]
@@ -82,7 +82,7 @@ def read_steps(queue: str, steps: str) -> List[SlurmJob]:
 
 
 def read_nodes(text: str) -> List[SlurmNode]:
-    """The nodes in the answer of NODES, each with all of its partitions. Other lines are left out.
+    """Parse the nodes in the answer of NODES, each with all of its partitions. Other lines are left out.
 
     sinfo names the partitions of each node in an order of its own, so they are sorted: equal nodes are equal.
     """
@@ -97,7 +97,7 @@ def read_nodes(text: str) -> List[SlurmNode]:
 
 
 def gpus_of(gres: str) -> Tuple[Tuple[str, int], ...]:
-    """ "gpu:a100:2(S:0-1),gpu:1,craynetwork:4" -> (("a100", 2), ("", 1))."""
+    """Parse "gpu:a100:2(S:0-1),gpu:1,craynetwork:4" to (("a100", 2), ("", 1))."""
     outside = re.sub(r"\([^)]*\)", "", gres)
     found = re.findall(r"(?:^|,)gpu(?::([^:,]+))?:([0-9]{1,6})(?=,|$)", outside)
     return tuple((kind, int(number)) for kind, number in found)

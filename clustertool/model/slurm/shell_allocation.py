@@ -36,7 +36,7 @@ class ShellAllocation:
     heterogeneous: bool = False
 
     def step(self, settings: SlurmSettings) -> SlurmSettings:
-        """The settings of a job in it: without those that ask for resources. Raises UsageError where it is too small."""
+        """Return the settings of a job in it: without those that ask for resources. Raises UsageError where it is too small."""
         nodes, cpus = settings.nodes or self.nodes, settings.cpus_per_node
         if nodes > self.nodes:
             has = count(self.nodes, "node")
@@ -49,11 +49,11 @@ class ShellAllocation:
         return SlurmSettings(login=settings.login, nodes=nodes, cpus_per_node=cpus)
 
     def seen(self, settings: SlurmSettings) -> SlurmSettings:
-        """The settings of a step with the processors and GPUs that its nodes have, for a plan before it starts."""
+        """Return the settings of a step with the processors and GPUs that its nodes have, for a plan before it starts."""
         return replace(settings, cpus_per_node=settings.cpus_per_node or self.cpus, gpus_per_node=self.gpus)
 
     def cpus_warning(self, settings: SlurmSettings, ranks: int) -> str:
-        """A warning where ranks share processors because the allocation has few; "" where they do not, or it is not known.
+        """Warn where ranks share processors because the allocation has few; "" where they do not, or it is not known.
 
         ranks: on each node, 0 if their number is not known.
         """
@@ -67,8 +67,10 @@ class ShellAllocation:
 
 
 def shell_allocation(environ: Mapping[str, str]) -> Optional[ShellAllocation]:
-    """The allocation of a shell with these variables, without the number of its nodes. None: it has none, or the shell is
-    a rank of a job: that job uses all of it."""
+    """Read the allocation of a shell with these variables, without the number of its nodes.
+
+    None: it has none, or the shell is a rank of a job: that job uses all of it.
+    """
     job = environ.get("SLURM_JOB_ID", "")
     if not _NUMBER.fullmatch(job) or environ.get("CLUSTERTOOL_JOB"):
         return None
@@ -80,12 +82,11 @@ def shell_allocation(environ: Mapping[str, str]) -> Optional[ShellAllocation]:
 
 
 def ignored_keys(settings: SlurmSettings) -> Tuple[str, ...]:
-    """The settings that were given, and that a step does not have: the allocation has them already."""
+    """List the settings that were given, and that a step does not have: the allocation has them already."""
     given = (each.name for each in fields(settings) if getattr(settings, each.name) != each.default)
     return tuple(name for name in given if name not in _USED)
 
 
 def for_srun(environ: Mapping[str, str]) -> Dict[str, str]:
-    """The environment of a shell without the variables that srun reads as options: SLURM_NTASKS of `salloc -n 8` would change
-    the number of tasks."""
+    """Remove the variables that srun reads as options: SLURM_NTASKS of `salloc -n 8` would change the number of tasks."""
     return {name: value for name, value in environ.items() if name in _KEPT or not of_task(name)}

@@ -139,7 +139,7 @@ def _option(value: object) -> str:
 
 
 def _setting(read: Callable[[object], Value], default: Value) -> Value:
-    """A field that a source may set. `read` raises ValueError, whose text states what is right."""
+    """Declare a field that a source may set. read: raises ValueError, whose text states what is right."""
     return field(default=default, metadata={"read": read})
 
 
@@ -194,7 +194,7 @@ def read_settings(
     typed: Optional[Mapping[str, object]] = None,
     where: str = "conf.py",
 ) -> SlurmSettings:
-    """Settings of the three sources. where: the conf.py. typed: by the names of the settings.
+    """Read the settings of the three sources. where: the conf.py. typed: by the names of the settings.
 
     Raises ConfigError (78) for an error in conf.py, DataError (65) for job.toml, UsageError (64) for the command line.
     """

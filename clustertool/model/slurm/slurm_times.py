@@ -22,7 +22,7 @@ _KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]{1,6}) sec", re.MULTILINE)
 
 
 def limit_seconds(text: str) -> Optional[float]:
-    """A time limit in seconds. "infinite" and "unlimited": math.inf. None for what is no time limit."""
+    """Parse a time limit in seconds. "infinite" and "unlimited": math.inf. None for what is no time limit."""
     if text.lower() in ("infinite", "unlimited"):
         return UNLIMITED
     if len(text) > 20 or not text.isascii():
@@ -34,7 +34,7 @@ def limit_seconds(text: str) -> Optional[float]:
 
 
 def as_limit(text: str) -> str:
-    """A time limit for sbatch: the text itself, or a duration with a unit (90s, 30m, 1h30m) in a form of Slurm; else ""."""
+    """Convert a time limit for sbatch: the text itself, or a duration with a unit (90s, 1h30m) in Slurm's form; else ""."""
     if limit_seconds(text) is not None:
         return text
     seconds = seconds_of(text) if text[-1:].isalpha() else None
@@ -56,7 +56,7 @@ def longest_grace(limit: int) -> float:
 
 
 def grace_warning(grace: float, limit: Optional[int]) -> str:
-    """A warning where Slurm would kill supervisors before they have recorded the end of a job; "" where it would not.
+    """Warn where Slurm would kill supervisors before they have recorded the end of a job; "" where it would not.
 
     grace: seconds. limit: KillWait.
     """

@@ -41,7 +41,7 @@ class SubmitOrder:
 
 
 def script(settings: SlurmSettings, order: SubmitOrder) -> str:
-    """The script. It has no secret: these are in the bundle."""
+    """Write the script. It has no secret: these are in the bundle."""
     lines = [
         "#!/bin/sh",
         f"# Job {order.job_id} of clustertool. One task on each node joins the job; the ranks are its children.",
@@ -52,7 +52,7 @@ def script(settings: SlurmSettings, order: SubmitOrder) -> str:
 
 
 def step_script(settings: SlurmSettings, order: SubmitOrder, allocation: ShellAllocation) -> str:
-    """The script of a job that is a step of an allocation. settings: those of allocation.step()."""
+    """Write the script of a job that is a step of an allocation. settings: those of allocation.step()."""
     lines = [
         "#!/bin/sh",
         f"# Job {order.job_id} of clustertool, a step of the allocation {allocation.job}. One task on each node joins the job.",
@@ -64,7 +64,7 @@ def step_script(settings: SlurmSettings, order: SubmitOrder, allocation: ShellAl
 
 
 def submit_command(settings: SlurmSettings, order: SubmitOrder, path: str) -> Tuple[str, ...]:
-    """The command that submits the script at this path, and prints the id of the Slurm job (and ;CLUSTER).
+    """Build the command that submits the script at this path, and prints the id of the Slurm job (and ;CLUSTER).
 
     The options of the script are repeated, because variables SBATCH_* of the login host have priority over those of a script.
     """
@@ -72,7 +72,10 @@ def submit_command(settings: SlurmSettings, order: SubmitOrder, path: str) -> Tu
 
 
 def submitted_number(output: str) -> str:
-    """The id of the Slurm job in the output of that command; "" if there is none. A wrapper of a site may print other lines."""
+    """Read the id of the Slurm job in the output of that command; "" if there is none.
+
+    A site's wrapper may print other lines.
+    """
     found = re.search(r"^([0-9]{1,10})(?:;[\w.-]+)?$", output, re.MULTILINE | re.ASCII)
     return found[1] if found else ""
 
@@ -117,7 +120,7 @@ _AS_THEY_ARE = (
 def srun_command(
     settings: SlurmSettings, order: SubmitOrder, allocation: Optional[ShellAllocation] = None
 ) -> Tuple[str, ...]:
-    """The command that starts one task on each node of an allocation. allocation: if it is not that of the command itself."""
+    """Build the command that starts one task on each node of an allocation. allocation: if it is not the command's own."""
     # srun does not take over --cpus-per-task of the allocation since Slurm 22.05.
     cpus = (f"--cpus-per-task={settings.cpus_per_node}",) if settings.cpus_per_node else ()
     counted = settings.nodes and (allocation or not order.least)
@@ -144,7 +147,7 @@ def srun_command(
 
 
 def _inside(settings: SlurmSettings, order: SubmitOrder, allocation: ShellAllocation) -> Tuple[str, ...]:
-    """What makes the command a step of this allocation."""
+    """Build the options that make the command a step of this allocation."""
     return (
         f"--jobid={allocation.job}",
         f"--job-name={comment(order.job_id)}",  # a step has no comment
@@ -156,12 +159,12 @@ def _inside(settings: SlurmSettings, order: SubmitOrder, allocation: ShellAlloca
 
 
 def _name(order: SubmitOrder) -> str:
-    """The name of the Slurm job."""
+    """Return the name of the Slurm job."""
     return order.name or order.job_id
 
 
 def cpus_warning(settings: SlurmSettings, ranks: int = 0) -> str:
-    """A warning where ranks would share the processors that Slurm gives to a task without a number; "" where they do not.
+    """Warn where ranks would share the processors that Slurm gives to a task without a number; "" where they do not.
 
     ranks: on each node, 0 if their number is not known.
     """
@@ -176,7 +179,7 @@ def cpus_warning(settings: SlurmSettings, ranks: int = 0) -> str:
 
 
 def _quoted(text: str) -> str:
-    """One argument in a line of #SBATCH. sbatch knows quotes, but a backslash escapes in single quotes as well."""
+    """Quote one argument in a line of #SBATCH. sbatch knows quotes, but a backslash escapes in single quotes as well."""
     if re.fullmatch(r"[\w@%+=:,./-]*", text, re.ASCII):
         return text
     escaped = re.sub(r'([\\"])', r"\\\1", text)
@@ -184,7 +187,7 @@ def _quoted(text: str) -> str:
 
 
 def _pattern(path: str) -> str:
-    """The path of a file where Slurm expects a pattern: %j would be the job id. A backslash switches patterns off."""
+    """Escape the path of a file where Slurm expects a pattern: %j would be the job id. A backslash switches patterns off."""
     return path.replace("\\", "\\\\") if "\\" in path else path.replace("%", "%%")
 
 

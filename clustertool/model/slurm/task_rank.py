@@ -37,7 +37,10 @@ class Task(NamedTuple):
 
 
 def read_task(environ: Mapping[str, str]) -> Task:
-    """Raises UsageError where no step has started this process, and where ranks are not numbered node by node."""
+    """Read the place of a task.
+
+    Raises UsageError where no step has started this process, and where ranks are not numbered node by node.
+    """
     variables = ("SLURM_NODEID", "SLURM_LOCALID", "SLURM_PROCID", "SLURM_NTASKS")
     node, local, rank, total = (number(environ, name, _SRUN) for name in variables)
     hosts = tuple(node_names(environ, _SRUN))
@@ -53,7 +56,7 @@ def read_task(environ: Mapping[str, str]) -> Task:
 
 
 def rank_environment(environ: Mapping[str, str], options: RankOptions) -> Dict[str, str]:
-    """The environment of a task's rank: that of the task, and the variables that `run` sets in a collective job.
+    """Build the environment of a task's rank: that of the task, and the variables that `run` sets in a collective job.
 
     Raises UsageError.
     """
@@ -70,7 +73,7 @@ def rank_environment(environ: Mapping[str, str], options: RankOptions) -> Dict[s
 
 
 def _counts(listed: str) -> Tuple[int, ...]:
-    """ "2(x3),1" -> 2, 2, 2, 1. Raises UsageError."""
+    """Parse "2(x3),1" to 2, 2, 2, 1. Raises UsageError."""
     found: List[int] = []
     for part in listed.split(","):
         match = re.fullmatch(r"([0-9]{1,5})(?:\(x([0-9]{1,5})\))?", part)

@@ -430,8 +430,11 @@ class SeenAnswer(Answer, total=False):
 
 
 class SubmittedJob(TypedDict):
-    """A job that was given to a scheduler. release: the workspace in the store, "" where none was sent. created: by the
-    clock of the machine that has submitted it. slurm_id: the job's id there, "" until it is known."""
+    """A job that was given to a scheduler.
+
+    release: the workspace in the store, "" where none was sent. created: by the clock of the machine that has submitted it.
+    slurm_id: the job's id there, "" until it is known.
+    """
 
     job: f.JobId
     name: f.Label

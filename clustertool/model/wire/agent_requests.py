@@ -54,8 +54,11 @@ class RankSessionRequest(TypedDict):
 
 
 class SameCommandRequest(TypedDict):
-    """See node/jobs/same_command.py. starter: the machine on which the command was typed (Facts.machine). at: its position in
-    the list of nodes. start: the job is to start now."""
+    """See node/jobs/same_command.py.
+
+    starter: the machine on which the command was typed (Facts.machine). at: its position in the list of nodes. start: the job
+    is to start now.
+    """
 
     command: str  # a digest of what starts a job
     starter: str

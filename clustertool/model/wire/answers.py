@@ -20,7 +20,7 @@ _SHORT = 32 << 10  # bytes of the header of a piece of a log, which names a file
 
 
 def check_answer(kind: Kind[Any, Any], answer: Mapping[str, object]) -> None:
-    """Raises Malformed for what is neither an answer to a request of this kind nor an error in its place."""
+    """Raise Malformed for what is neither an answer to a request of this kind nor an error in its place."""
     if answer.get("error") is not None:
         check_of(agent_answers.ErrorFields)(answer["error"], "error")
     elif "need" in answer and kind in (DEVICES, SAMPLE):
@@ -31,7 +31,7 @@ def check_answer(kind: Kind[Any, Any], answer: Mapping[str, object]) -> None:
 
 @lru_cache(maxsize=1)
 def _answer_types() -> Mapping[str, object]:
-    """The type of each request's answer: the annotation of the request in messages.py names it."""
+    """Read the type of each request's answer: the annotation of the request in messages.py names it."""
     hints = get_type_hints(messages, {**vars(messages), "a": agent_answers, "r": agent_requests})
     kinds = {name: kind for name, kind in vars(messages).items() if isinstance(kind, Kind)}
     return {kind.type: get_args(hints[name])[1] for name, kind in kinds.items()}
@@ -47,12 +47,12 @@ def is_relay_report(header: Mapping[str, object]) -> bool:
 
 
 def frame_limit(header: Mapping[str, object]) -> int:
-    """Bytes that the header of a frame that answers no request may have."""
+    """Compute how many bytes the header of a frame that answers no request may have."""
     return STREAM if header.get("type") == "events" or is_relay_report(header) else _SHORT
 
 
 def check_frame(header: Mapping[str, object]) -> None:
-    """A frame that answers no request. Raises Malformed."""
+    """Check a frame that answers no request. Raises Malformed."""
     check = _frames().get(str(header.get("type")))
     if check is None:
         raise Malformed("a frame", "is of no known type")

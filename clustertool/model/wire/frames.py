@@ -28,7 +28,7 @@ def encode(header: Header, payload: bytes = b"") -> bytes:
 
 
 def head(header: Header, size: int) -> bytes:
-    """A frame up to its payload of `size` bytes, which is to follow."""
+    """Encode a frame up to its payload of `size` bytes, which is to follow."""
     text = json.dumps(header, separators=(",", ":")).encode()
     return _LENGTHS.pack(len(text), size) + text
 
@@ -42,11 +42,11 @@ class Sink:
         self._filled = 0
 
     def room(self) -> memoryview:
-        """For the bytes that come next."""
+        """Return the buffer for the bytes that come next."""
         return self._buffer[self._filled : self._filled + self.left]
 
     def took(self, size: int) -> None:
-        """So many have come into room()."""
+        """Record that so many bytes have come into room()."""
         self._filled += size
         self.left -= size
         if not self.left or self._filled == len(self._buffer):
@@ -62,14 +62,14 @@ class Sink:
             data = data[size:]
 
     def put(self, data: memoryview) -> None:
-        """The next bytes, up to 64 KiB. A receiver that needs them later copies them."""
+        """Take the next bytes, up to 64 KiB. A receiver that needs them later copies them."""
 
     def keep(self) -> bool:
-        """Called when all of it has arrived. Returns False if it is wrong or was not expected."""
+        """Finish when all bytes have arrived. Returns False if they are wrong or were not expected."""
         return False
 
     def drop(self) -> None:
-        """It is not wanted any more."""
+        """Drop the bytes, which are not wanted any more."""
 
 
 class MemorySink(Sink):
@@ -107,11 +107,11 @@ class Decoder:
         self._header: Header = {}
 
     def room(self) -> Optional[memoryview]:
-        """Where the next bytes belong, as long as they are those of a payload with a sink."""
+        """Return where the next bytes belong, as long as they are those of a payload with a sink."""
         return None if self._into is None else self._into.room()
 
     def taken(self, size: int) -> List[Frame]:
-        """So many bytes have come into room()."""
+        """Record that so many bytes have come into room(), and return the frames that they complete."""
         if self._into is None:
             return []
         self._into.took(size)

@@ -213,7 +213,7 @@ Order = Union[StartOrder, DaemonOrder, StopOrder, ReleaseOrder, FinishOrder]
 
 
 def read_incarnation(value: object) -> Incarnation:
-    """The value of `sender` or `of`. Raises ValueError."""
+    """Read the value of `sender` or `of`. Raises ValueError."""
     if isinstance(value, (list, tuple)) and len(value) == 3:
         boot, pid, start = value
         if isinstance(boot, str) and type(pid) is int and type(start) is int:
@@ -222,7 +222,7 @@ def read_incarnation(value: object) -> Incarnation:
 
 
 def is_of_earlier_epoch(message: Mapping[str, object], epoch: int) -> bool:
-    """Whether a message of an elastic job belongs to an attempt before the epoch. Raises ValueError."""
+    """Check whether a message of an elastic job belongs to an attempt before the epoch. Raises ValueError."""
     of = message.get("attempt")
     if type(of) is not int:
         raise ValueError("an attempt that is no number")
@@ -230,7 +230,7 @@ def is_of_earlier_epoch(message: Mapping[str, object], epoch: int) -> bool:
 
 
 def is_outdated(order: Mapping[str, object], attempt: int) -> bool:
-    """Whether an order belongs to an attempt before `attempt`, the supervisor's own. Raises ValueError."""
+    """Check whether an order belongs to an attempt before `attempt`, the supervisor's own. Raises ValueError."""
     of = order.get("attempt")
     if type(of) is not int:
         raise ValueError("an attempt that is no number")

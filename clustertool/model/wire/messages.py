@@ -83,11 +83,11 @@ class Request(Generic[Answered]):
         return _LISTING if self.fields.get("job_workspace") else self.kind.limit
 
     def about(self, base: str) -> Request[Answered]:
-        """The same request about another node."""
+        """Return the same request about another node."""
         return Request(self.kind, self.fields, base)
 
     def header(self, number: Optional[int], now: float) -> Dict[str, object]:
-        """The request as it travels. number: of this request on its connection; None: the answer is not wanted."""
+        """Build the request as it travels. number: of this request on its connection; None: the answer is not wanted."""
         about = {} if self.base is None else {"of_base": self.base}
         return {**self.fields, **about, "type": self.kind.type, "id": number, "now": now}
 
@@ -184,5 +184,5 @@ LOAD_IMAGE: Kind[r.LoadImageRequest, a.ImageAnswer] = Kind(
 
 
 def stop_request(job: str, how: r.StopHow) -> Request[a.StopAnswer]:
-    """The request to end a job, "" for all."""
+    """Build the request to end a job, "" for all."""
     return STOP({"job": job, "exact": bool(job), **how})

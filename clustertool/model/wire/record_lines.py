@@ -16,12 +16,12 @@ _MOST_SKEW = 1e11  # seconds; the limit of the field's type, too
 
 
 def written_event(type: str, t: float, fields: Mapping[str, object]) -> Dict[str, object]:
-    """The object that stands in a line of events.jsonl. `t`: seconds since the epoch."""
+    """Build the object that stands in a line of events.jsonl. t: seconds since the epoch."""
     return {"t": t, "type": type, OLD_EVENT_TYPE: type, **fields}
 
 
 def read_event(line: bytes) -> "Optional[Event]":
-    """The event in a line of events.jsonl of this or the previous version. None for a torn line and for what is no event."""
+    """Read the event in a line of events.jsonl of this or the previous version. None for a torn line and for no event."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
@@ -36,7 +36,7 @@ def read_event(line: bytes) -> "Optional[Event]":
 
 
 def known_skew(header: Mapping[str, object]) -> float:
-    """Seconds by which the node's clock was ahead of the laptop's when the job started; 0 if that is not known.
+    """Read the seconds by which the node's clock was ahead of the laptop's when the job started; 0 if that is not known.
 
     header: the first event of a job, which its programs may have written.
     """
@@ -46,11 +46,13 @@ def known_skew(header: Mapping[str, object]) -> float:
 
 
 def read_events(lines: Iterable[bytes]) -> "List[Event]":
-    """Those of whole lines; other lines are left out."""
+    """Read the events of whole lines; other lines are left out."""
     return [event for event in map(read_event, lines) if event is not None]
 
 
 def control_line(order: Mapping[str, object]) -> bytes:
-    """A line for the control fifo of a supervisor of the previous version: a request `stop` or `attached` of
-    supervisor_messages."""
+    """Write a line for the control fifo of a supervisor of the previous version.
+
+    order: a request `stop` or `attached` of supervisor_messages.
+    """
     return json.dumps({**order, OLD_CONTROL_TYPE: order["type"]}).encode() + b"\n"

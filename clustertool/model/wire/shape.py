@@ -32,7 +32,7 @@ def _wrong(path: str, value: object, wanted: str) -> Malformed:
 
 
 def text(most: int) -> Check:
-    """A string of at most `most` characters."""
+    """Create the check of a string of at most `most` characters."""
 
     def check(value: object, path: str) -> None:
         if not isinstance(value, str):
@@ -44,7 +44,7 @@ def text(most: int) -> Check:
 
 
 def matching(true: Callable[[str], bool], wanted: str) -> Check:
-    """A string for which `true` returns True; `wanted` describes it."""
+    """Create the check of a string for which `true` returns True; `wanted` describes it."""
 
     def check(value: object, path: str) -> None:
         if not isinstance(value, str) or not true(value):
@@ -59,7 +59,7 @@ def one_of(names: Iterable[str]) -> Check:
 
 
 def whole(low: int = 0, high: int = (1 << 63) - 1) -> Check:
-    """An integer from `low` to `high`."""
+    """Create the check of an integer from `low` to `high`."""
 
     def check(value: object, path: str) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
@@ -69,7 +69,7 @@ def whole(low: int = 0, high: int = (1 << 63) - 1) -> Check:
 
 
 def number(low: float = 0.0, high: float = 1e18) -> Check:
-    """A number from `low` to `high`; NaN and infinity are none."""
+    """Create the check of a number from `low` to `high`; NaN and infinity are none."""
 
     def check(value: object, path: str) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
@@ -84,7 +84,7 @@ def _flag(value: object, path: str) -> None:
 
 
 def _little(value: object, path: str) -> None:
-    """Any value with few elements."""
+    """Check that a value of any type has few elements."""
     if isinstance(value, (list, dict)):
         for count, _ in enumerate(_inside(value)):
             if count > _SMALL:
@@ -92,7 +92,7 @@ def _little(value: object, path: str) -> None:
 
 
 def _inside(value: object) -> Iterator[object]:
-    """Everything in a value, however deep."""
+    """Yield everything in a value, however deep."""
     left = [value]
     while left:
         one = left.pop()
@@ -110,7 +110,7 @@ _PLAIN: dict[object, Check] = {str: text(1 << 16), int: whole(), float: number()
 
 @lru_cache(maxsize=None)
 def check_of(hint: object) -> Check:
-    """The check of values of a type, made when it is first used."""
+    """Return the check of values of a type, made when it is first used."""
     if hint in _PLAIN:
         return _PLAIN[hint]
     origin, inner = get_origin(hint), get_args(hint)
@@ -127,7 +127,7 @@ def check_of(hint: object) -> Check:
 
 
 def _many(hint: object, most: int) -> Check:
-    """A list or an object with at most `most` entries, all of one type."""
+    """Create the check of a list or an object with at most `most` entries, all of one type."""
     inner = [check_of(one) for one in get_args(hint) if one is not ...]
     of_object = get_origin(hint) is dict
 
@@ -158,7 +158,7 @@ def _maybe(inner: Check) -> Check:
 
 
 def _row(inner: list[Check]) -> Check:
-    """A list of exactly these values."""
+    """Create the check of a list of exactly these values."""
 
     def check(value: object, path: str) -> None:
         if not isinstance(value, list) or len(value) != len(inner):
@@ -170,7 +170,7 @@ def _row(inner: list[Check]) -> Check:
 
 
 def _fields(message: Any) -> Check:
-    """An object with the fields of a TypedDict. Unknown ones may have few values."""
+    """Create the check of an object with the fields of a TypedDict. Unknown ones may have few values."""
     known = {name: check_of(hint) for name, hint in get_type_hints(message, include_extras=True).items()}
     required = [name for name in known if name in message.__required_keys__]
 
@@ -187,12 +187,15 @@ def _fields(message: Any) -> Check:
 
 
 def by_type(union: object) -> dict[str, Check]:
-    """The checks of the messages of a union, by their `type`."""
+    """Create the checks of the messages of a union, by their `type`."""
     return {name: check_of(one) for one in get_args(union) for name in get_args(get_type_hints(one)["type"])}
 
 
 def _one_message(union: object, other: object) -> Check:
-    """A message of a union, or one of an unknown type, which a newer node may send: that has at least the fields of `other`."""
+    """Create the check of a message of a union, or one of an unknown type, which a newer node may send.
+
+    The latter has at least the fields of `other`.
+    """
     checks, base = by_type(union), check_of(other)
 
     def check(value: object, path: str) -> None:

@@ -74,7 +74,7 @@ def death(pid: int, what: str, output: str) -> ClustertoolError:
 
 
 def _become(target: str, arguments: Tuple[object, ...], log: int, kept: Sequence[int], report: int) -> NoReturn:
-    """In the child."""
+    """Become the detached program, in the child."""
     try:
         null = os.open(os.devnull, os.O_RDWR)
         processes.detach(*kept, report, stdio=(null, null, log))
@@ -89,7 +89,7 @@ def _call(target: str, report: int, arguments: Tuple[object, ...]) -> None:
 
 
 def _begin_in_scope(target: str, arguments: Tuple[object, ...], log: int, kept: Sequence[int]) -> Optional[Detached]:
-    """The same in a scope, None where there is no need for one, or no way.
+    """Begin the program in a scope of systemd, None where there is no need for one, or no way.
 
     systemd-run becomes the program that it starts, so this is a new Python. It gets the directory of the node's code and the
     arguments, which may have secrets, from a file in memory, and sends _BEGAN before the report.
@@ -116,7 +116,10 @@ def _begin_in_scope(target: str, arguments: Tuple[object, ...], log: int, kept: 
 
 
 def _become_scope(tool: str, sent: int, log: int, kept: Sequence[int]) -> NoReturn:
-    """In the child. XDG_RUNTIME_DIR is where the user's manager is reached; not every kind of session has it."""
+    """Become systemd-run, in the child.
+
+    XDG_RUNTIME_DIR is where the user's manager is reached; not every kind of session has it.
+    """
     try:
         null = os.open(os.devnull, os.O_WRONLY)
         processes.detach(*kept, stdio=(sent, null, log))
@@ -132,7 +135,7 @@ def _become_scope(tool: str, sent: int, log: int, kept: Sequence[int]) -> NoRetu
 def resume(
     target: str, arguments: Sequence[object], log: int, kept: Sequence[int], report: int, environ: Dict[str, str]
 ) -> NoReturn:
-    """The process in a scope of its own, which is a new process of Python. log: the number of the descriptor before, now 2."""
+    """Continue in a scope of its own, which is a new process of Python. log: the number of the descriptor before, now 2."""
     os.write(report, _BEGAN)
     for descriptor in (*kept, report):
         os.set_inheritable(descriptor, False)

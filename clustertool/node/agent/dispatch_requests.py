@@ -20,7 +20,7 @@ def relay(agent: Agent, request: RelayRequest) -> Answer:
 
 
 def unrelay(agent: Agent, request: NoFields) -> Answer:
-    """Once this is answered the relay has ended, and its port is free."""
+    """End the relay. Once this is answered it has ended, and its port is free."""
     if agent.relay is not None:
         agent.relay.end()
         agent.relay = None

@@ -84,7 +84,7 @@ def _install_temporary(files: Dict[str, str]) -> str:
 
 
 def _write(files: Dict[str, str], part: str, place: str) -> None:
-    """The files, each compiled, and the list by which a start finds out whether the directory is complete.
+    """Write the files, each compiled, and the list by which a start finds out whether the directory is complete.
 
     A compiled file is used without a comparison with its source, whose times a backup or a file server may change.
     """

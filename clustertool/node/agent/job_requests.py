@@ -35,7 +35,7 @@ def follow(context: Union[Agent, BaseContext], request: FollowRequest) -> Answer
 
 
 def release(context: NodeContext, request: JobRequest) -> Answer:
-    """The output of an ended job was fetched: its pod need not wait any more (node/join/pods). Raises NotFound."""
+    """Record that the output of an ended job was fetched: its pod need not wait any more (node/join/pods). Raises NotFound."""
     job = files.open_job_dir(record_of(context, request["job"]).paths.dir)
     with files.closing(job):
         files.create(job, f"{OURS}/{RELEASED}", exclusive=False)
@@ -43,7 +43,7 @@ def release(context: NodeContext, request: JobRequest) -> Answer:
 
 
 def read_bundle(context: NodeContext, request: BundleRequest) -> ContentAnswer:
-    """A part of what another machine needs to join a job (node/join/bundle_content.py), from the supervisor's memory.
+    """Read a part of what another machine needs to join a job (node/join/bundle_content.py), from the supervisor's memory.
 
     It has the job's key. Raises NotFound where no supervisor of the job answers, or its machines cannot join.
     """
@@ -59,7 +59,7 @@ def read_bundle(context: NodeContext, request: BundleRequest) -> ContentAnswer:
 
 
 def _ask_for_bundle(context: NodeContext, job: str) -> bytes:
-    """Raises NotFound."""
+    """Ask the supervisor of a job for the bundle. Raises NotFound."""
     answer = supervisor_client.ask(record_of(context, job).paths, {"type": "bundle"}, _PATIENCE)
     if answer is None:
         raise NotFound(f"no supervisor of job {job} answers here", "ask a node on which the job runs")

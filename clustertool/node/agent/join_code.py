@@ -33,7 +33,7 @@ _FIX = "run it again"
 
 
 def place_of(agent: Agent, digest: str) -> str:
-    """The directory of the code with this digest, "" if it is not there."""
+    """Find the directory of the code with this digest, "" if it is not there."""
     place = _place(digest)
     if not agent.start.complete(place):
         return ""
@@ -63,8 +63,10 @@ def receive(agent: Agent, request: JoinCodeRequest) -> Answer:
 
 
 def become(report: int, place: str, join: int, umask: int, kept: Sequence[int]) -> NoReturn:
-    """In a detached process: become a new Python that joins a job. join: a descriptor of the join file. kept: others that it
-    has."""
+    """Become a new Python that joins a job, in a detached process.
+
+    join: a descriptor of the join file. kept: others that it has.
+    """
     for descriptor in (report, join, *kept):
         os.set_inheritable(descriptor, True)
     numbers = map(str, (report, join, umask, *kept))

@@ -24,7 +24,7 @@ _SKEW = 5.0  # seconds of difference to the laptop's clock; less may be the dela
 
 
 def start(agent: Agent, request: LaunchRequest) -> Answer:
-    """Raises what the supervisor raised."""
+    """Start the supervisor of a job that was placed. Raises what the supervisor raised."""
     skew = time.time() - request["now"]
     job = files.open_job_dir(request["job_dir"])
     spec: Spec = json.loads(files.read(job, f"{OURS}/spec.json"))
@@ -52,12 +52,12 @@ def start(agent: Agent, request: LaunchRequest) -> Answer:
 
 
 def counted_skew(skew: float) -> float:
-    """The difference to the clock of the machine that starts the job, as the first event has it."""
+    """Round the difference to the clock of the machine that starts the job, as the first event has it."""
     return round(skew, 1) if abs(skew) >= _SKEW else 0
 
 
 def supervise(report: int, spec: Spec, job: int, umask: int) -> None:
-    """In the process that becomes the supervisor. job: a descriptor of the job's directory."""
+    """Run the supervisor, in the process that becomes it. job: a descriptor of the job's directory."""
     supervisor = Supervisor(spec, job, umask)
     try:
         supervisor.prepare()

@@ -63,7 +63,7 @@ class _Member:
         self.ended = False
 
     def reports(self, seconds: float) -> List[JoinReportLine]:
-        """New reports, waited for until there is one. Raises InternalError where it has died without one."""
+        """Return new reports, waited for until there is one. Raises InternalError where it has died without one."""
         until = time.monotonic() + seconds
         while b"\n" not in self._data and not self.ended:
             left = until - time.monotonic()
@@ -78,7 +78,7 @@ class _Member:
         return [one for one in found if one is not None]
 
     def output(self) -> str:
-        """The end of what it has written to stderr."""
+        """Read the end of what it has written to stderr."""
         size = os.lseek(self._log, 0, os.SEEK_END)
         return os.pread(self._log, _SHOWN, max(0, size - _SHOWN)).decode(errors="replace").strip()
 
@@ -121,8 +121,10 @@ def join(agent: Agent, request: JoinRequest) -> JoinAnswer:
 
 
 def reports(context: NodeContext, request: JoinReportsRequest) -> JoinReportsAnswer:
-    """What the process of a job has reported since the last request, waited for `seconds`. Raises NotFound,
-    InternalError, NodeLost."""
+    """Return what the process of a job has reported since the last request, waited for `seconds`.
+
+    Raises NotFound, InternalError, NodeLost.
+    """
     member = _member(request["job"])
     found = member.reports(request["seconds"])
     if member.ended and not found:
@@ -155,15 +157,19 @@ def _member(job: str) -> _Member:
 
 
 def _is_over(record: Record) -> bool:
-    """Whether this node takes no part in the job any more: it was released, or the job has ended. A node that the others have
-    lost may come back."""
+    """Check whether this node takes no part in the job any more: it was released, or the job has ended.
+
+    A node that the others have lost may come back.
+    """
     own = record.own()
     return has_left(record) or (own.ended is not None and own.ended.state is not JobState.LOST)
 
 
 def _lock(job_dir: str) -> Optional[int]:
-    """A descriptor of the job's directory, which the process holds as long as it lives. None if another one has it: two
-    commands start a lost node again at the same time."""
+    """Lock the job's directory by a descriptor, which the process holds as long as it lives. None if another one has it.
+
+    So two commands that start a lost node again at the same time start it once.
+    """
     descriptor = files.open_job_dir(job_dir)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -175,7 +181,7 @@ def _lock(job_dir: str) -> Optional[int]:
 
 
 def _pipe_with(data: bytes) -> int:
-    """The end of a pipe from which `data` is read. A thread writes it: a pipe has room for 64 KiB."""
+    """Create a pipe from which `data` is read. A thread writes it: a pipe has room for 64 KiB."""
     theirs, ours = os.pipe()
 
     def write() -> None:
@@ -187,14 +193,14 @@ def _pipe_with(data: bytes) -> int:
 
 
 def _memory() -> int:
-    """A file that no other process can open."""
+    """Create a file that no other process can open."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("clustertool-join")
     return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 
 
 def _line(text: bytes) -> Optional[JoinReportLine]:
-    """One report with the fields that the laptop reads. None for what is none."""
+    """Parse one report to the fields that the laptop reads. None for what is none."""
     with contextlib.suppress(ValueError):
         found: Mapping[str, object] = json.loads(text)
         known = {name: found[name] for name, kind in _FIELDS.items() if type(found.get(name)) is kind}

@@ -22,8 +22,10 @@ _POLL = 0.1
 
 
 def leave(context: NodeContext, request: LeaveRequest) -> LeaveAnswer:
-    """Release this node. Returns when it has left, at most after `seconds`. Raises NotFound, PreflightError, UsageError, and
-    what the supervisor answers."""
+    """Release this node. Returns when it has left, at most after `seconds`.
+
+    Raises NotFound, PreflightError, UsageError, and what the supervisor answers.
+    """
     record, until = record_of(context, request["job"]), time.monotonic() + request["seconds"]
     key = record.key()
     if "code" in request and key is not None and key.leads:
@@ -59,7 +61,7 @@ def _release(record: Record, by: str, code: int, until: float) -> None:
 
 
 def has_left(record: Record) -> bool:
-    """Whether the node was released, and has not joined again."""
+    """Check whether the node was released, and has not joined again."""
     last = ""
     for event in record.events():
         if event.get("type") in ("left", "supervisor"):

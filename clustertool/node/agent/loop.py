@@ -58,7 +58,9 @@ class BaseContext(NodeContext):
 
 class Agent(PlacingContext):
     """`hello` is the laptop's first message: root_dir, root_group (ROOT_DIR_GROUP), and entry (how conf.py names this node).
-    safe, complete: see AgentStart."""
+
+    safe, complete: see AgentStart.
+    """
 
     def __init__(
         self, hello: Header, inlet: int, outlet: int, safe: Callable[[str], None], complete: Callable[[str], bool]
@@ -161,7 +163,7 @@ class Agent(PlacingContext):
             self._send(reply)
 
     def _traceback(self, error: Exception) -> str:
-        """As the interpreter prints it: to import the module traceback takes 2 ms of CPU time."""
+        """Format an error as the interpreter prints it: to import the module traceback takes 2 ms of CPU time."""
         with self._lock, contextlib.redirect_stderr(io.StringIO()) as text:
             sys.__excepthook__(type(error), error, error.__traceback__)
         return text.getvalue()
@@ -177,7 +179,7 @@ class Agent(PlacingContext):
                 os.write(self._wakeup[1], b"!")
 
     def _pump(self) -> bool:
-        """Heartbeats, progress, and what the followers have; True if there may be more at once."""
+        """Send heartbeats, progress, and what the followers have; True if there may be more at once."""
         now = time.monotonic()
         if now >= self._report_at:
             self._report_at = now + _BEAT
@@ -217,7 +219,10 @@ class Agent(PlacingContext):
     # -- the relay of a dispatch, a process of its own --
 
     def _order_relay(self, header: Header, payload: bytes) -> None:
-        """A message for the relay. While it is busy nothing more is read from the laptop, which so sends no faster."""
+        """Pass a message on to the relay.
+
+        While it is busy nothing more is read from the laptop, which so sends no faster.
+        """
         if self.relay is not None:
             self.relay.send(header, payload)
 
@@ -233,7 +238,7 @@ class Agent(PlacingContext):
 
 
 def _handler(kind: Kind[Any, Any]) -> Callable[[NodeContext, Header], Dict[str, object]]:
-    """The function for a request."""
+    """Import the function for a request."""
     return cast("Callable[[NodeContext, Header], Dict[str, object]]", on_demand.named(kind.handler))
 
 

@@ -62,12 +62,15 @@ def place(agent: PlacingContext, request: PlaceRequest) -> Answer:
 
 
 def may_be_placed_again(spec: Spec) -> bool:
-    """Whether the job may have a directory here: the engine has started it again, or it is elastic."""
+    """Check whether the job may have a directory here: the engine has started it again, or it is elastic."""
     return bool(spec.get("attempt")) or "elastic" in spec
 
 
 def _started_before(spec: Spec) -> bool:
-    """Whether the directory of an earlier start is there. One that was placed by half is removed. Raises PreflightError."""
+    """Check whether the directory of an earlier start is there. One that was placed by half is removed.
+
+    Raises PreflightError.
+    """
     try:
         if not belongs(spec["job_dir"], spec["token"]):
             return False  # of another job: it cannot be made
@@ -80,7 +83,7 @@ def _started_before(spec: Spec) -> bool:
 
 
 def _place_again(agent: PlacingContext, spec: Spec, release: str, resumed: str) -> None:
-    """Other machines, addresses and ports, the same files. The earlier supervisor has ended.
+    """Place a job again: other machines, addresses and ports, the same files. The earlier supervisor has ended.
 
     A member of an elastic job has a record before its first epoch, and no workspace and no output of the job `resumed`. Its
     spec is written when they are complete. Raises PreflightError, DispatchError, NotFound.
@@ -104,8 +107,10 @@ def _place_again(agent: PlacingContext, spec: Spec, release: str, resumed: str) 
 
 
 def _claim_ports(agent: PlacingContext, spec: Spec) -> None:
-    """Before the copies, which can take hours: no other job takes the ports meanwhile. The claims are valid while the records
-    are recent, and the agent keeps them so. Raises PortInUse, PreflightError."""
+    """Claim the job's ports before the copies, which can take hours: no other job takes them meanwhile.
+
+    The claims are valid while the records are recent, and the agent keeps them so. Raises PortInUse, PreflightError.
+    """
     own = [port for process in spec["processes"] for port in process["ports"]]
     claims.claim([*own, *spec["extra_ports"]], spec["job"], os.path.dirname(spec["job_dir"]))
     agent.placed = os.path.join(spec["job_dir"], paths.OURS)
@@ -180,7 +185,7 @@ def _take_back(spec: Spec) -> None:
 
 
 def belongs(job_dir: str, token: str) -> bool:
-    """Whether a job's directory was placed with this token. Raises NotFound."""
+    """Check whether a job's directory was placed with this token. Raises NotFound."""
     known = ledger.read(paths.JobPaths.at(job_dir)).get("token")
     if known:
         return bool(known == token)
@@ -235,8 +240,10 @@ def _show_logs(spec: Spec, folder: str) -> None:
 
 
 def _link(place_: str, target: str, top: str) -> None:
-    """Make a link to something of a job, where nothing is but such a link. In the folder `top` it is relative: it survives that
-    the folder is moved, and is right on each machine that shares it."""
+    """Make a link to something of a job, where nothing is but such a link.
+
+    In the folder `top` it is relative: it survives that the folder is moved, and is right on each machine that shares it.
+    """
     parent = os.path.realpath(os.path.dirname(place_))
     if os.path.commonpath([parent, target, top]) == top:
         target = os.path.relpath(target, parent)

@@ -51,8 +51,10 @@ rank_session.main(sys.argv[2:])"""
 
 
 def find(node: NodeContext, request: RankSessionRequest) -> RankSessionAnswer:
-    """The command line that takes a program and its arguments, or nothing for a shell. Raises NotFound for a rank that does
-    not run here."""
+    """Build the command line that takes a program and its arguments, or nothing for a shell.
+
+    Raises NotFound for a rank that does not run here.
+    """
     paths = record_of(node, request["job"]).paths
     _require_running(paths, request["job"], request["role"], request["rank"])
     place = os.path.dirname(os.path.dirname(os.path.abspath(clustertool.__file__)))
@@ -70,7 +72,7 @@ def _require_running(paths: JobPaths, job: str, role: str, rank: int) -> None:
 
 
 def _ask(paths: JobPaths, request: SupervisorRequest) -> Mapping[str, object]:
-    """Raises NotFound without a supervisor."""
+    """Ask the supervisor of a job. Raises NotFound without one."""
     answer = supervisor_client.ask(paths, request, _PATIENCE)
     if answer is None:
         raise NotFound(f"job {paths.job} does not run here", f"{PROGRAM} jobs shows what runs")
@@ -78,7 +80,10 @@ def _ask(paths: JobPaths, request: SupervisorRequest) -> Mapping[str, object]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """arguments: the job's directory, role, rank, and the program, if any. Ends with the exit code of the program."""
+    """Run a program in the environment of a rank, and end with its exit code.
+
+    arguments: the job's directory, role, rank, and the program, if any.
+    """
     job_dir, role, rank, *command = arguments
     paths = JobPaths.at(job_dir)
     try:
@@ -113,7 +118,7 @@ def _run(paths: JobPaths, found: RankEnvironment, command: Sequence[str]) -> int
 
 
 def _in_container(session: RankSession, command: Sequence[str]) -> List[str]:
-    """Without a command it is a shell of the image."""
+    """Build the command line in the rank's container. Without a command it is a shell of the image."""
     argv = list(session["argv"])
     if os.isatty(0) and "--interactive" in argv:
         argv.insert(argv.index("--interactive"), "--tty")
@@ -121,16 +126,17 @@ def _in_container(session: RankSession, command: Sequence[str]) -> List[str]:
 
 
 def _argv(env: Mapping[str, str], command: Sequence[str]) -> List[str]:
-    """The program after PRELUDE. Without a command it is the user's shell."""
+    """Build the command line of the program after PRELUDE. Without a command it is the user's shell."""
     wanted = list(command) or [env.get("SHELL", "/bin/sh")]
     prelude = env.get("CLUSTERTOOL_PRELUDE", "")
     return rank_process.command({"prelude": prelude}, {"argv": wanted, "env": {}})  # type: ignore[typeddict-item]
 
 
 def _wait(paths: JobPaths, child: subprocess.Popen[bytes], session: str) -> int:
-    """The exit code. Keys of the terminal are for the program; the end of the session and of the job ends it.
+    """Wait for the program, and return its exit code.
 
-    An interactive shell ignores TERM, and a stop of the job would wait for it: it gets SIGHUP first.
+    Keys of the terminal are for the program; the end of the session and of the job ends it. An interactive shell ignores TERM,
+    and a stop of the job would wait for it: it gets SIGHUP first.
     """
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP):
         signal.signal(number, signal.SIG_IGN)

@@ -24,7 +24,7 @@ _PAUSE = 0.3  # between two of them
 
 
 def _survivors(program: str, code: int, output: str, error: str) -> List[str]:
-    """What one command has left."""
+    """List what one command has left."""
     name = os.path.basename(program)
     if code:
         lines = error.strip().splitlines() or ["it does not answer" if code < 0 else f"exit code {code}"]
@@ -45,7 +45,7 @@ def remove(container: RuntimeSpec, mark: str, patience: float = _PATIENCE) -> Li
 
 
 def _rest(file: Optional[IO[bytes]]) -> str:
-    """What a command that has ended has written, up to the size of a pipe. Another process may keep the pipe open."""
+    """Read what a command that has ended has written, up to the size of a pipe. Another process may keep the pipe open."""
     data = b""
     if file is not None:
         os.set_blocking(file.fileno(), False)
@@ -67,7 +67,7 @@ class Removal:
         self._left: Optional[List[str]] = None if self._argv else []
 
     def turn(self) -> Optional[List[str]]:
-        """None while it is not known yet."""
+        """Continue the removal, and return what is left. None while that is not known yet."""
         now = time.monotonic()
         self._end = self._end or now + _PATIENCE
         if self.pid:

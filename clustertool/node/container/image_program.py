@@ -112,7 +112,7 @@ def _communicate(child: subprocess.Popen[bytes], check: Callable[[], None]) -> T
 
 
 def _activity(pid: int) -> str:
-    """What the program and its children have read and written so far."""
+    """Read what the program and its children have read and written so far."""
     found = []
     for each in (pid, *(process.pid for process in processes.descendants(pid))):
         with contextlib.suppress(OSError), open(f"/proc/{each}/io", encoding="ascii") as file:
@@ -121,7 +121,10 @@ def _activity(pid: int) -> str:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """No process of its session stays. A runtime that gets TERM removes what it has not completed."""
+    """End the program, so that no process of its session stays.
+
+    A runtime that gets TERM removes what it has not completed.
+    """
     if child.poll() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGTERM)
@@ -137,6 +140,6 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _last_line(text: bytes) -> str:
-    """The last line of an error, without the user and password of a URL."""
+    """Return the last line of an error, without the user and password of a URL."""
     lines = text.decode(errors="backslashreplace").strip().splitlines()
     return _USER_OF_URL.sub("://", lines[-1])[:2000] if lines else ""

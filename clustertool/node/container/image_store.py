@@ -144,7 +144,7 @@ def _keep_piece(store: Store, data: bytes) -> str:
 
 
 def inspect(program: str, image: str) -> Image:
-    """Its id is "" if it is not there. Raises DispatchError for other errors."""
+    """Describe an image in the runtime's store. Its id is "" if it is not there. Raises DispatchError for other errors."""
     code, out, err = programs.output([program, "image", "inspect", image], _QUICK, cwd="/")
     text = err.lower()
     if code == 0 or "no such" in text or "not known" in text or "not found" in text:
@@ -183,7 +183,7 @@ def remove_copy(folder: str) -> None:
 
 
 def _extract(file: BinaryIO, folder: str) -> None:
-    """The files of a tar archive that the runtime writes."""
+    """Extract the files of a tar archive that the runtime writes."""
     with tarfile.open(fileobj=file, mode="r|") as archive:
         for member in archive:
             path = os.path.normpath(os.path.join(folder, member.name))
@@ -213,7 +213,7 @@ def _images(node: NodeContext) -> str:
 
 @contextlib.contextmanager
 def _new_folder(top: str, name: str) -> Iterator[str]:
-    """A folder that is removed at the end, unless it was renamed. It has a lock for as long."""
+    """Create a folder that is removed at the end, unless it was renamed. It has a lock for as long."""
     part = os.path.join(top, f"{name}.{os.urandom(4).hex()}.part")
     os.mkdir(part, 0o700)
     with files.closing(os.open(part, os.O_RDONLY)) as fd:
@@ -226,7 +226,7 @@ def _new_folder(top: str, name: str) -> Iterator[str]:
 
 
 def _remove_stale(top: str) -> None:
-    """What a machine that crashed, or a killed process, has left."""
+    """Remove what a machine that crashed, or a killed process, has left."""
     for name in os.listdir(top):
         path = os.path.join(top, name)
         with contextlib.suppress(OSError):
@@ -236,7 +236,7 @@ def _remove_stale(top: str) -> None:
 
 
 def _unlocked(path: str) -> bool:
-    """False also where there are no locks."""
+    """Check that no process has the lock of a folder. False also where there are no locks."""
     with files.closing(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as fd:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -256,7 +256,7 @@ def _place_file(store: Store, release: str, folder: str) -> Image:
 
 
 def _file(folder: str) -> Image:
-    """The .sif file in a folder, whose time is that of its last use."""
+    """Describe the .sif file in a folder, whose time is that of its last use."""
     path = os.path.join(folder, commands.SIF)
     os.utime(folder)
     with open(path, "rb") as file:
@@ -265,7 +265,7 @@ def _file(folder: str) -> Image:
 
 
 def _write_archive(store: Store, release: str, file: BinaryIO) -> None:
-    """The tar archive of a release, without a copy of it on the disk."""
+    """Write the tar archive of a release, without a copy of it on the disk."""
     rows = manifest.read_rows(store.manifest(release))
     for one in manifest.files(rows):
         about = tarfile.TarInfo(one.path)
@@ -283,7 +283,7 @@ def _write_archive(store: Store, release: str, file: BinaryIO) -> None:
 
 @contextlib.contextmanager
 def _with_room(program: str, runtime: str, root: str, need: int = 0) -> Iterator[None]:
-    """Raises DispatchError, with bytes, where the runtime's disk has no room for an image."""
+    """Check the room for an image. Raises DispatchError, with bytes, where the runtime's disk has none."""
     place = root
     if runtime != APPTAINER:
         place = programs.output(commands.storage(program, runtime), _QUICK)[1].strip() or root
@@ -301,7 +301,7 @@ def _with_room(program: str, runtime: str, root: str, need: int = 0) -> Iterator
 
 
 def _free(place: str) -> int:
-    """Bytes; -1 if that cannot be known, as of the disk of a daemon on another machine."""
+    """Count the free bytes; -1 if that cannot be known, as of the disk of a daemon on another machine."""
     try:
         found = os.statvfs(place)
     except OSError:

@@ -54,7 +54,7 @@ _HELPERS = frozenset(
 
 
 def helpers(found: Iterable[Process]) -> FrozenSet[int]:
-    """The pids of those processes that belong to a runtime, and not to a program in a container."""
+    """Find the pids of those processes that belong to a runtime, and not to a program in a container."""
     return frozenset(process.pid for process in found if _is_helper(process.pid))
 
 
@@ -69,7 +69,7 @@ class RankContainer:
     """The container of one rank, from its start on. cpu, memory: seconds and the most bytes, as last sampled."""
 
     def __init__(self, job: int, process: SpecProcess, mark: str, waits: bool = False) -> None:
-        """waits: its client passes no signal on."""
+        """Know a rank by its mark. waits: its client passes no signal on."""
         self.main: Optional[Process] = None
         self.frozen = self.orphaned = False  # orphaned: the runtime's process that observes it has ended
         self.cpu, self.memory = 0.0, 0
@@ -94,7 +94,7 @@ class RankContainer:
         return self.main is not None or self._read() != _EMPTY
 
     def find(self) -> bool:
-        """Whether the container's first process is known since this call."""
+        """Search the container's first process. Returns True if it is known since this call."""
         if self.main is not None:
             return False
         text = self._read().split(b"\n")[0]
@@ -119,7 +119,7 @@ class RankContainer:
 
 
 def _is_below(pid: int) -> bool:
-    """Whether a process descends from this one."""
+    """Check whether a process descends from this one."""
     for _ in range(_DEPTH):
         if pid == os.getpid():
             return True
@@ -193,14 +193,14 @@ class RankContainers:
         return path if os.access(path, os.X_OK) else ""
 
     def begin_removal(self) -> Removal:
-        """A new one, of the containers of this attempt."""
+        """Begin a new removal of the containers of this attempt."""
         self.removal = Removal(self._container, self._spec["mark"])
         return self.removal
 
     def start(
         self, process: SpecProcess, variables: Mapping[str, str], around: Surroundings
     ) -> Tuple[Tuple[List[str], Dict[str, str]], RankContainer]:
-        """The command line and environment of the client, and the container. Raises OSError."""
+        """Build the command line and environment of the client, and the container. Raises OSError."""
         spec, container = self._spec, self._spec["container"]
         made = RankContainer(self._job, process, spec["mark"], self._waits)
         made.prepare()
@@ -214,7 +214,7 @@ class RankContainers:
         return (argv, {**os.environ, **passed.env}), made
 
     def session(self, process: SpecProcess, variables: Mapping[str, str], around: Surroundings) -> RankSession:
-        """How another program starts inside a rank."""
+        """Describe how another program starts inside a rank."""
         container = self._spec["container"]
         argv, env = container_command.session(container, self._spec, process, variables, self._with_user(around))
         return {"argv": argv, "env": env}
@@ -225,7 +225,7 @@ class RankContainers:
 
 
 def limits(file_limit: int) -> Dict[str, Tuple[int, int]]:
-    """The limits of this user, as ulimits. file_limit: the soft one of descriptors, 0 for that of this process."""
+    """Read the limits of this user, as ulimits. file_limit: the soft one of descriptors, 0 for that of this process."""
     found = {name: resource.getrlimit(number) for name, number in _LIMITS.items()}
     if file_limit:
         found["nofile"] = (file_limit, found["nofile"][1])
@@ -239,5 +239,5 @@ def limits(file_limit: int) -> Dict[str, Tuple[int, int]]:
 
 
 def device_files(kind: str) -> List[str]:
-    """The files of this node that device_options() asks for."""
+    """List the files of this node that device_options() asks for."""
     return sorted(path for pattern in container_devices.patterns(kind) for path in glob.glob(pattern))

@@ -62,8 +62,10 @@ def keys(kind: str, ids: Sequence[int], dev: str = "/dev") -> Dict[int, str]:
 
 
 def models(count: int, listed: str = "/proc/driver/nvidia/gpus") -> List[str]:
-    """Return the models of NVIDIA's cards in the order of their ids, which is that of the bus; [] where the driver does not
-    list `count` cards, as in a container with some of them, or does not answer."""
+    """List the models of NVIDIA's cards in the order of their ids, which is that of the bus.
+
+    [] where the driver does not list `count` cards, as in a container with some of them, or does not answer.
+    """
 
     def read() -> List[str]:
         with contextlib.suppress(OSError):
@@ -81,19 +83,19 @@ def _model(card: str) -> str:
 
 
 def place() -> str:
-    """Where the node keeps what laptops sent."""
+    """Return where the node keeps what laptops sent."""
     return os.path.join(users.home() or "/", ".cache", "clustertool")
 
 
 def modules() -> List[str]:
-    """Digests of the NVML modules that are kept here, by their names alone."""
+    """List the digests of the NVML modules that are kept here, by their names alone."""
     with contextlib.suppress(OSError):
         return [name[len(MODULE) :] for name in os.listdir(place()) if name.startswith(MODULE)]
     return []
 
 
 def _numbered(folder: str, prefix: str = "") -> List[int]:
-    """What follows the prefix in names that end in a number."""
+    """List what follows the prefix in names that end in a number."""
     with contextlib.suppress(OSError):
         rests = [name[len(prefix) :] for name in os.listdir(folder) if name.startswith(prefix)]
         return sorted(int(rest) for rest in rests if rest.isdecimal())
@@ -101,8 +103,10 @@ def _numbered(folder: str, prefix: str = "") -> List[int]:
 
 
 def library() -> str:
-    """NVIDIA's library where it is not among the system's: on LD_LIBRARY_PATH, or by Windows. Such nodes have no
-    /dev/nvidia0."""
+    """Find NVIDIA's library where it is not among the system's: on LD_LIBRARY_PATH, or by Windows.
+
+    Such nodes have no /dev/nvidia0.
+    """
     for folder in [*os.environ.get("LD_LIBRARY_PATH", "").split(":"), _WSL]:
         path = os.path.join(folder, LIBRARY)
         if folder and os.path.exists(path):
@@ -111,7 +115,7 @@ def library() -> str:
 
 
 def _count_by_library() -> int:
-    """0 where there is no such library, or another one of this name.
+    """Count cards by NVIDIA's library; 0 where there is no such library, or another one of this name.
 
     A process of its own loads the library: it may hang or crash, and most nodes have no use for it.
     """
@@ -120,7 +124,7 @@ def _count_by_library() -> int:
 
 
 def _hygon(dev: str, system: str) -> int:
-    """How many DCUs: nodes of the kernel's topology with compute units, on a machine with Hygon's driver."""
+    """Count the DCUs: nodes of the kernel's topology with compute units, on a machine with Hygon's driver."""
     if not os.path.exists(os.path.join(dev, "kfd")) and not os.path.exists(os.path.join(dev, "mkfd")):
         return 0
     top = os.path.join(system, "class/kfd/kfd/topology/nodes")
@@ -141,7 +145,10 @@ def _properties(path: str) -> Dict[str, int]:
 
 
 def within(seconds: float, do: Callable[[], T], late: T) -> T:
-    """What `do` returns, or `late`. A driver that hangs cannot be interrupted: its thread is left, and ends with the agent."""
+    """Return what `do` returns within so many seconds, or `late`.
+
+    A driver that hangs cannot be interrupted: its thread is left, and ends with the agent.
+    """
     answer: List[T] = []
     errors: List[Exception] = []
 

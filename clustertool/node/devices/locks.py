@@ -50,7 +50,7 @@ class DeviceLock:
         self.path = path
 
     def touch(self) -> None:
-        """What is old in /tmp is swept away on many machines."""
+        """Renew the time of the file: what is old in /tmp is swept away on many machines."""
         with contextlib.suppress(OSError):
             os.utime(self.fd)
 
@@ -82,12 +82,12 @@ def take(kind: str, ids: Sequence[int], job: str) -> DeviceLock:
 
 
 def locked() -> Dict[str, Dict[str, str]]:
-    """Card's key -> {job, user} of its lock; reads only."""
+    """Map each locked card's key to {job, user} of its lock. Nothing is written."""
     return {key: {"job": lock.job, "user": lock.user} for lock in _locks() for key in lock.keys}
 
 
 def trouble() -> str:
-    """Why the lock of the machine cannot be taken, as far as one can see without making its file; "" if it can."""
+    """Describe why the lock of the machine cannot be taken, as far as one can see without making its file; "" if it can."""
     if not os.path.lexists(os.path.join(_TMP, _MACHINE)):
         return ""
     with _machine() as why:
@@ -96,7 +96,7 @@ def trouble() -> str:
 
 @contextlib.contextmanager
 def _machine() -> Iterator[str]:
-    """The lock of all jobs that take devices on this machine. Any user may own its file; only its flock means anything.
+    """Take the lock of all jobs that take devices on this machine. Any user may own its file; only its flock means anything.
 
     Yields "" with the lock, or why it could not be taken: another user can keep it locked, or put something else in its place.
     """
@@ -134,7 +134,7 @@ def _maker(path: str) -> str:
 
 
 def _holder(file: os.stat_result) -> str:
-    """` by process 12 of user anna`, if the kernel knows the process that has a file's flock."""
+    """Name the process that has a file's flock, ` by process 12 of user anna`, if the kernel knows it."""
     wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     with contextlib.suppress(OSError, ValueError):
         with open("/proc/locks") as locks:
@@ -157,7 +157,7 @@ def _shared(path: str) -> int:
 
 
 def _make(content: Mapping[str, Any]) -> DeviceLock:
-    """A new file, readable for others only once it is locked and whole."""
+    """Create a lock's file, readable for others only once it is locked and whole."""
     end = time.monotonic() + _PATIENCE
     while True:
         path = os.path.join(_TMP, f"{_PREFIX}{os.getuid()}-{os.urandom(8).hex()}")
@@ -174,7 +174,7 @@ def _make(content: Mapping[str, Any]) -> DeviceLock:
 
 
 def _locks(clean: bool = False) -> List[Lock]:
-    """All living locks. clean: remove this user's unlocked files; only with the machine's lock."""
+    """List all living locks. clean: remove this user's unlocked files; only with the machine's lock."""
     found = []
     try:
         names = [name for name in os.listdir(_TMP) if name.startswith(_PREFIX)]

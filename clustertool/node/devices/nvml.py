@@ -80,7 +80,7 @@ def has(digest: str) -> bool:
 
 
 def newest() -> str:
-    """The digest of the module that came last, "" where none is kept."""
+    """Return the digest of the module that came last, "" where none is kept."""
     found = [(0.0, digest) for digest in _kept]
     for digest in detect.modules():
         with contextlib.suppress(OSError):
@@ -101,7 +101,7 @@ def end() -> None:
 
 
 def _source(digest: str) -> bytes:
-    """The module's text if it is stored here complete, in a place that only this user can write."""
+    """Read the module's text if it is stored here complete, in a place that only this user can write."""
     with contextlib.suppress(OSError):
         info = os.lstat(detect.place())
         if info.st_uid == os.getuid() and not info.st_mode & 0o022:
@@ -113,7 +113,7 @@ def _source(digest: str) -> bytes:
 
 
 def _load(digest: str) -> Library:
-    """The module; from its file, so that Python keeps it compiled."""
+    """Load the module; from its file, so that Python keeps it compiled."""
     if digest in _kept:
         module = type(sys)("pynvml")
         sys.modules["pynvml"] = module  # it imports itself by this name
@@ -128,7 +128,10 @@ def _load(digest: str) -> Library:
 
 
 def _begun(digest: str) -> Library:
-    """The module with NVML begun, once for the agent's life: beginning takes NVML up to seconds. Raises its NVMLError."""
+    """Return the module with NVML begun, once for the agent's life. Raises its NVMLError.
+
+    Beginning takes NVML up to seconds.
+    """
     if digest not in _modules:
         module = _load(digest)
         module.nvmlInit()
@@ -137,7 +140,7 @@ def _begun(digest: str) -> Library:
 
 
 def read(digest: str, full: bool) -> Dict[str, Any]:
-    """{driver, cuda, devices, problem}. full: also what does not change from one second to the next."""
+    """Read {driver, cuda, devices, problem}. full: also what does not change from one second to the next."""
     try:
         nvml = _begun(digest)
         count = nvml.nvmlDeviceGetCount()
@@ -210,7 +213,7 @@ def _card(nvml: Library, index: int, full: bool) -> Card:
 
 
 def _now(nvml: Library, ask: _Asker, handle: Handle) -> Card:
-    """What changes from second to second."""
+    """Read what changes from second to second."""
     memory = _memory(nvml, ask, handle)
     rates = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
     power = ask(nvml.nvmlDeviceGetPowerUsage, handle)
@@ -226,7 +229,7 @@ def _now(nvml: Library, ask: _Asker, handle: Handle) -> Card:
 
 
 def _memory(nvml: Library, ask: _Asker, handle: Handle) -> Any:
-    """As nvidia-smi counts it: what the driver keeps for itself is not "used"."""
+    """Read the memory of a card as nvidia-smi counts it: what the driver keeps for itself is not "used"."""
     return ask(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2) or ask(nvml.nvmlDeviceGetMemoryInfo, handle)
 
 
@@ -235,7 +238,7 @@ def _watts(milliwatts: Optional[int]) -> Optional[float]:
 
 
 def _processes(nvml: Library, ask: _Asker, handle: Handle) -> List[Dict[str, Any]]:
-    """Programs that compute, and those that only draw; a program that does both counts as computing."""
+    """List programs that compute, and those that only draw; a program that does both counts as computing."""
     found: Dict[int, Dict[str, Any]] = {}
     for kind in ("Compute", "Graphics"):
         listed = ask(getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v3"), handle)
@@ -271,7 +274,7 @@ def _state(nvml: Library, ask: _Asker, handle: Handle) -> Card:
 
 
 def _repair(nvml: Library, ask: _Asker, handle: Handle) -> Optional[str]:
-    """What became of bad memory: "failed", "pending" until the card is reset, "" for none. Pages, from Ampere on rows."""
+    """Read what became of bad memory: "failed", "pending" until the card is reset, "" for none. Pages, from Ampere on rows."""
     rows = ask(nvml.nvmlDeviceGetRemappedRows, handle)
     pages = None if rows else ask(nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
     if rows is None and pages is None:

@@ -28,14 +28,14 @@ _hung: List[str] = []
 
 
 def answer(node: NodeContext, request: DevicesRequest) -> DevicesAnswer:
-    """Handles the request for the node's devices."""
+    """Answer the request for the node's devices."""
     return cast("DevicesAnswer", read_devices(request["nvml"]))
 
 
 def read_devices(module: str, full: bool = True) -> Dict[str, Any]:
-    """{kind, ids, devices, driver, cuda, problem}, or {"need": module} where the NVML module has to be sent first.
+    """Read {kind, ids, devices, driver, cuda, problem}, or {"need": module} where the NVML module has to be sent first.
 
-    `module` is the digest of the laptop's NVML module; full: also what does not change from one second to the next.
+    module: the digest of the laptop's NVML module; full: also what does not change from one second to the next.
     """
     kind, ids = detect.found()
     found: Dict[str, Any] = {"kind": kind, "ids": ids, "devices": [], "driver": "", "cuda": "", "problem": ""}
@@ -72,7 +72,7 @@ class PacedReader:
         self._next = 0.0
 
     def now(self) -> Dict[str, Any]:
-        """The whole answer the first time, later what changes; as old as it has to be."""
+        """Read the whole answer the first time, later what changes; as old as it has to be."""
         if time.monotonic() >= self._next:
             before = processes.used()
             fresh = read_devices(self._module, full=not self._found)
@@ -86,7 +86,7 @@ class PacedReader:
 
 
 def _own(devices: List[Dict[str, Any]], kind: str) -> None:
-    """Each process' user, name and job; each device's lock."""
+    """Add each process' user, name and job, and each device's lock."""
     locked = locks.locked()
     keys = detect.keys(kind, [device["index"] for device in devices])
     seen: Dict[int, Dict[str, Any]] = {}
@@ -101,7 +101,7 @@ def _own(devices: List[Dict[str, Any]], kind: str) -> None:
 
 
 def user(pid: int) -> str:
-    """The user of a process; "" where this node's /proc does not show it (another container's)."""
+    """Name the user of a process; "" where this node's /proc does not show it (another container's)."""
     try:
         return users.name_of(os.stat(f"/proc/{pid}").st_uid)
     except OSError:

@@ -27,7 +27,10 @@ _KFD = re.compile(r"PID: *(\d+)(.*?)(?=PID: *\d|\Z)", re.S)
 
 
 def hy(text: str) -> Found:
-    """`hy-smi`, `hy-smi --showproductname --showdriverversion --showmeminfo vram`, `hy-smi --showpids`, one after the other."""
+    """Parse the output of hy-smi.
+
+    Of `hy-smi`, `hy-smi --showproductname --showdriverversion --showmeminfo vram`, `hy-smi --showpids`, one after the other.
+    """
     cards: Dict[int, Card] = {}
     for line in text.splitlines():
         match = _SMI_LINE.match(line)
@@ -59,7 +62,7 @@ _XPU_DRIVER = re.compile(r"Driver Version: *(\S+)")
 
 
 def xpu(text: str) -> Found:
-    """`xpu_smi` without options: nvidia-smi's table, a third line a card for its L3 cache."""
+    """Parse the output of `xpu_smi` without options: nvidia-smi's table, a third line a card for its L3 cache."""
     cards: Dict[int, Card] = {}
     at: Optional[Card] = None
     table, _, processes = text.partition("Processes:")
@@ -88,7 +91,10 @@ _NPU_DRIVER = re.compile(r"Version: *(\S+)")
 
 
 def npu(text: str) -> Found:
-    """`npu-smi info`: two lines a chip. A chip's id is its Phy-ID; older tools print none, and then chips count up."""
+    """Parse the output of `npu-smi info`: two lines a chip.
+
+    A chip's id is its Phy-ID; older tools print none, and then chips count up.
+    """
     cards: List[Card] = []
     by_chip: Dict[Tuple[int, int], Card] = {}
     at: Optional[Card] = None
@@ -165,7 +171,7 @@ TOOLS: Mapping[str, Tool] = {
 
 
 def read(kind: str) -> Found:
-    """The devices of this kind as the vendor's tool reports them."""
+    """Read the devices of this kind as the vendor's tool reports them."""
     names, calls, parse = TOOLS[kind]
     nothing: Found = {"devices": [], "driver": ""}
     found_at = program(kind)
@@ -185,6 +191,6 @@ def read(kind: str) -> Found:
 
 
 def program(kind: str) -> str:
-    """Where the tool for this kind is, "" if there is none."""
+    """Find the tool for this kind, "" if there is none."""
     names = TOOLS[kind][0] if kind in TOOLS else ()
     return next((path for path in (programs.find(name, *_PLACES) for name in names) if path), "")

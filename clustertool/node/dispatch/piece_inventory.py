@@ -34,7 +34,7 @@ class PieceSaver:
             self._put(self._store.sync, name)
 
     def finish(self, release: str, text: bytes) -> None:
-        """All pieces of the release are there: name it."""
+        """Name the release, since all pieces of it are there."""
         self.begun = True
         self._put(self._store.complete, release, text)
         self._worker.end()
@@ -80,14 +80,17 @@ class Inventory:
         return self._pieces[number - 1]
 
     def sink(self, number: int, size: int) -> Sink:
-        """The destination of a piece as it arrives. Data that cannot be the piece is dropped."""
+        """Create the destination of a piece as it arrives. Data that cannot be the piece is dropped."""
         if number == 0:
             return MemorySink(size) if size <= manifest.zipped(int(self._order["size"])) else Sink(size)
         piece = self.piece(number)
         return Part(self._store.top, piece.name, size) if size == piece.size else Sink(size)
 
     def keep(self, number: int, sink: Sink) -> bool:
-        """False for bytes that are not what the manifest names. Raises OSError. A manifest is to be taken: take()."""
+        """Keep a piece. False for bytes that are not what the manifest names. Raises OSError.
+
+        A manifest is to be taken: take().
+        """
         if isinstance(sink, MemorySink):
             self.packed = bytes(sink.data)
             self._text = manifest.unzip(self.packed, int(self._order["size"]))
@@ -99,7 +102,7 @@ class Inventory:
         return True
 
     def kept_manifest(self) -> bool:
-        """A helper reads its own copy. False if that was removed meanwhile, or is another laptop's of the same release."""
+        """Read a helper's own copy. False if that was removed meanwhile, or is another laptop's of the same release."""
         with contextlib.suppress(OSError):
             self._text = self._store.manifest(str(self._order["release"]))
             self.packed = zlib.compress(self._text, 1)
@@ -124,7 +127,7 @@ class Inventory:
         return frozenset(lacking)
 
     def finish(self) -> None:
-        """All pieces are here: they are saved, which takes a moment (`saving`)."""
+        """Begin to save the pieces, which are all here; that takes a moment (`saving`)."""
         text = self._text if self._order["groups"] is None else manifest.text_of(self._rows)
         self.saving.finish(str(self._order["release"]), text)
 

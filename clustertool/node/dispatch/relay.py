@@ -78,7 +78,7 @@ class LaptopLink:
         self._flush()
 
     def turn(self, now: float) -> List[Frame]:
-        """The messages that came; sends what is left."""
+        """Receive messages and return them; sends what is left."""
         try:
             data = self._sock.recv(1 << 18)
         except BlockingIOError:
@@ -188,13 +188,13 @@ class Relay:
             self._laptop.report("idle", lacks=topology.bits(lacking), live=self._scheduler.live, why=why)
 
     def _progress(self) -> Dict[str, object]:
-        """For a report; each piece that came from the laptop is in one report."""
+        """Collect the progress for a report; each piece that came from the laptop is in one report."""
         came, self._from_laptop = self._from_laptop, []
         left = self._inventory.bytes_of(self._scheduler.lacking)
         return {"left": left, "live": self._scheduler.live, "peers": self._between, "came": came}
 
     def _obey(self, header: Header, payload: bytes) -> None:
-        """A message of the laptop."""
+        """Obey a message of the laptop."""
         kind = header["type"]
         if kind == "relay-sources":
             addresses = tuple((str(address), int(port)) for address, port in header["sources"])
@@ -249,7 +249,7 @@ class Relay:
         return self._inventory.sink(number, size) if number in self._scheduler.lacking else Sink(size)
 
     def _came(self, number: int, sink: Sink, link: Optional[PeerLink]) -> None:
-        """Bytes that should be piece `number`, from a source or (link None) from the laptop."""
+        """Take bytes that should be piece `number`, from a source or (link None) from the laptop."""
         self._unreported = True
         source = link.source if link is not None else None
         if link is None:
@@ -273,7 +273,7 @@ class Relay:
         return None
 
     def _take_manifest(self) -> None:
-        """From here on the pieces have numbers."""
+        """Take the manifest: from here on the pieces have numbers."""
         self._carry_out(self._scheduler.manifest_read(self._inventory.take(), time.monotonic()))
         # what it lacks is of its groups only: what it has is something else
         lacks, have = topology.bits(self._scheduler.lacking), self._inventory.has_bits
@@ -281,7 +281,7 @@ class Relay:
         self._finish()
 
     def _finish(self) -> None:
-        """Once all pieces are there: they are saved. A helper has nothing to save."""
+        """Save the pieces once all are there. A helper has nothing to save."""
         if self._scheduler.lacking or self._done or self._inventory.saving.begun:
             return
         if self._order.get("helper"):
@@ -301,7 +301,7 @@ class Relay:
         return self._laptop.report("done", **self._progress())
 
     def _fail(self, error: OSError) -> None:
-        """A disk that takes nothing."""
+        """Report a disk that takes nothing."""
         self._done = True
         self._scheduler.store_failed()
         what = f"a piece cannot be written below {self._store.top}: {error.strerror}"
@@ -310,7 +310,7 @@ class Relay:
     # -- other nodes --
 
     def _accept(self, listener: socket.socket) -> None:
-        """Strangers are bounded in number and time: the oldest leaves for a new one."""
+        """Accept a connection. Strangers are bounded in number and time: the oldest leaves for a new one."""
         with contextlib.suppress(OSError):
             sock, _ = listener.accept()
             strangers = [link for link in self._links if link.taker and not link.wire.secure]
@@ -342,7 +342,7 @@ class Relay:
                 self._lose(link, str(error) or type(error).__name__)
 
     def _begins(self, link: PeerLink, header: Header, size: int) -> Sink:
-        """A source sends a piece: its frame follows when all of it is there."""
+        """Create the destination of a piece that a source sends: its frame follows when all of it is there."""
         link.coming.append(self._sink(int(header["piece"]), size))
         return link.coming[-1]
 
@@ -375,7 +375,7 @@ class Relay:
             link.wire.flush()
 
     def _announce(self) -> None:
-        """Takers get the numbers that are here: all of them first, then what came since."""
+        """Send takers the numbers that are here: all of them first, then what came since."""
         arrived = self._inventory.arrived
         for link in list(self._links):
             if not link.taker or not link.wire.secure or not arrived or link.announced == len(arrived):
@@ -389,7 +389,7 @@ class Relay:
 
 
 def _wanted(header: Header) -> int:
-    """The piece that another node requests. Raises ValueError, KeyError for a message that is no request."""
+    """Read the piece that another node requests. Raises ValueError, KeyError for a message that is no request."""
     if header["type"] != "get":
         raise ValueError(f"a message of type {str(header['type'])[:20]!r}")
     return int(header["piece"])

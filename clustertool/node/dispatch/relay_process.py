@@ -34,12 +34,12 @@ class RelayProcess:
         return self._socket.fileno()
 
     def send(self, header: Header, payload: bytes) -> None:
-        """Waits as long as the relay is busy."""
+        """Send a message; waits as long as the relay is busy."""
         with contextlib.suppress(OSError):  # it has ended: read() finds out
             self._socket.sendall(encode(header, payload))
 
     def read(self) -> Optional[List[Header]]:
-        """The messages that came. None: it has ended."""
+        """Read the messages that came. None: it has ended."""
         try:
             data = self._socket.recv(1 << 16)
         except OSError:
@@ -56,7 +56,10 @@ class RelayProcess:
 
 
 def _live(control: socket.socket, order: RelayRequest, root: str) -> NoReturn:
-    """In the child. No descriptor of the agent's stays open: it must see the agent go, and ssh must not wait for it."""
+    """Run the relay, in the child.
+
+    No descriptor of the agent's stays open: it must see the agent go, and ssh must not wait for it.
+    """
     try:
         null = os.open(os.devnull, os.O_RDWR)
         processes.detach(control.fileno(), stdio=(null, null, null))

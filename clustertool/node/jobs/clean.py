@@ -53,7 +53,10 @@ def clean(node: NodeContext, request: CleanRequest) -> CleanAnswer:
 
 
 def _clean_one(record: Record, request: CleanRequest) -> Optional[int]:
-    """The bytes freed; None for a job that is too young, _RUNS for one that lives. Raises ClustertoolError."""
+    """Remove a job, and return the bytes freed; None for one that is too young, _RUNS for one that lives.
+
+    Raises ClustertoolError.
+    """
     if request.get("exact") and record.other_machine() and not os.path.lexists(record.paths.dir):
         if not request.get("dry"):  # the user has removed its directory and names it: only the ledger's copy is left
             ledger.remove(record.paths)
@@ -75,7 +78,7 @@ def _clean_one(record: Record, request: CleanRequest) -> Optional[int]:
 
 
 def _unlink(record: Record) -> None:
-    """Before a job's directory is removed: the links to it in its working directory, which would lead nowhere."""
+    """Remove the links to a job in its working directory, which would lead nowhere, before its directory is removed."""
     with contextlib.suppress(OSError, ValueError, KeyError, NotFound):
         with files.closing(files.open_job_dir(record.paths.dir)) as job:
             spec = json.loads(files.read(job, f"{OURS}/spec.json"))

@@ -17,8 +17,10 @@ _FEW = 100  # threads of all members together
 
 
 class Descendants:
-    """`spare`: the pids of children that are no family: the guard and the gauge. `others`: processes of the job that are no
-    descendants, since a daemon has started them; what they start belongs to the family too.
+    """`spare`: the pids of children that are no family: the guard and the gauge.
+
+    `others`: processes of the job that are no descendants, since a daemon has started them; what they start belongs to the
+    family too.
     """
 
     def __init__(self, job: int, head: Process) -> None:
@@ -38,7 +40,7 @@ class Descendants:
         return list(self._members.values())
 
     def living(self) -> List[Process]:
-        """The members that live now, by the kernel's lists of children, one for each thread."""
+        """Find the members that live now, by the kernel's lists of children, one for each thread."""
         found = [process for process in processes.descendants(self.head.pid) if process.pid not in self.spare]
         self.others = {process for process in self.others if processes.alive(process)}
         for other in self.others.difference(found):
@@ -48,7 +50,7 @@ class Descendants:
         return [process for process in found if processes.alive(process)]
 
     def has_children(self) -> bool:
-        """Whether the supervisor has children of the job, dead ones included. Without them it has no descendants at all.
+        """Check whether the supervisor has children of the job, dead ones included. Without them it has no descendants at all.
 
         A process may start another one and end while living() searches, so that living() finds neither. But the supervisor
         is their subreaper: an orphan becomes its child at once, and each child stays one until the supervisor reaps it.
@@ -65,7 +67,7 @@ class Descendants:
             self.living()
 
     def _add_newcomers(self) -> None:
-        """With many threads: by the pids that are new on this machine.
+        """Find members by the pids that are new on this machine, with many threads.
 
         A new process is read twice, since its parent may end during the first time.
         """
@@ -81,11 +83,11 @@ class Descendants:
             parents = {process.pid for process in born}
 
     def _lives(self, pid: int) -> bool:
-        """A member, and not another process with the same pid."""
+        """Check that a pid is that of a member, and not of another process with the same number."""
         return pid in self._members and processes.identify(pid) == self._members[pid]
 
     def add(self, process: Process) -> None:
-        """A child that is not a member, but must end with the supervisor."""
+        """Add a child that is not a member, but must end with the supervisor."""
         self.spare.add(process.pid)
         self._book.lines([b"%d %d" % process])
 
@@ -101,7 +103,10 @@ class Descendants:
             self._strike_off()
 
     def _strike_off(self) -> None:
-        """A job that starts a program every second for a month must not fill the disk. The file is replaced whole."""
+        """Remove dead processes from the file, which is replaced whole.
+
+        A job that starts a program every second for a month must not fill the disk.
+        """
         known = {*recorded(self._job), *self._members.values()}
         living = b"".join(b"%d %d\n" % process for process in known if processes.alive(process))
         self._lines = 0
@@ -113,7 +118,7 @@ class Descendants:
 
 
 def recorded(job: int) -> List[Process]:
-    """Every descendant the supervisor ever wrote down; `job` is the job directory's descriptor."""
+    """Read every descendant that the supervisor ever wrote down. job: the job directory's descriptor."""
     found = []
     with contextlib.suppress(OSError):
         for line in files.read(job, _SEEN).splitlines():

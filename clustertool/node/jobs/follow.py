@@ -147,7 +147,7 @@ class Follower:
                             self._lost[name] = self._header(name, key, attempt, 0)
 
     def _open(self, name: str, key: Tuple[str, int], attempt: int) -> None:
-        """Raises OSError."""
+        """Open a log, and seek to the place where the request begins. Raises OSError."""
         offset, tail = self._request.get("offsets", {}).get(name), self._request.get("tail")
         log = RankLog(self._job, name, shown=key[0] == "file")
         if offset is None:
@@ -172,7 +172,7 @@ class Follower:
         }
 
     def _open_file(self, name: str) -> None:
-        """A file that a program left in log/. Raises NotFound."""
+        """Open a file that a program left in log/. Raises NotFound."""
         if name and not name.startswith("/") and ".." not in name.split("/"):
             with contextlib.suppress(OSError):
                 self._open(f"log/{name}", ("file", 0), 0)
@@ -192,7 +192,10 @@ class Follower:
             yield header, data
 
     def _in_order(self) -> Iterator[Tuple[StreamFrame, bytes]]:
-        """Logs as they grew, by the supervisor's record of (time, log, size); times are the laptop's that started the job."""
+        """Yield logs as they grew, by the supervisor's record of (time, log, size).
+
+        Times are those of the laptop that started the job.
+        """
         for t, name, size in rank_log.growth(self._job):
             log = self._logs.get(name)
             at = -1  # a program that truncates its own log makes it shorter than the record says
@@ -202,7 +205,7 @@ class Follower:
                     yield {**header, "t": t - self._skew}, data
 
     def _orphaned(self) -> bool:
-        """The job has ended here without a last event: nothing more will come."""
+        """Check whether the job has ended here without a last event: nothing more will come."""
         now = time.monotonic()
         if not self._gone and now >= self._check_at:
             self._check_at = now + (_CHECK_EVERY if self._record.here else _REFRESH)
@@ -212,7 +215,10 @@ class Follower:
         return self._gone
 
     def _refresh(self) -> None:
-        """A client of NFS may take a file to be as short as it was a minute ago. It asks the server when the file is opened."""
+        """Open the files once, so that a client of NFS asks its server for their sizes.
+
+        It may take a file to be as short as it was a minute ago.
+        """
         for name in (f"{OURS}/events.jsonl", *map(JobPaths.written, self._logs)):
             with contextlib.suppress(OSError):
                 os.close(files.open_read(self._job, name))

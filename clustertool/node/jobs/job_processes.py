@@ -44,7 +44,7 @@ class JobProcesses:
         return self._entry
 
     def events(self) -> List[Event]:
-        """All of them; where a program has emptied or removed the file, what the ledger has of them comes first."""
+        """Read all events; where a program has emptied or removed the file, what the ledger has of them comes first."""
         found: List[Event] = []
         with contextlib.suppress(OSError):
             found = read_events(files.read_file(self.paths.events).split(b"\n"))
@@ -69,30 +69,30 @@ class JobProcesses:
                 yield cast("Event", {**entry["ended"], "t": t, "type": "ended"})
 
     def own(self) -> CaretakerRecord:
-        """What its events say of these processes and of its end."""
+        """Fold what its events say of these processes and of its end."""
         found = CaretakerRecord()
         for event in self.events():
             found.take(event)
         return found
 
     def process(self, kind: str, own: Optional[CaretakerRecord] = None) -> Optional[Process]:
-        """The newest supervisor, guard or gauge, alive or not; None where another boot recorded it."""
+        """Return the newest supervisor, guard or gauge, alive or not; None where another boot recorded it."""
         own = self.own() if own is None else own
         found = own.caretakers.get(kind)
         return Process(*found) if found and recorded_here(own.boot, own.space) else None
 
     def main_processes(self) -> List[Process]:
-        """Those of its ranks that its events name, alive or not. A program may have written them."""
+        """List those of its ranks that its events name, alive or not. A program may have written them."""
         pairs = [(event.get("pid"), event.get("start")) for event in self.events() if event["type"] == "started"]
         return [Process(pid, start) for pid, start in pairs if isinstance(pid, int) and isinstance(start, int)]
 
     def caretakers(self, own: Optional[CaretakerRecord] = None, kinds: Sequence[str] = CARETAKERS[:2]) -> List[Process]:
-        """Those of supervisor and guard, or of other `kinds`, that live."""
+        """List those of supervisor and guard, or of other `kinds`, that live."""
         own = self.own() if own is None else own
         found = [self.process(kind, own) for kind in kinds]
         return [process for process in found if process and processes.alive(process)]
 
 
 def recorded_here(boot: str, space: str) -> bool:
-    """Whether the pids of a record are those of this boot and of this space of process ids."""
+    """Check whether the pids of a record are those of this boot and of this space of process ids."""
     return boot == processes.boot_id() and space in ("", processes.space())

@@ -43,7 +43,10 @@ _LONGEST = 2000  # characters of a command
 
 
 def status(node: NodeContext, request: r.JobRequest) -> a.StatusAnswer:
-    """All events of a job on this node, and CPU and memory of its processes. A job that was only placed has one event."""
+    """Collect all events of a job on this node, and CPU and memory of its processes.
+
+    A job that was only placed has one event.
+    """
     return _status(record_of(node, request["job"]))
 
 
@@ -65,14 +68,14 @@ def _status(record: Record) -> a.StatusAnswer:
 
 
 def report(node: NodeContext, request: r.ReportRequest) -> a.ReportAnswer:
-    """What status answers, and a summary of what the job used, did and printed here."""
+    """Collect what status answers, and a summary of what the job used, did and printed here."""
     record = record_of(node, request["job"])
     found = _status(record)
     return {**found, "now": time.time(), **_usage(record, ranks_of(found["events"]), request["points"])}
 
 
 def tail(node: NodeContext, request: r.TailRequest) -> a.TailAnswer:
-    """The last lines of one log, for a verdict."""
+    """Read the last lines of one log, for a verdict."""
     with files.closing(files.open_job_dir(record_of(node, request["job"]).paths.dir)) as job:
         with contextlib.suppress(OSError):
             return {"text": last_lines(job, request["log"], request["lines"])}
@@ -80,7 +83,7 @@ def tail(node: NodeContext, request: r.TailRequest) -> a.TailAnswer:
 
 
 def list_files(node: NodeContext, request: r.JobRequest) -> a.FilesAnswer:
-    """Everything in a job's log/, restarts' folders included: names relative to log/, and sizes."""
+    """List everything in a job's log/, restarts' folders included: names relative to log/, and sizes."""
     found: Dict[str, int] = {}
     paths = record_of(node, request["job"]).paths
     for logs in (paths.of(paths.written("log")), paths.of("log")):  # a program may have taken or removed a name
@@ -94,7 +97,7 @@ def list_files(node: NodeContext, request: r.JobRequest) -> a.FilesAnswer:
 
 
 def _usage(record: Record, found: Sequence[ProcessStatus], points: int) -> a.JobUsage:
-    """`found`: the ranks of this node. `points`: how many values a curve may have."""
+    """Summarize what the ranks of this node have used. points: how many values a curve may have."""
     with files.closing(files.open_job_dir(record.paths.dir)) as job:
         lines = _lines(job)
         attempts = {rank.key: rank.attempt for rank in found}
@@ -115,7 +118,7 @@ def _lines(job: int) -> _Lines:
 
 
 def _machine(lines: _Lines, points: int) -> a.MachineCurve:
-    """rows: (time, busy CPU seconds, bytes used)."""
+    """Build the curve of the machine. rows: (time, busy CPU seconds, bytes used)."""
     rows: List[usage.Row] = []
     cores = total = 0
     for line in lines:
@@ -125,7 +128,7 @@ def _machine(lines: _Lines, points: int) -> a.MachineCurve:
 
 
 def _cards(lines: _Lines, points: int) -> List[a.CardCurve]:
-    """rows: (time, utilisation in percent, bytes used)."""
+    """Build the curves of the cards. rows: (time, utilisation in percent, bytes used)."""
     rows: Dict[int, List[usage.Row]] = {}
     totals: Dict[int, int] = {}
     for line in lines:
@@ -139,7 +142,10 @@ def _cards(lines: _Lines, points: int) -> List[a.CardCurve]:
 
 
 def _ranks(record: Record, job: int, lines: _Lines, attempts: Mapping[Key, int], points: int) -> List[a.RankCurve]:
-    """rows: (time, CPU seconds, bytes resident, processes); progress, of the last attempt: (time, epoch, step)."""
+    """Build the curves of the ranks. rows: (time, CPU seconds, bytes resident, processes).
+
+    progress, of the last attempt: (time, epoch, step).
+    """
     rows: Dict[Key, List[usage.Row]] = {key: [] for key in attempts}
     sizes: Dict[Key, List[Tuple[float, int]]] = {key: [] for key in attempts}
     for line in lines:
@@ -161,7 +167,7 @@ def _ranks(record: Record, job: int, lines: _Lines, attempts: Mapping[Key, int],
 
 
 def _log(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> a.LogCurve:
-    """The progress that the program reported, at the times when its log had that size."""
+    """Read the progress that the program reported, at the times when its log had that size."""
     try:
         log = RankLog(job, name)
     except OSError:
@@ -184,7 +190,7 @@ def _log(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> a.LogCurve:
 
 
 def _tails(record: Record, job: int, ranks: Sequence[ProcessStatus]) -> List[Tuple[str, int, str]]:
-    """[role, rank, text]: long excerpts of the first failed ranks, the last lines of all others."""
+    """Read the ends of logs, [role, rank, text]: long excerpts of the first failed ranks, the last lines of all others."""
     failed = sorted((rank for rank in ranks if rank.state is RankState.FAILED), key=lambda rank: rank.since)[:_FAILED]
     found: List[Tuple[str, int, str]] = []
     for rank in ranks:
@@ -195,7 +201,7 @@ def _tails(record: Record, job: int, ranks: Sequence[ProcessStatus]) -> List[Tup
 
 
 def _plan(job: int) -> a.JobPlan:
-    """Commands and policy of the spec, without environments."""
+    """Read commands and policy of the spec, without environments."""
     try:
         spec = json.loads(files.read(job, f"{OURS}/spec.json"))
     except (OSError, ValueError):
@@ -214,7 +220,7 @@ def _plan(job: int) -> a.JobPlan:
 
 
 def _output(record: Record, ranks: Sequence[ProcessStatus]) -> List[RankOutput]:
-    """Of each rank that was started, of its last attempt."""
+    """Read the progress of each rank that was started, of its last attempt."""
     logs = {rank.key: record.paths.log(*rank.key, rank.attempt) for rank in ranks if rank.pid}
     found: List[RankOutput] = []
     with contextlib.suppress(NotFound):  # a program has removed the directory

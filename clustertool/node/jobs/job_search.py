@@ -17,7 +17,7 @@ class JobSearch:
         self.mark = mark
 
     def living(self) -> List[Process]:
-        """The processes that lived when they were found. One that has ended since may have started others: search again.
+        """Find the processes that live. One that has ended since may have started others: search again.
 
         A process that was found once stays known: its parent may be dead at the next search.
         """

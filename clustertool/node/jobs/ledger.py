@@ -94,7 +94,7 @@ def _is_removed(directory: int) -> bool:
 
 
 def read(paths: JobPaths) -> Entry:
-    """The entry of a job, of whatever format; {} where there is none, or a damaged one."""
+    """Read the entry of a job, of whatever format; {} where there is none, or a damaged one."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         entry = json.loads(files.read_file(paths.ledger))
         if isinstance(entry, dict) and isinstance(entry.get("header"), dict):
@@ -103,7 +103,7 @@ def read(paths: JobPaths) -> Entry:
 
 
 def process(entry: Entry, kind: str) -> "processes.Process | None":
-    """A caretaker as its entry names it, alive or not."""
+    """Return a caretaker as its entry names it, alive or not."""
     with contextlib.suppress(KeyError, ValueError, TypeError):
         pid, start = entry[kind]
         return processes.Process(int(pid), int(start))
@@ -111,7 +111,7 @@ def process(entry: Entry, kind: str) -> "processes.Process | None":
 
 
 def jobs(base: str) -> List[str]:
-    """Names of the jobs that have an entry below `base`."""
+    """List the names of the jobs that have an entry below `base`."""
     try:
         names = os.listdir(os.path.join(base, OURS, _FOLDER))
     except OSError:
@@ -138,7 +138,7 @@ def names(base: str, job: str) -> Dict[str, bool]:
 
 
 def remove(paths: JobPaths) -> None:
-    """The entry of a job, and further names of its records."""
+    """Remove the entry of a job, and further names of its records."""
     remove_kept(paths)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(paths.ledger)

@@ -43,7 +43,7 @@ _DEVICE = (
 
 
 def glance(node: NodeContext, request: GlanceRequest) -> GlanceAnswer:
-    """Handles the request that `inv top` sends once a second."""
+    """Answer the request that `inv top` sends once a second."""
     return _sampler(node.root, node.entry, request["nvml"]).sample(request["job"])
 
 
@@ -80,7 +80,7 @@ class LiveSampler:
         }
 
     def _find(self) -> None:
-        """The running jobs, listed again after a job directory was added or removed."""
+        """List the running jobs again after a job directory was added or removed."""
         places, now = _places(self._root), time.monotonic()
         if places == self._places and now < self._again:
             return
@@ -94,7 +94,7 @@ _sampler = lru_cache(maxsize=1)(LiveSampler)  # kept between the requests to an 
 
 
 def _places(root: str) -> Tuple[Tuple[str, int], ...]:
-    """ROOT_DIR, and the directories of nodes in it where they share it, with the times of their last change."""
+    """List ROOT_DIR, and the directories of nodes in it where they share it, with the times of their last change."""
     found = []
     with contextlib.suppress(OSError):
         names = [name for name in os.listdir(root) if name.startswith("node") and name[4:].isdigit()]
@@ -119,7 +119,7 @@ class _SampledJob:
         self._samples = -1
 
     def sample(self) -> Optional[JobSample]:
-        """None once it has ended."""
+        """Take a sample of a job. None once it has ended."""
         beat = self.record.heartbeat()
         returns = self._membership.elastic and beat is not None and beat < _FORGOTTEN  # released, and added again
         if self._here.ended is None or returns:
@@ -181,7 +181,7 @@ class _SampledJob:
 
 
 def _last_line(job_dir: str, log: str) -> Tuple[str, float]:
-    """A log's last line that is not empty, of a progress bar its last state; and when the log was written last."""
+    """Read a log's last line that is not empty, of a progress bar its last state; and when the log was written last."""
     with contextlib.suppress(OSError, NotFound):
         with files.closing(files.open_job_dir(job_dir)) as job:
             data, written = end_of(job, log, _TAIL)

@@ -30,7 +30,7 @@ _FILES = 10  # names of one job
 
 
 def records(node: NodeContext, request: r.JobRequest) -> List[Record]:
-    """The records that the request names, newest first."""
+    """Find the records that the request names, newest first."""
     if node.base is not None:
         return find_shared(node.root, node.base, request["job"], request.get("exact", False))
     return find(node.root, node.entry, os.uname().nodename, request["job"], request.get("exact", False))
@@ -49,7 +49,7 @@ def _orphans(node: NodeContext, request: r.JobRequest, living: Mapping[str, rema
 
 
 def record_of(node: NodeContext, job: str) -> Record:
-    """The record of one job. Raises NotFound, PreflightError."""
+    """Find the record of one job. Raises NotFound, PreflightError."""
     wanted: r.JobRequest = {"job": job, "exact": True}
     found = records(node, wanted) or records_and_orphans(node, wanted)
     if not found:
@@ -62,10 +62,11 @@ def record_of(node: NodeContext, job: str) -> Record:
 def list_earlier(
     node: NodeContext, wanted: r.EarlierWanted, problems: List[Tuple[str, str, str, str]]
 ) -> List[a.EarlierRow]:
-    """The jobs that a new one may belong to, the newest ones of each kind: those that --job-id or --resume mean, or of the
-    same name or workspace.
+    """List the jobs that a new one may belong to, the newest ones of each kind.
 
-    `problems` gets what keeps the node from reading its jobs.
+    Those are the ones that --job-id or --resume mean, or of the same name or workspace. `problems` gets what keeps the node
+    from
+    reading its jobs.
     """
     try:
         found = find(node.root, node.entry, os.uname().nodename)
@@ -80,7 +81,7 @@ def list_earlier(
 
 
 def _asked(record: Record, wanted: r.EarlierWanted) -> bool:
-    """Also those whose id has a number after it, which is then not free."""
+    """Check whether a job has the id that is asked for, or that with a number after it, which is then not free."""
     asked = wanted["asked"]
     head, _, number = record.job.rpartition("-")
     return bool(asked) and (asked in (record.job, record.asked) or (head == asked and number.isdigit()))
@@ -139,7 +140,7 @@ def _own_files(record: Record) -> List[str]:
 
 
 def list_jobs(node: NodeContext, request: r.JobRequest) -> a.JobsAnswer:
-    """One line about each. A record that cannot be read is in state "unknown", with the reason."""
+    """Summarize each job in one line. A record that cannot be read is in state "unknown", with the reason."""
     living = {} if node.base is not None else remains.living()
     others = remains.orphans(node.root, living.values())[1]
     found: List[a.JobSummary] = []
@@ -150,7 +151,7 @@ def list_jobs(node: NodeContext, request: r.JobRequest) -> a.JobsAnswer:
 
 
 def _part(record: Record) -> NodePart:
-    """Its part; unknown where its records make this fail: one job's records must not hide another's."""
+    """Return the part of a record; unknown where its records make this fail: one job's records must not hide another's."""
     try:
         return record.part()
     except Exception as error:  # noqa: BLE001 - see above
@@ -158,7 +159,7 @@ def _part(record: Record) -> NodePart:
 
 
 def bug(error: Exception) -> str:
-    """The error and its place, in one line."""
+    """Describe an unexpected error and its place, in one line."""
     place = error.__traceback__
     assert place is not None, "it was raised"
     while place.tb_next is not None:

@@ -53,8 +53,9 @@ class RankLog:
     """A log that is open for reading. `base`: how many of its bytes are in the second file. `at`: the position of read()."""
 
     def __init__(self, job: int, name: str, shown: bool = False) -> None:
-        """job: the descriptor of its directory. name: JobPaths.log. shown: prefer the file of this name, which may be that of
-        a program. Raises OSError.
+        """job: the descriptor of its directory.
+
+        name: JobPaths.log. shown: prefer the file of this name, which may be that of a program. Raises OSError.
         """
         self._job, self._saved = job, "" if shown else JobPaths.written(name) + CUT
         self._fd, self._cut = _open(job, name, shown), -1
@@ -136,13 +137,13 @@ def _open(job: int, name: str, shown: bool) -> int:
 
 
 def end_of(job: int, log: str, most: int) -> Tuple[bytes, float]:
-    """The last bytes of a log, and when it was written last. `job`: the descriptor of its directory. Raises OSError."""
+    """Read the last bytes of a log, and when it was written last. job: the descriptor of its directory. Raises OSError."""
     with contextlib.closing(RankLog(job, log)) as found:
         return found.pread(most, max(0, found.size() - most)), found.mtime()
 
 
 def progress(job: int, log: str, most: int) -> Optional[RankProgress]:
-    """The newest one in the last `most` bytes of a log; None where there is no such log."""
+    """Find the newest progress in the last `most` bytes of a log; None where there is no such log."""
     with contextlib.suppress(OSError):
         data, written = end_of(job, log, most)
         epoch, step = steps.find(data.decode("utf-8", "replace")) or (None, None)
@@ -151,7 +152,7 @@ def progress(job: int, log: str, most: int) -> Optional[RankProgress]:
 
 
 def tail_offset(log: RankLog, lines: int) -> int:
-    """Where the last `lines` lines begin, read backwards."""
+    """Find where the last `lines` lines begin, read backwards."""
     end = log.size()
     if lines <= 0:
         return end
@@ -170,14 +171,14 @@ def tail_offset(log: RankLog, lines: int) -> int:
 
 
 def line_start(log: RankLog, at: int) -> int:
-    """Where the line begins to which byte `at` belongs; `at` itself for a line that is longer than a piece."""
+    """Find where the line begins to which byte `at` belongs; `at` itself for a line that is longer than a piece."""
     start = max(0, at - PIECE)
     block = log.pread(at - start, start)
     return start + block.rfind(b"\n") + 1 if start == 0 or b"\n" in block else at
 
 
 def last_lines(job: int, name: str, lines: int, limit: int = 64 << 10) -> str:
-    """The end of a log: at most `lines` lines and `limit` bytes. Raises OSError."""
+    """Read the end of a log: at most `lines` lines and `limit` bytes. Raises OSError."""
     with contextlib.closing(RankLog(job, name)) as log:
         start = max(tail_offset(log, lines), log.size() - limit)
         return log.pread(limit, start).decode("utf-8", "backslashreplace")
@@ -203,7 +204,7 @@ def growth(job: int) -> Iterator[Tuple[float, str, int]]:
 
 
 def sizes_at(job: int, t: float) -> Dict[str, RecordedSize]:
-    """The size that each log had at a time, as far as it is recorded."""
+    """Read the size that each log had at a time, as far as it is recorded."""
     found: Dict[str, RecordedSize] = {}
     for at, name, size in growth(job):
         before = found.get(name, NO_RECORD).size
@@ -212,7 +213,7 @@ def sizes_at(job: int, t: float) -> Dict[str, RecordedSize]:
 
 
 def offset_at(log: RankLog, recorded: RecordedSize, t: float) -> int:
-    """Where the first line of a log begins that was completed at time `t` or later. `recorded`: its size at `t`.
+    """Find where the first line of a log begins that was completed at time `t` or later. recorded: its size at `t`.
 
     A record follows what it records by up to 0.5 s, so it counts more than the time of the last write. Nothing that is later is
     left out: where the records are coarse, some older lines follow.

@@ -45,7 +45,10 @@ class Record(JobProcesses):
 
     @classmethod
     def read(cls, base: str, job: str) -> Record:
-        """Its header is the first event, or the content of spec.json, the ledger, or else the directory itself."""
+        """Read a record.
+
+        Its header is the first event, or the content of spec.json, the ledger, or else the directory itself.
+        """
         paths = JobPaths(base, job)
         trouble = None
         header: Mapping[str, object] = _first_event(paths) or _planned(paths) or ledger.read(paths).get("header", {})
@@ -80,11 +83,11 @@ class Record(JobProcesses):
         return self.paths.of(name if inside else "output")
 
     def called(self, text: str) -> bool:
-        """Whether a user who writes `text` can mean this job."""
+        """Check whether a user who writes `text` can mean this job."""
         return can_mean(text, self.job, self.asked, self.name)
 
     def own(self) -> NodeRecord:
-        """What its events say of its supervisor and of its end."""
+        """Fold what its events say of its supervisor and of its end."""
         return record_of(self.events())
 
     def size(self) -> int:
@@ -95,7 +98,7 @@ class Record(JobProcesses):
             return 0
 
     def last(self) -> NodeRecord:
-        """The same of the file's tail, which is cheap to read, if the job has ended; else of all events."""
+        """Fold the file's tail, which is cheap to read, if the job has ended; else all events."""
         with contextlib.suppress(OSError):
             with open(files.open_file(self.paths.events), "rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -106,17 +109,17 @@ class Record(JobProcesses):
         return self.own()
 
     def supervised(self, own: Optional[NodeRecord] = None) -> bool:
-        """Whether its supervisor lives."""
+        """Check whether its supervisor lives."""
         return self.caretakers(own, ("supervisor",)) != []
 
     def heartbeat(self) -> Optional[float]:
-        """Seconds since its supervisor last moved, if it ever did."""
+        """Compute the seconds since its supervisor last moved, if it ever did."""
         with contextlib.suppress(OSError):
             return round(max(0.0, time.time() - os.stat(self.paths.control).st_mtime), 1)
         return None
 
     def key(self) -> Optional[Key]:
-        """The mark of its processes; None if neither the ledger nor spec.json has it."""
+        """Read the mark of its processes; None if neither the ledger nor spec.json has it."""
         with contextlib.suppress(KeyError):
             return Key(str(self.entry["mark"]), bool(self.entry["leads"]))
         with contextlib.suppress(KeyError, TypeError):
@@ -125,7 +128,7 @@ class Record(JobProcesses):
         return None
 
     def container(self) -> Optional[RuntimeSpec]:
-        """The runtime of its containers; None if its ranks ran in none."""
+        """Read the runtime of its containers; None if its ranks ran in none."""
         found = self.entry.get("container") or _spec(self.paths).get("container") or {}
         with contextlib.suppress(KeyError, TypeError):
             runtime, program = str(found["runtime"]), str(found["program"])
@@ -133,13 +136,16 @@ class Record(JobProcesses):
         return None
 
     def blank(self) -> bool:
-        """Its directory was made and marked, and nothing else: it was placed by half, and cannot have started."""
+        """Check whether its directory was made and marked, and nothing else.
+
+        It was placed by half then, and cannot have started.
+        """
         with contextlib.suppress(OSError):
             return not self.entry and os.listdir(self.paths.ours) == [files.MARKER]
         return False
 
     def other_machine(self) -> str:
-        """The name of the other machine that it runs or ran on; "" if that was this one, or is unknown.
+        """Name the other machine that it runs or ran on; "" if that was this one, or is unknown.
 
         A machine that was rebooted since then has its old name, or the same boot and process space.
         """
@@ -150,7 +156,7 @@ class Record(JobProcesses):
         return "" if own.boot and recorded_here(own.boot, own.space) else name
 
     def unknown(self) -> str:
-        """Why it is not known from here whether it runs; "" if it can be known."""
+        """Describe why it is not known from here whether it runs; "" if it can be known."""
         if not self.trouble and self.own().clean:
             return ""
         name = self.other_machine()
@@ -174,12 +180,12 @@ class Record(JobProcesses):
             raise PreflightError(f"job {self.job}: {why}", "name that machine in HOSTS")
 
     def _rebooted(self) -> bool:
-        """Nothing lives of a job that was started before this machine was."""
+        """Check whether the job was started before this machine was, so that nothing of it lives."""
         own = self.own()
         return bool(own.boot) and not recorded_here(own.boot, own.space)
 
     def summary(self, part: NodePart) -> JobSummary:
-        """For `inv jobs`: one line about this job as this node knows it."""
+        """Build one line for `inv jobs` about this job as this node knows it."""
         header = self.header
         return {
             "id": self.job,
@@ -203,7 +209,7 @@ class Record(JobProcesses):
         }
 
     def _by_laptop(self, t: object) -> Optional[float]:
-        """A recorded time by the laptop's clock. None for what is no time: the job's programs may have written it."""
+        """Convert a recorded time to the laptop's clock. None for what is no time: the job's programs may have written it."""
         if not isinstance(t, (int, float)):
             return None
         return t - self.skew if abs(self.skew) < t < _LATEST else None
@@ -214,7 +220,7 @@ class Record(JobProcesses):
         return known_skew(self.header)
 
     def part(self) -> NodePart:
-        """Raises ValueError for an exit code that cannot be one."""
+        """Return the node's part of the job. Raises ValueError for an exit code that cannot be one."""
         if self.trouble:
             return NodePart(self.node, JobState.UNKNOWN, reason=self.trouble.what)
         own = self.last()
@@ -227,7 +233,7 @@ class Record(JobProcesses):
 
 
 def find(root: str, entry: str, hostname: str, job: str = "", exact: bool = False) -> List[Record]:
-    """Records of this node below ROOT_DIR, newest first; `entry` is how conf.py names this node, user@host:port.
+    """Find the records of this node below ROOT_DIR, newest first. entry: how conf.py names this node, user@host:port.
 
     Other nodes may see the same ROOT_DIR: a node's own record is the one made for its entry, or else for its host name.
     job: what a user calls the jobs (see can_mean()), "" for all; exact: an id.
@@ -257,7 +263,7 @@ def bases(root: str) -> Iterator[Tuple[str, bool]]:
 
 
 def _records(base: str, job: str) -> Iterator[Record]:
-    """The record of a job, or of all for ""."""
+    """Yield the record of a job, or of all for ""."""
     for name, marked in ledger.names(base, job).items():
         record = Record.read(base, name)
         if marked:
@@ -268,8 +274,10 @@ def _records(base: str, job: str) -> Iterator[Record]:
 
 
 def _stale(record: Record) -> bool:
-    """An entry of the ledger whose job directory was removed by hand, and without a living supervisor or guard. It is
-    removed."""
+    """Remove an entry of the ledger whose job directory was removed by hand, and without a living supervisor or guard.
+
+    Returns whether it was removed.
+    """
     if os.path.lexists(record.paths.dir) or record.trouble or record.other_machine():
         return False
     key = record.key()
@@ -289,7 +297,7 @@ def _first_event(paths: JobPaths) -> Mapping[str, object]:
 
 
 def _spec(paths: JobPaths) -> Mapping[str, Any]:
-    """The content of spec.json, {} if it is damaged."""
+    """Read the content of spec.json, {} if it is damaged."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         found = json.loads(files.read_file(paths.spec))
         return found if isinstance(found, dict) else {}
@@ -297,7 +305,7 @@ def _spec(paths: JobPaths) -> Mapping[str, Any]:
 
 
 def _planned(paths: JobPaths) -> Mapping[str, object]:
-    """What will be the first event."""
+    """Read what will be the first event."""
     header = _spec(paths).get("header")
     return header if isinstance(header, dict) else {}
 
@@ -307,7 +315,7 @@ def _is_text(value: object) -> bool:
 
 
 def _checked(found: Mapping[str, object], paths: JobPaths) -> JobHeader:
-    """The same with its own name, and without what has not the type that it must have: the job's programs may have written it.
+    """Remove what has not the type that it must have from a header: the job's programs may have written it.
 
     A wrong value would make the node's whole answer invalid, and so hide its other jobs.
     """
@@ -327,12 +335,15 @@ def _checked(found: Mapping[str, object], paths: JobPaths) -> JobHeader:
 
 
 def record_loss(job: int, why: str, make: bool = True) -> None:
-    """Does not wait for the disk: the processes of the dead supervisor are still to be ended. make: see record_clean()."""
+    """Record that the supervisor was lost. make: see record_clean().
+
+    Does not wait for the disk: the processes of the dead supervisor are still to be ended.
+    """
     _append(job, "supervisor-lost", {"why": why}, make, durable=False)
 
 
 def record_clean(job: int, survivors: List[str], make: bool = True) -> None:
-    """The last event: it is on the disk when this returns.
+    """Write the last event: it is on the disk when this returns.
 
     make: create the file of the events if it is missing. A guard does not: its supervisor made the file, so where it is
     missing, the job that never started is being removed at this moment, and a new file would keep its directory.

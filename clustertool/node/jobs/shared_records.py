@@ -37,11 +37,11 @@ class SharedRecord(Record):
     here = False
 
     def process(self, kind: str, own: Optional[CaretakerRecord] = None) -> Optional[Process]:
-        """None: a process of this machine with the same pid is another one."""
+        """Return None: a process of this machine with the same pid is another one."""
         return None
 
     def supervised(self, own: Optional[NodeRecord] = None) -> bool:
-        """Whether its supervisor has moved recently, and has not recorded its end."""
+        """Check whether its supervisor has moved recently, and has not recorded its end."""
         own = self.own() if own is None else own
         beat = self.heartbeat()
         return beat is not None and beat < _RECENT and own.ended is None and not own.clean
@@ -60,15 +60,15 @@ class SharedRecord(Record):
         return f"its supervisor on {self.header.get('hostname') or 'its node'} has given no sign of life{since}"
 
     def abandoned(self, own: NodeRecord) -> bool:
-        """The guard has recorded that the supervisor was lost and that nothing lives."""
+        """Check whether the guard has recorded that the supervisor was lost and that nothing lives."""
         return own.clean
 
     def require_followed(self) -> None:
-        """Every one can be followed: the engine knows when a job has ended."""
+        """Accept every record: the engine knows when a job has ended."""
 
 
 def list_bases(node: NodeContext, request: NoFields) -> BasesAnswer:
-    """Those that are there now, in the order of their nodes."""
+    """List the bases that are there now, in the order of their nodes."""
     try:
         found = os.listdir(node.root)
     except FileNotFoundError:
@@ -81,7 +81,10 @@ def list_bases(node: NodeContext, request: NoFields) -> BasesAnswer:
 
 
 def find_shared(root: str, base: str, job: str, exact: bool) -> List[Record]:
-    """The records below a base, newest first; see find() in records.py. Nothing is written. Raises NotFound, PreflightError."""
+    """Find the records below a base, newest first; see find() in records.py. Nothing is written.
+
+    Raises NotFound, PreflightError.
+    """
     found = [record for record in _records(_folder(root, base), job if exact else "") if exact or record.called(job)]
     number = node_of(base)
     for record in found:
@@ -91,7 +94,7 @@ def find_shared(root: str, base: str, job: str, exact: bool) -> List[Record]:
 
 
 def _folder(root: str, base: str) -> str:
-    """The path of a base. Raises NotFound for a folder that is none, or of another user."""
+    """Return the path of a base. Raises NotFound for a folder that is none, or of another user."""
     path = os.path.join(root, base) if base else root
     if not is_base(base) or (base and not _is_folder(path)):
         raise NotFound(f"{base!r} is no folder of a node below {root}", "check ROOT_DIR")
@@ -115,7 +118,10 @@ def _records(folder: str, job: str) -> Iterator[Record]:
 
 
 def require_ended(record: Record, ended: Container[str]) -> None:
-    """Before a job is removed. ended: jobs that have ended, as the engine has proved. Raises PreflightError."""
+    """Check that a job has ended, before it is removed. ended: jobs that the engine has proved to have ended.
+
+    Raises PreflightError.
+    """
     if record.trouble:
         raise record.trouble
     if record.job not in ended:

@@ -38,7 +38,7 @@ _ALREADY: JobStop = {"state": StopState.ENDED_ALREADY, "survivors": []}
 
 
 def stop_jobs(node: NodeContext, request: StopRequest) -> StopAnswer:
-    """Each job's answer. A job with unusable records does not keep the others running."""
+    """Stop the jobs, and return each job's answer. A job with unusable records does not keep the others running."""
     found: Dict[str, JobStop] = {}
     for record in queries.records_and_orphans(node, request):
         try:
@@ -49,7 +49,7 @@ def stop_jobs(node: NodeContext, request: StopRequest) -> StopAnswer:
 
 
 def attached(node: NodeContext, request: JobRequest) -> Answer:
-    """A laptop follows the job: for --lease. The supervisor may have ended."""
+    """Report to the supervisor that a laptop follows the job, for --lease. The supervisor may have ended."""
     supervisor_client.order(queries.record_of(node, request["job"]).paths, {"type": "attached"}, _NOTICE)
     return {}
 
@@ -63,7 +63,7 @@ def signal_ranks(node: NodeContext, request: SignalRequest) -> Answer:
 
 
 def lives(record: Record) -> bool:
-    """Whether anything of a job lives here, its supervisor included. Raises PreflightError where this cannot be known."""
+    """Check whether anything of a job lives here, its supervisor included. Raises PreflightError where this cannot be known."""
     why = record.unknown()
     if why:
         raise PreflightError(f"job {record.job} is not removed: {why}", _FIX.format(program=PROGRAM, job=record.job))
@@ -77,7 +77,7 @@ def lives(record: Record) -> bool:
 
 
 def remove_containers(record: Record) -> None:
-    """Those of a job of which no process lives. Raises PreflightError if one is left."""
+    """Remove the containers of a job of which no process lives. Raises PreflightError if one is left."""
     with _Left(record) as left:
         containers = left.sweep().remove_containers()
     if containers:
@@ -86,7 +86,7 @@ def remove_containers(record: Record) -> None:
 
 
 def stop(record: Record, by: str, code: int, grace: float, force: bool) -> JobStop:
-    """{"state": "clean" | "survivors" | "ended already" | "unknown", "survivors": [...]} for this node.
+    """Stop a job here: {"state": "clean" | "survivors" | "ended already" | "unknown", "survivors": [...]} for this node.
 
     With "waits": True only a lead is alive that still has to inform another node, as it does when that one is back;
     `force` ends that too. "unknown" comes with `why`: processes may be alive that could not be searched.
@@ -123,7 +123,10 @@ def stop(record: Record, by: str, code: int, grace: float, force: bool) -> JobSt
 
 
 def _order(left: _Left, how: StopCommand) -> bool:
-    """Whether the supervisor has accepted the stop. In an elastic job it has no socket for a moment between two epochs."""
+    """Order the stop, and return whether the supervisor has accepted it.
+
+    In an elastic job it has no socket for a moment between two epochs.
+    """
     end = time.monotonic() + _REACTION
     while not supervisor_client.order(left.record.paths, how, _REACTION, left.responsive):
         comes_back = "lead" in left.record.header and left.supervisor is not None and _runs(left.supervisor)
@@ -138,7 +141,7 @@ def _unknown(record: Record) -> JobStop:
 
 
 def _just_stopped(record: Record) -> bool:
-    """Whether this stop has arrived before: it reached another node first, whose supervisor informed the lead."""
+    """Check whether this stop has arrived before: it reached another node first, whose supervisor informed the lead."""
     own = record.last()
     stopped = own.ended is not None and own.ended.state is JobState.STOPPED
     return stopped and time.time() - own.ended_at < _SAME
@@ -168,13 +171,16 @@ class _Left:
         return self
 
     def sweep(self) -> Sweep:
-        """What ends the job without its supervisor. No healthy job needs its modules, half of what a stop would import."""
+        """Create what ends the job without its supervisor.
+
+        No healthy job needs its modules, half of what a stop would import.
+        """
         made = cast("Type[Sweep]", on_demand.named("jobs.termination:Sweep"))
         container = self.record.container() if self.key else None
         return made(self.search.known, self.search.mark, container, self.record.main_processes())
 
     def responsive(self) -> bool:
-        """Whether the supervisor can answer; also if it is not known which process it is."""
+        """Check whether the supervisor can answer; also if it is not known which process it is."""
         return self.supervisor is None or _runs(self.supervisor)
 
     def __exit__(self, *_: object) -> None:
@@ -191,7 +197,7 @@ def _runs(supervisor: Process) -> bool:
 
 
 def _ends(record: Record, supervisor: Process, grace: float) -> bool:
-    """The supervisor has read the request and has ended everything in time."""
+    """Wait for the supervisor, and return whether it has read the request and has ended everything in time."""
     start, verdict, size = time.monotonic(), "", -1
     while _runs(supervisor):
         if record.size() != size:  # all events of a long job take a while
@@ -217,17 +223,17 @@ def _leave(caretakers: Sequence[Process], end: float) -> bool:
 
 
 def _pause(waited: float) -> float:
-    """Seconds until the next check: an answer is late by a tenth of its time, and agents that wait need little CPU time."""
+    """Compute the seconds until the next check: an answer is late by a tenth of its time, and waiting needs little CPU time."""
     return min(max(_POLL, waited / 10), _LONGEST)
 
 
 def _clean(record: Record) -> JobStop:
-    """Nothing of the job lives, or what the supervisor named."""
+    """Answer that nothing of the job lives, or what the supervisor named."""
     return _answer(record.own().survivors)
 
 
 def _take_over(left: _Left, by: str, grace: float) -> JobStop:
-    """The supervisor is dead or frozen. It is ended first, so that nothing is started again; its children follow.
+    """End a job whose supervisor is dead or frozen. It is ended first, so that nothing is started again; its children follow.
 
     A lead on another node records this node as lost after its timeout: the key to inform it is on no disk.
     """

@@ -111,7 +111,10 @@ def _raise_refusal(answer: Header) -> None:
 
 
 def _connect(paths: JobPaths, pending: Callable[[], bool]) -> socket.socket:
-    """Raises OSError where no supervisor listens. While the kernel's queue of the socket is full, it tries again."""
+    """Connect to the supervisor's socket. Raises OSError where none listens.
+
+    While the kernel's queue of the socket is full, it tries again.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         with files.closing(os.open(paths.ours, _FOLDER)) as folder:
@@ -133,9 +136,10 @@ def _connect(paths: JobPaths, pending: Callable[[], bool]) -> socket.socket:
 
 
 def _exchange(sock: socket.socket, request: SupervisorRequest, pending: Callable[[], bool]) -> Optional[Frame]:
-    """None where there was no answer in time. Raises ConnectionError where the supervisor has closed the connection.
+    """Send a request, and return the answer. None where there was none in time.
 
-    It does this for newer connections, and when it ends: then the next connection is refused.
+    Raises ConnectionError where the supervisor has closed the connection. It does this for newer connections, and when it ends:
+    then the next connection is refused.
     """
     decoder = Decoder(_HEADER, _PAYLOAD)
     sock.sendall(encode({**request}))

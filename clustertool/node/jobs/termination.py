@@ -90,13 +90,15 @@ class Termination:
             processes.signal_one(process, signal.SIGCONT)  # a stopped process handles TERM only when it continues
 
     def _comes_now(self, pid: int, living: Set[int]) -> bool:
-        """Whether it is the main process of a rank, or none that is above it lives."""
+        """Check whether a process gets TERM now: it is the main process of a rank, or none that is above it lives."""
         main = self._above[pid]
         return pid in self._mains or not (main in living if main else self._mains & living)
 
     def _find_main(self, pid: int, living: Set[int]) -> None:
-        """Note the main process above a process that is new. It gets no TERM if one above it has got TERM, a main process
-        excepted, or after half of the grace."""
+        """Note the main process above a process that is new.
+
+        It gets no TERM if one above it has got TERM, a main process excepted, or after half of the grace.
+        """
         below: List[int] = []
         while pid in living and pid not in self._above:
             below.append(pid)
@@ -119,12 +121,15 @@ class Termination:
         self._released = True
 
     def hurry(self, grace: float) -> None:
-        """A second stop can only be faster than the first."""
+        """Shorten the grace: a second stop can only be faster than the first."""
         now = time.monotonic()
         self._kill_at, self._rest_at = min(self._kill_at, now + grace), min(self._rest_at, now + grace / 2)
 
     def turn(self, unreaped: bool = False) -> Optional[List[str]]:
-        """`unreaped`: the supervisor has children, dead or missed by the search. The end waits until they are reaped."""
+        """Continue the end, and return the survivors once it is over, else None.
+
+        unreaped: the supervisor has children, dead or missed by the search. The end waits until they are reaped.
+        """
         now = time.monotonic()
         left = self._living()
         self._terminate(left, now)
@@ -144,7 +149,7 @@ class Termination:
         return [processes.describe(process) for process in left] or ([_UNSEEN] if unreaped else [])
 
     def _kill(self, left: List[Process], spared: Callable[[], Collection[int]] = tuple) -> List[Process]:
-        """All that live, and at once those that were born meanwhile."""
+        """Kill all that live, and at once those that were born meanwhile. Returns those that are left."""
         killed: List[Process] = []
         for _ in range(_ROUNDS):
             without = set(spared())
@@ -158,7 +163,7 @@ class Termination:
         return left
 
     def _kill_strays(self) -> List[Process]:
-        """Marked processes that `living` does not find."""
+        """Kill marked processes that `living` does not find, and return them."""
         strays = [process for process in processes.marked(self._mark) if process.pid != os.getpid()]
         for process in strays:
             processes.signal_one(process, signal.SIGKILL)
@@ -197,7 +202,7 @@ class Shutdown(Termination):
         self.over_at = 0.0
 
     def stopped(self, pid: int, code: int, killed: int) -> bool:
-        """Whether a rank that has exited now was stopped, and did not end by itself. `killed`: its signal, or 0."""
+        """Check whether a rank that has exited now was stopped, and did not end by itself. killed: its signal, or 0."""
         if pid in self._ended_before:
             return False
         return killed > 0 or pid not in self._end_by_signal or code in _OF_SIGNALS
@@ -220,8 +225,11 @@ class Shutdown(Termination):
 
 
 class Sweep(JobSearch):
-    """The end of a job whose supervisor cannot end it. `container`: the runtime of its containers, if its ranks ran in some.
-    `mains`: the main processes of its ranks, alive or not."""
+    """The end of a job whose supervisor cannot end it.
+
+    `container`: the runtime of its containers, if its ranks ran in some. `mains`: the main processes of its ranks, alive or
+    not.
+    """
 
     def __init__(
         self,

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 
 def spans(node: NodeContext, request: SpansRequest) -> SpansAnswer:
-    """List the spans of the job and of others that have had the folder or file of the same path; none for one inside of
-    the job's own directory, or of its folder on a volume of pods. Raises NotFound, PreflightError."""
+    """List the spans of the job and of others that have had the folder or file of the same path.
+
+    None for one inside of the job's own directory, or of its folder on a volume of pods. Raises NotFound, PreflightError.
+    """
     job, folder = request["job"], os.path.realpath(request["dir"])
     top = os.path.realpath(record_of(node, job).paths.dir)
     if os.path.commonpath([top, folder]) == top or any(_of_volume(name, job) for name in folder.split("/")):

@@ -34,7 +34,10 @@ class BundleContent:
     """The content of the file at `path`. It is read once, so the file may be removed while the machine joins."""
 
     def __init__(self, path: str) -> None:
-        """Raises PreflightError for a file that others can read or replace. In a pod it is a file of a Secret."""
+        """Read a bundle.
+
+        Raises PreflightError for a file that others can read or replace. In a pod it is a file of a Secret.
+        """
         self._path = os.path.abspath(path)
         try:
             with open(self._path, "rb") as file:
@@ -51,7 +54,7 @@ class BundleContent:
             raise PreflightError(f"{self._path} has the job's key, and its folder is open: {wrong.what}", wrong.fix)
 
     def join_file(self) -> JoinFile:
-        """Raises DataError for a damaged one."""
+        """Read the join file in it. Raises DataError for a damaged one."""
         return join_file.from_json(self._read(JOIN_FILE).decode("utf-8", "replace"))
 
     def remove(self) -> None:

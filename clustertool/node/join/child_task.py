@@ -67,7 +67,10 @@ class ChildTask:
         return self._answer
 
     def reply(self) -> Optional[Reply]:
-        """The answer, once it is there: {"facts"}, or {}. Raises what the child raised; InternalError if it has died."""
+        """Read the answer, once it is there: {"facts"}, or {}; else None.
+
+        Raises what the child raised; InternalError if it has died.
+        """
         end = False
         with contextlib.suppress(BlockingIOError):
             while not end:
@@ -84,11 +87,11 @@ class ChildTask:
         return reply
 
     def keep(self) -> None:
-        """What it has done stays. Returns when the child has ended."""
+        """Keep what it has done. Returns when the child has ended."""
         self._end(_KEEP)
 
     def undo(self) -> None:
-        """What it has done is taken back. Returns when that is over."""
+        """Take back what it has done. Returns when that is over."""
         self._end(_UNDO)
 
     def _end(self, order: bytes) -> None:
@@ -100,7 +103,10 @@ class ChildTask:
 
 
 def _become(body: Callable[[int, int], None], orders: int, answer: int) -> None:
-    """In the child: never returns. It keeps stderr, for tracebacks, and no other descriptor of its parent."""
+    """Run the task in the child, which never returns.
+
+    It keeps stderr, for tracebacks, and no other descriptor of its parent.
+    """
     try:
         null = os.open(os.devnull, os.O_RDWR)
         processes.detach(orders, answer, stdio=(null, null, 2))
@@ -116,8 +122,10 @@ def _become(body: Callable[[int, int], None], orders: int, answer: int) -> None:
 def probing(
     request: ProbeRequest, root: str, prepare: Callable[[], None], container: ContainerSettings = NO_CONTAINER
 ) -> Callable[[int, int], None]:
-    """The body of a task that calls prepare(), which may raise ClustertoolError, probes this machine, and pulls the image of
-    the job's containers where `pull` of CONTAINER wants that. An order ends the pull."""
+    """Create the body of a task that calls prepare(), which may raise ClustertoolError, and probes this machine.
+
+    It also pulls the image of the job's containers where `pull` of CONTAINER wants that. An order ends the pull.
+    """
     node = NodeContext(root, "")
     replies: List[Reply] = []
 
@@ -143,7 +151,7 @@ def probing(
 
 
 def _pull_image(node: NodeContext, known: ContainerAnswer, container: ContainerSettings) -> None:
-    """Where it is wanted, and add the image to the facts of the runtime. Raises DispatchError, NotFound.
+    """Pull the image where it is wanted, and add it to the facts of the runtime. Raises DispatchError, NotFound.
 
     No laptop brings images to machines that join, so each machine pulls its own.
     """
@@ -156,7 +164,7 @@ def _pull_image(node: NodeContext, known: ContainerAnswer, container: ContainerS
 def placing(
     request: PlaceRequest, patience: float = STALLED, finish: Callable[[], None] = lambda: None
 ) -> Callable[[int, int], None]:
-    """The body of a task that places a job, and takes it back unless the order is to keep it.
+    """Create the body of a task that places a job, and takes it back unless the order is to keep it.
 
     patience: seconds without a step of the work, after which it has failed. finish: what is to be done in the job's directory
     after that; it may raise ClustertoolError.
@@ -208,14 +216,14 @@ def _stalled(job_dir: str, seconds: float) -> PreflightError:
 
 
 def _order(orders: int, seconds: Optional[float]) -> bytes:
-    """An order of the parent, b"" if there is none. A parent that has died wants all undone. seconds: None: no limit."""
+    """Read an order of the parent, b"" if there is none. A parent that has died wants all undone. seconds: None: no limit."""
     if not select.select([orders], [], [], seconds)[0]:
         return b""
     return os.read(orders, 1) or _UNDO
 
 
 def _attempt(do: Callable[[], Reply]) -> Reply:
-    """The answer of a task, with the errors that it raised."""
+    """Run a task, and return its answer, with the errors that it raised."""
     try:
         return do()
     except ClustertoolError as error:

@@ -66,7 +66,7 @@ class JoinCoordinator:
         place: MemberPlace,
         elastic: Optional[Gathering] = None,
     ) -> None:
-        """Raises PreflightError where the port cannot be used."""
+        """Listen as the coordinator. Raises PreflightError where the port cannot be used."""
         join, address = node.join, place.address
         self._join, self._node, self._report, self._signals = join, node, report, signals
         self._address = address
@@ -111,7 +111,7 @@ class JoinCoordinator:
         return self._result if self._result is not None else self._explained()
 
     def _check_place(self) -> None:
-        """Until another machine has joined: end where the machines cannot meet here."""
+        """End where the machines cannot meet here, until another machine has joined."""
         if len(self._state.members) > 1:
             self._doubt.found()
         try:
@@ -120,7 +120,7 @@ class JoinCoordinator:
             self._decide(e.Signalled(error))
 
     def _check_limits(self) -> None:
-        """Between two epochs --timeout and --lease count, too."""
+        """Check --timeout and --lease between two epochs, too."""
         record, now = self._node.epoch.record, time.monotonic()
         if self._state.elastic is None:
             return
@@ -131,7 +131,7 @@ class JoinCoordinator:
             self._decide(e.Signalled((TimedOut if stop.code == TimedOut.code else Terminated)(stop.by)))
 
     def _explained(self) -> int:
-        """A signal has ended the job: wait for the reason of the engine, which comes within some seconds."""
+        """Wait for the reason of the engine after a signal, which comes within some seconds, and end."""
         error = self._node.reason()
         while error is None:
             ready = wait_for([self._signals.wake, *self._members.wires()], TICK)
@@ -156,7 +156,7 @@ class JoinCoordinator:
             self._decide(e.Gone(arrived.connection, arrived.ended))
 
     def _event(self, connection: int, message: Header) -> Optional[e.Event]:
-        """Raises one of _MALFORMED."""
+        """Convert a message to an event. Raises one of _MALFORMED."""
         kind = message["type"]
         if kind == "offer":
             offer, known = read_offer(message), read_attempt(message.get("epoch", -1))
@@ -182,7 +182,7 @@ class JoinCoordinator:
         return None
 
     def _numbered_above(self, known: int) -> bool:
-        """Whether the epoch has a later number than all attempts so far. known: the highest of these.
+        """Check that the epoch has a later number than all attempts so far. known: the highest of these.
 
         Without a store it gets such a number. With a store this member takes a later epoch there.
         """
@@ -284,7 +284,7 @@ class JoinCoordinator:
             self._decide(e.Done(COORDINATOR, action.round))
 
     def _address_for_others(self) -> str:
-        """This machine's address. If its own name is a loopback address (127.0.1.1 in /etc/hosts), the one that others use."""
+        """Return this machine's address, or the one that others use if it is a loopback address (127.0.1.1 in /etc/hosts)."""
         seen = [self._settings[connection][1] for connection in self._order if connection != COORDINATOR]
         others = [address for address in seen if not meeting.loopback(address)]
         return others[0] if others and meeting.loopback(self._address) else self._address
@@ -324,7 +324,7 @@ class JoinCoordinator:
             return e.Planned(PreflightError(what, "install the same version on all machines", name))
 
     def _of_machines(self, error: ClustertoolError, names: Sequence[str]) -> Tuple[Tuple[int, ClustertoolError], ...]:
-        """An error as those of single machines, () if it is not only about single ones. names: of the nodes."""
+        """Split an error into those of single machines, () if it is not only about single ones. names: of the nodes."""
         found: Dict[int, List[ClustertoolError]] = {}
         for one in singles(error):
             if one.node not in names:
@@ -333,7 +333,7 @@ class JoinCoordinator:
         return tuple((connection, as_one(errors) or error) for connection, errors in found.items())
 
     def _with_workspace(self) -> e.Planned:
-        """Node 0 has the workspace, if it is sent: do the others have it? Raises DispatchError."""
+        """Check whether nodes lack the workspace that node 0 has, if it is sent. Raises DispatchError."""
         release = self._join.release
         facts = {node: made.facts for node, made in enumerate(self._made.nodes)}
         if not (release and workspace_relay.receivers(facts, release)):
@@ -342,7 +342,7 @@ class JoinCoordinator:
         return e.Planned(fetch=True)
 
     def _await_workspace(self) -> None:
-        """The laptop sends it into the store of this machine."""
+        """Wait for the workspace that the laptop sends into the store of this machine."""
         if self._state.phase != "awaiting":
             return
         try:
@@ -352,7 +352,7 @@ class JoinCoordinator:
             self._decide(e.Planned(error))
 
     def _start_relays(self, round: int) -> None:
-        """Of the machines that lack the workspace, and of this one, which serves it."""
+        """Start the relays of the machines that lack the workspace, and of this one, which serves it."""
         facts = {node: made.facts for node, made in enumerate(self._made.nodes)}
         lacking = workspace_relay.receivers(facts, self._join.release)
         for node, connection in enumerate(self._order):
@@ -413,7 +413,7 @@ class JoinCoordinator:
                 self._members.send(connection, order)
 
     def _elastic_spec(self) -> "ElasticSpec | None":
-        """What all members of an epoch know of it, None where the job is not elastic."""
+        """Build what all members of an epoch know of it, None where the job is not elastic."""
         gathering, settings = self._state.elastic, self._join.job.elastic
         if gathering is None:
             return None
@@ -436,7 +436,7 @@ class JoinCoordinator:
         }
 
     def _lead(self, action: e.Lead) -> None:
-        """The port of joining becomes the lead's."""
+        """Start the supervisor of this node, to which the port of joining passes."""
         self._members.stop_listening()
         try:
             if not self._publish():
@@ -468,7 +468,7 @@ class JoinCoordinator:
         return True
 
     def _resign(self) -> None:
-        """Another member has the epoch, or may take it. The job goes on: this node joins like the others."""
+        """Resign, since another member has the epoch, or may take it. The job goes on: this node joins like the others."""
         self._members.leave()
         self._node.undo()
         self._node.epoch.resigned = True
@@ -493,6 +493,6 @@ class JoinCoordinator:
 
 
 def interrupted(request: EndRequest, hostname: str) -> ClustertoolError:
-    """The error of a process that a signal ends."""
+    """Create the error of a process that a signal ends."""
     what = f"the joining process on {hostname} {request.what}"
     return Interrupted(what) if request.code == Interrupted.code else Terminated(what)

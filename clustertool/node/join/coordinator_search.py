@@ -51,7 +51,7 @@ class CoordinatorSearch:
             )
 
     def connect(self, now: float) -> Optional[TlsLink]:
-        """A new attempt, if it is time for one. Raises NodeLost after JOIN_TIMEOUT."""
+        """Begin a new attempt, if it is time for one. Raises NodeLost after JOIN_TIMEOUT."""
         self.require_time(self._cause or "it did not answer")
         if now < self._retry_at:
             return None
@@ -79,13 +79,16 @@ class CoordinatorSearch:
             raise ConnectionError(_NO_ANSWER if wire.connected else TIMED_OUT[1])
 
     def found(self) -> None:
-        """The coordinator has answered."""
+        """Record that the coordinator has answered."""
         self._cause, self._tls_since, self._to_try = "", None, []
         if self._join.job.elastic.present:  # the time is that without a coordinator
             self._began = time.monotonic()
 
     def failed(self, now: float, why: str, tls: bool) -> None:
-        """An attempt has failed, or a connection has ended. tls: it failed in TLS. Raises AuthError if that does not change."""
+        """Record that an attempt has failed, or a connection has ended. tls: it failed in TLS.
+
+        Raises AuthError if that does not change.
+        """
         self._note(why)
         if not self._to_try:
             self._retry_at = now + _RETRY
@@ -97,7 +100,7 @@ class CoordinatorSearch:
             raise AuthError(what, "give all machines the same secret; see whether another program has this port")
 
     def _note(self, why: str) -> None:
-        """Of several ports the last one that failed counts."""
+        """Report why attempts fail. Of several ports the last one that failed counts."""
         if self._to_try:
             return
         if why != self._cause:

@@ -73,7 +73,10 @@ class EpochLoop:
                 self._meeting.close(over)
 
     def _epochs(self, place: MemberPlace) -> Tuple[int, bool]:
-        """The exit code, and whether it is the job's: this member coordinated the last epoch, and no other start follows."""
+        """Run one epoch after the other.
+
+        Returns the exit code, and whether it is the job's: this member coordinated the last epoch, and no other start follows.
+        """
         signals = Signals()
         join = replace(self._join, index=place.number)
         record = first_record(join, files.resolve(join.own.root_dir or join.cluster.root_dir))
@@ -129,7 +132,7 @@ class EpochLoop:
         return MemberPlace(spec["node"], place.address)
 
     def _take_next(self, meeting: StoreMeeting, place: MemberPlace) -> MemberPlace:
-        """The coordinator of the last epoch, or the one of the start, takes the next one in the store.
+        """Take the next epoch in the store: the coordinator of the last one, or the one of the start, does.
 
         Raises NodeLost where the store is not reached at the start.
         """
@@ -150,13 +153,13 @@ class EpochLoop:
         return self._take_over(won)
 
     def _hand_over(self, meeting: StoreMeeting, end: EpochEnd) -> None:
-        """Another member takes the next epoch at once. Only nodes that were lost may have ranks."""
+        """Let another member take the next epoch at once. Only nodes that were lost may have ranks."""
         with contextlib.suppress(NodeLost):  # then it waits for all leases
             meeting.publish(sorted(end.lost), end.restarts_used, self._join.cluster.loss_timeout / 2)
         meeting.give_up()
 
     def _take_over(self, won: Won) -> MemberPlace:
-        """This member coordinates from now on. Nodes of the last epoch may have ranks until they join, or their leases end."""
+        """Coordinate from now on. Nodes of the last epoch may have ranks until they join, or their leases end."""
         now, elastic, lease = boottime(), self._join.job.elastic, ttl(self._join.cluster.loss_timeout)
         again = self._known < 0 and bool(self._join.engine)  # it has started the job again, all nodes together
         worked = self._gathering.before.since or won.at  # a member that was in no epoch does not know it
@@ -180,7 +183,7 @@ class EpochLoop:
         return MemberPlace(won.place.member, won.place.host)
 
     def _prepare(self, end: EpochEnd, members: FrozenSet[int], numbers: int) -> None:
-        """What the next epoch waits for. members: of the epoch that has ended. numbers: theirs are below it."""
+        """Prepare what the next epoch waits for. members: of the epoch that has ended. numbers: theirs are below it."""
         now, elastic = boottime(), self._join.job.elastic
         least, most = elastic.backoff
         self._short = self._short + 1 if now - self._began < most else 0

@@ -95,7 +95,7 @@ class JoinMembers:
             wire.close()
 
     def stop_listening(self) -> None:
-        """The port is free when this returns."""
+        """Close the listening socket. The port is free when this returns."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None

@@ -23,8 +23,11 @@ _PROGRAM = "clustertool join"
 
 
 class JoinReport:
-    """`lines`: JSON on stdout. `also`: a descriptor that gets the JSON, too. log: stderr becomes a file of the job when this is
-    placed. The same fact is not reported twice in a row."""
+    """`lines`: JSON on stdout.
+
+    `also`: a descriptor that gets the JSON, too. log: stderr becomes a file of the job when this is placed. The same fact is
+    not reported twice in a row.
+    """
 
     def __init__(self, lines: bool, also: Optional[int] = None, log: bool = False) -> None:
         self._lines = lines
@@ -33,7 +36,7 @@ class JoinReport:
         self._last: Dict[str, object] = {}
 
     def waiting(self, present: int, nnodes: int, missing: Sequence[int], where: str, names: Sequence[str]) -> None:
-        """missing: indices. names: of all machines, where an engine names them."""
+        """Report which machines are missing. missing: indices. names: of all machines, where an engine names them."""
         known = [names[index] for index in missing if index < len(names)]
         lacking = f"; missing: {some(known) if known else 'index ' + ', '.join(map(str, missing))}" if missing else ""
         text = f"{present} of {nnodes} nodes have joined{lacking}"
@@ -49,7 +52,7 @@ class JoinReport:
         self._write("warning", f"warning: {what}", what=what)
 
     def planned(self, spec: Spec) -> None:
-        """The job is placed here."""
+        """Report that the job is placed here."""
         if self._log:
             self._log = False
             _write_to(spec["job_dir"])
@@ -70,19 +73,19 @@ class JoinReport:
         )
 
     def awaits_workspace(self) -> None:
-        """On node 0: the laptop sends the workspace."""
+        """Report on node 0 that it waits for the workspace, which the laptop sends."""
         self._write("awaits-workspace", "all nodes have joined; waiting for the workspace, which the laptop sends")
 
     def started(self) -> None:
         self._write("started", "the supervisor runs")
 
     def failed(self, error: ClustertoolError) -> None:
-        """The job does not start: one line for each error, in JSON with the exit code of all together."""
+        """Report that the job does not start: one line for each error, in JSON with the exit code of all together."""
         for one, row in zip(singles(error), error_rows(error)):
             self._write("error", str(one), **{**row, "code": error.code})
 
     def epoch_ended(self, outcome: Outcome) -> None:
-        """Of an elastic job, which goes on."""
+        """Report the end of an epoch of an elastic job, which goes on."""
         self._write("epoch-ended", f"the epoch has ended: {outcome.reason}", why=outcome.reason)
 
     def standby(self) -> None:
@@ -109,7 +112,7 @@ class JoinReport:
 
 
 def _write_to(job_dir: str) -> None:
-    """What this process writes to stderr goes to a file of the job."""
+    """Send what this process writes to stderr to a file of the job."""
     with contextlib.suppress(OSError, ClustertoolError):
         job = files.open_job_dir(job_dir)
         with files.closing(job):
@@ -119,6 +122,6 @@ def _write_to(job_dir: str) -> None:
 
 
 def _harmless(text: str) -> str:
-    """Text of other machines: control characters are spelled out; no further line can be taken for one of this process."""
+    """Spell out control characters in a text of other machines; no further line can be taken for one of this process."""
     first, *rest = ("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line) for line in text.split("\n"))
     return "\n".join([first, *(line if line[:1] in ("", " ") else f"  {line}" for line in rest)])

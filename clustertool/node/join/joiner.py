@@ -86,7 +86,7 @@ class Joiner:
         return self._result
 
     def _turn(self, ready: Set[int]) -> None:
-        """Raises what ends the joining."""
+        """Do what is due. Raises what ends the joining."""
         now = self._clock.turn()
         for request in self._signals.turn():
             self._end(request)
@@ -115,8 +115,10 @@ class Joiner:
             self._broken(now, f"the coordinator sent a message that cannot be read ({error!r:.100})")
 
     def _meet(self, meeting: StoreMeeting, now: float) -> bool:
-        """Look up the coordinator in the store, or become it. Returns whether no connection is wanted now: this member has the
-        epoch, the job has ended, or the store is not reached. Raises NodeLost where that lasts for too long."""
+        """Search the coordinator in the store, or become it. Raises NodeLost where the store is not reached for too long.
+
+        Returns whether no connection is wanted now: this member has the epoch, the job has ended, or the store is not reached.
+        """
         code, found = meeting.over, meeting.coordinator
         if code is not None:
             self._over(Outcome(_STATES.get(code, JobState.FAILED), code, "job", _ENDED))
@@ -139,7 +141,7 @@ class Joiner:
         return False
 
     def _place(self) -> MeetingPoint:
-        """Where this machine would listen as the coordinator. Raises PreflightError."""
+        """Return where this machine would listen as the coordinator. Raises PreflightError."""
         address = self._address or meeting_.address_to(self._join.job.elastic.server.urls)
         port = meeting_.free_port(self._join, address)
         return MeetingPoint(address, port, self._join.index or 0)
@@ -147,7 +149,7 @@ class Joiner:
     # -- the connection --
 
     def _read(self, wire: TlsLink, now: float) -> List[Header]:
-        """Raises ConnectionError."""
+        """Read the coordinator's messages. Raises ConnectionError."""
         fresh = not wire.secure
         messages = wire.turn()
         if fresh and wire.secure:
@@ -181,7 +183,7 @@ class Joiner:
         wire.flush()
 
     def _broken(self, now: float, why: str, tls: bool = False) -> None:
-        """The connection has failed, or has ended. Raises what ends the joining."""
+        """Handle a connection that has failed, or has ended. Raises what ends the joining."""
         self._close()
         if self._signal is not None:
             raise interrupted(self._signal, self._node.name)
@@ -198,7 +200,7 @@ class Joiner:
             self._wire = None
 
     def _end(self, request: EndRequest) -> None:
-        """A signal. Raises what ends the joining.
+        """Handle a signal. Raises what ends the joining.
 
         Once the job is placed here the coordinator answers: it ends the job, or the job has just begun, and is stopped then.
         A coordinator that an engine has started always answers: it asks the engine for the reason.
@@ -221,7 +223,7 @@ class Joiner:
     # -- orders --
 
     def _obey(self, message: Header) -> None:
-        """Raises one of _MALFORMED, and the error with which the coordinator ends the joining."""
+        """Obey a message. Raises one of _MALFORMED, and the error with which the coordinator ends the joining."""
         kind = message["type"]
         if kind in ("probe", "relay", "fetch", "place", "launch", "undo"):
             self._round = int(message["round"])
@@ -264,7 +266,7 @@ class Joiner:
             raise NodeLost(what, "start the job again")
 
     def _release(self, by: str) -> None:
-        """The user has released this machine, while it waits for an epoch."""
+        """Leave, since the user has released this machine, while it waits for an epoch."""
         self._leave(Terminated(f"{self._node.name} leaves: {by}"))
         self._close()
         self._node.undo()
@@ -273,7 +275,7 @@ class Joiner:
         self._result = outcome.code
 
     def _over(self, outcome: Outcome) -> None:
-        """The job has ended, in whose last epoch this machine did not take part."""
+        """Leave, since the job has ended, in whose last epoch this machine did not take part."""
         self._close()
         self._report.ended(outcome)
         self._node.epoch.over(outcome)
@@ -299,7 +301,7 @@ class Joiner:
             self._answer(OrderResult())
 
     def _answer(self, result: OrderResult) -> None:
-        """The result of the present order. On a lost connection none is wanted."""
+        """Send the result of the present order. On a lost connection none is wanted."""
         if self._wire is None:
             return
         if result.error is not None:
@@ -310,6 +312,6 @@ class Joiner:
 
 
 def _why(error: ConnectionError) -> Tuple[str, bool]:
-    """Why a connection failed, and whether TLS did."""
+    """Describe why a connection failed, and return whether TLS did."""
     _, text = cause(error)
     return text or _CLOSED, tls_failed(error)

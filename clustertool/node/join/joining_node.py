@@ -59,7 +59,7 @@ class OrderResult(NamedTuple):
 
 
 def own_incarnation() -> Incarnation:
-    """This process."""
+    """Identify this process."""
     me = os.getpid()
     return Incarnation(processes.boot_id(), me, getattr(processes.stat(me), "start", 0))
 
@@ -107,23 +107,23 @@ class EpochPart:
             self.record.turn()
 
     def pause(self) -> None:
-        """A supervisor is to be prepared, which has the same events file and the same socket."""
+        """Close the record: a supervisor is to be prepared, which has the same events file and the same socket."""
         if self.record is not None:
             self.record.close()
         self.record, self._paused = None, self.record
 
     def resume(self) -> None:
-        """Its supervisor was taken back."""
+        """Open the record again, since its supervisor was taken back."""
         if self._paused is not None:
             self.record, self._paused = MemberRecord(self._paused.spec, self._paused.bundle), None
 
     def fail(self, error: ClustertoolError, coordinates: bool) -> None:
-        """The job does not go on here."""
+        """Record that the job does not go on here."""
         if self.record is not None:
             self.over(outcome_of(error, self.record.spec["lead"]["node"]), coordinates)
 
     def release(self, by: str) -> Outcome:
-        """The job goes on without this member. by: see `released`."""
+        """Record that the job goes on without this member. by: see `released`."""
         outcome = Outcome(JobState.STOPPED, self.record.code if self.record is not None else 0, "tool", by)
         if self.record is not None:
             self.record.record("left", why=by)
@@ -131,7 +131,7 @@ class EpochPart:
         return outcome
 
     def over(self, outcome: Outcome, coordinates: bool = False) -> None:
-        """The job has ended."""
+        """Record that the job has ended."""
         if self.record is not None:
             self.record.end(outcome, coordinates)
             self.record.close()
@@ -166,7 +166,7 @@ class JoiningNode:
         return self.join.own.name or socket.gethostname()
 
     def offer(self, address: str, index: Optional[int]) -> Offer:
-        """What the coordinator gets to know first. address: of this machine, on the way to the coordinator."""
+        """Build what the coordinator gets to know first. address: of this machine, on the way to the coordinator."""
         join = self.join
         job = join.identity.job_id if self.epoch.known >= 0 else ""
         return Offer(index, join.nnodes, join.version, join.code, own_incarnation(), address, self.name, job)
@@ -178,18 +178,18 @@ class JoiningNode:
         return self._allocation.present
 
     def reason(self) -> Optional[ClustertoolError]:
-        """After ask(): how the job ends, once the engine has answered or is late."""
+        """Return how the job ends, after ask(), once the engine has answered or is late."""
         outcome = self._allocation.turn()
         return ended_by_engine(outcome) if outcome is not None else None
 
     def leave_allocation(self, end: End) -> None:
-        """The last action: the engine may start the job again, and need not wait for a node that is lost."""
+        """Leave the allocation as the last action: the engine may start the job again, and need not wait for a lost node."""
         wrong = self._allocation.leave(end)
         if wrong:
             self.report.warning(wrong)
 
     def all_have_joined(self) -> None:
-        """The bundle of an engine's job is removed, unless the engine may start its machines again, or the job is elastic."""
+        """Remove the bundle of an engine's job, unless the engine may start its machines again, or the job is elastic."""
         if not (self.join.of_engine.keep_bundle or self.join.job.elastic.present):
             self.remove_bundle()
 
@@ -244,7 +244,7 @@ class JoiningNode:
         self._busy = ChildTask(placing(request, finish=finish), UNDO)
 
     def turn(self, ready: Set[int]) -> Optional[OrderResult]:
-        """The result of the present order, once it is there."""
+        """Return the result of the present order, once it is there."""
         self.epoch.turn()
         fetched = self._turn_relay(ready)
         if fetched is not None:
@@ -288,8 +288,10 @@ class JoiningNode:
         self._busy = None
 
     def launch(self, now: float) -> None:
-        """Prepare the supervisor: nothing of the job's runs yet. now: the coordinator's clock. Raises ClustertoolError, also
-        where the user has stopped the job meanwhile."""
+        """Prepare the supervisor: nothing of the job's runs yet. now: the coordinator's clock.
+
+        Raises ClustertoolError, also where the user has stopped the job meanwhile.
+        """
         if self.epoch.stopped is not None:
             raise self.epoch.stopped
         spec = self._spec
@@ -318,7 +320,7 @@ class JoiningNode:
         self._supervisor = supervisor
 
     def _store_end(self, spec: Spec) -> Optional[Callable[[], float]]:
-        """By when the ranks of the epoch must be dead here, as far as the store decides; None without one."""
+        """Create what says by when the ranks of the epoch must be dead here, as far as the store decides; None without one."""
         if self.epoch.meeting is None and self.join.job.elastic.server.present:
             self.epoch.meeting = StoreMeeting(self.join.of_job(spec), own_incarnation())
         meeting = self.epoch.meeting
@@ -368,19 +370,21 @@ class JoiningNode:
         return outcome.code
 
     def _absent(self, spec: Spec) -> bool:
-        """Whether a member was lost, and was not in the last epoch: the engine may wait for its node."""
+        """Check whether a member was lost, and was not in the last epoch: the engine may wait for its node."""
         return bool(self.epoch.lost) and not self.epoch.lost <= frozenset(spec["shape"]["nodes"])
 
     def record(self, kind: str, **fields: object) -> None:
-        """An event of this node: of its supervisor, or between two epochs."""
+        """Record an event of this node: of its supervisor, or between two epochs."""
         if self._supervisor is not None:
             self._supervisor.record(kind, **fields)
         elif self.epoch.record is not None:
             self.epoch.record.record(kind, **fields)
 
     def first_attempt(self, job_dir: str) -> int:
-        """The number of the first attempt of this start: how often the engine has started the job before, or more where there
-        were restarts by --max-restarts."""
+        """Compute the number of the first attempt of this start.
+
+        That is how often the engine has started the job before, or more where there were restarts by --max-restarts.
+        """
         restarts = self._allocation.restarts
         if not restarts:
             return 0

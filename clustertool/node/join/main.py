@@ -61,8 +61,11 @@ def main(arguments: Sequence[str], path: str = "") -> int:
 
 
 def start_detached(reports: int, source: int, umask: int, *kept: int) -> None:
-    """Join in a process that an agent has detached. reports: a descriptor for progress as lines of JSON. source: that of the
-    join file. umask: that of the ranks. kept: descriptors that stay open as long as this process lives."""
+    """Join in a process that an agent has detached.
+
+    reports: a descriptor for progress as lines of JSON. source: that of the join file. umask: that of the ranks. kept:
+    descriptors that stay open as long as this process lives.
+    """
     for descriptor in (reports, source, *kept):
         os.set_inheritable(descriptor, False)
     os.umask(umask)
@@ -89,7 +92,7 @@ def _start(arguments: Sequence[str], path: str, report: JoinReport) -> int:
 
 
 def _guarded(work: Callable[[], int], report: JoinReport) -> int:
-    """The exit code of the work, or of the error that it raises, which is reported."""
+    """Run the work, and return its exit code, or that of the error that it raises, which is reported."""
     try:
         return work()
     except ClustertoolError as error:
@@ -108,7 +111,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """Raises UsageError."""
+    """Parse the arguments. Raises UsageError."""
     parser = _Parser(prog="join", description="Join a job as one of its nodes.")
     parser.add_argument("--index", default="", help="of this machine, from 0; 0 is the coordinator")
     parser.add_argument("--coordinator", default="", metavar="HOST[:PORT]", help="where the coordinator listens")
@@ -119,7 +122,7 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _with_options(join: JoinFile, given: argparse.Namespace) -> JoinFile:
-    """The options have priority over the engine, and this over the file. Raises UsageError, DataError."""
+    """Apply the options, which have priority over the engine, and this over the file. Raises UsageError, DataError."""
     if not (given.index and given.coordinator):
         join = with_address(placed(join, os.environ))
     if given.index:
@@ -144,7 +147,7 @@ def _meeting_point(text: str, port: int) -> MeetingPoint:
 
 
 def _read(name: str) -> JoinFile:
-    """Raises DataError, PreflightError."""
+    """Read the join file. Raises DataError, PreflightError."""
     fd = int(name) if name.isdecimal() else _open(name)
     with open(fd, "rb") as file:
         text = file.read(_LARGEST)
@@ -154,7 +157,7 @@ def _read(name: str) -> JoinFile:
 
 
 def _open(path: str) -> int:
-    """A file with keys is this user's own, and closed to others. Raises PreflightError."""
+    """Open a file with keys, which is this user's own, and closed to others. Raises PreflightError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -181,7 +184,7 @@ def _join(join: JoinFile, report: JoinReport, bundle: Optional[BundleContent]) -
 
 
 def _place(join: JoinFile) -> MemberPlace:
-    """Raises UsageError, PreflightError."""
+    """Determine the place of this machine in the job. Raises UsageError, PreflightError."""
     coordinator, host, doubt = join.coordinator.member, join.coordinator.host, None
     leads = join.index in (None, coordinator)
     address = meeting.own_address(host) if leads or join.typed else ""

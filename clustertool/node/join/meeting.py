@@ -26,7 +26,7 @@ Endpoint = Tuple[str, int]
 
 
 def ports(join: JoinFile) -> List[int]:
-    """The coordinator's port, or those that all machines compute from the job id: the coordinator takes the first free one."""
+    """List the coordinator's port, or those that all machines compute from the job id, of which it takes the first free one."""
     if join.coordinator.port:
         return [join.coordinator.port]
     number = int.from_bytes(hashlib.sha256(join.identity.job_id.encode()).digest()[:8], "big")
@@ -35,13 +35,13 @@ def ports(join: JoinFile) -> List[int]:
 
 
 def where(join: JoinFile) -> str:
-    """The coordinator in messages."""
+    """Name the coordinator in messages."""
     host, port = join.coordinator.host, join.coordinator.port
     return endpoint(host, port) if port else host
 
 
 def addresses(host: str) -> List[str]:
-    """The addresses of a host, IPv4 first and the loopback last.
+    """Find the addresses of a host, IPv4 first and the loopback last.
 
     Raises OSError for a name that is not known, or a name server that is late.
     """
@@ -59,12 +59,12 @@ def addresses(host: str) -> List[str]:
 
 
 def endpoints(join: JoinFile) -> List[Endpoint]:
-    """All that may be the coordinator's, as addresses. Raises OSError."""
+    """List all endpoints that may be the coordinator's, as addresses. Raises OSError."""
     return [(address, port) for address in addresses(join.coordinator.host) for port in ports(join)]
 
 
 def own_address(host: str) -> str:
-    """The coordinator's address if it is one of this machine's, else ""."""
+    """Return the coordinator's address if it is one of this machine's, else ""."""
     try:
         return next((address for address in addresses(host) if listeners.own_address(address)), "")
     except (OSError, UnicodeError):
@@ -76,7 +76,7 @@ def loopback(address: str) -> bool:
 
 
 def listens_on_all(host: str, address: str) -> bool:
-    """Whether a coordinator with this address of its own listens on all.
+    """Check whether a coordinator with this address of its own listens on all.
 
     A name that is a loopback address only on its own machine (127.0.1.1 in /etc/hosts) leads others to another address.
     """
@@ -84,7 +84,7 @@ def listens_on_all(host: str, address: str) -> bool:
 
 
 def open_port(join: JoinFile, address: str) -> Tuple[socket.socket, int]:
-    """A socket that listens at the first free port, and the port. Raises PreflightError."""
+    """Open a socket that listens at the first free port, and return it with the port. Raises PreflightError."""
     bound = "0.0.0.0" if listens_on_all(join.coordinator.host, address) else address
     wanted = ports(join)
     for port in wanted:
@@ -101,7 +101,7 @@ def open_port(join: JoinFile, address: str) -> Tuple[socket.socket, int]:
 
 
 def free_port(join: JoinFile, address: str) -> int:
-    """A port at which this machine could coordinate: that of the last coordinator, else one that the job id determines.
+    """Find a port at which this machine could coordinate: that of the last coordinator, else one that the job id determines.
 
     Raises PreflightError.
     """
@@ -119,7 +119,7 @@ def free_port(join: JoinFile, address: str) -> int:
 
 
 def address_to(urls: Sequence[str]) -> str:
-    """This machine's address on the way to a server, "" if there is no way. Nothing is sent."""
+    """Find this machine's address on the way to a server, "" if there is no way. Nothing is sent."""
     for url in urls:
         host = urlsplit(url).hostname or ""
         with contextlib.suppress(OSError, UnicodeError, IndexError):

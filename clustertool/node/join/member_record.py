@@ -47,7 +47,7 @@ class MemberRecord:
     """
 
     def __init__(self, spec: Spec, bundle: bytes) -> None:
-        """Raises PreflightError, NotFound."""
+        """Open the record and the socket of this member between two epochs. Raises PreflightError, NotFound."""
         self.spec, self.bundle = spec, bundle
         self.stopped: Optional[ClustertoolError] = None
         self.released, self.code = "", 0
@@ -98,7 +98,7 @@ class MemberRecord:
         os.close(self._job)
 
     def _answer(self, request: SupervisorRequest) -> Tuple[SupervisorAnswer, bytes]:
-        """Raises NotFound for what exists during an epoch only."""
+        """Answer a request. Raises NotFound for what exists during an epoch only."""
         if request["type"] == "status":
             return self._status(), b""
         if request["type"] == "bundle":
@@ -131,7 +131,7 @@ class MemberRecord:
 
 
 def first_record(join: JoinFile, root: str) -> Optional[MemberRecord]:
-    """The record of a machine that begins to take part, where the place of the job's directory is known before the plan.
+    """Create the record of a machine that begins to take part, where the place of the job's directory is known before the plan.
 
     A machine that was started again has a directory already. Raises PreflightError, UsageError, NodeLost.
     """
@@ -152,8 +152,10 @@ def first_record(join: JoinFile, root: str) -> Optional[MemberRecord]:
 
 
 def _require_no_epoch(join: JoinFile, spec: Spec) -> None:
-    """Raise NodeLost for the machine that has coordinated the job without a store: no process knows any more which numbers were
-    used, and which nodes may have ranks."""
+    """Raise NodeLost for the machine that has coordinated the job without a store.
+
+    No process knows any more which numbers were used, and which nodes may have ranks.
+    """
     if join.job.elastic.server.present or join.index != join.coordinator.member:
         return
     paths = JobPaths.at(spec["job_dir"])
@@ -165,7 +167,7 @@ def _require_no_epoch(join: JoinFile, spec: Spec) -> None:
 
 
 def outcome_of(error: ClustertoolError, node: Optional[int] = None) -> Outcome:
-    """How a job ends that cannot begin another epoch."""
+    """Determine how a job ends that cannot begin another epoch."""
     kinds = ((NodeLost, JobState.LOST), (TimedOut, JobState.TIMEOUT), (Terminated, JobState.STOPPED))
     state = next((state for kind, state in kinds if isinstance(error, kind)), JobState.FAILED)
     if error.code == 130:

@@ -16,7 +16,7 @@ _MOST_RANKS = 4096  # of one machine: a plan has each of them
 
 
 def read_offer(message: Header) -> Offer:
-    """Raises LookupError, TypeError or ValueError."""
+    """Read an offer. Raises LookupError, TypeError or ValueError."""
     index, nnodes = message["index"], message["nnodes"]
     version, code, hostname = (_text(message[name]) for name in ("version", "code", "hostname"))
     if type(nnodes) is not int or not (index is None or (type(index) is int and 0 <= index < MOST_MEMBERS)):
@@ -28,7 +28,7 @@ def read_offer(message: Header) -> Offer:
 
 
 def read_settings(message: Header) -> OwnSettings:
-    """The settings in an offer. Raises LookupError, TypeError or ValueError."""
+    """Read the settings in an offer. Raises LookupError, TypeError or ValueError."""
     own: OwnSettings = from_plain(OwnSettings, message["own"])
     if own.nproc is not None and not 0 < own.nproc <= _MOST_RANKS:
         raise ValueError("an offer with a wrong number of processes")
@@ -36,28 +36,28 @@ def read_settings(message: Header) -> OwnSettings:
 
 
 def _text(value: object) -> str:
-    """Raises ValueError."""
+    """Check a text. Raises ValueError."""
     if not isinstance(value, str) or len(value) > _LONGEST or not value.isprintable():
         raise ValueError("an offer with a wrong text")
     return value
 
 
 def read_address(value: object) -> str:
-    """Raises ValueError."""
+    """Check an address. Raises ValueError."""
     text = _text(value)
     ipaddress.ip_address(text.partition("%")[0])
     return text
 
 
 def read_attempt(value: object) -> int:
-    """-1: none. Raises ValueError."""
+    """Check the number of an attempt; -1: none. Raises ValueError."""
     if type(value) is not int or not -1 <= value < MOST_MEMBERS:
         raise ValueError("an offer with a wrong epoch")
     return value
 
 
 def read_port(value: object) -> int:
-    """0: there is none. Raises ValueError."""
+    """Check a port; 0: there is none. Raises ValueError."""
     if type(value) is not int or not 0 <= value <= HIGHEST_PORT:
         raise ValueError("no port")
     return value

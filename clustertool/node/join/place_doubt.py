@@ -32,8 +32,11 @@ class Doubt(NamedTuple):
 
 
 class MemberPlace(NamedTuple):
-    """The part of this machine in the job, or in its next epoch. number: in the job, None until it has one. address: the
-    coordinator's, if this machine coordinates, else "". doubt: about the place where the machines meet first."""
+    """The part of this machine in the job, or in its next epoch.
+
+    number: in the job, None until it has one. address: the coordinator's, if this machine coordinates, else "". doubt: about
+    the place where the machines meet first.
+    """
 
     number: Optional[int]
     address: str
@@ -54,7 +57,10 @@ def require_place(host: str) -> None:
 
 
 def doubt_of(join: JoinFile, own: str) -> Optional[Doubt]:
-    """What does not fit, None if all does. own: the address of this machine at which the machines meet, "" if it has none."""
+    """Describe what does not fit, None if all does.
+
+    own: the address of this machine at which the machines meet, "" if it has none.
+    """
     host, first = join.coordinator.host, join.index in (None, join.coordinator.member)
     if not own:
         what = f"{host} is no address of this machine, which is number {join.index}: only NAT can make it right"
@@ -109,7 +115,7 @@ class DoubtTimer:
         self._silent = False
 
     def turn(self) -> None:
-        """Raises the error, if it is time for it."""
+        """Raise the error, if it is time for it."""
         if self._doubt is None:
             return
         (error, seconds), now = self._doubt, time.monotonic()
@@ -123,5 +129,5 @@ class DoubtTimer:
             self._report.warning(f"{error.what}\n  fix: {error.fix}")
 
     def found(self) -> None:
-        """Another member is there: the place is right."""
+        """Record that another member is there: the place is right."""
         self._doubt = None

@@ -30,7 +30,7 @@ Address = Tuple[str, int]
 
 
 def request_of(root: str, release: str) -> RelayRequest:
-    """The request for a relay, from node 0's own copy of the workspace. Raises DispatchError where it has none."""
+    """Build the request for a relay, from node 0's own copy of the workspace. Raises DispatchError where it has none."""
     store = Store(root)
     try:
         text = store.manifest(release)
@@ -53,7 +53,7 @@ def request_of(root: str, release: str) -> RelayRequest:
 
 
 def receivers(facts: ByNode, release: str) -> List[int]:
-    """Nodes that fetch: the first of those that share a ROOT_DIR, where none of them has the release."""
+    """List the nodes that fetch: the first of those that share a ROOT_DIR, where none of them has the release."""
     having = {fact.root_id for node, fact in facts.items() if release in fact.releases or node == 0}
     first: Dict[str, int] = {}
     for node in sorted(facts):
@@ -62,7 +62,7 @@ def receivers(facts: ByNode, release: str) -> List[int]:
 
 
 def sources(relays: Mapping[int, Address]) -> Dict[int, List[Address]]:
-    """For each node that fetches, the other relays in the order in which it tries them. Node 0 is among them."""
+    """List for each node that fetches the other relays in the order in which it tries them. Node 0 is among them."""
     nodes = sorted(relays)
     return {
         node: [relays[nodes[other]] for other in topology.sources(len(nodes), at)]
@@ -106,7 +106,7 @@ class WorkspaceRelay:
         return [self._process] if self._process is not None else []
 
     def turn(self, ready: Set[int]) -> bool:
-        """Whether the present order is done. Raises DispatchError."""
+        """Check whether the present order is done. Raises DispatchError."""
         now = time.monotonic()
         if self._process is None:
             return False
@@ -147,7 +147,7 @@ class WorkspaceRelay:
         return kind == "relay-ready" or (kind == "relay-done" and not self._helper)
 
     def end(self) -> None:
-        """Its port is free when this returns."""
+        """End the relay. Its port is free when this returns."""
         if self._process is not None:
             self._process.end()
             self._process = None

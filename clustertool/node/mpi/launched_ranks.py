@@ -61,11 +61,11 @@ class LaunchedRanks:
     # -- what is started here --
 
     def starts(self, role: str) -> bool:
-        """Whether mpirun starts the ranks of this role."""
+        """Check whether mpirun starts the ranks of this role."""
         return self.present and role == _ROLE
 
     def expect(self, keys: List[Key]) -> None:
-        """The order to start these trainers has come: from now on mpirun may start them."""
+        """Expect these trainers, since the order to start them has come: from now on mpirun may start them."""
         self._expected, self._signalled, self._registered = set(keys), set(), set()
 
     def require(self, role: str, number: int, found: Optional[object]) -> None:
@@ -75,7 +75,7 @@ class LaunchedRanks:
             raise NotFound(what, _FIX)
 
     def admit(self, key: Key, pid: int) -> None:
-        """A rank that mpirun has started registers. Raises UsageError, NotFound."""
+        """Register a rank that mpirun has started. Raises UsageError, NotFound."""
         name = self._spec["name"]
         if key not in self._expected:
             what = f"mpirun has started {key[0]} {key[1]} on {name}, where the plan has no such rank that waits for its start"
@@ -88,28 +88,28 @@ class LaunchedRanks:
         self._expected.discard(key)
 
     def of_launcher(self, process: SpecProcess) -> SpecProcess:
-        """A process of the plan, with what is known only on its node if it is mpirun or one of its daemons."""
+        """Complete a process of the plan by what is known only on its node, if it is mpirun or one of its daemons."""
         if process["role"] not in LAUNCHERS or not self._folders:
             return process
         env = {**process["env"], **launcher_scripts.variables(self._spec, self._folders["sockets"])}
         return {**process, "env": env}
 
     def daemon(self, process: SpecProcess, command: str) -> SpecProcess:
-        """The daemon of this node as mpirun wants it to be started."""
+        """Describe the daemon of this node as mpirun wants it to be started."""
         command = daemon_launch.for_daemon(command, self._spec["lead"]["host"])
         simple = not _OF_SHELL & set("".join(_bare(command))) and "=" not in command.split(" ", 1)[0]
         text = f"exec {command.strip()}" if simple else command  # a shell between would end before the daemon
         return {**process, "argv": ["/bin/sh", "-c", text]}
 
     def rank_variables(self, role: str) -> Dict[str, str]:
-        """Variables of each rank on this node: its shared memory, by the names of Open MPI 4 and 5."""
+        """Compute variables of each rank on this node: its shared memory, by the names of Open MPI 4 and 5."""
         if not self.starts(role) or not self._folders:
             return {}
         names = ("OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory")
         return dict.fromkeys(names, self._folders["memory"])
 
     def node_of(self, host: str) -> Key:
-        """The daemon on the node that mpirun's hostfile calls `host`. Raises NotFound."""
+        """Find the daemon on the node that mpirun's hostfile calls `host`. Raises NotFound."""
         if host not in self._daemons:
             raise NotFound(f"mpirun wants to start a daemon on {host!r}, which is no node of this job", _FIX)
         return self._daemons[host]
@@ -129,26 +129,29 @@ class LaunchedRanks:
         return late
 
     def ended_by_launcher(self, key: Key, waits: bool) -> bool:
-        """Whether mpirun has ended a rank: its wrapper got the signal as well, or is gone. waits: the wrapper waits now."""
+        """Check whether mpirun has ended a rank: its wrapper got the signal as well, or is gone.
+
+        waits: the wrapper waits now.
+        """
         return key in self._signalled or (key in self._registered and not waits)
 
     @staticmethod
     def may_be_ended(code: int, killed: int) -> bool:
-        """Whether a rank that mpirun ends may end so, before its wrapper has reported it."""
+        """Check whether a rank that mpirun ends may end so, before its wrapper has reported it."""
         return exit_code(code, killed) in _BY_SIGNAL
 
     @staticmethod
     def helpers(launchers: List[int]) -> FrozenSet[int]:
-        """The pids of mpirun, its daemons and what they have started. Ranks are not among them: the supervisor is their parent.
+        """Find the pids of mpirun, its daemons and what they have started. launchers: the pids of those on this node.
 
-        launchers: the pids of those on this node.
+        Ranks are not among them: the supervisor is their parent.
         """
         below = {process.pid for pid in launchers for process in processes.descendants(pid)}
         return frozenset([*launchers, *below])
 
 
 def _bare(command: str) -> List[str]:
-    """The parts of a command that are not quoted."""
+    """Return the parts of a command that are not quoted."""
     lexer = shlex.shlex(command, posix=False)
     lexer.whitespace_split, lexer.commenters = True, ""
     try:

@@ -52,7 +52,7 @@ def variables(spec: Spec, folder: str) -> Dict[str, str]:
 
 
 def _code(folder: str, bundle: bytes) -> str:
-    """The directory of the tool's code for as long as the job runs. Raises OSError.
+    """Return the directory of the tool's code for as long as the job runs. Raises OSError.
 
     A bundle has the job's key, and its file may be removed by now: the code alone is written.
     """

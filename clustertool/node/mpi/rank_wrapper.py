@@ -61,7 +61,7 @@ def main(job_dir: str, arguments: Sequence[str]) -> None:
 
 
 def _ask(paths: JobPaths, request: SupervisorRequest) -> Mapping[str, object]:
-    """Raises ClustertoolError, OSError."""
+    """Ask the supervisor. Raises ClustertoolError, OSError."""
     with supervisor_client.open_request(paths, request) as sock:
         answer = supervisor_client.receive(sock)
     if answer is None:
@@ -138,7 +138,7 @@ def _fork_rank(found: RankEnvironment) -> Tuple[int, int]:
 
 
 def _become_rank(found: RankEnvironment, wait: int) -> None:
-    """In the rank: never returns."""
+    """Become the rank, and never return."""
     if os.read(wait, 1) != b"g":
         os.kill(os.getpid(), signal.SIGKILL)
     try:
@@ -157,7 +157,7 @@ def _become_rank(found: RankEnvironment, wait: int) -> None:
 
 
 def _become(found: RankEnvironment) -> None:
-    """Raises OSError."""
+    """Set the rank's surroundings, and execute its program. Raises OSError."""
     for number in (*_OF_LAUNCHER, *FOR_RANKS, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
@@ -171,6 +171,6 @@ def _become(found: RankEnvironment) -> None:
 
 
 def _environment(planned: Mapping[str, str], own: Mapping[str, str]) -> Dict[str, str]:
-    """What the plan gives to the rank, and what mpirun has added: OMPI_*, PMIX_*, PMI_*, and those of its option -x."""
+    """Merge what the plan gives to the rank, and what mpirun has added: OMPI_*, PMIX_*, PMI_*, and those of its option -x."""
     added = {name: value for name, value in own.items() if not name.startswith(_OWN) and name != "_"}
     return {**added, **planned}

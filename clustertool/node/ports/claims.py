@@ -28,7 +28,10 @@ Claims = Dict[str, Tuple[str, str, str]]  # port -> (job, base directory of the 
 
 
 def touch() -> None:
-    """What is old in /tmp is removed on many machines. The directory stays as long as there is a file in it."""
+    """Renew the time of the file, since what is old in /tmp is removed on many machines.
+
+    The directory stays as long as there is a file in it.
+    """
     place = private_directory.find()
     if place:
         with contextlib.suppress(OSError):
@@ -36,7 +39,7 @@ def touch() -> None:
 
 
 def claim(ports: Sequence[int], job: str, base: str) -> None:
-    """All of them or none. Raises PortInUse with the other job."""
+    """Claim all ports or none. Raises PortInUse with the other job."""
     with private_directory.locked(_FILE) as fd:
         kept = _kept(_read(fd), job)
         taken = [(port, kept[str(port)][0]) for port in ports if not _is_free(port, kept, job)]
@@ -48,7 +51,7 @@ def claim(ports: Sequence[int], job: str, base: str) -> None:
 
 
 def take_back(job: str, base: str) -> None:
-    """The claims of a job on this node, which is over. Raises PreflightError."""
+    """Remove the claims of a job on this node, which is over. Raises PreflightError."""
     if not private_directory.find():
         return
     with private_directory.locked(_FILE) as fd:
@@ -59,7 +62,7 @@ def take_back(job: str, base: str) -> None:
 
 
 def hold(ports: Sequence[int]) -> List[int]:
-    """For a check, until this process ends or lets go: those that no job has claimed. Raises PreflightError."""
+    """Claim ports for a check, until this process ends or lets go: those that no job has. Raises PreflightError."""
     with private_directory.locked(_FILE) as fd:
         kept = _kept(_read(fd), _CHECK)
         free = [port for port in ports if _is_free(port, kept, _CHECK)]
@@ -68,7 +71,7 @@ def hold(ports: Sequence[int]) -> List[int]:
 
 
 def let_go() -> None:
-    """The ports that this process took by hold()."""
+    """Release the ports that this process took by hold()."""
     take_back(_CHECK, _this_process())
 
 
@@ -93,7 +96,7 @@ def claimed() -> Dict[int, str]:
 
 
 def _kept(claims: Claims, job: str) -> Claims:
-    """The claims of living jobs, and those of `job`: other nodes on this machine may have placed it a moment ago."""
+    """Select the claims of living jobs, and those of `job`: other nodes on this machine may have placed it a moment ago."""
     ours = {port: claim for port, claim in claims.items() if claim[0] == job}
     return {**_living({port: claim for port, claim in claims.items() if port not in ours}), **ours}
 
@@ -103,7 +106,7 @@ def _is_free(port: int, claims: Claims, job: str) -> bool:
 
 
 def _add(fd: int, claims: Claims, ports: Sequence[int], job: str, base: str) -> None:
-    """Raises PreflightError where /tmp is full."""
+    """Add claims. Raises PreflightError where /tmp is full."""
     _write(fd, {**claims, **dict.fromkeys(map(str, ports), (job, base, processes.boot_id()))})
 
 
@@ -112,7 +115,7 @@ def _read(fd: int) -> Claims:
 
 
 def _parse(data: bytes, path: str) -> Claims:
-    """The claims of a file. What is damaged in it counts for nothing. Raises PreflightError for one of a newer version."""
+    """Parse the claims of a file. What is damaged in it counts for nothing. Raises PreflightError for a newer version."""
     try:
         found = json.loads(data or b"{}")
     except (ValueError, RecursionError):
@@ -125,7 +128,7 @@ def _parse(data: bytes, path: str) -> Claims:
 
 
 def _write(fd: int, claims: Claims) -> None:
-    """Raises PreflightError where the new text has no room; what was there stays."""
+    """Write the claims. Raises PreflightError where the new text has no room; what was there stays."""
     private_directory.rewrite(fd, json.dumps({formats.KEY: formats.FORMAT, **claims}).encode())
 
 

@@ -60,7 +60,7 @@ def _table(path: str) -> Iterator[Listener]:
 
 
 def _text(packed: bytes) -> str:
-    """An address as text; an IPv4 one in IPv6's clothes is IPv4."""
+    """Format an address as text; an IPv4 one in IPv6's clothes is IPv4."""
     if len(packed) == 16 and packed.startswith(_MAPPED):
         packed = packed[12:]
     return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
@@ -79,12 +79,12 @@ def own_address(host: str) -> str:
 
 
 def serves(listener: Listener, address: str) -> bool:
-    """Whether a connection to one of this machine's addresses reaches this listener."""
+    """Check whether a connection to one of this machine's addresses reaches this listener."""
     return listener.address in (address, "::") or (listener.address == "0.0.0.0" and ":" not in address)
 
 
 def holders(asked: Container[int]) -> Dict[int, str]:
-    """Ports with a listener -> its process, as far as this user may see: `nginx (pid 812, user www)`."""
+    """Map ports with a listener to its process, as far as this user may see: `nginx (pid 812, user www)`."""
     matching = [listener for listener in listeners() if listener.port in asked]
     found = {listener.port: f"a process of user {users.name_of(listener.uid)}" for listener in matching}
     for pid in os.listdir("/proc") if matching else ():
@@ -96,7 +96,7 @@ def holders(asked: Container[int]) -> Dict[int, str]:
 
 
 def of_process(pid: "int | str", among: Sequence[Listener]) -> List[Listener]:
-    """The listeners of a process. Raises OSError for one that has ended or belongs to another user."""
+    """Find the listeners of a process. Raises OSError for one that has ended or belongs to another user."""
     by_name = {f"socket:[{listener.inode}]": listener for listener in among}
     names = (os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
     return [by_name[name] for name in names if name in by_name]
@@ -110,7 +110,7 @@ def _describe(pid: str, uid: int) -> str:
 
 
 def require_free(ports: Sequence[int]) -> None:
-    """The last check before anything starts. Raises PortInUse with the process."""
+    """Check the ports, the last time before anything starts. Raises PortInUse with the process."""
     for port in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -125,7 +125,7 @@ def require_free(ports: Sequence[int]) -> None:
 
 
 def ephemeral() -> "tuple[int, int]":
-    """The range from which the kernel itself gives away ports."""
+    """Read the range from which the kernel itself gives away ports."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="utf-8") as file:
             low, high = file.read().split()

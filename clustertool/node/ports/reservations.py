@@ -29,9 +29,11 @@ class Reservations:
         self._sockets: Dict[int, socket.socket] = {}  # by port
 
     def take(self, ports: Sequence[int]) -> None:
-        """Raises PortInUse with the user. Jobs of one user have claims: a reservation of another node of this job is fine.
+        """Reserve ports. Raises PortInUse with the user.
 
-        It takes its names before it searches for others: of two users that do so at once, at least one sees the other.
+        Jobs of one user have claims: a reservation of another node of this job is fine. It takes its names before it searches
+        for
+        others: of two users that do so at once, at least one sees the other.
         """
         ports = ports[:_MOST]
         for port in ports:
@@ -47,7 +49,10 @@ class Reservations:
                     raise PortInUse(what, "wait for its end, or choose another port")
 
     def _take(self, port: int) -> None:
-        """A name of another process stays. Too few descriptors, for example, do not prevent a start."""
+        """Take the name of a port.
+
+        A name of another process stays. Too few descriptors, for example, do not prevent a start.
+        """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.bind(_name(port, os.getuid()))
@@ -88,12 +93,12 @@ def reserved() -> Dict[int, List[int]]:
 
 
 def _number(text: str, digits: int) -> bool:
-    """Any user can have a name of this form."""
+    """Check that a text is a number of so many digits. Any user can have a name of this form."""
     return text.isdecimal() and text.isascii() and len(text) <= digits
 
 
 def owner(port: int, uid: int) -> Optional[int]:
-    """The uid of the process that has a name; None if the kernel does not report it."""
+    """Find the uid of the process that has a name; None if the kernel does not report it."""
     end = time.monotonic() + _BETWEEN
     while True:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -108,7 +113,7 @@ def owner(port: int, uid: int) -> Optional[int]:
 
 
 def holder(port: int, uids: Collection[int]) -> str:
-    """The owner of a port, for the uids of its names: `a job of user ann`."""
+    """Name the owner of a port, for the uids of its names: `a job of user ann`."""
     return _job_of(next((found for found in (owner(port, uid) for uid in uids) if found is not None), None))
 
 

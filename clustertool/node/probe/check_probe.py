@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def probe_for_check(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
-    """All fields of model.facts.Facts that `check` reads. Needs the field `job`."""
+    """Collect all fields of model.facts.Facts that `check` reads. Needs the field `job`."""
     began = time.monotonic()
     answer = probe(node, request)
     problems = answer["problems"]

@@ -29,7 +29,7 @@ _HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 
 
 def read_runtime(node: NodeContext, wanted: ContainerWanted) -> ContainerAnswer:
-    """The first runtime that can be used, and the image."""
+    """Find the first runtime that can be used, and the image."""
     names = runtime_output.candidates(wanted["runtime"], wanted["image"], wanted["options"])
     problems: List[Tuple[str, str]] = []
     for name in names:
@@ -67,14 +67,14 @@ def read_runtime(node: NodeContext, wanted: ContainerWanted) -> ContainerAnswer:
 
 
 def _program(runtime: str) -> str:
-    """The absolute path of its client, or ""."""
+    """Find the absolute path of a runtime's client, or ""."""
     found = (programs.find(name, *_FOLDERS) for name in _NAMES.get(runtime, (runtime,)))
     path = next(filter(None, found), "")
     return os.path.abspath(path) if path else ""
 
 
 def _runtime(name: str, program: str) -> Runtime:
-    """What a runtime reports of itself, and what it needs of the node."""
+    """Ask a runtime for what it reports of itself, and check what it needs of the node."""
     user = users.name_of(os.getuid())
     code, out, err = programs.output([program, *runtime_output.info_arguments(name)], LIMIT, cwd="/")
     found = runtime_output.read_info(name, code, out, err, user)
@@ -90,7 +90,7 @@ def _runtime(name: str, program: str) -> Runtime:
 
 
 def _may_unshare(program: str) -> bool:
-    """Whether apptainer can start a container: it needs root, its setuid program, or user namespaces."""
+    """Check whether apptainer can start a container: it needs root, its setuid program, or user namespaces."""
     top = os.path.dirname(os.path.dirname(os.path.realpath(program)))
     starters = glob.glob(f"{top}/libexec/*/bin/starter-suid")
     if os.getuid() == 0 or any(os.stat(path).st_mode & 0o4000 for path in starters):
@@ -106,7 +106,7 @@ def _is_zero(setting: str) -> bool:
 
 
 def _image(runtime: str, program: str, reference: str) -> Image:
-    """The image as the node has it; its id is "" where it has none."""
+    """Describe the image as the node has it; its id is "" where it has none."""
     if runtime != APPTAINER:
         code, out, _ = programs.output([program, "image", "inspect", reference], LIMIT, cwd="/")
         return runtime_output.read_image(out if code == 0 else "", reference)
@@ -129,7 +129,7 @@ def _is_missing(path: str) -> bool:
 
 
 def _free(path: str) -> int:
-    """Bytes free where a runtime keeps images. A daemon's folder may be hidden from the user."""
+    """Count the bytes free where a runtime keeps images. A daemon's folder may be hidden from the user."""
     while path != "/":
         with contextlib.suppress(OSError):
             space = os.statvfs(path)
@@ -139,7 +139,7 @@ def _free(path: str) -> int:
 
 
 def _gpu(found: Runtime) -> str:
-    """How NVIDIA's GPUs get into a container here."""
+    """Determine how NVIDIA's GPUs get into a container here."""
     if any(_names_gpus(path) for folder in _SPECIFICATIONS for path in glob.glob(f"{folder}/*")):
         return CDI
     return HOOK if found.nvidia or any(programs.find(name, *_FOLDERS) for name in _HOOKS) else ""

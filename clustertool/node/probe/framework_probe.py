@@ -20,7 +20,7 @@ RULE = "Error Message Summary:"  # below it Paddle prints the error, above it th
 
 
 def tell(at: str, **more: str) -> None:
-    """One write, and a line of its own, whatever is printed at the same time."""
+    """Report a step in one write, and a line of its own, whatever is printed at the same time."""
     os.write(1, ("\n" + MARK + json.dumps(dict(more, at=at)) + "\n").encode())
 
 
@@ -32,12 +32,12 @@ def describe(error: BaseException) -> str:
 
 
 def first_set(*names: str) -> List[str]:
-    """The parts between commas of the first of these variables that is not empty."""
+    """Split the first of these variables that is not empty at commas."""
     return next(filter(None, (os.environ.get(name, "") for name in names)), "").split(",")
 
 
 def given(*kinds: str) -> Tuple[int, Dict[int, str]]:
-    """How many devices of these kinds this rank sees, and its own ones: position -> the name that the node has for it."""
+    """Count the devices of these kinds that this rank sees, and map its positions to the names that the node has for them."""
     seen = [number for number in first_set(*(kind + "_VISIBLE_DEVICES" for kind in kinds)) if number]
     own = first_set("FLAGS_selected_gpus", "FLAGS_selected_xpus", "FLAGS_selected_npus")
     mine = [int(position) for position in own if position.isdigit() and int(position) < len(seen)]

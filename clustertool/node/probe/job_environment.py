@@ -70,7 +70,10 @@ for name in "$@"; do command -v "$name"; done
 
 
 def read_versions(asked: JobEnvironment, limit: float = LIMIT) -> Tuple[ProbeAnswer, List[Problem]]:
-    """asked: prelude, first_path, ld_library_path, here, env, packages -> (fields of Facts, problems)."""
+    """Read versions of packages, and proxies, in the environment of the job: (fields of Facts, problems).
+
+    asked: prelude, first_path, ld_library_path, here, env, packages.
+    """
     mark = os.urandom(8).hex()
     process: ProcessCommand = {"argv": ["python3", "-c", _CODE, mark, *asked["packages"]], "env": asked["env"]}
     code, out, err = _output(asked, process, limit)
@@ -87,8 +90,10 @@ def read_versions(asked: JobEnvironment, limit: float = LIMIT) -> Tuple[ProbeAns
 
 
 def read_mpi(asked: JobEnvironment, limit: float = LIMIT) -> ProbeAnswer:
-    """What `mpirun --version` prints in the environment in which mpirun would start, "" if there is none, and which of
-    the daemons in `packages` are there."""
+    """Read what `mpirun --version` prints in the environment in which mpirun would start, "" if there is none.
+
+    Also which of the daemons in `packages` are there.
+    """
     mark = os.urandom(8).hex()
     process: ProcessCommand = {
         "argv": ["/bin/sh", "-c", _MPI, "mpi", mark, *asked["packages"]],
@@ -103,7 +108,7 @@ def read_mpi(asked: JobEnvironment, limit: float = LIMIT) -> ProbeAnswer:
 
 
 def _output(asked: JobEnvironment, process: ProcessCommand, limit: float) -> Tuple[int, str, str]:
-    """The exit code and the output of a program that was started as a process of the job would be."""
+    """Run a program as a process of the job would be started, and return its exit code and output."""
     spec: RankSurroundings = {
         "common": {},
         "prelude": asked["prelude"],

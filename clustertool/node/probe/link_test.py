@@ -46,7 +46,10 @@ _listening: List["_Listener"] = []  # of this agent: one, or none
 
 
 def open_ports(node: NodeContext, request: r.OpenRequest) -> a.OpenedAnswer:
-    """The ports on which it listens now. A port that was taken meanwhile is left out: another check reports it."""
+    """Listen on ports, and return those on which it listens now.
+
+    A port that was taken meanwhile is left out: another check reports it.
+    """
     _close()
     address = request["address"]
     bind = address if listeners.own_address(address) else ""
@@ -152,7 +155,10 @@ class _Listener:
             self._drop(peer)
 
     def _take(self, peer: _TestPeer, data: bytes) -> bool:
-        """False: the connection is done. A client that only asks for the name closes first, and so gets the TIME_WAIT."""
+        """Take data of a peer. False: the connection is done.
+
+        A client that only asks for the name closes first, and so gets the TIME_WAIT.
+        """
         if peer.kind == _BULK:
             peer.bytes += len(data)
             peer.until = time.monotonic() + _STRANGER
@@ -202,7 +208,7 @@ class _Tries:
         self._done: List[Tuple[int, int, str, float]] = []
 
     def run(self) -> List[Tuple[int, int, str, float]]:
-        """(node, port, result, seconds of the round trip) of each."""
+        """Try all links, and return (node, port, result, seconds of the round trip) of each."""
         tidy = _POLL
         while self._waiting or self._open:
             while self._waiting and len(self._open) < _AT_ONCE:
@@ -254,7 +260,7 @@ class _Tries:
         return _why(code) if code else ""
 
     def _answered(self, call: _Call) -> str:
-        """The result with which it ends, "" while it continues."""
+        """Read an answer, and return the result with which it ends, "" while it continues."""
         data = call.sock.recv(64)
         call.received += data
         if not data or len(call.received) > 8:
@@ -276,7 +282,10 @@ def try_targets(node: NodeContext, request: r.TryRequest) -> a.TriesAnswer:
 
 
 def _rtt(sock: socket.socket) -> float:
-    """Seconds that the handshake took there and back, as the kernel has measured them; 0.0 if it could not (a lost packet)."""
+    """Read the seconds that the handshake took there and back, as the kernel has measured them; 0.0 if it could not.
+
+    A lost packet is a reason.
+    """
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT + 4)
     return float(struct.unpack_from("=I", info, _RTT)[0]) / 1e6 if len(info) == _RTT + 4 else 0.0
 

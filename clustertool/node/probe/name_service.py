@@ -9,7 +9,7 @@ from clustertool.node.devices import detect
 
 
 def first_address(host: str, port: int = 0) -> Tuple[int, Tuple[object, ...]]:
-    """The family and the socket address of a host for TCP. Raises OSError or UnicodeError for a name that does not exist.
+    """Resolve a host to the family and the socket address for TCP. Raises OSError or UnicodeError for no such name.
 
     The name is passed as bytes. getaddrinfo encodes a str with the codec idna, whose import takes 2 ms of CPU time, also where
     the name is an IP address.
@@ -20,7 +20,7 @@ def first_address(host: str, port: int = 0) -> Tuple[int, Tuple[object, ...]]:
 
 
 def resolved(name: str, seconds: float = 1.0) -> Optional[str]:
-    """The name service's answer for a name: "" if the name does not exist, None if it does not answer in time."""
+    """Ask the name service for a name: "" if the name does not exist, None if it does not answer in time."""
 
     def ask() -> Optional[str]:
         try:

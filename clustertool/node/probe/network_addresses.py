@@ -33,9 +33,9 @@ def interfaces() -> Dict[str, List[Tuple[str, int]]]:
 
 
 def nic_of(address: str, names: Mapping[str, List[Tuple[str, int]]]) -> str:
-    """The interface that has an address, or whose network it is in (127.0.0.2 is on lo); "" if none.
+    """Find the interface that has an address, or whose network it is in (127.0.0.2 is on lo); "" if none.
 
-    `names`: what interfaces() returns.
+    names: what interfaces() returns.
     """
     wanted, near = _packed(address.partition("%")[0]), ""
     for name, pairs in names.items():
@@ -48,7 +48,7 @@ def nic_of(address: str, names: Mapping[str, List[Tuple[str, int]]]) -> str:
 
 
 def _packed(address: str) -> bytes:
-    """The 4 or 16 bytes of an address; b"" for a host name."""
+    """Pack an address into its 4 or 16 bytes; b"" for a host name."""
     try:
         return socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
     except (OSError, ValueError):
@@ -56,12 +56,12 @@ def _packed(address: str) -> bytes:
 
 
 def _network(packed: bytes, prefix: int) -> int:
-    """The first `prefix` bits of an address."""
+    """Return the first `prefix` bits of an address."""
     return int.from_bytes(packed, "big") >> (8 * len(packed) - prefix)
 
 
 def _dump(sock: socket.socket) -> List[Found]:
-    """All addresses in the answers of the kernel, until it reports the end."""
+    """Read all addresses in the answers of the kernel, until it reports the end."""
     found: List[Found] = []
     while True:
         data = sock.recv(1 << 16)

@@ -31,7 +31,7 @@ Problem = Tuple[str, str, str, str]  # column of the check, level, what, fix
 
 
 def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
-    """The fields of model.facts.Facts that each command reads."""
+    """Collect the fields of model.facts.Facts that each command reads."""
     began = time.monotonic()
     problems: List[Problem] = []
     root = files.resolve(request["root_dir"])
@@ -100,13 +100,13 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
 
 
 def timed(answer: ProbeAnswer, began: float) -> ProbeAnswer:
-    """The answer with the time of its end, and with what it took since `began`, in seconds."""
+    """Add the time of its end, and what it took since `began`, in seconds, to an answer."""
     answer["time"], answer["took"] = time.time(), time.monotonic() - began
     return answer
 
 
 def _cpus(engine: str) -> int:
-    """The CPUs that this process may use. A scheduler may not enforce what it allocates."""
+    """Count the CPUs that this process may use. A scheduler may not enforce what it allocates."""
     usable = len(os.sched_getaffinity(0))
     return min(usable, cpus_of_task(os.environ) or usable) if engine else usable
 
@@ -139,7 +139,7 @@ def _releases(root: str) -> List[str]:
 
 
 def _has_end(path: str) -> bool:
-    """False for an empty or torn manifest, as a crash of the machine may leave it.
+    """Check that a manifest is neither empty nor torn, as a crash of the machine may leave it.
 
     fleet/agent_client.py does the same in a shell.
     """
@@ -149,7 +149,10 @@ def _has_end(path: str) -> bool:
 
 
 def _directory_id(existing: str, root: str, shared: Mapping[str, str]) -> str:
-    """Two nodes with the same id see the same directory: on one machine device and inode, on NFS server and export."""
+    """Identify a directory: nodes that see the same one have the same id.
+
+    On one machine it is device and inode, on NFS server and export.
+    """
     info = os.stat(existing)
     rest = os.path.relpath(root, existing)
     source = shared.get(mounts.device_name(info.st_dev))
@@ -169,7 +172,7 @@ _LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "me
 
 
 def _condition(existing: str, nic: str) -> ProbeAnswer:
-    """`existing`: the deepest directory of ROOT_DIR that is there. These are facts that a plan does not need."""
+    """Collect facts that a plan does not need. existing: the deepest directory of ROOT_DIR that is there."""
     space = os.statvfs(existing)
     return {
         "memory": pressure.memory(),
@@ -185,7 +188,7 @@ def _condition(existing: str, nic: str) -> ProbeAnswer:
 
 
 def own_name(name: str, hosts: str = "/etc/hosts") -> str:
-    """The IPv4 address that /etc/hosts gives a machine's own name, "" if none: no name server is asked."""
+    """Read the IPv4 address that /etc/hosts gives a machine's own name, "" if none: no name server is asked."""
     with contextlib.suppress(OSError):
         with open(hosts, encoding="utf-8", errors="replace") as file:
             for line in file:
@@ -196,7 +199,7 @@ def own_name(name: str, hosts: str = "/etc/hosts") -> str:
 
 
 def _shm() -> int:
-    """Bytes free in /dev/shm, -1 if there is none."""
+    """Count the bytes free in /dev/shm, -1 if there is none."""
     with contextlib.suppress(OSError):
         space = os.statvfs("/dev/shm")
         return int(space.f_bavail * space.f_frsize)
@@ -214,7 +217,7 @@ def _mtu(nic: str) -> int:
 
 
 def _address(request: ProbeRequest, problems: List[Problem]) -> Tuple[str, str]:
-    """The training address and its interface: HOSTS' address, PADDLE_NIC's, the host itself, where ssh came in."""
+    """Choose the training address and its interface: HOSTS' address, PADDLE_NIC's, the host itself, where ssh came in."""
     nic, given = request["nic"], request["address"]
     names = interfaces()
     if nic and nic not in names:
@@ -247,7 +250,7 @@ def _find_foreign(address: str, problems: List[Problem]) -> None:
 
 
 def _is_own(address: str, pairs: Sequence[Tuple[str, int]]) -> bool:
-    """Whether an interface with these addresses has this one. Of a loopback network it has all.
+    """Check whether an interface with these addresses has this one. Of a loopback network it has all.
 
     An IPv6 address counts only where the interface has no IPv4 address: Paddle cannot use it.
     """
@@ -258,7 +261,7 @@ def _is_own(address: str, pairs: Sequence[Tuple[str, int]]) -> bool:
 
 
 def _came_in() -> str:
-    """The address of this node to which ssh connected, "" if it did not."""
+    """Return the address of this node to which ssh connected, "" if it did not."""
     came = os.environ.get("SSH_CONNECTION", "").split()
     return came[2] if len(came) == 4 else ""
 
@@ -278,7 +281,10 @@ _ESCAPED = 12  # bytes of JSON that a character needs at most
 
 
 def _workspace(path: str, list_it: bool, problems: List[Problem]) -> ProbeAnswer:
-    """For --job-workspace: the folder's files (relative; if nothing but job.toml could need them, only then) and job.toml."""
+    """Read job.toml and list the folder's files for --job-workspace.
+
+    The files are relative; if nothing but job.toml could need them, they are listed only where it does.
+    """
     top = os.path.expanduser(path)
     if not os.path.isdir(top):
         what = f"--job-workspace {path} is not there"
@@ -302,7 +308,7 @@ def _workspace(path: str, list_it: bool, problems: List[Problem]) -> ProbeAnswer
 
 
 def _listing(top: str, most: int, size: int) -> Tuple[List[str], bool]:
-    """At most `most` files of a workspace, relative to `top`, in at most `size` bytes of JSON; and whether these are all."""
+    """List at most `most` files of a workspace, relative to `top`, in at most `size` bytes of JSON; and if these are all."""
     found: List[str] = []
     for folder, folders, names in os.walk(top):
         skipped = {".git", "__pycache__", paths.OURS, *(("log", "output") if folder == top else ())}

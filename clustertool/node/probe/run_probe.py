@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def probe_for_run(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
-    """The facts of each probe, `leftovers` and `earlier`. Needs the field `earlier`."""
+    """Collect the facts of each probe, `leftovers` and `earlier`. Needs the field `earlier`."""
     began = time.monotonic()
     answer = probe(node, request)
     answer["leftovers"] = remains.without_caretakers(answer["root"], remains.living())

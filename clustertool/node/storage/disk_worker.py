@@ -19,7 +19,10 @@ class DiskWorker:
         return self._calls.qsize()
 
     def put(self, work: Callable[..., None], *arguments: object) -> bool:
-        """False where no thread can start: the user may have no process to spare, and a later call tries again."""
+        """Queue a call.
+
+        False where no thread can start: the user may have no process to spare, and a later call tries again.
+        """
         if self._thread is None:
             thread = Thread(target=self._run, daemon=True)
             try:
@@ -31,7 +34,7 @@ class DiskWorker:
         return True
 
     def end(self, patience: float = 0.0, *last: Callable[[], None]) -> None:
-        """The thread ends after the calls that it has, and the `last` ones. Wait for that, `patience` seconds at most.
+        """End the thread after the calls that it has, and the `last` ones. Waits for that, `patience` seconds at most.
 
         Without a thread there was no call, and nothing that the last ones could end.
         """

@@ -31,7 +31,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def closing(fd: int) -> Iterator[int]:
-    """A descriptor that is closed at the end."""
+    """Close a descriptor at the end."""
     try:
         yield fd
     finally:
@@ -39,7 +39,7 @@ def closing(fd: int) -> Iterator[int]:
 
 
 def resolve(root: str) -> str:
-    """conf.py's ROOT_DIR as an absolute path on this node; in a sticky directory of root, the user's own folder in it."""
+    """Return conf.py's ROOT_DIR as an absolute path here; in a sticky directory of root, the user's own folder in it."""
     path = os.path.normpath(os.path.expanduser(root))
     if os.path.isdir(path):
         info = os.stat(path)
@@ -68,13 +68,13 @@ def _require_safe(path: str) -> None:
 
 
 def is_own_dir(path: str) -> bool:
-    """Whether it is a real directory of this user. Raises OSError."""
+    """Check for a real directory of this user. Raises OSError."""
     info = os.lstat(path)
     return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid()
 
 
 def make_dir(parent: str, *names: str) -> str:
-    """parent/names..., each level a real directory of this user, created 0700 if missing."""
+    """Create parent/names..., each level a real directory of this user, 0700 if missing. Raises PreflightError."""
     path = parent
     for name in names:
         path = os.path.join(path, name)
@@ -110,12 +110,12 @@ def make_job_dir(path: str) -> int:
 
 
 def path_of(directory: int) -> str:
-    """A path to an open directory that is valid while it is open, also if a folder above it is renamed or replaced."""
+    """Return a path to an open directory that is valid while it is open, also if a folder above it is renamed or replaced."""
     return f"/proc/self/fd/{directory}"
 
 
 def mark(ours: str) -> None:
-    """The tool's marker: `clean` requires it before it removes anything."""
+    """Create the tool's marker: `clean` requires it before it removes anything."""
     with contextlib.suppress(FileExistsError):
         os.close(make_new(os.path.join(ours, MARKER)))
 
@@ -138,7 +138,7 @@ def exists(path: str) -> bool:
 
 
 def is_ours(path: str) -> bool:
-    """A directory of this user with the tool's marker; no link on the last steps."""
+    """Check for a directory of this user with the tool's marker; no link on the last steps."""
     with contextlib.suppress(NotFound):
         os.close(open_job_dir(path))
         return True
@@ -146,7 +146,7 @@ def is_ours(path: str) -> bool:
 
 
 def open_job_dir(path: str) -> int:
-    """A descriptor of an existing job directory: real, of this user, with the tool's marker. Raises NotFound."""
+    """Open an existing job directory: real, of this user, with the tool's marker. Raises NotFound."""
     wrong = NotFound(f"{path} is no job directory of yours", f"{PROGRAM} jobs lists the jobs")
     try:
         fd = os.open(path, _DIR)
@@ -165,7 +165,7 @@ def open_job_dir(path: str) -> int:
 
 @contextlib.contextmanager
 def _parent(directory: int, name: str, make: bool) -> Iterator[int]:
-    """A descriptor of the folder that contains `name` (a relative path), reached without following any link."""
+    """Open the folder that contains `name` (a relative path), reached without following any link."""
     fd = os.dup(directory)
     try:
         for part in name.split("/")[:-1]:
@@ -181,7 +181,7 @@ def _parent(directory: int, name: str, make: bool) -> Iterator[int]:
 
 
 def create(directory: int, name: str, data: bytes = b"", exclusive: bool = True) -> None:
-    """A new file below `directory`, 0600; with exclusive=False one that exists is replaced, link or not."""
+    """Create a new file below `directory`, 0600; with exclusive=False one that exists is replaced, link or not."""
     with _parent(directory, name, make=True) as parent:
         last = name.split("/")[-1]
         if not exclusive:
@@ -198,26 +198,26 @@ def remove(directory: int, name: str) -> None:
 
 
 def open_append(directory: int, name: str, make: bool = True) -> int:
-    """A log or events file for appending. make: create it, and its folder, if missing; otherwise OSError."""
+    """Open a log or events file for appending. make: create it, and its folder, if missing; otherwise OSError."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if make else 0)
     with _parent(directory, name, make) as parent:
         return os.open(name.split("/")[-1], flags, 0o600, dir_fd=parent)
 
 
 def open_new(directory: int, name: str) -> int:
-    """A new file below `directory`, 0600, for reading and writing. Raises OSError where there is something of this name."""
+    """Make a file below `directory`, 0600, for reading and writing. Raises OSError where there is something of this name."""
     with _parent(directory, name, make=True) as parent:
         return os.open(name.split("/")[-1], _NEW & ~os.O_WRONLY | os.O_RDWR, 0o600, dir_fd=parent)
 
 
 def open_read(directory: int, name: str) -> int:
-    """A regular file below `directory`; OSError where it is missing, a link, or a device."""
+    """Open a regular file below `directory`; OSError where it is missing, a link, or a device."""
     with _parent(directory, name, make=False) as parent:
         return _regular(os.open(name.split("/")[-1], _READ, dir_fd=parent), name)
 
 
 def open_file(path: str) -> int:
-    """The same by its path: a fifo or a device in the place of a file must not make the reader wait."""
+    """Open a regular file by its path: a fifo or a device in the place of a file must not make the reader wait."""
     return _regular(os.open(path, _READ), path)
 
 
@@ -239,7 +239,7 @@ def read(directory: int, name: str) -> bytes:
 
 
 def make_new(path: str) -> int:
-    """A new file, 0600, open for writing: never one that is there, and never through a link."""
+    """Create a new file, 0600, open for writing: never one that is there, and never through a link."""
     return os.open(path, _NEW, 0o600)
 
 
@@ -263,13 +263,13 @@ def sync(fd: int) -> None:
 
 
 def sync_dir(path: str) -> None:
-    """The same for the names in a folder: a rename or a new file in it survives a crash from here on. Raises OSError."""
+    """Write the names in a folder to the disk: a rename or a new file survives a crash from here on. Raises OSError."""
     with closing(os.open(path, _DIR)) as fd:
         sync(fd)
 
 
 def replace(path: str, data: bytes, durable: bool) -> None:
-    """A file, whole or not at all: it is written as *.part first. `durable`: its content survives a crash. Raises OSError."""
+    """Write a file, whole or not at all: it is written as *.part first. durable: it survives a crash. Raises OSError."""
     part = f"{path}.{os.urandom(4).hex()}.part"
     try:
         with closing(make_new(part)) as fd:
@@ -373,7 +373,7 @@ def _remove_file(name: str, parent: int) -> int:
 
 
 def _remove_dir(name: str, parent: int, path: str, device: int) -> int:
-    """With what is in it, also where a program left a folder that its owner may not enter or change.
+    """Remove a folder with what is in it, also where a program left one that its owner may not enter or change.
 
     Raises PreflightError, before anything is changed, for a folder of another file system: it was mounted a moment ago.
     """

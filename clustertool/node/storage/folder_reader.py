@@ -20,9 +20,10 @@ _CHUNK = 512 << 10
 
 
 def tree(node: NodeContext, request: FolderRequest) -> TreeAnswer:
-    """{entries: [path, kind, executable, mtime in ns, size, target of a link, ctime in ns]}. Raises NotFound, DispatchError.
+    """List a folder: {entries: [path, kind, executable, mtime in ns, size, target of a link, ctime in ns]}.
 
-    A folder below that cannot be read has a further entry of the kind unreadable, with the reason as its target.
+    A folder below that cannot be read has a further entry of the kind unreadable, with the reason as its target. Raises
+    NotFound, DispatchError.
     """
     folder = request["dir"]
     if not os.path.isdir(folder):
@@ -56,7 +57,7 @@ def tree(node: NodeContext, request: FolderRequest) -> TreeAnswer:
 
 
 def find_file(node: NodeContext, request: FileRequest) -> FileAnswer:
-    """A file, or the one to which a link leads inside of the folder. Raises NotFound."""
+    """Find a file, or the one to which a link leads inside of the folder. Raises NotFound."""
     folder = os.path.realpath(request["dir"])
     found = os.path.realpath(os.path.join(folder, request["path"]))
     try:
@@ -77,7 +78,7 @@ def find_file(node: NodeContext, request: FileRequest) -> FileAnswer:
 
 
 def content(node: NodeContext, request: ContentRequest) -> ContentAnswer:
-    """{data: some bytes of a file in base64, last: whether none follow}. Raises DispatchError."""
+    """Read {data: some bytes of a file in base64, last: whether none follow}. Raises DispatchError."""
     path, at = request["path"], request["at"]
     try:
         with files.closing(files.open_file(os.path.join(request["dir"], path))) as fd:

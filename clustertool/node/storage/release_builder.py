@@ -114,7 +114,7 @@ def _pieces(folder: str, rows: Iterable[manifest.Row], missing: Dict[str, int]) 
 
 
 def _read(folder: str, path: str, at: int, size: int) -> bytes:
-    """So many bytes of a staged file; fewer where it is shorter, none where it is not there."""
+    """Read so many bytes of a staged file; fewer where it is shorter, none where it is not there."""
     try:
         fd = files.open_file(within(folder, path))
     except OSError:

@@ -62,7 +62,7 @@ class Part(Sink):
                 self._failed = error
 
     def keep(self) -> bool:
-        """False: it does not match its name, and is removed. Raises OSError."""
+        """Keep the piece. False: it does not match its name, and is removed. Raises OSError."""
         if self._hash.hexdigest() != self._name:
             self.drop()
             return False
@@ -96,12 +96,12 @@ class Store:
         self._pack = ("", b"")
 
     def missing(self, wanted: Dict[str, int]) -> List[str]:
-        """Names of {name: size} that are not here, or not whole: a power cut may leave a file without its bytes."""
+        """Find names of {name: size} that are not here, or not whole: a power cut may leave a file without its bytes."""
         here = self._files(wanted)
         return [name for name, size in wanted.items() if name not in here or here[name].st_size != size]
 
     def volatile(self, wanted: Container[str]) -> Set[str]:
-        """Those pieces which a crash of the machine may still take: new ones that no release names. Raises OSError.
+        """Find the pieces that a crash of the machine may still take: new ones that no release names. Raises OSError.
 
         They come from a dispatch that was interrupted.
         """
@@ -122,7 +122,7 @@ class Store:
             return next(entries, None) is None
 
     def add(self, name: str, data: bytes) -> bool:
-        """A piece that came as a whole. False: it does not match its name. Raises OSError."""
+        """Add a piece that came as a whole. False: it does not match its name. Raises OSError."""
         part = Part(self.top, name, len(data))
         part.write(memoryview(data))
         return part.keep()
@@ -135,7 +135,7 @@ class Store:
             return file.read()
 
     def small(self, file: manifest.File) -> bytes:
-        """The bytes of a file that is in a pack. The pack that was read last is kept. Raises WrongPiece."""
+        """Read a file that is in a pack. The pack that was read last is kept. Raises WrongPiece."""
         if self._pack[0] != file.pack:
             pack = self.read(file.pack)
             if manifest.name_of(pack) != file.pack:
@@ -148,7 +148,7 @@ class Store:
         return os.path.isfile(os.path.join(self.releases, release))
 
     def manifest(self, release: str) -> bytes:
-        """Raises OSError."""
+        """Read the manifest of a release. Raises OSError."""
         with open(os.path.join(self.releases, release), "rb") as file:
             return file.read()
 
@@ -158,7 +158,7 @@ class Store:
             files.sync(fd)
 
     def complete(self, release: str, text: bytes) -> None:
-        """All pieces are here, and sync() has written those that came: the release is, too, also after a crash.
+        """Name a release whose pieces are all here, and were written by sync(): it survives a crash.
 
         Raises OSError.
         """
@@ -174,7 +174,7 @@ class Store:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """As long as this lasts nothing is pruned."""
+        """Keep the store from being pruned as long as this lasts."""
         with _lock(self.releases, fcntl.LOCK_SH):
             yield
 
@@ -207,8 +207,10 @@ class Store:
                     remove(path)
 
     def _unwanted(self, needed: Optional[Set[str]], age: float) -> Iterator[str]:
-        """Paths of incomplete pieces without a writer, and of pieces of at least that age that are not `needed` (None:
-        all are)."""
+        """Yield the paths of incomplete pieces without a writer, and of pieces that are not needed.
+
+        The latter have at least that age. needed: None: all are.
+        """
         with os.scandir(self.top) as entries:
             for entry in entries:
                 part = entry.name.endswith(".part")
@@ -218,7 +220,7 @@ class Store:
                     yield entry.path
 
     def _needed(self, releases: Sequence[str]) -> Set[str]:
-        """The pieces of releases. One whose manifest is damaged is removed. Raises OSError."""
+        """Collect the pieces of releases. One whose manifest is damaged is removed. Raises OSError."""
         found: Set[str] = set()
         for release in releases:
             try:
@@ -230,7 +232,7 @@ class Store:
 
 @contextlib.contextmanager
 def writing(store: Store) -> Iterator[None]:
-    """An error of the disk is a DispatchError."""
+    """Convert an error of the disk to a DispatchError."""
     try:
         yield
     except OSError as error:
@@ -239,7 +241,7 @@ def writing(store: Store) -> Iterator[None]:
 
 
 def no_room(error: OSError) -> str:
-    """The fix for a store that cannot be written."""
+    """Build the fix for a store that cannot be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return (
         f"make room ({PROGRAM} clean --older-than 7d), or choose another ROOT_DIR"
@@ -253,7 +255,7 @@ def damaged(release: str) -> DispatchError:
 
 
 def _by_age(top: str) -> List[str]:
-    """Releases (and directories of an older version of the tool), the oldest first."""
+    """List releases (and directories of an older version of the tool), the oldest first."""
     found = []
     for name in os.listdir(top):
         if name == "lock":
@@ -316,7 +318,7 @@ class WrongPiece(Exception):
 
 
 def _unpack(store: Store, rows: Sequence[manifest.Row], target: str) -> None:
-    """Directories get their modes last."""
+    """Write the files of a release to a folder. Directories get their modes last."""
     folders = [row[1:] for row in rows if row[0] == "d"]
     for path, _, _ in folders:
         os.makedirs(within(target, path), mode=0o700, exist_ok=True)
@@ -340,7 +342,7 @@ def _unpack(store: Store, rows: Sequence[manifest.Row], target: str) -> None:
 
 
 def _copy(store: Store, file: manifest.File, target: int) -> None:
-    """The pieces of a large file. Blocks are shared where the file system can."""
+    """Copy the pieces of a large file. Blocks are shared where the file system can."""
     at = 0
     for name, _, size in file.parts:
         with files.closing(store.open(name)) as piece:
@@ -353,7 +355,7 @@ def _copy(store: Store, file: manifest.File, target: int) -> None:
 
 
 def within(folder: str, path: str) -> str:
-    """The path of a file that a manifest names. Raises DispatchError for one outside of `folder`."""
+    """Return the path of a file that a manifest names. Raises DispatchError for one outside of `folder`."""
     if path.startswith("/") or ".." in path.split("/"):
         raise DispatchError(f"the manifest names {path!r}, which lies outside of the workspace")
     return f"{folder}/{path}"

@@ -27,7 +27,7 @@ class ReservingJournal(Journal):
             self._keep_room()
 
     def close(self, durable: bool = False) -> None:
-        """As of a Journal. The rest of the room is free again."""
+        """Close it as a Journal. The rest of the room is free again."""
         self.flush()
         if self._reserved:  # no other process writes here meanwhile: this frees blocks, and no line
             with contextlib.suppress(OSError):
@@ -41,7 +41,7 @@ class ReservingJournal(Journal):
 
 
 def reserve(fd: int, start: int, size: int) -> bool:
-    """Blocks of a file for `size` bytes from `start` on, so that a full disk still takes them; its length stays.
+    """Reserve blocks of a file for `size` bytes from `start` on, so that a full disk still takes them; its length stays.
 
     False where there is no room, or where the file system cannot do it (NFS before 4.2).
     """

@@ -42,7 +42,7 @@ def make(mark: str) -> Dict[str, str]:
 
 
 def _make(path: str) -> None:
-    """Raises OSError."""
+    """Create the folder with the tool's marker. Raises OSError."""
     os.mkdir(path, 0o700)
     os.mkdir(os.path.join(path, OURS), 0o700)
     files.mark(os.path.join(path, OURS))

@@ -73,7 +73,7 @@ def submitted(node: NodeContext, request: r.SubmittedRequest) -> a.Answer:
 
 
 def submissions(node: NodeContext, request: r.NoFields) -> a.SubmissionsAnswer:
-    """All that are there. One that is damaged, or of another format, is left out."""
+    """List all submissions that are there. One that is damaged, or of another format, is left out."""
     return {"submissions": list(_all(node.root))}
 
 
@@ -104,7 +104,7 @@ def withdraw(node: NodeContext, request: r.WithdrawRequest) -> a.Answer:
 
 
 def waiting_for(root: str) -> Set[str]:
-    """The releases of jobs that have not started: their bundles are there."""
+    """Collect the releases of jobs that have not started: their bundles are there."""
     return {
         about["release"] for about in _all(root) if os.path.lexists(os.path.join(_path(root, about["job"]), BUNDLE))
     }
@@ -127,7 +127,7 @@ def _path(root: str, job: str) -> str:
 
 
 def _is_there(path: str) -> bool:
-    """A directory of this user, no link."""
+    """Check for a directory of this user, no link."""
     with contextlib.suppress(FileNotFoundError):
         return files.is_own_dir(path)
     return False
@@ -139,7 +139,7 @@ def _write(path: str, about: a.SubmittedJob) -> None:
 
 
 def _read(path: str, job: str) -> Optional[a.SubmittedJob]:
-    """The submission of a job; None where there is none, or it is not valid."""
+    """Read the submission of a job; None where there is none, or it is not valid."""
     with contextlib.suppress(OSError, ValueError, RecursionError, PreflightError):
         found = json.loads(files.read_file(os.path.join(path, _ABOUT))) if _is_there(path) else None
         if isinstance(found, dict) and found.get("job") == job and _is_right(found):
@@ -149,7 +149,7 @@ def _read(path: str, job: str) -> Optional[a.SubmittedJob]:
 
 
 def _is_right(found: Mapping[str, object]) -> bool:
-    """One field of a wrong type would make the whole answer invalid, and so hide other jobs."""
+    """Check the types of the fields: one of a wrong type would make the whole answer invalid, and so hide other jobs."""
     texts = all(isinstance(found.get(name), str) for name in _TEXTS)
     nodes, created = found.get("nodes"), found.get("created")
     counted = isinstance(nodes, int) and not isinstance(nodes, bool) and 0 <= nodes <= _MOST_NODES

@@ -17,7 +17,7 @@ _NO_RANGE = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EB
 
 
 def has_files(folder: str) -> bool:
-    """Whether it is a folder with something in it. It may be a link to one."""
+    """Check for a folder with something in it. It may be a link to one."""
     try:
         with os.scandir(folder) as entries:
             return next(entries, None) is not None
@@ -78,7 +78,10 @@ def _clear(path: str) -> None:
 
 
 def _moved(link: str, sources: Sequence[str], target: str) -> str:
-    """The target of a link: an absolute one into the source leads to the same place in `target`. `sources`: its paths."""
+    """Compute the target of a link: an absolute one into the source leads to the same place in `target`.
+
+    sources: the paths of the source.
+    """
     for source in sources:
         if link == source or link.startswith(source + "/"):
             return os.path.realpath(target) + link[len(source) :]

@@ -55,7 +55,7 @@ def verify(node: NodeContext, request: VerifyRequest) -> VerifyAnswer:
 
 
 def _pieces(store: Store) -> Tuple[Dict[str, int], Set[str]]:
-    """{name: size} of pieces whose bytes match their names, and the names of the others."""
+    """Hash the pieces: {name: size} of those whose bytes match their names, and the names of the others."""
     good: Dict[str, int] = {}
     wrong: Set[str] = set()
     with os.scandir(store.top) as entries:
@@ -86,7 +86,7 @@ def _hash(store: Store, name: str) -> Tuple[int, str]:
 
 
 def _is_right(store: Store, release: str, good: Dict[str, int]) -> bool:
-    """Whether all pieces exist and are right, and the manifest made of them matches the release's name."""
+    """Check that all pieces exist and are right, and the manifest made of them matches the release's name."""
     try:
         rows = manifest.read_rows(store.manifest(release))
         if any(good.get(name) != size for name, size in manifest.sizes(rows).items()):
@@ -97,7 +97,7 @@ def _is_right(store: Store, release: str, good: Dict[str, int]) -> bool:
 
 
 def _entries(store: Store, rows: Sequence[manifest.Row]) -> Iterator[Entry]:
-    """What the laptop had read of the workspace (fleet/dispatch/workspace.py)."""
+    """Yield what the laptop had read of the workspace (fleet/dispatch/workspace.py)."""
     for kind, path, *more in rows:
         if kind == "d":
             yield Entry(path, "dir", more[0], 0, "")

@@ -12,8 +12,11 @@ from clustertool.model.job.outcome import Outcome
 
 
 class End(NamedTuple):
-    """How a job has ended on this node. leads: it is the coordinator's. silent: nothing comes from another node any more, so
-    the engine would wait for it. lost: the job has ended because of that."""
+    """How a job has ended on this node.
+
+    leads: it is the coordinator's. silent: nothing comes from another node any more, so the engine would wait for it. lost: the
+    job has ended because of that.
+    """
 
     leads: bool = True
     silent: bool = False
@@ -33,16 +36,19 @@ class Allocation:
         """Begin to ask the engine why it ends the job. `by`, `code`: the signal as text, and its exit code. Does not wait."""
 
     def turn(self) -> Optional[Outcome]:
-        """How the job ends, once, when the engine has answered or is late."""
+        """Return how the job ends, once, when the engine has answered or is late."""
         return None
 
     def comes_back(self, outcome: Outcome) -> bool:
-        """Whether the engine may start the job again after it has ended so."""
+        """Check whether the engine may start the job again after it has ended so."""
         return False
 
     def leave(self, end: End) -> str:
-        """After the end of the job: let the engine start it again, if it would have done so without the end in order; give the
-        nodes back, if the engine would wait for one that is lost. Returns what went wrong, or ""."""
+        """Leave the allocation after the end of the job. Returns what went wrong, or "".
+
+        Lets the engine start the job again, if it would have done so without the end in order, and gives the nodes back, if the
+        engine would wait for one that is lost.
+        """
         return ""
 
 
@@ -61,7 +67,7 @@ class Origin(NamedTuple):
     file: bytes = b""
 
     def require_bundle(self, node: str) -> bytes:
-        """The bundle, for a request on this node. Raises NotFound."""
+        """Return the bundle, for a request on this node. Raises NotFound."""
         if not self.bundle:
             what = f"the supervisor on {node} has no bundle: its job was started by ssh"
             raise NotFound(what, "only a job whose nodes join has one")

@@ -63,7 +63,7 @@ class CardMonitor:
             self.pid, self._sock = 0, None
 
     def __call__(self) -> Sequence[CardUsage]:
-        """In the recorder's thread: the newest that came since the last call, () for none. Never waits."""
+        """Return the newest sample that came since the last call, () for none. Never waits. Called in the recorder's thread."""
         sock, newest = self._sock, b""
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while sock is not None:
@@ -99,7 +99,10 @@ class CardMonitor:
             self._record("gauge", pid=pid, start=process.start)
 
     def _become(self, sock: socket.socket, parent: int) -> None:
-        """In the child: never returns. It closes the supervisor's descriptors: they keep locks and ports."""
+        """Become the monitor in the child, which never returns.
+
+        It closes the supervisor's descriptors: they keep locks and ports.
+        """
         try:
             prctl.end_with_parent(signal.SIGKILL)
             processes.detach(sock.fileno())
@@ -111,14 +114,14 @@ class CardMonitor:
 
 
 def readable(kind: str) -> bool:
-    """Whether this node has something to sample; the result is another matter."""
+    """Check whether this node has something to sample; the result is another matter."""
     if kind == "gpu":
         return bool(nvml.newest()) and (bool(detect.library()) or os.path.exists("/dev/nvidiactl"))
     return bool(vendor_tools.program(kind))
 
 
 def run(sock: socket.socket, kind: str, ids: Sequence[int]) -> None:
-    """The loop of the card monitor: sample, send, sleep. Its start is not counted."""
+    """Sample, send and sleep: the loop of the card monitor. Its start is not counted."""
     processes.set_name("ct-gauge")
     read, used = reader(kind, ids), None
     while True:
@@ -135,7 +138,7 @@ def run(sock: socket.socket, kind: str, ids: Sequence[int]) -> None:
 
 
 def reader(kind: str, ids: Sequence[int]) -> Callable[[], List[CardUsage]]:
-    """The function that samples these cards; it may hang."""
+    """Create the function that samples these cards; it may hang."""
     if kind == "gpu":
         digest = nvml.newest()
         return lambda: nvml.load(digest, ids)

@@ -36,9 +36,11 @@ Answer = Callable[["SupervisorRequest"], Union[Tuple["SupervisorAnswer", bytes],
 
 
 class UserRequests(NamedTuple):
-    """What was requested on this node: the end of the job, by what ("": not) and with which exit code, and when an agent has
-    requested that, by the clock of the machine (0.0: not); and to release this node, by what ("": not).
-    state: of the outcome."""
+    """What was requested on this node: the end of the job, and to release this node.
+
+    by: what requested the end ("": not), with the exit code `code` and the state of the outcome. stop_at: when an agent has
+    requested that, by the clock of the machine (0.0: not). release: what requested the release ("": not).
+    """
 
     by: str = ""
     code: int = 0
@@ -80,7 +82,7 @@ class ControlClient:
         return bool(self._left)
 
     def receive(self) -> Optional[Header]:
-        """The request, once all of it has arrived. Raises OSError, FrameError."""
+        """Receive the request, once all of it has arrived. Raises OSError, FrameError."""
         with contextlib.suppress(BlockingIOError):
             data = self._sock.recv(_REQUEST)
             if not data:
@@ -90,7 +92,7 @@ class ControlClient:
         return None
 
     def closed(self) -> bool:
-        """Whether the other side has gone. What it sends after its request is ignored."""
+        """Check whether the other side has gone. What it sends after its request is ignored."""
         try:
             return not self._sock.recv(_REQUEST)
         except BlockingIOError:
@@ -133,7 +135,7 @@ class ControlSocket:
         self._waiting: Dict[Waiting, ControlClient] = {}
 
     def create(self, spec: Spec) -> None:
-        """Raises PreflightError if the job has a supervisor on this node, or the file system has no sockets.
+        """Listen. Raises PreflightError if the job has a supervisor on this node, or the file system has no sockets.
 
         The path begins with the descriptor: the path of a socket has at most 107 bytes, and those of jobs are longer.
         """
@@ -154,7 +156,7 @@ class ControlSocket:
         return [self._sock, *self._clients, *self._waiting.values()]
 
     def waits(self, key: Waiting) -> bool:
-        """Whether a client waits for this, and has not gone."""
+        """Check whether a client waits for this, and has not gone."""
         return key in self._waiting
 
     def waiting_pids(self) -> List[int]:
@@ -195,14 +197,17 @@ class ControlSocket:
                 self._close(client)
 
     def _wait(self, key: Waiting, client: ControlClient) -> None:
-        """A second client for the same is the newer one: the first one is closed."""
+        """Have a client wait. A second client for the same is the newer one: the first one is closed."""
         self._clients.remove(client)
         if key in self._waiting:
             self._waiting.pop(key).close()
         self._waiting[key] = client
 
     def _accept(self) -> None:
-        """A flood of clients gets one turn each: those that sent their request with the connection are answered."""
+        """Accept clients.
+
+        A flood of them gets one turn each: those that sent their request with the connection are answered.
+        """
         for _ in range(_MOST):
             try:
                 sock, _ = self._sock.accept()
@@ -236,7 +241,7 @@ class ControlSocket:
 
 
 def _answered(message: Header, answer: Answer) -> Union[Tuple[Header, bytes], Waiting]:
-    """The answer to what a client sent, which may be an error, or what it waits for."""
+    """Answer what a client sent, which may be an error, or return what it waits for."""
     try:
         try:
             request = read_request(message)

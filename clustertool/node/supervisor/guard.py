@@ -45,12 +45,15 @@ _FAREWELL = 2.0
 
 
 def patience(spec: Spec) -> float:
-    """Seconds of silence after which supervisor and guard call each other frozen, by the clock of the one that waits."""
+    """Compute the seconds of silence after which supervisor and guard call each other frozen, by the waiting one's clock."""
     return max(2.0, spec["policy"]["loss_timeout"])
 
 
 def _patience_with_supervisor(spec: Spec) -> float:
-    """The guard's. In an elastic job the lease ends the ranks of a supervisor that is frozen, and it may go on later."""
+    """Compute the guard's patience.
+
+    In an elastic job the lease ends the ranks of a supervisor that is frozen, and it may go on later.
+    """
     return max(_FROZEN, patience(spec)) if "elastic" in spec else patience(spec)
 
 
@@ -70,7 +73,7 @@ class GuardKeeper:
         self.lease_ended = False  # the guard has ended the ranks because of that
 
     def start(self) -> None:
-        """Raises OSError where the machine has no process to spare."""
+        """Start a guard. Raises OSError where the machine has no process to spare."""
         ours, theirs = socket.socketpair()
         with theirs:
             ours.setblocking(False)
@@ -108,7 +111,7 @@ class GuardKeeper:
                 self.sock.send(b"s")
 
     def renew(self, end: float, seconds: float) -> None:
-        """The node's lease ends then, by CLOCK_BOOTTIME. seconds: how long it lasts."""
+        """Send the guard the end of the node's lease, by CLOCK_BOOTTIME. seconds: how long it lasts."""
         if end == self._lease_end or abs(end - self._lease_end) < seconds / _RENEWALS:
             return
         self._lease_end = end
@@ -117,7 +120,7 @@ class GuardKeeper:
                 self.sock.send(b"%s%.3f\n" % (_LEASE, end))
 
     def changed(self, status: int) -> None:
-        """A stopped guard guards nothing: end it; a dead one is replaced at the next turn."""
+        """Handle a change of the guard: a stopped one guards nothing and is ended; a dead one is replaced at the next turn."""
         if os.WIFSTOPPED(status):
             os.kill(self.pid, signal.SIGKILL)
         elif not os.WIFCONTINUED(status):
@@ -128,7 +131,7 @@ class GuardKeeper:
                 self.sock = None
 
     def end(self) -> None:
-        """All is done here: end the guard."""
+        """End the guard, since all is done here."""
         if self.sock is None:
             return
         with contextlib.suppress(BlockingIOError, ConnectionError):
@@ -138,7 +141,7 @@ class GuardKeeper:
         self.pid, self.sock = 0, None
 
     def _become_guard(self, theirs: socket.socket) -> None:
-        """In the child: never returns."""
+        """Become the guard in the child, which never returns."""
         try:
             processes.detach(theirs.fileno(), self._job, *self.inherited)
             run(theirs, self._family.head, self._spec, self._job, self.spared, self._lease_end)
@@ -154,7 +157,7 @@ class LeaseWatch:
         self._begun = b""  # a line of which the rest is still to come
 
     def read(self, data: bytes) -> None:
-        """What the supervisor sends: the newest end of a lease in it counts."""
+        """Read what the supervisor sends: the newest end of a lease in it counts."""
         *lines, rest = (self._begun + data).split(b"\n")
         self._begun = b"".join(rest.rpartition(_LEASE)[1:]) if _LEASE in rest else b""
         for line in lines:
@@ -163,7 +166,7 @@ class LeaseWatch:
                 self.end = float(end)
 
     def has_ended(self) -> bool:
-        """Whether it has ended now; True once."""
+        """Check whether it has ended now; True once."""
         ended = boottime() >= self.end
         if ended:
             self.end = math.inf
@@ -225,13 +228,16 @@ def _end_ranks(sock: socket.socket, supervisor: Process, spec: Spec, job: int, s
 
 
 def _wants_to_run(supervisor: Process) -> bool:
-    """It is neither stopped nor asleep: the machine is loaded, or it has much to do."""
+    """Check whether the supervisor is neither stopped nor asleep: the machine is loaded, or it has much to do."""
     found = processes.stat(supervisor.pid)
     return found is not None and found.start == supervisor.start and found.state == "R"
 
 
 def _take_over(why: str, supervisor: Process, spec: Spec, job: int, spared: Sequence[Process]) -> None:
-    """What a frozen or dying supervisor owns is found below it; what a dead one owned, in its book and by the marker."""
+    """End the job on this node in the place of its supervisor.
+
+    What a frozen or dying supervisor owns is found below it; what a dead one owned, in its book and by the marker.
+    """
     records.record_loss(job, why, make=False)
     _tell_lead(why, supervisor, spec)
     found: List[Process] = processes.descendants(supervisor.pid) if processes.alive(supervisor) else []
@@ -244,7 +250,10 @@ def _take_over(why: str, supervisor: Process, spec: Spec, job: int, spared: Sequ
 
 
 def _tell_lead(why: str, supervisor: Process, spec: Spec) -> None:
-    """Before anything is killed: ranks of other nodes that fail because these ranks are missing must not count as culprits."""
+    """Report the loss to the lead before anything is killed.
+
+    Ranks of other nodes that fail because these ranks are missing must not count as culprits.
+    """
     if spec["node"] != spec["lead"]["node"]:
         with contextlib.suppress(OSError, ValueError, MemoryError):
             boot, me = processes.boot_id(), processes.identify(os.getpid()) or Process(os.getpid(), 0)

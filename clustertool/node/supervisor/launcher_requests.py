@@ -61,7 +61,7 @@ class LauncherRequests:
             self._resolve("launch-daemon", exit)
 
     def answer_wrapper(self, key: Key) -> None:
-        """The end of a rank for mpirun, which does not learn of a failure: it would end other ranks before the lead does."""
+        """Send the end of a rank to mpirun, but no failure: it would end other ranks before the lead does."""
         rank = self._ranks.find(key)
         if rank is not None and rank.exit is not None and not rank.exit.failed and not rank.exit.stopped:
             self._resolve("rank-end", rank.exit)
@@ -71,13 +71,13 @@ class LauncherRequests:
         self._control.resolve((request, *exit.key), answer)
 
     def may_have_ended(self, rank: LocalRank, ended: RankEnd) -> bool:
-        """Whether mpirun may have ended a rank, which becomes known a moment later."""
+        """Check whether mpirun may have ended a rank, which becomes known a moment later."""
         if not self._ranks.launched.starts(rank.key[0]) or self.has_ended(rank):
             return False
         return LaunchedRanks.may_be_ended(ended.code, ended.killed) and time.monotonic() - ended.at <= NOTICE
 
     def has_ended(self, rank: LocalRank) -> bool:
-        """Whether mpirun has ended a rank: its wrapper got the signal as well, or is gone."""
+        """Check whether mpirun has ended a rank: its wrapper got the signal as well, or is gone."""
         return self._ranks.launched.ended_by_launcher(rank.key, self._control.waits(("rank-end", *rank.key)))
 
     def helpers(self) -> FrozenSet[int]:

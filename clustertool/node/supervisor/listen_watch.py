@@ -37,7 +37,7 @@ class PendingServer:
         return any(not self.address or ports.serves(listener, self.address) for listener in at)
 
     def other_address(self, listeners: Sequence[Listener]) -> str:
-        """The address at which it listens on its own port, if not where it is expected; "" if it does not listen yet."""
+        """Find the address at which it listens on its own port, if not where it is expected; "" if it does not listen yet."""
         at = [listener for listener in listeners if listener.port in self.ports]
         own: List[Listener] = []
         for pid in [self.pid, *(process.pid for process in processes.descendants(self.pid))] if at else ():
@@ -54,7 +54,7 @@ class ListenWatch:
         self._reported: Dict[Key, str] = {}
 
     def check(self) -> Tuple[List[Key], List[OtherAddress]]:
-        """The pservers that listen now and are no longer pending; and those on another address, each place reported once."""
+        """Find the pservers that listen now, which are no longer pending; and those on another address, each place once."""
         if not self.pending:
             return [], []
         listeners = ports.listeners()

@@ -58,7 +58,7 @@ class KeptLog:
     """The log `name` of a rank, its copies, and what it had before it was truncated."""
 
     def __init__(self, job: int, name: str, shown: Iterable[str]) -> None:
-        """Raises OSError."""
+        """Open the log `name` and its copies `shown`. Raises OSError."""
         self.busy = False
         self._job, self._name = job, name
         self._log = RankLog(job, name)
@@ -132,7 +132,7 @@ class LogKeeper:
         return fd
 
     def close_log(self, name: str) -> None:
-        """Another attempt begins."""
+        """Close a log, since another attempt begins."""
         log = self._logs.pop(name, None)
         if log is not None and not self._worker.put(log.close):
             log.close()
@@ -143,7 +143,7 @@ class LogKeeper:
         return log.base if log is not None else 0
 
     def changed(self, name: str) -> bool:
-        """The file of this log has changed. Return whether that is taken into account, or is to be reported again."""
+        """Copy what is new in this log. Returns whether that is done, or is to be reported again."""
         log = self._logs.get(name)
         if log is None or log.busy:
             return log is None

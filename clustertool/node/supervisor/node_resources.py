@@ -28,7 +28,7 @@ class NodeResources:
         self._touched_at = time.monotonic()  # the file of the claims
 
     def reserve(self) -> None:
-        """Raises PreflightError if a port or a device is in use."""
+        """Reserve the ports and devices of this node. Raises PreflightError if one is in use."""
         processes = self._spec["processes"]
         each = [process["ports"] for process in processes]
         others = [port for its in each for port in its[1:]]
@@ -54,7 +54,10 @@ class NodeResources:
             claims.touch()
 
     def release(self, claimed: bool) -> None:
-        """`claimed`: also what was claimed when the job was placed. The event `ended` makes these claims void, too."""
+        """Release them.
+
+        claimed: also what was claimed when the job was placed. The event `ended` makes these claims void, too.
+        """
         self._ports.close()
         if self._devices is not None:
             self._devices.release()

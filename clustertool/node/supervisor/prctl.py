@@ -13,7 +13,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper() -> None:
-    """Orphans of the ranks become children of this process and not of init. Raises OSError."""
+    """Have orphans of the ranks become children of this process and not of init. Raises OSError."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

@@ -72,13 +72,13 @@ class LoggedError(NamedTuple):
 
 
 def remove_file(job: int, role: str, rank: int) -> None:
-    """Before the rank starts: the file of an earlier attempt is no error of this one. `job`: its directory's descriptor."""
+    """Remove the file of an earlier attempt before the rank starts: it is no error of this one. job: a descriptor."""
     with contextlib.suppress(OSError):
         files.remove(job, JobPaths.error_file(role, rank))
 
 
 def read_file(job: int, role: str, rank: int, secrets: Iterable[str]) -> str:
-    """The first line of the exception, without the values of `secrets`; "" if the rank has recorded none."""
+    """Read the first line of the exception, without the values of `secrets`; "" if the rank has recorded none."""
     try:
         with files.closing(files.open_read(job, JobPaths.error_file(role, rank))) as fd:
             data = os.pread(fd, _MOST + 1, 0)
@@ -98,7 +98,7 @@ def _shown(line: str) -> str:
 
 
 def of_runtime(job: int, log: str, runtime: str, code: int) -> str:
-    """Of a rank whose program did not begin: the exit code of the runtime's client, and its message in the rank's log."""
+    """Describe why a rank's program did not begin: the exit code of the runtime's client, and its message in the log."""
     lines: List[str] = []
     with contextlib.suppress(OSError):
         lines = [line for line in end_of(job, log, _LINE)[0].decode(errors="replace").splitlines() if line.strip()]

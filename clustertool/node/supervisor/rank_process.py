@@ -23,7 +23,7 @@ _WITH_PRELUDE = after_prelude("the command $1 does not exist here, or cannot be 
 
 
 def of_login(environ: Mapping[str, str]) -> Dict[str, str]:
-    """What `ssh host command` has, without Paddle's variables, those that launchers compute, and proxies.
+    """Keep what `ssh host command` has, without Paddle's variables, those that launchers compute, and proxies.
 
     Open MPI's stay, except those of a rank: in a login they are settings of the user.
     """
@@ -32,22 +32,21 @@ def of_login(environ: Mapping[str, str]) -> Dict[str, str]:
 
 
 def inherited(environ: Mapping[str, str]) -> Dict[str, str]:
-    """For a job on the machine of its user: the variables of the user's shell, without those that launchers compute."""
+    """Select the variables of the user's shell, without those that launchers compute, for a job on the user's machine."""
     return {name: value for name, value in environ.items() if not (of_launcher(name) or name.endswith("_proxy"))}
 
 
 def of_allocation(environ: Mapping[str, str]) -> Dict[str, str]:
-    """Where an engine has started the node: the variables of the shell that has submitted the job, and those that name the
-    engine's job.
-    """
+    """Select the variables of the shell that has submitted the job, and those that name the engine's job."""
     return {name: value for name, value in inherited(environ).items() if not of_task(name)}
 
 
 def environment(spec: RankSurroundings, rank: ProcessCommand, attempt: int, own: Mapping[str, str]) -> Dict[str, str]:
-    """The node's base, the plan's variables, the secrets; conf.py's LD_LIBRARY_PATH in front of the node's own.
+    """Build the environment of a rank: the node's base, the plan's variables, the secrets.
 
-    A launcher (`apart`) gets no variable of a scheduler, and nothing that only ranks have. In mode mpi, neither it nor its
-    ranks have variables of MPI from the base: Open MPI would send those of its own node to all nodes.
+    conf.py's LD_LIBRARY_PATH stands in front of the node's own. A launcher (`apart`) gets no variable of a scheduler, and
+    nothing that only ranks have. In mode mpi, neither it nor its ranks have variables of MPI from the base: Open MPI would send
+    those of its own node to all nodes.
     """
     base = of_allocation if spec.get("engine") else inherited if spec["here"] else of_login
     apart = rank.get("apart", False)
@@ -65,7 +64,7 @@ def environment(spec: RankSurroundings, rank: ProcessCommand, attempt: int, own:
 
 
 def planned(spec: RankSurroundings, rank: ProcessCommand, attempt: int) -> Dict[str, str]:
-    """The plan's variables and the secrets."""
+    """Collect the plan's variables and the secrets."""
     env = {**({} if rank.get("apart", False) else spec["common"]), **rank["env"], **spec.get("secrets", {})}
     env["CLUSTERTOOL_ATTEMPT"] = str(attempt)
     if "TORCHELASTIC_RESTART_COUNT" in env:
@@ -83,7 +82,7 @@ def command(spec: RankSurroundings, process: ProcessCommand) -> List[str]:
 
 @contextlib.contextmanager
 def _as_the_rank(umask: int, file_limit: int) -> Iterator[None]:
-    """What a process has from the one that starts it."""
+    """Set what a process has from the one that starts it, and restore it."""
     ours, limits = os.umask(umask), resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         if file_limit:
@@ -114,9 +113,10 @@ def _spawn(rank: RankStart, log: int, apart: bool) -> int:
 
 
 def _working_directory(spec: Spec, job: int) -> str:
-    """The job's directory by its descriptor: another user who can replace a folder above it cannot choose what the rank runs.
+    """Return the job's directory by its descriptor.
 
-    With --job-workspace it is another folder, by its path. Raises FileNotFoundError if the job's directory was removed.
+    Another user who can replace a folder above it cannot choose what the rank runs. With --job-workspace it is another folder,
+    by its path. Raises FileNotFoundError if the job's directory was removed.
     """
     if spec["work_dir"] != spec["job_dir"]:
         return spec["work_dir"]

@@ -87,7 +87,10 @@ class LocalRank:
         return self.container.main.pid if self.container and self.container.main else self.pid
 
     def end(self, status: int, used: resource.struct_rusage) -> RankEnd:
-        """How it ended, when it is reaped. The client of a container exits with 128 + n where signal n ended the program."""
+        """Describe how it ended, when it is reaped.
+
+        A container's client exits with 128 + n where signal n ended the program.
+        """
         cpu, memory = round(used.ru_utime + used.ru_stime, 2), used.ru_maxrss << 10
         if self.container is not None:
             cpu, memory = self.container.cpu, self.container.memory
@@ -149,7 +152,7 @@ class RankTable:
         return (rank for rank in self._ranks if rank.key[0] == role)
 
     def early(self) -> List[Tuple[LocalRank, RankEnd]]:
-        """Those that have ended, and are not judged yet."""
+        """List those that have ended, and are not judged yet."""
         return [(rank, rank.early) for rank in self._ranks if rank.early is not None]
 
     def raise_file_limit(self, needed: int) -> None:
@@ -209,12 +212,12 @@ class RankTable:
         return pid, why
 
     def _around(self, attempt: int) -> Surroundings:
-        """What a rank in a container has from this process."""
+        """Collect what a rank in a container has from this process."""
         present = rank_containers.device_files(self._spec["device_kind"])
         return Surroundings(attempt, self._umask, rank_containers.limits(self._file_limit), present)
 
     def entered(self) -> List[LocalRank]:
-        """The ranks whose programs in containers are known since the last call."""
+        """List the ranks whose programs in containers are known since the last call."""
         found = [rank for rank in self.running.values() if rank.container is not None and rank.container.find()]
         for rank in found:
             rank.oom = pressure.OomWatch(rank.main)
@@ -246,7 +249,7 @@ class RankTable:
         return ""
 
     def with_reason(self, rank: LocalRank, exit: RankExit, disk: str) -> RankExit:
-        """The exit of a rank that failed, with what is known of the cause. disk: that the disk is full, or ""."""
+        """Add what is known of the cause to the exit of a rank that failed. disk: that the disk is full, or ""."""
         (role, number), killed, runtime = rank.key, exit.signal, self.containers.runtime
         note = rank.oom.verdict() if rank.oom and killed == signal.SIGKILL else ""
         if rank.container is not None and rank.container.orphaned:

@@ -190,7 +190,7 @@ class Supervisor:
         self.events.flush()
 
     def _wait(self) -> float:
-        """Seconds that the loop may wait for descriptors."""
+        """Compute the seconds that the loop may wait for descriptors."""
         if self.link.orders:
             return 0.0
         stopping = self.shutdown is not None and not self.shutdown.over_at
@@ -199,8 +199,10 @@ class Supervisor:
         return _TICK if self.ranks.running else _IDLE_TICK
 
     def leave(self) -> None:
-        """Record the end and release all that is reserved here. Then this process can supervise the next epoch of an elastic
-        job, by another object of this class."""
+        """Record the end and release all that is reserved here.
+
+        Then this process can supervise the next epoch of an elastic job, by another object of this class.
+        """
         self.ranks.logs.finish()  # before the end is recorded: readers wait for it
         survivors = self.shutdown.survivors if self.shutdown is not None else []
         self.outcome, self.epoch_end, events = node_end(self.outcome, self.requests, survivors, self.link, self.spec)
@@ -237,7 +239,7 @@ class Supervisor:
             self._obey(self.link.orders.pop(0))
 
     def _keep_lease(self) -> None:
-        """In an elastic job: end the ranks at once when the lease of this node has ended, or let the guard know its new end."""
+        """End the ranks of an elastic job at once when this node's lease has ended, or send the guard its new end."""
         lease = self.link.lease
         if lease is None:
             return
@@ -335,7 +337,7 @@ class Supervisor:
         self._report(self._start_rank(rank))
 
     def _adopt(self, key: Key, pid: int) -> None:
-        """A rank that mpirun has started. Raises NotFound, UsageError if it is none of this node."""
+        """Adopt a rank that mpirun has started. Raises NotFound, UsageError if it is none of this node."""
         rank = self.ranks.find(key)
         if rank is None or rank.pid or self.shutdown is not None:
             raise NotFound(f"{key[0]} {key[1]} cannot be started on {self.spec['name']} now", "start the job again")
@@ -385,7 +387,7 @@ class Supervisor:
             self.link.post({"type": "exited", "exits": exits, "attempt": self.attempt})
 
     def _reap(self) -> None:
-        """One waitpid loop for ranks, orphans and the guard. What is reaped in one turn is reported in one message."""
+        """Reap ranks, orphans and the guard in one waitpid loop. What is reaped in one turn is reported in one message."""
         exits = []
         changed = list(changed_children())
         if self.link.lease is not None:  # the guard reports first if it ends ranks because of the lease
@@ -421,13 +423,13 @@ class Supervisor:
         return [self._ended(rank, ended)]
 
     def _is_early(self, rank: LocalRank, ended: RankEnd) -> bool:
-        """Whether it may have been ended by an engine, or by mpirun, which becomes known a moment later."""
+        """Check whether a rank may have been ended by an engine, or by mpirun, which becomes known a moment later."""
         if self._ends_from_outside and ended.by_request:
             return time.monotonic() - ended.at <= _OUTSIDE
         return self.mpirun.may_have_ended(rank, ended)
 
     def _early_exits(self) -> List[RankExit]:
-        """Of ranks that ended as if they were stopped: they were, if the job is stopped within _OUTSIDE seconds.
+        """Judge ranks that ended as if they were stopped: they were, if the job is stopped within _OUTSIDE seconds.
 
         An engine ends a job, and a machine that is shut down a member of an elastic one, by a signal to all its processes.
         This process may read its own a moment later.
@@ -473,10 +475,10 @@ class Supervisor:
     # -- stopping --
 
     def stop(self, why: str, grace: Optional[float] = None, term_after: float = 0.0) -> None:
-        """Send TERM to the ranks and then to their descendants, KILL after `grace` seconds (the job's own if None); a second
-        call can only hurry.
+        """Send TERM to the ranks and then to their descendants, KILL after `grace` seconds (the job's own if None).
 
-        term_after: seconds until TERM, infinite where the sender of a signal has sent it to all of them.
+        A second call can only hurry. term_after: seconds until TERM, infinite where the sender of a signal has sent it to all
+        of them.
         """
         grace = self.spec["policy"]["grace"] if grace is None else grace
         if self.shutdown is not None:

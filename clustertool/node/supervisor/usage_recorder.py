@@ -63,7 +63,7 @@ class UsageRecorder:
         self._sampled: FrozenSet[Running] = frozenset()  # the ranks at the newest sample
 
     def turn(self, members: Sequence[Process], ranks: Sequence[Running]) -> None:
-        """`members`: every living descendant. Costs the caller nothing; it may be called at any rate."""
+        """Take a sample if it is due. members: every living descendant. Costs the caller nothing; called at any rate."""
         now = time.monotonic()
         if now < self._at or self._busy or not ranks:
             return
@@ -73,7 +73,7 @@ class UsageRecorder:
             self._busy = False
 
     def grown(self, lines: Sequence[Growth]) -> None:
-        """Logs have grown. Costs the caller nothing."""
+        """Record that logs have grown. Costs the caller nothing."""
         if lines and self._worker.waiting < _WAITING:
             self._worker.put(self._growth.write, lines[-1][0], *lines)
 
@@ -95,7 +95,7 @@ class UsageRecorder:
         self._busy = False
 
     def _read_logs(self, ranks: Sequence[Running]) -> None:
-        """The progress of the ranks, for the lead: it is all that is known of them if this node is lost.
+        """Read the progress of the ranks, for the lead: it is all that is known of them if this node is lost.
 
         A log that has not grown since the newest sample is not read again.
         """
@@ -161,8 +161,10 @@ class Sampler:
         return {"t": round(t, 2), "n": machine(), "r": rows}
 
     def _row(self, rank: Running, stats: Sequence[Stat]) -> RankUsage:
-        """A process's time is added to its parent when it is waited for, so the sum over the living grows, except for
-        orphans."""
+        """Build the row of a rank.
+
+        A process's time is added to its parent when it is waited for, so the sum over the living grows, except for orphans.
+        """
         key = (rank.role, rank.rank)
         total = sum(stat.cpu + stat.waited for stat in stats)
         pid, before, seconds = self._used.get(key, (rank.pid, 0.0, 0.0))
@@ -173,7 +175,7 @@ class Sampler:
         return rank.role, rank.rank, rank.attempt, round(seconds, 2), memory, len(living), max(rank.log_size, 0)
 
     def _owned(self, stats: Dict[int, Stat], ranks: Dict[int, Key]) -> Dict[Key, List[Stat]]:
-        """Members by rank. A member of a rank stays one when its parent dies and it becomes the supervisor's child."""
+        """Group members by rank. One stays a rank's when its parent dies and it becomes the supervisor's child."""
         self._owners = {process: key for process, key in self._owners.items() if process.pid in stats}
         self._owners.update((Process(pid, stats[pid].start), key) for pid, key in ranks.items() if pid in stats)
         found: Dict[Key, List[Stat]] = {}
@@ -184,7 +186,7 @@ class Sampler:
         return found
 
     def _owner(self, pid: int, stats: Dict[int, Stat]) -> Optional[Key]:
-        """The rank of the nearest known parent; an orphan that was never seen with it is identified by its environment.
+        """Find the rank of the nearest known parent; an orphan that was never seen with it is identified by its environment.
 
         A loop, since a program may nest more processes than Python nests calls.
         """

@@ -36,7 +36,7 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        """Raises OSError if no descriptor is left."""
+        """Handle signals from now on. Raises OSError if no descriptor is left."""
         self.for_ranks: List[int] = []
         self._unblocked: List[int] = []
         self._ours, self._theirs = socket.socketpair()
@@ -49,7 +49,7 @@ class Signals:
         self.wake = self._ours.fileno()
 
     def turn(self) -> List[EndRequest]:
-        """The requests to end, in the order of their signals."""
+        """Read the requests to end, in the order of their signals."""
         with contextlib.suppress(BlockingIOError):
             while self._ours.recv(4096):
                 pass
@@ -71,7 +71,7 @@ class Signals:
                 self.for_ranks.append(info.si_signo)
 
     def close(self) -> None:
-        """No more wakeups. The signals stay blocked, so what comes now is read by the next object of this class."""
+        """Wake up no more. The signals stay blocked, so what comes now is read by the next object of this class."""
         newest = signal.set_wakeup_fd(-1)
         if newest not in (-1, self._theirs.fileno()):  # of a later object, which still works
             signal.set_wakeup_fd(newest, warn_on_full_buffer=False)
@@ -85,7 +85,7 @@ class Signals:
 
 
 def _reaches_all() -> bool:
-    """Whether Slurm signals all processes below this one, and not this one alone: by its plugin for that, or the cgroup."""
+    """Check by its plugin, or the cgroup, whether Slurm signals all processes below this one, and not this one alone."""
     for path in (os.environ.get("SLURM_CONF", ""), *_CONFIGURATIONS):
         with contextlib.suppress(OSError):
             with open(path, encoding="utf-8", errors="replace") as file:
@@ -111,7 +111,7 @@ def changed_children() -> Iterator[Tuple[int, int, resource.struct_rusage]]:
 
 
 def unblock() -> None:
-    """In a child process that must obey its parent's signals."""
+    """Unblock the signals, in a child process that must obey its parent's."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
@@ -126,7 +126,7 @@ def unblock_launcher() -> None:
 
 
 def _code(number: int) -> int:
-    """130 for Ctrl+C in the terminal of this process, else 143."""
+    """Choose the exit code: 130 for Ctrl+C in the terminal of this process, else 143."""
     return 130 if number == signal.SIGINT else 143
 
 
@@ -135,7 +135,7 @@ def _name(number: int) -> str:
 
 
 def _sender(code: int, pid: int, uid: int) -> str:
-    """The sender of a signal, as the kernel reports it. A sender of another pid namespace has pid 0."""
+    """Describe the sender of a signal, as the kernel reports it. A sender of another pid namespace has pid 0."""
     if code >= _SI_KERNEL:
         return "the kernel"
     if pid == 0:

@@ -9,7 +9,7 @@ _POLL = 0.01
 
 
 def try_lock(fd: int, how: int) -> bool:
-    """how: fcntl.LOCK_EX or LOCK_SH. False where another process has the lock, or the file system has none."""
+    """Lock a file. how: fcntl.LOCK_EX or LOCK_SH. False where another process has the lock, or the file system has none."""
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
     except OSError:
@@ -18,7 +18,7 @@ def try_lock(fd: int, how: int) -> bool:
 
 
 def lock_within(fd: int, how: int, seconds: float) -> bool:
-    """The same, with tries for `seconds`."""
+    """Lock a file as try_lock() does, with tries for `seconds`."""
     end = time.monotonic() + seconds
     while not try_lock(fd, how):
         if time.monotonic() > end:

@@ -20,7 +20,7 @@ Logout = NamedTuple("Logout", [("kills", bool), ("lingers", bool)])
 
 
 def logout() -> Logout:
-    """The state for this process. If no logind answers, or this is no session of it, nothing is ended."""
+    """Determine what a logout does to this process. If no logind answers, or this is no session of it, nothing is ended."""
     if not _in_session():
         return Logout(False, False)
     user = users.name_of(os.getuid())
@@ -32,7 +32,7 @@ def logout() -> Logout:
 
 
 def warning() -> Tuple[str, str]:
-    """What `check` warns of, and the fix; empty texts for nothing."""
+    """Build what `check` warns of, and the fix; empty texts for nothing."""
     state = logout()
     if state.kills and not state.lingers:
         return "logind ends detached jobs at logout (KillUserProcesses=yes, and this user does not linger)", _FIX
@@ -43,7 +43,7 @@ def warning() -> Tuple[str, str]:
 
 
 def _in_session() -> bool:
-    """pam_systemd names the session in the environment; its processes are in its control group."""
+    """Check for a session. pam_systemd names it in the environment; its processes are in its control group."""
     if "XDG_SESSION_ID" in os.environ:
         return True
     try:
@@ -54,7 +54,7 @@ def _in_session() -> bool:
 
 
 def _kills(manager: Dict[str, str], user: str) -> bool:
-    """logind's own rule. Without a list of its own, it excludes root."""
+    """Apply logind's own rule. Without a list of its own, it excludes root."""
     only, excluded = (manager.get(name, "").split() for name in ("KillOnlyUsers", "KillExcludeUsers"))
     if user in (excluded or ["root"]):
         return False
@@ -62,7 +62,7 @@ def _kills(manager: Dict[str, str], user: str) -> bool:
 
 
 def _show(what: str, *names: str, about: str = "") -> Dict[str, str]:
-    """Properties of logind's manager, or of a user. {} where there is no loginctl, or no logind that answers it in time."""
+    """Read properties of logind's manager, or of a user. {} where there is no loginctl, or no logind that answers in time."""
     tool = programs.find("loginctl")
     if not tool:
         return {}

@@ -40,7 +40,7 @@ def require_none(path: str) -> None:
 
 
 def mounted(path: str, points: str) -> PreflightError:
-    """The refusal to remove `path`, in which `points` are other file systems."""
+    """Create the refusal to remove `path`, in which `points` are other file systems."""
     return PreflightError(
         f"{path} is not removed: another file system is mounted there, at {points}",
         "unmount it on the node (umount, or fusermount -u), then clean again",
@@ -48,7 +48,7 @@ def mounted(path: str, points: str) -> PreflightError:
 
 
 def unanswered(path: str) -> Optional[PreflightError]:
-    """The error of a path on a file system that does not answer, as where an NFS server is gone; None where it answers."""
+    """Return the error of a path on a file system that does not answer, as where a server is gone; None where it answers."""
     reached, answered = ["/"], threading.Event()
 
     def walk() -> None:
@@ -92,12 +92,12 @@ def _walk(path: str, reached: List[str]) -> None:
 
 
 def _plain(field: bytes) -> bytes:
-    """The kernel writes a space, tab, newline or backslash of a name as \\ooo."""
+    r"""Decode a name: the kernel writes a space, tab, newline or backslash as \ooo."""
     return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match.group(1), 8)]), field)
 
 
 def of_network() -> Dict[str, str]:
-    """major:minor -> `fstype source` of file systems that other machines see too."""
+    """Map major:minor to `fstype source` of file systems that other machines see too."""
     found: Dict[str, str] = {}
     with contextlib.suppress(OSError):
         with open(_LIST, encoding="utf-8", errors="surrogateescape") as file:

@@ -21,7 +21,7 @@ Unsafe = NamedTuple("Unsafe", [("what", str), ("fix", str)])  # what is wrong wi
 
 
 def set_group(root_dir_group: str) -> None:
-    """conf.py's ROOT_DIR_GROUP, for this process and its children. "trusted": a group may write to folders of ROOT_DIR.
+    """Apply conf.py's ROOT_DIR_GROUP to this process and its children. "trusted": a group may write to folders of ROOT_DIR.
 
     IN_POD: all users may, since there are no others: the kubelet makes an emptyDir with mode 0777.
     """
@@ -31,18 +31,18 @@ def set_group(root_dir_group: str) -> None:
 
 
 def in_pod() -> bool:
-    """Whether set_group() has named a pod."""
+    """Check whether set_group() has named a pod."""
     return _all_trusted
 
 
 def is_of_pod(path: str) -> bool:
-    """Whether it is a directory that the kubelet has made for this pod: it belongs to root. False outside of pods."""
+    """Check for a directory that the kubelet has made for this pod: it belongs to root. False outside of pods."""
     info = os.lstat(path)
     return _all_trusted and stat.S_ISDIR(info.st_mode) and info.st_uid in users.roots()
 
 
 def unsafe(path: str) -> Optional[Unsafe]:
-    """What lets another user replace the folder `path` (absolute), or None. Folders that do not exist yet are not judged."""
+    """Find what lets another user replace the folder `path` (absolute), or None. Folders that do not exist are not judged."""
     at, links, rest = "/", 0, 0
     todo = path.split("/")[::-1]
     found = _folder(at, os.lstat(at))
@@ -75,7 +75,7 @@ def unsafe(path: str) -> Optional[Unsafe]:
 
 
 def _folder(path: str, info: os.stat_result) -> Optional[Unsafe]:
-    """A folder is safe if it belongs to root or this user, and is sticky or closed to writers; a link by its owner."""
+    """Judge a folder: safe if it belongs to root or this user, and is sticky or closed to writers; a link by its owner."""
     if not stat.S_ISDIR(info.st_mode) and not stat.S_ISLNK(info.st_mode):
         return Unsafe(f"{path} is no directory", "choose another folder")
     writers = users.other_writers(path, info, sticky=True)

@@ -22,7 +22,7 @@ def cpu_ticks() -> Tuple[int, int]:
 
 
 def memory() -> Tuple[int, int]:
-    """(all, available) bytes."""
+    """Read (all, available) bytes."""
     with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
         with open("/proc/meminfo", "rb") as file:
             sizes = {line.split(b":")[0]: int(line.split()[1]) << 10 for line in file.readlines(256)}
@@ -36,7 +36,7 @@ def _counters(pid: int) -> Dict[str, int]:
 
 
 def _read(paths: Iterable[str]) -> Dict[str, int]:
-    """The same for known files: a process that is dead has no cgroups any more."""
+    """Read counters of known files again: a process that is dead has no cgroups any more."""
     found: Dict[str, int] = {}
     for path in paths:
         with contextlib.suppress(OSError, ValueError):
@@ -61,13 +61,16 @@ def _cgroup_files(pid: int) -> List[str]:
 
 
 def _visible(top: str, group: str, name: str) -> str:
-    """The path of a cgroup's file. A container may see its own cgroup only, at the top, though /proc names the whole path."""
+    """Return the path of a cgroup's file.
+
+    A container may see its own cgroup only, at the top, though /proc names the whole path.
+    """
     path = f"{top}{group}/{name}"
     return path if os.path.exists(path) else f"{top}/{name}"
 
 
 def _limit(path: str) -> str:
-    """The memory limit of the cgroup that has this counter file, as text; "" if it has none, or a number that means none."""
+    """Format the memory limit of the cgroup that has this counter file; "" if it has none, or a number that means none."""
     for name in ("memory.max", "memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):
             with open(os.path.join(os.path.dirname(path), name), encoding="utf-8") as file:
@@ -86,9 +89,11 @@ class OomWatch:
         self._before, self._now = self._now, _counters(pid)
 
     def verdict(self) -> str:
-        """A description, if a counter has grown. The nearest one counts that is still there: a kill is counted in the cgroup of
-        its victim (memory.events of cgroup v2, memory.oom_control of v1), and on the machine as well. The cgroup of a container
-        may end with it.
+        """Describe an out-of-memory kill, if a counter has grown. The nearest one counts that is still there.
+
+        A kill is counted in the cgroup of its victim (memory.events of cgroup v2, memory.oom_control of v1), and on the machine
+        as
+        well. The cgroup of a container may end with it.
         """
         after = _read(self._before)
         for path, kills in self._before.items():
@@ -111,7 +116,7 @@ class DiskWatch:
         self.full = False
 
     def update(self) -> bool:
-        """Whether `full` has changed."""
+        """Read the disk again, and return whether `full` has changed."""
         was = self.full
         with contextlib.suppress(OSError):
             space = os.fstatvfs(self._directory)

@@ -27,12 +27,12 @@ _SETTLED = 200_000_000  # ns between a rename and its entry in the directory; 20
 
 
 def _top() -> str:
-    """Where the directory is."""
+    """Return where the directory is."""
     return _MEMORY if path_trust.in_pod() and not os.access(_TMP, os.W_OK | os.X_OK) else _TMP
 
 
 def find() -> str:
-    """/tmp/clustertool-UID-RANDOM, a real directory of this user with mode 0700: the oldest of several, "" if there is none.
+    """Find /tmp/clustertool-UID-RANDOM, a real directory of this user with mode 0700: the oldest, "" if there is none.
 
     Waits until the oldest one has a certain age: what is in /tmp is not listed at one instant, so a directory that another
     process has just made may be missing in a list that has a newer one.
@@ -46,7 +46,7 @@ def find() -> str:
 
 
 def _oldest() -> Tuple[int, str]:
-    """When it was made (ns), and its path; "" if there is none."""
+    """Find the oldest directory: when it was made (ns), and its path; "" if there is none."""
     prefix = f"clustertool-{os.getuid()}-"
     found: List[Tuple[int, str]] = []
     with contextlib.suppress(OSError):
@@ -61,7 +61,7 @@ def _oldest() -> Tuple[int, str]:
 
 
 def make(name: str) -> str:
-    """The same, with an empty file `name` in it, created if missing. Raises PreflightError.
+    """Find the directory, or create it with an empty file `name` in it. Raises PreflightError.
 
     The directory gets its final name when it is complete. Nothing changes it later, so its ctime is the time of that. Two
     processes may create one each at the same time: both search again, and use the older one.
@@ -135,7 +135,7 @@ def rewrite(fd: int, data: bytes) -> None:
 
 
 def unusable(error: OSError) -> PreflightError:
-    """The error of all that need /tmp."""
+    """Create the error of all that need /tmp."""
     return PreflightError(f"{_top()} cannot be written: {error.strerror}", _FIX)
 
 
@@ -154,7 +154,7 @@ def _free(about: os.statvfs_result) -> int:
 
 
 def trouble() -> Tuple[str, str]:
-    """Why nothing can be written to /tmp, and the fix; empty texts if it can. It writes nothing."""
+    """Describe why nothing can be written to /tmp, and the fix; empty texts if it can. It writes nothing."""
     try:
         about = os.statvfs(_top())
     except OSError as error:

@@ -12,7 +12,7 @@ NAP = 1.0  # seconds between two turns after which this process counts as blocke
 
 
 def boottime() -> float:
-    """Seconds of a clock that also counts while the machine is suspended, or this process is stopped."""
+    """Read a clock, in seconds, that also counts while the machine is suspended, or this process is stopped."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -26,7 +26,7 @@ class ProcessClock:
         self._turned_at = time.monotonic()
 
     def turn(self) -> float:
-        """The time now."""
+        """Move the clock on, and return its time."""
         at = time.monotonic()
         gap, self._turned_at = at - self._turned_at, at
         self.napped = gap > NAP

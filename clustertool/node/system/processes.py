@@ -40,7 +40,10 @@ Stat = NamedTuple(
 
 
 def stat(pid: int) -> Optional[Stat]:
-    """/proc/PID/stat, None if there is no such process. The name may contain spaces and brackets: cut at the last one."""
+    """Read /proc/PID/stat, None if there is no such process.
+
+    The name may contain spaces and brackets: cut at the last one.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
@@ -62,7 +65,10 @@ def identify(pid: int) -> Optional[Process]:
 
 
 def alive(process: Process) -> bool:
-    """Running, not a zombie, and still the same process. A zombie whose other threads continue does not count as a zombie."""
+    """Check that a process runs, is no zombie, and is still the same one.
+
+    A zombie whose other threads continue does not count as a zombie.
+    """
     found = stat(process.pid)
     return found is not None and found.start == process.start and (found.state not in "ZX" or found.threads > 1)
 
@@ -74,7 +80,7 @@ def stopped(process: Process) -> bool:
 
 
 def dies_of(pid: int, number: int) -> bool:
-    """Whether this signal would end the process at once: its main thread neither catches, ignores nor blocks it."""
+    """Check whether this signal would end the process at once: its main thread neither catches, ignores nor blocks it."""
     mask = 0
     with contextlib.suppress(OSError, ValueError):
         with open(f"/proc/{pid}/status", "rb") as file:
@@ -91,7 +97,7 @@ def boot_id() -> str:
 
 
 def space() -> str:
-    """What process ids are counted in: another container on this machine has other processes under the same numbers."""
+    """Identify what process ids are counted in: another container has other processes under the same numbers."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -105,7 +111,7 @@ def pids() -> Iterator[int]:
 
 
 def pids_and_new() -> Iterator[int]:
-    """Each pid once, and those of processes that start during the search.
+    """Yield each pid once, and those of processes that start during the search.
 
     A search could otherwise miss a chain of processes, each of which starts the next one and ends. The kernel assigns pids in
     ascending order, and /proc lists them so. So each listing has a process of the chain, and without a new pid there is none.
@@ -120,7 +126,7 @@ def pids_and_new() -> Iterator[int]:
 
 
 def children(pid: int) -> List[int]:
-    """From /proc/PID/task/*/children; a kernel without it requires a read of every process."""
+    """Read the children of a process from /proc/PID/task/*/children; a kernel without it requires a read of every process."""
     found: List[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -135,7 +141,7 @@ def children(pid: int) -> List[int]:
 
 
 def descendants(pid: int) -> List[Process]:
-    """All living descendants. The caller is their subreaper, so an orphan never leaves this tree."""
+    """Find all living descendants. The caller is their subreaper, so an orphan never leaves this tree."""
     found: List[Process] = []
     todo = children(pid)
     while todo:
@@ -148,7 +154,7 @@ def descendants(pid: int) -> List[Process]:
 
 
 def environment(pid: int) -> Dict[bytes, bytes]:
-    """The variables with which a process was started; none of one that has ended or is another user's."""
+    """Read the variables with which a process was started; none of one that has ended or is another user's."""
     return _variables(_environment_text(pid))
 
 
@@ -190,13 +196,13 @@ def _environment_text(pid: int) -> bytes:
 
 
 def _variables(text: bytes) -> Dict[bytes, bytes]:
-    """Of a name twice the first counts, as for getenv()."""
+    """Parse an environment. Of a name twice the first counts, as for getenv()."""
     pairs = [line.partition(b"=") for line in text.split(b"\0")]
     return {name: value for name, equals, value in reversed(pairs) if name and equals}
 
 
 def marked(mark: str) -> List[Process]:
-    """Processes of this user whose environment has the job's marker, with or without a living supervisor."""
+    """Find processes of this user whose environment has the job's marker, with or without a living supervisor."""
     found = []
     for pid, variables in of_jobs(pids_and_new):
         if variables.get(MARK) == mark.encode():
@@ -233,12 +239,12 @@ def reap(child: int, patience: float, killed: float = 5.0) -> None:
 
 
 def describe(process: Process) -> str:
-    """`1234 (python3 train.py)` for messages; argv only, never the environment."""
+    """Describe a process for messages, `1234 (python3 train.py)`; argv only, never the environment."""
     return f"{process.pid} ({named(process.pid)[1] or 'gone'})"
 
 
 def named(pid: int) -> Tuple[str, str]:
-    """The name of a process, and its command line or else its name; "" for both if it has ended. Both are one line."""
+    """Read the name of a process, and its command line or else its name; "" for both if it has ended. Both are one line."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             line = file.read(200).decode(errors="replace")
@@ -254,7 +260,7 @@ def _one_line(text: str) -> str:
 
 
 def set_name(name: str) -> None:
-    """The name `ps -o comm` and `top` show, 15 characters."""
+    """Set the name that `ps -o comm` and `top` show, 15 characters."""
     with contextlib.suppress(OSError):
         with open("/proc/self/comm", "w", encoding="utf-8") as file:
             file.write(name)
@@ -289,7 +295,7 @@ def outlive() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """The end of a forked child, in its `finally`: it never returns into its parent's loop. An error is written to stderr."""
+    """End a forked child, in its `finally`: it never returns into its parent's loop. An error is written to stderr."""
     kind, error, trace = sys.exc_info()
     if kind is not None and error is not None:
         sys.excepthook(kind, error, trace)

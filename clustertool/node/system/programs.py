@@ -30,7 +30,7 @@ _login: Dict[str, str] = {}  # the environment of a login shell, once it was rea
 
 
 def find(name: str, *folders: str) -> str:
-    """The path of a program on PATH or in one of the `folders`, or ""."""
+    """Find the path of a program on PATH or in one of the `folders`, or ""."""
     return first([*os.get_exec_path(), *folders], name)
 
 
@@ -51,10 +51,10 @@ def first(folders: Iterable[str], name: str) -> str:
 def output(
     argv: Sequence[str], seconds: float, stdin: str = "", check: Callable[[], None] = lambda: None, **more: Any
 ) -> Tuple[int, str, str]:
-    """(exit code, stdout, stderr) of a program; 127: it cannot start; -1: it did not end in time. check: is called while it
-    runs, and raises what ends it.
+    """Run a program, and return its exit code, stdout and stderr. 127: it cannot start; -1: it did not end in time.
 
-    No process of its session stays, as far as KILL ends it: one that waits for a driver is left.
+    check: is called while it runs, and raises what ends it. No process of its session stays, as far as KILL ends it: one that
+    waits for a driver is left.
     """
     pipe = subprocess.PIPE
     inlet = pipe if stdin else subprocess.DEVNULL
@@ -85,10 +85,10 @@ def output(
 
 
 def run_program(node: NodeContext, request: ProgramRequest) -> ProgramAnswer:
-    """Run a program of this machine, without a shell. It is searched for on PATH, then on the PATH of a login shell: some
-    clusters add the programs of their scheduler only there. Then it gets the environment of that shell, too.
+    """Run a program of this machine, without a shell.
 
-    The exit code is that of output(); 127 if there is no such program.
+    It is searched for on PATH, then on the PATH of a login shell: some clusters add the programs of their scheduler only there.
+    Then it gets the environment of that shell, too. The exit code is that of output(); 127 if there is no such program.
     """
     name, *arguments = request["argv"]
     environ: Mapping[str, str] = (login_environment() if request.get("login") else {}) or os.environ
@@ -115,12 +115,12 @@ def end_programs(agent: PlacingContext, request: NoFields) -> Answer:
 
 
 def _found(name: str, environ: Mapping[str, str]) -> str:
-    """The path of a program on the PATH of an environment, or ""."""
+    """Find a program on the PATH of an environment, or ""."""
     return name if os.path.isabs(name) else first(filter(None, environ.get("PATH", "").split(os.pathsep)), name)
 
 
 def login_environment() -> Mapping[str, str]:
-    """The environment of this user's login shell; {} if it cannot be read."""
+    """Read the environment of this user's login shell; {} if it cannot be read."""
     if not _login:
         shell = _shell()
         script = f"echo {_MARK!r}\nexec /usr/bin/env -0\n"

@@ -28,17 +28,20 @@ TIMED_OUT = ("ETIMEDOUT", "timed out")
 
 
 def beat(loss_timeout: float) -> float:
-    """Seconds between two heartbeats: lead and supervisors beat alike."""
+    """Compute the seconds between two heartbeats: lead and supervisors beat alike."""
     return min(1.0, loss_timeout / 4)
 
 
 def join_patience(loss_timeout: float, nodes: int) -> float:
-    """Seconds that lead and supervisors wait for each other until all have started. Many may start on one loaded machine."""
+    """Compute the seconds that lead and supervisors wait for each other until all have started.
+
+    Many may start on one loaded machine.
+    """
     return max(loss_timeout, 30.0 + nodes / 10)
 
 
 def context(certificate: str, key: str, server: bool) -> ssl.SSLContext:
-    """TLS with the job's temporary certificate as its only authority: the owner of its key is a member of the job."""
+    """Create TLS with the job's temporary certificate as its only authority: the owner of its key is a member of the job."""
     ctx = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     ctx.minimum_version = ssl.TLSVersion.TLSv1_2
     ctx.check_hostname = False
@@ -52,7 +55,7 @@ def context(certificate: str, key: str, server: bool) -> ssl.SSLContext:
 
 
 def listen(address: str, port: int, backlog: int) -> socket.socket:
-    """At the cluster's address; where that is not one of this machine's (NAT), at all. `port` 0: any. Raises OSError."""
+    """Listen at the cluster's address; where that is not one of this machine's (NAT), at all. port: 0: any. Raises OSError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -70,7 +73,7 @@ def listen(address: str, port: int, backlog: int) -> socket.socket:
 
 
 def dial(address: str, port: int) -> socket.socket:
-    """A TCP connection that has begun. Raises OSError, also for a name that is not known."""
+    """Begin a TCP connection. Raises OSError, also for a name that is not known."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     with contextlib.ExitStack() as stack:
@@ -83,7 +86,7 @@ def dial(address: str, port: int) -> socket.socket:
 
 
 def wait_for(readers: Iterable[FileDescriptorLike], seconds: float) -> Set[int]:
-    """The descriptors that are ready within `seconds`, of any number: poll, since select() ends at 1024.
+    """Wait for descriptors, and return those that are ready within `seconds`, of any number: poll, since select() ends at 1024.
 
     A reader is a descriptor, or has one. One with a true `wants_write` is also ready when it can be written.
     """
@@ -96,7 +99,10 @@ def wait_for(readers: Iterable[FileDescriptorLike], seconds: float) -> Set[int]:
 
 @contextlib.contextmanager
 def _in_memory(pem: str) -> Iterator[str]:
-    """load_cert_chain wants file names; a pipe has one, and the key never touches a disk. (Not every Python has memfds.)"""
+    """Put a text into a pipe, and yield its file name, which load_cert_chain wants. The key never touches a disk.
+
+    Not every Python has memfds.
+    """
     outlet, inlet = os.pipe()
     try:
         os.write(inlet, pem.encode())
@@ -107,7 +113,7 @@ def _in_memory(pem: str) -> Iterator[str]:
 
 
 def cause(error: BaseException) -> Tuple[str, str]:
-    """Why a connection failed: the name of its errno, or "", and a description."""
+    """Describe why a connection failed: the name of its errno, or "", and a description."""
     inner = error.__cause__ or error
     if tls_failed(error):
         return "", f"TLS failed: {inner}"
@@ -118,7 +124,7 @@ def cause(error: BaseException) -> Tuple[str, str]:
 
 
 def tls_failed(error: BaseException) -> bool:
-    """Whether TLS ended a connection: for example, the other side has no certificate of the job."""
+    """Check whether TLS ended a connection: for example, the other side has no certificate of the job."""
     return isinstance(error.__cause__ or error, ssl.SSLError)
 
 
@@ -203,7 +209,7 @@ class TlsLink:
             self._out.append(_BytesPart(payload))
 
     def send_file(self, header: Header, fd: int, size: int) -> None:
-        """An open file as payload. It is closed when it is sent, or the wire is closed."""
+        """Send an open file as payload. It is closed when it is sent, or the wire is closed."""
         self._out.append(_BytesPart(head(header, size)))
         self._out.append(_FilePart(fd, size))
 
@@ -223,12 +229,11 @@ class TlsLink:
         return sum(part.left for part in self._out)
 
     def turn(self) -> List[Header]:
-        """The messages that arrived. Raises ConnectionError if the other side is closed, is not a member, or sends
-        invalid data."""
+        """Receive messages. Raises ConnectionError if the other side is closed, is not a member, or sends invalid data."""
         return [header for header, _ in self.frames()]
 
     def frames(self) -> List[Frame]:
-        """The same, with what the messages carry."""
+        """Receive messages with what they carry. Raises ConnectionError as turn() does."""
         try:
             tls = self._tls or self._wrap()
             if not self.secure:
@@ -251,7 +256,10 @@ class TlsLink:
             raise ConnectionError(str(error)) from error
 
     def _wrap(self) -> ssl.SSLSocket:
-        """TLS begins once TCP is connected: wrap_socket() takes no other, and a connect across a real network takes a while."""
+        """Begin TLS once TCP is connected.
+
+        wrap_socket() takes no other socket, and a connect across a real network takes a while.
+        """
         failed = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if failed:
             raise OSError(failed, os.strerror(failed))
@@ -267,7 +275,7 @@ class TlsLink:
         return self._tls
 
     def _read(self, tls: ssl.SSLSocket) -> List[Frame]:
-        """Messages that arrived before the other side closed are still read; the end is reported at the next turn.
+        """Read messages that arrived before the other side closed; the end is reported at the next turn.
 
         An error of _flush(), which comes after it, must not lose them either.
         """
@@ -291,7 +299,7 @@ class TlsLink:
                 raise
 
     def _receive(self, tls: ssl.SSLSocket, frames: List[Frame]) -> int:
-        """Bytes that came now; 0: there will be no more. Payloads go where they belong: they are large."""
+        """Receive bytes, and return how many; 0: there will be no more. Payloads go where they belong: they are large."""
         room = self._decoder.room()
         if room is None:
             data = tls.recv(_RECORD)
@@ -348,7 +356,7 @@ class Mailbox:
         self.got = 0
 
     def post(self, message: Header) -> Header:
-        """The message with its number, kept for a resend."""
+        """Give a message its number, and keep it for a resend."""
         numbered = {**message, "number": self._next}
         self._kept.append((self._next, numbered))
         self._next += 1
@@ -358,7 +366,7 @@ class Mailbox:
         return [message for _, message in self._kept]
 
     def keeps(self, number: int) -> bool:
-        """Whether the other side has not acknowledged this message yet."""
+        """Check whether the other side has not acknowledged this message yet."""
         return bool(self._kept) and self._kept[0][0] <= number
 
     def take(self, header: Header) -> bool:

@@ -16,7 +16,7 @@ _roots: Set[int] = set()
 
 
 def roots() -> Set[int]:
-    """The uids that mean root: 0, and the overflow uid in a user namespace that does not map 0 (a rootless container).
+    """Return the uids that mean root: 0, and the overflow uid in a user namespace that does not map 0 (a rootless container).
 
     There, files of root and those of all users who are not mapped have the overflow uid.
     """
@@ -33,7 +33,7 @@ def roots() -> Set[int]:
 
 
 def maps_root(uid_map: str) -> bool:
-    """Whether uid 0 is among the uids of a user namespace. uid_map: as in /proc/self/uid_map. Raises ValueError."""
+    """Check whether uid 0 is among the uids of a user namespace. uid_map: as in /proc/self/uid_map. Raises ValueError."""
     return any(int(line.split()[0]) == 0 for line in uid_map.splitlines())
 
 
@@ -41,7 +41,7 @@ Peer = NamedTuple("Peer", [("pid", int), ("uid", int)])  # pid 0: of another nam
 
 
 def peer(sock: socket.socket) -> Peer:
-    """The process at the other end of a unix socket, of the time when it connected or began to listen.
+    """Identify the process at the other end of a unix socket, of the time when it connected or began to listen.
 
     Raises OSError where the kernel does not report it.
     """
@@ -50,7 +50,7 @@ def peer(sock: socket.socket) -> Peer:
 
 
 def name_of(uid: int) -> str:
-    """The user's name; the number where the user has none."""
+    """Return the user's name; the number where the user has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -58,7 +58,7 @@ def name_of(uid: int) -> str:
 
 
 def own_name() -> str:
-    """The name of this user: of the password file, else of USER, else the number.
+    """Return the name of this user: of the password file, else of USER, else the number.
 
     Containers have users without an entry there.
     """
@@ -67,7 +67,7 @@ def own_name() -> str:
 
 
 def home() -> str:
-    """The home folder of this user: of HOME, else of the password file. "" where neither has an absolute path."""
+    """Return the home folder of this user: of HOME, else of the password file. "" where neither has an absolute path."""
     path = os.environ.get("HOME", "")
     if not path:
         with contextlib.suppress(KeyError):
@@ -76,7 +76,7 @@ def home() -> str:
 
 
 def group_name(gid: int) -> str:
-    """The group's name; the number where the group has none."""
+    """Return the group's name; the number where the group has none."""
     try:
         return grp.getgrgid(gid).gr_name
     except KeyError:
@@ -84,7 +84,7 @@ def group_name(gid: int) -> str:
 
 
 def other_writers(where: Union[str, int], info: os.stat_result, *, sticky: bool = False) -> str:
-    """Which users other than root and this one can change a file or folder: its "owner", "all", its "group", or "" for none.
+    """Determine which users other than root and this one can change a file or folder: "owner", "all", "group", or "".
 
     The rule is that of OpenSSH for its own files. A group may write if it is the user's private group: it has the user's name
     and no other member. where: the path or descriptor of `info`. sticky: accept a folder in which users can replace their own
@@ -100,7 +100,7 @@ def other_writers(where: Union[str, int], info: os.stat_result, *, sticky: bool 
 
 
 def _only_private(where: Union[str, int], gid: int) -> bool:
-    """Whether only this process's user writes to a file or folder by its group `gid`, which is the user's private group.
+    """Check that only this user writes to a file or folder by its group `gid`, which is the user's private group.
 
     The group has the user's name, and no other user is in it. Users who have it as their primary group are found in
     /etc/passwd only: a directory service can have many. With an access list the mode's group bits are the maximum of all

@@ -21,7 +21,7 @@ class WorkCounter(threading.Thread):
         self.start()
 
     def moved(self) -> bool:
-        """Whether steps were done since this was asked last."""
+        """Check whether steps were done since this was asked last."""
         before, self.reported = self.reported, self.steps
         return self.steps != before
 
@@ -31,7 +31,10 @@ class WorkCounter(threading.Thread):
 
 
 def step() -> None:
-    """A file, a folder or a part of a file is done. Raises DispatchError, once, where the result is not wanted any more."""
+    """Count a step: a file, a folder or a part of a file is done.
+
+    Raises DispatchError, once, where the result is not wanted any more.
+    """
     work = threading.current_thread()
     if isinstance(work, WorkCounter):
         work.steps += 1

@@ -24,7 +24,7 @@ def grow(call: Call) -> None:
 
 
 def named(call: Call) -> tuple[str, ...]:
-    """The values of --host, of which one may have commas. Raises UsageError."""
+    """List the hosts of --host, of which one may have commas. Raises UsageError."""
     hosts = tuple(dict.fromkeys(part.strip() for text in call.given.host for part in text.split(",") if part.strip()))
     if not hosts:
         raise UsageError("no host is named", "name it: --host [user@]host[:port]")

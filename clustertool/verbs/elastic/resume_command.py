@@ -9,7 +9,7 @@ _RUN, _RESUME = "run", "--resume"
 
 
 def resume_command(typed: Sequence[str], job: str, host: str) -> str:
-    """Of a command that has started `job`: the same one from the output of this job, without `host`. typed: its arguments.
+    """Build the command that continues from the output of `job`, without `host`, of the arguments that have started it.
 
     What follows `run` are options. In place of this verb, clusterrun has a script, which may have options of the same names.
     """
@@ -20,7 +20,7 @@ def resume_command(typed: Sequence[str], job: str, host: str) -> str:
 
 
 def _without_resume(tokens: Sequence[str]) -> list[str]:
-    """--resume may have a value, which is no option."""
+    """Remove --resume from a command line, and its value, which is no option."""
     kept: list[str] = []
     value = False  # the next word may be that of --resume
     for one in tokens:

@@ -38,7 +38,7 @@ def shrink(call: Call) -> None:
 
 
 def _node(fleet: Fleet, job: str, host: Host) -> int:
-    """The node of the job that the host is. Raises UsageError for none, and why it cannot be reached."""
+    """Find the node of the job that the host is. Raises UsageError for none, and why it cannot be reached."""
     found = next((known for known in fleet.cluster.hosts if means(host, known)), None)
     if found is None:
         fix = f"one of {', '.join(known.name for known in fleet.cluster.hosts[:8])}"

@@ -67,7 +67,7 @@ def perform(call: Call, request: RunRequest, meeting: TypedMeeting, folder: Path
 
 
 def _show(call: Call, made: Plan, meeting: TypedMeeting, source: str) -> None:
-    """--dry: the way to the meeting, and the plan with placeholders for what the machines learn there."""
+    """Print the way to the meeting, and the plan with placeholders for what the machines learn there, for --dry."""
     own = "has no number" if meeting.index is None else f"is number {meeting.index}"
     about = {
         "coordinator": meeting.endpoint,
@@ -103,7 +103,7 @@ def _meet(call: Call, child: JoinChild, patience: float) -> Report:
 
 
 def _met(call: Call, child: JoinChild, patience: float) -> Report:
-    """The same, without an end of the process where this is left early."""
+    """Wait for the plan and the start of a joined job, and return the plan. Raises what the process has reported."""
     planned: Report = {}
     first = True  # this machine is the one where the others join
     failed: list[ClustertoolError] = []
@@ -133,14 +133,14 @@ def _met(call: Call, child: JoinChild, patience: float) -> Report:
 
 
 def _ranks(planned: Report) -> str:
-    """The ranks of this machine: `trainers 0-1`."""
+    """Name the ranks of this machine: `trainers 0-1`."""
     own = grouped((role_name(role), rank) for role, rank in planned["ranks"])
     texts = [f"{name}{'s' if len(ranks_) > 1 else ''} {ranges(ranks_)}" for name, ranks_ in own.items()]
     return ", ".join(texts) or "no process"
 
 
 def _together(failed: list[ClustertoolError], code: int | None) -> ClustertoolError:
-    """All that the process reported, as one error with its exit code."""
+    """Join all that the process reported into one error with its exit code."""
     found = as_one(failed)
     assert found is not None
     found.code = code or found.code
@@ -148,7 +148,7 @@ def _together(failed: list[ClustertoolError], code: int | None) -> ClustertoolEr
 
 
 def _note(call: Call, report: Report, first: bool) -> None:
-    """One line about the meeting. first: the others join this machine."""
+    """Print one line about the meeting."""
     kind = report["type"]
     if kind == "waiting":
         here, nodes, missing = report["present"], report["nnodes"], report["missing"]
@@ -175,7 +175,7 @@ def _leave(child: JoinChild, number: int, patience: float) -> None:
 
 
 def _error(report: Report) -> ClustertoolError:
-    """The error that the process reported, with its class and its exit code."""
+    """Read the error that the process reported, with its class and its exit code."""
     found = read_error(report)
     found.code = report["code"]
     if isinstance(found, AuthError):
@@ -222,7 +222,7 @@ def _leave_job(fleet: Fleet, job: str, how: StopHow) -> Mapping[str, StopAnswer 
 
 
 def _shown(call: Call, own: list[tuple[str, int]]) -> Shown:
-    """The logs to show on this machine: its first trainer's, or those of the options that run here."""
+    """Choose the logs to show on this machine: its first trainer's, or those of the options that run here."""
     asked = wanted(call)
     if isinstance(asked, str):
         return asked

@@ -40,7 +40,7 @@ class Asked:
 
 
 def refusal(status: int, body: bytes, asked: Asked) -> ClustertoolError:
-    """The error for a response that is no success. body: a Status object in JSON, or any text of a proxy."""
+    """Convert a response that is no success to an error. body: a Status object in JSON, or any text of a proxy."""
     answer = _status(body)
     message = _shown(str(answer.get("message", ""))) or _shown(body.decode(errors="replace"))
     where = asked.where

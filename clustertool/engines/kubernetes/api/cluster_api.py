@@ -64,8 +64,12 @@ class ClusterApi:
         note: Callable[[str], None] = lambda text: None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """note: gets a message while a server that is away is waited for. check: raises what ends the command; both are
-        called in the thread of this constructor only."""
+        """Prepare a client of the API server, without a request.
+
+        note: gets a message while a server that is away is waited for. check: raises what ends the command; both are called in
+        the
+        thread of this constructor only.
+        """
         self._place, self._note, self._check = place, note, check
         self._thread, self._lock = threading.get_ident(), threading.Lock()
         self._known: KubeCredentials | None = None
@@ -92,7 +96,7 @@ class ClusterApi:
         return self.credentials.where
 
     def user(self) -> str:
-        """The user's name as the server knows it; that of the kubeconfig where the server has no answer."""
+        """Ask for the user's name as the server knows it; that of the kubeconfig where the server has no answer."""
         if not self._user:
             review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
             asked = self._asked("create", "selfsubjectreviews.authentication.k8s.io", "", "")
@@ -110,7 +114,7 @@ class ClusterApi:
         return self._user
 
     def allowed(self, verb: str, group: str, resource: str, subresource: str = "") -> bool:
-        """Whether this user may do that in the namespace. Raises ClustertoolError if the server cannot be asked."""
+        """Check whether this user may do that in the namespace. Raises ClustertoolError if the server cannot be asked."""
         wanted = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
         if subresource:
             wanted["subresource"] = subresource
@@ -126,7 +130,7 @@ class ClusterApi:
     # -- objects
 
     def get(self, kind: str, name: str) -> Manifest | None:
-        """None if there is none."""
+        """Read an object, None if there is none."""
         found = KINDS[kind]
         with contextlib.suppress(NotFound):
             return self._json("GET", found.path(self.namespace, name), self._asked_of("get", found, name))
@@ -135,12 +139,19 @@ class ClusterApi:
     def listed(
         self, kind: str, labels: Mapping[str, str] | None = None, fields: str = "", whole: bool = True
     ) -> list[Manifest]:
-        """The objects with these labels, in the namespace if the kind has one. fields: a field selector. whole: else their
-        metadata are enough: a Secret may have 1 MiB. [] where the server does not know the kind."""
+        """List the objects with these labels, in the namespace if the kind has one.
+
+        [] where the server does not know the kind. fields: a field selector. whole: else their metadata are enough: a Secret
+        may
+        have 1 MiB.
+        """
         return self._listed(KINDS[kind], labels or {}, fields, _ANY if whole else _METADATA)[0]
 
     def versions(self, kind: str) -> tuple[str, ...]:
-        """The resources that the server has in the version of this kind. Raises NotFound where it does not have the kind."""
+        """List the resources that the server has in the version of this kind.
+
+        Raises NotFound where it does not have the kind.
+        """
         found = KINDS[kind]
         asked = self._asked("get", found.version, "", "")
         top = f"/apis/{found.version}" if found.group else f"/api/{found.version}"
@@ -169,8 +180,11 @@ class ClusterApi:
             raise
 
     def delete(self, kind: str, name: str, uid: str = "", grace: int | None = None) -> bool:
-        """Begin to delete an object and what it owns; False if it is not there. uid: only that one, and not a later one of the
-        same name. grace: seconds between TERM and KILL of a pod, None for its own."""
+        """Begin to delete an object and what it owns; False if it is not there.
+
+        uid: only that one, and not a later one of the same name. grace: seconds between TERM and KILL of a pod, None for its
+        own.
+        """
         found = KINDS[kind]
         body: Manifest = {
             "apiVersion": "v1",
@@ -193,7 +207,7 @@ class ClusterApi:
     def watch(
         self, kind: str, labels: Mapping[str, str] | None = None, version: str = ""
     ) -> Iterator[tuple[str, Manifest]]:
-        """Changes without an end: (ADDED, MODIFIED or DELETED, object).
+        """Yield changes without an end: (ADDED, MODIFIED or DELETED, object).
 
         Without a version, and where it has expired, all objects are listed: ("LISTED", {"items": [...]}), which replaces
         what was known. A watch that breaks is begun again.
@@ -221,7 +235,7 @@ class ClusterApi:
         timestamps: bool = False,
         limit: int = 0,
     ) -> Iterator[bytes]:
-        """The log of a pod's container in pieces. since: RFC 3339. limit: in bytes. Raises Unreachable if it breaks."""
+        """Yield the log of a pod's container in pieces. since: RFC 3339. limit: in bytes. Raises Unreachable if it breaks."""
         query: dict[str, object] = {"container": CONTAINER}
         given = {"tailLines": tail, "sinceTime": since, "limitBytes": limit}
         query.update({name: value for name, value in given.items() if value not in (None, "", 0) or value == tail == 0})
@@ -241,7 +255,7 @@ class ClusterApi:
 
     @contextlib.contextmanager
     def patiently(self) -> Iterator[None]:
-        """No Ctrl+C ends what is asked in this context: it undoes something."""
+        """Keep Ctrl+C from ending what is asked in this context: it undoes something."""
         self._patient += 1
         try:
             yield
@@ -253,7 +267,7 @@ class ClusterApi:
     def _listed(
         self, kind: ObjectKind, labels: Mapping[str, str], fields: str, accept: str = _ANY
     ) -> tuple[list[Manifest], str]:
-        """The objects and the version of the list."""
+        """List the objects page by page, with the version of the list."""
         asked, start = self._asked_of("list", kind), ""
         items: list[Manifest] = []
         while True:
@@ -272,7 +286,7 @@ class ClusterApi:
                 return items, str(about.get("resourceVersion") or "")
 
     def _watched(self, kind: ObjectKind, labels: Mapping[str, str], version: str) -> Iterator[tuple[str, Manifest]]:
-        """One watch, to its end. Raises Expired."""
+        """Yield the changes of one watch, to its end. Raises Expired."""
         query = {**_selectors(labels, ""), "watch": "true", "allowWatchBookmarks": "true"}
         query.update(resourceVersion=version, timeoutSeconds=_WATCH)
         asked, rest = self._asked_of("watch", kind), b""
@@ -293,7 +307,7 @@ class ClusterApi:
     def _pieces(
         self, method: str, path: str, asked: Asked, query: Mapping[str, object], read: float | None
     ) -> Iterator[bytes]:
-        """A response as it comes."""
+        """Yield a response as it comes."""
         response = self._response(method, path, asked, query, None, read)
         try:
             yield from response.stream(_CHUNK, decode_content=True)
@@ -335,7 +349,10 @@ class ClusterApi:
         failed: Callable[[ClustertoolError], None] = lambda error: None,
         accept: str = _ANY,
     ) -> urllib3.BaseHTTPResponse:
-        """A successful response that is not read. failed: gets the errors of attempts that are repeated."""
+        """Send a request until a response is a success, and return it unread.
+
+        failed: gets the errors of attempts that are repeated.
+        """
         began, attempt = time.monotonic(), 0
         data = json.dumps(body).encode() if body is not None else None
         while True:
@@ -395,7 +412,7 @@ class ClusterApi:
         return found
 
     def _may_return(self, error: HTTPError) -> bool:
-        """Whether a later attempt may reach the server."""
+        """Check whether a later attempt may reach the server."""
         if isinstance(error, SSLError) and "CERTIFICATE" in str(error).upper():
             return False
         return self._connected or not isinstance(error, NameResolutionError)
@@ -437,7 +454,7 @@ def _selectors(labels: Mapping[str, str], fields: str) -> dict[str, object]:
 
 
 def _job_of(manifest: Manifest) -> object:
-    """The hash of the job, which each object has as a label."""
+    """Read the hash of the job, which each object has as a label."""
     return (manifest["metadata"].get("labels") or {}).get(JOB_LABEL)
 
 
@@ -447,7 +464,7 @@ def _retry_after(headers: Mapping[str, str]) -> float:
 
 
 def _object(data: bytes, where: str) -> Manifest:
-    """Raises PreflightError for what is no JSON object."""
+    """Parse an answer. Raises PreflightError for what is no JSON object."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):

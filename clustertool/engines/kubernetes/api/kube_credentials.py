@@ -28,7 +28,7 @@ class KubeCredentials:
     """namespace: of the context, "" if it has none. user: its name in the kubeconfig."""
 
     def __init__(self, context: str = "") -> None:
-        """Reads the kubeconfig, and runs a program for credentials if it names one. context: "" for the current one.
+        """Read the kubeconfig, and run a program for credentials if it names one. context: "" for the current one.
 
         Raises ConfigError, AuthError.
         """
@@ -60,7 +60,7 @@ class KubeCredentials:
         return str(self.configuration.host)
 
     def headers(self) -> dict[str, str]:
-        """The credentials of a request. Credentials that expire are renewed here."""
+        """Return the credentials of a request, as headers. Credentials that expire are renewed here."""
         found: Mapping[str, Mapping[str, str]] = self.configuration.auth_settings()
         return {one["key"]: one["value"] for one in found.values() if one.get("in") == "header" and one["value"]}
 

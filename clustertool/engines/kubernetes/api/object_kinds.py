@@ -13,8 +13,11 @@ Manifest = dict[str, Json]
 
 @dataclass(frozen=True)
 class ObjectKind:
-    """A kind of objects. version: apiVersion of its objects. plural: its name in paths and in rights. foreground: an object is
-    deleted after everything that it owns, else before."""
+    """A kind of objects.
+
+    version: apiVersion of its objects. plural: its name in paths and in rights. foreground: an object is deleted after
+    everything that it owns, else before.
+    """
 
     name: str
     version: str
@@ -33,7 +36,7 @@ class ObjectKind:
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def path(self, namespace: str, name: str = "") -> str:
-        """The path of one object, or of all."""
+        """Return the path of one object, or of all."""
         top = f"/apis/{self.version}" if self.group else f"/api/{self.version}"
         inside = f"/namespaces/{namespace}" if self.namespaced else ""
         return f"{top}{inside}/{self.plural}{'/' if name else ''}{name}"

@@ -88,7 +88,7 @@ class PodChannel:
     out_max_packet_size = _FRAME
 
     def __init__(self, connection: socket.socket, tells_end: bool) -> None:
-        """tells_end: the protocol can announce the end of stdin (v5)."""
+        """Start a thread that moves the bytes of a connection. tells_end: the protocol can announce the end of stdin (v5)."""
         self._connection, self._tells_end = connection, tells_end
         self._messages = WebsocketMessages()
         self._unsent = bytearray()
@@ -106,7 +106,7 @@ class PodChannel:
 
     @classmethod
     def open(cls, known: KubeCredentials, url: str, asked: Asked) -> PodChannel:
-        """Raises AuthError, NotFound, Unreachable with the reason of the server."""
+        """Open a channel to a program in a pod. Raises AuthError, NotFound, Unreachable with the reason of the server."""
         headers = {name.lower(): value for name, value in known.headers().items()}
         headers["sec-websocket-protocol"] = _PROTOCOLS
         fix = "is the pod running? kubectl describe pod shows it"
@@ -128,13 +128,13 @@ class PodChannel:
         self._timeout = seconds
 
     def sendall(self, data: bytes) -> None:
-        """Raises OSError after the end of the channel, TimeoutError where nothing is taken for so long."""
+        """Send all data. Raises OSError after the end of the channel, TimeoutError where nothing is taken for so long."""
         view = memoryview(data)
         while view:
             view = view[self.send(view) :]
 
     def send(self, data: bytes | memoryview) -> int:
-        """Returns how many bytes were taken."""
+        """Queue data for sending, and return how many bytes were taken."""
         with self._changed:
             self._until(lambda: len(self._unsent) < _UNSENT or self._over)
             if self._over:
@@ -158,19 +158,19 @@ class PodChannel:
         return bool(self._streams[_STDERR])
 
     def wait(self, seconds: float) -> None:
-        """Until bytes are there, or the channel has ended; at most so long."""
+        """Wait until bytes are there, or the channel has ended; at most so many seconds."""
         with self._changed:
             self._changed.wait_for(lambda: any(self._streams.values()) or self._over, seconds)
 
     def shutdown_write(self) -> None:
-        """The end of stdin, as far as the protocol and the runtime pass it on: no program may rely on it."""
+        """End stdin, as far as the protocol and the runtime pass this on: no program may rely on it."""
         if self._tells_end:
             with self._changed:
                 self._unsent += _frame(bytes([_CLOSE, _STDIN]))
             self._ring()
 
     def close(self) -> None:
-        """The program gets a hangup from the runtime, or an error when it writes."""
+        """Close the channel. The program gets a hangup from the runtime, or an error when it writes."""
         with self._changed:
             if self.closed:
                 return
@@ -231,7 +231,7 @@ class PodChannel:
             one.close()
 
     def _move(self) -> None:
-        """Until the end of the channel. Raises OSError, ValueError."""
+        """Move bytes until the end of the channel. Raises OSError, ValueError."""
         pinged, writing, reading_waits = time.monotonic(), False, False
         with selectors.DefaultSelector() as waiting:
             waiting.register(self._bell, selectors.EVENT_READ)
@@ -300,7 +300,7 @@ class PodChannel:
             self._changed.notify_all()
 
     def _end(self, data: bytes) -> None:
-        """The final status of the program."""
+        """Record the final status of the program."""
         code, message = exit_code(data)
         self.exit_status = code
         if message:
@@ -310,7 +310,7 @@ class PodChannel:
 
 
 def exit_code(status: bytes) -> tuple[int, str]:
-    """The exit code in a final status, and a message where the program did not start."""
+    """Read the exit code in a final status, and a message where the program did not start."""
     try:
         found = json.loads(status)
         if found.get("status") == "Success":

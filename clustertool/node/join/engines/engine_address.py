@@ -17,7 +17,7 @@ _PATIENCE = 10.0  # seconds for the engine's program
 
 
 def with_address(join: JoinFile) -> JoinFile:
-    """The join file with an address that the engine has for the coordinator, if its host is not known here."""
+    """Replace the coordinator's host by an address that the engine has for it, if it is not known here."""
     if join.engine == KUBERNETES and join.index == COORDINATOR:
         host = _of_this_pod() or join.coordinator.host
         return replace(join, coordinator=replace(join.coordinator, host=host))
@@ -32,8 +32,10 @@ def with_address(join: JoinFile) -> JoinFile:
 
 
 def _of_this_pod() -> str:
-    """Its address, "" if it cannot be known. The name of node 0 comes from the name server, which may not have it yet; the
-    address of a Service is none of the pod's."""
+    """Find this pod's address, "" if it cannot be known.
+
+    The name of node 0 comes from the name server, which may not have it yet; the address of a Service is none of the pod's.
+    """
     known = (os.environ.get(POD_IP, ""), socket.gethostname())
     return next(filter(None, (meeting.own_address(name) for name in known if name)), "")
 

@@ -16,8 +16,10 @@ _WHY = "it was deleted, evicted or preempted, its machine shuts down, or another
 
 
 def allocation_of(engine: str, job: str, environ: Mapping[str, str], requeue_on: Sequence[str] = ()) -> Allocation:
-    """The allocation in which this process runs. engine: "" if a user has started it. job: our id of the job. requeue_on: see
-    EngineSettings."""
+    """Create the allocation in which this process runs.
+
+    engine: "" if a user has started it. job: our id of the job. requeue_on: see EngineSettings.
+    """
     if engine == "slurm" and environ.get("SLURM_JOB_ID"):
         return SlurmAllocation(job, environ, requeue_on)
     return PodAllocation() if engine == KUBERNETES else Allocation()

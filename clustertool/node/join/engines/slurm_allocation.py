@@ -84,9 +84,13 @@ class SlurmAllocation(Allocation):
         return self._comes_back or outcome.state is JobState.LOST
 
     def leave(self, end: End) -> str:
-        """Slurm requeues a preempted job only if it is still there after the GraceTime of its partition, and none at its time
-        limit, unless it is asked for that while the job is COMPLETING. It waits for the task on a lost node until it has lost
-        the node itself, after SlurmdTimeout: 300 s by default."""
+        """Requeue the job, or end the wait for a lost node. Returns what went wrong.
+
+        Slurm requeues a preempted job only if it is still there after the GraceTime of its partition, and none at its time
+        limit,
+        unless it is asked for that while the job is COMPLETING. It waits for the task on a lost node until it has lost the node
+        itself, after SlurmdTimeout: 300 s by default.
+        """
         if self._requeues:
             wrong = self._run(*requeue(self._job))
             return wrong and f"the job does not go back to the queue: {wrong}"
@@ -109,7 +113,7 @@ class SlurmAllocation(Allocation):
         return "" if code == 0 else f"{' '.join(argv)}: {(err or out).strip() or f'exit code {code}'}"
 
     def _finished(self) -> bool:
-        """Whether its answer is complete, or it is late. A supervisor's loop reaps it."""
+        """Check whether its answer is complete, or it is late. A supervisor's loop reaps it."""
         child = self._child
         if child is None or child.stdout is None:
             return True

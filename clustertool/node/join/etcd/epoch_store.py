@@ -40,7 +40,7 @@ class EpochStore:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def turn(self) -> StoreView:
-        """What is known now."""
+        """Return what is known now."""
         view = self._keeper.view
         return (
             view if view.order >= self._sent.order else self._sent._replace(content=view.content, problem=view.problem)
@@ -69,7 +69,7 @@ class EpochStore:
         self._orders.put(lambda: self._keeper.resign(order))
 
     def finish(self, code: int) -> None:
-        """The job has ended with this exit code. Only its coordinator calls it."""
+        """Record that the job has ended with this exit code. Only its coordinator calls it."""
         self._orders.put(lambda: self._keeper.finish(code))
 
     def close(self, seconds: float) -> None:
@@ -99,7 +99,10 @@ class EpochStore:
         self._keeper.close()
 
     def _turn(self, orders: Deque[Callable[[], None]]) -> None:
-        """An order that the store could not be reached for is done again. Errors are noted."""
+        """Obey orders, and renew what is to be renewed. An order for which the store could not be reached is done again.
+
+        Errors are noted.
+        """
         try:
             while orders and not self._closed:
                 self._obey(orders)

@@ -43,8 +43,10 @@ class EtcdError(Exception):
 
 
 class EtcdAccess(NamedTuple):
-    """urls: https://host:port, http://host:port or etcd://host:port. user: "" for none. ca: certificates in PEM that sign those
-    of the servers; "" for the system's."""
+    """urls: https://host:port, http://host:port or etcd://host:port.
+
+    user: "" for none. ca: certificates in PEM that sign those of the servers; "" for the system's.
+    """
 
     urls: Tuple[str, ...]
     user: str = ""
@@ -100,7 +102,7 @@ class EtcdClient:
         self.cluster = ""
 
     def read(self, *keys: str) -> List[Optional[KeyValue]]:
-        """The keys at one moment, by a linearizable read. None: there is no such key."""
+        """Read the keys at one moment, by a linearizable read. None: there is no such key."""
         ranges = [{"request_range": {"key": _text64(key)}} for key in keys]
         answer = self._call("kv/txn", {"success": ranges})
         return [_pair(one, "response_range") for one in _objects(answer, "responses", len(keys))]
@@ -116,7 +118,7 @@ class EtcdClient:
         return succeeded
 
     def grant(self, seconds: int) -> int:
-        """The id of a new lease. etcd may keep it for longer, never for less."""
+        """Create a new lease, and return its id. etcd may keep it for longer, never for less."""
         answer = self._call("lease/grant", {"TTL": seconds})
         number = _whole(answer, "ID")
         if number <= 0 or _whole(answer, "TTL") < seconds:
@@ -155,7 +157,7 @@ class EtcdClient:
         raise EtcdError("; ".join(problems))
 
     def _authorized(self, path: str, message: Mapping[str, object]) -> Json:
-        """The answer of the first server, with a new token if the present one is not valid any more."""
+        """Ask the first server, with a new token if the present one is not valid any more."""
         known = self._token is not None
         try:
             self._authenticate()
@@ -182,7 +184,7 @@ class EtcdClient:
         self._token = token
 
     def _exchange(self, path: str, message: Mapping[str, object]) -> Json:
-        """One request to the first server. A connection that it has closed meanwhile is opened once more."""
+        """Send one request to the first server. A connection that it has closed meanwhile is opened once more."""
         server, body = self._servers[0], json.dumps(message).encode()
         kept = self._connection is not None
         end = time.monotonic() + self._patience[1]
@@ -210,7 +212,7 @@ class EtcdClient:
         return EtcdError(text)
 
     def _require_cluster(self, url: str, answer: Json) -> None:
-        """Two clusters of etcd would number epochs independently."""
+        """Raise an error for servers of two clusters, which would number epochs independently."""
         result = answer.get("result")
         header = (result if isinstance(result, dict) else answer).get("header")
         cluster = str(header.get("cluster_id", "")) if isinstance(header, dict) else ""
@@ -219,7 +221,7 @@ class EtcdClient:
         self.cluster = self.cluster or cluster
 
     def _request(self, server: _Server, path: str, body: bytes, end: float) -> Tuple[int, bytes, float]:
-        """Status, body, and when it was sent. end: by when it must be over, by time.monotonic()."""
+        """Send a request, and return status, body, and when it was sent. end: by when it must be over, by time.monotonic()."""
         if self._connection is None:
             self._connection = http.client.HTTPConnection(server.host, server.port)
             self._connection.sock = self._connect(server, end)
@@ -295,7 +297,7 @@ def _server(url: str) -> _Server:
 
 
 def _context(ca: str) -> ssl.SSLContext:
-    """With a CA, only what it has signed is accepted."""
+    """Create the TLS context. With a CA, only what it has signed is accepted."""
     try:
         made = ssl.create_default_context(cadata=ca or None)
     except (ssl.SSLError, ValueError):
@@ -361,7 +363,7 @@ def _pair(response: Mapping[str, object], kind: str) -> Optional[KeyValue]:
 
 
 def _objects(answer: Mapping[str, object], name: str, count: int = -1) -> List[Json]:
-    """The list of objects in a field. count: how many there must be."""
+    """Read the list of objects in a field. count: how many there must be."""
     found = answer.get(name, [])
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found) or count not in (-1, len(found)):
         raise EtcdError(f"an answer of etcd whose {name} are not valid", True)
@@ -369,7 +371,7 @@ def _objects(answer: Mapping[str, object], name: str, count: int = -1) -> List[J
 
 
 def _whole(answer: Mapping[str, object], name: str) -> int:
-    """A number of 64 bits, which the gateway writes as a text. 0 if it is not there."""
+    """Read a number of 64 bits, which the gateway writes as a text. 0 if it is not there."""
     value = answer.get(name, 0)
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
         return int(value)

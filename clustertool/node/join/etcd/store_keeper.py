@@ -71,18 +71,18 @@ class StoreKeeper:
         self._written_until = 0.0  # until when the coordinator's last write confirms its epoch
 
     def follow(self, epoch: Optional[int], order: int) -> None:
-        """The member takes part in this epoch, in none if it is None, and coordinates none."""
+        """Take part in this epoch, in none if it is None, and coordinate none."""
         self._epoch, self._record = epoch, None
         self.view = StoreView(order, content=self.view.content)
 
     def campaign(self, record: StoreRecord, order: int) -> None:
-        """The member wants to coordinate the epoch of this record."""
+        """Begin to campaign for the epoch of this record."""
         self.follow(None, order)
         self._record, self._written_until = record, 0.0
         self.view = self.view._replace(standing=Standing.WAIT)
 
     def publish(self, record: StoreRecord) -> None:
-        """The coordinator changes the record of its epoch."""
+        """Change the record of the epoch that this member coordinates."""
         if self.view.standing is Standing.WON and self._record is not None and record.epoch == self._record.epoch:
             self._record = record
 
@@ -100,12 +100,12 @@ class StoreKeeper:
         self.view = self.view._replace(problem="")
 
     def resign(self, order: int) -> None:
-        """The member gives up the epoch that it coordinates, or its campaign: another one may take over at once."""
+        """Give up the epoch that the member coordinates, or its campaign: another one may take over at once."""
         self.follow(None, order)
         self._leave()
 
     def finish(self, code: int) -> None:
-        """The job is over with this exit code: members that are cut off find it in the store."""
+        """Record that the job is over with this exit code: members that are cut off find it in the store."""
         record = self._record
         if self.view.standing is not Standing.WON or record is None:
             return
@@ -175,7 +175,7 @@ class StoreKeeper:
             self._read()
 
     def _write(self, unchanged: Sequence[Unchanged], puts: Sequence[Put]) -> bool:
-        """Whether the keys were changed, as the answer of the store has it."""
+        """Write keys, and return whether they were changed, as the answer of the store has it."""
         changed = self._client.change(unchanged, puts)
         if changed:
             self._written_until = self._client.sent_at + self._ttl
@@ -200,7 +200,7 @@ class StoreKeeper:
         return Put(self._presence_key, rules.write_presence(self._job.sender), self._lease)
 
     def _archive_lease(self) -> int:
-        """A lease for the record, so that a job whose nodes are all lost leaves nothing in the store for ever."""
+        """Renew the lease of the record, so that a job whose nodes are all lost leaves nothing in the store for ever."""
         now = boottime()
         if not self._archive or now - self._archived_at >= _RENEWAL:
             if not (self._archive and self._client.keep(self._archive)):
@@ -215,7 +215,7 @@ class StoreKeeper:
 
 
 def _content(pair: Optional[KeyValue], presence: Optional[KeyValue]) -> StoreContent:
-    """Raises ValueError."""
+    """Read the content of the store from its keys. Raises ValueError."""
     content = StoreContent()
     if pair:
         content = content._replace(record=rules.read(pair.value), revision=pair.written)

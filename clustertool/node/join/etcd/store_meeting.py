@@ -30,8 +30,11 @@ _CLOSE = 2.0
 
 
 class Won(NamedTuple):
-    """The epoch that this member coordinates. before: nodes that may have ranks of earlier epochs. at: when it was won. place:
-    where it listens. previous: the attempt that the store had before, -1 if none. former: its coordinator."""
+    """The epoch that this member coordinates.
+
+    before: nodes that may have ranks of earlier epochs. at: when it was won. place: where it listens. previous: the attempt
+    that the store had before, -1 if none. former: its coordinator.
+    """
 
     number: int
     previous: int
@@ -44,7 +47,7 @@ class Won(NamedTuple):
 
 
 def access_of(server: ElasticServer, secrets: Sequence[Tuple[str, str]]) -> EtcdAccess:
-    """What the client of the store needs. secrets: names and values of SECRETS."""
+    """Collect what the client of the store needs. secrets: names and values of SECRETS."""
     values = dict(secrets)
     return EtcdAccess(server.urls, server.user, values.get(server.password_name, ""), values.get(server.ca_name, ""))
 
@@ -53,7 +56,7 @@ class StoreMeeting:
     """Call turn() each loop while there is no connection to a coordinator. `sender`: this process."""
 
     def __init__(self, join: JoinFile, sender: Incarnation) -> None:
-        """Raises ConfigError for a URL or a certificate that is not valid."""
+        """Open the store of a job. Raises ConfigError for a URL or a certificate that is not valid."""
         job = StoreJob(join.identity.job_id, join.identity.token, sender)
         self._join, self._sender = join, sender
         self._record: Optional[StoreRecord] = None  # of the campaign, or of the epoch that is coordinated here
@@ -160,7 +163,7 @@ class StoreMeeting:
         return None
 
     def give_up(self) -> None:
-        """This member coordinates no epoch, and wants none."""
+        """Coordinate no epoch, and want none."""
         self._record, self._alone_since = None, None
         self.store.resign()
 
@@ -180,7 +183,7 @@ class StoreMeeting:
         raise NodeLost(what, "check the servers of --elastic-server from this node")
 
     def until(self, coordinates: bool) -> Callable[[], float]:
-        """By when this node's ranks of the present epoch must be dead, as far as the store decides (CLOCK_BOOTTIME)."""
+        """Create the function that returns by when this node's ranks must be dead, as the store decides (CLOCK_BOOTTIME)."""
 
         def end() -> float:
             view = self.view

@@ -40,7 +40,7 @@ class PodLogWriter:
         return not self._thread.is_alive()
 
     def finish(self) -> None:
-        """Nothing grows any more: end when all is written."""
+        """End when all is written, since no log grows any more."""
         self._last.set()
 
     def _run(self) -> None:
@@ -60,7 +60,7 @@ class PodLogWriter:
                 sys.stderr.write(f"clustertool join: the logs are not shown any more: {error}\n")
 
     def _copy(self, follower: Follower) -> bool:
-        """What is there now. False if there is nothing."""
+        """Copy what is there now. False if there is nothing."""
         found = False
         for header, payload in follower.pieces():
             if header["type"] == "log":
@@ -70,7 +70,7 @@ class PodLogWriter:
         return found
 
     def _lines(self, about: LogFrame, data: bytes) -> Iterator[PodLine]:
-        """The lines that this piece of a log completes. A long one is continued in the next line."""
+        """Yield the lines that this piece of a log completes. A long one is continued in the next line."""
         blank = PodLine(about["role"], about["rank"], about["attempt"], b"")
         part = self._parts.pop(about["log"], blank).text
         *whole, rest = (part + data).split(b"\n")
@@ -85,6 +85,6 @@ class PodLogWriter:
 
 
 def write_line(line: bytes) -> None:
-    """To stdout, unless that is closed."""
+    """Write a line to stdout, unless that is closed."""
     with contextlib.suppress(OSError):
         files.write_all(_STDOUT, line)

@@ -46,8 +46,10 @@ _STATES = {
 
 
 class PodProcess:
-    """run() returns the exit code. join: as the bundle has it. `body`: the joining process; it gets a descriptor for its
-    reports, and returns its exit code."""
+    """run() returns the exit code.
+
+    join: as the bundle has it. `body`: the joining process; it gets a descriptor for its reports, and returns its exit code.
+    """
 
     def __init__(self, join: JoinFile, body: Callable[[int], int]) -> None:
         self._job, self._owner = join.identity.job_id, join.identity.owner
@@ -83,7 +85,7 @@ class PodProcess:
         return code
 
     def _become_joining(self, signals: Signals, inlet: int, outlet: int) -> None:
-        """In the child: never returns."""
+        """Become the joining process, in the child, which never returns."""
         code = 70
         try:
             signals.close()
@@ -95,8 +97,10 @@ class PodProcess:
             processes.leave(code)
 
     def _name_user(self) -> None:
-        """Give the processes of this pod a HOME that they can write, and the name of the job's user where the image knows none
-        for this uid: a pod cannot add to the /etc/passwd of its image."""
+        """Give the processes of this pod a HOME that they can write, and the name of the job's user for a uid without a name.
+
+        A pod cannot add to the /etc/passwd of its image.
+        """
         os.environ.setdefault("HOME", "/")
         name = users.name_of(os.getuid())
         for variable in ("USER", "LOGNAME"):
@@ -143,7 +147,7 @@ class PodProcess:
     # -- what the joining process reports --
 
     def _read_reports(self, inlet: int) -> bool:
-        """False: there will be none any more."""
+        """Read reports. False: there will be none any more."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 data = os.read(inlet, 1 << 16)
@@ -187,7 +191,7 @@ class PodProcess:
         )
 
     def _verdict(self, code: int) -> PodEnd:
-        """As it was reported; else what is known from the exit code."""
+        """Return the verdict as it was reported; else what is known from the exit code."""
         if self._errors:
             state = _STATES.get(code, JobState.FAILED)
             return self._end._replace(state=state.value, reason="; ".join(self._errors), code=code)
@@ -197,7 +201,7 @@ class PodProcess:
         return self._end._replace(code=code)
 
     def _keep(self, signals: Signals) -> None:
-        """Node 0 waits for a fetch of its output, if there is any, until it is released."""
+        """Wait on node 0 for a fetch of its output, if there is any, until it is released."""
         paths, seconds = self._paths, self._settings.keep
         if paths is None or self._end.node != 0 or seconds <= 0 or self._asked:
             return

@@ -16,7 +16,7 @@ _MOST = 4 << 20  # bytes of a file: its first line, and its end
 
 
 def read_records(paths: JobPaths) -> Dict[str, bytes]:
-    """Those that are there, by their names, without the token of the job: nodes of it may still listen."""
+    """Read the records that are there, by their names, without the token of the job: nodes of it may still listen."""
     found: Dict[str, bytes] = {}
     places = {EVENTS: paths.events, LEDGER: paths.ledger, SPEC: paths.spec, GROWTH: paths.growth, USAGE: paths.usage}
     for name, path in places.items():
@@ -27,7 +27,7 @@ def read_records(paths: JobPaths) -> Dict[str, bytes]:
 
 
 def _read(path: str) -> bytes:
-    """Raises OSError."""
+    """Read the first line and the newest part of a file. Raises OSError."""
     with open(files.open_file(path), "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
@@ -40,7 +40,7 @@ def _read(path: str) -> bytes:
 
 
 def sizes_of_logs(paths: JobPaths) -> List[Log]:
-    """The logs of the ranks, by their names in the job's directory."""
+    """List the logs of the ranks with their sizes, by their names in the job's directory."""
     found: Dict[str, int] = {}
     with contextlib.suppress(OSError):
         job = files.open_job_dir(paths.dir)
@@ -57,7 +57,7 @@ def sizes_of_logs(paths: JobPaths) -> List[Log]:
 
 
 def has_output(folder: str) -> bool:
-    """Whether there is anything in a folder, which may be a link to one."""
+    """Check whether there is anything in a folder, which may be a link to one."""
     with contextlib.suppress(OSError):
         with os.scandir(folder) as entries:
             return next(entries, None) is not None

@@ -33,7 +33,7 @@ class WorkspaceUpload:
         return self._wanted and not os.path.isfile(self._release)
 
     def turn(self) -> bool:
-        """Whether it is there. Raises DispatchError if nothing has come for JOIN_TIMEOUT."""
+        """Check whether it is there. Raises DispatchError if nothing has come for JOIN_TIMEOUT."""
         now = time.monotonic()
         if now < self._poll_at:
             return False

@@ -43,12 +43,15 @@ class CoordinatorLink:
         return None
 
     def lose_lease(self) -> None:
-        """The guard has ended the ranks of this node: by the end of the lease that it knew of, the supervisor did not run."""
+        """Record that the guard has ended the ranks of this node.
+
+        By the end of the lease that the guard knew of, the supervisor did not run.
+        """
         if self.lease is not None:
             self.lease.lose()
 
     def epoch_end(self, outcome: Outcome) -> EpochEnd:
-        """How the epoch of an elastic job has ended, as this node knows it. outcome: of the epoch."""
+        """Describe how the epoch of an elastic job has ended, as this node knows it. outcome: of the epoch."""
         lease = self.lease
         return EpochEnd(self.attempt, outcome.reason, {}, silent=lease is not None and self.loss is not None)
 

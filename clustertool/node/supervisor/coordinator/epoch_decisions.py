@@ -43,8 +43,10 @@ class Leaves(NamedTuple):
 
 
 class ShutDown(NamedTuple):
-    """A node has got a signal that ends it, and its ranks. stop: how the job ends if fewer than the minimum are left.
-    standby: machines that wait."""
+    """A node has got a signal that ends it, and its ranks.
+
+    stop: how the job ends if fewer than the minimum are left. standby: machines that wait.
+    """
 
     node: int
     stop: l.StopAsked
@@ -74,8 +76,11 @@ Event = Union[l.Event, Leaves, ShutDown, Returned, OnStandby, LeaseEnded]
 
 
 class EpochShape(l.Shape):
-    """max_restarts is what earlier epochs have left of that of the job, and `used` what they have used. grow: "next" or
-    "restart". minimum, maximum: nodes. store: whether epochs are records in a store. blamed: see State, of earlier epochs."""
+    """max_restarts is what earlier epochs have left of that of the job, and `used` what they have used.
+
+    grow: "next" or "restart". minimum, maximum: nodes. store: whether epochs are records in a store. blamed: see State, of
+    earlier epochs.
+    """
 
     grow = "next"
     minimum = 1
@@ -86,7 +91,7 @@ class EpochShape(l.Shape):
 
 
 def shape_of(spec: Spec) -> l.Shape:
-    """What the coordinator decides by: the nodes, places and policy of a job, or of an epoch of an elastic one."""
+    """Collect what the coordinator decides by: the nodes, places and policy of a job, or of an epoch of an elastic one."""
     given, policy, first = spec["shape"], spec["policy"], spec.get("attempt", 0)
     names = tuple(given["names"])
     nodes = frozenset(given.get("nodes", range(len(names))))
@@ -128,12 +133,12 @@ def decide(shape: EpochShape, state: l.State, event: Event) -> l.Step:
 
 
 def restarts_used(shape: EpochShape, state: l.State) -> int:
-    """Restarts of ranks that count for max_restarts, with those of earlier epochs."""
+    """Count the restarts of ranks that count for max_restarts, with those of earlier epochs."""
     return shape.used + state.attempt - shape.first + int(state.counted)
 
 
 def asks_again(failed: Sequence[RankExit]) -> bool:
-    """Whether ranks ask to be started again: all that have not failed because another one has gone end with AGAIN."""
+    """Check whether ranks ask to be started again: all that have not failed because another one has gone end with AGAIN."""
     causes = [exit for exit in failed if not exit.consequence]
     return bool(causes) and all(exit_code(exit.code, exit.signal) == AGAIN for exit in causes)
 
@@ -151,7 +156,10 @@ def _next_epoch(why: str) -> Outcome:
 
 
 def _change(state: l.State, why: str) -> l.Step:
-    """The nodes that take part change. A failure of ranks that is under way is an effect of that, or must not wait for it."""
+    """End the epoch, since the nodes that take part change.
+
+    A failure of ranks that is under way is an effect of that, or must not wait for it.
+    """
     if state.ending is not None and state.ending.state is not JobState.FAILED:
         return state, ()
     return l.end(state._replace(counted=False, culprits=()), _next_epoch(why))
@@ -178,7 +186,7 @@ def _returned(state: l.State, event: Returned) -> l.Step:
 
 
 def _left(state: l.State, event: Leaves) -> l.Step:
-    """Failed ranks still count, and end the job if there were too many."""
+    """Continue without a node that leaves. Failed ranks still count, and end the job if there were too many."""
     state = state._replace(left=state.left | {event.node})
     if _ends(state):
         return state, ()
@@ -211,7 +219,7 @@ def _exited(shape: EpochShape, state: l.State, event: l.Exited) -> l.Step:
 
 
 def _succeeded(state: l.State) -> bool:
-    """Whether the last trainers have ended well before the stop of the epoch reached them."""
+    """Check whether the last trainers have ended well before the stop of the epoch reached them."""
     trainers = [exit for exit in state.exits if exit.role == "trainer"]
     good = not any(exit.failed or exit.ended_by_others for exit in trainers) and not l.waits_for_launcher(state)
     return good and len(trainers) == state.shape.trainers
@@ -222,7 +230,7 @@ def _may_restart(shape: EpochShape, state: l.State) -> bool:
 
 
 def _clean(shape: EpochShape, state: l.State, event: l.Clean) -> l.Step:
-    """A node that was given up, and proves that it has no processes, is reachable again."""
+    """Record that a node is clean. One that was given up, and proves that it has no processes, is reachable again."""
     if state.phase == "ending":
         state = state._replace(lost=state.lost - {event.node})
     if state.gone | {event.node} >= shape.nodes:  # all is known
@@ -242,7 +250,7 @@ def _restarted(state: l.State, why: str, counted: bool) -> l.State:
 
 
 def _without_survivors(state: l.State, more: Tuple[str, ...]) -> l.State:
-    """Where processes of the epoch live that cannot be ended, there is no next one: the job is lost. more: of this event."""
+    """End the job as lost where processes of the epoch live that cannot be ended: there is no next one. more: of this event."""
     survivors = state.survivors + more
     if not survivors or state.ending is None or not _is_next(state.ending):
         return state

@@ -30,7 +30,7 @@ class LauncherWatch:
         return ended
 
     def passed(self, now: float, waits: str) -> bool:
-        """Whether the job has waited for more than the limit. waits: for what it waits now, "" for nothing."""
+        """Check whether the job has waited for more than the limit. waits: for what it waits now, "" for nothing."""
         if waits != self._waits:
             self._waits, self._since = waits, now
         return bool(waits) and now - self._since > self.limit
@@ -50,11 +50,11 @@ class JobLimits:
         self._attached_at -= unattended
 
     def unattended(self, now: float) -> float:
-        """Seconds since a laptop was attached."""
+        """Compute the seconds since a laptop was attached."""
         return now - self._attached_at
 
     def attached(self, now: float) -> None:
-        """A laptop follows the job."""
+        """Record that a laptop follows the job."""
         self._attached_at = now
 
     def passed(self, now: float, missing: Callable[[], str]) -> Iterator[StopAsked]:

@@ -58,7 +58,7 @@ class ConnectionReport:
         self.up, self.cause = False, why
 
     def turn(self, now: float, why: Cause) -> None:
-        """`why` there is no connection, if there is none."""
+        """Record that there is no connection for some time, and `why`, or that there is one again."""
         if self._record is None:
             return
         if self.up:
@@ -163,7 +163,7 @@ class LeadClient(CoordinatorLink):
             self.lease.check()
 
     def _move(self, wire: TlsLink, now: float) -> None:
-        """Raises ConnectionError, or ValueError for what a coordinator does not send."""
+        """Move the connection. Raises ConnectionError, or ValueError for what a coordinator does not send."""
         fresh = not wire.secure
         came = wire.turn()
         if fresh and wire.secure:
@@ -202,7 +202,7 @@ class LeadClient(CoordinatorLink):
         return {**message, "ack": self._mail.got, "attempt": self.attempt, "sender": self._me}
 
     def _send_beat(self, wire: TlsLink, now: float) -> None:
-        """With the progress of the ranks if the lead does not have it. Ages, since the lead has another clock."""
+        """Send a beat, with the progress of the ranks if the lead does not have it. Ages, since the lead has another clock."""
         if not wire.secure or now < self._beat_at:
             return
         message: Header = {"type": "beat"}
@@ -217,8 +217,10 @@ class LeadClient(CoordinatorLink):
         self.leave(_FAREWELL)
 
     def leave(self, seconds: float) -> None:
-        """Report that all messages have arrived here, so that the lead does not wait for this node. `seconds` at most: the
-        lead closes the connection when it has read that."""
+        """Report that all messages have arrived here, so that the lead does not wait for this node.
+
+        seconds: at most; the lead closes the connection when it has read that.
+        """
         if self._wire is None or not self._wire.secure:
             return
         self._wire.send(self._stamped({"type": "beat", "bye": True}))
@@ -226,7 +228,10 @@ class LeadClient(CoordinatorLink):
         self._drop(self._clock.turn(), _NO_ANSWER)
 
     def _give_up_at(self, wire: TlsLink) -> float:
-        """When this connection counts as broken. A lead to which many connect at once answers late: a new try is no help."""
+        """Compute when this connection counts as broken.
+
+        A lead to which many connect at once answers late: a new try is no help.
+        """
         if self._report.up:
             return self._received_at + beat(self._loss_timeout) * _SILENCE
         waiting = wire.connected and not self._ordered
@@ -259,7 +264,7 @@ class LeadClient(CoordinatorLink):
         self._retry_at = now + _RETRY
 
     def _why(self) -> Cause:
-        """Why there is no connection, also before the first attempt has failed."""
+        """Return why there is no connection, also before the first attempt has failed."""
         pending = self._wire is None or not self._wire.connected
         return self._report.cause or (TIMED_OUT if pending else _NO_ANSWER)
 

@@ -79,7 +79,7 @@ class LeadListener:
                 self._remove(address, wire).close()
 
     def _in_turn(self, ready: Optional[Set[int]]) -> List[Tuple[str, TlsLink]]:
-        """The connections that are ready, in the order in which they get their time."""
+        """Sort the connections that are ready in the order in which they get their time."""
         found: List[Tuple[int, str, TlsLink]] = []
         for address, wires in self._pending.items():
             of_one = [wire for wire in reversed(list(wires)) if ready is None or wire.fileno() in ready]
@@ -148,7 +148,7 @@ class LeadMember:
             self.wire = None
 
     def note_beat(self, number: object) -> None:
-        """A beat of an elastic job has come. Raises ValueError."""
+        """Record that a beat of an elastic job has come. Raises ValueError."""
         if type(number) is not int:
             raise ValueError("a beat without a number")
         if not self.given_up:
@@ -156,8 +156,10 @@ class LeadMember:
 
 
 class LeadMembers:
-    """`clock`: the lead's own clock, which its loop turns. elastic: beats are acknowledged, and silence is measured by
-    CLOCK_BOOTTIME, as the nodes measure their leases."""
+    """`clock`: the lead's own clock, which its loop turns.
+
+    elastic: beats are acknowledged, and silence is measured by CLOCK_BOOTTIME, as the nodes measure their leases.
+    """
 
     def __init__(self, nodes: Iterable[int], loss_timeout: float, clock: ProcessClock, elastic: bool = False) -> None:
         self._elastic = elastic
@@ -213,8 +215,10 @@ class LeadMembers:
             member.wire.send(numbered)
 
     def beat(self, message: Header) -> None:
-        """Send a heartbeat to every node, if it is time for one, or to those of which a numbered beat has come: their leases
-        are as long as possible then. `message`: its fields, but for the acknowledgement."""
+        """Send a heartbeat to every node, if it is time for one, or to those of which a numbered beat has come.
+
+        So their leases are as long as possible. message: its fields, but for the acknowledgement.
+        """
         due = self._clock.now >= self._beat_at
         if due:
             self._beat_at = self._clock.now + beat(self._timeout)
@@ -225,22 +229,25 @@ class LeadMembers:
                 member.wire.send({**message, **seen, "ack": member.mail.got})
 
     def give_up(self, member: LeadMember) -> None:
-        """The supervisor of a node has ended. Nothing more is expected from it."""
+        """Record that the supervisor of a node has ended. Nothing more is expected from it."""
         member.given_up = member.left = True
         member.disconnect()
 
     def acknowledge_no_more(self) -> None:
-        """This process may not renew leases any more."""
+        """Acknowledge no beats any more: this process may not renew leases."""
         for member in self.nodes.values():
             member.given_up, member.seen = True, 0
 
     def unacknowledged(self, lost: Collection[int]) -> bool:
-        """Whether a node that is not lost, and has not left, has not acknowledged all messages."""
+        """Check whether a node that is not lost, and has not left, has not acknowledged all messages."""
         return any(member.mail.kept() and not member.left for node, member in self.nodes.items() if node not in lost)
 
     def silent(self, gone: Collection[int], ending: bool) -> List[Tuple[int, float, float]]:
-        """Return (node, limit, blocked) of the nodes that were silent for too long: for more than `limit` seconds of the lead's
-        own clock, and `blocked` seconds that this clock left out. `gone`: nodes that are known to be lost or absent.
+        """Find the nodes that were silent for too long, as (node, limit, blocked).
+
+        They were silent for more than `limit` seconds of the lead's own clock, and `blocked` seconds that this clock left out.
+        gone:
+        nodes that are known to be lost or absent.
 
         The limit is the loss timeout. It is longer until all nodes have acknowledged their first order, and shorter for a node
         that has not joined when the job is `ending`.

@@ -163,8 +163,10 @@ Places = Tuple[Tuple[Key, int], ...]  # the node of each process
 
 
 class Shape:
-    """What never changes: which process is where, and the policy. first: the number of the first attempt of this start. grace:
-    seconds between TERM and KILL, unless a stop has others."""
+    """What never changes: which process is where, and the policy.
+
+    first: the number of the first attempt of this start. grace: seconds between TERM and KILL, unless a stop has others.
+    """
 
     def __init__(
         self,
@@ -217,14 +219,14 @@ Step = Tuple[State, Tuple[Action, ...]]
 
 
 def decide(state: State, event: Event) -> Step:
-    """The next state and what to do now. What a supervisor reports of the processes of another attempt is dropped."""
+    """Decide on the next state and what to do now. What is reported of the processes of another attempt is dropped."""
     if state.phase == "over" or (isinstance(event, _OF_ONE_ATTEMPT) and event.attempt != state.attempt):
         return state, ()
     return with_release(*_TABLE[type(event)](state, event))
 
 
 def with_release(state: State, actions: Tuple[Action, ...]) -> Step:
-    """A step, with the Release that is due after it."""
+    """Add the Release that is due after a step."""
     if state.phase == "ending" and state.quiet and not state.released and state.quiet | state.gone >= state.shape.nodes:
         return state._replace(released=True), (*actions, Release())
     return state, actions
@@ -291,7 +293,7 @@ def _importance(exit: RankExit) -> Tuple[int, bool]:
 
 
 def _order(exit: RankExit) -> int:
-    """A failure of a higher order is the effect of one of a lower order."""
+    """Compute the order of a failure: one of a higher order is the effect of one of a lower order."""
     if exit.role not in LAUNCHERS:
         return 1
     if exit.signal == signal.SIGKILL:
@@ -302,12 +304,12 @@ def _order(exit: RankExit) -> int:
 
 
 def _harmless(state: State, exits: List[RankExit]) -> bool:
-    """Whether only daemons failed, whose ranks have all ended: mpirun's own end decides."""
+    """Check whether only daemons failed, whose ranks have all ended: mpirun's own end decides."""
     return state.trainers_ended == state.shape.trainers and all(exit.role == MPI_DAEMON for exit in exits)
 
 
 def _blame_mpirun(state: State) -> State:
-    """If it has ended its ranks, and exits with 0 all the same."""
+    """Blame mpirun if it has ended its ranks, and exits with 0 all the same."""
     if state.culprits or not any(exit.by_launcher and exit_code(exit.code, exit.signal) for exit in state.exits):
         return state
     found = [exit._replace(note="it has ended its ranks") for exit in state.exits if exit.role == MPIRUN]
@@ -337,7 +339,7 @@ def _overdue(state: State, event: Overdue) -> Step:
 
 
 def _left_early(state: State, exit: RankExit) -> bool:
-    """A pserver that ends before it ever listened would keep everybody waiting."""
+    """Check for a pserver that ended before it ever listened, which would keep everybody waiting."""
     return exit.role == "pserver" and not exit.stopped and exit.key not in state.listening
 
 
@@ -349,7 +351,7 @@ def _fail(state: State) -> Step:
 
 
 def stop(state: State) -> Stop:
-    """The order of a job or an attempt that ends, with all failures that are known now."""
+    """Build the order of a job or an attempt that ends, with all failures that are known now."""
     if state.ending is not None and (state.ending.state is not JobState.FAILED or not state.culprits):
         return Stop(state.ending.reason, state.grace)
     why = f"restart after attempt {state.attempt}: {reason(state)}" if state.restart else reason(state)
@@ -357,7 +359,7 @@ def stop(state: State) -> Stop:
 
 
 def may_fail(state: State) -> bool:
-    """Whether the job ends because of a failure, and other processes of it may fail of the same cause."""
+    """Check whether the job ends because of a failure, and other processes of it may fail of the same cause."""
     return state.phase == "ending" and failing(state) and len(state.exits) < len(state.shape.place)
 
 
@@ -424,7 +426,7 @@ def _lost(state: State, event: Lost) -> Step:
 
 
 def _absent(state: State, event: Absent) -> Step:
-    """No node is to blame if no other one has joined: then the way to the coordinator is blocked."""
+    """Lose the nodes that are absent. None is to blame if no other one has joined: the way to the coordinator is blocked."""
     all_others = len(event.nodes) == len(state.shape.nodes) - 1
     names = some([state.shape.names[node] for node in event.nodes])
     what = "no other node could connect" if all_others else f"no connection from {names}"
@@ -435,7 +437,7 @@ def _absent(state: State, event: Absent) -> Step:
 
 
 def _lose(state: State, nodes: FrozenSet[int], outcome: Outcome) -> Step:
-    """Nodes are gone. `outcome`: of the job, unless it ends already."""
+    """Lose nodes. outcome: of the job, unless it ends already."""
     state = state._replace(lost=state.lost | nodes, gone=state.gone | nodes)
     if state.ending:
         return settle(state)
@@ -445,7 +447,7 @@ def _lose(state: State, nodes: FrozenSet[int], outcome: Outcome) -> Step:
 
 
 def expected(state: State, where: str) -> str:
-    """What the job waits for before its trainers start; "" if they have started. `where`: a description of the coordinator."""
+    """Describe what the job waits for before its trainers start; "" if they have started. where: describes the coordinator."""
     if state.phase == "joining":
         missing = [state.shape.names[node] for node in sorted(state.shape.nodes - state.joined)]
         return f"a connection from {some(missing)} to {where}"
@@ -473,7 +475,7 @@ def _explained(state: State, event: Explained) -> Step:
 
 
 def settle(state: State) -> Step:
-    """The verdict, or the next attempt, when the last node is clean or lost, and the engine has answered.
+    """Give the verdict, or begin the next attempt, when the last node is clean or lost, and the engine has answered.
 
     A new attempt never begins together with survivors of the last one.
     """
@@ -490,7 +492,7 @@ def settle(state: State) -> Step:
 
 
 def _victims(state: State, outcome: Outcome) -> Tuple[Key, ...]:
-    """Processes that were stopped. A pserver's or heter trainer's stop after success is none."""
+    """List the processes that were stopped. A pserver's or heter trainer's stop after success is none."""
     if outcome.state is JobState.SUCCEEDED:
         return ()
     last = {exit.key: exit for exit in state.exits}

@@ -59,7 +59,7 @@ class LeadServer(CoordinatorLink):
         allocation: Allocation,
         store_end: Optional[Callable[[], float]] = None,
     ) -> None:
-        """Raises PreflightError if the port cannot be used."""
+        """Listen as the lead of a job. Raises PreflightError if the port cannot be used."""
         super().__init__()
         policy, lead = spec["policy"], spec["lead"]
         self._spec = spec
@@ -161,7 +161,7 @@ class LeadServer(CoordinatorLink):
             self._decide(l.Explained(outcome))
 
     def _keep_lease(self) -> None:
-        """This node's own lease: without it, this process renews none."""
+        """Check this node's own lease: without it, this process renews none."""
         if isinstance(self.lease, OwnLease) and not self.lease.ended and self.lease.check():
             self._lose_lease(self.lease.why)
 
@@ -175,13 +175,13 @@ class LeadServer(CoordinatorLink):
             self._lose_lease(self.lease.why)
 
     def post(self, message: MemberMessage) -> None:
-        """A message of this node's own supervisor becomes an event."""
+        """Turn a message of this node's own supervisor into an event."""
         event = self._event(self._spec["node"], dict(message))
         if event is not None:
             self._decide(event)
 
     def _event(self, node: int, message: Header) -> Optional[e.Event]:
-        """What a supervisor reports. Raises one of _MALFORMED."""
+        """Turn what a supervisor reports into an event. Raises one of _MALFORMED."""
         if message.get("type") == "attached":
             self._limits.attached(time.monotonic())
         event = _event(self._state.shape.on(node), node, message)
@@ -197,7 +197,7 @@ class LeadServer(CoordinatorLink):
     # -- members --
 
     def _admit(self, wire: TlsLink, messages: List[Header]) -> None:
-        """A new connection belongs to a member if its first message has the job's token, a node id and its incarnation."""
+        """Admit a new connection to a member if its first message has the job's token, a node id and its incarnation."""
         hello = messages[0]
         node = hello["node"] if isinstance(hello.get("node"), int) else -1
         member = self._members.nodes.get(node)
@@ -232,7 +232,7 @@ class LeadServer(CoordinatorLink):
         return None
 
     def _offered(self, standby: StandbyOffers, wire: TlsLink, hello: Header) -> None:
-        """A machine waits for the next epoch. One that has been a member of this one has ended its ranks before."""
+        """Add a machine that waits for the next epoch. One that has been a member of this one has ended its ranks before."""
         try:
             offer = StandbyOffer(hello)
         except ValueError:
@@ -248,7 +248,7 @@ class LeadServer(CoordinatorLink):
         return None
 
     def _refuse(self, wire: TlsLink) -> None:
-        """A machine that joins (node/join) too late gets the reason."""
+        """Send the reason to a machine that joins (node/join) too late."""
         names = self._state.shape.names
         what = f"the job has all its {len(names)} nodes ({some(names)}), and has started"
         fix = "start the command on as many machines as it has nodes, or raise the number of nodes on all of them"
@@ -263,7 +263,7 @@ class LeadServer(CoordinatorLink):
                 return
 
     def _take(self, node: int, member: LeadMember, message: Header) -> bool:
-        """One message of a member. A malformed one ends this member's part, and nothing else: then False.
+        """Take one message of a member. A malformed one ends this member's part, and nothing else: then False.
 
         One of another process than the member is dropped.
         """
@@ -284,7 +284,7 @@ class LeadServer(CoordinatorLink):
         return True
 
     def _gone(self, node: int, why: str) -> None:
-        """A guard reports that its supervisor is dead, and that it ends the node's processes now."""
+        """Lose a node whose guard reports that its supervisor is dead, and that it ends the node's processes now."""
         self._members.nodes[node].left = True
         if node not in self._state.gone:
             self._lose(node, why)
@@ -299,7 +299,7 @@ class LeadServer(CoordinatorLink):
         self._decide(l.Lost(node, why))
 
     def _reached(self, node: int, ranks: Any) -> List[RankOutput]:
-        """[role, rank, epoch, step, time of the last output] of the ranks of a node: what is known of them if it is lost.
+        """Read [role, rank, epoch, step, time of the last output] of the ranks of a node: all that is known if it is lost.
 
         Raises one of _MALFORMED.
         """
@@ -311,8 +311,10 @@ class LeadServer(CoordinatorLink):
         return found
 
     def _watch_silence(self, now: float) -> None:
-        """Silence becomes an event. It is measured by the own clock: time in which this process did not run is not counted,
-        and what arrived then was read before. A node whose lease ended meanwhile gives up the lead by itself.
+        """Turn silence into an event.
+
+        It is measured by the own clock: time in which this process did not run is not counted, and what arrived then was read
+        before. A node whose lease ended meanwhile gives up the lead by itself.
         """
         absent: List[int] = []
         for node, limit, blocked in self._members.silent(self._state.gone, self._state.phase == "ending"):
@@ -327,11 +329,11 @@ class LeadServer(CoordinatorLink):
             self._decide(l.Absent(tuple(absent), self._where(), round(now)))
 
     def _where(self) -> str:
-        """A description of the coordinator."""
+        """Describe the coordinator."""
         return coordinator(self._spec["lead"]["name"], self._spec["lead"]["endpoint"])
 
     def _watch_time(self, now: float) -> None:
-        """What happens at a time: by the clock of the machine."""
+        """Do what happens at a time, by the clock of the machine."""
         for stop in self._limits.passed(now, lambda: l.expected(self._state, self._where())):
             self._decide(stop)
         if self._stop_at is not None and now >= self._stop_at:
@@ -387,7 +389,10 @@ class LeadServer(CoordinatorLink):
         self._record("phase", name=self._state.phase, **self._cause(), **known)
 
     def _cause(self) -> Dict[str, object]:
-        """Of an ending: the failures that are known now, the first one first. The followers print them before anything else."""
+        """Collect the failures of an ending that are known now, the first one first.
+
+        Followers print them before anything else.
+        """
         if self._state.phase != "ending" or not self._state.culprits:
             return {}
         culprits = [list(exit.key) for exit in self._state.culprits]
@@ -453,7 +458,7 @@ class LeadServer(CoordinatorLink):
 
 
 def is_earlier(hello: Header, state: l.State) -> bool:
-    """Whether a supervisor joins that belongs to an earlier epoch."""
+    """Check whether a supervisor joins that belongs to an earlier epoch."""
     try:
         return is_of_earlier_epoch(hello, state.shape.first)
     except ValueError:
@@ -461,7 +466,7 @@ def is_earlier(hello: Header, state: l.State) -> bool:
 
 
 def _event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[e.Event]:
-    """`ranks`: those of the node. Raises one of _MALFORMED."""
+    """Turn a message into an event. ranks: those of the node. Raises one of _MALFORMED."""
     kind = message.get("type")
     if kind == "listening":
         return l.Listening(_key(ranks, message["role"], message["rank"]), int(message["attempt"]))
@@ -493,7 +498,7 @@ def _exit(ranks: FrozenSet[Key], item: Sequence[Any]) -> RankExit:
 
 
 def _number(value: Any) -> Optional[float]:
-    """A step or an epoch; None for what cannot be one, since programs print anything."""
+    """Read a step or an epoch; None for what cannot be one, since programs print anything."""
     return float(value) if value is not None and -_LARGE < value < _LARGE else None
 
 

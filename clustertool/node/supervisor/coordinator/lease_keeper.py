@@ -51,19 +51,19 @@ class LeaseKeeper:
         return boottime() >= self._of_store
 
     def stamp(self, message: Header) -> Header:
-        """The beat with its number."""
+        """Add its number to a beat."""
         self._lease = self._lease.send(boottime())
         return {**message, "beat": self._lease.number}
 
     def read(self, message: Header) -> None:
-        """A message of the coordinator. Raises ValueError for a number that is none."""
+        """Read a message of the coordinator. Raises ValueError for a number that is none."""
         seen = message.get("seen", 0)
         if type(seen) is not int:
             raise ValueError("an acknowledgement that is no number")
         self._lease = self._lease.acknowledge(seen)
 
     def check(self) -> bool:
-        """Whether the lease has ended. It never comes back."""
+        """Check whether the lease has ended. It never comes back."""
         if self.armed:
             self._lease = self._lease.check(boottime())
             if self.lacks_store:
@@ -71,13 +71,13 @@ class LeaseKeeper:
         return self.ended
 
     def end_is_new(self) -> bool:
-        """Whether it has ended; True once."""
+        """Check whether it has ended; True once."""
         new = self.ended and not self._end_taken
         self._end_taken = self.ended
         return new
 
     def lose(self) -> None:
-        """The guard has ended the node's ranks because of the lease."""
+        """End the lease, since the guard has ended the node's ranks because of it."""
         self._lease = self._lease._replace(ended=True)
 
 

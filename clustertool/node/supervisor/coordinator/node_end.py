@@ -27,8 +27,10 @@ class NodeEnd(NamedTuple):
 def node_end(
     outcome: Optional[Outcome], requests: UserRequests, survivors: Sequence[str], link: CoordinatorLink, spec: Spec
 ) -> NodeEnd:
-    """Return how a supervisor ends. outcome: as the coordinator, or its silence, has decided it. survivors: processes that
-    cannot be ended."""
+    """Determine how a supervisor ends.
+
+    outcome: as the coordinator, or its silence, has decided it. survivors: processes that cannot be ended.
+    """
     if outcome is None:
         return NodeEnd(None)
     left: Tuple[Event, ...] = (("left", {"why": requests.leave_by}),) if requests.leave_by else ()
@@ -47,7 +49,7 @@ def node_end(
 
 
 def _own_outcome(requests: UserRequests, survivors: Sequence[str], spec: Spec) -> Optional[Outcome]:
-    """Why this node takes part in no other epoch, although there is one."""
+    """Return why this node takes part in no other epoch, although there is one."""
     if survivors:
         brief = f"processes on {spec['name']} cannot be ended"
         return Outcome(JobState.LOST, 75, "tool", f"{brief}: {some(survivors)}", node=spec["node"], brief=brief)

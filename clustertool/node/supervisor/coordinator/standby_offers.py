@@ -22,11 +22,14 @@ _MAX_BACKLOG = 1 << 16
 
 
 class StandbyOffer:
-    """An offer that can be read. sender: the process. name: of its machine. epoch: the highest attempt that the process has
-    been in and has ended, -1 if none. An offer that was sent before may come late, and proves nothing about a later epoch."""
+    """An offer that can be read.
+
+    sender: the process. name: of its machine. epoch: the highest attempt that the process has been in and has ended, -1 if
+    none. An offer that was sent before may come late, and proves nothing about a later epoch.
+    """
 
     def __init__(self, hello: Header) -> None:
-        """Raises ValueError."""
+        """Read an offer. Raises ValueError."""
         self.sender: Incarnation = read_incarnation(hello.get("sender"))
         epoch = hello.get("epoch", -1)
         if type(epoch) is not int:
@@ -72,7 +75,10 @@ class StandbyOffers:
         return not again
 
     def turn(self, now: float, ready: Optional[Set[int]]) -> List[StandbyOffer]:
-        """The machines that are gone. `ready`: descriptors that can be read or written, None if that is not known."""
+        """Read the connections, and return the machines that are gone.
+
+        ready: descriptors that can be read or written, None if that is not known.
+        """
         gone = []
         for wire, (offer, at) in list(self._links.items()):
             try:
@@ -98,8 +104,11 @@ class StandbyOffers:
         wire.close()
 
     def end(self, outcome: Outcome, admit: Callable[[StandbyOffers], None]) -> None:
-        """The job is over: send that to all. It waits for a second at most until they have it, and for two until the expected
-        machines have connected: an epoch may be shorter than that takes. admit: adds new offers."""
+        """Report to all machines that the job is over.
+
+        Waits for a second at most until they have it, and for two until the expected machines have connected: an epoch may be
+        shorter than that takes. admit: adds new offers.
+        """
         fields = outcome.as_record()
         over: OverMessage = {"type": "over", "outcome": fields}  # type: ignore[typeddict-item]
         informed: Set[TlsLink] = set()
@@ -121,6 +130,6 @@ class StandbyOffers:
         self.close()
 
     def close(self) -> None:
-        """The machines offer themselves again, at the gathering of the next epoch."""
+        """Close the connections. The machines offer themselves again, at the gathering of the next epoch."""
         for wire in list(self._links):
             self._remove(wire)
