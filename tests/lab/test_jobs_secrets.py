@@ -71,10 +71,10 @@ def test_a_secret_is_nowhere_but_in_the_ranks(site):
     assert "rank 0 has ***" in again.err, "the last lines of a failed rank are masked too"
     assert "s3cr3t" not in again.out + again.err
     for node in (0, 1):
-        logs = [str(pair.jobs(node)[0] / f"log/workerlog.{node}")]
-        assert files_with_it(pair.home(node)) + files_with_it(pair.lab.tmp(node)) == logs, (
-            "but for what a rank printed itself"
-        )
+        job, name = pair.jobs(node)[0], f"workerlog.{node}"
+        logs = [job / ".clustertool/log" / name, job / "log" / name, job / "log/train.log"]
+        found = files_with_it(pair.home(node)) + files_with_it(pair.lab.tmp(node))
+        assert sorted(found) == sorted(map(str, logs)), "but for what a rank printed itself"
     raw = pair.inv("logs", "--rank", 1, "--raw", env=env).ends(0)
     assert raw.out == f"rank 1 has {SECRET}\n"
     assert not files_with_it(pair.lab.laptop_home)

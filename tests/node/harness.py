@@ -296,7 +296,10 @@ class Client:
 
     @property
     def pid(self) -> int:
-        return self.link.channels[-1].popen.pid
+        """The agent: a child of the shell that the login has started."""
+        shell = self.link.channels[-1].popen.pid
+        agents = (pid for pid in pids() if read(f"/proc/{pid}/comm") == b"ct-agent\n")
+        return next(pid for pid in agents if (look(pid) or (None, "", 0))[2] == shell)
 
     def kill(self) -> None:
         self.link.channels[-1].kill()

@@ -60,7 +60,7 @@ def test_a_node_reaches_another(listening: tuple[list[Node], str, int]) -> None:
 def test_the_time_is_that_of_the_network(listening: tuple[list[Node], str, int]) -> None:
     """And not that of an agent which has other things to do."""
     nodes, address, port = listening
-    agent = nodes[1].client.link.channels[-1].popen.pid
+    agent = nodes[1].client.pid
     os.kill(agent, signal.SIGSTOP)
     threading.Timer(1.5, os.kill, (agent, signal.SIGCONT)).start()
     start = time.monotonic()

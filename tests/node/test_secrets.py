@@ -76,7 +76,7 @@ for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD, signal.SIGINT):
     job = bench.run(None, program)
     job.ended()
     told = job.log().decode().splitlines()
-    log = str(job.dir() / "log/workerlog.0")
+    log = str(job.dir() / ".clustertool/log/workerlog.0")
     assert eval(told[0]) == ["/dev/null", log, log]
     assert told[1:] == ["0000000000000000 True", *["True"] * 4]
 

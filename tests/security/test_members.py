@@ -126,7 +126,7 @@ def test_a_malformed_greeting_is_refused(bench: Bench) -> None:
     assert not (job.dir(0) / ".clustertool/supervisor.err").read_text()
 
 
-FAILED = ["trainer", 1, 7, 0, False, "", 0, False, False, False]
+FAILED = ["trainer", 1, 7, 0, False, "", 0, False, False, False, False]
 
 
 def answered(sock: ssl.SSLSocket, kind: str) -> dict[str, Any]:

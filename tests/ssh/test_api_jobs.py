@@ -84,7 +84,7 @@ def test_a_lease_counts_from_the_last_wait(site: MakeSite) -> None:
     with pytest.raises(StillRunning):
         job.wait(timeout=4)
     until(lambda: job.status().over)
-    with pytest.raises(Terminated, match=r"no laptop was attached for \d s \(--lease\)"):
+    with pytest.raises(Terminated, match=r"no laptop was attached for \d s \(lease\)"):
         job.wait()
 
 

@@ -194,10 +194,11 @@ def test_rsync_that_brings_something_else_is_no_release(three):
     shutil.copy2(big, staged / "big")
     spoil(staged / "big")
     shutil.copystat(big, staged / "big")
-    done = three.inv("dispatch", "-w", "job", "--dispatch", "rsync").ends(74)
-    assert f"{three.name(1)}: 'big' is not what it was when the dispatch began" in done.err
-    assert not list((store(three, 1) / "releases").glob("[0-9a-f]*")) and not staged.exists()
-    three.inv("dispatch", "-w", "job", "--dispatch", "rsync").ends(0)
+    done = three.inv("dispatch", "-w", "job", "--dispatch", "rsync").ends(0)
+    assert f"failed: {three.name(1)}\n" in done.out, "the first time it is no release"
+    assert "'big' is not what it was when the dispatch began; the workspace is sent as it is now" in done.err
+    assert [path.name for path in (store(three, 1) / "releases").glob("[0-9a-f]*")] == [release]
+    assert (store(three, 1) / "releases" / release).exists() and not staged.exists()
 
 
 def test_shards_go_only_where_they_are_read_by_rsync_too(three):

@@ -160,8 +160,10 @@ def start(
         with _as_the_rank(umask, file_limit):
             return _spawn(rank, log, process.get("apart", False)), ""
     except OSError as error:
-        name = (client[0] if client else command(spec, process))[0]
-        code, why = programs.not_started(error, name, "" if client else _working_directory(spec, job))
+        name, folder = (client[0] if client else command(spec, process))[0], ""
+        with contextlib.suppress(OSError):  # the directory may be what is gone
+            folder = "" if client else _working_directory(spec, job)
+        code, why = programs.not_started(error, name, folder)
         with contextlib.suppress(OSError):
             files.write_all(log, f"clustertool: {why}\n".encode())
         return code, why
