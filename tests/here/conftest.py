@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,3 +18,22 @@ def here(tmp_path: Path) -> Iterator[HereSite]:
     site = HereSite(tmp_path / "folder", home)
     yield site
     site.close()
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Iterator[list[HereSite]]:
+    """Two folders of one user."""
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    sites = [HereSite(tmp_path / name / "folder", home) for name in ("a", "b")]
+    yield sites
+    for site in sites:
+        site.close()
+
+
+def free_port() -> int:
+    """A port of the loopback that no program has."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -8,10 +8,8 @@ import re
 import signal
 
 from tests.cli import until
+from tests.here.conftest import free_port
 from tests.here.test_clusterrun_here import starts
-from tests.here.test_typed_here import folders, free_port
-
-__all__ = ["folders"]  # a fixture
 
 TRAIN = """
     import os, time

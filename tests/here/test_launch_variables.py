@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 
-from tests.cli import HereSite
+from tests.here.conftest import free_port
 from tests.here.test_clusterrun_here import starts
 
 PROMPT = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sorted(os.environ), flush=True)"
@@ -17,28 +15,17 @@ NESTED = """
 
 
 @pytest.fixture
-def folders(tmp_path):
-    home = tmp_path / "home"
-    home.mkdir()
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    sites = [HereSite(tmp_path / name / "folder", home) for name in ("a", "b")]
-    for site in sites:
+def folders(folders):
+    """Two folders with a program that states its place."""
+    for site in folders:
         site.workspace(".", train_py=PROMPT)
-    yield sites
-    for site in sites:
-        site.close()
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return str(server.getsockname()[1])
+    return folders
 
 
 @pytest.mark.parametrize("kind", ["torchrun", "paddle"])
 def test_two_machines_meet(folders, kind):
     """Kubeflow's operators and PaddleCloud give each machine its place so."""
-    port = free_port()
+    port = str(free_port())
     common = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port}
     number = "PET_NODE_RANK"
     if kind == "paddle":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 
+from tests.here.conftest import free_port
 from tests.here.test_clusterrun_here import TELLS, told
 
 FAILS = """
@@ -15,11 +16,6 @@ FAILS = """
     print("leaving")
     os._exit(3)
 """
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def test_a_master_port_that_was_requested(here):

@@ -6,36 +6,18 @@ import json
 import os
 import re
 import signal
-import socket
 import stat
 
 import pytest
 
-from tests.cli import HereSite, until
+from tests.cli import until
+from tests.here.conftest import free_port
 from tests.here.test_clusterrun_here import WAITS, starts, told
 
 TELLS = """
     import json, os, sys
     print(json.dumps({"argv": sys.argv, "cwd": os.getcwd(), "env": dict(os.environ)}), flush=True)
 """
-
-
-@pytest.fixture
-def folders(tmp_path):
-    """Two folders of one user, and an address and port of the loopback."""
-    home = tmp_path / "home"
-    home.mkdir()
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    sites = [HereSite(tmp_path / name / "folder", home) for name in ("a", "b")]
-    yield sites
-    for site in sites:
-        site.close()
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 @pytest.fixture
