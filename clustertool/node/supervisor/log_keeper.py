@@ -143,7 +143,7 @@ class LogKeeper:
         return log.base if log is not None else 0
 
     def changed(self, name: str) -> bool:
-        """Copy what is new in this log. Returns whether that is done, or is to be reported again."""
+        """Request a copy of what is new in this log. False if the change has to be reported again."""
         log = self._logs.get(name)
         if log is None or log.busy:
             return log is None
@@ -154,7 +154,7 @@ class LogKeeper:
         return False
 
     def check(self) -> None:
-        """Call it now and then: it puts back records that a program has removed."""
+        """Request that records which a program has removed are put back. Call it now and then."""
         if self._worker.waiting < len(self._logs) + 1:
             self._worker.put(self._check)
 
