@@ -20,7 +20,7 @@ from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState
 from clustertool.model.wire.record_lines import read_events
 from clustertool.node.join.child_task import ChildTask
-from clustertool.node.join.engines.slurm_allocation import SlurmAllocation
+from clustertool.node.join.slurm_allocation import SlurmAllocation
 from tests.folded import fold
 from tests.node.harness import look, pids, read, until
 from tests.node.joining import JoinBench, Machine, codes, start, tasks

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import stat
 import zipfile
 import zlib
 from typing import List
@@ -17,10 +16,10 @@ from clustertool.errors import DataError, DispatchError, PreflightError
 from clustertool.model.dispatch import manifest
 from clustertool.model.joining import join_file
 from clustertool.model.joining.join_file import JoinFile
-from clustertool.model.kubernetes.pod_variables import KUBERNETES
 from clustertool.node.devices import detect, nvml
+from clustertool.node.join.join_engine import engine_of, require_private
 from clustertool.node.storage.release_store import Store, writing
-from clustertool.node.system import path_trust, users
+from clustertool.node.system import path_trust
 
 JOIN_FILE = "join.json"
 MANIFEST = "workspace/manifest"
@@ -45,8 +44,8 @@ class BundleContent:
                 info = os.fstat(file.fileno())
         except OSError as error:
             raise PreflightError(f"{self._path} cannot be read: {error.strerror}", _FIX) from None
-        if info.st_mode & 0o077 and self.join_file().engine == KUBERNETES:
-            _require_mounted(info, self._path)
+        if info.st_mode & 0o077:
+            engine_of(self.join_file()).require_private(info, self._path)
         else:
             require_private(info, self._path)
         wrong = path_trust.unsafe(os.path.dirname(self._path))
@@ -109,18 +108,3 @@ class BundleContent:
 
     def _damaged(self, error: BaseException) -> DataError:
         return DataError(f"{self._path} is no bundle, or is damaged: {error}", _FIX)
-
-
-def _require_mounted(info: os.stat_result, path: str) -> None:
-    """Raise PreflightError for a file of a pod that is no file of a Secret: those belong to root, and are read-only."""
-    if not stat.S_ISREG(info.st_mode) or info.st_uid not in {os.getuid(), *users.roots()} or info.st_mode & 0o022:
-        raise PreflightError(f"{path} is a file that other users can change", "mount the Secret of the job there")
-
-
-def require_private(info: os.stat_result, path: str) -> None:
-    """Raise PreflightError for a file with keys that others may read or write."""
-    if not stat.S_ISREG(info.st_mode) or info.st_uid != os.getuid():
-        raise PreflightError(f"{path} is not a file of this user", "it has the job's key: make it yours alone")
-    if info.st_mode & 0o077:
-        what = f"{path} has the job's key, and other users may open it (mode {stat.S_IMODE(info.st_mode):04o})"
-        raise PreflightError(what, f"chmod 600 {path}; if another user could read it, write a new one")

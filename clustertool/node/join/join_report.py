@@ -6,9 +6,10 @@ import contextlib
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Dict, Optional, Sequence
+import traceback
+from typing import TYPE_CHECKING, Callable, Dict, Optional, Sequence
 
-from clustertool.errors import ClustertoolError, singles
+from clustertool.errors import ClustertoolError, Interrupted, singles
 from clustertool.model.job.outcome import some
 from clustertool.model.joining.join_errors import error_rows
 from clustertool.model.paths import SUPERVISOR_ERRORS
@@ -34,6 +35,19 @@ class JoinReport:
         self._also = also
         self._log = log
         self._last: Dict[str, object] = {}
+
+    def guarded(self, work: Callable[[], int]) -> int:
+        """Run the work, and return its exit code, or that of the error that it raises, which is reported."""
+        try:
+            return work()
+        except ClustertoolError as error:
+            self.failed(error)
+            return error.code
+        except KeyboardInterrupt:  # before its signals are read
+            return Interrupted.code
+        except Exception:  # noqa: BLE001 - the outermost boundary of the process
+            traceback.print_exc()
+            return 70
 
     def waiting(self, present: int, nnodes: int, missing: Sequence[int], where: str, names: Sequence[str]) -> None:
         """Report which machines are missing. missing: indices. names: of all machines, where an engine names them."""

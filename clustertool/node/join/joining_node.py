@@ -15,7 +15,6 @@ from clustertool.model.joining.join_errors import ended_by_engine
 from clustertool.model.joining.join_file import JoinFile
 from clustertool.model.joining.join_offers import Offer
 from clustertool.model.joining.join_plan import probe_of
-from clustertool.model.kubernetes.pod_variables import KUBERNETES
 from clustertool.model.paths import JobPaths
 from clustertool.model.quantities import whole
 from clustertool.model.wire.lead_messages import Incarnation
@@ -23,8 +22,8 @@ from clustertool.node.agent import launch
 from clustertool.node.jobs.records import Record
 from clustertool.node.join.bundle_content import BundleContent
 from clustertool.node.join.child_task import PULL_END, UNDO, ChildTask, placing, probing
-from clustertool.node.join.engines.engine_allocation import allocation_of
 from clustertool.node.join.etcd.store_meeting import StoreMeeting, Won
+from clustertool.node.join.join_engine import engine_of
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.member_record import MemberRecord, outcome_of
 from clustertool.node.join.pods.output_volume import link_output
@@ -149,7 +148,7 @@ class JoiningNode:
         self.report = report
         self._umask = umask
         self._bundle = bundle
-        self._allocation = allocation_of(join.engine, join.identity.job_id, os.environ, join.of_engine.requeue_on)
+        self._allocation = engine_of(join).allocation(join)
         self._busy: Optional[ChildTask] = None  # what works now
         self._placed: Optional[ChildTask] = None  # what keeps the job placed
         self.root = files.resolve(join.own.root_dir or join.cluster.root_dir)
@@ -194,7 +193,7 @@ class JoiningNode:
             self.remove_bundle()
 
     def remove_bundle(self) -> None:
-        if self._bundle is None or self.join.engine in ("", KUBERNETES):  # a Secret cannot be removed from here
+        if self._bundle is None or not engine_of(self.join).removes_bundle:
             return
         try:
             self._bundle.remove()

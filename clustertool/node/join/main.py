@@ -13,28 +13,24 @@ import argparse
 import os
 import signal
 import sys
-import traceback
 from dataclasses import replace
-from typing import Callable, NoReturn, Optional, Sequence
+from typing import NoReturn, Optional, Sequence
 
-from clustertool.errors import ClustertoolError, Interrupted, PreflightError, UsageError
+from clustertool.errors import PreflightError, UsageError
 from clustertool.model.joining import join_file
 from clustertool.model.joining.engine_place import placed
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint
 from clustertool.model.joining.join_offers import COORDINATOR
-from clustertool.model.kubernetes.pod_variables import KUBERNETES
-from clustertool.model.paths import IN_POD
 from clustertool.model.quantities import HIGHEST_PORT, whole
 from clustertool.node.join import meeting
-from clustertool.node.join.bundle_content import BundleContent, require_private
+from clustertool.node.join.bundle_content import BundleContent
 from clustertool.node.join.coordinator import JoinCoordinator
-from clustertool.node.join.engines.engine_address import with_address
 from clustertool.node.join.epoch_loop import EpochLoop
+from clustertool.node.join.join_engine import engine_of, require_private
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joiner import Joiner
 from clustertool.node.join.joining_node import JoiningNode
 from clustertool.node.join.place_doubt import MemberPlace, doubt_of, require_place
-from clustertool.node.join.pods.pod_process import PodProcess
 from clustertool.node.supervisor import prctl
 from clustertool.node.system import path_trust, processes
 from clustertool.node.system.child_signals import Signals
@@ -57,7 +53,7 @@ def main(arguments: Sequence[str], path: str = "") -> int:
     processes.take_environment(os.getpid())
     processes.outlive()
     processes.set_name("ct-join")
-    return _guarded(lambda: _start(arguments, path, report), report)
+    return report.guarded(lambda: _start(arguments, path, report))
 
 
 def start_detached(reports: int, source: int, umask: int, *kept: int) -> None:
@@ -72,7 +68,7 @@ def start_detached(reports: int, source: int, umask: int, *kept: int) -> None:
     processes.take_environment(os.getpid())
     processes.set_name("ct-join")
     report = JoinReport(lines=False, also=reports, log=True)
-    _guarded(lambda: _join(_read(str(source)), report, None), report)
+    report.guarded(lambda: _join(_read(str(source)), report, None))
 
 
 def _start(arguments: Sequence[str], path: str, report: JoinReport) -> int:
@@ -81,28 +77,7 @@ def _start(arguments: Sequence[str], path: str, report: JoinReport) -> int:
         prctl.end_with_parent(signal.SIGTERM)
     bundle = BundleContent(path) if path else None
     join = bundle.join_file() if bundle is not None else _read(given.file)
-    if join.engine != KUBERNETES:
-        return _join(_with_options(join, given), report, bundle)
-
-    def body(reports: int) -> int:
-        own = JoinReport(lines=False, also=reports)
-        return _guarded(lambda: _join(_with_options(join, given), own, bundle), own)
-
-    return PodProcess(join, body).run()
-
-
-def _guarded(work: Callable[[], int], report: JoinReport) -> int:
-    """Run the work, and return its exit code, or that of the error that it raises, which is reported."""
-    try:
-        return work()
-    except ClustertoolError as error:
-        report.failed(error)
-        return error.code
-    except KeyboardInterrupt:  # before its signals are read
-        return Interrupted.code
-    except Exception:  # noqa: BLE001 - the outermost boundary of the process
-        traceback.print_exc()
-        return 70
+    return engine_of(join).run(join, lambda to: _join(_with_options(join, given), to, bundle), report)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -124,7 +99,7 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
 def _with_options(join: JoinFile, given: argparse.Namespace) -> JoinFile:
     """Apply the options, which have priority over the engine, and this over the file. Raises UsageError, DataError."""
     if not (given.index and given.coordinator):
-        join = with_address(placed(join, os.environ))
+        join = engine_of(join).with_address(placed(join, os.environ))
     if given.index:
         index = whole(given.index, 0, 99999)
         if index is None:
@@ -173,7 +148,7 @@ def _open(path: str) -> int:
 def _join(join: JoinFile, report: JoinReport, bundle: Optional[BundleContent]) -> int:
     umask = os.umask(0o077)
     os.chdir("/")  # a joining process must not keep a file system in use
-    path_trust.set_group(IN_POD if join.engine == KUBERNETES else join.cluster.root_dir_group)
+    path_trust.set_group(engine_of(join).root_group(join))
     if join.job.elastic.present:
         return EpochLoop(join, report, umask, bundle).run(_place(join))
     signals, place = Signals(), _place(join)
