@@ -16,7 +16,7 @@ from clustertool.model.config.hosts import Host
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.job_names import can_mean, meant
 from clustertool.model.job.node_status import NodePart, read_part
-from clustertool.model.job.outcome import LEAD
+from clustertool.model.job.outcome import COORDINATOR_NODE
 from clustertool.model.job.state import decide
 from clustertool.model.job.state_names import OUTCOMES, JobState, StartReason
 from clustertool.model.wire.agent_answers import JobsAnswer, JobSummary, StatusAnswer
@@ -149,7 +149,7 @@ def listings(answers: Mapping[int, JobsAnswer]) -> dict[str, dict[int, JobSummar
 def _merge(job: str, parts: list[JobSummary], known: Description | None) -> ListedJob:
     """Merge the nodes' parts of a job, and what its engine knows, to one entry. The job may be queued again.
 
-    A node can pretend to be that of the lead.
+    A node can pretend to be that of the coordinator.
     """
     recorded = [read_part(part) for part in parts]
     over = any(part.state in OUTCOMES for part in recorded)
@@ -160,7 +160,7 @@ def _merge(job: str, parts: list[JobSummary], known: Description | None) -> List
     ended = [float(t) for t in (one.get("ended") for one in parts) if t is not None]
     queued = known if known is not None and known.state is EngineState.QUEUED and not part.may_run else None
     if queued is not None:
-        part = NodePart(LEAD, JobState.QUEUED, reason=queued.reason)
+        part = NodePart(COORDINATOR_NODE, JobState.QUEUED, reason=queued.reason)
     return {
         "id": job,
         "asked": parts[0].get("asked", ""),
@@ -199,7 +199,7 @@ def _unseen(job: str, known: Description) -> ListedJob:
     code = known.cause[1] if known.cause is not None and ended else None
     state = JobState.SUCCEEDED if code == 0 else UNRECORDED[known.state]
     start = StartReason.JOINING if state is JobState.STARTING else StartReason.NONE
-    part = NodePart(LEAD, state, code, known.reason, start)
+    part = NodePart(COORDINATOR_NODE, state, code, known.reason, start)
     return {
         "id": job,
         "asked": known.asked,

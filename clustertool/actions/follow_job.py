@@ -13,7 +13,7 @@ from clustertool.actions.stop_jobs import stop_how
 from clustertool.errors import BadAnswer, ClustertoolError, NotFound
 from clustertool.fleet.fleet import Check, Fleet
 from clustertool.model.hints import PROGRAM
-from clustertool.model.job.outcome import LEAD, Key
+from clustertool.model.job.outcome import COORDINATOR_NODE, Key
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import NodeState, RankState
 from clustertool.model.job.stop_result import StopResult, read_result
@@ -42,7 +42,7 @@ _RETURN = 3.0  # seconds that a node which broke off may take to come back once 
 _RESTORE = 12.0  # the same where an engine may have the logs of ended nodes, which are fetched from it
 
 
-def attached(fleet: Fleet, job: str, node: int = LEAD) -> None:
+def attached(fleet: Fleet, job: str, node: int = COORDINATOR_NODE) -> None:
     """Report to the job that it is followed: --lease counts from the last such report.
 
     node: of the job, which passes it on to the coordinator.
@@ -317,18 +317,18 @@ class JobFollower:
             self._left = True
 
     def _given_up(self, now: float) -> bool:
-        """Check whether no record of the lead comes, and the others have ended because of that.
+        """Check whether no record of the coordinator comes, and the others have ended because of that.
 
         Agents that only read records do not know that it is dead, and an engine may know it minutes later.
         """
-        if self.fleet.engine_end is None or not self.watch.without_lead:
+        if self.fleet.engine_end is None or not self.watch.without_coordinator:
             return False
         self._alone_at = self._alone_at or now
         return now - self._alone_at > _LATE
 
     @property
     def over(self) -> bool:
-        """Every node has ended, was given up by the lead, or stays away after the verdict, as a spare node may do."""
+        """Every node has ended, was given up by the coordinator, or stays away after the verdict, as a spare node may do."""
         outcome = self.watch.status.outcome
         if outcome is None:
             broken = self._broken & set(self.watch.received)  # not those that never followed the job
@@ -345,8 +345,8 @@ class JobFollower:
     def report_attached(self) -> None:
         """See attached(). In an elastic job the coordinator of the newest epoch gets it, or another node of this epoch."""
         epochs, closed = self.watch.status.epochs[-1:], self.watch.closed
-        nodes = (self.watch.status.lead, *(node for epoch in epochs for node in epoch.nodes))
-        attached(self.fleet, self._job, next((node for node in nodes if node not in closed), LEAD))
+        nodes = (self.watch.status.coordinator, *(node for epoch in epochs for node in epoch.nodes))
+        attached(self.fleet, self._job, next((node for node in nodes if node not in closed), COORDINATOR_NODE))
 
     def signal_ranks(self, number: int) -> None:
         """Pass a signal on to the ranks on this machine."""
@@ -373,7 +373,7 @@ class JobFollower:
         return [BadAnswer(why, fix, self.watch.status.name(node)) for node, why in sorted(self.watch.refused.items())]
 
     def lost(self, node: int) -> bool:
-        """Check whether the lead has given this node up."""
+        """Check whether the coordinator has given this node up."""
         known = self.watch.status.nodes.get(node)
         return known is not None and known.state is NodeState.LOST
 

@@ -30,7 +30,7 @@ _REASONS = 3  # different ones why nodes have no connection
 
 
 def read(answers: Mapping[int, StatusAnswer], known: Description | None = None) -> JobStatus:
-    """Fold all nodes' events into the status of the job, the lead's node first, since its events name the others.
+    """Fold all nodes' events into the status of the job, the coordinator's node first, since its events name the others.
 
     A node has the number with which it was asked (its number in the job, after attach_to), whatever number its answer has.
     known: see find_jobs.proof().
@@ -138,7 +138,7 @@ def error_of(status: JobStatus) -> ClustertoolError | None:
         return lost_nodes(*status.cause)
     if outcome is None:
         fix = f"{PROGRAM} status --job {status.job} shows what the nodes recorded"
-        return NodeLost(f"the job ended without a verdict: {status.engine_end or 'its lead is gone'}", fix)
+        return NodeLost(f"the job ended without a verdict: {status.engine_end or 'its coordinator is gone'}", fix)
     if outcome.state is JobState.SUCCEEDED:
         return None
     if outcome.state is JobState.FAILED:
@@ -149,8 +149,8 @@ def error_of(status: JobStatus) -> ClustertoolError | None:
         stopped = Interrupted(outcome.reason) if outcome.code == 130 else Terminated(outcome.reason)
         stopped.code = outcome.code or 143
         return stopped
-    lead = lost_coordinator(status)
-    lost = f"{status.name(lead.index)}: {trouble_text(lead.trouble)}" if lead is not None else ""
+    coordinator = lost_coordinator(status)
+    lost = f"{status.name(coordinator.index)}: {trouble_text(coordinator.trouble)}" if coordinator is not None else ""
     reasons = [lost, outcome.reason, *map(blocked_text, blocked(status)[:_REASONS])]
     what, fix = "; ".join(filter(None, reasons)), firewall_text(suspects(status)) or resume_text(status)
     if outcome.state is JobState.TIMEOUT:

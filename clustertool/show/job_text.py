@@ -10,7 +10,7 @@ from clustertool.model.config.folded_names import fold, gather, grouped, ranges
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.file_origin import SharedFile
 from clustertool.model.job.node_status import NodeTrouble
-from clustertool.model.job.outcome import Key, Outcome, coordinator, failed, followers, short_exit, some
+from clustertool.model.job.outcome import Key, Outcome, describe_coordinator, failed, followers, short_exit, some
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState, NodeCause, StopState
 from clustertool.model.job.stop_result import StopResult
@@ -49,7 +49,7 @@ def blocked_text(wait: ConnectWait) -> str:
     """Describe which nodes cannot connect to the coordinator, and why."""
     what = "cannot connect again" if wait.again else "cannot connect"
     errno = f" ({wait.errno})" if wait.errno else ""
-    return f"{some(wait.nodes)} {what} to {coordinator(wait.coordinator, wait.endpoint)}: {wait.why}{errno}"
+    return f"{some(wait.nodes)} {what} to {describe_coordinator(wait.coordinator, wait.endpoint)}: {wait.why}{errno}"
 
 
 def wait_text(wait: Wait) -> str:
@@ -72,10 +72,10 @@ def firewall_text(firewall: Firewall | None) -> str:
 
 def resume_text(status: JobStatus) -> str:
     """Describe how to continue an elastic job that has ended because its coordinator was lost, "" for any other end."""
-    lead = away_coordinator(status)
-    if lead is None:
+    coordinator = away_coordinator(status)
+    if coordinator is None:
         return ""
-    again = f"--resume {status.job} --skip {status.name(lead.index)}"
+    again = f"--resume {status.job} --skip {status.name(coordinator.index)}"
     return f"start it again on the other nodes, from its output: {PROGRAM} run {again}, with the options of its start"
 
 

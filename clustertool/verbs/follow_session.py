@@ -128,7 +128,7 @@ class JobStopper:
     def _result(self, watch: JobView, node: int) -> StopResult:
         """Read the result of the stop from the node's last event, else from its answer to the stop.
 
-        The lead's stop may have been faster, or the connection broken at our request.
+        The coordinator's stop may have been faster, or the connection broken at our request.
         """
         known = watch.status.nodes.get(node)
         if known is not None and known.state is NodeState.ENDED:

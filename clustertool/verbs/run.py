@@ -158,9 +158,9 @@ def _follow(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, made: P
     try:
         follow_to_end(call, fleet, inbox, follow, hide, lambda: order.ended(made))
     except NodeLost as error:
-        lead = away_coordinator(follow.watch.status)
-        if lead is not None:
-            again = resume_command(call.typed, made.job_id, follow.watch.status.name(lead.index))
+        coordinator = away_coordinator(follow.watch.status)
+        if coordinator is not None:
+            again = resume_command(call.typed, made.job_id, follow.watch.status.name(coordinator.index))
             error.fix = f"start it again on the other nodes, from its output: {again}"
         raise
 

@@ -1,8 +1,8 @@
 """Failures of one moment are one report: causes before consequences, equal ones together, each printed once. Pure.
 
 Reports of failed processes are delayed for a short time, for two reasons. The nodes' events come in any order, and only the
-lead knows which failure was first. And processes that fail of the same error fail at the same time. Consequences of a failure
-("ending the job on all nodes") wait behind it, so that a cause is printed before its consequences.
+coordinator knows which failure was first. And processes that fail of the same error fail at the same time. Consequences of a
+failure ("ending the job on all nodes") wait behind it, so that a cause is printed before its consequences.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from clustertool.model.config.folded_names import grouped
 from clustertool.model.job.outcome import Failure, Key, alike, same_error
 from clustertool.watch.news import EventNews, FailureNews, News
 
-HOLD = 1.0  # seconds: the lead names the failures after half a second
+HOLD = 1.0  # seconds: the coordinator names the failures after half a second
 _CAUSE = 2.5  # seconds: it waits for so long where it knows lost connections only
 
 
@@ -24,7 +24,7 @@ class Failures:
 
     _waiting: list[tuple[float, Failure]] = field(default_factory=list)
     _behind: list[News] = field(default_factory=list)
-    # In the order in which the lead knew them, with the attempt.
+    # In the order in which the coordinator knew them, with the attempt.
     _first: list[tuple[Key, int]] = field(default_factory=list)
     _why: EventNews | None = None
     _reported: set[tuple[Key, int]] = field(default_factory=set)
@@ -39,9 +39,9 @@ class Failures:
             self._hold(now + (_CAUSE if failure.consequence else HOLD))
 
     def expect(self, culprits: Iterable[Key], attempt: int, why: EventNews, now: float) -> None:
-        """Put the first failures that the lead has named in front of those that wait.
+        """Put the first failures that the coordinator has named in front of those that wait.
 
-        why: the lead's event. It is reported instead, in case that their own events never come.
+        why: the coordinator's event. It is reported instead, in case that their own events never come.
         """
         named = [(key, attempt) for key in culprits]
         self._first += named

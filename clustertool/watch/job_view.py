@@ -132,12 +132,14 @@ class JobView:
         return {log: size for offsets in self.offsets.values() for log, size in offsets.items()}
 
     @property
-    def without_lead(self) -> bool:
-        """Whether all other nodes have ended because nothing came from the lead."""
-        lead = self.status.lead
-        others = [self.status.nodes.get(node) for node in self.nodes - {lead}]
+    def without_coordinator(self) -> bool:
+        """Whether all other nodes have ended because nothing came from the coordinator."""
+        coordinator = self.status.coordinator
+        others = [self.status.nodes.get(node) for node in self.nodes - {coordinator}]
         ends = [node.ended for node in others if node is not None and node.ended is not None]
-        return 0 < len(others) == len(ends) and all(end.state is JobState.LOST and end.node == lead for end in ends)
+        return 0 < len(others) == len(ends) and all(
+            end.state is JobState.LOST and end.node == coordinator for end in ends
+        )
 
     def end_by_engine(self, reason: str, t: float) -> list[Item]:
         """Record that the engine has ended the job, so that no more is expected of nodes that have not recorded an end."""

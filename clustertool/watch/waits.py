@@ -66,7 +66,7 @@ def blocked(status: JobStatus, now: float = 0.0) -> list[ConnectWait]:
     return [
         ConnectWait(
             [status.name(node.index) for node in nodes],
-            status.name(status.lead),
+            status.name(status.coordinator),
             *cause,
             max(_age(now, float(node.unconnected["since"]) - node.skew) for node in nodes),
         )
@@ -84,7 +84,7 @@ def suspects(status: JobStatus) -> Firewall | None:
         return None
     incoming = len(nodes) >= len(status.nodes) - 1
     return Firewall(
-        [status.name(node) for node in (status.lead, *(node.index for node in nodes if not incoming))],
+        [status.name(node) for node in (status.coordinator, *(node.index for node in nodes if not incoming))],
         incoming,
         nodes[0].unconnected["endpoint"].rpartition(":")[0].strip("[]"),
     )
@@ -92,15 +92,15 @@ def suspects(status: JobStatus) -> Firewall | None:
 
 def lost_coordinator(status: JobStatus) -> NodeStatus | None:
     """Return the coordinator's node, if it has recorded why its supervisor ended."""
-    lead = status.nodes.get(status.lead)
-    return lead if lead is not None and lead.state is NodeState.LOST else None
+    coordinator = status.nodes.get(status.coordinator)
+    return coordinator if coordinator is not None and coordinator.state is NodeState.LOST else None
 
 
 def away_coordinator(status: JobStatus) -> NodeStatus | None:
     """Return the coordinator's node, if an elastic job has ended because the others did not reach it any more."""
-    lead = status.nodes.get(status.lead)
+    coordinator = status.nodes.get(status.coordinator)
     lost = status.outcome is not None and status.outcome.state is JobState.LOST and status.elastic
-    return lead if lost and lead is not None and lead.state is not NodeState.ENDED else None
+    return coordinator if lost and coordinator is not None and coordinator.state is not NodeState.ENDED else None
 
 
 def _without_connection(status: JobStatus) -> list[NodeStatus]:

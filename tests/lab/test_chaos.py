@@ -46,7 +46,7 @@ def hit(site: LabSite, running: Running, dice: random.Random) -> Fault:
         "stop supervisor": lambda: strike(site, node, "ct-supervisor", signal.SIGSTOP, Fault("stop supervisor", (75,))),
         "kill guard": lambda: strike(site, node, "ct-guard", signal.SIGKILL, Fault("kill guard", (0,))),
         "stop guard": lambda: strike(site, node, "ct-guard", signal.SIGSTOP, Fault("stop guard", (0,))),
-        "kill lead": lambda: strike(site, 0, "ct-supervisor", signal.SIGKILL, Fault("kill lead", (75,))),
+        "kill coordinator": lambda: strike(site, 0, "ct-supervisor", signal.SIGKILL, Fault("kill coordinator", (75,))),
         "crash": lambda: crash(site, node),
         "cut": lambda: cut(site, node),
         "cut and heal": lambda: cut_and_heal(site, node, dice.uniform(0.2, LOSS * 0.5)),

@@ -119,7 +119,7 @@ def test_a_node_that_crashes(site):
     away = three.inv("status", "--json").ends(69).json
     assert (away["state"], away["outcome"]["code"]) == ("lost", 75)
     assert [p["state"] for p in away["processes"]] == ["stopped", "stopped", "lost"]
-    assert away["processes"][2]["step"] >= 1, "what the lead knew of it"
+    assert away["processes"][2]["step"] >= 1, "what the coordinator knew of it"
     logs = three.inv("logs", "--rank", 2).ends(69)
     assert re.search(r"no log of trainer 2 \(lost, last step \d+, last output \d+.* ago\): .*node2 port 22", logs.err)
     assert re.search(r"when node2 answers again: ~/clustertool/JOB\S+/log/workerlog.2 on node2", logs.err)
@@ -133,7 +133,7 @@ def test_a_node_that_crashes(site):
     assert "[trainer 2 node2] step" in three.inv("logs", "--rank", 2).ends(0).out
 
 
-def test_the_leads_node_crashes(site):
+def test_the_coordinators_node_crashes(site):
     three = site(3)
     three.conf(LOSS_TIMEOUT=2)
     running = counting(three, "--rank", 1)
@@ -219,7 +219,7 @@ def test_logs_that_are_followed_are_resumed_too(site):
 
 
 def test_a_connection_that_breaks_while_it_stops(site):
-    """The stop reaches the node by its lead, and the end is told."""
+    """The stop reaches the node by its coordinator, and the end is told."""
     pair = site(2)
     running = counting(pair)
     (agent,) = [p.pid for p in pair.processes(1) if p.name == "ct-agent"]
@@ -247,7 +247,7 @@ def test_a_node_that_hangs_while_it_stops(site):
 
 
 def test_a_cable_that_stays_cut(site):
-    """Both sides end their part: the lead gives the node up, and the node gives the lead up."""
+    """Both sides end their part: the coordinator gives the node up, and the node gives the coordinator up."""
     pair = site(2)
     pair.conf(LOSS_TIMEOUT=2)
     running = counting(pair)
@@ -311,7 +311,7 @@ def test_the_status_of_a_job_does_not_wait_for_a_node_that_it_has_lost(site):
 
 
 @pytest.mark.chaos
-def test_a_stop_shows_the_clean_nodes_while_the_lead_waits_for_a_lost_one(site):
+def test_a_stop_shows_the_clean_nodes_while_the_coordinator_waits_for_a_lost_one(site):
     three = site(3, acquainted=True)
     three.conf(LOSS_TIMEOUT=100)
     running = counting(three)

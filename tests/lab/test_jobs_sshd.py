@@ -38,7 +38,7 @@ def goes_on(site, rank, seconds=5.0):
     assert site.stream.process.poll() is None
 
 
-EITHER = pytest.mark.parametrize("dead", [pytest.param(0, marks=pytest.mark.chaos), 1])  # node 0 leads
+EITHER = pytest.mark.parametrize("dead", [pytest.param(0, marks=pytest.mark.chaos), 1])  # node 0 coordinates
 
 
 @EITHER
@@ -101,7 +101,7 @@ def test_a_rank_fails_meanwhile(pair, dead):
 
 
 @EITHER
-def test_a_stop_reaches_it_by_the_lead(pair, dead):
+def test_a_stop_reaches_it_by_the_coordinator(pair, dead):
     pair.lab.kill_sshd(dead)
     pair.stream.says(f"warning: node{dead}: connection lost")
     done = pair.inv("stop").ends(69)

@@ -21,7 +21,7 @@ from tests.lab.lab import Lab
 from tests.node.harness import until
 
 LOSS, GRACE, LENGTH, JOIN = 2.0, 1.0, 1.0, 8.0
-# A lead that died early is expected for 30 s, as after a start by ssh.
+# A coordinator that died early is expected for 30 s, as after a start by ssh.
 BOUND = 30.0 + JOIN + LOSS + GRACE + LENGTH + 15
 COMMAND = f"echo begin; sleep {LENGTH}; echo end"
 CLAIMS = "ports.json"  # stays, without claims
@@ -47,7 +47,7 @@ def launch(machine: LabMachine) -> bool:
     return (machine.job_dir / ".clustertool/events.jsonl").exists()
 
 
-def lead(machine: LabMachine) -> bool:
+def coordinate(machine: LabMachine) -> bool:
     return bool(machine.reports("planned"))
 
 
@@ -55,7 +55,7 @@ def go(machine: LabMachine) -> bool:
     return bool(machine.events("started"))
 
 
-STEPS: list[Callable[[LabMachine], bool]] = [offer, probe, place, launch, lead, go]
+STEPS: list[Callable[[LabMachine], bool]] = [offer, probe, place, launch, coordinate, go]
 
 
 def harm(kind: str, victim: LabMachine, lab: Lab, dice: random.Random) -> set[int]:

@@ -1,4 +1,4 @@
-"""A cable lies between the lead of a job and its other nodes, and a test breaks it."""
+"""A cable lies between the coordinator of a job and its other nodes, and a test breaks it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.node.harness import Job
 
 
 class Cable:
-    """A TCP proxy in front of the lead: cut() resets what is connected, and once pull() has returned nothing comes
+    """A TCP proxy in front of the coordinator: cut() resets what is connected, and once pull() has returned nothing comes
     through until plug()."""
 
-    def __init__(self, lead: tuple[str, int]) -> None:
-        self._lead = lead
+    def __init__(self, coordinator: tuple[str, int]) -> None:
+        self._coordinator = coordinator
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = self._listener.getsockname()
         self._pairs: dict[socket.socket, socket.socket] = {}
@@ -62,7 +62,7 @@ class Cable:
             if sock is self._listener:
                 near = sock.accept()[0]
                 with contextlib.suppress(OSError):
-                    far = socket.create_connection(self._lead, timeout=1)
+                    far = socket.create_connection(self._coordinator, timeout=1)
                     self._pairs.update({near: far, far: near})
                     self.connections += 1
             elif sock in self._pairs:
@@ -83,11 +83,11 @@ class Cable:
         self._pairs.clear()
 
     def of(self, job: Job, nodes: Iterable[int]) -> None:
-        """Let these nodes of a job that is not placed connect to the lead by this cable."""
+        """Let these nodes of a job that is not placed connect to the coordinator by this cable."""
         for node in nodes:
             request = job.place_requests[node]
-            lead = {**request["spec"]["lead"], "host": self.address[0], "port": self.address[1]}
-            request["spec"] = {**request["spec"], "lead": lead}
+            coordinator = {**request["spec"]["lead"], "host": self.address[0], "port": self.address[1]}
+            request["spec"] = {**request["spec"], "lead": coordinator}
 
 
 CableOf = Callable[[Job], Cable]

@@ -37,11 +37,11 @@ def join_bench(tmp_path: Path, home: Path) -> Iterator[JoinBench]:
 
 @pytest.fixture
 def cable_of() -> Iterator[CableOf]:
-    """Put a cable between the lead and every other node of a job that is not placed yet."""
+    """Put a cable between the coordinator and every other node of a job that is not placed yet."""
     made: list[Cable] = []
 
     def make(job: Job) -> Cable:
-        cable = Cable(job.plan.lead)
+        cable = Cable(job.plan.coordinator)
         made.append(cable)
         cable.of(job, range(1, len(job.nodes)))
         return cable

@@ -16,7 +16,7 @@ from tests.node.test_links import _tls as tls
 
 TIMEOUT = 2
 ENDS = "echo ready; until [ -e go ]; do sleep 0.05; done"
-LEAD, OTHER = 0, 1
+COORDINATOR, OTHER = 0, 1
 
 
 def freeze(job: Job, *who: tuple[str, int]) -> None:
@@ -32,8 +32,18 @@ def thaw(job: Job, *who: tuple[str, int]) -> None:
 
 
 ORDERS = {  # in which they are frozen; the last one runs again first
-    "guards, lead": [("supervisor", OTHER), ("supervisor", LEAD), ("guard", OTHER), ("guard", LEAD)],
-    "guards, other node": [("supervisor", LEAD), ("supervisor", OTHER), ("guard", LEAD), ("guard", OTHER)],
+    "guards, coordinator": [
+        ("supervisor", OTHER),
+        ("supervisor", COORDINATOR),
+        ("guard", OTHER),
+        ("guard", COORDINATOR),
+    ],
+    "guards, other node": [
+        ("supervisor", COORDINATOR),
+        ("supervisor", OTHER),
+        ("guard", COORDINATOR),
+        ("guard", OTHER),
+    ],
 }
 
 
@@ -44,16 +54,16 @@ def test_a_machine_that_stands_still_loses_no_node(bench: Bench, order: str) -> 
     freeze(job, *ORDERS[order])
     time.sleep(3.5)  # not a wait: how long the machine stands still
     thaw(job, *reversed(ORDERS[order]))
-    for node in (LEAD, OTHER):
+    for node in (COORDINATOR, OTHER):
         (job.dir(node) / "go").touch()
-    assert [job.ended(node)["state"] for node in (LEAD, OTHER)] == ["succeeded"] * 2
-    assert not any(job.events(node, kind) for node in (LEAD, OTHER) for kind in ("lost", "supervisor-lost"))
+    assert [job.ended(node)["state"] for node in (COORDINATOR, OTHER)] == ["succeeded"] * 2
+    assert not any(job.events(node, kind) for node in (COORDINATOR, OTHER) for kind in ("lost", "supervisor-lost"))
 
 
-def test_a_lead_that_was_blocked_for_less_than_the_timeout(bench: Bench) -> None:
+def test_a_coordinator_that_was_blocked_for_less_than_the_timeout(bench: Bench) -> None:
     job = bench.run(bench.nodes(3, LOSS_TIMEOUT=8), ENDS).ready()
     kill(job.process("supervisor"), signal.SIGSTOP)
-    time.sleep(5.5)  # not a wait: the nodes have dropped their connections, and not given up the lead
+    time.sleep(5.5)  # not a wait: the nodes have dropped their connections, and not given up the coordinator
     kill(job.process("supervisor"), signal.SIGCONT)
     time.sleep(3.0)  # not a wait: longer in all than the timeout
     for node in range(3):
@@ -85,7 +95,7 @@ def test_a_node_that_has_started_may_be_silent_for_longer_until_all_have(bench: 
     hello = json.dumps({"type": "join", "node": 2, "token": job.token, "sender": ["boot", 7, 1]}).encode()
     for node in (0, 1):
         job.nodes[node].client.agent.ask(job.start_requests[node])
-    with tls(job.plan.lead, (identity.certificate, identity.key), frame(hello)):
+    with tls(job.plan.coordinator, (identity.certificate, identity.key), frame(hello)):
         job.until("started", 1)
         time.sleep(0.5)  # not a wait: node 1 has acknowledged
         freeze(job, ("supervisor", 1), ("guard", 1))

@@ -85,7 +85,7 @@ def test_a_guard_leaves_the_child_that_takes_the_job_back(tmp_path: Path) -> Non
         kill(taking)
 
 
-def test_the_lead_learns_of_a_dead_supervisor_at_once(bench: Bench) -> None:
+def test_the_coordinator_learns_of_a_dead_supervisor_at_once(bench: Bench) -> None:
     """Not after the loss timeout; and the ranks that fail for want of the dead ones are not the culprits."""
     peer = bench.tmp / "peer"
     program = p.python(f"""
@@ -255,7 +255,7 @@ def test_both_frozen(bench: Bench) -> None:
     assert not job.living()
 
 
-def test_stop_says_clean_when_the_lead_has_left_too(bench: Bench) -> None:
+def test_stop_says_clean_when_the_coordinator_has_left_too(bench: Bench) -> None:
     """It waits for a node whose supervisor had to be killed, and is not called clean before it has given that up."""
     job = bench.run(bench.nodes(3, LOSS_TIMEOUT=8), p.PLAIN).ready()
     deaf(job, 2)
@@ -268,7 +268,7 @@ def test_stop_says_clean_when_the_lead_has_left_too(bench: Bench) -> None:
 
 
 @pytest.mark.chaos
-def test_force_ends_a_lead_that_waits(bench: Bench) -> None:
+def test_force_ends_a_coordinator_that_waits(bench: Bench) -> None:
     """For a node that has been silent for less than the hour that conf.py allows."""
     job = bench.run(bench.nodes(2, LOSS_TIMEOUT=3600), p.PLAIN).ready()
     deaf(job, 1)
@@ -277,7 +277,7 @@ def test_force_ends_a_lead_that_waits(bench: Bench) -> None:
     assert job.stop(1, force=True) == {"state": "clean", "survivors": []}
 
 
-def test_nodes_end_when_the_lead_dies(bench: Bench) -> None:
+def test_nodes_end_when_the_coordinator_dies(bench: Bench) -> None:
     """Supervisor and guard of node 0 are gone at once: the others end their ranks within loss timeout and grace."""
     job = bench.run(bench.nodes(3, LOSS_TIMEOUT=2), p.IGNORES_TERM, policy={"grace": 0.5})
     job.ready()
@@ -296,8 +296,8 @@ def test_nodes_end_when_the_lead_dies(bench: Bench) -> None:
     job.gone()
 
 
-def test_lead_gives_up_a_node(bench: Bench) -> None:
-    """The supervisor of node 1 dies, its guard ends its ranks; the lead calls the node lost and ends the job."""
+def test_coordinator_gives_up_a_node(bench: Bench) -> None:
+    """The supervisor of node 1 dies, its guard ends its ranks; the coordinator calls the node lost and ends the job."""
     job = bench.run(bench.nodes(3), p.PLAIN)
     job.ready()
     kill(job.process("supervisor", 1))
@@ -328,7 +328,7 @@ def test_job_outlives_its_code(bench: Bench) -> None:
 
 
 def test_a_supervisor_that_dies_before_it_has_joined(bench: Bench) -> None:
-    """Its guard reports that to the lead: no rank starts anywhere."""
+    """Its guard reports that to the coordinator: no rank starts anywhere."""
     job = bench.job(bench.nodes(2), p.IGNORES_TERM).place()
     job.nodes[1].client.agent.ask(job.start_requests[1])
     supervisor, guard = job.process("supervisor", 1), job.process("guard", 1)

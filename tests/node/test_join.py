@@ -238,7 +238,7 @@ def test_a_version_whose_offer_has_other_settings(join_bench: JoinBench) -> None
 
 
 def test_one_machine_too_many(join_bench: JoinBench) -> None:
-    """The lead answers it when the job runs."""
+    """The coordinator answers it when the job runs."""
     machines = start(join_bench.job(2, WAIT))
     running(machines)
     late = join_bench.another(machines[1]).start()
@@ -461,7 +461,7 @@ def test_a_machine_that_dies_at_any_moment(join_bench: JoinBench, seed: int) -> 
     victim = chance.choice(machines)
     kill(victim.process)
     others = [machine for machine in machines if machine is not victim]
-    # A lead that died before the others had a connection is expected for 30 s, as after a start by ssh.
+    # A coordinator that died before the others had a connection is expected for 30 s, as after a start by ssh.
     assert [machine.wait(60.0) for machine in others] == [75, 75], [one.lines for one in machines]
     until(lambda: not join_bench.living(), "nothing lives")
     if any(machine.events("started") for machine in machines):

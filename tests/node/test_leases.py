@@ -261,7 +261,7 @@ class Offer:
     def __init__(self, job: Job, sender: list[object], epoch: int = -1) -> None:
         fields = job.start_requests[0].fields
         ctx = context(str(fields["certificate"]), str(fields["key"]), server=False)
-        self._wire = TlsLink(dial(*job.plan.lead), ctx, server=False, max_header=1 << 16)
+        self._wire = TlsLink(dial(*job.plan.coordinator), ctx, server=False, max_header=1 << 16)
         self.messages: list[dict[str, Any]] = []
         self.closed = self._sent = False
         self._hello = {"type": "offer", "sender": sender, "hostname": "n9", "address": "127.0.0.99"}

@@ -373,8 +373,8 @@ def test_lead_port_lost(bench: Bench) -> None:
     import socket
 
     job = bench.job(bench.nodes(2), p.PLAIN).place()
-    with socket.create_server((job.plan.lead[0], job.plan.lead[1])):
-        with pytest.raises(PreflightError, match=f"port {job.plan.lead[1]} is in use by"):
+    with socket.create_server((job.plan.coordinator[0], job.plan.coordinator[1])):
+        with pytest.raises(PreflightError, match=f"port {job.plan.coordinator[1]} is in use by"):
             job.start()
     assert [job.stop(node)["state"] for node in range(2)] in (["ended already", "clean"], ["clean", "clean"])
     for node in range(2):

@@ -1,4 +1,4 @@
-"""The link between a node and the lead: cables break and heal, strangers knock; a job notices neither."""
+"""The link between a node and the coordinator: cables break and heal, strangers knock; a job notices neither."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_nothing_is_lost_or_doubled(bench: Bench, cable_of: CableOf) -> None:
 
 @pytest.mark.chaos
 def test_order_to_start_survives_a_cut(bench: Bench, cable_of: CableOf) -> None:
-    """The lead's words are sent again, too: pservers on both sides, trainers only after all of them."""
+    """The coordinator's words are sent again, too: pservers on both sides, trainers only after all of them."""
     job = bench.job(bench.nodes(2, LOSS_TIMEOUT=20), "echo ready", pserver=p.PSERVER)
     cable = cable_of(job)
     job.start()
@@ -71,7 +71,7 @@ def test_pulled_for_less_than_the_timeout(bench: Bench, cable_of: CableOf) -> No
 
 
 def test_pulled_for_longer(bench: Bench, cable_of: CableOf) -> None:
-    """Both sides give up: the lead calls the node lost, the node ends its ranks by itself."""
+    """Both sides give up: the coordinator calls the node lost, the node ends its ranks by itself."""
     job = bench.job(bench.nodes(3, LOSS_TIMEOUT=2), p.PLAIN)
     cable = cable_of(job)
     for node, request in job.place_requests.items():
@@ -94,7 +94,7 @@ def test_a_node_reports_that_it_cannot_connect(bench: Bench) -> None:
     before = time.time()
     job.nodes[1].client.agent.ask(job.start_requests[1])
     event = job.until("unconnected", 1)[0]
-    host, port = job.plan.lead
+    host, port = job.plan.coordinator
     assert event["endpoint"] == f"{host}:{port}"
     assert (event["errno"], event["why"], event["again"]) == ("ECONNREFUSED", "connection refused", False)
     assert before - 1 < event["since"] < event["t"] - 2.5
@@ -107,31 +107,31 @@ def test_a_node_reports_that_it_cannot_connect(bench: Bench) -> None:
 def test_a_connected_coordinator_that_falls_silent(bench: Bench) -> None:
     """Its machine may have crashed, so nothing is known of its port."""
     job = bench.run(bench.nodes(2, LOSS_TIMEOUT=8), p.PLAIN).ready()
-    lead = job.process("supervisor")
-    kill(lead, signal.SIGSTOP)
+    coordinator = job.process("supervisor")
+    kill(coordinator, signal.SIGSTOP)
     event = job.until("unconnected", 1)[0]
-    kill(lead, signal.SIGCONT)
+    kill(coordinator, signal.SIGCONT)
     assert (event["errno"], event["why"], event["again"]) == ("", "no message from it any more", True)
     job.until("connected", 1)
     job.stop()
 
 
 def test_connect_takes_a_while(bench: Bench) -> None:
-    """Across a real network connect() is never done at once. Here the lead's door has a queue that is full at first."""
+    """Across a real network connect() is never done at once. Here the coordinator's door has a queue that is full at first."""
     job = bench.job(bench.nodes(2), "echo ready")
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
         door.listen(0)
         fill = [socket.create_connection(door.getsockname()) for _ in range(1)]
         request = job.place_requests[1]
-        lead = {**request["spec"]["lead"], "host": door.getsockname()[0], "port": door.getsockname()[1]}
-        request["spec"] = {**request["spec"], "lead": lead}
+        coordinator = {**request["spec"]["lead"], "host": door.getsockname()[0], "port": door.getsockname()[1]}
+        request["spec"] = {**request["spec"], "lead": coordinator}
         job.start()
         trying = until(lambda: _connecting(door.getsockname()[1]), "it is connecting")
         time.sleep(0.3)  # not a wait: far longer than the pause between two tries
         assert _connecting(door.getsockname()[1]) == trying, "it waits for its answer, and does not try anew"
         fill += [door.accept()[0] for _ in fill]
-        cable = _pass_on(door, job.plan.lead)
+        cable = _pass_on(door, job.plan.coordinator)
         assert [job.ended(node)["state"] for node in range(2)] == ["succeeded"] * 2
         assert not (job.dir(1) / ".clustertool/supervisor.err").read_text()
         for sock in fill:
@@ -146,7 +146,7 @@ def _connecting(port: int) -> list[str]:
     return [row[1] for row in rows if row[2].endswith(f":{port:04X}") and row[3] == "02"]
 
 
-def _pass_on(door: socket.socket, lead: tuple[str, int]) -> threading.Thread:
+def _pass_on(door: socket.socket, coordinator: tuple[str, int]) -> threading.Thread:
     def copy(source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
@@ -156,7 +156,7 @@ def _pass_on(door: socket.socket, lead: tuple[str, int]) -> threading.Thread:
     def run() -> None:
         with contextlib.suppress(OSError):
             while True:
-                near, far = door.accept()[0], socket.create_connection(lead)
+                near, far = door.accept()[0], socket.create_connection(coordinator)
                 for pair in ((near, far), (far, near)):
                     threading.Thread(target=copy, args=pair, daemon=True).start()
 
@@ -179,7 +179,7 @@ def garbage(address: tuple[str, int]) -> socket.socket:
 
 
 def flood(address: tuple[str, int]) -> socket.socket:
-    """Data without end: the lead reads none of it for longer than it takes to see that it is no TLS."""
+    """Data without end: the coordinator reads none of it for longer than it takes to see that it is no TLS."""
     sock = socket.create_connection(address)
     with contextlib.suppress(OSError):
         for _ in range(200):
@@ -237,24 +237,24 @@ def test_strangers(bench: Bench, stranger: Callable[[tuple[str, int]], socket.so
     """They come before node 1 does, and while it works."""
     job = bench.job(bench.nodes(2), "echo ready; until [ -e go ]; do sleep 0.05; done; exit 4").place()
     job.nodes[0].client.agent.ask(job.start_requests[0])
-    visitors = [stranger(job.plan.lead) for _ in range(5)]
+    visitors = [stranger(job.plan.coordinator) for _ in range(5)]
     job.nodes[1].client.agent.ask(job.start_requests[1])
     job.ready()
-    visitors += [stranger(job.plan.lead) for _ in range(5)]
+    visitors += [stranger(job.plan.coordinator) for _ in range(5)]
     _untouched(job, visitors)
 
 
 def test_many_at_once(bench: Bench) -> None:
     job = bench.job(bench.nodes(2), "echo ready; until [ -e go ]; do sleep 0.05; done; exit 4").place()
     job.nodes[0].client.agent.ask(job.start_requests[0])
-    visitors = [silent(job.plan.lead) for _ in range(600)]
+    visitors = [silent(job.plan.coordinator) for _ in range(600)]
     job.nodes[1].client.agent.ask(job.start_requests[1])
     start = time.monotonic()
     job.ready()
     assert time.monotonic() - start < 25
     fds = len(list(Path(f"/proc/{job.process('supervisor').pid}/fd").iterdir()))
     assert fds < 560, "strangers are bounded in number"
-    visitors += [stranger(job.plan.lead) for stranger in STRANGERS for _ in range(20)]
+    visitors += [stranger(job.plan.coordinator) for stranger in STRANGERS for _ in range(20)]
     _untouched(job, visitors)
 
 
@@ -262,9 +262,10 @@ def test_too_much_from_a_member(bench: Bench) -> None:
     """Whoever holds the certificate, and then talks without measure, is cut off all the same."""
     job = bench.run(bench.nodes(2), "echo ready; until [ -e go ]; do sleep 0.05; done; exit 4")
     pair = (job.plan.identity.certificate, job.plan.identity.key)
-    visitors = [_tls(job.plan.lead, pair, struct.pack(">II", 1 << 30, 0) + bytes(1 << 20)) for _ in range(3)]
+    visitors = [_tls(job.plan.coordinator, pair, struct.pack(">II", 1 << 30, 0) + bytes(1 << 20)) for _ in range(3)]
     visitors += [
-        _tls(job.plan.lead, pair, _frame(text)) for text in (b"[]", b"{", b'{"type": "join", "node": 1, "token": "x"}')
+        _tls(job.plan.coordinator, pair, _frame(text))
+        for text in (b"[]", b"{", b'{"type": "join", "node": 1, "token": "x"}')
     ]
     _untouched(job.ready(), visitors)
 

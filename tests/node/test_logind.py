@@ -145,7 +145,7 @@ def test_an_error_of_the_supervisor_in_a_scope_is_its_own(bench: Bench, node: Ma
 
     made = node()
     job = bench.job([made], p.PLAIN).place()
-    port = job.plan.lead[1]
+    port = job.plan.coordinator[1]
     with socket.create_server(("127.0.0.1", port)), pytest.raises(PortInUse, match=f"port {port} is in use by"):
         job.start()
     assert asked(tmp_path, "systemd-run") == ["--user --scope"]

@@ -232,7 +232,7 @@ def ask(job: Job, node: int, **request: Any) -> Mapping[str, object]:
 
 
 def test_requests_of_strangers(bench: Bench, mpirun: Any) -> None:
-    """A process of the user cannot make other processes ranks, nor have the lead start a daemon that is none."""
+    """A process of the user cannot make other processes ranks, nor have the coordinator start a daemon that is none."""
     job = run(bench, mpirun, "echo ready; sleep 60", nodes=2, per_node=1).ready()
     for node, request in (
         (1, {"type": "rank-started", "role": "trainer", "rank": 1, "pid": os.getpid()}),

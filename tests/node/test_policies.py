@@ -1,4 +1,4 @@
-"""Time limits, leases, restarts, claims and memory kills: the lead's rules and what the node knows of them."""
+"""Time limits, leases, restarts, claims and memory kills: the coordinator's rules and what the node knows of them."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD, signal.SIGINT):
 
 
 def test_limit_of_open_files(bench: Bench) -> None:
-    """The lead of many nodes needs more descriptors than a user has by default; its ranks have the hard limit."""
+    """The coordinator of many nodes needs more descriptors than a user has by default; its ranks have the hard limit."""
     nodes = bench.nodes(2)
     for node in nodes:
         node.shell = ["/bin/sh", "-c", "ulimit -Sn 64; ulimit -Hn 777; exec /bin/sh"]
@@ -91,7 +91,7 @@ def test_limit_of_open_files(bench: Bench) -> None:
     limits = [Path(f"/proc/{job.process('supervisor', node).pid}/limits").read_text() for node in range(2)]
     soft = [int(line.split()[3]) for text in limits for line in text.splitlines() if line.startswith("Max open files")]
     assert soft == [204, 64]
-    strangers = [socket.create_connection(job.plan.lead) for _ in range(150)]
+    strangers = [socket.create_connection(job.plan.coordinator) for _ in range(150)]
     assert job.stop(1)["state"] == "clean"
     assert job.ended()["state"] == "stopped"
     for one in strangers:

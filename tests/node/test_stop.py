@@ -123,7 +123,7 @@ def test_placed_and_never_started(bench: Bench) -> None:
 
 
 def test_started_on_one_node_only(bench: Bench) -> None:
-    """The start failed on node 1: node 0's supervisor, which leads, does not wait for it when it is told to stop."""
+    """The start failed on node 1: node 0's supervisor, which coordinates, does not wait for it when it is told to stop."""
     job = bench.job(bench.nodes(2, LOSS_TIMEOUT=60), p.PLAIN).place()
     job.nodes[0].client.agent.ask(job.start_requests[0])
     start = time.monotonic()
@@ -133,8 +133,8 @@ def test_started_on_one_node_only(bench: Bench) -> None:
     assert job.ended()["state"] == "stopped"
 
 
-def test_lead_is_gone(bench: Bench) -> None:
-    """A stop of a node whose lead does not answer any more is done there and then."""
+def test_coordinator_is_gone(bench: Bench) -> None:
+    """A stop of a node whose coordinator does not answer any more is done there and then."""
     job = bench.run(bench.nodes(2, LOSS_TIMEOUT=60), p.PLAIN).ready()
     for kind in ("supervisor", "guard"):
         kill(job.process(kind), signal.SIGSTOP)
@@ -144,8 +144,8 @@ def test_lead_is_gone(bench: Bench) -> None:
     assert job.stop(0, grace=0.1) == CLEAN
 
 
-def test_the_lead_learns_of_it_later(bench: Bench) -> None:
-    """Node 1 was stopped and has gone while the lead was frozen: its last words were sent and count."""
+def test_the_coordinator_learns_of_it_later(bench: Bench) -> None:
+    """Node 1 was stopped and has gone while the coordinator was frozen: its last words were sent and count."""
     job = bench.run(bench.nodes(2, LOSS_TIMEOUT=60), p.PLAIN).ready()
     kill(job.process("supervisor"), signal.SIGSTOP)
     assert job.stop(1) == CLEAN
@@ -170,9 +170,9 @@ def test_others_are_not_touched(bench: Bench) -> None:
 
 @pytest.mark.chaos
 def test_two_nodes_of_one_machine(bench: Bench) -> None:
-    """A node ends its own processes and not those of its neighbour, which here is deaf to the lead's word for a while.
+    """A node ends its own processes and not those of its neighbour, which here is deaf to the coordinator's word for a while.
 
-    The stop does not wait for that for ever, and leaves the lead in its place: it has still to tell the neighbour.
+    The stop does not wait for that for ever, and leaves the coordinator in its place: it has still to tell the neighbour.
     """
     job = bench.run(bench.nodes(2, LOSS_TIMEOUT=30), p.PLAIN).ready()
     kill(job.process("supervisor", 1), signal.SIGSTOP)

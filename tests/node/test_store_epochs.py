@@ -253,8 +253,10 @@ def test_a_coordinator_that_is_shut_down_hands_the_job_over(join_bench: JoinBenc
     says(machines[1], 1, 0, 2)
     says(machines[2], 1, 1, 2)
     assert time.monotonic() - began < 5.0  # LOSS_TIMEOUT
-    leads = next(machine for machine in machines[1:] if [one for one in machine.events("epoch") if one["attempt"] == 1])
-    leads.signal(signal.SIGINT)
+    coordinates = next(
+        machine for machine in machines[1:] if [one for one in machine.events("epoch") if one["attempt"] == 1]
+    )
+    coordinates.signal(signal.SIGINT)
     assert codes(machines[1:]) == [130, 130]
 
 

@@ -20,7 +20,7 @@ LARGE = {"type": "large", "text": "x" * (4 << 20)}  # more than the kernel takes
 @dataclass
 class Pair:
     member: TlsLink
-    lead: TlsLink
+    coordinator: TlsLink
 
 
 @pytest.fixture
@@ -36,13 +36,13 @@ def pair() -> Iterator[Pair]:
             TlsLink(listener.accept()[0], context(*identity, server=True), server=True, max_header=MOST),
         )
     deadline = time.monotonic() + 30
-    while not (made.member.secure and made.lead.secure):
+    while not (made.member.secure and made.coordinator.secure):
         assert time.monotonic() < deadline
         made.member.turn()
-        made.lead.turn()
+        made.coordinator.turn()
     yield made
     made.member.close()
-    made.lead.close()
+    made.coordinator.close()
 
 
 def types(link: TlsLink, seconds: float = 10.0) -> list[str]:
@@ -58,30 +58,30 @@ def types(link: TlsLink, seconds: float = 10.0) -> list[str]:
 
 
 def test_what_came_before_a_reset_is_read_also_if_nothing_can_be_sent_any_more(pair: Pair) -> None:
-    """The member closes with unread data, which resets the connection. The lead has something to send, which fails."""
-    pair.lead.send({"type": "stop"})
-    pair.lead.flush()
+    """The member closes with unread data, which resets the connection. The coordinator has something to send, which fails."""
+    pair.coordinator.send({"type": "stop"})
+    pair.coordinator.flush()
     for kind in ("clean", "beat"):
         pair.member.send({"type": kind})
     pair.member.flush()
     pair.member.close()
-    pair.lead.send({"type": "beat"})
-    pair.lead.send(LARGE)
-    assert types(pair.lead) == ["clean", "beat"]
+    pair.coordinator.send({"type": "beat"})
+    pair.coordinator.send(LARGE)
+    assert types(pair.coordinator) == ["clean", "beat"]
 
 
 def test_the_last_message_arrives_although_the_answers_are_not_read(pair: Pair) -> None:
     """It is larger than what the kernel takes at once; data that is not read would reset the connection, and drop the rest."""
-    pair.lead.send({"type": "stop"})
-    pair.lead.flush()
+    pair.coordinator.send({"type": "stop"})
+    pair.coordinator.flush()
     pair.member.send(LARGE)
     pair.member.send({"type": "bye"})
     leaves = threading.Thread(target=pair.member.finish, args=(10.0,))
     leaves.start()
     try:
-        assert types(pair.lead) == ["large", "bye"]
+        assert types(pair.coordinator) == ["large", "bye"]
     finally:
-        pair.lead.close()
+        pair.coordinator.close()
         leaves.join(20)
     assert not leaves.is_alive()
 
@@ -91,4 +91,4 @@ def test_a_side_that_never_closes_is_waited_for_no_longer_than_allowed(pair: Pai
     began = time.monotonic()
     pair.member.finish(0.2)
     assert 0.2 <= time.monotonic() - began < 5.0
-    assert types(pair.lead) == ["bye"]
+    assert types(pair.coordinator) == ["bye"]

@@ -41,7 +41,7 @@ def flooded(machine: Machine, kinds: list[str]) -> Iterator[list[int]]:
 
 
 def joined(bench: JoinBench, kinds: list[str]) -> tuple[float, float]:
-    """Seconds until all ranks of a job of two machines run, and until a third machine is refused by the lead."""
+    """Seconds until all ranks of a job of two machines run, and until a third machine is refused by the coordinator."""
     machines = bench.job(2, "echo ready; exec sleep 60")
     machines[0].start().until("waiting")
     if not kinds:
@@ -68,7 +68,7 @@ def _measured(bench: JoinBench, machines: list[Machine]) -> tuple[float, float]:
 
 @pytest.mark.parametrize("kinds", [["hello"], sorted(flooder.KINDS)], ids=["hello", "all"])
 def test_a_flood_delays_a_join_by_a_second_at_most(join_bench: JoinBench, kinds: list[str]) -> None:
-    """While machines join, and when the lead has the port."""
+    """While machines join, and when the coordinator has the port."""
     found = []
     for _ in range(TRIES):
         calm, busy = joined(join_bench, []), joined(join_bench, kinds)

@@ -24,7 +24,7 @@ def connected(job: Job) -> Iterator[ssl.SSLSocket]:
         file.write(f"{job.plan.identity.certificate}\n{job.plan.identity.key}")
         file.flush()
         context.load_cert_chain(file.name)
-    with socket.create_connection(job.plan.lead, timeout=10) as plain, context.wrap_socket(plain) as sock:
+    with socket.create_connection(job.plan.coordinator, timeout=10) as plain, context.wrap_socket(plain) as sock:
         yield sock
 
 

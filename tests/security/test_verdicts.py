@@ -1,4 +1,4 @@
-"""A hostile node that reports the end of a job, or the loss of another node: only the lead's node can know these."""
+"""A hostile node that reports the end of a job, or the loss of another node: only the coordinator's node can know these."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LIES = [
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_job_goes_on_whatever_a_node_without_the_lead_reports(first: int) -> None:
+def test_a_job_goes_on_whatever_a_node_without_the_coordinator_reports(first: int) -> None:
     sent = {0: at(HONEST), 1: at([HONEST[0], *LIES])}
     found = fold((node, event) for node in (first, 1 - first) for event in sent[node])
     assert (found.state, found.outcome, found.phase, found.attempt) == ("running", None, "", 0)
@@ -78,7 +78,7 @@ def test_status_shows_a_running_job() -> None:
     assert read_status.as_dict(answers)["state"] == "succeeded"  # a node is missing, so the exit code is 69
 
 
-def test_an_end_of_another_node_never_outranks_that_of_the_lead() -> None:
+def test_an_end_of_another_node_never_outranks_that_of_the_coordinator() -> None:
     for own in ("verdict", "ended"):
         for events in (
             [(0, own, "failed"), (1, "ended", "succeeded")],
@@ -89,7 +89,7 @@ def test_an_end_of_another_node_never_outranks_that_of_the_lead() -> None:
             assert found.outcome.state == "failed"
 
 
-def test_where_the_lead_is_gone_a_node_that_knows_of_a_failure_counts_more() -> None:
+def test_where_the_coordinator_is_gone_a_node_that_knows_of_a_failure_counts_more() -> None:
     watch = JobView(frozenset({0, 1, 2}))
     for node, state in ((1, "succeeded"), (2, "failed")):
         watch.take(node, {"type": "events", "events": at([decided("ended", state)]), "at": 1}, b"", 0.0)
@@ -99,7 +99,7 @@ def test_where_the_lead_is_gone_a_node_that_knows_of_a_failure_counts_more() -> 
     assert watch.status.outcome.state == "failed"
 
 
-def test_jobs_shows_how_the_job_ended_on_the_leads_node() -> None:
+def test_jobs_shows_how_the_job_ended_on_the_coordinators_node() -> None:
     about = {
         "id": "j",
         "owner": "",

@@ -19,7 +19,7 @@ from clustertool.model.elastic import epochs, lease
 from clustertool.model.elastic.gathering import Gathering, Readiness
 from clustertool.model.elastic.lease import Lease
 from clustertool.node.supervisor.coordinator import epoch_decisions as e
-from clustertool.node.supervisor.coordinator import lead_decisions as l
+from clustertool.node.supervisor.coordinator import job_decisions as l
 
 LEASE = 5  # ticks; a message and its answer take one, and the margin of the next epoch is one
 COORDINATOR = 0
@@ -41,7 +41,7 @@ class Node(NamedTuple):
     alive: bool = True
 
 
-class Lead(NamedTuple):
+class Coordinator(NamedTuple):
     """What the coordinator's process has besides its own node. state: None while it gathers. known: numbers of epochs.
 
     received, seen: of each node, the time and the number of its newest beat. given_up: nodes of which no beat is acknowledged.
@@ -64,9 +64,9 @@ class World(NamedTuple):
 
     now: int
     nodes: tuple[Node, ...]
-    lead: Lead
-    to_lead: tuple[tuple[Message, ...], ...]
-    from_lead: tuple[tuple[Message, ...], ...]
+    coordinator: Coordinator
+    to_coordinator: tuple[tuple[Message, ...], ...]
+    from_coordinator: tuple[tuple[Message, ...], ...]
     faults: frozenset[Fault] = frozenset()
     used: tuple[int, ...] = ()
 
@@ -88,8 +88,8 @@ def kinds(node: int) -> tuple[str, ...]:
 def first_world(count: int) -> World:
     nothing: tuple[tuple[Message, ...], ...] = ((),) * count
     gathering = Gathering(0, 1, count, 2.0, 0)
-    lead = Lead(received=(0.0,) * count, seen=(0,) * count, gathering=gathering)
-    return World(0, (Node(),) * count, lead, nothing, nothing)
+    coordinator = Coordinator(received=(0.0,) * count, seen=(0,) * count, gathering=gathering)
+    return World(0, (Node(),) * count, coordinator, nothing, nothing)
 
 
 @functools.cache
@@ -113,9 +113,9 @@ class Turn:
         self.now = world.now + 1
         self.faults = frozenset(faults)
         self.nodes = list(world.nodes)
-        self.lead = world.lead
-        self.to_lead = list(world.to_lead)
-        self.from_lead = list(world.from_lead)
+        self.coordinator = world.coordinator
+        self.to_coordinator = list(world.to_coordinator)
+        self.from_coordinator = list(world.from_coordinator)
         self.used = world.used
 
     def run(self) -> World:
@@ -123,16 +123,16 @@ class Turn:
             self.guard(number)
         for number in range(1, len(self.nodes)):
             if self.runs(number):
-                self.node_turn(number, self.arrived(self.from_lead, number, CUT_DOWN))
+                self.node_turn(number, self.arrived(self.from_coordinator, number, CUT_DOWN))
         if self.runs(COORDINATOR):
             for number in range(1, len(self.nodes)):
-                for message in self.arrived(self.to_lead, number, CUT_UP):
-                    self.lead_reads(number, message)
+                for message in self.arrived(self.to_coordinator, number, CUT_UP):
+                    self.coordinator_reads(number, message)
                 if (LATE_OFFER, number) in self.faults:
-                    self.lead_reads(number, ("offer", self.nodes[number].last - 1))
-            self.lead_turn()
-        up, down = tuple(self.to_lead), tuple(self.from_lead)
-        return World(self.now, tuple(self.nodes), self.lead, up, down, self.faults, self.used)
+                    self.coordinator_reads(number, ("offer", self.nodes[number].last - 1))
+            self.coordinator_turn()
+        up, down = tuple(self.to_coordinator), tuple(self.from_coordinator)
+        return World(self.now, tuple(self.nodes), self.coordinator, up, down, self.faults, self.used)
 
     def runs(self, node: int) -> bool:
         return self.nodes[node].alive and not {(FROZEN, node), (SUSPENDED, node)} & self.faults
@@ -155,7 +155,7 @@ class Turn:
         if (CRASHED, number) in self.faults:
             self.set(number, alive=False, ranks=-1)
         elif not node.alive:  # it was started again: it knows nothing, and has new connections
-            self.nodes[number], self.to_lead[number], self.from_lead[number] = Node(), (), ()
+            self.nodes[number], self.to_coordinator[number], self.from_coordinator[number] = Node(), (), ()
         elif (SUSPENDED, number) not in self.faults and self.now >= node.guard:
             self.set(number, ranks=-1, lease=node.lease._replace(ended=True))  # the supervisor gets to know it
 
@@ -197,104 +197,109 @@ class Turn:
         return epochs.may_enter(epoch, last)
 
     def post(self, number: int, message: Message) -> None:
-        waiting = self.to_lead[number]
+        waiting = self.to_coordinator[number]
         if message[0] == "offer":  # a connection that breaks takes it along
             waiting = tuple(one for one in waiting if one[0] != "offer")
-        self.to_lead[number] = (*waiting, message)
+        self.to_coordinator[number] = (*waiting, message)
 
     # -- the coordinator --
 
     def tell(self, nodes: Iterable[int], message: Message) -> None:
         for node in nodes:
             if node != COORDINATOR:
-                self.from_lead[node] = (*self.from_lead[node], message)
+                self.from_coordinator[node] = (*self.from_coordinator[node], message)
 
-    def lead_reads(self, node: int, message: Message) -> None:
-        lead, kind = self.lead, message[0]
+    def coordinator_reads(self, node: int, message: Message) -> None:
+        coordinator, kind = self.coordinator, message[0]
         if kind == "offer":
-            self.lead = lead._replace(gathered=lead.gathered | {node}, known=lead.known | {message[1]})
-            if lead.state is not None and node in lead.state.shape.nodes and self.has_ended(message[1]):
+            self.coordinator = coordinator._replace(
+                gathered=coordinator.gathered | {node}, known=coordinator.known | {message[1]}
+            )
+            if coordinator.state is not None and node in coordinator.state.shape.nodes and self.has_ended(message[1]):
                 self.give_up(node)
                 self.decide(e.Returned(node))
             return
-        if lead.state is None or message[1] != lead.epoch:
+        if coordinator.state is None or message[1] != coordinator.epoch:
             return
         if kind == "clean":
-            self.decide(l.Clean(node, (), lead.epoch))
+            self.decide(l.Clean(node, (), coordinator.epoch))
             return
         if kind == "garbled":
             self.give_up(node)
-            if node not in lead.state.gone:
+            if node not in coordinator.state.gone:
                 self.decide(l.Lost(node, "it sent a message that cannot be read"))
             return
-        if node not in lead.given_up:
-            received, seen = replaced(lead.received, node, self.now), replaced(lead.seen, node, message[2])
-            self.lead = lead._replace(received=received, seen=seen)
-        if node not in lead.state.joined:
+        if node not in coordinator.given_up:
+            received, seen = (
+                replaced(coordinator.received, node, self.now),
+                replaced(coordinator.seen, node, message[2]),
+            )
+            self.coordinator = coordinator._replace(received=received, seen=seen)
+        if node not in coordinator.state.joined:
             self.decide(l.Joined(node))
 
     def has_ended(self, last: int) -> bool:
         """Whether an offer comes from a process that has ended the present epoch. An older offer may have been on its way."""
-        return last >= self.lead.epoch
+        return last >= self.coordinator.epoch
 
     def give_up(self, node: int) -> None:
-        self.lead = self.lead._replace(given_up=self.lead.given_up | {node})
+        self.coordinator = self.coordinator._replace(given_up=self.coordinator.given_up | {node})
 
-    def lead_turn(self) -> None:
-        if self.lead.state is None:
+    def coordinator_turn(self) -> None:
+        if self.coordinator.state is None:
             return self.gather()
-        own = self.lead.own.renew(self.now)
+        own = self.coordinator.own.renew(self.now)
         if self.nodes[COORDINATOR].lease.ended:
             own = own._replace(ended=True)
-        if own.ended and not self.lead.own.ended:
+        if own.ended and not self.coordinator.own.ended:
             nothing = (0,) * len(self.nodes)
-            self.lead = self.lead._replace(given_up=frozenset(range(len(self.nodes))), seen=nothing)
+            self.coordinator = self.coordinator._replace(given_up=frozenset(range(len(self.nodes))), seen=nothing)
             self.set(COORDINATOR, ranks=-1)
             self.decide(e.LeaseEnded(COORDINATOR, "it did not run"))
-        self.lead = self.lead._replace(own=own)
+        self.coordinator = self.coordinator._replace(own=own)
         for node in sorted(self.members() - {COORDINATOR}):
-            state = self.lead.state
-            if state is not None and node not in state.gone and self.is_silent(self.lead.received[node]):
+            state = self.coordinator.state
+            if state is not None and node not in state.gone and self.is_silent(self.coordinator.received[node]):
                 self.give_up(node)
                 self.decide(l.Lost(node, "silent"))
         for node in sorted(self.members() - {COORDINATOR}):
-            self.tell([node], ("beat", self.lead.epoch, self.lead.seen[node]))
-        if self.lead.state is not None:
-            self.set(COORDINATOR, guard=self.lead.own.end)
+            self.tell([node], ("beat", self.coordinator.epoch, self.coordinator.seen[node]))
+        if self.coordinator.state is not None:
+            self.set(COORDINATOR, guard=self.coordinator.own.end)
         return None
 
     def members(self) -> frozenset[int]:
-        return self.lead.state.shape.nodes if self.lead.state is not None else frozenset()
+        return self.coordinator.state.shape.nodes if self.coordinator.state is not None else frozenset()
 
     def is_silent(self, received: float) -> bool:
         return lease.is_silent(received, self.now, LEASE)
 
     def decide(self, event: e.Event) -> None:
-        state = self.lead.state
+        state = self.coordinator.state
         if state is None:
             return
         of = state.shape
         assert isinstance(of, e.EpochShape)
         state, actions = e.decide(of, state, event)
-        self.lead = self.lead._replace(state=state)
+        self.coordinator = self.coordinator._replace(state=state)
         for action in actions:
             if isinstance(action, l.Start):
-                self.tell(of.nodes, ("start", self.lead.epoch))
-                if not self.lead.own.ended:
-                    self.set(COORDINATOR, ranks=self.lead.epoch)
+                self.tell(of.nodes, ("start", self.coordinator.epoch))
+                if not self.coordinator.own.ended:
+                    self.set(COORDINATOR, ranks=self.coordinator.epoch)
             elif isinstance(action, l.Stop):
-                self.tell(of.nodes, ("stop", self.lead.epoch))
+                self.tell(of.nodes, ("stop", self.coordinator.epoch))
                 self.set(COORDINATOR, ranks=-1)
-                self.decide(l.Clean(COORDINATOR, (), self.lead.epoch))
+                self.decide(l.Clean(COORDINATOR, (), self.coordinator.epoch))
             elif isinstance(action, l.Finish):
                 self.finish(of)
 
     def finish(self, of: e.EpochShape) -> None:
         """The epoch is over: the next one waits for the leases of the nodes that are lost."""
-        state = self.lead.state
+        state = self.coordinator.state
         assert state is not None
-        self.tell(of.nodes, ("finish", self.lead.epoch))
-        lost = {node: self.lead.received[node] for node in self.lost(state)}
+        self.tell(of.nodes, ("finish", self.coordinator.epoch))
+        lost = {node: self.coordinator.received[node] for node in self.lost(state)}
         expected = of.nodes - state.lost - {COORDINATOR}
         gathering = Gathering(
             0,
@@ -307,9 +312,9 @@ class Turn:
             expected=frozenset({COORDINATOR, *expected}),
             patience=LEASE,
         )
-        known = self.lead.known | {self.lead.epoch}
+        known = self.coordinator.known | {self.coordinator.epoch}
         self.nodes[COORDINATOR] = Node()
-        self.lead = self.lead._replace(state=None, gathered=frozenset(), known=known, gathering=gathering)
+        self.coordinator = self.coordinator._replace(state=None, gathered=frozenset(), known=known, gathering=gathering)
 
     def lost(self, state: l.State) -> frozenset[int]:
         """Those that may have ranks until their leases end: they have joined."""
@@ -319,17 +324,19 @@ class Turn:
         return max((end for _, end in epochs.lost_leases(lost, LEASE)), default=0.0)
 
     def gather(self) -> None:
-        lead, gathering = self.lead, self.lead.gathering
+        coordinator, gathering = self.coordinator, self.coordinator.gathering
         assert gathering is not None
-        present = lead.gathered | {COORDINATOR}
+        present = coordinator.gathered | {COORDINATOR}
         if gathering.readiness(present, self.now) is not Readiness.START:
             return
-        epoch = epochs.next_number(lead.known)
+        epoch = epochs.next_number(coordinator.known)
         of, count = shape(present, epoch), len(self.nodes)
         state = l.State(of, attempt=epoch)
         received, seen = (float(self.now),) * count, (0,) * count
         own = Lease(LEASE, self.now)
-        self.lead = Lead(state, epoch, received, seen, frozenset(), own, frozenset(), lead.known | {epoch}, gathering)
+        self.coordinator = Coordinator(
+            state, epoch, received, seen, frozenset(), own, frozenset(), coordinator.known | {epoch}, gathering
+        )
         self.used = (*self.used, epoch)
         self.tell(present, ("go", epoch))
         self.decide(l.Joined(COORDINATOR))

@@ -21,7 +21,7 @@ from clustertool.model.elastic.gathering import Gathering, Readiness
 from clustertool.model.elastic.lease import Lease, is_silent
 from clustertool.model.joining import store_rules as rules
 from clustertool.model.joining.store_rules import Standing, StoreContent, StoreRecord
-from clustertool.model.wire.lead_messages import Incarnation
+from clustertool.model.wire.coordinator_messages import Incarnation
 
 LEASE = 4  # ticks, of a heartbeat: the message and its answer take two
 TTL = 5  # ticks, of a confirmation of the store

@@ -103,7 +103,7 @@ def test_ports_that_conf_demands_are_checked() -> None:
     assert found({"START_PORT": 6160}, **who)["ports"].level == "error"
 
 
-def test_the_leads_port_matters_on_the_first_node_only() -> None:
+def test_the_coordinators_port_matters_on_the_first_node_only() -> None:
     cluster = cluster_of(hosts(2), LEAD_PORT=6160)
     facts = facts_of(cluster, **GOOD)
     facts[1] = replace(facts[1], busy=frozenset([6160]))

@@ -12,7 +12,7 @@ import pytest
 from clustertool.model.elastic.epochs import FormerCoordinator, Leases
 from clustertool.model.elastic.lease import Lease
 from clustertool.model.joining.store_rules import StoreContent
-from clustertool.node.supervisor.coordinator import lead_decisions as l
+from clustertool.node.supervisor.coordinator import job_decisions as l
 from tests.unit import store_model as m
 from tests.unit.elastic_model import COORDINATOR, CRASHED, Fault, Node, Turn, World, first_world, kinds, problem
 
@@ -143,9 +143,13 @@ def check(seeds: Iterable[int]) -> int:
     epochs = 0
     for seed in seeds:
         world = walk(seed)
-        assert world.lead.state is not None and world.lead.state.phase == "trainer", f"seed {seed}: the job hangs"
-        members = world.lead.state.shape.nodes
-        assert all(world.nodes[node].ranks == world.lead.epoch for node in members), f"seed {seed}: ranks are missing"
+        assert world.coordinator.state is not None and world.coordinator.state.phase == "trainer", (
+            f"seed {seed}: the job hangs"
+        )
+        members = world.coordinator.state.shape.nodes
+        assert all(world.nodes[node].ranks == world.coordinator.epoch for node in members), (
+            f"seed {seed}: ranks are missing"
+        )
         epochs += len(world.used)
     return epochs
 
@@ -165,7 +169,7 @@ def test_a_machine_that_was_lost_comes_back_as_another_process() -> None:
     world = Turn(running(3), {(CRASHED, 1)}).run()
     assert not world.nodes[1].alive and world.nodes[1].ranks < 0
     world = Turn(world, ()).run()
-    assert world.nodes[1] == Node() and COORDINATOR not in world.lead.given_up
+    assert world.nodes[1] == Node() and COORDINATOR not in world.coordinator.given_up
 
 
 # -- with a store, and any node as the coordinator --

@@ -88,15 +88,15 @@ def test_a_secret_is_there_once_and_masked() -> None:
         assert json.dumps([spec["common"], spec["processes"]]).count('"API_KEY": "***"') == 1
 
 
-def test_only_the_leads_node_knows_the_shape() -> None:
+def test_only_the_coordinators_node_knows_the_shape() -> None:
     made = planned()
     first, *others = specs(made)
     assert first["shape"]["names"] == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
     assert sorted(first["shape"]["place"]) == sorted([p.role, p.rank, p.node] for p in made.processes)
     assert all("shape" not in spec for spec in others)
-    lead = {"node": 0, "name": "10.0.0.1", "host": made.lead[0], "port": made.lead[1]}
-    lead["endpoint"] = f"10.0.0.1:{made.lead[1]}"
-    assert all(spec["lead"] == lead for spec in (first, *others))
+    coordinator = {"node": 0, "name": "10.0.0.1", "host": made.coordinator[0], "port": made.coordinator[1]}
+    coordinator["endpoint"] = f"10.0.0.1:{made.coordinator[1]}"
+    assert all(spec["lead"] == coordinator for spec in (first, *others))
 
 
 def test_a_spec_says_what_its_node_must_do() -> None:

@@ -1,4 +1,4 @@
-"""decide() of elastic jobs replayed: histories of events, what the lead does at each, and how the epoch or the job ends."""
+"""decide() of elastic jobs replayed: histories of events, the coordinator's actions, and how the epoch or the job ends."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.node.supervisor.coordinator import epoch_decisions as e
-from clustertool.node.supervisor.coordinator import lead_decisions as l
+from clustertool.node.supervisor.coordinator import job_decisions as l
 from clustertool.node.supervisor.coordinator.epoch_decisions import LeaseEnded, Leaves, OnStandby, Returned
-from clustertool.node.supervisor.coordinator.lead_decisions import (
+from clustertool.node.supervisor.coordinator.job_decisions import (
     Absent,
     Clean,
     Exited,

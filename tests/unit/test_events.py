@@ -214,7 +214,7 @@ HISTORIES: list[tuple[str, list[Event], list[Event]]] = [
         [header(1, [("trainer", 1)]), SUPERVISOR, started(1), exited(1), said("ended", **outcome("succeeded"))],
     ),
     (
-        "lost",  # node 1 was stopped directly after the lead had given it up: the lead's verdict counts
+        "lost",  # node 1 was stopped directly after the coordinator had given it up: the coordinator's verdict counts
         [
             header(0, [("trainer", 0)]),
             SUPERVISOR,
@@ -238,12 +238,12 @@ HISTORIES: list[tuple[str, list[Event], list[Event]]] = [
         [header(1, [("trainer", 1)]), SUPERVISOR, started(1), said("stopping", why="x")],
     ),
     (
-        "failed",  # the lead's node is gone with its verdict; node 1 knows it, and node 0 thinks it lost
+        "failed",  # the coordinator's node is gone with its verdict; node 1 knows it, and node 0 thinks it lost
         [header(0, [("trainer", 0)]), SUPERVISOR, said("ended", **outcome("lost", 75))],
         [header(1, [("trainer", 1)]), SUPERVISOR, said("ended", **outcome("failed", 7))],
     ),
     (
-        "lost",  # two nodes gave the lead up, each in its own words
+        "lost",  # two nodes gave the coordinator up, each in its own words
         [header(0, []), said("ended", **outcome("lost", 75, "zero"))],
         [header(1, []), said("ended", **outcome("lost", 75, "one"))],
     ),
@@ -258,7 +258,7 @@ def test_the_order_of_nodes_does_not_matter(state: str, one: list[Event], two: l
         assert values(fold(history)) == values(first)
 
 
-def test_a_node_that_the_lead_gave_up_is_lost_until_it_says_how_it_ended() -> None:
+def test_a_node_that_the_coordinator_gave_up_is_lost_until_it_says_how_it_ended() -> None:
     _, one, two = HISTORIES[2]
     assert fold([*((0, e) for e in one), *((1, e) for e in two)]).nodes[1].state == "lost"
     _, one, two = HISTORIES[1]
@@ -289,7 +289,7 @@ def test_the_ranks_of_all_nodes_are_known_from_the_records_of_any_node() -> None
         ]
 
 
-def test_a_rank_of_a_node_that_was_given_up_is_lost_with_what_the_lead_knew_of_it() -> None:
+def test_a_rank_of_a_node_that_was_given_up_is_lost_with_what_the_coordinator_knew_of_it() -> None:
     found = status_of(placed(0), SUPERVISOR, started(0), LOST)
     found.settle([0])
     assert states(found) == ["running", "lost"]
@@ -327,8 +327,8 @@ def test_a_rank_that_never_started_does_not_wait_after_the_end() -> None:
     assert states(found) == ["not started", "unknown"]
 
 
-def test_the_ranks_of_the_leads_node_are_lost_if_the_others_gave_it_up() -> None:
-    lost = {**outcome("lost", 75, "node n0 is lost: it leads the job"), "node": 0}
+def test_the_ranks_of_the_coordinators_node_are_lost_if_the_others_gave_it_up() -> None:
+    lost = {**outcome("lost", 75, "node n0 is lost: it coordinates the job"), "node": 0}
     events = [placed(1), SUPERVISOR, started(1), exited(1, signal=15, stopped=True), said("ended", 50.0, **lost)]
     found = status_of(*events, node=1)
     found.settle([1])

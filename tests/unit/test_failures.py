@@ -106,7 +106,7 @@ def test_identical_errors_of_one_moment_are_one_report_before_its_consequence(or
     assert follower.end() == ["3 trainers failed with the same error, first trainer 0 on n0: exit code 1", ENDING]
 
 
-def test_the_first_failure_is_the_one_that_the_lead_knew_first() -> None:
+def test_the_first_failure_is_the_one_that_the_coordinator_knew_first() -> None:
     """By its node's clock trainer 3 failed a moment earlier, and its event came first."""
     follower = Follower()
     follower.take(3, failure(3, t=4.9, error=8))
@@ -165,7 +165,7 @@ def test_the_failures_wait_for_the_coordinator_which_names_them_half_a_second_la
     ]
 
 
-def test_a_failure_whose_event_never_comes_is_reported_by_the_lead() -> None:
+def test_a_failure_whose_event_never_comes_is_reported_by_the_coordinator() -> None:
     follower = Follower()
     follower.take(0, ending(2, why="trainer 2 on n2 ended with signal 11 (segmentation fault)"))
     assert not follower.printed

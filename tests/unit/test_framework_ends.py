@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.model.wire.lead_messages import RankExit
+from clustertool.model.wire.coordinator_messages import RankExit
 from clustertool.node.supervisor import rank_error
-from clustertool.node.supervisor.coordinator import lead_decisions as l
+from clustertool.node.supervisor.coordinator import job_decisions as l
 
 KEY_ERROR = """step 41 loss 2.1
 Traceback (most recent call last):

@@ -9,7 +9,7 @@ from clustertool.model.elastic.gathering import EpochBefore, Gathering, Readines
 from clustertool.model.joining import join_decisions as d
 from clustertool.model.joining import join_events as e
 from clustertool.model.joining.join_offers import Offer
-from clustertool.model.wire.lead_messages import Incarnation
+from clustertool.model.wire.coordinator_messages import Incarnation
 
 WAIT, START, FAIL = Readiness.WAIT, Readiness.START, Readiness.FAIL
 FIRST = Gathering(0, 2, 4, 300.0, 100.0)

@@ -20,7 +20,7 @@ from clustertool.errors import (
 from clustertool.model.joining import join_decisions as d
 from clustertool.model.joining import join_events as e
 from clustertool.model.joining.join_offers import Offer
-from clustertool.model.wire.lead_messages import Incarnation
+from clustertool.model.wire.coordinator_messages import Incarnation
 
 
 def offer(number: int, index: int | None = -1, **fields: object) -> Offer:
@@ -87,7 +87,7 @@ def test_a_job_starts() -> None:
     assert history.all_answer() == (e.MakePlan(),)
     assert history.after(e.Planned()) == (e.Order("place", 2),)
     assert history.all_answer() == (e.Order("launch", 3),)
-    assert history.all_answer(0) == (e.Lead(4),)
+    assert history.all_answer(0) == (e.Coordinate(4),)
     assert history.after(e.Done(0, 4)) == (e.Go(),)
     assert history.state.ended
 
@@ -99,7 +99,7 @@ def test_a_job_of_one_node() -> None:
     state, actions = d.decide(state, e.Done(0, 1))
     state, actions = d.decide(state, e.Planned())
     state, actions = d.decide(state, e.Done(0, 2))
-    assert actions == (e.Lead(3),)
+    assert actions == (e.Coordinate(3),)
 
 
 def test_addresses_number_the_machines_without_an_index() -> None:

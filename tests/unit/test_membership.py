@@ -8,7 +8,7 @@ from clustertool.model.elastic.membership import Membership
 
 
 def header(epoch: int, places: list[list[object]]) -> dict[str, Any]:
-    limits = {"minimum": 2, "maximum": 3, "lead": 0}
+    limits = {"minimum": 2, "maximum": 3, "coordinator": 0}
     return {"type": "job", "epoch": epoch, "nodes": ["a", "b", "", "d"], "places": places, **limits}
 
 

@@ -124,7 +124,7 @@ def test_ports_of_a_plan_are_its_own() -> None:
     own = {node: {port for p in made.processes if p.node == node for port in p.ports} for node in facts}
     extra = {node: {port for where, port in made.extra_ports if where == node} for node in facts}
     assert all(set(ports[node]) <= own[node] | extra[node] and 0 < len(ports[node]) <= PORTS for node in facts)
-    assert made.lead[1] in ports[0]
+    assert made.coordinator[1] in ports[0]
     busy = {node: replace(fact, busy=frozenset(ports[0])) for node, fact in facts.items()}
     assert not set(ports_to_try(cluster, busy, made, "x")[0]) & set(ports[0])
 

@@ -80,7 +80,7 @@ def test_no_version() -> None:
 
 
 def daemons(*nodes: int) -> LaunchedRanks:
-    """What the lead's node knows of a job with these daemons."""
+    """What the coordinator's node knows of a job with these daemons."""
     spec: Any = {"launcher": "mpirun", "shape": {"place": [("mpidaemon", node, node) for node in nodes]}}
     return LaunchedRanks(spec)
 

@@ -82,11 +82,11 @@ def test_a_supervisor_that_was_only_prepared_records_no_end() -> None:
 
 def test_who_may_leave() -> None:
     with pytest.raises(UsageError, match="job J is not elastic: n1 belongs to it until it ends"):
-        require_may_leave(spec(1), leads=False)
+        require_may_leave(spec(1), coordinates=False)
     with pytest.raises(UsageError, match="n0 coordinates the job, which has no --elastic-server"):
-        require_may_leave(spec(elastic={"store": False}), leads=True)
-    require_may_leave(spec(elastic={"store": True}), leads=True)
-    require_may_leave(spec(1, elastic={"store": False}), leads=False)
+        require_may_leave(spec(elastic={"store": False}), coordinates=True)
+    require_may_leave(spec(elastic={"store": True}), coordinates=True)
+    require_may_leave(spec(1, elastic={"store": False}), coordinates=False)
 
 
 # -- what the guard reads of the lease

@@ -312,4 +312,4 @@ def test_two_jobs_begin_to_search_at_different_places() -> None:
         plan(cluster, job_of(cluster), facts_of(cluster), replace(IDENTITY, job_id=f"j{n}"), ("train.py",))
         for n in range(50)
     ]
-    assert len({made.lead for made in jobs}) > 40
+    assert len({made.coordinator for made in jobs}) > 40

@@ -79,7 +79,7 @@ def test_a_signal_to_a_job_that_slurm_has_not_ended(code: int):
 
 
 @pytest.mark.parametrize(
-    ("job", "leads", "lost", "wanted"),
+    ("job", "coordinates", "lost", "wanted"),
     [
         ({}, True, True, "scancel --batch --signal=KILL 11"),
         ({}, True, False, "scancel --batch --signal=KILL 11"),
@@ -99,9 +99,9 @@ def test_a_signal_to_a_job_that_slurm_has_not_ended(code: int):
         ({"state": "PENDING", "requeue": True}, True, True, ""),
     ],
 )
-def test_the_nodes_of_a_job_with_a_lost_one_go_back(job: dict[str, object], leads: bool, lost: bool, wanted: str):
+def test_the_nodes_of_a_job_with_a_lost_one_go_back(job: dict[str, object], coordinates: bool, lost: bool, wanted: str):
     found = SlurmJob(**{"id": 11, "state": "RUNNING", "comment": "clustertool J-1", **job})  # type: ignore[arg-type]
-    assert give_back(found, "J-1", "3", leads, lost) == tuple(wanted.split())
+    assert give_back(found, "J-1", "3", coordinates, lost) == tuple(wanted.split())
 
 
 def test_no_answer_of_slurm():

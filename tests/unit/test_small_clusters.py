@@ -73,7 +73,7 @@ def check_ranks(made: Plan, role: str, sizes: Sequence[int]) -> None:
 
 
 def check_ports(made: Plan, machines: Sequence[int]) -> None:
-    """No port twice on a machine, the lead's, the master's and gloo's included; none that the kernel gives away."""
+    """No port twice on a machine, the coordinator's, the master's and gloo's included; none that the kernel gives away."""
     used = Counter((machines[p.node], port) for p in made.processes for port in p.ports)
     used.update((machines[node], port) for node, port in made.extra_ports)
     assert set(used.values()) == {1}
@@ -278,7 +278,7 @@ def test_every_cluster_of_three_and_four_nodes_of_parameter_servers(nodes: int) 
         ports = choose(seats, cluster, job, facts, JOB)
         table = Table(Identity(JOB), cluster, job, facts, seats, ports, ("cpu",) * nodes)
         used = Counter((seat.node, port) for seat in seats for port in table.ports.of[seat.role, seat.rank])
-        used.update([(0, table.ports.lead), (table.roles["trainer"][0].node, table.ports.master)])
+        used.update([(0, table.ports.coordinator), (table.roles["trainer"][0].node, table.ports.master)])
         used.update([(table.roles["pserver"][0].node, table.ports.gloo)])
         assert set(used.values()) == {1}
         for role, column in zip(("pserver", "trainer"), zip(*shape)):
@@ -359,9 +359,9 @@ def test_servers_start_before_trainers() -> None:
     assert as_dict(collective((1,)))["phases"] == ["trainer"]
 
 
-def test_the_lead_is_on_the_first_node() -> None:
+def test_the_coordinator_is_on_the_first_node() -> None:
     made = collective((1, 1), LEAD_PORT=6160)
-    assert made.lead == ("10.0.0.1", 6160)
+    assert made.coordinator == ("10.0.0.1", 6160)
     assert (0, 6160) in made.extra_ports
 
 

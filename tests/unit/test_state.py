@@ -59,8 +59,8 @@ GONE = event("supervisor-lost", 5.0, why="it died")
 
 
 def ends(state: JobState) -> tuple[list[Event], list[Event]]:
-    lead = [*RUNS[0], CLEAN, outcome("verdict", state), outcome("ended", state)]
-    return lead, [*RUNS[1], CLEAN, outcome("ended", state)]
+    coordinator = [*RUNS[0], CLEAN, outcome("verdict", state), outcome("ended", state)]
+    return coordinator, [*RUNS[1], CLEAN, outcome("ended", state)]
 
 
 NONE = StartReason.NONE
@@ -83,14 +83,19 @@ HISTORIES: dict[str, tuple[JobState, StartReason, list[Event], list[Event]]] = {
         [*RUNS[1], exited(1, code=3), CLEAN],
     ),
     **{f"it ended: {state.value}": (state, NONE, *ends(state)) for state in sorted(OUTCOMES)},
-    "the lead has ended, and the other node not yet": (JobState.RUNNING, NONE, ends(JobState.FAILED)[0], RUNS[1]),
-    "the lead gave the other node up, which was stopped then": (
+    "the coordinator has ended, and the other node not yet": (
+        JobState.RUNNING,
+        NONE,
+        ends(JobState.FAILED)[0],
+        RUNS[1],
+    ),
+    "the coordinator gave the other node up, which was stopped then": (
         JobState.LOST,
         NONE,
         [*ends(JobState.LOST)[0]],
         [*RUNS[1], CLEAN, outcome("ended", JobState.STOPPED)],
     ),
-    "the lead's node is gone, and the other one knows why the job ended": (
+    "the coordinator's node is gone, and the other one knows why the job ended": (
         JobState.FAILED,
         NONE,
         [*RUNS[0], GONE],
@@ -152,7 +157,7 @@ def test_what_a_node_says_of_its_supervisor(
     assert found.nodes[0].trouble == NodeTrouble(causes.get(node_state, NodeCause.UNKNOWN), unknown)
 
 
-def test_a_node_that_the_lead_gave_up_and_that_runs_on_decides() -> None:
+def test_a_node_that_the_coordinator_gave_up_and_that_runs_on_decides() -> None:
     found = fold([(0, one) for one in ends(JobState.LOST)[0]] + [(1, one) for one in RUNS[1]])
     found.lose(1, 5.0, NodeTrouble(NodeCause.GIVEN_UP, "no heartbeat"))
     assert found.state is JobState.LOST
@@ -192,8 +197,8 @@ def test_ranks_and_times_belong_to_an_attempt() -> None:
     assert (second["trainer", 1].life.cpu, second["trainer", 1].endpoint) == (2.0, "n1:1")
 
 
-def test_a_phase_belongs_to_the_attempt_that_the_lead_has_begun() -> None:
-    """Another node's ranks of the next attempt may be known before the lead's word of it."""
+def test_a_phase_belongs_to_the_attempt_that_the_coordinator_has_begun() -> None:
+    """Another node's ranks of the next attempt may be known before the coordinator's word of it."""
     found = fold([(0, job(0)), (0, event("phase", name="ending")), (1, job(1)), (1, started(1, 5.0, attempt=1))])
     assert (found.attempt, found.phase, found.attempts[1].phase) == (1, "ending", "")
     found.apply(0, event("restart", attempt=1, pause=0.0))

@@ -10,7 +10,7 @@ import pytest
 
 from clustertool.model.joining import store_rules as rules
 from clustertool.model.joining.store_rules import Standing, StoreContent, StoreRecord
-from clustertool.model.wire.lead_messages import Incarnation
+from clustertool.model.wire.coordinator_messages import Incarnation
 
 ME, OTHER = Incarnation("boot", 1, 10), Incarnation("boot", 2, 20)
 MINE = StoreRecord(4, 1, "10.0.0.1", 7000, ME, "job", 4, (0, 1))

@@ -71,7 +71,7 @@ def test_while_it_runs_it_runs_until_now() -> None:
     assert lives(started(1.0), supervised=True, now=50.0) == [Span(1.0, 50.0, "running", 0)]
 
 
-def test_a_node_that_the_lead_gave_up() -> None:
+def test_a_node_that_the_coordinator_gave_up() -> None:
     given = answers(2, 1, crash=False)
     given[0]["events"].append({"type": "lost", "t": BEGAN + 40.0, "node": 1, "why": "no heartbeat"})
     given[1]["supervised"] = False
@@ -143,7 +143,7 @@ def test_a_node_that_did_not_answer() -> None:
     )
 
 
-def test_a_lost_rank_whose_node_does_not_answer_is_shown_with_what_the_lead_knew_of_it() -> None:
+def test_a_lost_rank_whose_node_does_not_answer_is_shown_with_what_the_coordinator_knew_of_it() -> None:
     given = answers(3, 1, crash=False)
     del given[2]
     known = [["trainer", 2, None, 54.0, BEGAN + 30.0]]

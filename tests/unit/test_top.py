@@ -222,7 +222,7 @@ def test_every_rank_of_the_plan_is_listed_and_none_of_a_silent_node_as_running()
     assert states(picture) == {0: "running", **dict.fromkeys(range(1, 14), "waiting"), 14: "running"}
     assert states(picture, "c")[14] == "unknown", "its node does not answer"
     picture.feed(0, "a", with_plan(sample(2.0, [], rank(0)), lost=(2,)), 2.0)
-    assert states(picture, "c")[14] == "lost", "the lead gave it up"
+    assert states(picture, "c")[14] == "lost", "the coordinator gave it up"
     picture.feed(0, "a", sample(3.0, []), 3.0)
     assert states(picture, "c") == {}, "the job has ended"
 

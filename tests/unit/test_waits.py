@@ -145,8 +145,8 @@ def test_the_coordinator_of_a_later_epoch_is_named() -> None:
     dead = led_by_n1((2, away()), (1, said("supervisor-lost", why="the supervisor died")))
     assert suspects(dead) is None, "its coordinator is gone, which is no firewall"
     ended = (2, said("ended", **{**END, "node": 1}))
-    assert JobView(frozenset({1, 2}), led_by_n1(ended)).without_lead
-    assert not JobView(frozenset({1, 2}), led_by_n1((1, said("ended", **{**END, "node": 1})))).without_lead
+    assert JobView(frozenset({1, 2}), led_by_n1(ended)).without_coordinator
+    assert not JobView(frozenset({1, 2}), led_by_n1((1, said("ended", **{**END, "node": 1})))).without_coordinator
 
 
 def test_an_elastic_job_that_has_lost_its_coordinator_is_started_again_without_it() -> None:

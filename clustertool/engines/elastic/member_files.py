@@ -57,7 +57,7 @@ def join_file(request: RunRequest, made: Plan, release: str, count: int) -> Join
         cluster=replace(request.cluster, hosts=(), settings={}, first_path=""),
         job=replace(spec, container=made.job.container),
         nnodes=count,
-        coordinator=MeetingPoint(*made.lead),
+        coordinator=MeetingPoint(*made.coordinator),
         join_timeout=elastic.timeout,
         listing=tuple(listing),
         release=release,

@@ -57,13 +57,13 @@ class EpochHeaders:
         self.elastic = False
         self._epochs: "Dict[int, Counter[int]]" = {}
 
-    def add(self, epoch: int, lead: int) -> None:
-        self._epochs.setdefault(epoch, Counter())[lead] += 1
+    def add(self, epoch: int, coordinator: int) -> None:
+        self._epochs.setdefault(epoch, Counter())[coordinator] += 1
 
     def of(self, epoch: int) -> int:
-        """Return the lead of an epoch that most headers name. Of equal votes the lower number counts."""
+        """Return the coordinator of an epoch that most headers name. Of equal votes the lower number counts."""
         votes = self._epochs.get(epoch)
-        return max(votes, key=lambda lead: (votes[lead], -lead)) if votes else self._usual
+        return max(votes, key=lambda coordinator: (votes[coordinator], -coordinator)) if votes else self._usual
 
     @property
     def newest(self) -> int:

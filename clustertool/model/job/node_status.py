@@ -4,7 +4,7 @@
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from clustertool.model.job.caretakers import CaretakerRecord, Event
-from clustertool.model.job.outcome import LEAD, Outcome, read_outcome
+from clustertool.model.job.outcome import COORDINATOR_NODE, Outcome, read_outcome
 from clustertool.model.job.state_names import OUTCOMES, JobState, NodeCause, NodeState, StartReason
 
 _STEPS = frozenset({"supervisor", "started", "stopping", "clean", "ended"})
@@ -13,8 +13,9 @@ _STEPS = frozenset({"supervisor", "started", "stopping", "clean", "ended"})
 class NodePart(NamedTuple):
     """The state of one node's part of a job. `code` and `reason` are of its outcome; of UNKNOWN `reason` is the cause.
 
-    `final`: the lead has decided this outcome. Else a node has recorded it, which may have been cut off from the lead.
-    `ended`: when the node recorded its end, by its clock; 0.0 before. `lead`: the node that coordinates the job, as it knows.
+    `final`: the coordinator has decided this outcome. Else a node has recorded it, which may have been cut off from the
+    coordinator. `ended`: when the node recorded its end, by its clock; 0.0 before. `coordinator`: the node that coordinates the
+    job, as it knows.
     """
 
     node: int
@@ -24,24 +25,24 @@ class NodePart(NamedTuple):
     start: StartReason = StartReason.NONE
     final: bool = False
     ended: float = 0.0
-    lead: int = LEAD
+    coordinator: int = COORDINATOR_NODE
 
     @property
     def may_run(self) -> bool:
         """Whether processes of the job may live there, as far as the node knows."""
         return self.state in (JobState.RUNNING, JobState.UNKNOWN) or self.start is StartReason.JOINING
 
-    def weight(self, lead: int) -> Tuple[int, bool, bool, int]:
+    def weight(self, coordinator: int) -> Tuple[int, bool, bool, int]:
         """Compute the weight of a part; that of the least weight decides.
 
-        Of equal ones the lead's node is the first, then one without success.
+        Of equal ones the coordinator's node is the first, then one without success.
         """
         order = {JobState.RUNNING: 0, JobState.UNKNOWN: 2}.get(self.state, 6)
         if self.state is JobState.STARTING:
             order = 1 if self.start is StartReason.JOINING else 7
         elif self.code is not None and self.state in OUTCOMES:
-            order = 3 if self.final and self.node == lead else 5 if self.state is JobState.LOST else 4
-        return order, self.node != lead, self.state is JobState.SUCCEEDED, self.node
+            order = 3 if self.final and self.node == coordinator else 5 if self.state is JobState.LOST else 4
+        return order, self.node != coordinator, self.state is JobState.SUCCEEDED, self.node
 
 
 def read_part(summary: Mapping[str, Any]) -> NodePart:
@@ -49,8 +50,8 @@ def read_part(summary: Mapping[str, Any]) -> NodePart:
     code, start = summary["code"], StartReason(summary.get("start", ""))
     state, reason = JobState(summary["state"]), str(summary["reason"] or "")
     node, final = int(summary["node"] or 0), bool(summary.get("final"))
-    lead = int(summary.get("lead", LEAD))
-    return NodePart(node, state, None if code is None else int(code), reason, start, final, lead=lead)
+    coordinator = int(summary.get("lead", COORDINATOR_NODE))
+    return NodePart(node, state, None if code is None else int(code), reason, start, final, coordinator=coordinator)
 
 
 class NodeRecord(CaretakerRecord):
@@ -59,14 +60,14 @@ class NodeRecord(CaretakerRecord):
     def __init__(self) -> None:
         super().__init__()
         self.known = False  # it has a record of the job
-        self.lead, self.epoch = LEAD, 0  # of its newest header
+        self.coordinator, self.epoch = COORDINATOR_NODE, 0  # of its newest header
         self.began = 0.0  # when the first supervisor started, by the clock of the node
         self.entered = False  # a rank was started, or could not be; also if it is not known whether one was
         self.step = ""  # the newest event about starting and stopping ranks
         self.survivors: List[str] = []
         self.supervisor_lost = False
         self.clean = False  # nothing of the job lives on this node
-        self.verdict: Optional[Outcome] = None  # the lead's
+        self.verdict: Optional[Outcome] = None  # the coordinator's
         self.ended: Optional[Outcome] = None
         self.ended_at = 0.0  # by the clock of the node
 
@@ -82,7 +83,7 @@ class NodeRecord(CaretakerRecord):
             self.began = self.began or float(event.get("t", 0))
         elif kind == "job":  # a second one: the engine has started the job again
             self.entered = self.entered if "epoch" in event else bool(event.get("restored"))
-            self.lead, self.epoch = int(event.get("lead", LEAD)), int(event.get("epoch", 0))
+            self.coordinator, self.epoch = int(event.get("lead", COORDINATOR_NODE)), int(event.get("epoch", 0))
             self.verdict = self.ended = None
             self.ended_at, self.survivors = 0.0, []
         elif kind in ("started", "exited"):
@@ -100,7 +101,7 @@ class NodeRecord(CaretakerRecord):
 
     def part_of(self, node: int, alive: bool, unknown: str = "") -> NodePart:
         """`alive`: a supervisor is recorded and lives. `unknown`: why the state of its processes is not known."""
-        return self._part(node, alive, unknown)._replace(lead=self.lead)
+        return self._part(node, alive, unknown)._replace(coordinator=self.coordinator)
 
     def _part(self, node: int, alive: bool, unknown: str) -> NodePart:
         outcome = self.verdict or self.ended
@@ -147,7 +148,7 @@ class NodeStatus(NodeRecord):
         self.heartbeat: Optional[float] = None  # seconds since its supervisor last moved, as the node itself sees it
         self.lost: Optional[float] = None  # when it was given up
         self.skew = 0.0  # seconds by which its clock was ahead of the laptop's when the job started
-        self.unconnected: Dict[str, Any] = {}  # the event, while it has no connection to the lead
+        self.unconnected: Dict[str, Any] = {}  # the event, while it has no connection to the coordinator
         self.supervised: Optional[bool] = None  # whether its supervisor lives; None if it was not asked
         self.unknown = ""
 
@@ -158,7 +159,7 @@ class NodeStatus(NodeRecord):
     @property
     def part(self) -> NodePart:
         alive = self.supervised
-        if alive is None:  # it was not asked: the events of the lead and of its guard count
+        if alive is None:  # it was not asked: the events of the coordinator and of its guard count
             alive = self.state is not NodeState.LOST and bool(self.supervisor or self.entered)
         return self.part_of(self.index, alive, self.unknown)
 

@@ -10,7 +10,7 @@ from clustertool.model.job.state_names import JobState
 from clustertool.model.roles import MPIRUN, role_name
 
 Key = Tuple[str, int]
-LEAD = 0  # the node of the lead, see model/planning/requests.py
+COORDINATOR_NODE = 0  # the index of the coordinator's node in a job that is not elastic, see model/planning/requests.py
 
 SIGNALS = {
     1: "hang-up",
@@ -108,7 +108,7 @@ def short_exit(code: int, signal: int, note: str = "") -> str:
     return f"{text}: {note}" if note else text
 
 
-def coordinator(name: str, endpoint: str) -> str:
+def describe_coordinator(name: str, endpoint: str) -> str:
     """Describe the coordinator of a job: its node and its endpoint, or the endpoint alone if this is the node's name."""
     alike = endpoint.rpartition(":")[0].strip("[]") == name
     return f"the coordinator at {endpoint}" if alike else f"the coordinator on {name} ({endpoint})"

@@ -24,11 +24,11 @@ from clustertool.model.elastic.membership import EpochChange, EpochHeaders, read
 from clustertool.model.job.attempts import Attempt, ProcessStatus
 from clustertool.model.job.caretakers import Event
 from clustertool.model.job.node_status import NodePart, NodeStatus, NodeTrouble
-from clustertool.model.job.outcome import LEAD, Key, Outcome, exit_code
+from clustertool.model.job.outcome import COORDINATOR_NODE, Key, Outcome, exit_code
 from clustertool.model.job.rank_places import MOST, unpack
 from clustertool.model.job.state_names import OUTCOMES, JobState, NodeCause, NodeState, RankState
 
-_OF_THE_LEAD = frozenset(
+_OF_THE_COORDINATOR = frozenset(
     {"phase", "lost", "absent", "restart", "verdict", "epoch", "left-out", "standby", "standby-left", "below-minimum"}
 )
 _OF_A_RANK = frozenset({"started", "listening", "elsewhere", "exited", "frozen", "thawed"})
@@ -37,9 +37,9 @@ _OF_A_RANK = frozenset({"started", "listening", "elsewhere", "exited", "frozen",
 def decide(parts: Iterable[NodePart]) -> NodePart:
     """Choose the part that stands for the job; QUEUED if there is none."""
     known = list(parts)
-    votes = Counter(part.lead for part in known)
-    lead = max(votes, key=lambda one: (votes[one], -one), default=LEAD)
-    return min(known, key=lambda part: part.weight(lead), default=NodePart(LEAD, JobState.QUEUED))
+    votes = Counter(part.coordinator for part in known)
+    coordinator = max(votes, key=lambda one: (votes[one], -one), default=COORDINATOR_NODE)
+    return min(known, key=lambda part: part.weight(coordinator), default=NodePart(COORDINATOR_NODE, JobState.QUEUED))
 
 
 _Weighed = Tuple[Tuple[int, bool, int], Outcome]  # an outcome that a node has recorded; the least weight counts
@@ -67,9 +67,9 @@ class JobStatus:
         )
         self.plan = plan
         self._begun: Set[int] = set()  # nodes of which a first event was read
-        self._led = 0  # the newest attempt that the lead has begun
+        self._led = 0  # the newest attempt that the coordinator has begun
         self._outcomes: Dict[int, _Weighed] = {}  # of each node
-        self._headers = EpochHeaders(LEAD)
+        self._headers = EpochHeaders(COORDINATOR_NODE)
 
     def apply(self, node: int, event: Event) -> None:
         here = self.nodes.setdefault(node, NodeStatus(node))
@@ -81,9 +81,9 @@ class JobStatus:
             handle(self, here, event)
 
     def knows(self, node: int, event: Event) -> bool:
-        """Check that `node` can know an event: not of a rank that it does not run, or of the lead on another node."""
+        """Check that `node` can know an event: not of a rank that it does not run, or of the coordinator on another node."""
         kind = event.get("type")
-        if kind in _OF_THE_LEAD:
+        if kind in _OF_THE_COORDINATOR:
             return node == self._headers.of(self.nodes[node].epoch)
         if kind not in _OF_A_RANK:
             return True
@@ -114,7 +114,7 @@ class JobStatus:
         return max(self.attempts, default=0)
 
     @property
-    def lead(self) -> int:
+    def coordinator(self) -> int:
         """The node that coordinates the job."""
         return self._headers.newest
 
@@ -131,19 +131,21 @@ class JobStatus:
 
     @property
     def phase(self) -> str:
-        """Of the newest attempt that the lead has begun."""
+        """Of the newest attempt that the coordinator has begun."""
         led = self.attempts.get(self._led)
         return led.phase if led is not None else ""
 
     @property
     def outcome(self) -> Optional[Outcome]:
-        """How the job ended. The records of the lead's node decide, those of other nodes where it has ended or does not answer.
+        """How the job ended, by the records of the coordinator's node; by those of others where it has ended or is silent.
 
-        As long as the lead's node runs, another node cannot end the job by what it sends.
+        As long as the coordinator's node runs, another node cannot end the job by what it sends.
         """
-        lead = self.nodes.get(self.lead)
-        gone = self.lead in self.silent or (lead is not None and lead.state in (NodeState.ENDED, NodeState.LOST))
-        deciding = [one for node, one in self._outcomes.items() if gone or node == self.lead]
+        coordinator = self.nodes.get(self.coordinator)
+        gone = self.coordinator in self.silent or (
+            coordinator is not None and coordinator.state in (NodeState.ENDED, NodeState.LOST)
+        )
+        deciding = [one for node, one in self._outcomes.items() if gone or node == self.coordinator]
         chosen = min(deciding, key=self._order)[1] if deciding else None
         if self.cause is None or (chosen is not None and chosen.state is not JobState.LOST):
             return chosen
@@ -242,7 +244,7 @@ class JobStatus:
         self.command, self.title = str(event.get("command", "")), str(event.get("job_name", ""))
         here.skew = float(event.get("skew", 0))
         epoch = here.epoch
-        self._headers.add(epoch, here.lead)
+        self._headers.add(epoch, here.coordinator)
         self._headers.elastic = self._headers.elastic or "lead" in event
         for index, name in enumerate(event.get("nodes", ())):
             node = self.nodes.setdefault(index, NodeStatus(index))
@@ -267,7 +269,7 @@ class JobStatus:
         self.ended = 0.0
 
     def _on_supervisor(self, here: NodeStatus, event: Event) -> None:
-        if here.state is not NodeState.LOST:  # the lead's event may be read before this one
+        if here.state is not NodeState.LOST:  # the coordinator's event may be read before this one
             here.state = NodeState.RUNNING
 
     def _on_disk(self, here: NodeStatus, event: Event) -> None:
@@ -343,7 +345,7 @@ class JobStatus:
         attempt = self._attempt(process.attempt)
         attempt.ended = max(attempt.ended, t)
 
-    # -- events of the lead
+    # -- events of the coordinator
 
     def _on_phase(self, here: NodeStatus, event: Event) -> None:
         self._attempt(self._led).phase = str(event["name"])
@@ -424,21 +426,22 @@ class JobStatus:
         since = t - here.skew
         process.life.states.append((since, state))
         process.state, process.since = state, since
-        if here.lost is not None and state.alive:  # the lead's event may be read before this one
+        if here.lost is not None and state.alive:  # the coordinator's event may be read before this one
             process.state, process.since = RankState.LOST, here.lost
         return since
 
     def _note_outcome(self, weight: int, here: NodeStatus, outcome: Outcome) -> None:
-        """Record an outcome: the lead's verdict counts most, then how a node ended, least that a node gave the lead up.
+        """Record an outcome: the coordinator's verdict counts most, then a node's end, least that a node gave it up.
 
-        Of equal weight, the lead's node is the first, then a node that knows of a failure, then the one of the least number.
+        Of equal weight, the coordinator's node is the first, then a node that knows of a failure, then the one of the least
+        number.
         """
         found = (weight, outcome.state is JobState.SUCCEEDED, here.index), outcome
         self._outcomes[here.index] = min(found, self._outcomes.get(here.index, found), key=lambda one: one[0])
 
     def _order(self, weighed: _Weighed) -> Tuple[int, bool, bool, int]:
         (weight, succeeded, node), _ = weighed
-        return weight, node != self.lead, succeeded, node
+        return weight, node != self.coordinator, succeeded, node
 
 
 # A node chooses the type of an event: only these types, whose fields are checked, reach a handler.
@@ -473,5 +476,5 @@ def ranks_of(events: Iterable[Event]) -> List[ProcessStatus]:
     for event in events:
         if event.get("type") in _OF_A_RANK:
             with suppress(KeyError, TypeError, ValueError):  # a program of the job can damage its records
-                found.apply(LEAD, event)
+                found.apply(COORDINATOR_NODE, event)
     return [process for process in found.processes.values() if process.life.states]

@@ -18,8 +18,8 @@
     placing    all have placed the job              launching  Order(launch)       (to all but the coordinator itself)
     placing    a port was taken meanwhile           undoing    Order(undo)         (a few times)
     undoing    all have undone it                   probing    Order(probe)
-    launching  all supervisors are prepared         leading    Lead                (the coordinator's own supervisor)
-    leading    the lead listens                     over       Go
+    launching  all supervisors are prepared         leading    Coordinate          (the coordinator's own supervisor)
+    leading    the coordinator listens                     over       Go
     any**      not all have answered for 180 s      over       Abort (75)
     any*       a machine fails, leaves or is lost   over       Abort
     any        the coordinator is interrupted       over       Abort (130, 143)
@@ -53,13 +53,13 @@ from clustertool.model.job.outcome import some
 from clustertool.model.joining.join_events import (
     Abort,
     Action,
+    Coordinate,
     Done,
     Drop,
     Event,
     Failed,
     Go,
     Gone,
-    Lead,
     Left,
     MakePlan,
     Number,
@@ -323,7 +323,7 @@ def _answered(state: JoinState) -> Step:
     if state.phase == "leading":
         return state._replace(phase="over"), (Go(),)
     if state.phase == "launching" or (state.phase == "placing" and asked == {COORDINATOR}):
-        return _lead(state)
+        return _coordinate(state)
     state, order = _order(state, _NEXT[state.phase])
     return state, (order,)
 
@@ -333,11 +333,11 @@ def _done_with(state: JoinState) -> Set[int]:
     return {*state.answered, COORDINATOR} if state.phase == "launching" else set(state.answered)
 
 
-def _lead(state: JoinState) -> Step:
+def _coordinate(state: JoinState) -> Step:
     """Start the coordinator's supervisor as the last one: its port was that of the joining until now."""
     state = state._replace(phase="leading", round=state.round + 1, failures=())
     others = tuple(member.connection for member in state.members if member.connection != COORDINATOR)
-    return state._replace(answered=others), (Lead(state.round),)
+    return state._replace(answered=others), (Coordinate(state.round),)
 
 
 def _again(state: JoinState) -> Step:

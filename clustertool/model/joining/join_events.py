@@ -110,7 +110,7 @@ class MakePlan(NamedTuple):
     pass
 
 
-class Lead(NamedTuple):
+class Coordinate(NamedTuple):
     round: int
 
 
@@ -131,4 +131,4 @@ class Abort(NamedTuple):
     error: ClustertoolError
 
 
-Action = Union[Refuse, Drop, Wait, Number, Order, MakePlan, Lead, Go, OutOfEpoch, Abort]
+Action = Union[Refuse, Drop, Wait, Number, Order, MakePlan, Coordinate, Go, OutOfEpoch, Abort]

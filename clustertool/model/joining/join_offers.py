@@ -9,7 +9,7 @@ from typing import Dict, NamedTuple, Optional, Sequence, Tuple
 from clustertool.errors import ClustertoolError, NodeLost, PreflightError, UsageError
 from clustertool.model.job.outcome import some
 from clustertool.model.joining.join_errors import messages_of
-from clustertool.model.wire.lead_messages import Incarnation
+from clustertool.model.wire.coordinator_messages import Incarnation
 
 COORDINATOR = 0  # its connection, and mostly its index
 

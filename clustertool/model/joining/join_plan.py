@@ -50,9 +50,10 @@ class Arrival:
 
 
 def cluster_of(join: JoinFile, arrivals: Sequence[Arrival], port: int) -> Cluster:
-    """Build the coordinator's cluster with these machines as hosts. port: the coordinator's, which becomes the lead's.
+    """Build the coordinator's cluster with these machines as hosts.
 
-    A display name is the host name; with the address, or the number in the job, where two are alike.
+    port: the one at which the machines join. A display name is the host name; with the address, or the number in the job,
+    where two are alike.
     """
     roles = join.of_engine.roles
     alike = Counter(arrival.hostname for arrival in arrivals)
@@ -110,7 +111,7 @@ def probe_of(join: JoinFile, own: OwnSettings, address: str) -> ProbeRequest:
 def facts_of(node: int, answer: object, port: int) -> Facts:
     """Read a machine's answer to its probe. Raises ValueError.
 
-    port: the coordinator's, which its node uses now, and which is free for the lead then.
+    port: the one at which the machines join now, which is free for the coordinator of the job then.
     """
     if not isinstance(answer, dict):
         raise ValueError("facts that are no object")

@@ -22,7 +22,7 @@ from enum import Enum
 from typing import NamedTuple, Optional, Tuple
 
 from clustertool.model.quantities import HIGHEST_PORT
-from clustertool.model.wire.lead_messages import Incarnation, read_incarnation
+from clustertool.model.wire.coordinator_messages import Incarnation, read_incarnation
 
 _HIGHEST = 1 << 31  # of a number in a record
 _LONGEST = 256  # characters of a text in a record

@@ -70,8 +70,8 @@ class Plan:
     cluster: Cluster
     job: JobSpec
     nodes: Tuple[PlannedNode, ...]
-    lead: Tuple[str, int]
-    extra_ports: Tuple[Tuple[int, int], ...]  # (node, port) of the master, gloo and the lead
+    coordinator: Tuple[str, int]
+    extra_ports: Tuple[Tuple[int, int], ...]  # (node, port) of the master, gloo and the coordinator
     warnings: Tuple[str, ...] = ()
 
     @property
@@ -114,11 +114,11 @@ def plan(
     nodes = _nodes(table, listing, passed)
     if job.job_workspace:
         _require_shards(nodes, job.job_workspace)
-    extra = [(first, chosen.master), (0, chosen.lead)]
+    extra = [(first, chosen.master), (0, chosen.coordinator)]
     if servers:
         extra.append((servers[0].node, chosen.gloo))
-    lead = (table.addresses[0], chosen.lead)
-    return Plan(identity, cluster, job, nodes, lead, tuple(extra), _warnings(table))
+    coordinator = (table.addresses[0], chosen.coordinator)
+    return Plan(identity, cluster, job, nodes, coordinator, tuple(extra), _warnings(table))
 
 
 def with_containers(made: Plan, facts: ByNode) -> Plan:
@@ -294,7 +294,7 @@ def as_dict(plan: Plan) -> Dict[str, Any]:
         "job": plan.job_id,
         "mode": plan.job.mode,
         "phases": list(plan.job.roles),
-        "lead": endpoint(*plan.lead),
+        "lead": endpoint(*plan.coordinator),
         "policy": dict(vars(plan.job.policy)),
         "warnings": list(plan.warnings),
         "nodes": [

@@ -25,7 +25,7 @@ class Ports:
     of: Mapping[Tuple[str, int], Tuple[int, ...]]
     master: int
     gloo: int
-    lead: int
+    coordinator: int
     moved: Tuple[Tuple[int, int, int], ...] = ()  # (node, busy port, port taken instead) of pservers' default ports
 
 
@@ -38,7 +38,7 @@ def choose(seats: Sequence[Seat], cluster: Cluster, job: JobSpec, facts: ByNode,
     of: Dict[Tuple[str, int], Tuple[int, ...]] = {}
     trainers = [seat for seat in seats if seat.role == "trainer"]
     servers = [seat for seat in seats if seat.role == "pserver"]
-    lead = desk.exactly(0, cluster.lead_port, "LEAD_PORT") if cluster.lead_port else 0
+    coordinator = desk.exactly(0, cluster.lead_port, "LEAD_PORT") if cluster.lead_port else 0
     width = cluster.ports_num + cluster.ports_num_for_sparse
     any_port = desk.next if not job.has_pservers and cluster.start_port else desk.free
     for seat in seats:  # ports that were asked for go first
@@ -60,9 +60,9 @@ def choose(seats: Sequence[Seat], cluster: Cluster, job: JobSpec, facts: ByNode,
             of[seat.role, seat.rank] = (any_port(seat.node),)
     master = master or any_port(trainers[0].node)
     gloo = gloo or (desk.free(servers[0].node) if servers else 0)
-    lead = lead or desk.free(0)
+    coordinator = coordinator or desk.free(0)
     raise_all(desk.taken)
-    return Ports(of, master, gloo, lead, tuple(desk.moved))
+    return Ports(of, master, gloo, coordinator, tuple(desk.moved))
 
 
 def one_port(job: JobSpec) -> bool:

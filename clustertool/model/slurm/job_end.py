@@ -60,10 +60,10 @@ def requeue(number: str) -> Tuple[str, ...]:
     return "scontrol", "requeue", number
 
 
-def give_back(job: SlurmJob, own: str, step: str, leads: bool, lost: bool) -> Tuple[str, ...]:
+def give_back(job: SlurmJob, own: str, step: str, coordinates: bool, lost: bool) -> Tuple[str, ...]:
     """Build the command after which Slurm does not wait for a node that is lost; () where it does not wait.
 
-    own: our id of the job. step: the number of our step. leads: the first node of the allocation gives it back; its batch
+    own: our id of the job. step: the number of our step. coordinates: the first node of the allocation gives it back; its batch
     script, which has become srun, is there. lost: the job has ended because of the lost node.
 
     An allocation that was not made for this job stays: only the step ends, KillWait (30 s) later. A job that Slurm may start
@@ -77,7 +77,7 @@ def give_back(job: SlurmJob, own: str, step: str, leads: bool, lost: bool) -> Tu
         return "scancel", f"{number}.{step}"
     if lost and job.requeue:
         return requeue(number)
-    return ("scancel", *(("--batch", "--signal=KILL") if leads else ()), number)
+    return ("scancel", *(("--batch", "--signal=KILL") if coordinates else ()), number)
 
 
 def _end(job: SlurmJob, restarts: int, code: int) -> Tuple[JobState, int, str]:

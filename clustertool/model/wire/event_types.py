@@ -171,7 +171,7 @@ class _PhaseFields(TypedDict, total=False):
 
 class PhaseEvent(EventBase, _PhaseFields):
     type: Literal["phase"]
-    name: f.Label  # of the lead: joining, pserver, trainer, ending
+    name: f.Label  # of the coordinator: joining, pserver, trainer, ending
 
 
 class EpochEvent(EventBase):
@@ -247,7 +247,7 @@ class BelowMinimumEvent(EventBase):
 
 class AbsentEvent(EventBase):
     type: Literal["absent"]
-    nodes: f.PerNode[f.NodeIndex]  # they never connected to the lead
+    nodes: f.PerNode[f.NodeIndex]  # they never connected to the coordinator
     endpoint: f.Label
     seconds: float
 
@@ -271,18 +271,18 @@ class ConnectedEvent(EventBase):
 
 
 class _LostFields(TypedDict, total=False):
-    ends_by: f.Time  # in an elastic job: when the ranks of the node have ended, by the lead's clock
+    ends_by: f.Time  # in an elastic job: when the ranks of the node have ended, by the coordinator's clock
 
 
 class LostEvent(EventBase, _LostFields):
     type: Literal["lost"]
-    node: f.NodeIndex  # the lead gave it up
+    node: f.NodeIndex  # the coordinator gave it up
     why: str
-    ranks: f.PerRank[f.RankOutput]  # what the lead knew of them, by its clock
+    ranks: f.PerRank[f.RankOutput]  # what the coordinator knew of them, by its clock
 
 
 class RestartEvent(EventBase):
-    type: Literal["restart"]  # of the lead: all starts again
+    type: Literal["restart"]  # of the coordinator: all starts again
     attempt: f.AttemptNumber
     pause: f.Pause  # seconds before the start
 
@@ -332,7 +332,7 @@ class OutcomeEvent(EventBase, OutcomeFields):
 
 _OfNode = Union[JobEvent, SupervisorEvent, CaretakerEvent, DiskEvent, UnconnectedEvent, ConnectedEvent]
 _OfRank = Union[StartedEvent, RankEvent, OtherAddressEvent, ExitedEvent]
-_OfLead = Union[PhaseEvent, AbsentEvent, LostEvent, RestartEvent]
+_OfCoordinator = Union[PhaseEvent, AbsentEvent, LostEvent, RestartEvent]
 _OfEnd = Union[StoppingEvent, CleanEvent, OutcomeEvent]
 _OfEpochs = Union[
     EpochEvent,
@@ -344,5 +344,5 @@ _OfEpochs = Union[
     StandbyLeftEvent,
     BelowMinimumEvent,
 ]
-Event = Annotated[Union[_OfNode, _OfRank, _OfLead, _OfEpochs, _OfEnd], AnyEvent]
+Event = Annotated[Union[_OfNode, _OfRank, _OfCoordinator, _OfEpochs, _OfEnd], AnyEvent]
 Events = Annotated[List[Event], 200_000]  # of one job on one node

@@ -1,4 +1,4 @@
-"""A frame is a small JSON header and raw bytes. Laptop, node and lead use the same codec, which does no I/O.
+"""A frame is a small JSON header and raw bytes. Laptop, node and coordinator use the same codec, which does no I/O.
 
 Wire: 4 bytes header length, 4 bytes payload length (big endian), header (UTF-8 JSON object), payload. The reader limits
 both lengths, so invalid input ends in FrameError and does not fill memory. A reader may change `max_header` while it waits
@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 Header = Dict[str, Any]
 Frame = Tuple[Header, bytes]
 _LENGTHS = struct.Struct(">II")
-MAX_HEADER = 64 << 20  # a plan of 1000 nodes fits; the lead's reader is far stricter
+MAX_HEADER = 64 << 20  # a plan of 1000 nodes fits; the coordinator's reader is far stricter
 MAX_PAYLOAD = 4 << 20
 _CHUNK = 1 << 16  # bytes that a sink gets at a time
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Dict, List, Literal, Optional, Tuple, TypedDic
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import ProbeAnswer
     from clustertool.model.wire.agent_requests import RelayRequest
-    from clustertool.model.wire.lead_messages import Incarnation
+    from clustertool.model.wire.coordinator_messages import Incarnation
     from clustertool.model.wire.spec_types import Spec
 
 
@@ -145,7 +145,7 @@ class UndoOrder(TypedDict):
 
 
 class GoOrder(TypedDict):
-    type: Literal["go"]  # run the supervisor: the lead listens
+    type: Literal["go"]  # run the supervisor: the coordinator listens
 
 
 class AbortMessage(TypedDict):

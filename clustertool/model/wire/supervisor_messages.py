@@ -3,7 +3,7 @@
 The sender is a process of the same user on the node: an agent, or a program that starts ranks itself. Every message has `type`.
 
     request           answer            effect
-    stop              accepted          the processes of the job get TERM here, and the lead stops the other nodes
+    stop              accepted          the processes of the job get TERM here, and the coordinator stops the other nodes
     attached          accepted          a laptop follows the job: for --lease
     leave             accepted          the node is released from an elastic job: the next epoch begins without it
     status            status            none

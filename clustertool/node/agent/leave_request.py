@@ -28,7 +28,7 @@ def leave(context: NodeContext, request: LeaveRequest) -> LeaveAnswer:
     """
     record, until = record_of(context, request["job"]), time.monotonic() + request["seconds"]
     key = record.key()
-    if "code" in request and key is not None and key.leads:
+    if "code" in request and key is not None and key.coordinates:
         raise UsageError(f"this node coordinates job {record.job}", "stop the job")
     _release(record, request["by"], request.get("code", 0), until)
     while time.monotonic() < until:

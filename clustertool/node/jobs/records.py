@@ -31,8 +31,8 @@ _LATEST = 1e11  # seconds since the epoch; a time that is later was not written 
 _DAMAGED = "its records are damaged, so it is not known what runs"
 
 
-# By `mark` the job's processes are known in /proc; `leads`: its supervisor waits for other nodes.
-Key = NamedTuple("Key", [("mark", str), ("leads", bool)])
+# By `mark` the job's processes are known in /proc; `coordinates`: its supervisor waits for other nodes.
+Key = NamedTuple("Key", [("mark", str), ("coordinates", bool)])
 
 
 class Record(JobProcesses):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _REACTION = 3.0  # seconds that a supervisor on a busy machine may take to react
 _NOTICE = 1.0  # seconds for a notice, which comes once a second
 _WORKING = 10.0  # and to end processes that resist KILL, after the grace; or to call a silent node lost
-_LEAVING = 3.0  # and to get the lead's verdict when all is clean
+_LEAVING = 3.0  # and to get the coordinator's verdict when all is clean
 _SAME = 5.0  # and to learn of one stop in two ways
 _POLL, _LONGEST = 0.02, 0.25
 _FIX = "end its processes on that node by hand; then remove its directory, and run {program} clean --job {job}"
@@ -88,7 +88,7 @@ def remove_containers(record: Record) -> None:
 def stop(record: Record, by: str, code: int, grace: float, force: bool) -> JobStop:
     """Stop a job here: {"state": "clean" | "survivors" | "ended already" | "unknown", "survivors": [...]} for this node.
 
-    With "waits": True only a lead is alive that still has to inform another node, as it does when that one is back;
+    With "waits": True only a coordinator is alive that still has to inform another node, as it does when that one is back;
     `force` ends that too. "unknown" comes with `why`: processes may be alive that could not be searched.
     """
     grace = 0.0 if force else grace
@@ -117,7 +117,7 @@ def stop(record: Record, by: str, code: int, grace: float, force: bool) -> JobSt
             return _take_over(left, by, grace)
         if _leave(left.caretakers, end):
             return _clean(record)
-        if left.leads and not force:
+        if left.coordinates and not force:
             return {**_clean(record), "waits": True}
         return _take_over(left, by, 0.0)
 
@@ -141,7 +141,7 @@ def _unknown(record: Record) -> JobStop:
 
 
 def _just_stopped(record: Record) -> bool:
-    """Check whether this stop has arrived before: it reached another node first, whose supervisor informed the lead."""
+    """Check whether this stop has arrived before: it reached another node first, whose supervisor informed the coordinator."""
     own = record.last()
     stopped = own.ended is not None and own.ended.state is JobState.STOPPED
     return stopped and time.time() - own.ended_at < _SAME
@@ -156,7 +156,7 @@ class _Left:
     def __init__(self, record: Record) -> None:
         self.record = record
         self.key = record.key()
-        self.leads = self.key is not None and self.key.leads
+        self.coordinates = self.key is not None and self.key.coordinates
         self.job = -1
         own = record.own()
         self.supervisor = record.process("supervisor", own)
@@ -212,7 +212,7 @@ def _ends(record: Record, supervisor: Process, grace: float) -> bool:
 
 
 def _leave(caretakers: Sequence[Process], end: float) -> bool:
-    """Supervisor and guard go once the lead has spoken; the lead's own, once each other node is clean too, or lost."""
+    """Wait until supervisor and guard have left: after the verdict, and the coordinator after all others are clean or lost."""
     start = time.monotonic()
     while any(processes.alive(process) for process in caretakers):
         now = time.monotonic()
@@ -235,7 +235,7 @@ def _clean(record: Record) -> JobStop:
 def _take_over(left: _Left, by: str, grace: float) -> JobStop:
     """End a job whose supervisor is dead or frozen. It is ended first, so that nothing is started again; its children follow.
 
-    A lead on another node records this node as lost after its timeout: the key to inform it is on no disk.
+    A coordinator on another node records this node as lost after its timeout: the key to inform it is on no disk.
     """
     left.search.living()
     for process in left.caretakers:

@@ -21,8 +21,8 @@ from clustertool.model.job.state_names import JobState
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint
 from clustertool.model.joining.store_rules import ttl
 from clustertool.node.join.bundle_content import BundleContent
-from clustertool.node.join.coordinator import JoinCoordinator
 from clustertool.node.join.etcd.store_meeting import StoreMeeting, Won
+from clustertool.node.join.join_coordinator import JoinCoordinator
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joiner import Joiner
 from clustertool.node.join.joining_node import JoiningNode, own_incarnation
@@ -119,15 +119,17 @@ class EpochLoop:
 
     def _after(self, end: EpochEnd, spec: Spec, place: MemberPlace) -> MemberPlace:
         """Prepare for the next epoch. Returns the place of this member there."""
-        self._known, lead = max(self._known, end.attempt), spec["lead"]
+        self._known, coordinator = max(self._known, end.attempt), spec["lead"]
         self._continues = bool(place.address) and not end.silent
         members = frozenset(spec["shape"]["nodes"]) if "shape" in spec else frozenset()
         self._lost = (self._lost - members) | frozenset(end.lost)
         self._prepare(end, members, len(spec["header"]["nodes"]))
         # The job stays where it is here, also if no other node shares ROOT_DIR in the next epoch.
         own = replace(self._join.own, base=os.path.dirname(spec["job_dir"]))
-        self._join = replace(self._join, coordinator=MeetingPoint(lead["host"], lead["port"], lead["node"]), own=own)
-        again = f"{PROGRAM} run --resume {spec['job']} --skip {lead['name']}"
+        self._join = replace(
+            self._join, coordinator=MeetingPoint(coordinator["host"], coordinator["port"], coordinator["node"]), own=own
+        )
+        again = f"{PROGRAM} run --resume {spec['job']} --skip {coordinator['name']}"
         self._fix = f"{again} starts the job again on the other nodes, from its output"
         return MemberPlace(spec["node"], place.address)
 

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from clustertool.model.wire.frames import Header
-from clustertool.node.supervisor.coordinator.lead_connections import LeadListener
+from clustertool.node.supervisor.coordinator.member_connections import CoordinatorListener
 from clustertool.node.system.process_clock import ProcessClock
 from clustertool.node.system.tls_link import TlsLink, beat
 
@@ -30,8 +30,8 @@ class JoinMembers:
     Silence is measured by a clock that stops while this process does not run.
     """
 
-    def __init__(self, listener: LeadListener, loss_timeout: float) -> None:
-        self._listener: Optional[LeadListener] = listener
+    def __init__(self, listener: CoordinatorListener, loss_timeout: float) -> None:
+        self._listener: Optional[CoordinatorListener] = listener
         self._timeout = loss_timeout
         self._clock = ProcessClock()
         self._links: Dict[int, TlsLink] = {}

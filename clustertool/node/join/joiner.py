@@ -21,9 +21,9 @@ from clustertool.model.joining.join_file import MeetingPoint
 from clustertool.model.joining.plain_form import to_plain
 from clustertool.model.wire.frames import Header
 from clustertool.node.join import meeting as meeting_
-from clustertool.node.join.coordinator import TICK, interrupted
 from clustertool.node.join.coordinator_search import CoordinatorSearch
 from clustertool.node.join.etcd.store_meeting import StoreMeeting
+from clustertool.node.join.join_coordinator import TICK, interrupted
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joining_node import JoiningNode, OrderResult
 from clustertool.node.join.place_doubt import Doubt, DoubtTimer

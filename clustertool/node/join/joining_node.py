@@ -17,7 +17,7 @@ from clustertool.model.joining.join_offers import Offer
 from clustertool.model.joining.join_plan import probe_of
 from clustertool.model.paths import JobPaths
 from clustertool.model.quantities import whole
-from clustertool.model.wire.lead_messages import Incarnation
+from clustertool.model.wire.coordinator_messages import Incarnation
 from clustertool.node.agent import launch
 from clustertool.node.jobs.records import Record
 from clustertool.node.join.bundle_content import BundleContent
@@ -325,10 +325,10 @@ class JoiningNode:
         meeting = self.epoch.meeting
         if meeting is None:
             return None
-        leads = spec["node"] == spec["lead"]["node"]
-        if not leads:
+        coordinates = spec["node"] == spec["lead"]["node"]
+        if not coordinates:
             meeting.follow(spec["elastic"]["epoch"])
-        return meeting.until(leads)
+        return meeting.until(coordinates)
 
     def undo(self) -> None:
         """Take back all that was done here. Returns when that is over."""
@@ -360,11 +360,11 @@ class JoiningNode:
             self.report.epoch_ended(outcome)
             return outcome.code
         self.report.ended(outcome)
-        silent = supervisor.link.silent or (supervisor.leads and self._absent(self._spec))
-        if supervisor.leads or silent:
-            self.leave_allocation(End(supervisor.leads, silent, outcome.state is JobState.LOST))
+        silent = supervisor.link.silent or (supervisor.coordinates and self._absent(self._spec))
+        if supervisor.coordinates or silent:
+            self.leave_allocation(End(supervisor.coordinates, silent, outcome.state is JobState.LOST))
         self.epoch.comes_back = self.join.of_engine.keep_bundle and self._allocation.comes_back(outcome)
-        if supervisor.leads and not self.epoch.comes_back:
+        if supervisor.coordinates and not self.epoch.comes_back:
             self.remove_bundle()
         return outcome.code
 

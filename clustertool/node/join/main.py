@@ -24,8 +24,8 @@ from clustertool.model.joining.join_offers import COORDINATOR
 from clustertool.model.quantities import HIGHEST_PORT, whole
 from clustertool.node.join import meeting
 from clustertool.node.join.bundle_content import BundleContent
-from clustertool.node.join.coordinator import JoinCoordinator
 from clustertool.node.join.epoch_loop import EpochLoop
+from clustertool.node.join.join_coordinator import JoinCoordinator
 from clustertool.node.join.join_engine import engine_of, require_private
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joiner import Joiner
@@ -161,12 +161,12 @@ def _join(join: JoinFile, report: JoinReport, bundle: Optional[BundleContent]) -
 def _place(join: JoinFile) -> MemberPlace:
     """Determine the place of this machine in the job. Raises UsageError, PreflightError."""
     coordinator, host, doubt = join.coordinator.member, join.coordinator.host, None
-    leads = join.index in (None, coordinator)
-    address = meeting.own_address(host) if leads or join.typed else ""
+    coordinates = join.index in (None, coordinator)
+    address = meeting.own_address(host) if coordinates or join.typed else ""
     if join.typed:
         require_place(host)
         doubt = doubt_of(join, address)
-    if not leads or (join.index is None and not address):
+    if not coordinates or (join.index is None and not address):
         return MemberPlace(join.index, "", doubt)
     if not address:
         try:

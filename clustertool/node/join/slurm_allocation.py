@@ -100,7 +100,7 @@ class SlurmAllocation(Allocation):
         job = self._own_line(out) if code == 0 else None
         if job is None:  # slurmctld does not answer here; another node may ask it
             return ""
-        command = give_back(job, self._own, self._environ.get("SLURM_STEP_ID", ""), end.leads, end.lost)
+        command = give_back(job, self._own, self._environ.get("SLURM_STEP_ID", ""), end.coordinates, end.lost)
         wrong = self._run(*command) if command else ""
         return wrong and f"the nodes stay allocated until Slurm has lost the silent one: {wrong}"
 

@@ -36,8 +36,8 @@ class LaunchedRanks:
         self._registered: Set[Key] = set()  # ranks for whose end their wrappers wait, or have waited
         self._late: List[Key] = []  # the newest of them
         self._folders: Dict[str, str] = {}
-        # By the names in mpirun's hostfile, which are those of positions in the plan: as the ranks of daemons. Only the lead's
-        # node knows all of them.
+        # By the names in mpirun's hostfile, which are those of positions in the plan: as the ranks of daemons. Only the
+        # coordinator's node knows all of them.
         places = spec["shape"]["place"] if "shape" in spec else []
         self._daemons: Dict[str, Key] = {
             daemon_launch.host_name(rank): (role, rank) for role, rank, _ in places if role == MPI_DAEMON

@@ -14,11 +14,11 @@ from clustertool.model.job.outcome import Outcome
 class End(NamedTuple):
     """How a job has ended on this node.
 
-    leads: it is the coordinator's. silent: nothing comes from another node any more, so the engine would wait for it. lost: the
-    job has ended because of that.
+    coordinates: it is the coordinator's. silent: nothing comes from another node any more, so the engine would wait for it.
+    lost: the job has ended because of that.
     """
 
-    leads: bool = True
+    coordinates: bool = True
     silent: bool = False
     lost: bool = False
 

@@ -1,7 +1,7 @@
 """The guard runs in its own session. If the supervisor dies or stops its heartbeat, the guard ends the job on this node.
 
-It reports to the lead first, in the supervisor's place, so that the others need not wait for the loss timeout. The supervisor's
-keeper sends heartbeats to the guard, and replaces a guard that dies, is stopped or sends nothing.
+It reports to the coordinator first, in the supervisor's place, so that the others need not wait for the loss timeout. The
+supervisor's keeper sends heartbeats to the guard, and replaces a guard that dies, is stopped or sends nothing.
 
 In an elastic job the keeper also sends the end of the node's lease whenever it is renewed. If the supervisor does not run at
 that time, the guard ends the ranks, and nothing else: the supervisor may run again minutes later, and joins the next epoch.
@@ -17,11 +17,11 @@ import signal
 import socket
 from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Tuple
 
-from clustertool.model.wire.lead_messages import Incarnation
+from clustertool.model.wire.coordinator_messages import Incarnation
 from clustertool.node.jobs import descendants, records
 from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.jobs.termination import Sweep
-from clustertool.node.supervisor.coordinator import lead_client
+from clustertool.node.supervisor.coordinator import coordinator_client
 from clustertool.node.system import processes
 from clustertool.node.system.process_clock import ProcessClock, boottime
 from clustertool.node.system.processes import Process
@@ -39,7 +39,7 @@ _KILL_TIME = 2.0  # seconds for the ranks to end; one that the kernel blocks is 
 _FROZEN = 300.0  # seconds that the supervisor of an elastic job may be frozen
 _START = 30.0  # seconds that a supervisor may take to its first beat: a loaded machine starts many at once
 _BUSY = 60.0  # the same for one that is ready to run and gets no processor
-_REPORT_TIME = 0.5  # seconds that the lead may take to receive the end of a supervisor
+_REPORT_TIME = 0.5  # seconds that the coordinator may take to receive the end of a supervisor
 _PAUSE = 0.2  # between two guards: one that dies at once must not make us spin
 _FAREWELL = 2.0
 
@@ -239,7 +239,7 @@ def _take_over(why: str, supervisor: Process, spec: Spec, job: int, spared: Sequ
     What a frozen or dying supervisor owns is found below it; what a dead one owned, in its book and by the marker.
     """
     records.record_loss(job, why, make=False)
-    _tell_lead(why, supervisor, spec)
+    _report_loss(why, supervisor, spec)
     found: List[Process] = processes.descendants(supervisor.pid) if processes.alive(supervisor) else []
     below = [process for process in found if process not in spared]
     processes.signal_one(supervisor, signal.SIGKILL)
@@ -249,12 +249,12 @@ def _take_over(why: str, supervisor: Process, spec: Spec, job: int, spared: Sequ
     records.record_clean(job, left, make=False)
 
 
-def _tell_lead(why: str, supervisor: Process, spec: Spec) -> None:
-    """Report the loss to the lead before anything is killed.
+def _report_loss(why: str, supervisor: Process, spec: Spec) -> None:
+    """Report the loss to the coordinator before anything is killed.
 
     Ranks of other nodes that fail because these ranks are missing must not count as culprits.
     """
     if spec["node"] != spec["lead"]["node"]:
         with contextlib.suppress(OSError, ValueError, MemoryError):
             boot, me = processes.boot_id(), processes.identify(os.getpid()) or Process(os.getpid(), 0)
-            lead_client.say_gone(spec, Incarnation(boot, *me), Incarnation(boot, *supervisor), why, _REPORT_TIME)
+            coordinator_client.say_gone(spec, Incarnation(boot, *me), Incarnation(boot, *supervisor), why, _REPORT_TIME)

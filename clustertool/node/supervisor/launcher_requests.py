@@ -10,7 +10,7 @@ from clustertool.node.mpi.launched_ranks import NOTICE, LaunchedRanks
 
 if TYPE_CHECKING:
     from clustertool.model.job.outcome import Key
-    from clustertool.model.wire.lead_messages import RankExit
+    from clustertool.model.wire.coordinator_messages import RankExit
     from clustertool.model.wire.supervisor_messages import Accepted, LauncherRequest, ProcessEnd, SupervisorAnswer
     from clustertool.node.supervisor.control_socket import ControlSocket, Waiting
     from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink
@@ -61,7 +61,7 @@ class LauncherRequests:
             self._resolve("launch-daemon", exit)
 
     def answer_wrapper(self, key: Key) -> None:
-        """Send the end of a rank to mpirun, but no failure: it would end other ranks before the lead does."""
+        """Send the end of a rank to mpirun, but no failure: it would end other ranks before the coordinator does."""
         rank = self._ranks.find(key)
         if rank is not None and rank.exit is not None and not rank.exit.failed and not rank.exit.stopped:
             self._resolve("rank-end", rank.exit)

@@ -27,7 +27,7 @@ from clustertool.node.supervisor.usage_recorder import Growth, Running
 from clustertool.node.system import pressure, processes
 
 if TYPE_CHECKING:
-    from clustertool.model.wire.lead_messages import RankExit
+    from clustertool.model.wire.coordinator_messages import RankExit
     from clustertool.model.wire.spec_types import Spec, SpecProcess
     from clustertool.model.wire.supervisor_messages import LiveRank, LiveStatus, RankEnvironment
 
@@ -271,14 +271,14 @@ class RankTable:
         exit = exit._replace(consequence=consequence, timed_out=timed_out)
         return exit._replace(note=note, error=error, of_runtime=of_runtime)
 
-    def status(self, attempt: int, leads: bool, stopping: str, outcome: Optional[Outcome]) -> LiveStatus:
+    def status(self, attempt: int, coordinates: bool, stopping: str, outcome: Optional[Outcome]) -> LiveStatus:
         """Return what a request for the status of this node gets. stopping: see LiveStatus."""
         return {
             "type": "status",
             "job": self._spec["job"],
             "node": self._spec["node"],
             "attempt": attempt,
-            "leads": leads,
+            "leads": coordinates,
             "stopping": stopping,
             "outcome": None if outcome is None else outcome.as_record(),
             "ranks": self.live(),

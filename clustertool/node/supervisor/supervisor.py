@@ -1,7 +1,8 @@
 """The supervisor owns the processes of one job on one node: one loop, one waitpid, detached from ssh.
 
-It starts ranks on the lead's order and reports what happens to them. It ends all processes on the lead's order, when the
-lead is silent for the loss timeout, and on a request on its socket. Every event goes into the events file first.
+It starts ranks on the coordinator's order and reports what happens to them. It ends all processes on the coordinator's order,
+when the coordinator is silent for the loss timeout, and on a request on its socket. Every event goes into the events file
+first.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import OURS
 from clustertool.model.roles import MPI_DAEMON
 from clustertool.model.wire import record_lines
-from clustertool.model.wire.lead_messages import Incarnation, RankExit, is_outdated
+from clustertool.model.wire.coordinator_messages import Incarnation, RankExit, is_outdated
 from clustertool.node.container.rank_containers import helpers
 from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.jobs.ledger import Ledger
@@ -30,9 +31,9 @@ from clustertool.node.storage.reserving_journal import ReservingJournal
 from clustertool.node.supervisor import prctl
 from clustertool.node.supervisor.allocation import AGENT, Origin
 from clustertool.node.supervisor.control_socket import ControlSocket, UserRequests, Waiting
+from clustertool.node.supervisor.coordinator.coordinator_client import CoordinatorClient
 from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink
-from clustertool.node.supervisor.coordinator.lead_client import LeadClient
-from clustertool.node.supervisor.coordinator.lead_server import LeadServer
+from clustertool.node.supervisor.coordinator.coordinator_server import CoordinatorServer
 from clustertool.node.supervisor.coordinator.lease_keeper import may_leave, require_may_leave
 from clustertool.node.supervisor.coordinator.node_end import node_end
 from clustertool.node.supervisor.guard import GuardKeeper
@@ -48,7 +49,7 @@ from clustertool.node.system.tls_link import wait_for
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
-    from clustertool.model.wire.lead_messages import Order, StopMessage
+    from clustertool.model.wire.coordinator_messages import Order, StopMessage
     from clustertool.model.wire.spec_types import Spec
     from clustertool.model.wire.supervisor_messages import (
         Accepted,
@@ -67,7 +68,7 @@ _IDLE_TICK = 0.25  # before a rank was started, and between two attempts
 _WAITING_TICK = 0.03  # while pservers are expected to listen, or processes to end
 # Seconds between an engine's signal to one process of the job, and to another; or the end of a rank by it.
 _OUTSIDE = 2.0
-_VERDICT_WAIT = 1.0  # seconds a stopped node waits for the lead's verdict
+_VERDICT_WAIT = 1.0  # seconds a stopped node waits for the coordinator's verdict
 _ACCEPTED: Accepted = {"type": "accepted"}
 _BUNDLE: BundleAnswer = {"type": "bundle"}
 
@@ -106,7 +107,7 @@ class Supervisor:
         return self.link.attempt
 
     @property
-    def leads(self) -> bool:
+    def coordinates(self) -> bool:
         return self.spec["node"] == self.spec["lead"]["node"]
 
     @property
@@ -117,7 +118,7 @@ class Supervisor:
     # -- life --
 
     def prepare(self) -> None:
-        """Do all that can fail before a rank runs: ports, the guard, the lead's port. Raises PreflightError."""
+        """Do all that can fail before a rank runs: ports, the guard, the coordinator's port. Raises PreflightError."""
         self.ranks.containers.prepare()
         prctl.become_subreaper()
         processes.set_name("ct-supervisor")
@@ -136,15 +137,15 @@ class Supervisor:
             raise PreflightError(what, "check ulimit -u on the node") from None
         incarnation, attempt = Incarnation(processes.boot_id(), *me), self.attempt
         store_end = self.origin.store_end
-        if self.leads:
+        if self.coordinates:
             self.ranks.raise_file_limit(_FILES + 2 * len(self.spec["shape"]["names"]))
-            self.link = LeadServer(self.spec, incarnation, self.record, self.origin.allocation, store_end)
+            self.link = CoordinatorServer(self.spec, incarnation, self.record, self.origin.allocation, store_end)
         else:
-            self.link = LeadClient(self.spec, incarnation, record=self.record, store_end=store_end)
+            self.link = CoordinatorClient(self.spec, incarnation, record=self.record, store_end=store_end)
         self.link.attempt = attempt
 
     def run(self) -> None:
-        """Return when the verdict is known here, or the lead is lost and no process lives any more.
+        """Return when the verdict is known here, or the coordinator is lost and no process lives any more.
 
         An error leaves the guard in its place: it ends what a broken supervisor would leave behind.
         """
@@ -156,8 +157,9 @@ class Supervisor:
         if self.shutdown is None or not self.shutdown.over_at:
             return False
         asked, ended_at = self.requests, self.shutdown.over_at
-        if self.outcome is None and asked.stop_at and not self.leads:
-            # The user's stop is done here. This node waits for the verdict of the lead, but not for a lead that is gone.
+        if self.outcome is None and asked.stop_at and not self.coordinates:
+            # The user's stop is done here. This node waits for the verdict of the coordinator, but not for a coordinator that
+            # is gone.
             waited = time.monotonic() - max(ended_at, asked.stop_at)
             if waited > _VERDICT_WAIT:
                 self.outcome = asked.stopped or asked.left
@@ -176,7 +178,7 @@ class Supervisor:
         self._reap()
         self._enter_containers()
         self.control.turn(self._answer)
-        self._read_lead(ready)
+        self._obey_orders(ready)
         self.mpirun.turn(self.link)
         self._report_listeners()
         self.guard.turn()
@@ -226,16 +228,16 @@ class Supervisor:
         self.events.write(record_lines.written_event(kind, round(time.time(), 3), fields))
         self.ledger.note(kind, fields)
 
-    # -- messages from and to the lead --
+    # -- messages from and to the coordinator --
 
-    def _read_lead(self, ready: Set[int]) -> None:
+    def _obey_orders(self, ready: Set[int]) -> None:
         self.link.turn(ready)
         self._keep_lease()
         if self.outcome is None and self.link.loss is not None:
             self.outcome = self.link.loss
             self.stop(self.outcome.reason)
             self.release()
-        while self.link.orders:  # also those that the lead gives because of what this node does meanwhile
+        while self.link.orders:  # also those that the coordinator gives because of what this node does meanwhile
             self._obey(self.link.orders.pop(0))
 
     def _keep_lease(self) -> None:
@@ -281,15 +283,15 @@ class Supervisor:
         sender of a signal has signalled the ranks as well.
         """
         outside = self.origin.allocation.present or everywhere
-        stays = self.leads and (self.origin.allocation.present or code == Interrupted.code)
+        stays = self.coordinates and (self.origin.allocation.present or code == Interrupted.code)
         message: StopMessage = {"type": "stop", "by": by, "code": code, "outside": outside}
-        if not stays and may_leave(self.spec, self.leads):
+        if not stays and may_leave(self.spec, self.coordinates):
             message["leaves"] = True
             self.requests = self.requests.leave(by, code, time.monotonic())
         self._ask_stop(message, None, math.inf if everywhere else 0.0)
 
     def _ask_stop(self, message: StopMessage, grace: Optional[float], term_after: float = 0.0) -> None:
-        """Stop here at once, and let the lead stop the others."""
+        """Stop here at once, and let the coordinator stop the others."""
         if not self.requests.leave_by:
             state = JobState.LOST if message.get("lost") else JobState.STOPPED
             self.requests = self.requests._replace(by=message["by"], code=message["code"], state=state)
@@ -502,7 +504,7 @@ class Supervisor:
         return helpers(self.family.members) | self.ranks.waiting_clients()
 
     def release(self) -> None:
-        """End what mpirun has started: no rank is left on any node, or the lead is lost."""
+        """End what mpirun has started: no rank is left on any node, or the coordinator is lost."""
         if self.shutdown is not None:
             self.shutdown.release()
 
@@ -530,14 +532,14 @@ class Supervisor:
         if request["type"] == "attached":
             self.link.post({"type": "attached", "attempt": self.attempt})
         elif request["type"] == "leave":
-            require_may_leave(self.spec, self.leads)
+            require_may_leave(self.spec, self.coordinates)
             if request.get("code"):
                 self._shut_down(request["by"], request["code"])
             else:
                 self.requests = self.requests._replace(leave_by=request["by"])
                 self.link.post({"type": "leave", "by": request["by"], "attempt": self.attempt})
         elif request["type"] != "stop":
-            return self.mpirun.answer(request, self.link, self.leads and self.shutdown is None)
+            return self.mpirun.answer(request, self.link, self.coordinates and self.shutdown is None)
         else:
             self.requests = self.requests._replace(stop_at=time.monotonic())
             message: StopMessage = {"type": "stop", "by": request["by"], "code": request["code"]}
@@ -549,4 +551,4 @@ class Supervisor:
     def _status(self) -> LiveStatus:
         over = self.shutdown is not None and self.shutdown.over_at
         stopping = "clean" if over else "stopping" if self.shutdown is not None else ""
-        return self.ranks.status(self.attempt, self.leads, stopping, self.outcome)
+        return self.ranks.status(self.attempt, self.coordinates, stopping, self.outcome)

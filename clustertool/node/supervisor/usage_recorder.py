@@ -95,7 +95,7 @@ class UsageRecorder:
         self._busy = False
 
     def _read_logs(self, ranks: Sequence[Running]) -> None:
-        """Read the progress of the ranks, for the lead: it is all that is known of them if this node is lost.
+        """Read the progress of the ranks, for the coordinator: it is all that is known of them if this node is lost.
 
         A log that has not grown since the newest sample is not read again.
         """

@@ -28,12 +28,12 @@ TIMED_OUT = ("ETIMEDOUT", "timed out")
 
 
 def beat(loss_timeout: float) -> float:
-    """Compute the seconds between two heartbeats: lead and supervisors beat alike."""
+    """Compute the seconds between two heartbeats: coordinator and supervisors beat alike."""
     return min(1.0, loss_timeout / 4)
 
 
 def join_patience(loss_timeout: float, nodes: int) -> float:
-    """Compute the seconds that lead and supervisors wait for each other until all have started.
+    """Compute the seconds that coordinator and supervisors wait for each other until all have started.
 
     Many may start on one loaded machine.
     """

@@ -6,7 +6,7 @@ from typing import NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.model.joining import store_rules as rules
 from clustertool.model.joining.store_rules import Standing, StoreContent, StoreRecord
-from clustertool.model.wire.lead_messages import Incarnation
+from clustertool.model.wire.coordinator_messages import Incarnation
 from clustertool.node.join.etcd.etcd_client import EtcdAccess, EtcdClient, EtcdError, KeyValue, Put, Unchanged
 from clustertool.node.system.process_clock import boottime
 
@@ -140,8 +140,8 @@ class StoreKeeper:
         return content
 
     def _confirmed(self, view: StoreView, until: float) -> StoreView:
-        leads = view.standing is Standing.WON
-        valid = min(until, self._lease_until, self._written_until) if leads else 0.0
+        coordinates = view.standing is Standing.WON
+        valid = min(until, self._lease_until, self._written_until) if coordinates else 0.0
         return view._replace(reachable_until=until, valid_until=valid)
 
     def _attempt(self, content: StoreContent, record: StoreRecord) -> None:

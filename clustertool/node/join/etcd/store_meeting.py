@@ -21,7 +21,7 @@ from clustertool.node.join.etcd.store_keeper import StoreJob, StoreView
 from clustertool.node.system.process_clock import boottime
 
 if TYPE_CHECKING:
-    from clustertool.model.wire.lead_messages import Incarnation
+    from clustertool.model.wire.coordinator_messages import Incarnation
 
 _POLL = 0.02  # seconds
 _STAGGER = 0.3  # seconds between the campaigns of two members

@@ -1,4 +1,4 @@
-"""The coordinator link joins a node's supervisor to the lead, which runs in this process or on another node."""
+"""The coordinator link joins a node's supervisor to the coordinator, which runs in this process or on another node."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from clustertool.node.supervisor.usage_recorder import Reached
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
-    from clustertool.model.wire.lead_messages import MemberMessage, Order, RankExit
+    from clustertool.model.wire.coordinator_messages import MemberMessage, Order, RankExit
 
 
 class CoordinatorLink:
-    """Call turn() each loop, post() for each message to the lead, and close() once.
+    """Call turn() each loop, post() for each message to the coordinator, and close() once.
 
-    This class has no connection: LeadServer, on the lead's own node, and LeadClient have one.
+    This class has no connection: CoordinatorServer, on the coordinator's own node, and CoordinatorClient have one.
     """
 
     def __init__(self) -> None:
-        self.orders: List[Order] = []  # of the lead; the supervisor removes those that it obeys
+        self.orders: List[Order] = []  # of the coordinator; the supervisor removes those that it obeys
         self.attempt = 0  # of the job, as this node knows it
         self.progress: Sequence[Reached] = ()  # of this node's ranks
         self.lease: Optional[LeaseKeeper] = None  # of this node, in an elastic job
@@ -34,12 +34,12 @@ class CoordinatorLink:
 
     @property
     def done(self) -> bool:
-        """Whether this node need not stay because of the other nodes: they have the verdict, or it is not the lead."""
+        """Whether this node need not stay because of the other nodes: they have the verdict, or it is not the coordinator."""
         return True
 
     @property
     def loss(self) -> Optional[Outcome]:
-        """The outcome of the job, as this node knows it, if the lead was silent for too long."""
+        """The outcome of the job, as this node knows it, if the coordinator was silent for too long."""
         return None
 
     def lose_lease(self) -> None:
@@ -67,7 +67,7 @@ class CoordinatorLink:
         return
 
     def launch(self, key: Key, command: str) -> None:
-        """Have a daemon of mpirun started on its node: only the lead's own node has an mpirun."""
+        """Have a daemon of mpirun started on its node: only the coordinator's own node has an mpirun."""
 
     def ended_daemons(self) -> List[RankExit]:
         """Return the daemons of mpirun that have ended since the last call, on any node."""

@@ -1,4 +1,4 @@
-"""The lead's decisions in an elastic job: those of lead_decisions, but for what changes which nodes take part.
+"""The coordinator's decisions in an elastic job: those of job_decisions, but for what changes which nodes take part.
 
     phase      event                                      next     actions
     any        a node is lost, or absent                  ending   Stop        of the epoch, not of the job
@@ -25,8 +25,8 @@ from clustertool.model.elastic.epochs import suspect
 from clustertool.model.job.outcome import Outcome, exit_code, some
 from clustertool.model.job.state_names import JobState
 from clustertool.model.roles import role_name
-from clustertool.model.wire.lead_messages import RankExit
-from clustertool.node.supervisor.coordinator import lead_decisions as l
+from clustertool.model.wire.coordinator_messages import RankExit
+from clustertool.node.supervisor.coordinator import job_decisions as l
 
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import Spec
@@ -107,7 +107,7 @@ def shape_of(spec: Spec) -> l.Shape:
 
 
 def decide(shape: EpochShape, state: l.State, event: Event) -> l.Step:
-    """See lead_decisions.decide. shape: that of the state."""
+    """See job_decisions.decide. shape: that of the state."""
     if state.phase == "over":
         return state, ()
     if isinstance(event, (l.Lost, l.Absent)):

@@ -6,8 +6,8 @@ from typing import Callable, Iterator, List, Sequence
 
 from clustertool.model.job.state_names import JobState
 from clustertool.model.roles import MPI_DAEMON
-from clustertool.model.wire.lead_messages import RankExit
-from clustertool.node.supervisor.coordinator.lead_decisions import StopAsked
+from clustertool.model.wire.coordinator_messages import RankExit
+from clustertool.node.supervisor.coordinator.job_decisions import StopAsked
 
 _LEAST = 5.0  # seconds for the ends of mpirun and of its ranks to become known
 

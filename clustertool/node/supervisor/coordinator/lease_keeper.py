@@ -103,16 +103,16 @@ class OwnLease(LeaseKeeper):
         return self.ended
 
 
-def may_leave(spec: Spec, leads: bool) -> bool:
-    """Return whether the job can go on without this node. leads: it coordinates the job."""
-    return "elastic" in spec and not (leads and not spec["elastic"]["store"])
+def may_leave(spec: Spec, coordinates: bool) -> bool:
+    """Return whether the job can go on without this node. coordinates: it is the coordinator's node."""
+    return "elastic" in spec and not (coordinates and not spec["elastic"]["store"])
 
 
-def require_may_leave(spec: Spec, leads: bool) -> None:
+def require_may_leave(spec: Spec, coordinates: bool) -> None:
     """Raise UsageError where may_leave() is False."""
     if "elastic" not in spec:
         what = f"job {spec['job']} is not elastic: {spec['name']} belongs to it until it ends"
         raise UsageError(what, "stop the job, or start it with --nnodes MIN:MAX")
-    if not may_leave(spec, leads):
+    if not may_leave(spec, coordinates):
         what = f"{spec['name']} coordinates the job, which has no --elastic-server: it cannot leave"
         raise UsageError(what, "stop the job, or release another node")

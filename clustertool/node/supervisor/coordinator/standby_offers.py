@@ -6,13 +6,13 @@ import time
 from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Set, Tuple
 
 from clustertool.model.job.outcome import Outcome
+from clustertool.model.wire.coordinator_messages import Incarnation, read_incarnation
 from clustertool.model.wire.frames import Header
-from clustertool.model.wire.lead_messages import Incarnation, read_incarnation
 from clustertool.node.system.tls_link import TlsLink, beat
 
 if TYPE_CHECKING:
+    from clustertool.model.wire.coordinator_messages import OverMessage
     from clustertool.model.wire.join_messages import WaitMessage
-    from clustertool.model.wire.lead_messages import OverMessage
 
 _MOST = 256  # machines on standby; more are closed, and offer themselves again
 _LONGEST_NAME = 255

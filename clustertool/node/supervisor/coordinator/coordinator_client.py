@@ -1,14 +1,14 @@
-"""The lead client connects a supervisor to the lead, sends heartbeats, and connects again until the loss timeout."""
+"""The client of the coordinator connects a supervisor to it, sends heartbeats, and connects again until the loss timeout."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Set, Tuple, cast
 
-from clustertool.model.job.outcome import Outcome, coordinator
+from clustertool.model.job.outcome import Outcome, describe_coordinator
 from clustertool.model.job.state_names import JobState
+from clustertool.model.wire.coordinator_messages import Incarnation, is_of_earlier_epoch, read_incarnation
 from clustertool.model.wire.frames import Header
-from clustertool.model.wire.lead_messages import Incarnation, is_of_earlier_epoch, read_incarnation
 from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink
 from clustertool.node.supervisor.coordinator.lease_keeper import LeaseKeeper
 from clustertool.node.supervisor.usage_recorder import Reached
@@ -16,7 +16,7 @@ from clustertool.node.system.process_clock import ProcessClock
 from clustertool.node.system.tls_link import TIMED_OUT, Mailbox, TlsLink, beat, cause, context, dial, join_patience
 
 if TYPE_CHECKING:
-    from clustertool.model.wire.lead_messages import MemberMessage, Order
+    from clustertool.model.wire.coordinator_messages import MemberMessage, Order
     from clustertool.model.wire.spec_types import Spec
 
 _RETRY = 0.05
@@ -38,13 +38,13 @@ StoreEnd = Optional[Callable[[], float]]
 
 
 class ConnectionReport:
-    """Records that the lead does not answer for a while, each new cause, and that it answers again.
+    """Records that the coordinator does not answer for a while, each new cause, and that it answers again.
 
     `record` writes an event; without it nothing is recorded. All times are of the client's own clock.
     """
 
     def __init__(self, endpoint: str, record: Record) -> None:
-        self.up = False  # the lead answers on the present connection
+        self.up = False  # the coordinator answers on the present connection
         self.joined = False  # it has answered once
         self.cause: Optional[Cause] = None  # why the last connection failed
         self._endpoint = endpoint
@@ -71,10 +71,10 @@ class ConnectionReport:
             self._record("unconnected", endpoint=self._endpoint, errno=name, why=text, since=since, again=self.joined)
 
 
-class LeadClient(CoordinatorLink):
+class CoordinatorClient(CoordinatorLink):
     """`me`: this process. `gone`: the supervisor in whose place a guard joins, and why it has died. store_end: see LeaseKeeper.
 
-    The lead may be silent for the loss timeout, or until its first order for the time that all nodes need to join. Only
+    The coordinator may be silent for the loss timeout, or until its first order for the time that all nodes need to join. Only
     seconds in which this process ran are counted. In an elastic job it is the lease of this node that counts,
     from the first order on.
     """
@@ -88,9 +88,9 @@ class LeadClient(CoordinatorLink):
         self._gone = gone
         self._loss_timeout = spec["policy"]["loss_timeout"]
         self._join_timeout = join_patience(self._loss_timeout, len(spec["header"]["nodes"]))
-        if spec["policy"]["timeout"]:  # the lead waits no longer
+        if spec["policy"]["timeout"]:  # the coordinator waits no longer
             self._join_timeout = min(self._join_timeout, spec["policy"]["timeout"] + self._loss_timeout)
-        self._ordered = False  # the lead has given an order: all nodes have joined, or the job ends
+        self._ordered = False  # the coordinator has given an order: all nodes have joined, or the job ends
         self._received_at = 0.0
         self._coordinator: Optional[Incarnation] = None  # the one that this process obeys
         self._context = context(spec["certificate"], spec["key"], server=False)
@@ -99,7 +99,7 @@ class LeadClient(CoordinatorLink):
         self._report = ConnectionReport(spec["lead"]["endpoint"], record)
         self._clock = ProcessClock()
         self._tried_at = self._retry_at = self._beat_at = 0.0
-        self._sent: Sequence[Reached] = ()  # the progress that the lead has
+        self._sent: Sequence[Reached] = ()  # the progress that the coordinator has
         if "elastic" in spec and gone is None:
             self.lease = LeaseKeeper(spec["elastic"]["lease"], store_end)
 
@@ -115,27 +115,30 @@ class LeadClient(CoordinatorLink):
     def loss(self) -> Optional[Outcome]:
         """See CoordinatorLink. turn() reads first what has arrived."""
         timeout = self._loss_timeout if self._ordered else self._join_timeout
-        lead, name, lease = self._spec["lead"], self._spec["name"], self.lease
+        coordinator, name, lease = self._spec["lead"], self._spec["name"], self.lease
         if lease is not None and lease.armed:
             if not lease.ended:
                 return None
             brief = f"the lease of {name} has ended"
             if lease.lacks_store:
                 reason = f"{brief}: it did not reach the store of the job"
-                return Outcome(JobState.NEXT_EPOCH, 75, "tool", reason, node=lead["node"], brief=brief)
-            reason = f"{brief}: {coordinator(lead['name'], lead['endpoint'])} has acknowledged nothing for {lease.seconds:g} s"
-            return Outcome(JobState.NEXT_EPOCH, 75, "tool", reason, node=lead["node"], brief=brief)
+                return Outcome(JobState.NEXT_EPOCH, 75, "tool", reason, node=coordinator["node"], brief=brief)
+            where = describe_coordinator(coordinator["name"], coordinator["endpoint"])
+            reason = f"{brief}: {where} has acknowledged nothing for {lease.seconds:g} s"
+            return Outcome(JobState.NEXT_EPOCH, 75, "tool", reason, node=coordinator["node"], brief=brief)
         if self._clock.now - self._received_at <= timeout:
             return None
         if self.joined:
-            brief = f"node {lead['name']} is lost"
-            reason = f"{brief}: it leads the job, and {name} has received nothing from it for {self._loss_timeout:g} s"
+            brief = f"node {coordinator['name']} is lost"
+            reason = (
+                f"{brief}: it coordinates the job, and {name} has received nothing from it for {self._loss_timeout:g} s"
+            )
         else:
             errno_name, text = self._why()
-            brief = f"{name} cannot connect to {coordinator(lead['name'], lead['endpoint'])}"
+            brief = f"{name} cannot connect to {describe_coordinator(coordinator['name'], coordinator['endpoint'])}"
             reason = f"{brief}: {text} ({errno_name})" if errno_name else f"{brief}: {text}"
         state = JobState.LOST if lease is None else JobState.NEXT_EPOCH
-        return Outcome(state, 75, "tool", reason, node=lead["node"], brief=brief)
+        return Outcome(state, 75, "tool", reason, node=coordinator["node"], brief=brief)
 
     @property
     def silent(self) -> bool:
@@ -180,7 +183,7 @@ class LeadClient(CoordinatorLink):
             self._ordered, self._beat_at = True, 0.0
             if self.lease is not None:
                 self.lease.armed = True
-            self._send_beat(wire, now)  # the lead allows more time until it has this acknowledgement
+            self._send_beat(wire, now)  # the coordinator allows more time until it has this acknowledgement
         self.orders += cast("List[Order]", new)
 
     def _require_coordinator(self, messages: Sequence[Header]) -> None:
@@ -202,7 +205,7 @@ class LeadClient(CoordinatorLink):
         return {**message, "ack": self._mail.got, "attempt": self.attempt, "sender": self._me}
 
     def _send_beat(self, wire: TlsLink, now: float) -> None:
-        """Send a beat, with the progress of the ranks if the lead does not have it. Ages, since the lead has another clock."""
+        """Send a beat, with the progress of the ranks if the coordinator lacks it. Times are ages: the other clock differs."""
         if not wire.secure or now < self._beat_at:
             return
         message: Header = {"type": "beat"}
@@ -217,9 +220,9 @@ class LeadClient(CoordinatorLink):
         self.leave(_FAREWELL)
 
     def leave(self, seconds: float) -> None:
-        """Report that all messages have arrived here, so that the lead does not wait for this node.
+        """Report that all messages have arrived here, so that the coordinator does not wait for this node.
 
-        seconds: at most; the lead closes the connection when it has read that.
+        seconds: at most; the coordinator closes the connection when it has read that.
         """
         if self._wire is None or not self._wire.secure:
             return
@@ -230,7 +233,7 @@ class LeadClient(CoordinatorLink):
     def _give_up_at(self, wire: TlsLink) -> float:
         """Compute when this connection counts as broken.
 
-        A lead to which many connect at once answers late: a new try is no help.
+        A coordinator to which many connect at once answers late: a new try is no help.
         """
         if self._report.up:
             return self._received_at + beat(self._loss_timeout) * _SILENCE
@@ -239,9 +242,9 @@ class LeadClient(CoordinatorLink):
 
     def _connect(self, now: float) -> None:
         self._tried_at, self._retry_at = now, now + _RETRY
-        lead = self._spec["lead"]
+        coordinator = self._spec["lead"]
         try:
-            sock = dial(lead["host"], lead["port"])
+            sock = dial(coordinator["host"], coordinator["port"])
         except OSError as error:
             self._report.cause = cause(error)
             return
@@ -270,8 +273,8 @@ class LeadClient(CoordinatorLink):
 
 
 def say_gone(spec: Spec, me: Incarnation, supervisor: Incarnation, why: str, seconds: float) -> None:
-    """Report for a guard that its supervisor has died. Return when the lead has answered, or after `seconds`."""
-    link = LeadClient(spec, me, gone=(supervisor, why))
+    """Report for a guard that its supervisor has died. Return when the coordinator has answered, or after `seconds`."""
+    link = CoordinatorClient(spec, me, gone=(supervisor, why))
     link.attempt = spec.get("attempt", 0)
     end = time.monotonic() + seconds
     while not link.joined and time.monotonic() < end:

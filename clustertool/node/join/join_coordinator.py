@@ -39,7 +39,7 @@ from clustertool.node.join.offer_fields import read_address, read_attempt, read_
 from clustertool.node.join.place_doubt import DoubtTimer, MemberPlace
 from clustertool.node.supervisor.allocation import End
 from clustertool.node.supervisor.coordinator.job_limits import JobLimits
-from clustertool.node.supervisor.coordinator.lead_connections import LeadListener
+from clustertool.node.supervisor.coordinator.member_connections import CoordinatorListener
 from clustertool.node.system.child_signals import EndRequest, Signals
 from clustertool.node.system.process_clock import boottime
 from clustertool.node.system.tls_link import context, wait_for
@@ -73,7 +73,7 @@ class JoinCoordinator:
         self._doubt = DoubtTimer(place.doubt, report, join)
         sock, self._port = meeting.open_port(join, address)
         ctx = context(join.identity.certificate, join.identity.key, server=True)
-        listener = LeadListener(ctx, sock, join.nnodes, _MAX_HEADER)
+        listener = CoordinatorListener(ctx, sock, join.nnodes, _MAX_HEADER)
         self._members = JoinMembers(listener, join.cluster.loss_timeout)
         own = node.offer(address, join.index if elastic is not None else COORDINATOR)
         # Of each connection: the settings of the machine, and the coordinator's address as it sees it.
@@ -230,10 +230,10 @@ class JoinCoordinator:
             self._give(action)
         elif isinstance(action, e.MakePlan):
             self._decide(self._plan())
-        elif isinstance(action, e.Lead):
-            self._lead(action)
+        elif isinstance(action, e.Coordinate):
+            self._coordinate(action)
         elif isinstance(action, e.Go):
-            for one in self._state.standby:  # they connect again, and wait at the lead
+            for one in self._state.standby:  # they connect again, and wait at the coordinator
                 self._members.close(one.connection)
             self._members.end({"type": "go"}, _LAST_MESSAGE, until_closed=True)
             self._signals.close()
@@ -435,7 +435,7 @@ class JoinCoordinator:
             "unattended": self._limits.unattended(time.monotonic()),
         }
 
-    def _lead(self, action: e.Lead) -> None:
+    def _coordinate(self, action: e.Coordinate) -> None:
         """Start the supervisor of this node, to which the port of joining passes."""
         self._members.stop_listening()
         try:

@@ -1,4 +1,4 @@
-"""The lead's server turns messages, silence and time into events for decide(), and its actions into messages."""
+"""The coordinator's server turns messages, silence and time into events for decide(), and its actions into messages."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Optional
 from clustertool.errors import PreflightError
 from clustertool.model.elastic.epochs import EpochEnd
 from clustertool.model.elastic.lease import ends_by
-from clustertool.model.job.outcome import Key, Outcome, coordinator, some
+from clustertool.model.job.outcome import Key, Outcome, describe_coordinator, some
 from clustertool.model.job.state_names import JobState
+from clustertool.model.wire.coordinator_messages import Incarnation, RankExit, is_of_earlier_epoch, read_incarnation
 from clustertool.model.wire.frames import Header
-from clustertool.model.wire.lead_messages import Incarnation, RankExit, is_of_earlier_epoch, read_incarnation
 from clustertool.node.supervisor.allocation import Allocation
 from clustertool.node.supervisor.coordinator import epoch_decisions as e
-from clustertool.node.supervisor.coordinator import lead_decisions as l
+from clustertool.node.supervisor.coordinator import job_decisions as l
 from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink
 from clustertool.node.supervisor.coordinator.job_limits import JobLimits
-from clustertool.node.supervisor.coordinator.lead_connections import LeadListener, LeadMember, LeadMembers
 from clustertool.node.supervisor.coordinator.lease_keeper import OwnLease
+from clustertool.node.supervisor.coordinator.member_connections import CoordinatorListener, JobMember, JobMembers
 from clustertool.node.supervisor.coordinator.standby_offers import StandbyOffer, StandbyOffers
 from clustertool.node.system.process_clock import ProcessClock, boottime
 from clustertool.node.system.tls_link import TlsLink, context, listen
@@ -27,9 +27,9 @@ from clustertool.node.system.tls_link import TlsLink, context, listen
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
+    from clustertool.model.wire.coordinator_messages import DaemonOrder, MemberMessage, Order, StartOrder, StopOrder
     from clustertool.model.wire.event_types import OutcomeFields
     from clustertool.model.wire.field_types import RankOutput
-    from clustertool.model.wire.lead_messages import DaemonOrder, MemberMessage, Order, StartOrder, StopOrder
     from clustertool.model.wire.spec_types import Spec
 
 _BACKLOG = 1024
@@ -45,8 +45,8 @@ _CAUSE = 2.0
 _LARGE = 1e18  # steps and seconds
 
 
-class LeadServer(CoordinatorLink):
-    """`me`: this node's own supervisor, whose messages come by post(); `record` writes an event of the lead.
+class CoordinatorServer(CoordinatorLink):
+    """`me`: this node's own supervisor, whose messages come by post(); `record` writes an event of the coordinator.
 
     allocation: knows why an engine ends the job. store_end: of an elastic job with a store, see OwnLease.
     """
@@ -59,9 +59,9 @@ class LeadServer(CoordinatorLink):
         allocation: Allocation,
         store_end: Optional[Callable[[], float]] = None,
     ) -> None:
-        """Listen as the lead of a job. Raises PreflightError if the port cannot be used."""
+        """Listen as the coordinator of a job. Raises PreflightError if the port cannot be used."""
         super().__init__()
-        policy, lead = spec["policy"], spec["lead"]
+        policy, coordinator = spec["policy"], spec["lead"]
         self._spec = spec
         self._me = me
         self._record = record
@@ -73,13 +73,13 @@ class LeadServer(CoordinatorLink):
         self._state = l.State(made, attempt=made.first, blamed=made.blamed if isinstance(made, e.EpochShape) else ())
         self._clock = ProcessClock()
         others = sorted(made.nodes - {spec["node"]})
-        self._members = LeadMembers(others, policy["loss_timeout"], self._clock, "elastic" in spec)
+        self._members = JobMembers(others, policy["loss_timeout"], self._clock, "elastic" in spec)
         try:
-            sock = listen(lead["host"], lead["port"], _BACKLOG)
+            sock = listen(coordinator["host"], coordinator["port"], _BACKLOG)
         except OSError as error:
-            what = f"port {lead['port']} (the lead's) cannot be used: {error.strerror}"
+            what = f"port {coordinator['port']} (the coordinator's) cannot be used: {error.strerror}"
             raise PreflightError(what, "set LEAD_PORT") from None
-        self._listener = LeadListener(context(spec["certificate"], spec["key"], server=True), sock, len(others))
+        self._listener = CoordinatorListener(context(spec["certificate"], spec["key"], server=True), sock, len(others))
         self._limits = JobLimits(policy["timeout"], policy["lease"], time.monotonic(), policy["grace"])
         self._standby: Optional[StandbyOffers] = None  # in an elastic job
         if "elastic" in spec:
@@ -256,13 +256,13 @@ class LeadServer(CoordinatorLink):
         wire.flush()
         wire.close()
 
-    def _read(self, node: int, member: LeadMember) -> None:
+    def _read(self, node: int, member: JobMember) -> None:
         for message in self._members.read(member):
             member.left = member.left or bool(message.get("bye"))
             if not self._take(node, member, message):
                 return
 
-    def _take(self, node: int, member: LeadMember, message: Header) -> bool:
+    def _take(self, node: int, member: JobMember, message: Header) -> bool:
         """Take one message of a member. A malformed one ends this member's part, and nothing else: then False.
 
         One of another process than the member is dropped.
@@ -314,7 +314,7 @@ class LeadServer(CoordinatorLink):
         """Turn silence into an event.
 
         It is measured by the own clock: time in which this process did not run is not counted, and what arrived then was read
-        before. A node whose lease ended meanwhile gives up the lead by itself.
+        before. A node whose lease ended meanwhile gives up the coordinator by itself.
         """
         absent: List[int] = []
         for node, limit, blocked in self._members.silent(self._state.gone, self._state.phase == "ending"):
@@ -330,7 +330,7 @@ class LeadServer(CoordinatorLink):
 
     def _where(self) -> str:
         """Describe the coordinator."""
-        return coordinator(self._spec["lead"]["name"], self._spec["lead"]["endpoint"])
+        return describe_coordinator(self._spec["lead"]["name"], self._spec["lead"]["endpoint"])
 
     def _watch_time(self, now: float) -> None:
         """Do what happens at a time, by the clock of the machine."""

@@ -1,4 +1,4 @@
-"""The lead decides, purely: decide(state, event) -> (state, actions). No clock, no I/O, no order but the events' own.
+"""The coordinator decides, purely: decide(state, event) -> (state, actions). No clock, no I/O, no order but the events' own.
 
     phase      event                         next       actions
     joining    all nodes joined              pserver*   Start(first role)
@@ -21,12 +21,12 @@ failure of theirs, and a rank that mpirun ends is a victim. Only one that SIGKIL
 fail when they use it (MPI_Init). Without a rank that failed, they are culprits: those that a signal has ended, or that could
 not be started, before mpirun, and mpirun before its daemons.
 
-Processes that fail by themselves before the stop reaches them are culprits, too, in the order in which the lead learns of them;
-those whose error is that another process has gone are behind the others, and have followed the first one. The server holds the
-Stop of a failure for a moment, so that failures of the same cause arrive before it, and longer where only failures are known
-that must have another cause; stop() gives the order that is due then. A failure that is late is no cause of earlier ones.
-What ended the job first is its outcome; only a restart that is under way gives way to a lost node and to a stop. A
-node whose supervisor ended its processes unasked (it thinks the lead lost) counts as lost.
+Processes that fail by themselves before the stop reaches them are culprits, too, in the order in which the coordinator learns
+of them; those whose error is that another process has gone are behind the others, and have followed the first one. The server
+holds the Stop of a failure for a moment, so that failures of the same cause arrive before it, and longer where only failures
+are known that must have another cause; stop() gives the order that is due then. A failure that is late is no cause of earlier
+ones. What ended the job first is its outcome; only a restart that is under way gives way to a lost node and to a stop. A
+node whose supervisor ended its processes unasked (it thinks the coordinator lost) counts as lost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from clustertool.model.job.outcome import Failure, Key, Outcome, alike, exit_cod
 from clustertool.model.job.start_error import NOT_EXECUTABLE, NOT_FOUND
 from clustertool.model.job.state_names import JobState
 from clustertool.model.roles import LAUNCHERS, MPI_DAEMON, MPIRUN, role_name
-from clustertool.model.wire.lead_messages import RankExit
+from clustertool.model.wire.coordinator_messages import RankExit
 
 _NAMED = 3  # different errors in a reason
 _NOT_STARTED = (NOT_EXECUTABLE, NOT_FOUND)
@@ -279,7 +279,7 @@ def _exited(state: State, event: Exited) -> Step:
 
 
 def _blame(state: State, exits: List[RankExit], late: bool = False) -> State:
-    """Add culprits. Causes are before consequences; else they have the order in which the lead learned of them."""
+    """Add culprits. Causes are before consequences; else they have the order in which the coordinator learned of them."""
     found = list(state.culprits)
     for exit in sorted(exits, key=lambda exit: exit.key):
         effects = (place for place, known in enumerate(found) if _importance(exit) < _importance(known))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clustertool.node.supervisor.coordinator.lead_decisions import (
+from clustertool.node.supervisor.coordinator.job_decisions import (
     Clean,
     Exited,
     Finish,
@@ -21,7 +21,7 @@ from clustertool.node.supervisor.coordinator.lead_decisions import (
     decide,
     waits_for_launcher,
 )
-from tests.unit.test_lead import JOINED, ended, exits, replay, verdict, with_policy
+from tests.unit.test_job_decisions import JOINED, ended, exits, replay, verdict, with_policy
 
 T0, T1 = ("trainer", 0), ("trainer", 1)
 M, D0, D1 = ("mpirun", 0), ("mpidaemon", 0), ("mpidaemon", 1)
@@ -69,14 +69,14 @@ def test_a_daemon_that_fails_after_all_ranks_is_no_failure() -> None:
 
 
 def test_a_rank_that_fails_is_the_culprit() -> None:
-    """What mpirun and its daemons do is an effect, also where the lead learns of it first."""
+    """What mpirun and its daemons do is an effect, also where the coordinator learns of it first."""
     found = verdict(MPI, *JOINED, exits(ended(M, 1)), exits(ended(D1, 1)), exits(ended(T1, 7)), *CLEAN)
     assert (found.code, found.culprits) == (7, (T1,))
 
 
 @pytest.mark.parametrize("launcher", [M, D0])
 def test_a_killed_launcher_is_no_effect_of_a_failed_rank(launcher: tuple[str, int]) -> None:
-    """Its ranks fail if they are in MPI_Init then. The lead may learn of them first."""
+    """Its ranks fail if they are in MPI_Init then. The coordinator may learn of them first."""
     killed, failed = exits(ended(launcher, 0, 9)), exits(ended(T0, 15))
     for events in ((killed, failed), (failed, killed)):
         found = verdict(MPI, *JOINED, *events, *CLEAN)
@@ -150,7 +150,7 @@ def test_mpirun_is_ended_when_no_rank_is_left() -> None:
     assert decide(state, Quiet(0))[1] == ()
 
 
-def test_quiet_before_the_lead_knows_of_the_stop() -> None:
+def test_quiet_before_the_coordinator_knows_of_the_stop() -> None:
     state, _ = replay(MPI, *JOINED)
     for node in (0, 1):
         state, actions = decide(state, Quiet(node))

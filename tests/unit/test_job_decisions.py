@@ -1,4 +1,4 @@
-"""decide() replayed: histories of events and what the lead does at each; the same table on every order there is, below."""
+"""decide() replayed: histories of events and the coordinator's actions at each; the same table on every order, below."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState
-from clustertool.node.supervisor.coordinator.lead_decisions import (
+from clustertool.node.supervisor.coordinator.job_decisions import (
     Absent,
     Ask,
     Clean,

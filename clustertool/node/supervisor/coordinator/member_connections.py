@@ -1,4 +1,4 @@
-"""The lead has connections whose first message has not arrived, and those of the members, the other nodes of a job."""
+"""The coordinator has connections whose first message has not arrived, and those of the members, the other nodes of a job."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from clustertool.node.system.tls_link import Mailbox, TlsLink, beat, join_patien
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
+    from clustertool.model.wire.coordinator_messages import Incarnation
     from clustertool.model.wire.field_types import RankOutput
-    from clustertool.model.wire.lead_messages import Incarnation
 
 _LATE = 1.0  # for a node that has not joined when the job ends
 _MAX_BACKLOG = 4 << 20
@@ -31,7 +31,7 @@ _TIMEOUT_EACH = 0.02
 _MAX_HEADER = 1 << 16
 
 
-class LeadListener:
+class CoordinatorListener:
     """Accepts connections and keeps each one until its first message arrives. Call turn() each loop.
 
     Strangers may open thousands of connections a second, send nothing or anything, and keep them open. So an unknown connection
@@ -40,8 +40,8 @@ class LeadListener:
     time addresses take turns; of one address those come first whose TLS has begun, which needs an answer of the other side, and
     then the newest ones.
 
-    `nodes`: how many other nodes the job has. All times are of the lead's own clock. `sock` is the socket that listens; it is
-    closed with this object.
+    `nodes`: how many other nodes the job has. All times are of the coordinator's own clock. `sock` is the socket that listens;
+    it is closed with this object.
     """
 
     def __init__(self, ctx: SSLContext, sock: socket, nodes: int, max_header: int = _MAX_HEADER) -> None:
@@ -125,13 +125,13 @@ class LeadListener:
         self._socket.close()
 
 
-class LeadMember:
+class JobMember:
     """One node. Messages to it stay in `mail` until it has acknowledged them, also if its connection breaks."""
 
     def __init__(self) -> None:
         self.mail = Mailbox()
         self.wire: Optional[TlsLink] = None
-        self.received_at = 0.0  # by the lead's own clock
+        self.received_at = 0.0  # by the coordinator's own clock
         self.blocked = 0.0  # seconds that this clock had left out by then
         self.joined = False
         self.left = False
@@ -155,15 +155,15 @@ class LeadMember:
             self.seen = max(self.seen, number)
 
 
-class LeadMembers:
-    """`clock`: the lead's own clock, which its loop turns.
+class JobMembers:
+    """`clock`: the coordinator's own clock, which its loop turns.
 
     elastic: beats are acknowledged, and silence is measured by CLOCK_BOOTTIME, as the nodes measure their leases.
     """
 
     def __init__(self, nodes: Iterable[int], loss_timeout: float, clock: ProcessClock, elastic: bool = False) -> None:
         self._elastic = elastic
-        self.nodes = {node: LeadMember() for node in nodes}
+        self.nodes = {node: JobMember() for node in nodes}
         self._timeout = loss_timeout
         self._join_timeout = join_patience(loss_timeout, len(self.nodes))
         self._clock = clock
@@ -173,13 +173,13 @@ class LeadMembers:
     def wires(self) -> List[TlsLink]:
         return [member.wire for member in self.nodes.values() if member.wire is not None]
 
-    def connect(self, member: LeadMember, wire: TlsLink, sender: Incarnation) -> None:
+    def connect(self, member: JobMember, wire: TlsLink, sender: Incarnation) -> None:
         """Use a new connection of a node, instead of its old one."""
         member.disconnect()
         member.wire, member.left, member.sender = wire, False, sender
         self._received(member)
 
-    def read(self, member: LeadMember) -> List[Header]:
+    def read(self, member: JobMember) -> List[Header]:
         """Return the messages that have arrived from a node. A broken connection is closed, and the node may connect again."""
         if member.wire is None:
             return []
@@ -194,7 +194,7 @@ class LeadMembers:
             self._received(member)
         return messages
 
-    def _received(self, member: LeadMember) -> None:
+    def _received(self, member: JobMember) -> None:
         member.received_at, member.blocked = self._clock.now, self._clock.blocked
         if not member.given_up:
             member.last_at = boottime()
@@ -228,7 +228,7 @@ class LeadMembers:
                 seen = {"seen": member.seen} if self._elastic else {}
                 member.wire.send({**message, **seen, "ack": member.mail.got})
 
-    def give_up(self, member: LeadMember) -> None:
+    def give_up(self, member: JobMember) -> None:
         """Record that the supervisor of a node has ended. Nothing more is expected from it."""
         member.given_up = member.left = True
         member.disconnect()
@@ -245,8 +245,8 @@ class LeadMembers:
     def silent(self, gone: Collection[int], ending: bool) -> List[Tuple[int, float, float]]:
         """Find the nodes that were silent for too long, as (node, limit, blocked).
 
-        They were silent for more than `limit` seconds of the lead's own clock, and `blocked` seconds that this clock left out.
-        gone:
+        They were silent for more than `limit` seconds of the coordinator's own clock, and `blocked` seconds that this clock
+        left out. gone:
         nodes that are known to be lost or absent.
 
         The limit is the loss timeout. It is longer until all nodes have acknowledged their first order, and shorter for a node

@@ -2,7 +2,7 @@
 
 A model of the world around decide(): nodes that join, start, end and obey, and links that keep the order of one node's
 words and nothing else. Faults come at any moment: failures, lost nodes (dead, or only slow), a stop, a supervisor that
-gives its lead up. What must hold is asserted at each step of `World.hear`, and at every end in `check_end`.
+gives its coordinator up. What must hold is asserted at each step of `World.hear`, and at every end in `check_end`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 from clustertool.model.job.outcome import Key, Outcome
 from clustertool.model.job.state_names import JobState
-from clustertool.node.supervisor.coordinator.lead_decisions import (
+from clustertool.node.supervisor.coordinator.job_decisions import (
     Action,
     Ask,
     Clean,
@@ -38,7 +38,7 @@ from clustertool.node.supervisor.coordinator.lead_decisions import (
 
 @dataclass(frozen=True)
 class Node:
-    """A supervisor as the lead can know it. `said`: on its way to the lead, `told`: on its way here."""
+    """A supervisor as the coordinator can know it. `said`: on its way to the coordinator, `told`: on its way here."""
 
     index: int
     joined: bool = False
@@ -49,7 +49,7 @@ class Node:
     stopping: bool = False
     clean: bool = False
     said: tuple[Event, ...] = ()
-    told: tuple[tuple[Action, int], ...] = ()  # with the attempt that the lead was in
+    told: tuple[tuple[Action, int], ...] = ()  # with the attempt that the coordinator was in
 
     def says(self, event: Event) -> Node:
         return replace(self, said=(*self.said, event))
@@ -133,7 +133,7 @@ class World:
             node = replace(node, stopping=True)
         return self.but(node)
 
-    # -- what the lead does about it, and what must hold --
+    # -- what the coordinator does about it, and what must hold --
 
     def hear(self, event: Event) -> World:
         before = self.state
