@@ -38,7 +38,7 @@ _MODEL = ("", "container/", "devices/", "dispatch/", "elastic/", "job/", "mpi/",
 _FILES = ("__init__.py", "errors.py", "node/**/*.py", *(f"model/{folder}*.py" for folder in _MODEL))
 _JOIN = "join"  # the folder of node/ that only nodes need which no laptop starts
 # The types of messages are for the type checker, and for the laptop's checks.
-_TYPES = "agent_answers agent_requests answers event_types field_types join_messages shape spec_types stream_messages".split()
+_TYPES = "agent_answers agent_requests answers event_types join_messages spec_types stream_messages".split()
 _INSTALLER = "node/agent/install.py"
 _BY_THEMSELVES = ("framework_probe",)  # runs by itself, and is sent as text (program)
 

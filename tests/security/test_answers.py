@@ -217,7 +217,7 @@ def bad(question: str, answer: Mapping[str, Any]) -> str:
         ),
         ({"events": [{"type": "clean", "t": 1, "survivors": [["x"]]}]}, "survivors[0] is a list, not a string"),
         ({"events": [{"type": "new", "t": 1, "more": [[]] * 3000}]}, "events[0].more holds more than"),
-        ({"usage": {"7": [1]}}, "usage['7'] is a list, not a list of 2"),
+        ({"usage": {"7": [1]}}, "usage['7'] has 1 values, not 2"),
         ({"dir": 7}, "dir is 7, not a string"),
         ({"node": 10**9}, "node is 1000000000"),
         ({"supervised": "yes"}, "supervised is"),

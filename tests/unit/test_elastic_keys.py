@@ -8,7 +8,7 @@ from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageEr
 from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.model.config.elastic_settings import ElasticServer, ElasticSettings
 from clustertool.model.config.job import Options, read_job
-from clustertool.model.joining.plain_form import from_plain, to_plain
+from clustertool.model.wire.shape import read_own, to_plain
 
 HOSTS = ["a", "b", "c", "d"]
 
@@ -41,7 +41,7 @@ def test_the_table_has_all_settings() -> None:
     assert read({"elastic": table}, nnodes="2:4") == ElasticSettings(2, 4, 120.0, "restart", (0.5, 60.0))
     assert read({"elastic": {"min": 1, "backoff_min": 2, "backoff_max": "1m"}}).backoff == (2.0, 60.0)
     assert read({"elastic": {"min": 2}}).maximum == 4  # all hosts
-    assert from_plain(ElasticSettings, to_plain(expected)) == expected
+    assert read_own(ElasticSettings, to_plain(expected)) == expected
 
 
 @pytest.mark.parametrize(

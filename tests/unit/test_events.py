@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from clustertool.model.job.node_status import NodeTrouble
-from clustertool.model.job.outcome import Outcome, describe_exit, exit_code, read_outcome
+from clustertool.model.job.outcome import Outcome, describe_exit, exit_code
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import NodeCause
+from clustertool.model.wire.shape import read
 from clustertool.show.job_text import trouble_text
 from clustertool.show.status_view import rank_note
 from tests.folded import fold
@@ -351,7 +352,7 @@ def test_what_a_node_reports_of_ranks_of_another_node_is_not_believed() -> None:
 
 def test_an_outcome_survives_json() -> None:
     there = Outcome("failed", 7, "job", "why", (("trainer", 2), ("trainer", 3)), (("pserver", 0),), 1)
-    assert read_outcome(json.loads(json.dumps(there.as_dict()))) == there
+    assert read(Outcome, json.loads(json.dumps(there.as_dict()))) == there
 
 
 def test_events_of_a_later_version_are_no_trouble() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from clustertool.errors import JobFailed, NodeLost
 from clustertool.model.hints import PROGRAM
-from clustertool.model.job.outcome import read_outcome
+from clustertool.model.job.outcome import Outcome
+from clustertool.model.wire.shape import read
 from clustertool.show import job_text
 from clustertool.show.errors import exit_json, show_error
 from clustertool.show.prefix import RankLines
@@ -270,7 +271,7 @@ def test_a_lost_node_is_printed_once() -> None:
     status, outcome = follower.watch.status, follower.watch.status.outcome
     assert outcome is not None and follower.watch.printed(outcome)
     assert job_text.brief(status, outcome) == "node n2 is lost"
-    assert not follower.watch.printed(read_outcome({**decided("lost", [2], "node n3 is lost: silent"), "node": 3}))
+    assert not follower.watch.printed(read(Outcome, {**decided("lost", [2], "node n3 is lost: silent"), "node": 3}))
 
 
 def test_what_was_printed_already_is_not_printed_with_the_exit() -> None:
@@ -294,7 +295,7 @@ def test_what_may_still_run_is_named_by_rank_and_node() -> None:
 
 
 def test_victims_are_folded() -> None:
-    outcome = read_outcome({**decided("failed", [3], "why"), "victims": [["trainer", rank] for rank in (0, 1, 2, 5)]})
+    outcome = read(Outcome, {**decided("failed", [3], "why"), "victims": [["trainer", rank] for rank in (0, 1, 2, 5)]})
     assert job_text.victims_line(outcome) == "stopped by clustertool because of it (victims): trainer 0-2,5"
 
 

@@ -16,7 +16,7 @@ from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.model.config.job import Options, read_job
 from clustertool.model.facts import Identity
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint, OwnSettings, from_json, patience, to_json
-from clustertool.model.joining.plain_form import from_plain, to_plain
+from clustertool.model.wire.shape import read_own, to_plain
 from tests.node.harness import pythons
 
 TOP = Path(__file__).parents[2]
@@ -130,9 +130,9 @@ def test_secrets_are_not_in_the_repr() -> None:
 
 
 def test_every_field_of_the_parts_has_a_plain_form() -> None:
-    """A new field of a type that plain_form does not know fails here."""
+    """A new field of a type that shape.py does not know fails here."""
     for part in (Cluster(()), OwnSettings(), Identity("J")):
-        assert from_plain(type(part), json.loads(json.dumps(to_plain(part)))) == part
+        assert read_own(type(part), json.loads(json.dumps(to_plain(part)))) == part
 
 
 PLAN = """

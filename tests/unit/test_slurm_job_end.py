@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from clustertool.model.job.outcome import EngineEnd, Outcome, read_outcome
+from clustertool.model.job.outcome import EngineEnd, Outcome
 from clustertool.model.slurm.job_end import begins_again, end_of, give_back, unexplained
 from clustertool.model.slurm.job_lines import SlurmJob
 from clustertool.model.wire import event_types
-from clustertool.model.wire.shape import Malformed, check_of
+from clustertool.model.wire.shape import Malformed, check_of, read
 
 BY = "the supervisor on h1 received SIGTERM from pid 7 (slurmstepd: [11.0]), uid 0"
 
@@ -121,7 +121,7 @@ def test_the_record_of_an_outcome_has_what_slurm_recorded():
         "reason": "TimeLimit",
         "ended": 1795435742.0,
     }
-    assert read_outcome(record) == found
+    assert read(Outcome, record) == found
     assert found.as_dict()["engine"] == record["engine"]
     check_of(event_types.Event)({"t": 1.0, "type": "verdict", **record}, "")
     with pytest.raises(Malformed, match="reason"):

@@ -4,8 +4,9 @@
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from clustertool.model.job.caretakers import CaretakerRecord, Event
-from clustertool.model.job.outcome import COORDINATOR_NODE, Outcome, read_outcome
+from clustertool.model.job.outcome import COORDINATOR_NODE, Outcome
 from clustertool.model.job.state_names import OUTCOMES, JobState, NodeCause, NodeState, StartReason
+from clustertool.model.wire.shape import read
 
 _STEPS = frozenset({"supervisor", "started", "stopping", "clean", "ended"})
 
@@ -94,10 +95,10 @@ class NodeRecord(CaretakerRecord):
             self.survivors = [str(survivor) for survivor in event.get("survivors", ())]
             self.clean = self.supervisor_lost and not self.survivors
         elif kind == "verdict":
-            self.verdict = read_outcome(event)
+            self.verdict = read(Outcome, event)
         elif kind == "ended":
             self.clean = not self.survivors
-            self.ended, self.ended_at = read_outcome(event), float(event.get("t", 0))
+            self.ended, self.ended_at = read(Outcome, event), float(event.get("t", 0))
 
     def part_of(self, node: int, alive: bool, unknown: str = "") -> NodePart:
         """`alive`: a supervisor is recorded and lives. `unknown`: why the state of its processes is not known."""

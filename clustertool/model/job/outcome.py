@@ -4,12 +4,15 @@ It is separate from state.py because supervisors need only this: a node starts h
 """
 
 # Without annotations from __future__: types of NamedTuples that are text cost nodes time (decision 79).
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, cast
 
 from clustertool.model.job.state_names import JobState
 from clustertool.model.roles import MPIRUN, role_name
+from clustertool.model.wire import field_types as f
+from clustertool.model.wire.shape import Annotated, to_plain
 
 Key = Tuple[str, int]
+_Keys = Annotated[Tuple[f.RankKey, ...], 100_000]
 COORDINATOR_NODE = 0  # the index of the coordinator's node in a job that is not elastic, see model/planning/requests.py
 
 SIGNALS = {
@@ -33,57 +36,39 @@ SIGNALS = {
 class EngineEnd(NamedTuple):
     """What an engine has recorded about the end of its job. ended: by the clock of the engine; 0.0: not known."""
 
-    engine: str
-    job: str
-    state: str
-    reason: str
-    ended: float
+    engine: f.Label
+    job: f.Label
+    state: f.Label
+    reason: f.Label
+    ended: f.Time
 
 
 class Outcome(NamedTuple):
     """How a job ended. `state` is one of OUTCOMES, or NEXT_EPOCH for an epoch. source: whose code it is, job or tool."""
 
     state: JobState
-    code: int
-    source: str
+    code: f.ExitCode
+    source: f.Label
     reason: str
-    culprits: Tuple[Key, ...] = ()  # that failed by themselves; the first one is the cause as far as it can be known
-    victims: Tuple[Key, ...] = ()
-    node: int = -1
+    culprits: _Keys = ()  # that failed by themselves; the first one is the cause as far as it can be known
+    victims: _Keys = ()
+    node: f.NodeOrNone = -1
     brief: str = ""  # the reason in few words, if it has such a form
     engine: Optional[EngineEnd] = None  # where an engine has ended the job
-    followed: Tuple[Key, ...] = ()  # the culprits that failed after the first one because it was gone
+    followed: _Keys = ()  # the culprits that failed after the first one because it was gone
 
     def as_record(self) -> Dict[str, object]:
         """Convert an outcome to the fields of an event."""
-        lists = {name: list(map(list, getattr(self, name))) for name in ("culprits", "victims", "followed")}
-        fields = {**self._asdict(), **lists}
-        end = fields.pop("engine")
-        return fields if end is None else {**fields, "engine": end._asdict()}
+        fields = cast(Dict[str, object], to_plain(self))
+        if self.engine is None:
+            del fields["engine"]
+        return fields
 
     def as_dict(self) -> Dict[str, object]:
         """Convert an outcome to the "outcome" of JSON answers."""
         fields = self.as_record()
         del fields["brief"]
         return fields
-
-
-def read_outcome(values: Mapping[str, Any]) -> Outcome:
-    state, code, node = JobState(values["state"]), int(values["code"]), int(values.get("node", -1))
-    source, reason, brief = str(values["source"]), str(values["reason"]), str(values.get("brief", ""))
-    names = ("culprits", "victims", "followed")
-    culprits, victims, followed = (
-        tuple((str(role), int(rank)) for role, rank in values.get(name, ())) for name in names
-    )
-    end = values.get("engine")
-    engine = _read_end(end) if end else None
-    return Outcome(state, code, source, reason, culprits, victims, node, brief, engine, followed)
-
-
-def _read_end(end: Mapping[str, object]) -> EngineEnd:
-    engine, job, state, reason = (str(end[name]) for name in ("engine", "job", "state", "reason"))
-    ended = end["ended"]
-    return EngineEnd(engine, job, state, reason, float(ended) if isinstance(ended, (int, float)) else 0.0)
 
 
 def exit_code(code: int, signal: int) -> int:

@@ -17,8 +17,8 @@ from clustertool.errors import DataError, UsageError
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import JobSpec
 from clustertool.model.facts import Identity
-from clustertool.model.joining.plain_form import WrongForm, from_plain, to_plain
 from clustertool.model.quantities import HIGHEST_PORT
+from clustertool.model.wire.shape import Malformed, read_own, to_plain
 
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import Spec
@@ -185,8 +185,8 @@ def from_json(text: str) -> JoinFile:
     if isinstance(value, dict) and value.get("format") != JOIN_FORMAT:
         raise DataError(f"the join file has format {value.get('format')!r}, not {JOIN_FORMAT}", _FIX)
     try:
-        join = from_plain(JoinFile, value)
-    except WrongForm as error:
+        join = read_own(JoinFile, value)
+    except Malformed as error:
         raise DataError(f"the join file is not valid: {error}", _FIX) from None
     check(join)
     return join

@@ -18,7 +18,6 @@ from clustertool.model.finding import Finding, Seen
 from clustertool.model.job.formats import FORMAT
 from clustertool.model.job.outcome import some
 from clustertool.model.joining.join_file import JoinFile, OwnSettings
-from clustertool.model.joining.plain_form import WrongForm, from_plain
 from clustertool.model.masking import HIDDEN
 from clustertool.model.mpirun.implementation import DAEMONS
 from clustertool.model.paths import JobPaths
@@ -26,6 +25,7 @@ from clustertool.model.planning import requests
 from clustertool.model.planning.environment import endpoint, mark
 from clustertool.model.planning.plan import Plan, PlannedNode, plan
 from clustertool.model.planning.probe_request import job_environment, probe_request
+from clustertool.model.wire.shape import Malformed, read_own
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_requests import ProbeRequest
@@ -119,8 +119,8 @@ def facts_of(node: int, answer: object, port: int) -> Facts:
         name: value for name, value in answer.items() if name in Facts.__dataclass_fields__ and name not in _UNREAD
     }
     try:
-        facts = from_plain(Facts, {**known, "node": node})
-    except WrongForm as error:
+        facts = read_own(Facts, {**known, "node": node})
+    except Malformed as error:
         raise ValueError(str(error)) from None
     return replace(facts, busy=facts.busy - {port}) if node == 0 else facts
 

@@ -17,12 +17,9 @@ acknowledged. Unknown fields are ignored.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, List, Literal, Mapping, NamedTuple, Optional, Tuple, TypedDict, Union
+from typing import Dict, List, Literal, Mapping, NamedTuple, Optional, Tuple, TypedDict, Union
 
 from clustertool.model.job.outcome import Key, exit_code
-
-if TYPE_CHECKING:
-    from clustertool.model.wire.event_types import OutcomeFields
 
 _OF_ONE_ATTEMPT = ("start", "stop", "launch", "release")
 
@@ -199,14 +196,14 @@ class ReleaseOrder(Envelope):
 
 class FinishOrder(Envelope):
     type: Literal["finish"]  # the job is over on all nodes, or the epoch: then the state of the outcome is NEXT_EPOCH
-    outcome: OutcomeFields
+    outcome: Dict[str, object]  # Outcome.as_record()
 
 
 class OverMessage(TypedDict):
     """To a machine on standby, which waits for an epoch of an elastic job: the job is over."""
 
     type: Literal["over"]
-    outcome: OutcomeFields
+    outcome: Dict[str, object]  # Outcome.as_record()
 
 
 Order = Union[StartOrder, DaemonOrder, StopOrder, ReleaseOrder, FinishOrder]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, List, Literal, Optional, Tuple, TypedDict, Union
 
+from clustertool.model.job.outcome import Outcome
 from clustertool.model.wire import field_types as f
 
 
@@ -298,42 +299,17 @@ class CleanEvent(EventBase):
     survivors: f.PerRank[f.Label]  # processes of the job that live on this node
 
 
-class EngineEndFields(TypedDict):
-    """model.job.outcome.EngineEnd as JSON."""
+class OutcomeEvent(EventBase):
+    """It has the fields of model.job.outcome.Outcome."""
 
-    engine: f.Label
-    job: f.Label
-    state: f.Label
-    reason: f.Label
-    ended: f.Time
-
-
-class _OutcomeLists(TypedDict, total=False):
-    culprits: f.PerRank[f.RankKey]
-    victims: f.PerRank[f.RankKey]
-    followed: f.PerRank[f.RankKey]
-    node: f.NodeOrNone
-    brief: str
-    engine: EngineEndFields
-
-
-class OutcomeFields(_OutcomeLists):
-    """model.job.outcome.Outcome as JSON."""
-
-    state: f.OutcomeName
-    code: f.ExitCode
-    source: f.Label
-    reason: str
-
-
-class OutcomeEvent(EventBase, OutcomeFields):
     type: Literal["verdict", "ended"]  # of the coordinator, and what each node recorded last
+    state: f.OutcomeName
 
 
 _OfNode = Union[JobEvent, SupervisorEvent, CaretakerEvent, DiskEvent, UnconnectedEvent, ConnectedEvent]
 _OfRank = Union[StartedEvent, RankEvent, OtherAddressEvent, ExitedEvent]
 _OfCoordinator = Union[PhaseEvent, AbsentEvent, LostEvent, RestartEvent]
-_OfEnd = Union[StoppingEvent, CleanEvent, OutcomeEvent]
+_OfEnd = Union[StoppingEvent, CleanEvent, Annotated[OutcomeEvent, Outcome]]
 _OfEpochs = Union[
     EpochEvent,
     EpochEndedEvent,

@@ -2,19 +2,18 @@
 
 A program of a job can change the records and the tool's code on its node, so nothing that a node sends is trusted. shape.py
 makes the check of a message from the types of its fields. `int` and `float` alone are not negative, `str` has at most 65,536
-characters. A list or an object has a number after its type, the limit of its entries. A tuple is a list in JSON. Only the
-laptop imports this module at run time.
+characters. A list or an object has a number after its type, the limit of its entries. A tuple is a list in JSON.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Dict, List, Optional, Tuple, TypeVar
+from typing import Dict, List, Optional, Tuple, TypeVar
 
 from clustertool.model.job.state_names import NODE_ANSWERS, OUTCOMES, JobState, RankState, StartReason
 from clustertool.model.paths import is_base, is_job_id
 from clustertool.model.quantities import HIGHEST_PORT
 from clustertool.model.roles import ROLES
-from clustertool.model.wire.shape import matching, number, one_of, text, whole
+from clustertool.model.wire.shape import Annotated, matching, number, one_of, text, whole
 
 T = TypeVar("T")
 MOST_FILES = 250_000  # of a folder, in one answer

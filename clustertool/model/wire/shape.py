@@ -1,26 +1,98 @@
-"""This module checks values that another machine sent: their types, sizes and ranges.
+"""Check values that come from another machine, a file or a pod: their types, sizes and ranges.
 
-A check is a function (value, path). It raises Malformed, which names the path, and returns nothing. check_of() makes the check
-of a message from its type. The limit in `Annotated[type, limit]` is the check itself, or the most entries of a list or an
-object, or for a union of messages the type that a message of an unknown type has. Strings, lists and objects always have a
-limit, so that a value that passes has a bounded size.
+read() returns a value of JSON as its type states it, or raises Malformed, which names the place. The type is that of a plain
+value, of a message (a TypedDict) or of a record (a dataclass or a NamedTuple, of which a field with a default may be missing).
+A message stays the dict that it is, with lists for its tuples. A record is made anew, with tuples, sets and enums; in JSON it
+is an object, or for a NamedTuple a list of its values.
+
+The limit in `Annotated[type, limit]` is the check itself, or the most entries of a list, a tuple, a set or an object. For a
+message it is the record whose fields the message has too. For a union of messages it is the type that a message of an unknown
+type has. Strings, lists and objects always have a limit, so that a value that passes has a bounded size. read_own() needs no
+limits: it is for what the tool itself has written.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping as MappingOrigin
+from enum import Enum
 from functools import lru_cache
-from typing import Annotated, Any, Callable, Iterable, Iterator, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Hashable,
+    Iterable,
+    Iterator,
+    List,
+    Literal,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Type,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-Check = Callable[[object, str], None]
+if sys.version_info >= (3, 9):
+    from typing import Annotated as Annotated
+else:
+
+    class Annotated:
+        """Stand in for typing.Annotated, which Python 3.8 does not have. typing accepts it, as it can be called."""
+
+        def __init__(self, kind: object, limit: object) -> None:
+            self.inner = kind, limit
+
+        def __class_getitem__(cls, inner: Tuple[object, object]) -> Annotated:
+            return cls(*inner)
+
+        def __getitem__(self, variables: object) -> Annotated:
+            return Annotated(self.inner[0][variables], self.inner[1])
+
+        def __call__(self) -> None:
+            raise TypeError("this is a type for annotations")
+
+
+T = TypeVar("T")
+Check = Callable[[object, str], object]  # of a value at a place: returns it as its type states it, or raises Malformed
 _SHOWN = 60
 _SMALL = 2000  # values inside a field that no check knows
 
 
 class Malformed(ValueError):
-    """A value is invalid: `path` is its place, `why` the reason."""
+    """A value is invalid: `path` is its place, "" for the whole, `why` the reason."""
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"{path} {why}" if path else why)
+        super().__init__(f"{path or 'it'} {why}")
+
+
+def read(kind: Type[T], value: object, path: str = "") -> T:
+    """Check a value from another machine, a file or a pod, and return it as its type states it. Raises Malformed."""
+    return cast(T, check_of(cast(Hashable, kind))(value, path))
+
+
+def read_own(kind: Type[T], value: object, path: str = "") -> T:
+    """Read what to_plain() has made. Only types are checked, and an unknown field is an error. Raises Malformed."""
+    return cast(T, check_of(cast(Hashable, kind), own=True)(value, path))
+
+
+def to_plain(value: object) -> object:
+    """Convert a record to a value that JSON can express: an object of its fields, with lists for tuples and sets."""
+    names = _record_fields(type(value))
+    if names:
+        return {name: to_plain(getattr(value, name)) for name in names}
+    return [to_plain(one) for one in value] if isinstance(value, (tuple, list, frozenset)) else value
+
+
+def _record_fields(kind: type) -> Sequence[str]:
+    """Return the names of the fields of a dataclass or a NamedTuple, () for another type."""
+    return tuple(getattr(kind, "__dataclass_fields__", ())) or getattr(kind, "_fields", ())
 
 
 def _wrong(path: str, value: object, wanted: str) -> Malformed:
@@ -34,21 +106,23 @@ def _wrong(path: str, value: object, wanted: str) -> Malformed:
 def text(most: int) -> Check:
     """Create the check of a string of at most `most` characters."""
 
-    def check(value: object, path: str) -> None:
+    def check(value: object, path: str) -> object:
         if not isinstance(value, str):
             raise _wrong(path, value, "a string")
         if len(value) > most:
             raise Malformed(path, f"has {len(value)} characters, more than {most}")
+        return value
 
     return check
 
 
-def matching(true: Callable[[str], bool], wanted: str) -> Check:
-    """Create the check of a string for which `true` returns True; `wanted` describes it."""
+def matching(true: Callable[[str], object], wanted: str) -> Check:
+    """Create the check of a string for which `true` returns a true value; `wanted` describes it."""
 
-    def check(value: object, path: str) -> None:
+    def check(value: object, path: str) -> object:
         if not isinstance(value, str) or not true(value):
             raise _wrong(path, value, wanted)
+        return value
 
     return check
 
@@ -61,9 +135,10 @@ def one_of(names: Iterable[str]) -> Check:
 def whole(low: int = 0, high: int = (1 << 63) - 1) -> Check:
     """Create the check of an integer from `low` to `high`."""
 
-    def check(value: object, path: str) -> None:
+    def check(value: object, path: str) -> object:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise _wrong(path, value, f"an integer from {low} to {high}")
+        return value
 
     return check
 
@@ -71,24 +146,27 @@ def whole(low: int = 0, high: int = (1 << 63) - 1) -> Check:
 def number(low: float = 0.0, high: float = 1e18) -> Check:
     """Create the check of a number from `low` to `high`; NaN and infinity are none."""
 
-    def check(value: object, path: str) -> None:
+    def check(value: object, path: str) -> object:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
             raise _wrong(path, value, f"a number from {low:g} to {high:g}")
+        return value
 
     return check
 
 
-def _flag(value: object, path: str) -> None:
+def _flag(value: object, path: str) -> object:
     if not isinstance(value, bool):
         raise _wrong(path, value, "true or false")
+    return value
 
 
-def _little(value: object, path: str) -> None:
+def _little(value: object, path: str) -> object:
     """Check that a value of any type has few elements."""
     if isinstance(value, (list, dict)):
         for count, _ in enumerate(_inside(value)):
             if count > _SMALL:
                 raise Malformed(path[:_SHOWN], f"holds more than {_SMALL} values")
+    return value
 
 
 def _inside(value: object) -> Iterator[object]:
@@ -103,92 +181,168 @@ def _inside(value: object) -> Iterator[object]:
             left += one
 
 
+def _own_float(value: object, path: str) -> object:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _wrong(path, value, "a number")
+    return float(value)
+
+
+def _own_int(value: object, path: str) -> object:
+    if type(value) is not int:
+        raise _wrong(path, value, "a whole number")
+    return value
+
+
 # -- the check of a type
 
-_PLAIN: dict[object, Check] = {str: text(1 << 16), int: whole(), float: number(), bool: _flag, object: _little}
+_PLAIN: Mapping[object, Check] = {str: text(1 << 16), int: whole(), float: number(), bool: _flag, object: _little}
+_OWN: Mapping[object, Check] = {
+    str: text(sys.maxsize),
+    int: _own_int,
+    float: _own_float,
+    bool: _flag,
+    object: lambda value, path: value,
+}
+_MANY: Mapping[object, Callable[[List[object]], object]] = {tuple: tuple, list: list, frozenset: frozenset}
 
 
 @lru_cache(maxsize=None)
-def check_of(hint: object) -> Check:
-    """Return the check of values of a type, made when it is first used."""
-    if hint in _PLAIN:
-        return _PLAIN[hint]
-    origin, inner = get_origin(hint), get_args(hint)
+def check_of(hint: object, own: bool = False) -> Check:
+    """Return the check of values of a type, made when it is first used. own: see read_own()."""
+    plain = _OWN if own else _PLAIN
+    if hint in plain:
+        return plain[hint]
+    origin, inner = _parts(hint)
     if origin is Annotated:
-        kind, limit = inner
-        if get_origin(kind) is Union:
-            return _one_message(kind, limit)
-        return limit if callable(limit) else _many(kind, limit)
+        return _limited(inner[0], inner[1], own)
     if origin is Union:
-        return _maybe(check_of(inner[0]))
-    if origin is tuple:
-        return _row([check_of(one) for one in inner])
-    return one_of(inner) if origin is Literal else _fields(hint)
+        return _maybe(check_of(inner[0], own))
+    if origin is tuple and inner[-1] is not ...:
+        return _row([check_of(one, own) for one in inner])
+    if origin in _MANY or origin in (dict, MappingOrigin):
+        return _many(hint, sys.maxsize, own)
+    if origin is Literal:
+        return one_of(inner)
+    return _name(cast(Type[Enum], hint)) if issubclass(cast(type, hint), Enum) else _fields(hint, own)
 
 
-def _many(hint: object, most: int) -> Check:
+def _parts(hint: object) -> Tuple[object, Tuple[Any, ...]]:
+    """Return what a type is made of: its origin, and its arguments."""
+    if sys.version_info < (3, 9) and isinstance(hint, Annotated):
+        return Annotated, hint.inner
+    return get_origin(hint), get_args(hint)
+
+
+def _hints(kind: Any) -> Mapping[str, object]:
+    """Return the types of the fields, with their limits."""
+    return get_type_hints(kind, include_extras=True) if sys.version_info >= (3, 9) else get_type_hints(kind)
+
+
+def _limited(kind: Any, limit: Any, own: bool) -> Check:
+    """Create the check of a type with a limit, see the module."""
+    if get_origin(kind) is Union:
+        return _one_message(kind, limit)
+    if isinstance(limit, int):
+        return _many(kind, limit, own)
+    if isinstance(limit, type):
+        return _fields(kind, own, limit)
+    check: Check = limit
+    return (
+        (lambda value, path: kind(check(value, path))) if isinstance(kind, type) and issubclass(kind, Enum) else check
+    )
+
+
+def _name(kind: Type[Enum]) -> Check:
+    """Create the check of a value of an enum of strings."""
+    check = one_of(one.value for one in kind)
+    return lambda value, path: kind(check(value, path))
+
+
+def _many(hint: object, most: int, own: bool) -> Check:
     """Create the check of a list or an object with at most `most` entries, all of one type."""
-    inner = [check_of(one) for one in get_args(hint) if one is not ...]
-    of_object = get_origin(hint) is dict
+    origin = get_origin(hint)
+    inner = [check_of(one, own) for one in get_args(hint) if one is not ...]
+    of_object = origin in (dict, MappingOrigin)
 
-    def check(value: object, path: str) -> None:
+    def check(value: object, path: str) -> object:
         if not isinstance(value, dict if of_object else list):
             raise _wrong(path, value, "an object" if of_object else "a list")
         if len(value) > most:
             raise Malformed(path, f"has {len(value)} entries, more than {most}")
         if isinstance(value, dict):
-            for name, one in value.items():
-                inner[0](name, f"a key of {path}")
-                inner[1](one, f"{path}[{name!r}]")
-        else:
-            for at, one in enumerate(value):
-                inner[0](one, f"{path}[{at}]")
+            return {
+                inner[0](name, f"a key of {path}"): inner[1](one, f"{path}[{name!r}]") for name, one in value.items()
+            }
+        return _MANY[origin]([inner[0](one, f"{path}[{at}]") for at, one in enumerate(value)])
 
     return check
 
 
 def _maybe(inner: Check) -> Check:
-    """Null, or what `inner` accepts."""
-
-    def check(value: object, path: str) -> None:
-        if value is not None:
-            inner(value, path)
-
-    return check
+    """Create the check of null, or of what `inner` accepts."""
+    return lambda value, path: None if value is None else inner(value, path)
 
 
-def _row(inner: list[Check]) -> Check:
+def _row(inner: Sequence[Check]) -> Check:
     """Create the check of a list of exactly these values."""
 
-    def check(value: object, path: str) -> None:
-        if not isinstance(value, list) or len(value) != len(inner):
-            raise _wrong(path, value, f"a list of {len(inner)}")
-        for at, (one, known) in enumerate(zip(value, inner)):
-            known(one, f"{path}[{at}]")
+    def check(value: object, path: str) -> object:
+        if not isinstance(value, list):
+            raise _wrong(path, value, "a list")
+        if len(value) != len(inner):
+            raise Malformed(path, f"has {len(value)} values, not {len(inner)}")
+        return tuple(known(one, f"{path}[{at}]") for at, (one, known) in enumerate(zip(value, inner)))
 
     return check
 
 
-def _fields(message: Any) -> Check:
-    """Create the check of an object with the fields of a TypedDict. Unknown ones may have few values."""
-    known = {name: check_of(hint) for name, hint in get_type_hints(message, include_extras=True).items()}
-    required = [name for name in known if name in message.__required_keys__]
+def _fields(kind: Any, own: bool, record: Optional[type] = None) -> Check:
+    """Create the check of an object with the fields of a message or a record. Unknown ones may have few values.
 
-    def check(value: object, path: str) -> None:
+    record: the message has its fields, too.
+    """
+    names = _record_fields(kind)
+    known, required = _known_fields(kind, own)
+    if record is not None:
+        more, needed = _known_fields(record, own)
+        known, required = {**more, **known}, {*required, *needed}
+
+    def check(value: object, path: str) -> object:
+        if names and isinstance(value, list) and issubclass(kind, tuple) and len(value) <= len(names):
+            value = dict(zip(names, value))
         if not isinstance(value, dict):
             raise _wrong(path, value, "an object")
+        found = {}
+        for name, one in value.items():
+            if name not in known and own:
+                raise Malformed(path, f"has the unknown field {str(name)[:_SHOWN]!r}")
+            found[name] = known.get(name, _little)(one, f"{path}.{name}" if path else name)
         for name in required:
             if name not in value:
                 raise Malformed(path, f"has no {name!r}")
-        for name, one in value.items():
-            known.get(name, _little)(one, f"{path}.{name}" if path else name)
+        return kind(**{name: found[name] for name in names if name in found}) if names else value
 
     return check
 
 
-def by_type(union: object) -> dict[str, Check]:
+def _known_fields(kind: Any, own: bool) -> Tuple[Dict[str, Check], Iterable[str]]:
+    """Return the checks of the fields of a message or a record, and the names of those that must be there."""
+    hints, names = _hints(kind), _record_fields(kind)
+    known = {name: check_of(hints[name], own) for name in names or hints}
+    if not names:
+        return known, [name for name in known if name in kind.__required_keys__]
+    make = kind.__new__ if issubclass(kind, tuple) else kind.__init__
+    return known, names[: len(names) - len(make.__defaults__ or ())]
+
+
+def by_type(union: object) -> Dict[str, Check]:
     """Create the checks of the messages of a union, by their `type`."""
-    return {name: check_of(one) for one in get_args(union) for name in get_args(get_type_hints(one)["type"])}
+    found: Dict[str, Check] = {}
+    for one in get_args(union):
+        origin, inner = _parts(one)
+        hints = _hints(inner[0] if origin is Annotated else one)
+        found.update(dict.fromkeys(get_args(hints["type"]), check_of(one)))
+    return found
 
 
 def _one_message(union: object, other: object) -> Check:
@@ -198,9 +352,10 @@ def _one_message(union: object, other: object) -> Check:
     """
     checks, base = by_type(union), check_of(other)
 
-    def check(value: object, path: str) -> None:
+    def check(value: object, path: str) -> object:
         base(value, path)
         if isinstance(value, dict) and value["type"] in checks:
             checks[value["type"]](value, f"{path} ({value['type']})")
+        return value
 
     return check

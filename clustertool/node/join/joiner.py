@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, List, Optional, Set, Tuple, cast
 
 from clustertool.errors import ClustertoolError, Interrupted, NodeLost, Terminated, TimedOut
 from clustertool.model.elastic.epochs import may_enter
-from clustertool.model.job.outcome import Outcome, read_outcome
+from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.model.joining.join_errors import error_rows, read_errors
 from clustertool.model.joining.join_file import MeetingPoint
-from clustertool.model.joining.plain_form import to_plain
 from clustertool.model.wire.frames import Header
+from clustertool.model.wire.shape import read, to_plain
 from clustertool.node.join import meeting as meeting_
 from clustertool.node.join.coordinator_search import CoordinatorSearch
 from clustertool.node.join.etcd.store_meeting import StoreMeeting
@@ -253,7 +253,7 @@ class Joiner:
             self._signals.close()
             self._result = self._node.run(self._signal)
         elif kind == "over":
-            self._over(read_outcome(message["outcome"]))
+            self._over(read(Outcome, message["outcome"]))
         elif kind in ("abort", "refused"):
             raise read_errors(message["errors"])
 

@@ -6,10 +6,10 @@ import ipaddress
 
 from clustertool.model.joining.join_file import MOST_MEMBERS, OwnSettings
 from clustertool.model.joining.join_offers import Offer
-from clustertool.model.joining.plain_form import from_plain
 from clustertool.model.quantities import HIGHEST_PORT
 from clustertool.model.wire.coordinator_messages import read_incarnation
 from clustertool.model.wire.frames import Header
+from clustertool.model.wire.shape import read_own
 
 _LONGEST = 256  # characters of a host name and of an address
 _MOST_RANKS = 4096  # of one machine: a plan has each of them
@@ -29,7 +29,7 @@ def read_offer(message: Header) -> Offer:
 
 def read_settings(message: Header) -> OwnSettings:
     """Read the settings in an offer. Raises LookupError, TypeError or ValueError."""
-    own: OwnSettings = from_plain(OwnSettings, message["own"])
+    own: OwnSettings = read_own(OwnSettings, message["own"])
     if own.nproc is not None and not 0 < own.nproc <= _MOST_RANKS:
         raise ValueError("an offer with a wrong number of processes")
     return own

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, FrozenSet, List, Optional, Set, Tuple, Union
 
 from clustertool.errors import Interrupted, NotFound, PreflightError
 from clustertool.model.elastic.epochs import EpochEnd
-from clustertool.model.job.outcome import Key, Outcome, read_outcome
+from clustertool.model.job.outcome import Key, Outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import OURS
 from clustertool.model.roles import MPI_DAEMON
 from clustertool.model.wire import record_lines
 from clustertool.model.wire.coordinator_messages import Incarnation, RankExit, is_outdated
+from clustertool.model.wire.shape import read
 from clustertool.node.container.rank_containers import helpers
 from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.jobs.ledger import Ledger
@@ -269,7 +270,7 @@ class Supervisor:
             self._enter(order["attempt"])  # a stop between two attempts ends the one that never began
             self.stop(order["why"], order.get("grace"), _OUTSIDE if order.get("outside") else 0.0)
         elif order["type"] == "finish":
-            self.outcome = read_outcome(order["outcome"])
+            self.outcome = read(Outcome, order["outcome"])
             self.stop(self.outcome.reason)
 
     def obey_signal(self, request: EndRequest) -> None:

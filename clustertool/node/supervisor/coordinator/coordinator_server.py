@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
     from clustertool.model.wire.coordinator_messages import DaemonOrder, MemberMessage, Order, StartOrder, StopOrder
-    from clustertool.model.wire.event_types import OutcomeFields
     from clustertool.model.wire.field_types import RankOutput
     from clustertool.model.wire.spec_types import Spec
 
@@ -428,7 +427,7 @@ class CoordinatorServer(CoordinatorLink):
             if action.outcome.state is not JobState.NEXT_EPOCH:
                 self._record("verdict", **action.outcome.as_record())
             self._finished_at = self._clock.now
-            outcome = cast("OutcomeFields", action.outcome.as_record())
+            outcome = action.outcome.as_record()
             self._tell({"type": "finish", "outcome": outcome, "attempt": self._state.attempt, "sender": self._me})
 
     def _tell(self, order: Order) -> None:

@@ -110,7 +110,7 @@ class StandbyOffers:
         shorter than that takes. admit: adds new offers.
         """
         fields = outcome.as_record()
-        over: OverMessage = {"type": "over", "outcome": fields}  # type: ignore[typeddict-item]
+        over: OverMessage = {"type": "over", "outcome": fields}
         informed: Set[TlsLink] = set()
         began = time.monotonic()
         while self._links or len(self._senders) < self._expected:
