@@ -27,10 +27,10 @@ from clustertool.fleet.this_machine import Link, ProgramLink
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.hints import PROGRAM
+from clustertool.model.shape import Malformed
 from clustertool.model.wire import answers
 from clustertool.model.wire.frames import Decoder, FrameError, Header, encode
 from clustertool.model.wire.messages import Answered, Request
-from clustertool.model.wire.shape import Malformed
 from clustertool.model.wire.stream_messages import ClosedFrame, RelayOrder, RelayReport, StreamFrame
 from clustertool.ssh.channel import SHELL_FIX, Greeting, discard, seconds_for
 

@@ -21,7 +21,7 @@ import pytest
 from clustertool.fleet import identity
 from clustertool.fleet.joining import join_process
 from clustertool.model.joining.join_file import MeetingPoint, OwnSettings, to_json
-from clustertool.model.wire.shape import to_plain
+from clustertool.model.shape import to_plain
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.offer_fields import read_offer, read_settings
 from clustertool.node.system.tls_link import TlsLink, context

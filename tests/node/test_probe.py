@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from clustertool.model.facts import read_facts
-from clustertool.model.wire.field_types import MOST_FILES
+from clustertool.model.field_types import MOST_FILES
 from clustertool.model.wire.messages import PROBE
 from clustertool.node.probe import probe
 from clustertool.node.system import private_directory

@@ -13,10 +13,10 @@ import pytest
 from clustertool.errors import BadAnswer, ClustertoolError
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.config.cluster import Cluster
+from clustertool.model.shape import Malformed
 from clustertool.model.wire import answers
 from clustertool.model.wire.frames import Decoder, FrameError, encode
 from clustertool.model.wire.messages import REQUESTS, Request
-from clustertool.model.wire.shape import Malformed
 from tests.security.hostile import honest_python, hostile_python
 from tests.ssh import sshd
 

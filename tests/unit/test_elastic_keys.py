@@ -8,7 +8,7 @@ from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageEr
 from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.model.config.elastic_settings import ElasticServer, ElasticSettings
 from clustertool.model.config.job import Options, read_job
-from clustertool.model.wire.shape import read_own, to_plain
+from clustertool.model.shape import read_own, to_plain
 
 HOSTS = ["a", "b", "c", "d"]
 

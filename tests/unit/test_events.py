@@ -12,7 +12,7 @@ from clustertool.model.job.node_status import NodeTrouble
 from clustertool.model.job.outcome import Outcome, describe_exit, exit_code
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import NodeCause
-from clustertool.model.wire.shape import read
+from clustertool.model.shape import read
 from clustertool.show.job_text import trouble_text
 from clustertool.show.status_view import rank_note
 from tests.folded import fold

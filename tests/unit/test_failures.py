@@ -11,7 +11,7 @@ import pytest
 from clustertool.errors import JobFailed, NodeLost
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.outcome import Outcome
-from clustertool.model.wire.shape import read
+from clustertool.model.shape import read
 from clustertool.show import job_text
 from clustertool.show.errors import exit_json, show_error
 from clustertool.show.prefix import RankLines

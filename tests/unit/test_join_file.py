@@ -16,7 +16,7 @@ from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.model.config.job import Options, read_job
 from clustertool.model.facts import Identity
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint, OwnSettings, from_json, patience, to_json
-from clustertool.model.wire.shape import read_own, to_plain
+from clustertool.model.shape import read_own, to_plain
 from tests.node.harness import pythons
 
 TOP = Path(__file__).parents[2]

@@ -10,10 +10,10 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from clustertool.model.shape import Malformed
 from clustertool.model.wire import agent_answers, agent_requests, answers, messages
 from clustertool.model.wire.coordinator_messages import Incarnation, is_outdated, read_incarnation
 from clustertool.model.wire.messages import REQUESTS, STATUS, STOP, Kind
-from clustertool.model.wire.shape import Malformed
 from clustertool.model.wire.stream_messages import FollowFrame, RelayReport
 
 NAMES = {"a": agent_answers, "r": agent_requests, "Kind": Kind}

@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tup
 from clustertool.model.job.caretakers import CaretakerRecord, Event
 from clustertool.model.job.outcome import COORDINATOR_NODE, Outcome
 from clustertool.model.job.state_names import OUTCOMES, JobState, NodeCause, NodeState, StartReason
-from clustertool.model.wire.shape import read
+from clustertool.model.shape import read
 
 _STEPS = frozenset({"supervisor", "started", "stopping", "clean", "ended"})
 

@@ -6,10 +6,10 @@ It is separate from state.py because supervisors need only this: a node starts h
 # Without annotations from __future__: types of NamedTuples that are text cost nodes time (decision 79).
 from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, cast
 
+from clustertool.model import field_types as f
 from clustertool.model.job.state_names import JobState
 from clustertool.model.roles import MPIRUN, role_name
-from clustertool.model.wire import field_types as f
-from clustertool.model.wire.shape import Annotated, to_plain
+from clustertool.model.shape import Annotated, to_plain
 
 Key = Tuple[str, int]
 _Keys = Annotated[Tuple[f.RankKey, ...], 100_000]

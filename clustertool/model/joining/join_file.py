@@ -18,7 +18,7 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import JobSpec
 from clustertool.model.facts import Identity
 from clustertool.model.quantities import HIGHEST_PORT
-from clustertool.model.wire.shape import Malformed, read_own, to_plain
+from clustertool.model.shape import Malformed, read_own, to_plain
 
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import Spec

@@ -25,7 +25,7 @@ from clustertool.model.planning import requests
 from clustertool.model.planning.environment import endpoint, mark
 from clustertool.model.planning.plan import Plan, PlannedNode, plan
 from clustertool.model.planning.probe_request import job_environment, probe_request
-from clustertool.model.wire.shape import Malformed, read_own
+from clustertool.model.shape import Malformed, read_own
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_requests import ProbeRequest

@@ -16,10 +16,10 @@ from clustertool.model.roles import MPIRUN
 from clustertool.model.wire.messages import LAUNCH, PLACE, UNPLACE, Request, stop_request
 
 if TYPE_CHECKING:
+    from clustertool.model.field_types import RankPlaces
     from clustertool.model.job.earlier_jobs import EarlierJob
     from clustertool.model.wire.agent_requests import StopHow
     from clustertool.model.wire.event_types import JobHeader
-    from clustertool.model.wire.field_types import RankPlaces
     from clustertool.model.wire.spec_types import Spec, SpecPolicy, SpecProcess
 
 _FAILED_START: StopHow = {"by": "the start failed", "code": 69, "grace": 1.0, "force": True}

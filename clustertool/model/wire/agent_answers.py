@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from typing import Annotated, Dict, Optional, Tuple, TypedDict
 
-from clustertool.model.wire import field_types as f
+from clustertool.model import field_types as f
+from clustertool.model.job.state_names import NODE_ANSWERS, JobState, RankState, StartReason
+from clustertool.model.shape import one_of
 from clustertool.model.wire.event_types import Events, MembershipSample, RankName, SamplePlan
+
+JobStateName = Annotated[str, one_of(JobState)]
+StartReasonName = Annotated[str, one_of(StartReason)]
+RankStateName = Annotated[str, one_of(RankState)]
+StopStateName = Annotated[str, one_of(NODE_ANSWERS)]
 
 
 class Answer(TypedDict, total=False):
@@ -31,7 +38,7 @@ class ErrorFields(TypedDict):
 
 class _SummaryDetails(TypedDict, total=False):
     dir: str
-    start: f.StartReasonName
+    start: StartReasonName
     final: bool
     started: Optional[f.Time]  # by the laptop's clock, like ended
     ended: Optional[f.Time]
@@ -45,7 +52,7 @@ class JobSummary(_SummaryDetails):
     """One job as one node knows it."""
 
     id: f.JobId
-    state: f.JobStateName
+    state: JobStateName
     node: Optional[f.NodeIndex]
     owner: Optional[f.Label]
     created: Optional[f.Time]
@@ -149,7 +156,7 @@ class _StopDetails(TypedDict, total=False):
 class JobStop(_StopDetails):
     """What became of one job on one node."""
 
-    state: f.StopStateName
+    state: StopStateName
     survivors: f.PerRank[f.Label]
 
 
@@ -273,7 +280,7 @@ class _SampleDetails(TypedDict, total=False):
 
 
 class RankSample(RankName, _SampleDetails):
-    state: f.RankStateName
+    state: RankStateName
     line: f.Label  # the last one of its log
 
 
@@ -322,10 +329,10 @@ class EarlierRow(TypedDict):
     command: Optional[f.Label]
     created: Optional[f.Time]
     node: Optional[f.NodeIndex]
-    state: f.JobStateName
+    state: JobStateName
     code: Optional[f.ExitCode]
     reason: Optional[f.Label]
-    start: f.StartReasonName
+    start: StartReasonName
     final: bool
     output: bool
     kept: f.Few[f.Label]

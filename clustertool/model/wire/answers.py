@@ -9,9 +9,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Mapping, get_args, get_type_hints
 
+from clustertool.model.shape import Check, Malformed, by_type, check_of
 from clustertool.model.wire import agent_answers, agent_requests, messages
 from clustertool.model.wire.messages import DEVICES, SAMPLE, Kind
-from clustertool.model.wire.shape import Check, Malformed, by_type, check_of
 from clustertool.model.wire.stream_messages import FollowFrame, RelayReport
 
 STREAM = 2 << 20  # bytes of a header that answers nothing; one event may name all processes of a node

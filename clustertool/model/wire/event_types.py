@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, List, Literal, Optional, Tuple, TypedDict, Union
 
+from clustertool.model import field_types as f
 from clustertool.model.job.outcome import Outcome
-from clustertool.model.wire import field_types as f
+from clustertool.model.job.state_names import OUTCOMES
+from clustertool.model.shape import one_of
+
+OutcomeName = Annotated[str, one_of(OUTCOMES)]
 
 
 class EventBase(TypedDict):
@@ -164,7 +168,7 @@ class DiskEvent(EventBase):
 class _PhaseFields(TypedDict, total=False):
     """Of an ending because of failures: these as text, and their ranks, the first one first."""
 
-    end: Optional[f.OutcomeName]
+    end: Optional[OutcomeName]
     why: str
     culprits: f.PerRank[f.RankKey]
     attempt: f.AttemptNumber
@@ -303,7 +307,7 @@ class OutcomeEvent(EventBase):
     """It has the fields of model.job.outcome.Outcome."""
 
     type: Literal["verdict", "ended"]  # of the coordinator, and what each node recorded last
-    state: f.OutcomeName
+    state: OutcomeName
 
 
 _OfNode = Union[JobEvent, SupervisorEvent, CaretakerEvent, DiskEvent, UnconnectedEvent, ConnectedEvent]

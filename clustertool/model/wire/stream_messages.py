@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, Sequence, Tuple, TypedDict, Union
 
-from clustertool.model.wire import field_types as f
+from clustertool.model import field_types as f
 from clustertool.model.wire.event_types import Events
 
 # -- of a followed job

@@ -28,9 +28,9 @@ from clustertool.node.system.node_context import NodeContext
 from clustertool.node.system.work_counter import step
 
 if TYPE_CHECKING:
+    from clustertool.model.field_types import RankOutput
     from clustertool.model.wire import agent_answers as a
     from clustertool.model.wire import agent_requests as r
-    from clustertool.model.wire.field_types import RankOutput
 
 _PLACES = 60  # places of a log where its progress is read
 _PIECE = 8192  # bytes at each of them, and at the end

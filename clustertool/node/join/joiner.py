@@ -18,8 +18,8 @@ from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.model.joining.join_errors import error_rows, read_errors
 from clustertool.model.joining.join_file import MeetingPoint
+from clustertool.model.shape import read, to_plain
 from clustertool.model.wire.frames import Header
-from clustertool.model.wire.shape import read, to_plain
 from clustertool.node.join import meeting as meeting_
 from clustertool.node.join.coordinator_search import CoordinatorSearch
 from clustertool.node.join.etcd.store_meeting import StoreMeeting

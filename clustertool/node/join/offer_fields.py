@@ -7,9 +7,9 @@ import ipaddress
 from clustertool.model.joining.join_file import MOST_MEMBERS, OwnSettings
 from clustertool.model.joining.join_offers import Offer
 from clustertool.model.quantities import HIGHEST_PORT
+from clustertool.model.shape import read_own
 from clustertool.model.wire.coordinator_messages import read_incarnation
 from clustertool.model.wire.frames import Header
-from clustertool.model.wire.shape import read_own
 
 _LONGEST = 256  # characters of a host name and of an address
 _MOST_RANKS = 4096  # of one machine: a plan has each of them

@@ -275,7 +275,7 @@ def _locked(keys: Mapping[int, str]) -> List[Tuple[int, str, str]]:
     return [(index, locked[key]["job"], locked[key]["user"]) for index, key in keys.items() if key in locked]
 
 
-_MOST_FILES = 200_000  # model/wire/field_types.py allows 250,000 and 32 MiB
+_MOST_FILES = 200_000  # model/field_types.py allows 250,000 and 32 MiB
 _MOST_BYTES = 24 << 20
 _ESCAPED = 12  # bytes of JSON that a character needs at most
 

@@ -20,9 +20,9 @@ from clustertool.model.job.outcome import Key, Outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import OURS
 from clustertool.model.roles import MPI_DAEMON
+from clustertool.model.shape import read
 from clustertool.model.wire import record_lines
 from clustertool.model.wire.coordinator_messages import Incarnation, RankExit, is_outdated
-from clustertool.model.wire.shape import read
 from clustertool.node.container.rank_containers import helpers
 from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.jobs.ledger import Ledger

@@ -27,8 +27,8 @@ from clustertool.node.system.tls_link import TlsLink, context, listen
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
+    from clustertool.model.field_types import RankOutput
     from clustertool.model.wire.coordinator_messages import DaemonOrder, MemberMessage, Order, StartOrder, StopOrder
-    from clustertool.model.wire.field_types import RankOutput
     from clustertool.model.wire.spec_types import Spec
 
 _BACKLOG = 1024

@@ -16,8 +16,8 @@ from clustertool.node.system.tls_link import Mailbox, TlsLink, beat, join_patien
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
+    from clustertool.model.field_types import RankOutput
     from clustertool.model.wire.coordinator_messages import Incarnation
-    from clustertool.model.wire.field_types import RankOutput
 
 _LATE = 1.0  # for a node that has not joined when the job ends
 _MAX_BACKLOG = 4 << 20

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Tuple, TypeVar
 
-from clustertool.model.job.state_names import NODE_ANSWERS, OUTCOMES, JobState, RankState, StartReason
 from clustertool.model.paths import is_base, is_job_id
 from clustertool.model.quantities import HIGHEST_PORT
 from clustertool.model.roles import ROLES
-from clustertool.model.wire.shape import Annotated, matching, number, one_of, text, whole
+from clustertool.model.shape import Annotated, matching, number, one_of, text, whole
 
 T = TypeVar("T")
 MOST_FILES = 250_000  # of a folder, in one answer
@@ -44,11 +43,6 @@ ReleaseName = Annotated[str, matching(lambda name: len(name) == 32 and not name.
 Runtime = Annotated[str, one_of(("", "docker", "podman", "apptainer"))]
 JoinStart = Annotated[str, one_of(("started", "runs already", "needs code", "left"))]  # after a request to join a job
 EntryKind = Annotated[str, one_of(("file", "dir", "link", "unreadable"))]
-JobStateName = Annotated[str, one_of(JobState)]
-OutcomeName = Annotated[str, one_of(OUTCOMES)]
-StartReasonName = Annotated[str, one_of(StartReason)]
-RankStateName = Annotated[str, one_of(RankState)]
-StopStateName = Annotated[str, one_of(NODE_ANSWERS)]
 
 NodeIndex = Annotated[int, whole(0, _MOST_NODES)]
 NodeOrNone = Annotated[int, whole(-1, _MOST_NODES)]  # -1: none
