@@ -19,7 +19,7 @@ from clustertool.model.config.hosts import Host
 from clustertool.model.container.container_settings import NO_CONTAINER, ContainerSettings
 from clustertool.model.facts import ByNode, read_facts
 from clustertool.model.finding import Finding, Seen, cells
-from clustertool.model.mpirun.implementation import DAEMONS
+from clustertool.model.mpi.launch_command import DAEMONS
 from clustertool.model.planning.node_container import container_request
 from clustertool.model.planning.plan import Plan
 from clustertool.model.planning.probe_request import job_environment, probe_request

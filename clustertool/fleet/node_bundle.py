@@ -20,21 +20,11 @@ except ImportError:  # this Python was built without libbz2
 
 _ROOT = Path(__file__).resolve().parents[1]
 # Of the model, the nodes that a laptop starts do not need config, planning, checks and joining, and these modules.
-_LAPTOP = (
-    "earlier_jobs engine_node facts finding implementation late_pieces launch_command mpi_options mpi_rank".split()
-)
-_LAPTOP += [
-    "container_facts",
-    "container_options",
-    "container_settings",
-    "gathering",
-    "job_container",
-    "job_pod",
-    "portions",
-    "scheduler",
-    "stop_result",
-]
-_MODEL = ("", "container/", "devices/", "dispatch/", "elastic/", "job/", "mpi/", "mpirun/", "wire/")
+_LAPTOP = """
+    container_facts container_options container_settings earlier_jobs engine_node facts finding gathering job_container
+    job_pod late_pieces launch_command portions scheduler stop_result
+""".split()
+_MODEL = ("", "container/", "devices/", "dispatch/", "elastic/", "job/", "mpi/", "wire/")
 _FILES = ("__init__.py", "errors.py", "node/**/*.py", *(f"model/{folder}*.py" for folder in _MODEL))
 _JOIN = "join"  # the folder of node/ that only nodes need which no laptop starts
 # The types of messages are for the type checker, and for the laptop's checks.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.model.mpirun.implementation import DAEMONS, read_implementation
+from clustertool.model.mpi.launch_command import DAEMONS, read_implementation
 from clustertool.node.probe.job_environment import read_mpi
 
 

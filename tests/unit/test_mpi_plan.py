@@ -11,9 +11,8 @@ import pytest
 from clustertool.errors import ClustertoolError, DataError, NotFound, PreflightError, UsageError
 from clustertool.model.checks.mpi_findings import mpi_findings
 from clustertool.model.facts import Facts
-from clustertool.model.mpirun import daemon_launch
-from clustertool.model.mpirun.implementation import Implementation, read_implementation
-from clustertool.model.mpirun.mpi_options import refused
+from clustertool.model.mpi import daemon_launch
+from clustertool.model.mpi.launch_command import Implementation, read_implementation, refused_option
 from clustertool.model.planning import requests
 from clustertool.model.planning.plan import Plan, as_dict, given_facts, needs_probe
 from clustertool.node.mpi.launched_ranks import LaunchedRanks
@@ -286,7 +285,7 @@ def test_bad_options(value: object) -> None:
 
 
 def test_options_that_fit() -> None:
-    assert not refused(
+    assert not refused_option(
         ["--bind-to", "core", "--map-by", "ppr:2:node", "--mca", "btl", "^openib", "--report-bindings", "-v"]
     )
 

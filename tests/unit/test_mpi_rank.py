@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from clustertool.errors import ClustertoolError, UsageError
-from clustertool.model.mpi.mpi_rank import mpi_rank_environment
 from clustertool.model.planning.launched_rank import RankOptions
+from clustertool.model.planning.mpi_rank import mpi_rank_environment
 from tests.node.harness import pythons
 from tests.unit.cases import cluster_of, plan_of
 

@@ -17,8 +17,8 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from clustertool.errors import ClustertoolError, DataError, JobFailed, UsageError
 from clustertool.model.config.job import combined, started_by
-from clustertool.model.mpi.mpi_rank import mpi_rank_environment
 from clustertool.model.planning.launched_rank import RankOptions
+from clustertool.model.planning.mpi_rank import mpi_rank_environment
 from clustertool.model.quantities import HIGHEST_PORT, whole
 from clustertool.model.slurm.task_rank import rank_environment
 from clustertool.node.devices import detect

@@ -7,7 +7,7 @@ from typing import List, Mapping, Optional
 from clustertool.model.checks.across_nodes import most_common
 from clustertool.model.facts import ByNode, Facts
 from clustertool.model.finding import Finding
-from clustertool.model.mpirun.implementation import NO_MPI_FIX, SUPPORTED, Implementation, read_implementation
+from clustertool.model.mpi.launch_command import NO_MPI_FIX, SUPPORTED, Implementation, read_implementation
 
 
 def mpi_findings(facts: ByNode) -> List[Finding]:

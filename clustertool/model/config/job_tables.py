@@ -10,7 +10,7 @@ from clustertool.errors import ClustertoolError, DataError
 from clustertool.model.config.hosts import VARIABLE
 from clustertool.model.config.known_names import nearest
 from clustertool.model.container.container_settings import ContainerSettings
-from clustertool.model.mpirun.mpi_options import refused
+from clustertool.model.mpi.launch_command import refused_option
 from clustertool.model.paths import OURS
 from clustertool.model.quantities import whole
 from clustertool.model.roles import MODES
@@ -106,7 +106,7 @@ def _mpi_options(value: object) -> Tuple[str, ...]:
         raise DataError(
             f"job.toml: [mpi] options = {value!r} is not a list of strings", 'options = ["--bind-to", "core"]'
         )
-    wrong = refused(value)
+    wrong = refused_option(value)
     if wrong:
         raise DataError(f"job.toml: [mpi] options has {wrong}", "leave it out")
     return tuple(value)

@@ -19,7 +19,7 @@ from clustertool.model.job.formats import FORMAT
 from clustertool.model.job.outcome import some
 from clustertool.model.joining.join_file import JoinFile, OwnSettings
 from clustertool.model.masking import HIDDEN
-from clustertool.model.mpirun.implementation import DAEMONS
+from clustertool.model.mpi.launch_command import DAEMONS
 from clustertool.model.paths import JobPaths
 from clustertool.model.planning import requests
 from clustertool.model.planning.environment import endpoint, mark

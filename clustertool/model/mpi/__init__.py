@@ -1,1 +1,1 @@
-"""Launchers of MPI state a rank's place by variables. This package reads them. Pure."""
+"""This package has what mpirun and a job have in common: command lines, hostfile, implementations, ranks' variables. Pure."""

@@ -7,8 +7,8 @@ from typing import Dict, List, NamedTuple, Tuple
 
 from clustertool.errors import PreflightError, UsageError
 from clustertool.model.facts import Facts
-from clustertool.model.mpirun import launch_command
-from clustertool.model.mpirun.implementation import NO_MPI_FIX, SUPPORTED, Implementation, read_implementation
+from clustertool.model.mpi import launch_command
+from clustertool.model.mpi.launch_command import NO_MPI_FIX, SUPPORTED, Implementation, read_implementation
 from clustertool.model.planning.environment import Env, Table, mark
 from clustertool.model.planning.ranks import Seat
 from clustertool.model.roles import MPI_DAEMON, MPIRUN

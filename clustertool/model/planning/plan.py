@@ -14,7 +14,7 @@ from clustertool.model.config.job import JobSpec
 from clustertool.model.config.job_tables import Role
 from clustertool.model.facts import ByNode, Facts, Identity, sharing
 from clustertool.model.masking import HIDDEN
-from clustertool.model.mpirun import launch_command
+from clustertool.model.mpi import launch_command
 from clustertool.model.planning import devices, ports, ranks
 from clustertool.model.planning.environment import Table, endpoint, environment, fill
 from clustertool.model.planning.launcher_processes import Launcher, implementation_of, launchers

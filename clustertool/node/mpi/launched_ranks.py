@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Dict, FrozenSet, List, Optional, Set
 
 from clustertool.errors import NotFound, PreflightError, UsageError
 from clustertool.model.job.outcome import Key, exit_code
-from clustertool.model.mpirun import daemon_launch
+from clustertool.model.mpi import daemon_launch
 from clustertool.model.roles import LAUNCHERS, MPI_DAEMON, MPIRUN
 from clustertool.node.mpi import launcher_scripts
 from clustertool.node.storage import session_folder

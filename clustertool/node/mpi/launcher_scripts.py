@@ -15,7 +15,7 @@ import zipfile
 from typing import TYPE_CHECKING, Dict
 
 import clustertool
-from clustertool.model.mpirun.daemon_launch import AGENT, HOSTFILE, RANK_VARIABLE
+from clustertool.model.mpi.daemon_launch import AGENT, HOSTFILE, RANK_VARIABLE
 from clustertool.model.paths import OURS
 from clustertool.node.storage import files
 

@@ -1,5 +1,6 @@
 """This module computes the command line of mpirun, its hostfile, and the variables of its daemons.
 
+The implementation of MPI decides their form: it is read from what `mpirun --version` prints.
 Ranks are started by daemons, one on each node with trainers, and each daemon by the supervisor of its node. So mpirun must
 not start a rank or a daemon by itself, on its own node neither: all hosts have names that are no addresses of any machine.
 Decision 53 has the measurements.
@@ -7,15 +8,108 @@ Decision 53 has the measurements.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
+import re
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from clustertool.model.mpirun.daemon_launch import AGENT, HOSTFILE, RANK_VARIABLE, host_name
-from clustertool.model.mpirun.mpi_options import gives
-
-if TYPE_CHECKING:
-    from clustertool.model.mpirun.implementation import Implementation
+from clustertool.model.mpi.daemon_launch import AGENT, HOSTFILE, RANK_VARIABLE, host_name
 
 Env = Dict[str, str]
+
+
+OPEN_MPI, MPICH = "Open MPI", "MPICH"
+_OLDEST = 4  # version of Open MPI, and of MPICH, with which the options were tried
+_OPEN_MPI = re.compile(r"\((?:Open MPI|OpenRTE)\)\s+v?(\d+(?:\.\w+)*)")
+_HYDRA = re.compile(r"HYDRA build details:\s+Version:\s+v?(\d+(?:\.\w+)*)", re.IGNORECASE)
+_OTHERS = {"Intel(R) MPI": "Intel MPI", "MVAPICH": "MVAPICH", "Platform MPI": "Platform MPI", "PRRTE": "PRRTE"}
+
+
+class Implementation(NamedTuple):
+    """version: as it is printed, "4.1.4"."""
+
+    name: str
+    version: str
+
+    @property
+    def major(self) -> int:
+        """The first number of the version."""
+        return int(self.version.partition(".")[0])
+
+    @property
+    def supported(self) -> bool:
+        """Whether the tool knows its options."""
+        return self.name in (OPEN_MPI, MPICH) and self.major >= _OLDEST
+
+    @property
+    def hydra(self) -> bool:
+        return self.name == MPICH
+
+    @property
+    def daemon(self) -> str:
+        """The program that starts the ranks of a node."""
+        return "hydra_pmi_proxy" if self.hydra else "orted" if self.major < 5 else "prted"
+
+    @property
+    def text(self) -> str:
+        """Open MPI 4.1.4."""
+        return f"{self.name} {self.version}"
+
+
+SUPPORTED = f"Open MPI {_OLDEST} and 5, MPICH {_OLDEST} and 5"
+NO_MPI_FIX = "install Open MPI or MPICH on every node, or activate it by PRELUDE (module load openmpi) or PATH in ENV"
+DAEMONS = ("orted", "prted", "hydra_pmi_proxy")
+
+
+def read_implementation(text: str) -> Optional[Implementation]:
+    """Read the implementation of an mpirun whose --version printed this text; None if the text names none that is known."""
+    for sign, name in _OTHERS.items():
+        if sign in text:
+            version = re.search(r"\d+(?:\.\w+)*", text[text.index(sign) + len(sign) :])
+            return Implementation(name, version.group() if version else "0")
+    for name, pattern in ((OPEN_MPI, _OPEN_MPI), (MPICH, _HYDRA)):
+        found = pattern.search(text)
+        if found:
+            return Implementation(name, found.group(1))
+    return None
+
+
+# Options that would contradict the plan: how many ranks, on which hosts, how daemons start, in which folder.
+_NUMBER = "the plan has the number of ranks: --nproc-per-node, or per_node"
+_HOSTS = "HOSTS in conf.py names the hosts"
+_DAEMONS = "the tool starts the daemons of mpirun itself"
+_REFUSED: Dict[str, str] = {
+    **dict.fromkeys(("n", "np", "c", "npernode", "N", "ppn", "perhost", "npersocket"), _NUMBER),
+    **dict.fromkeys(
+        ("hostfile", "machinefile", "default-hostfile", "host", "hosts", "H", "f", "rf", "rankfile"), _HOSTS
+    ),
+    **dict.fromkeys(("launcher", "launcher-exec", "bootstrap", "bootstrap-exec", "rmk", "localhost", "plm"), _DAEMONS),
+    **dict.fromkeys(("wdir", "wd", "dir"), "the working directory of ranks is that of the job"),
+    **dict.fromkeys(("configfile", "app"), "the tool states the program"),
+    **dict.fromkeys(("x", "env", "genv", "genvlist", "genvall", "envlist", "envall"), "write variables into [env]"),
+    "daemonize": _DAEMONS,
+    "version": "it starts no job",
+    "help": "it starts no job",
+}
+
+
+def refused_option(options: Sequence[str]) -> str:
+    """Describe why the first option that a user may not add does not fit, with its name; "" if all fit."""
+    for number, option in enumerate(options):
+        name = option.lstrip("-").partition("=")[0] if option.startswith("-") else ""
+        if name in ("mca", "prtemca", "gmca") and options[number + 1 : number + 2]:
+            name = options[number + 1] if options[number + 1].startswith("plm") else name
+            name = "plm" if name.startswith("plm") else name
+        if name in _REFUSED:
+            return f"{option}: {_REFUSED[name]}"
+        if option in (":", "--"):
+            return f"{option!r}: the tool states the program"
+    return ""
+
+
+def gives(options: Sequence[str], name: str) -> bool:
+    """Check whether one of the options is --name, with one or two dashes, with its value behind it or behind =."""
+    return any(option.startswith("-") and option.lstrip("-").partition("=")[0] == name for option in options)
+
+
 # One text for all nodes, whose paths may differ.
 _RANK = ("/bin/sh", "-c", f'exec /bin/sh "${RANK_VARIABLE}"')
 
