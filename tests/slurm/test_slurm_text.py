@@ -7,8 +7,7 @@ import time
 import pytest
 
 from clustertool.model.paths import STEP_OUTPUT
-from clustertool.model.slurm.job_lines import TIME_FORMAT, SlurmJob
-from clustertool.model.slurm.queue_lines import NODES, QUEUE, read_nodes, read_queue
+from clustertool.model.slurm.slurm_answers import NODES, QUEUE, TIME_FORMAT, SlurmJob, read_nodes, read_queue
 from clustertool.model.slurm.slurm_settings import read_settings
 from clustertool.model.slurm.submit_script import SubmitOrder, script, submit_command
 from tests.slurm.slurm_site import SlurmSite
@@ -70,8 +69,8 @@ def test_the_queue_lists_what_runs_and_what_waits(queue: SlurmSite) -> None:
     assert found[second].state == "PENDING" and found[second].reason in ("Resources", "")  # "" until Slurm has tried it
     assert {job.clustertool_job for job in found.values()} == {"J-1"}
     nodes = read_nodes(queue.lab.slurm(*NODES, env=TIME_FORMAT))
-    assert [(node.name, node.state, node.used_cpus, node.responds) for node in nodes] == [
-        (f"node{i}", "allocated", 4, True) for i in range(3)
+    assert [(node.name, node.state, node.used_cpus) for node in nodes] == [
+        (f"node{i}", "allocated", 4) for i in range(3)
     ]
     assert set(nodes[0].partitions) == {"batch", "short", "urgent"} and nodes[0].memory == 16000
     queue.lab.slurm("scancel", second, first)

@@ -11,7 +11,7 @@ from clustertool.model.config.job import Options, read_job
 from clustertool.model.joining.engine_place import placed
 from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, check, from_json, to_json
 from clustertool.model.launcher_variables import cpus_of_task
-from clustertool.model.slurm.node_list import read_node_list
+from clustertool.model.slurm.slurm_answers import read_node_list
 from clustertool.node.supervisor.rank_process import of_allocation
 from tests.unit.test_join_file import made
 

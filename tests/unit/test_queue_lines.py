@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from clustertool.model.slurm.job_lines import SlurmJob
-from clustertool.model.slurm.queue_lines import NODES, QUEUE, SlurmNode, gpus_of, read_nodes, read_queue, read_steps
+from clustertool.model.engine_node import EngineNode
+from clustertool.model.slurm.slurm_answers import (
+    NODES,
+    QUEUE,
+    SlurmJob,
+    gpus_of,
+    read_nodes,
+    read_queue,
+    read_steps,
+)
 
 PENDING = "12|PENDING|Resources|1795436523|N/A|N/A||(null)|2-4|wrap|12"
 RUNNING = "11|RUNNING|None|1795436523|1795436524|1795443723|vm|clustertool X|1|a;b c|11"
@@ -62,18 +70,16 @@ def test_other_lines_are_no_jobs(text: str) -> None:
 
 def test_a_node_has_all_of_its_partitions() -> None:
     mixed, down = read_nodes(marked(MIXED.format(partition="debug"), DOWN, MIXED.format(partition="second")))
-    assert mixed == SlurmNode(
+    assert mixed == EngineNode(
         name="vm",
         state="mixed",
-        responds=True,
         partitions=("debug", "second"),
         cpus=4,
         used_cpus=2,
         memory=2000,
-        gpus=(("a100", 2),),
-        used_gpus=(("a100", 1),),
+        gpus=(("a100", 2, 1),),
     )
-    assert (down.state, down.responds, down.cpus, down.gpus, down.reason) == ("down", False, 4, (), "Not responding")
+    assert (down.state, down.cpus, down.gpus, down.reason) == ("down, no answer", 4, (), "Not responding")
 
 
 def test_the_order_of_its_partitions_is_that_of_their_names() -> None:

@@ -7,7 +7,7 @@ import pytest
 from clustertool.model.job.outcome import EngineEnd, Outcome
 from clustertool.model.shape import Malformed, check_of, read
 from clustertool.model.slurm.job_end import begins_again, end_of, give_back, unexplained
-from clustertool.model.slurm.job_lines import SlurmJob
+from clustertool.model.slurm.slurm_answers import SlurmJob
 from clustertool.model.wire import event_types
 
 BY = "the supervisor on h1 received SIGTERM from pid 7 (slurmstepd: [11.0]), uid 0"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from clustertool.model.slurm.job_lines import ENDED, SlurmJob, read_jobs
+from clustertool.model.slurm.slurm_answers import ENDED, SlurmJob, read_jobs
 
 _MIDDLE = (
     " Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode={exit} RunTime=00:00:02"

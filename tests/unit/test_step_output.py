@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clustertool.model.slurm.step_output import read_output
+from clustertool.model.slurm.slurm_answers import read_output
 
 FAILED = """\
 srun: cluster configuration lacks support for cpu binding

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.model.slurm.job_comment import by_hand, comment, job_of_comment
 from clustertool.model.slurm.shell_allocation import ShellAllocation
+from clustertool.model.slurm.slurm_answers import by_hand, comment, job_of_comment
 from clustertool.model.slurm.slurm_settings import SlurmSettings, read_settings
 from clustertool.model.slurm.submit_script import (
     SubmitOrder,

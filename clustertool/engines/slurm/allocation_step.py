@@ -14,9 +14,8 @@ from clustertool.errors import NotFound, PreflightError
 from clustertool.fleet import this_machine
 from clustertool.model.facts import Facts
 from clustertool.model.paths import BUNDLE, STEP_OUTPUT
-from clustertool.model.slurm.job_lines import RUNNING, SlurmJob
-from clustertool.model.slurm.node_list import read_node_list
 from clustertool.model.slurm.shell_allocation import ShellAllocation, for_srun, shell_allocation
+from clustertool.model.slurm.slurm_answers import RUNNING, SlurmJob
 from clustertool.model.slurm.submit_script import SCRIPT
 
 _POLL = 0.2  # seconds between two questions to Slurm
@@ -38,7 +37,7 @@ def allocation_here(slurm: SlurmHost, facts: Facts) -> ShellAllocation | None:
         state = f"is {job.state}" if job is not None else "is not known to Slurm any more"
         what = f"the allocation of this shell (SLURM_JOB_ID={found.job}) {state}"
         raise NotFound(what, "leave the shell, or unset SLURM_JOB_ID: a new job is submitted then")
-    return replace(found, nodes=len(read_node_list(job.nodelist)))
+    return replace(found, nodes=len(job.node_names))
 
 
 class AllocationStep:

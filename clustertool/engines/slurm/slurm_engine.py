@@ -35,10 +35,15 @@ from clustertool.model.job.job_names import can_mean
 from clustertool.model.job.node_status import NodePart, read_part
 from clustertool.model.job.state_names import OUTCOMES, JobState, StopState
 from clustertool.model.paths import STEP_OUTPUT
-from clustertool.model.slurm.job_comment import by_hand
-from clustertool.model.slurm.job_lines import COMPLETING, ENDED, PENDING, RUNNING, SlurmJob
-from clustertool.model.slurm.node_list import read_node_list
-from clustertool.model.slurm.pending_reasons import explained
+from clustertool.model.slurm.slurm_answers import (
+    COMPLETING,
+    ENDED,
+    PENDING,
+    RUNNING,
+    SlurmJob,
+    by_hand,
+    explain_reason,
+)
 from clustertool.model.slurm.slurm_settings import SlurmSettings, read_settings
 from clustertool.model.wire.agent_answers import JobsAnswer, JobStop, JobSummary, StopAnswer, SubmittedJob
 from clustertool.model.wire.agent_requests import StopHow
@@ -150,19 +155,7 @@ class SlurmEngine(Engine):
     # -- what Slurm knows
 
     def nodes(self) -> Sequence[EngineNode]:
-        return [
-            EngineNode(
-                name=node.name,
-                state=node.state if node.responds else f"{node.state}, no answer",
-                cpus=node.cpus,
-                used_cpus=node.used_cpus,
-                memory=node.memory,
-                gpus=tuple((kind, number, dict(node.used_gpus).get(kind, 0)) for kind, number in node.gpus),
-                partitions=node.partitions,
-                reason=node.reason,
-            )
-            for node in self.slurm.nodes()
-        ]
+        return self.slurm.nodes()
 
     def describe(self, known: Mapping[int, JobsAnswer]) -> dict[str, Description]:
         """Describe the jobs that were submitted, and all jobs of `known`.
@@ -441,7 +434,7 @@ def _nodes_of(queued: SlurmJob, summaries: Mapping[int, JobSummary]) -> dict[int
 
     A failed node of an elastic job is in its allocation no more.
     """
-    names = read_node_list(queued.nodelist)
+    names = queued.node_names
     known = {node: _name(part) for node, part in summaries.items()}
     if set(names) <= set(known.values()):
         return {node: name for node, name in known.items() if name in names}
@@ -464,7 +457,7 @@ def _described(job: SlurmJob, about: SubmittedJob | None = None) -> Description:
     if job.state in ENDED:
         found = Description(EngineState.ENDED, _ended_as(job), job.ended or 0.0, created=job.submitted or 0.0)
     elif job.state in _QUEUED:
-        reason = f"{explained(job.reason)} (Slurm job {job.id})" if job.reason else f"Slurm job {job.id}"
+        reason = f"{explain_reason(job.reason)} (Slurm job {job.id})" if job.reason else f"Slurm job {job.id}"
         found = Description(EngineState.QUEUED, reason, job.submitted or 0.0, job.expected or 0.0)
     else:
         reason = "" if job.state == RUNNING else f"Slurm: {job.state}"

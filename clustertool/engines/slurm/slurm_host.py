@@ -8,24 +8,14 @@ from collections.abc import Callable, Mapping
 
 from clustertool.errors import PreflightError
 from clustertool.fleet.fleet import Fleet
-from clustertool.model.slurm import job_lines, queue_lines
-from clustertool.model.slurm.job_lines import SHOW_JOB, TIME_FORMAT, SlurmJob
+from clustertool.model.engine_node import EngineNode
+from clustertool.model.slurm import slurm_answers
 from clustertool.model.slurm.partitions import SHOW_PARTITIONS, SlurmPartition, read_partitions
-from clustertool.model.slurm.queue_lines import SlurmNode
+from clustertool.model.slurm.slurm_answers import TIME_FORMAT, SlurmJob, StepOutput
 from clustertool.model.slurm.slurm_times import CONFIG
-from clustertool.model.slurm.step_output import StepOutput, read_output
+from clustertool.model.wire import messages
 from clustertool.model.wire.agent_answers import ProgramAnswer, SubmittedJob
-from clustertool.model.wire.messages import (
-    END_PROGRAMS,
-    PROGRAM,
-    SUBMISSION_OUTPUT,
-    SUBMISSIONS,
-    SUBMIT,
-    SUBMITTED,
-    WITHDRAW,
-    Answered,
-    Request,
-)
+from clustertool.model.wire.messages import Answered, Request
 from clustertool.ssh.parallel import each
 
 _SECONDS = 60.0  # that a program of Slurm may take: a busy slurmctld answers late
@@ -78,7 +68,7 @@ class SlurmHost:
         Raises Unreachable, and what check() raises.
         """
         here = self._fleet.cluster.hosts[0].here
-        request = PROGRAM({"argv": argv, "env": env, "seconds": _SECONDS, "login": login and not here})
+        request = messages.PROGRAM({"argv": argv, "env": env, "seconds": _SECONDS, "login": login and not here})
         noted = time.monotonic() + _SLOW
 
         def wait() -> None:
@@ -97,7 +87,7 @@ class SlurmHost:
 
     def end_programs(self) -> None:
         """End the programs that this command runs there. Raises Unreachable."""
-        self._fleet.ask_one(0, END_PROGRAMS({}))
+        self._fleet.ask_one(0, messages.END_PROGRAMS({}))
 
     def path(self, name: str) -> str:
         """Find the path of a program of Slurm. Raises PreflightError where there is none."""
@@ -117,21 +107,21 @@ class SlurmHost:
 
         options: more of squeue, such as --states=all for jobs that have ended some minutes ago, too.
         """
-        return queue_lines.read_queue(self.output(*queue_lines.QUEUE, *options))
+        return slurm_answers.read_queue(self.output(*slurm_answers.QUEUE, *options))
 
     def steps(self) -> list[SlurmJob]:
         """List the steps of the user's jobs that have processes. Raises PreflightError."""
-        steps = self.output(*queue_lines.STEPS)  # first: the job of each step that it shows is in the queue then
-        return queue_lines.read_steps(self.output(*queue_lines.QUEUE), steps)
+        steps = self.output(*slurm_answers.STEPS)  # first: the job of each step that it shows is in the queue then
+        return slurm_answers.read_steps(self.output(*slurm_answers.QUEUE), steps)
 
     def config(self) -> str:
         """Read the settings of slurm.conf, "" where Slurm does not answer."""
         answer = self.run(*CONFIG)
         return answer["stdout"] if answer["code"] == 0 else ""
 
-    def nodes(self) -> list[SlurmNode]:
+    def nodes(self) -> list[EngineNode]:
         """List the nodes of all partitions. Raises PreflightError."""
-        return queue_lines.read_nodes(self.output(*queue_lines.NODES))
+        return slurm_answers.read_nodes(self.output(*slurm_answers.NODES))
 
     def partitions(self) -> list[SlurmPartition]:
         """List the partitions. Raises PreflightError."""
@@ -139,10 +129,10 @@ class SlurmHost:
 
     def job(self, number: int) -> SlurmJob | None:
         """Read what Slurm has of a job, for some minutes after its end, too. None: nothing any more. Raises PreflightError."""
-        answer = self.run(*SHOW_JOB, str(number))
+        answer = self.run(*slurm_answers.SHOW_JOB, str(number))
         if answer["code"] and _GONE not in answer["stderr"] + answer["stdout"]:
             raise PreflightError(f"scontrol: {message(answer)}", _START, self.name)
-        return next((job for job in job_lines.read_jobs(answer["stdout"]) if job.id == number), None)
+        return next((job for job in slurm_answers.read_jobs(answer["stdout"]) if job.id == number), None)
 
     def ended_state(self, number: int) -> str:
         """Read the state in which a job has ended from the accounting; "" where there is none."""
@@ -152,15 +142,15 @@ class SlurmHost:
 
     def submit(self, about: SubmittedJob, files: dict[str, str]) -> None:
         """Make the folder of a job. files: {name: base64}. Raises UsageError if there is one, PreflightError."""
-        self._ask(SUBMIT({"about": about, "files": files}), self._check)
+        self._ask(messages.SUBMIT({"about": about, "files": files}), self._check)
 
     def submitted(self, job: str, number: str) -> None:
         """Record the number of a job. Raises NotFound, PreflightError."""
-        self._ask(SUBMITTED({"job": job, "slurm_id": number}), self._check)
+        self._ask(messages.SUBMITTED({"job": job, "slurm_id": number}), self._check)
 
     def submissions(self) -> dict[str, SubmittedJob]:
         """Read the submitted jobs that have a folder, by their ids."""
-        found = self._fleet.ask_one(0, SUBMISSIONS({}))["submissions"]
+        found = self._fleet.ask_one(0, messages.SUBMISSIONS({}))["submissions"]
         return {about["job"]: about for about in found}
 
     def step_output(self, job: str, path: str = "") -> tuple[str, StepOutput]:
@@ -168,12 +158,12 @@ class SlurmHost:
 
         path: of the output of one that was submitted by hand.
         """
-        found = self._fleet.ask_one(0, SUBMISSION_OUTPUT({"job": job, "path": path}))
-        return found["path"], read_output(found["text"])
+        found = self._fleet.ask_one(0, messages.SUBMISSION_OUTPUT({"job": job, "path": path}))
+        return found["path"], slurm_answers.read_output(found["text"])
 
     def withdraw(self, job: str, only_bundle: bool = False) -> None:
         """Remove the folder of a job, or only its bundle, which has the job's key."""
-        self._fleet.ask_one(0, WITHDRAW({"job": job, "only_bundle": only_bundle}))
+        self._fleet.ask_one(0, messages.WITHDRAW({"job": job, "only_bundle": only_bundle}))
 
 
 def message(answer: ProgramAnswer) -> str:

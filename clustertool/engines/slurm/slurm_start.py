@@ -41,8 +41,8 @@ from clustertool.model.job.earlier_jobs import read_earlier
 from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, OwnSettings, patience
 from clustertool.model.paths import BUNDLE, STEP_OUTPUT, JobPaths
 from clustertool.model.quantities import count, human_bytes
-from clustertool.model.slurm.job_lines import SlurmJob
 from clustertool.model.slurm.shell_allocation import ignored_keys
+from clustertool.model.slurm.slurm_answers import SlurmJob
 from clustertool.model.slurm.slurm_settings import SlurmSettings, read_settings
 from clustertool.model.slurm.slurm_times import grace_warning, kill_wait, longest_grace
 from clustertool.model.slurm.submit_script import (

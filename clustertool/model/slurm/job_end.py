@@ -18,7 +18,7 @@ from typing import Collection, Tuple
 from clustertool.errors import NodeLost, TimedOut
 from clustertool.model.job.outcome import EngineEnd, Outcome, exit_code
 from clustertool.model.job.state_names import JobState
-from clustertool.model.slurm.job_lines import COMPLETING, ENDED, RUNNING, SlurmJob
+from clustertool.model.slurm.slurm_answers import COMPLETING, ENDED, RUNNING, SlurmJob
 from clustertool.model.slurm.slurm_settings import TIME_LIMIT
 
 _KILLED = exit_code(0, 9)

@@ -6,7 +6,7 @@ from typing import List, Mapping
 
 from clustertool.errors import ConfigError, DataError, UsageError
 from clustertool.model.quantities import whole
-from clustertool.model.slurm.node_list import read_node_list
+from clustertool.model.slurm.slurm_answers import read_node_list
 
 _MOST = 99999
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Optional, Tuple
 
 from clustertool.model.paths import STEP_OUTPUT
-from clustertool.model.slurm.job_comment import comment
 from clustertool.model.slurm.shell_allocation import ShellAllocation
+from clustertool.model.slurm.slurm_answers import comment
 from clustertool.model.slurm.slurm_settings import SlurmSettings
 
 SCRIPT = "job.sh"

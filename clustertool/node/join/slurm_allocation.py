@@ -13,7 +13,7 @@ from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.model.quantities import whole
 from clustertool.model.slurm.job_end import begins_again, end_of, give_back, requeue, unexplained
-from clustertool.model.slurm.job_lines import SHOW_JOB, TIME_FORMAT, SlurmJob, read_jobs
+from clustertool.model.slurm.slurm_answers import SHOW_JOB, TIME_FORMAT, SlurmJob, read_jobs
 from clustertool.node.supervisor.allocation import Allocation, End
 from clustertool.node.system import programs
 
