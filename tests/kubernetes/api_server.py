@@ -187,7 +187,8 @@ class ApiServer(contextlib.AbstractContextManager):
     async def _objects(self, request: web.Request, kind: str, namespace: str, name: str) -> web.StreamResponse:
         body = await request.json() if request.can_read_body else {}
         if request.method == "POST":
-            return web.json_response(self.store.create(kind, namespace, body), status=201)
+            strict, dry = request.query.get("fieldValidation") == "Strict", request.query.get("dryRun") == "All"
+            return web.json_response(self.store.create(kind, namespace, body, strict, dry), status=201)
         if request.method == "DELETE":
             return web.json_response(self.store.delete(kind, namespace, name, {**request.query, **body}))
         if name:

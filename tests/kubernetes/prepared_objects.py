@@ -23,6 +23,9 @@ class Objects:
         self.asked = True
         return "ann"
 
+    def validate(self, one):
+        assert not self.created
+
     def create(self, one):
         assert self.patient, "a request that is left alone can create an object later"
         kind = one["kind"]

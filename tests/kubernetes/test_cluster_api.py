@@ -194,7 +194,17 @@ def test_a_wait_ends_with_ctrl_c(server, monkeypatch):
             "exceeded quota: gpus",
         ),
         (status(409, 'pods "a" already exists', "AlreadyExists"), AlreadyExists, 69, "already exists"),
-        (status(422, "spec.containers[0].image: Required value"), PreflightError, 69, "spec.containers"),
+        (status(422, "spec.containers[0].image: Required value"), ConfigError, 78, "spec.containers"),
+        (
+            status(
+                400, 'Pod in version "v1" cannot be handled as a Pod: strict decoding error: unknown field "spec.x"'
+            ),
+            ConfigError,
+            78,
+            'the manifest is not right: unknown field "spec.x"',
+        ),
+        (status(400, "a\nb"), ConfigError, 78, "not right: a b"),
+        (status(400, 'admission webhook "a" does not support dry run'), PreflightError, 69, "dry run"),
         (status(404, 'namespaces "team" not found'), PreflightError, 69, "namespaces"),
         ((200, b"<html>"), PreflightError, 69, "no object in JSON"),
     ],

@@ -1,6 +1,7 @@
 """A start on Kubernetes: what is submitted, what --dry shows, and what is refused before anything is sent."""
 
 import base64
+import datetime
 import io
 import json
 import os
@@ -12,13 +13,17 @@ import yaml
 
 from clustertool.engines.base import ExportWish
 from clustertool.engines.job_request import RunRequest, RunWish
+from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
 from clustertool.engines.kubernetes.kubernetes_engine import KubernetesEngine
 from clustertool.engines.kubernetes.kubernetes_start import KubernetesStart
 from clustertool.errors import AuthError, ConfigError, Interrupted, PreflightError, UsageError
 from clustertool.fleet.dispatch.workspace import read_workspace
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import Options, read_job
+from clustertool.model.kubernetes.kubernetes_settings import KubernetesSettings
 from clustertool.model.kubernetes.object_names import object_name
+from tests.kubernetes.api_server import ApiServer
+from tests.kubernetes.plain_pods import PlainPods
 from tests.kubernetes.prepared_objects import Objects
 from tests.kubernetes.test_workload_manifests import WRONG_SETTINGS
 
@@ -163,7 +168,7 @@ def test_what_cannot_be_submitted_is_refused_before_anything_is_sent(start):
 
 
 POD, CONTAINER = "spec.template.spec", "spec.template.spec.containers[0]"
-WRONG_PODS = [  # the user's template, and the path in the manifest
+WRONG_PODS = [  # the user's template, and the path in the answer of the API server
     ({"nodeselector": {}}, f"{POD}.nodeselector"),
     ({"sysctls": []}, f"{POD}.sysctls"),
     ({"hostNetwork": "yes"}, f"{POD}.hostNetwork"),
@@ -174,31 +179,91 @@ WRONG_PODS = [  # the user's template, and the path in the manifest
     ({"tolerations": [{"effect": "NoRun"}]}, f"{POD}.tolerations[0].effect"),
     ({"tolerations": [{"efect": "NoSchedule"}]}, f"{POD}.tolerations[0].efect"),
     ({"securityContext": {"runAsUser": "1000"}}, f"{POD}.securityContext.runAsUser"),
-    ({"imagePullSecrets": ["registry"]}, f"{POD}.imagePullSecrets[0]"),
+    ({"imagePullSecrets": ["registry"]}, f"{POD}.imagePullSecrets "),
     ({"initContainers": [{"image": "x"}]}, f"{POD}.initContainers[0].name"),
     ({"affinity": {"nodeAfinity": {}}}, f"{POD}.affinity.nodeAfinity"),
-    ({"volumes": [{"name": "a", "emptyDir": {"medium": 3}}]}, f"{POD}.volumes[2].emptyDir.medium"),
+    ({"volumes": [{"name": "a", "emptyDir": {"medium": 3}}]}, f"{POD}.volumes.emptyDir.medium"),
     ({"volumes": [{"name": "a", "configMap": {"nam": "c"}}]}, f"{POD}.volumes[2].configMap.nam"),
     ({"containers": [{"imagePullPolicy": "Maybe"}]}, f"{CONTAINER}.imagePullPolicy"),
-    ({"containers": [{"resources": {"limits": {"memory": "8GB "}}}]}, f"{CONTAINER}.resources.limits.memory"),
-    ({"containers": [{"env": [{"name": "A", "value": 1}]}]}, f"{CONTAINER}.env[2].value"),
-    ({"containers": [{"env": [{"name": "A"}, {"name": "A"}]}]}, f"{CONTAINER}.env[3].name"),
-    ({"containers": [{"workingDir": "here"}]}, f"{CONTAINER}.workingDir"),
+    ({"containers": [{"env": [{"name": "A", "value": 1}]}]}, f"{POD}.containers.env.value"),
     ({"containers": [{"ports": [{"containerPort": 70000}]}]}, f"{CONTAINER}.ports[0].containerPort"),
     ({"containers": [{"volumeMounts": [{"name": "a", "mountPath": "/x"}]}]}, f"{CONTAINER}.volumeMounts[2].name"),
 ]
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("server")
+    with ApiServer(PlainPods(folder / "pods")) as made, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(made.kubeconfig(folder / "kubeconfig")))
+        yield made
+
+
+@pytest.fixture
+def template(tmp_path):
+    """Write a pod template, and return the settings that name it."""
+
+    def written(spec):
+        containers = [{"name": "clustertool", **one} for one in spec.get("containers", [])]
+        path = Path(tmp_path / "pod.yaml")
+        path.write_text(yaml.safe_dump({"spec": {**spec, **({"containers": containers} if containers else {})}}))
+        return {"pod_template": str(path)}
+
+    return written
+
+
+@pytest.mark.parametrize("dry", [True, False])
 @pytest.mark.parametrize(("spec", "path"), WRONG_PODS)
-def test_a_wrong_manifest_is_refused_before_anything_is_sent(start, tmp_path, spec, path):
-    containers = [{"name": "clustertool", **one} for one in spec.get("containers", [])]
-    text = yaml.safe_dump({"spec": {**spec, **({"containers": containers} if containers else {})}})
-    template, api = Path(tmp_path / "pod.yaml"), Objects()
-    template.write_text(text)
+def test_a_wrong_manifest_is_refused_before_anything_is_created(start, server, template, spec, path, dry):
+    api = ClusterApi(KubernetesSettings())
     with pytest.raises(ConfigError) as caught:
-        start(api, settings={"pod_template": str(template)}).prepare()
-    assert f"{path} must be" in caught.value.what
-    assert not api.asked and api.created == []
+        start(api, settings=template(spec), wish=RunWish(dry=dry)).prepare()
+    assert caught.value.what.startswith("the manifest is not right: ") and path in caught.value.what
+    assert "\n" not in caught.value.what and "pod_template" in caught.value.fix
+    assert not server.store.list("Job")
+
+
+@pytest.mark.parametrize("dialect", ["jobset", "paddlejob"])
+@pytest.mark.parametrize(
+    ("spec", "field"), [({"nodeselector": {}}, "nodeselector"), ({"priority": "high"}, "priority")]
+)
+def test_the_template_of_another_dialect_is_checked_by_its_definition(start, server, template, dialect, spec, field):
+    api = ClusterApi(KubernetesSettings())
+    with pytest.raises(ConfigError, match=f"template.spec.{field}"):
+        start(api, settings={"dialect": dialect, **template(spec)}).prepare()
+
+
+def test_a_name_that_is_taken_and_a_quota_do_not_keep_dry_from_showing_the_job(start, server):
+    api = ClusterApi(KubernetesSettings())
+    server.store.create(
+        "ResourceQuota", "default", {"metadata": {"name": "q"}, "spec": {"hard": {"count/jobs.batch": "0"}}}
+    )
+    assert start(api, wish=RunWish(dry=True)).prepare().plan is not None
+    server.store.delete("ResourceQuota", "default", "q")
+    workload = start(api)._made("words").objects.workload
+    api.create(workload)
+    api.validate(workload)
+    server.store.delete("Job", "default", "ct-words")
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        ({"containers": [{"resources": {"limits": {"memory": "8GB "}}}]}, "spec.containers[0].resources.limits.memory"),
+        ({"tolerations": [{"key": datetime.date(2026, 1, 1)}]}, "spec.tolerations[0].key"),
+        ({"nodeSelector": {5: "a"}}, "spec.nodeSelector.5"),
+    ],
+)
+def test_values_of_a_template_that_no_server_reads_are_refused_without_one(start, template, spec, path):
+    api = Objects()
+    with pytest.raises(ConfigError) as caught:
+        start(api, settings=template(spec)).export(None, ExportWish())
+    assert path in caught.value.what and not api.asked
+
+
+def test_an_export_checks_names_and_types_only(start, template):
+    exported = start(settings=template({"nodeselector": {}})).export(None, ExportWish())
+    assert "nodeselector: {}" in exported.text
 
 
 @pytest.mark.parametrize(("settings", "path"), WRONG_SETTINGS)

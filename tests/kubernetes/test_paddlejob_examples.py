@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from clustertool.model.kubernetes.kubernetes_settings import read_settings
-from clustertool.model.kubernetes.object_forms import field_errors
 from clustertool.model.kubernetes.pod_manifest import WorkloadOrder
 from clustertool.model.kubernetes.workload import manifests, native
+from tests.kubernetes.api_validation import refusal
 
 IMAGES = "registry.baidubce.com"
 WIDE = f"{IMAGES}/paddle-operator/demo-wide-and-deep:v1"
@@ -176,9 +176,7 @@ def test_pods_that_join_differ_in_what_they_run_only(example: Example) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.file)
 def test_the_example_has_no_unknown_field(example: Example) -> None:
-    """The policy of pods in deepfm is none that the operator documents."""
-    wrong = [one.path for one in field_errors(example.manifest)]
-    assert wrong == (["spec.cleanPodPolicy"] if example.file == "deepfm" else [])
+    assert refusal("PaddleJob", example.manifest, strict=True) is None
 
 
 def test_no_reason_is_left_over() -> None:

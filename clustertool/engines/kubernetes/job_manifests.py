@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,11 +18,19 @@ from clustertool.model.container.container_names import ALWAYS, NEVER
 from clustertool.model.container.container_settings import NO_CONTAINER
 from clustertool.model.facts import Identity
 from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, OwnSettings, patience
-from clustertool.model.kubernetes import field_checks, workload
-from clustertool.model.kubernetes.kubernetes_settings import KubernetesSettings, read_settings
+from clustertool.model.kubernetes import workload
+from clustertool.model.kubernetes.kubernetes_settings import (
+    KubernetesSettings,
+    NotRight,
+    is_label,
+    plain_json,
+    read_amounts,
+    read_settings,
+)
 from clustertool.model.kubernetes.object_names import LONGEST_NAME, JobAbout
 from clustertool.model.kubernetes.pod_manifest import WorkloadOrder, output_folder, pod_root, workspace_folder
 from clustertool.model.kubernetes.pod_places import PADDLE_ROLES, PADDLEJOB, coordinator_host, node_roles, pod_hosts
+from clustertool.model.kubernetes.pod_reasons import fields, items
 from clustertool.model.kubernetes.pod_variables import KUBERNETES
 from clustertool.model.kubernetes.resource_quantity import quantity
 
@@ -48,7 +55,7 @@ class JobManifests:
 
     @property
     def objects(self) -> workload.Objects:
-        """Raises ConfigError, with the path of each wrong field."""
+        """Raises ConfigError."""
         return workload.manifests(self.settings, self.order)
 
     @property
@@ -76,7 +83,7 @@ class JobManifests:
         """
         spec, name = self.request.spec, self.identity.name
         assert spec is not None
-        if len(name) > LONGEST_NAME or any(field_checks.label(name or "a", "")):
+        if len(name) > LONGEST_NAME or not is_label(name or "a"):
             fix = f"at most {LONGEST_NAME} small letters, digits and -"
             raise UsageError(f"the name {name!r} cannot be that of an object of Kubernetes", fix)
         own = {"pserver": spec.pserver.command, "heter": spec.heter[0].command if spec.heter else ()}
@@ -185,12 +192,18 @@ def _template(settings: KubernetesSettings, where: str) -> Manifest:
             text = file.read(_MOST_TEMPLATE + 1)
         if len(text) > _MOST_TEMPLATE:
             raise ConfigError(f"pod_template {path} has more than {_MOST_TEMPLATE} characters", "a Pod as YAML")
-        found = yaml.safe_load(text)
+        found = plain_json(yaml.safe_load(text))
+        for number, container in enumerate(items(fields(fields({"": found}, ""), "spec"), "containers")):
+            for kind in ("requests", "limits"):  # the API server does not name the field of a wrong amount
+                amounts = fields(fields(container, "resources"), kind)
+                read_amounts(amounts, f"spec.containers[{number}].resources.{kind}")
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"pod_template {path} cannot be read: {error}", "a Pod as YAML") from None
-    if not isinstance(found, Mapping):
+    except NotRight as wrong:
+        raise ConfigError(f"pod_template {path}: {wrong.path} is not right", f"it is {wrong.right}") from None
+    if not isinstance(found, dict):
         raise ConfigError(f"pod_template {path} is no object", "a Pod as YAML, with metadata and spec")
-    return dict(found)
+    return found
 
 
 def as_yaml(*manifests: Manifest) -> str:

@@ -33,7 +33,7 @@ _PRIVATE = "no other user may read it"
 
 
 class KubernetesStart(Starter):
-    """prepare() asks the API server only for the user's name."""
+    """prepare() asks the API server for the user's name, and lets it check the workload."""
 
     def __init__(self, engine: Engine, request: RunRequest) -> None:
         super().__init__(engine, request)
@@ -45,7 +45,7 @@ class KubernetesStart(Starter):
     def prepare(self) -> Submission:
         """Make the objects of the job. A workspace that does not fit into the Secret is sent by submit()."""
         request, caller = self._request, self._engine.caller
-        _ = self._made(request.wish.job_id).objects  # a wrong field is refused before anything is sent
+        self._api.validate(self._made(request.wish.job_id).objects.workload)
         if request.wish.job_id:
             recorded, known = self._pods.earlier(request.wish.job_id)
             records = read_earlier({node: answer["jobs"] for node, answer in recorded.items()})

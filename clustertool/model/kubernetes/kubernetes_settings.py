@@ -6,16 +6,16 @@ form that it has in a manifest, and an error names the path of its field.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
-from typing import Callable, Dict, Iterable, Iterator, Mapping, Optional, Tuple, Type, TypeVar
+from typing import Callable, Collection, Dict, List, Mapping, Optional, Tuple, Type, TypeVar
 
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.config.known_names import nearest
-from clustertool.model.kubernetes import field_checks, object_forms
-from clustertool.model.kubernetes.field_checks import Check
-from clustertool.model.kubernetes.merged_template import Manifest
+from clustertool.model.kubernetes.merged_template import Json, Manifest
 from clustertool.model.kubernetes.object_names import QUEUE_LABEL
 from clustertool.model.kubernetes.pod_places import DIALECTS, JOB, ROLES, Nodes
+from clustertool.model.kubernetes.resource_quantity import quantity
 from clustertool.model.quantities import seconds_of, whole
 
 UNLIMITED = "unlimited"  # shared memory without a size of its own
@@ -26,48 +26,129 @@ _OWN = ("clustertool/", QUEUE_LABEL)  # labels and annotations that the tool its
 _OPTIONS = {"nodes": "nnodes", "priority_class": "priority-class", "namespace": "namespace"}
 _WITH_PVC = 'a volume and a path in it: "pvc:CLAIM/path"'
 _VOLUME_KINDS = ("pvc", "configmap", "secret", "emptydir", "hostpath", "image")
+_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_PADDLEJOB: Dict[str, Collection[object]] = {
+    "clean_pod_policy": ("Never", "Always", "OnFailure", "OnCompletion"),
+    "intranet": ("PodIP", "Service", "Host"),
+    "with_gloo": (0, 1, 2),
+    "image_command": (False, True),
+}
 Value = TypeVar("Value")
 
 
-class _NotRight(ValueError):
-    """path: of a field in the value. right: what is right there."""
+class NotRight(ValueError):
+    """path: of a field in the value, such as `[0].name`, "" for the value itself. right: what is right there."""
 
     def __init__(self, right: str, path: str = "") -> None:
         super().__init__(right)
         self.right, self.path = right, path
 
 
-def _checked(check: Check, value: object, start: str = "") -> None:
-    for wrong in check(value, start):
-        raise _NotRight(wrong.right, wrong.path)
+def is_label(value: object) -> bool:
+    """Check for a name of an object that is part of a host name, too."""
+    return isinstance(value, str) and len(value) <= 63 and bool(re.fullmatch(_NAME, value))
 
 
-def _by(check: Check, convert: Callable[..., Value]) -> Callable[[object], Value]:
-    def read(value: object) -> Value:
-        _checked(check, value)
-        return convert(value)
-
-    return read
-
-
-def _plain(value: Mapping[str, object]) -> Manifest:
-    """Copy a mapping so that no one else changes it, with lists for tuples."""
-    return {str(name): _copy(one) for name, one in value.items()}
-
-
-def _copy(value: object) -> object:
+def plain_json(value: object, path: str = "") -> Json:
+    """Copy a value, with lists for tuples. Raises NotRight with the path of what is none of JSON, such as a date of YAML."""
     if isinstance(value, Mapping):
-        return _plain(value)
-    return [_copy(one) for one in value] if isinstance(value, (list, tuple)) else value
+        for name in value:
+            if not isinstance(name, str):
+                raise NotRight("a string", _below(path, str(name)))
+        return {name: plain_json(one, _below(path, name)) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_json(one, f"{path}[{index}]") for index, one in enumerate(value)]
+    if value is not None and not isinstance(value, (str, bool, int, float)):
+        raise NotRight("a string, a number, true, false, null, a list or an object", path)
+    return value
 
 
-def _entries(value: Iterable[Mapping[str, object]]) -> Tuple[Manifest, ...]:
-    return tuple(map(_plain, value))
+def _below(path: str, name: str) -> str:
+    """Build the path of a field. A name with a point or a slash is quoted."""
+    if not re.fullmatch(r"[\w-]+", name):
+        return f"{path}[{name!r}]"
+    return f"{path}.{name}" if path else name
 
 
-def _one_line(value: object, path: str) -> Iterator[field_checks.Wrong]:
+def _line(value: object) -> str:
     if not isinstance(value, str) or not value.isprintable():
-        yield field_checks.Wrong(path, "a string of one line")
+        raise NotRight("a string of one line")
+    return value
+
+
+def _label(value: object) -> str:
+    if not isinstance(value, str) or not is_label(value):
+        raise NotRight("a name of small letters, digits and -, at most 63 characters")
+    return value
+
+
+def _is_subdomain(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= 253 and bool(re.fullmatch(rf"{_NAME}(\.{_NAME})*", value))
+
+
+def _subdomain(value: object, path: str = "") -> str:
+    if not isinstance(value, str) or not _is_subdomain(value):
+        raise NotRight("a name of small letters, digits, - and .", path)
+    return value
+
+
+def _entries(value: object) -> List[object]:
+    if not isinstance(value, (list, tuple)):
+        raise NotRight("a list")
+    return list(value)
+
+
+def _subdomains(value: object) -> Tuple[str, ...]:
+    return tuple(_subdomain(one, f"[{index}]") for index, one in enumerate(_entries(value)))
+
+
+def _object(value: object, path: str = "") -> Manifest:
+    if not isinstance(value, Mapping):
+        raise NotRight("an object with fields", path)
+    return dict(plain_json(value, path))
+
+
+def _objects(value: object) -> Tuple[Manifest, ...]:
+    return tuple(_object(one, f"[{index}]") for index, one in enumerate(_entries(value)))
+
+
+def _texts(value: object) -> Dict[str, str]:
+    found = _object(value)
+    for name, one in found.items():
+        if not isinstance(one, str):
+            raise NotRight("a string", _below("", name))
+    return found
+
+
+def _unreserved(value: object) -> Dict[str, str]:
+    """Read labels or annotations. Those of the tool itself are refused."""
+    found = _texts(value)
+    for name in found:
+        if name.startswith(_OWN):
+            raise NotRight("left out: the tool itself sets it", _below("", name))
+    return found
+
+
+def _dialect(value: object) -> str:
+    if not isinstance(value, str) or value not in DIALECTS:
+        raise NotRight(f"one of {', '.join(DIALECTS)}")
+    return value
+
+
+def _amount(value: object, path: str = "") -> str:
+    """Read a quantity of a resource as text."""
+    try:
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+            raise ValueError("no quantity")
+        quantity(str(value))
+    except ValueError:
+        raise NotRight('a number, or one with a unit of Kubernetes: 4, "500m", "64Gi"', path) from None
+    return str(value)
+
+
+def read_amounts(value: object, path: str) -> Dict[str, str]:
+    """Read amounts of resources by their names, as text. Raises NotRight."""
+    return {name: _amount(one, _below(path, name)) for name, one in _object(value, path).items()}
 
 
 def _nodes(value: object) -> Nodes:
@@ -75,14 +156,14 @@ def _nodes(value: object) -> Nodes:
     if count is not None:
         return (("trainer", count),)
     if not isinstance(value, Mapping) or not value:
-        raise _NotRight(f'a number of pods from 1 to {_MOST}, or of each role: {{"pserver": 2, "trainer": 4}}')
+        raise NotRight(f'a number of pods from 1 to {_MOST}, or of each role: {{"pserver": 2, "trainer": 4}}')
     for role in value:
         if role not in ROLES:
-            raise _NotRight(f"left out: the roles are {', '.join(ROLES)}", str(role))
+            raise NotRight(f"left out: the roles are {', '.join(ROLES)}", str(role))
         if type(value[role]) is not int or not 1 <= value[role] <= _MOST:
-            raise _NotRight(f"a whole number from 1 to {_MOST}", str(role))
+            raise NotRight(f"a whole number from 1 to {_MOST}", str(role))
     if "trainer" not in value:
-        raise _NotRight("given: each job has trainers", "trainer")
+        raise NotRight("given: each job has trainers", "trainer")
     return tuple((role, value[role]) for role in ROLES if role in value)
 
 
@@ -94,20 +175,16 @@ def _resources(value: object) -> Manifest:
 
 
 def _of_container(value: object, path: str) -> Manifest:
-    if isinstance(value, Mapping) and value and not set(value) & {"requests", "limits", "claims"}:
-        _checked(object_forms.QUANTITIES, value, path)
-        given = {name: str(one) for name, one in value.items()}
+    found = _object(value, path)
+    if found and not set(found) & {"requests", "limits", "claims"}:
+        given = read_amounts(found, path)
         return {"requests": given, "limits": dict(given)}
-    _checked(object_forms.RESOURCES, value, path)
-    assert isinstance(value, Mapping)
-    found = _plain(value)
     for kind in {"requests", "limits"} & set(found):
-        found[kind] = {name: str(one) for name, one in found[kind].items()}
+        found[kind] = read_amounts(found[kind], _below(path, kind))
     for name, amount in found.get("requests", {}).items():  # an extended resource needs both, and the same
-        if "/" in name and found.get("limits", {}).setdefault(name, amount) != amount:
-            place = field_checks.below(f"{path}.limits" if path else "limits", name)
-            raise _NotRight(f"{amount!r}, as in requests: {name} cannot be shared", place)
-    return dict(found)
+        if "/" in name and found.setdefault("limits", {}).setdefault(name, amount) != amount:
+            raise NotRight(f"{amount!r}, as in requests: {name} cannot be shared", _below(_below(path, "limits"), name))
+    return found
 
 
 def _volumes(value: object) -> Manifest:
@@ -116,20 +193,19 @@ def _volumes(value: object) -> Manifest:
     A source is "pvc:claim[/path][:ro]", or the source of a volume as in a manifest.
     """
     if not isinstance(value, Mapping):
-        raise _NotRight('volumes by their paths in the container: {"/data": "pvc:claim", "/scratch": "emptydir"}')
-    for mount, source in value.items():
-        place = field_checks.below("", str(mount))
-        _checked(field_checks.absolute, mount, place)
-        if isinstance(source, Mapping):
-            known = set(source) - {"readOnly", "subPath"}
-            if len(known) != 1:
-                raise _NotRight(f"one source of a volume: {', '.join(object_forms.SOURCES)}", place)
-            checks = {**object_forms.SOURCES, "readOnly": field_checks.flag, "subPath": field_checks.text}
-            _checked(field_checks.form(checks), source, place)
+        raise NotRight('volumes by their paths in the container: {"/data": "pvc:claim", "/scratch": "emptydir"}')
+    found = _object(value)
+    for mount, source in found.items():
+        place = _below("", mount)
+        if not re.fullmatch(r"/[^:\0\n]{0,1023}", mount):
+            raise NotRight("an absolute path without `:`", place)
+        if isinstance(source, dict):
+            if len(set(source) - {"readOnly", "subPath"}) != 1:
+                raise NotRight('one source of a volume, as in a manifest: {"configMap": {"name": "words"}}', place)
         elif not _is_volume(source):
             kinds = ", ".join(f"{kind}:NAME" for kind in _VOLUME_KINDS if kind != "emptydir")
-            raise _NotRight(f"one of {kinds}, emptydir, with :ro at its end to only read it", place)
-    return dict(_plain(value))
+            raise NotRight(f"one of {kinds}, emptydir, with :ro at its end to only read it", place)
+    return found
 
 
 def _is_volume(value: object) -> bool:
@@ -142,7 +218,7 @@ def _is_volume(value: object) -> bool:
     if kind == "image":
         return bool(name)
     claim = name.partition("/")[0] if kind == "pvc" else name
-    return kind in _VOLUME_KINDS and not any(field_checks.subdomain(claim, "")) and safe_path(name.partition("/")[2])
+    return kind in _VOLUME_KINDS and _is_subdomain(claim) and safe_path(name.partition("/")[2])
 
 
 def safe_path(path: str) -> bool:
@@ -153,71 +229,53 @@ def safe_path(path: str) -> bool:
 def _workspace(value: object) -> str:
     if isinstance(value, str) and value.startswith("image:/") and value.isprintable():
         return value
-    if isinstance(value, str) and value.startswith("pvc:") and _is_volume(value) and not value.endswith(":ro"):
-        return value
-    raise _NotRight(f'a folder of the image: "image:/path", or {_WITH_PVC}')
+    return _writable_claim(value, f'a folder of the image: "image:/path", or {_WITH_PVC}')
 
 
-def _output(value: object) -> str:
+def _writable_claim(value: object, right: str = _WITH_PVC) -> str:
     if isinstance(value, str) and value.startswith("pvc:") and _is_volume(value) and not value.endswith(":ro"):
         return value
-    raise _NotRight(_WITH_PVC)
+    raise NotRight(right)
 
 
 def _user(value: object) -> int:
     """Read a uid; 0 where the cluster chooses it."""
     found = 0 if value == CLUSTER_CHOOSES else whole(value, 1, _MOST_USER)
     if found is None:
-        raise _NotRight(f'"{CLUSTER_CHOOSES}", or a whole number that is not that of root')
+        raise NotRight(f'"{CLUSTER_CHOOSES}", or a whole number that is not that of root')
     return found
 
 
 def _shared_memory(value: object) -> str:
     if value is True:
         return UNLIMITED
-    if any(field_checks.quantity(value, "")):
-        raise _NotRight('a size such as "8Gi", or True for as much as the container may have of memory')
-    return str(value)
+    try:
+        return _amount(value)
+    except NotRight:
+        raise NotRight('a size such as "8Gi", or True for as much as the container may have of memory') from None
 
 
 def _keep(value: object) -> float:
     found = seconds_of(value)
     if found is None or found > 7 * 24 * 3600:
-        raise _NotRight("a duration of at most 7 days: 300, 10m, or 0")
+        raise NotRight("a duration of at most 7 days: 300, 10m, or 0")
     return found
 
 
-def _unreserved(check: Check) -> Callable[[object], Dict[str, str]]:
-    def read(value: object) -> Dict[str, str]:
-        _checked(check, value)
-        assert isinstance(value, Mapping)
-        for name in value:
-            if str(name).startswith(_OWN):
-                raise _NotRight("left out: the tool itself sets it", field_checks.below("", str(name)))
-        return dict(value)
-
-    return read
-
-
 def _paddlejob(value: object) -> Manifest:
-    checks = {
-        "clean_pod_policy": field_checks.one_of(*object_forms.CLEAN_POD_POLICIES),
-        "intranet": field_checks.one_of(*object_forms.INTRANETS),
-        "with_gloo": field_checks.number(0, 2),
-        "image_command": field_checks.flag,
-    }
-    _checked(field_checks.form(checks), value)
-    assert isinstance(value, Mapping)
-    return _plain(value)
+    found = _object(value)
+    for name, one in found.items():
+        known = _PADDLEJOB.get(name)
+        if known is None:
+            raise NotRight(f"left out, since no such field is known; {nearest(name, _PADDLEJOB, 'known are')}", name)
+        if not any(type(one) is type(other) and one == other for other in known):
+            raise NotRight(f"one of {', '.join(map(str, known))}", name)
+    return found
 
 
 def _setting(read: Callable[[object], Value]) -> Dict[str, Callable[[object], Value]]:
-    """Declare a field that a source may set. read: raises _NotRight."""
+    """Declare a field that a source may set. read: raises NotRight."""
     return {"read": read}
-
-
-_TEXT = _setting(_by(_one_line, str))
-_NAME = _setting(_by(field_checks.subdomain, str))
 
 
 @dataclass(frozen=True)
@@ -231,37 +289,27 @@ class KubernetesSettings:
     where it is sent. paddlejob: what only that dialect has.
     """
 
-    context: str = field(default="", metadata=_TEXT)
-    namespace: str = field(default="", metadata=_setting(_by(field_checks.label, str)))
+    context: str = field(default="", metadata=_setting(_line))
+    namespace: str = field(default="", metadata=_setting(_label))
     nodes: Nodes = field(default=(("trainer", 1),), metadata=_setting(_nodes))
     resources: Manifest = field(default_factory=dict, hash=False, metadata=_setting(_resources))
-    node_selector: Dict[str, str] = field(
-        default_factory=dict, hash=False, metadata=_setting(_by(object_forms.LABELS, dict))
-    )
-    tolerations: Tuple[Manifest, ...] = field(
-        default=(), hash=False, metadata=_setting(_by(field_checks.items(object_forms.TOLERATION), _entries))
-    )
-    affinity: Manifest = field(default_factory=dict, hash=False, metadata=_setting(_by(object_forms.AFFINITY, _plain)))
-    service_account: str = field(default="", metadata=_NAME)
-    image_pull_secrets: Tuple[str, ...] = field(
-        default=(), metadata=_setting(_by(field_checks.items(field_checks.subdomain), tuple))
-    )
+    node_selector: Dict[str, str] = field(default_factory=dict, hash=False, metadata=_setting(_texts))
+    tolerations: Tuple[Manifest, ...] = field(default=(), hash=False, metadata=_setting(_objects))
+    affinity: Manifest = field(default_factory=dict, hash=False, metadata=_setting(_object))
+    service_account: str = field(default="", metadata=_setting(_subdomain))
+    image_pull_secrets: Tuple[str, ...] = field(default=(), metadata=_setting(_subdomains))
     volumes: Manifest = field(default_factory=dict, hash=False, metadata=_setting(_volumes))
     shared_memory: str = field(default="", metadata=_setting(_shared_memory))
     user: int = field(default=1000, metadata=_setting(_user))
-    dialect: str = field(default=JOB, metadata=_setting(_by(field_checks.one_of(*DIALECTS), str)))
-    queue: str = field(default="", metadata=_setting(_by(field_checks.label, str)))
-    priority_class: str = field(default="", metadata=_NAME)
-    labels: Dict[str, str] = field(
-        default_factory=dict, hash=False, metadata=_setting(_unreserved(object_forms.LABELS))
-    )
-    annotations: Dict[str, str] = field(
-        default_factory=dict, hash=False, metadata=_setting(_unreserved(object_forms.ANNOTATIONS))
-    )
+    dialect: str = field(default=JOB, metadata=_setting(_dialect))
+    queue: str = field(default="", metadata=_setting(_label))
+    priority_class: str = field(default="", metadata=_setting(_subdomain))
+    labels: Dict[str, str] = field(default_factory=dict, hash=False, metadata=_setting(_unreserved))
+    annotations: Dict[str, str] = field(default_factory=dict, hash=False, metadata=_setting(_unreserved))
     keep: Optional[float] = field(default=None, metadata=_setting(_keep))
-    pod_template: str = field(default="", metadata=_TEXT)
+    pod_template: str = field(default="", metadata=_setting(_line))
     workspace: str = field(default="", metadata=_setting(_workspace))
-    output: str = field(default="", metadata=_setting(_output))
+    output: str = field(default="", metadata=_setting(_writable_claim))
     paddlejob: Manifest = field(default_factory=dict, hash=False, metadata=_setting(_paddlejob))
     split: bool = False
 
@@ -313,7 +361,7 @@ def _read(values: Mapping[str, object], error: Type[ClustertoolError], place: Ca
             continue
         try:
             found[name] = _FIELDS[name].metadata["read"](value)
-        except _NotRight as wrong:
+        except NotRight as wrong:
             path = name + ("" if not wrong.path else wrong.path if wrong.path[0] == "[" else f".{wrong.path}")
             fix = f"{path} is {wrong.right}"
             shown = repr(value)

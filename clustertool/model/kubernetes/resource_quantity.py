@@ -17,7 +17,7 @@ _QUANTITY = re.compile(
 
 def quantity(written: str) -> Decimal:
     """Parse a quantity of Kubernetes. Raises ValueError for another text."""
-    found = _QUANTITY.fullmatch(written.strip())
+    found = _QUANTITY.fullmatch(written)
     if found is None:
         raise ValueError(f"{written!r:.60} is no quantity of Kubernetes")
     return Decimal(found[1] + (found[2] or "")) * UNITS[found[3] or ""]

@@ -9,7 +9,6 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 from clustertool.errors import ConfigError, PreflightError
 from clustertool.model.kubernetes.kubernetes_settings import KubernetesSettings
 from clustertool.model.kubernetes.merged_template import Manifest
-from clustertool.model.kubernetes.object_forms import field_errors
 from clustertool.model.kubernetes.object_names import JOB_ID, JOB_LABEL, QUEUE_LABEL, job_hash, notes
 from clustertool.model.kubernetes.pod_manifest import SECRET_KEY, WorkloadOrder, native_template, pod_template
 from clustertool.model.kubernetes.pod_places import JOB, JOBSET, PADDLE_ROLES, PADDLEJOB, RolePods, groups
@@ -33,14 +32,13 @@ class Objects(NamedTuple):
 
 
 def manifests(settings: KubernetesSettings, order: WorkloadOrder) -> Objects:
-    """Make the objects without secrets, in the order of their creation.
+    """Make the objects without secrets, in the order of their creation. The API server checks them.
 
-    Raises ConfigError with the path of each wrong field.
+    Raises ConfigError for a template of pods that is none, or a job without an image.
     """
     made: Dict[str, Callable[[KubernetesSettings, WorkloadOrder], Manifest]]
     made = {JOB: _job, JOBSET: _jobset, PADDLEJOB: _paddlejob}
     workload = made[settings.dialect](settings, order)
-    _refuse(workload)
     service = None if settings.dialect == JOBSET else _service(order)  # spec.network of a JobSet is one
     return Objects(workload, service, order.name)
 
@@ -76,16 +74,7 @@ def native(settings: KubernetesSettings, order: WorkloadOrder, commands: Mapping
     def template(group: RolePods) -> Manifest:
         return native_template(settings, given, group.role, list(commands[group.role]))
 
-    made = _paddlejob_of(settings, given, template)
-    _refuse(made)
-    return made
-
-
-def _refuse(workload: Manifest) -> None:
-    wrong = field_errors(workload)
-    if wrong:
-        shown = "; ".join(f"{each.path} must be {each.right}" for each in wrong[:20])
-        raise ConfigError(f"the manifest is not right: {shown}", "correct KUBERNETES in conf.py, or pod_template")
+    return _paddlejob_of(settings, given, template)
 
 
 def _metadata(order: WorkloadOrder) -> Manifest:

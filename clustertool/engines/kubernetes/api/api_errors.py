@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from clustertool.errors import AuthError, ClustertoolError, NotFound, PreflightError
+from clustertool.errors import AuthError, ClustertoolError, ConfigError, NotFound, PreflightError
+from clustertool.model.kubernetes.pod_reasons import fields, items, text
 
 REPEATED = (429, 500, 502, 503, 504)  # a later attempt may succeed
 GONE = 410  # the version of a list is too old: list again
 _LONGEST = 600  # characters of a message that are shown
+_NO_DRY_RUN = "does not support dry run"  # an admission webhook: it checks objects that are created only
+_FORM = re.compile(r"(?:strict decoding error: |cannot be handled as an? \w+: )+(.*)", re.DOTALL)
 _RIGHTS = "an administrator grants it: docs/kubernetes.md has the Role"
 
 
@@ -24,7 +28,7 @@ class Expired(PreflightError):
 
 @dataclass(frozen=True)
 class Asked:
-    """A request, for messages. resource: as in rights. user: as far as it is known."""
+    """A request, for messages. resource: as in rights. user: as far as it is known. manifest: the request has one."""
 
     verb: str
     resource: str
@@ -32,6 +36,7 @@ class Asked:
     namespace: str
     user: str
     where: str
+    manifest: bool = False
 
     @property
     def text(self) -> str:
@@ -63,10 +68,9 @@ def refusal(status: int, body: bytes, asked: Asked) -> ClustertoolError:
         return AlreadyExists(f"cannot {asked.text}: {message}", "choose another --job-id, or stop that job", where)
     if status == GONE:
         return Expired(f"cannot {asked.text}: {message}", "try again", where)
-    if status == 422:
-        return PreflightError(
-            f"cannot {asked.text}: {message}", "correct KUBERNETES in conf.py, or pod_template", where
-        )
+    if asked.manifest and status in (400, 422) and _NO_DRY_RUN not in message:
+        fix = "correct KUBERNETES in conf.py, [kubernetes] in job.toml, or pod_template"
+        return ConfigError(f"the manifest is not right: {_wrong_fields(answer) or message}", fix, where)
     fix = "try again later" if status in REPEATED else "is this the address of an API server?"
     return PreflightError(f"cannot {asked.text}: HTTP {status}: {message}", fix, where)
 
@@ -77,6 +81,15 @@ def _status(body: bytes) -> Mapping[str, object]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _wrong_fields(answer: Mapping[str, object]) -> str:
+    """Name the wrong fields of a manifest, with the reasons of the server, which lists them or has them in its message."""
+    listed = [one for one in items(fields(answer, "details"), "causes") if text(one, "field")]
+    if listed:
+        return _shown("; ".join(f"{text(one, 'field')}: {text(one, 'message')}" for one in listed))
+    form = _FORM.search(str(answer.get("message", "")))
+    return _shown(form[1]) if form else ""
 
 
 def _shown(text: str) -> str:

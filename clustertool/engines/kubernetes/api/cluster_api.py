@@ -12,6 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 from urllib.parse import urlencode
 
@@ -41,6 +42,7 @@ _WATCH = 240  # seconds after which the server ends a watch, and it is begun aga
 _LONGEST_LINE = 8 << 20
 _ANY = "application/json, */*"
 _METADATA = f"application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, {_ANY}"
+_STRICT = {"fieldValidation": "Strict"}  # an unknown field is an error; before Kubernetes 1.25 it is left out
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _WHOAMI = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 
@@ -161,23 +163,31 @@ class ClusterApi:
         return names
 
     def create(self, manifest: Manifest) -> Manifest:
-        """Create an object in the namespace. Raises AlreadyExists for a name that is taken, PreflightError, AuthError."""
-        kind = KINDS[manifest["kind"]]
-        name = str(manifest["metadata"]["name"])
-        lost = False
+        """Create an object in the namespace.
+
+        Raises AlreadyExists for a name that is taken, ConfigError for a wrong field, PreflightError, AuthError.
+        """
+        kind, name, lost = KINDS[manifest["kind"]], str(manifest["metadata"]["name"]), False
 
         def unsure(error: ClustertoolError) -> None:
             nonlocal lost
             lost = True  # the attempt before may have created it
 
         try:
-            path, asked = kind.path(self.namespace), self._asked_of("create", kind, name)
-            return self._json("POST", path, asked, body=manifest, failed=unsure)
+            return self._post(kind, manifest, _STRICT, unsure)
         except AlreadyExists:
             present = self.get(kind.name, name) if lost else None
             if present is not None and _job_of(present) and _job_of(present) == _job_of(manifest):
                 return present
             raise
+
+    def validate(self, manifest: Manifest) -> None:
+        """Let the API server check a manifest, without an object. Raises ConfigError with each wrong field.
+
+        Only create() shows what else the server refuses: a right, a quota, a name that is taken.
+        """
+        with contextlib.suppress(AuthError, NotFound, PreflightError):
+            self._post(KINDS[manifest["kind"]], manifest, {**_STRICT, "dryRun": "All"})
 
     def delete(self, kind: str, name: str, uid: str = "", grace: int | None = None) -> bool:
         """Begin to delete an object and what it owns; False if it is not there.
@@ -263,6 +273,16 @@ class ClusterApi:
             self._patient -= 1
 
     # -- requests
+
+    def _post(
+        self,
+        kind: ObjectKind,
+        manifest: Manifest,
+        query: Mapping[str, object],
+        failed: Callable[[ClustertoolError], None] = lambda error: None,
+    ) -> Manifest:
+        asked = replace(self._asked_of("create", kind, str(manifest["metadata"]["name"])), manifest=True)
+        return self._json("POST", kind.path(self.namespace), asked, query, manifest, failed)
 
     def _listed(
         self, kind: ObjectKind, labels: Mapping[str, str], fields: str, accept: str = _ANY
