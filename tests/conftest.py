@@ -6,12 +6,17 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.node_code import NodeCode
+
+# pytest keeps the modules of the tests as it rewrites them, also where PYTHONDONTWRITEBYTECODE is set: to rewrite all takes
+# 13 s of CPU in each worker. What tests start is not affected.
+sys.dont_write_bytecode = False
 
 # A shell starts what it runs in the background deaf to SIGINT, and all its children are: no test's Ctrl+C would be heard.
 signal.signal(signal.SIGINT, signal.default_int_handler)
