@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """This script checks that names use the standard terms of the field, and that docstrings of functions begin with a verb.
 
-It reads the modules and folders that are given as arguments (default: the product). It prints each definition of a name that
-contains a word of scripts/words.toml, with the file, the line and what to use instead, and each docstring of a function that
-begins with a word of its other list. It exits with 1 if there is one.
+It reads the modules and folders that are given as arguments (default: the product, and the names of the tests). It prints
+each definition of a name that contains a word of scripts/words.toml, with the file, the line and what to use instead, and
+each docstring of a function that begins with a word of its other list. It exits with 1 if there is one.
 """
 
 import ast
@@ -19,7 +19,8 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ["clustertool", "scripts", "benchmarks", "tasks.py", "conf.py.example"]
-_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+TESTS = ["tests"]  # names only: the docstring of a test states a behaviour
+_PART = re.compile(r"(?i:word2vec)|[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # word2vec is the name of an algorithm
 
 
 def words_of(name: str) -> List[str]:
@@ -89,7 +90,8 @@ def main(arguments: List[str]) -> int:
         table = tomllib.load(file)
     exceptions = table["exceptions"] if not arguments else {}
     paths = [Path(a).resolve() for a in arguments] or [ROOT / p for p in PRODUCT]
-    found = findings(paths, table["words"], exceptions)
+    tests = [] if arguments else [ROOT / p for p in TESTS]
+    found = findings(paths + tests, table["words"], exceptions)
     found += without_verb(paths, set(table["docstrings"]["not_verbs"].split()))
     print("\n".join(found), end="\n" if found else "")
     return 1 if found else 0

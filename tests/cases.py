@@ -42,7 +42,7 @@ def hello(done: Done) -> dict[int, dict[str, str]]:
     found = {}
     for prefix, rank, node, text in re.findall(r"^(\[trainer (\d+) (\S+)\]) hello (.*)$", done.out, re.M):
         assert prefix
-        found[int(rank)] = {"prefix": node, **dict(word.split("=", 1) for word in text.split())}
+        found[int(rank)] = {"prefix": node, **dict(token.split("=", 1) for token in text.split())}
     return found
 
 
@@ -50,14 +50,14 @@ def ranks_in_node_order(site: Site, addresses: list[str]) -> None:
     """4 nodes with 2 each: 0 1 | 2 3 | 4 5 | 6 7, and each process was told so."""
     done = site.inv("run", "--workspace", HELLO, "--nproc-per-node", 2, "--all-ranks").ends(0)
     assert "ending the job" not in done.err, "what is over need not be ended"
-    said = hello(done)
-    assert sorted(said) == list(range(8)), done.out
-    for rank, its in said.items():
+    output = hello(done)
+    assert sorted(output) == list(range(8)), done.out
+    for rank, its in output.items():
         assert its["prefix"] == site.name(rank // 2)
         assert (its["rank"], its["world_size"], its["local_rank"]) == (str(rank), "8", str(rank % 2))
         assert (its["node"], its["nodes"], its["job"]) == (str(rank // 2), "4", done.job)
         assert its["endpoint"].rpartition(":")[0] == addresses[rank // 2]
-    assert len({its["endpoint"] for its in said.values()}) == 8
+    assert len({its["endpoint"] for its in output.values()}) == 8
     for node in range(4):
         (job,) = site.jobs(node)
         assert (job / "nodefile").read_text() == f"{node}\n"
@@ -65,15 +65,15 @@ def ranks_in_node_order(site: Site, addresses: list[str]) -> None:
         assert logs == {f"workerlog.{2 * node}", f"workerlog.{2 * node + 1}", "train.log", "endpoints.log"}
         assert (job / "log/train.log").read_text() == (job / f"log/workerlog.{2 * node}").read_text()
         listed = (job / "log/endpoints.log").read_text().splitlines()
-        assert listed == ["PADDLE_TRAINER_ENDPOINTS:", *(said[rank]["endpoint"] for rank in range(8))]
+        assert listed == ["PADDLE_TRAINER_ENDPOINTS:", *(output[rank]["endpoint"] for rank in range(8))]
     assert done.last == "clustertool: exit 0 (job): all trainers are done"
 
 
 def ranks_of_uneven_nodes(site: Site, hosts: list[str]) -> None:
     """Sizes 1, 3, 2: 0 | 1 2 3 | 4 5, as HOSTS says and without an option."""
     site.conf(HOSTS=[{"host": host, "nproc": size} for host, size in zip(hosts, (1, 3, 2))])
-    said = hello(site.inv("run", "-w", HELLO, "--all-ranks").ends(0))
-    assert {rank: (its["node"], its["local_rank"]) for rank, its in said.items()} == {
+    output = hello(site.inv("run", "-w", HELLO, "--all-ranks").ends(0))
+    assert {rank: (its["node"], its["local_rank"]) for rank, its in output.items()} == {
         0: ("0", "0"),
         1: ("1", "0"),
         2: ("1", "1"),
@@ -175,7 +175,7 @@ def the_old_tools_sample(site: Site, addresses: list[str]) -> None:
     for node in (0, 1):
         (job,) = site.jobs(node)
         server, trainer = (json.loads((job / f"log/{name}.log").read_text()) for name in ("server", "train"))
-        pserver, train = (dict(word[2:].split("=", 1) for word in its["argv"][1:]) for its in (server, trainer))
+        pserver, train = (dict(token[2:].split("=", 1) for token in its["argv"][1:]) for its in (server, trainer))
         assert (server["argv"][0], trainer["argv"][0]) == ("pserver", "train")
         nic = server["env"]["NCCL_SOCKET_IFNAME"]
         ports = {"ports_num": "2", "ports_num_for_sparse": "2"}

@@ -103,7 +103,7 @@ class Running:
         self.process = process
         self.start = time.monotonic()
         self._streams = dict(streams)
-        self._said = {name: bytearray() for name in streams}
+        self._output = {name: bytearray() for name in streams}
         self._end = 0.0
         self._threads = [threading.Thread(target=self._read, args=(name,), daemon=True) for name in streams]
         for thread in self._threads:
@@ -116,23 +116,23 @@ class Running:
     @property
     def raw(self) -> bytes:
         """stdout as bytes."""
-        return bytes(self._said["out"])
+        return bytes(self._output["out"])
 
     @property
     def err(self) -> str:
-        return self._said["err"].decode(errors="replace") if "err" in self._said else self.out
+        return self._output["err"].decode(errors="replace") if "err" in self._output else self.out
 
     def says(self, text: str, seconds: float = PATIENCE) -> str:
         """Wait until `text` (a regular expression) is on stdout or stderr; the match."""
 
-        def look() -> re.Match[str] | None:
+        def sample() -> re.Match[str] | None:
             return re.search(text, plain(self.out), re.M) or re.search(text, plain(self.err), re.M)
 
         until(
-            lambda: look() or self.process.poll() is not None, seconds, lambda: f"{text!r} in\n{self.out}\n{self.err}"
+            lambda: sample() or self.process.poll() is not None, seconds, lambda: f"{text!r} in\n{self.out}\n{self.err}"
         )
         self._settle()
-        found = look()
+        found = sample()
         assert found, f"it ended with {self.process.returncode} before {text!r}\n{self.out}\n{self.err}"
         return found.group(found.lastindex or 0)
 
@@ -194,7 +194,7 @@ class Running:
                 return
             if not data:
                 return
-            self._said[name] += data
+            self._output[name] += data
 
 
 # What starts a command: (arguments, folder, further variables, its three streams, whether they are its terminal).
@@ -524,7 +524,7 @@ class LabSite(Site):
         return self.lab.name(node)
 
     def processes(self, node: int) -> list[Process]:
-        return [process for seen in self.lab.processes(node) for process in _look(node, seen.pid)]
+        return [process for seen in self.lab.processes(node) for process in _probe(node, seen.pid)]
 
 
 def _carrying(signs: Mapping[int, Sequence[bytes]]) -> list[Process]:
@@ -536,11 +536,11 @@ def _carrying(signs: Mapping[int, Sequence[bytes]]) -> list[Process]:
                 environ = Path(f"/proc/{name}/environ").read_bytes() + b"\0"
                 for node in signs:
                     if any(sign in environ for sign in signs[node]):
-                        found += _look(node, int(name))
+                        found += _probe(node, int(name))
     return sorted(found, key=lambda process: process.node)
 
 
-def _look(node: int, pid: int) -> Iterator[Process]:
+def _probe(node: int, pid: int) -> Iterator[Process]:
     """The process, if it lives and is none of sshd's."""
     with contextlib.suppress(OSError):
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]

@@ -170,7 +170,7 @@ def put_image(
     site: LabSite, tar: Path, users: Sequence[str] = ("root",), nodes: Iterable[int] | None = None, name: str = IMAGE
 ) -> None:
     """Import the image into the stores of users on nodes, by default on all. Its id differs from node to node."""
-    changes = [word for key, value in IMAGE_ENV.items() for word in ("--change", f"ENV {key}={value}")]
+    changes = [token for key, value in IMAGE_ENV.items() for token in ("--change", f"ENV {key}={value}")]
     for node in range(site.count) if nodes is None else nodes:
         for user in users:
             podman(site, node, "import", "--quiet", *changes, "-", name, user=user, stdin=tar)

@@ -70,7 +70,7 @@ def daemons(site: LabSite, node: int) -> list[Process]:
 
 def put_image(site: LabSite, tar: Path, name: str = IMAGE) -> None:
     """Import the image on node 0, and load this one on all others."""
-    changes = [word for key, value in IMAGE_ENV.items() for word in ("--change", f"ENV {key}={value}")]
+    changes = [token for key, value in IMAGE_ENV.items() for token in ("--change", f"ENV {key}={value}")]
     with tar.open("rb") as file:
         docker(site, 0, "import", *changes, "-", name, stdin=file)
     saved = site.lab.dir / "saved.tar"

@@ -724,11 +724,11 @@ ROWS = (
 
 def parts(now: str) -> tuple[dict[str, str], list[str]]:
     """`A=1 clusterrun --x y` -> the variables, and the words of the command."""
-    words, shell = shlex.split(now), {}
-    while words and re.match(r"[A-Z_]+=", words[0]):
-        name, _, shell_value = words.pop(0).partition("=")
+    tokens, shell = shlex.split(now), {}
+    while tokens and re.match(r"[A-Z_]+=", tokens[0]):
+        name, _, shell_value = tokens.pop(0).partition("=")
         shell[name] = shell_value
-    return shell, words
+    return shell, tokens
 
 
 def table() -> str:

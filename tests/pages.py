@@ -76,16 +76,16 @@ def commands_of(text: str) -> list[list[str]]:
     """The commands of a shell text that start one of PROGRAMS, each as its words."""
     found = []
     for line in text.replace("\\\n", " ").splitlines():
-        words: list[str] = []
-        for word in [*shlex.split(line, comments=True), "&&"]:
-            if word not in ("&&", "||", "|", ";", "&"):
-                words.append(word)
+        tokens: list[str] = []
+        for token in [*shlex.split(line, comments=True), "&&"]:
+            if token not in ("&&", "||", "|", ";", "&"):
+                tokens.append(token)
                 continue
-            while words and re.match(r"\w+=", words[0]):
-                words = words[1:]
-            if words and words[0] in PROGRAMS:
-                found.append(words)
-            words = []
+            while tokens and re.match(r"\w+=", tokens[0]):
+                tokens = tokens[1:]
+            if tokens and tokens[0] in PROGRAMS:
+                found.append(tokens)
+            tokens = []
     return found
 
 

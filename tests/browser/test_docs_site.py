@@ -96,7 +96,7 @@ def test_a_reader_on_a_telephone(site: tuple[Path, str], browser: Chromium) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "page"),
+    ("query", "page"),
     [
         ("only-where-read", "Large data"),  # a section of the guide
         ("--only-where-read", "ReferenceOptions"),  # the path of the page
@@ -105,12 +105,12 @@ def test_a_reader_on_a_telephone(site: tuple[Path, str], browser: Chromium) -> N
         ("工作区", "第一个作业"),
     ],
 )
-def test_search(site: tuple[Path, str], browser: Chromium, words: str, page: str) -> None:
+def test_search(site: tuple[Path, str], browser: Chromium, query: str, page: str) -> None:
     browser.open(site[1] + "index.html", 1280, 800)
     browser.value("document.querySelector('.md-search__button').click(), 1")
     until(lambda: browser.value("document.activeElement.shadowRoot?.querySelector('input') !== null"), 10)
     time.sleep(0.2)
-    browser.ask("Input.insertText", text=words)
+    browser.ask("Input.insertText", text=query)
     until(lambda: page in browser.value(FOUND), 10, lambda: browser.value(FOUND))
 
 

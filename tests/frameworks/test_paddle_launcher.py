@@ -132,7 +132,7 @@ def launch(site: LoopSite, venv: Path, program: str, scratch: Path, *options: ob
         for node in range(site.count):
             place = ["--rank", node, "--host", site.name(node), "--log_dir", logs[node]]
             with outs[node].open("w") as out:
-                command = [str(word) for word in (*argv, *place, *options, PROGRAMS / program)]
+                command = [str(token) for token in (*argv, *place, *options, PROGRAMS / program)]
                 kept = {"env": of_shell(scratch), "cwd": scratch, "stdout": out, "stderr": out}
                 launchers.append(subprocess.Popen(command, start_new_session=True, **kept))
         what = lambda: "results of Paddle's launchers\n" + "\n".join(out.read_text() for out in outs)  # noqa: E731

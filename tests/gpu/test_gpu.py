@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.gpu.conftest import GpuSite, driver, unable
-from tests.node.test_nvml import look
+from tests.node.test_nvml import sample
 
 pytestmark = pytest.mark.gpu
 PROGRAMS = Path(__file__).with_name("programs")
@@ -82,7 +82,7 @@ def test_each_rank_takes_the_gpu_of_its_local_rank(here, gpus):
 
 def test_nvml_agrees_with_nvidia_smi(bench, gpus):
     """What the agent of a node reads, beside what the driver's own program prints."""
-    found = look(bench.nodes(1, env=driver(), DEVICE_KIND="auto")[0])
+    found = sample(bench.nodes(1, env=driver(), DEVICE_KIND="auto")[0])
     rows = smi("index", "name", "uuid", "memory.total", "driver_version", "temperature.gpu", "power.draw")
     assert (found["kind"], found["problem"]) == ("gpu", "")
     assert tuple(found["ids"]) == gpus == tuple(int(row[0]) for row in rows)

@@ -33,7 +33,7 @@ WAITS = """
 """
 
 
-def told(site, *ranks, log="log"):
+def reported(site, *ranks, log="log"):
     """What processes have written into their logs, where fleetrun's users look for them."""
     return [json.loads((site.folder / log / f"workerlog.{rank}").read_text()) for rank in ranks]
 
@@ -57,7 +57,7 @@ def test_it_runs_in_the_folder_itself(here):
     for program in ("sshd", "ssh", "rsync", "python3"):
         assert not shutil.which(program, path=str(here.folder.with_name("no-programs")))
     here.workspace(".", train_py=TELLS)
-    words = [
+    tokens = [
         "--lr",
         "0.1",
         "a b",
@@ -71,13 +71,13 @@ def test_it_runs_in_the_folder_itself(here):
         "--",
         "*",
     ]
-    done = here.clusterrun("--nproc_per_node=2", "train.py", *words).ends(0)
-    first, second = told(here, 0, 1)
-    for rank, said in enumerate((first, second)):
-        assert said["argv"] == ["train.py", *words]
-        assert said["cwd"] == str(here.folder)
-        assert Path(said["python"]).parent == Path(sys.executable).parent
-        env = said["env"]
+    done = here.clusterrun("--nproc_per_node=2", "train.py", *tokens).ends(0)
+    first, second = reported(here, 0, 1)
+    for rank, output in enumerate((first, second)):
+        assert output["argv"] == ["train.py", *tokens]
+        assert output["cwd"] == str(here.folder)
+        assert Path(output["python"]).parent == Path(sys.executable).parent
+        env = output["env"]
         assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"]) == (str(rank), "2", str(rank))
         assert (env["PADDLE_TRAINER_ID"], env["PADDLE_TRAINERS_NUM"]) == (str(rank), "2")
         assert env["PADDLE_CURRENT_ENDPOINT"] == env["PADDLE_TRAINER_ENDPOINTS"].split(",")[rank]
@@ -94,11 +94,11 @@ def test_what_fleetruns_users_search(here):
     err = here.clusterrun("--nproc_per_node=2", "--gpus=", "--job_id=default", "train.py", "--x", "1 2").ends(0).err
     block = re.search(r"^-+  Configuration Arguments  -+\n(.*?)^-+$", err, re.M | re.S)
     assert block
-    said = dict(line.split(": ", 1) for line in block[1].splitlines())
-    assert (said["nproc_per_node"], said["nnodes"], said["log_dir"]) == ("2", "1", "log")
-    assert (said["training_script"], said["training_script_args"]) == ("train.py", "['--x', '1 2']")
+    output = dict(line.split(": ", 1) for line in block[1].splitlines())
+    assert (output["nproc_per_node"], output["nnodes"], output["log_dir"]) == ("2", "1", "log")
+    assert (output["training_script"], output["training_script_args"]) == ("train.py", "['--x', '1 2']")
     table = dict(re.findall(r"^([A-Z]\w+) +(\S+)$", err.partition("Distributed Envs")[2], re.M))
-    env = told(here, 0)[0]["env"]
+    env = reported(here, 0)[0]["env"]
     for name in ("TRAINER_ID", "CURRENT_ENDPOINT", "TRAINERS_NUM", "TRAINER_ENDPOINTS", "MASTER"):
         assert table[f"PADDLE_{name}"] == env[f"PADDLE_{name}"]
     assert re.search(r"^logs: log/workerlog\.\*; clustertool logs --job \S+$", err, re.M)
@@ -139,7 +139,7 @@ def test_the_shells_environment_is_the_jobs_but_for_what_launchers_say(here):
         "TRAINING_ROLE": "PSERVER",
     }
     here.clusterrun("train.py", env=mine).ends(0)
-    env = told(here, 0)[0]["env"]
+    env = reported(here, 0)[0]["env"]
     assert (env["MINE"], env["NCCL_DEBUG"], env["FLAGS_other"]) == ("a=b c", "INFO", "1")
     assert env["PADDLE_PG_TIMEOUT"] == "x", "no launcher computes it"
     assert env["PYTHONPATH"].startswith("/mine:")
@@ -156,8 +156,8 @@ def test_an_activated_environment_has_its_own_python(here):
     (environment / "python3").symlink_to(sys.executable)
     active = {"VIRTUAL_ENV": str(environment.parent), "PATH": str(environment)}
     here.clusterrun("train.py", env=active).ends(0)
-    (said,) = told(here, 0)
-    assert said["env"]["PATH"] == str(environment)
+    (output,) = reported(here, 0)
+    assert output["env"]["PATH"] == str(environment)
 
 
 def test_which_python3_runs_the_job(here):
@@ -194,9 +194,9 @@ def test_which_python3_runs_the_job(here):
     for path, more, program, by, line in cases:
         done = here.start("train.py", program=[str(program)], env={"PATH": path, **more}).wait().ends(1)
         assert f"by {by}" in done.out, (line, done.err)
-        (said,) = re.findall(r"^python3: (.*)$", done.err, re.M)
-        assert line in said
-        fix = f"  fix: python3 is {said}: activate the environment that has no_such_module, or install no_such_module in this"
+        (output,) = re.findall(r"^python3: (.*)$", done.err, re.M)
+        assert line in output
+        fix = f"  fix: python3 is {output}: activate the environment that has no_such_module, or install no_such_module in this"
         assert fix in done.err
     (here.folder / "conf.py").write_text("HOSTS = ['a']\nPRELUDE = 'BY=prelude; export BY'\n")
     done = here.clusterrun("--standalone", "train.py").ends(1)
@@ -338,7 +338,7 @@ def test_secrets_are_in_memory_and_nowhere_else(here):
 def test_a_value_of_the_shell_is_on_no_disk_either(here):
     here.workspace(".", train_py=TELLS)
     here.clusterrun("--standalone", "--log_dir", "shown", "train.py", env={"MY_KEY": "0nly-here"}).ends(0)
-    assert told(here, 0, log="shown")[0]["env"]["MY_KEY"] == "0nly-here"
+    assert reported(here, 0, log="shown")[0]["env"]["MY_KEY"] == "0nly-here"
     (job,) = here.jobs(0)
     for path in filter(Path.is_file, (job / ".clustertool").iterdir()):
         assert b"0nly-here" not in path.read_bytes(), path
@@ -350,12 +350,12 @@ def test_a_value_of_the_shell_is_on_no_disk_either(here):
 def test_log_dir(here):
     here.workspace(".", train_py=TELLS)
     assert "logs: out/of/here/workerlog.*;" in here.clusterrun("--log_dir=out/of/here", "train.py").ends(0).err
-    assert told(here, 0, log="out/of/here")
+    assert reported(here, 0, log="out/of/here")
     here.clusterrun("--log_dir=slash/", "train.py").ends(0)
     assert os.readlink(here.folder / "slash").startswith(".clustertool/JOB")
-    elsewhere = here.folder.with_name("elsewhere")
-    here.clusterrun("--log-dir", elsewhere, "--nproc-per-node", 2, "train.py").ends(0)
-    assert [said["env"]["RANK"] for said in told(here, 0, 1, log=elsewhere)] == ["0", "1"]
+    other_place = here.folder.with_name("elsewhere")
+    here.clusterrun("--log-dir", other_place, "--nproc-per-node", 2, "train.py").ends(0)
+    assert [output["env"]["RANK"] for output in reported(here, 0, 1, log=other_place)] == ["0", "1"]
     assert not (here.folder / "log").exists()
 
 
@@ -366,11 +366,11 @@ def test_a_log_folder_of_another_launcher_shows_ours(here):
     (log / "workerlog.0").write_text("of fleetrun\n")
     (log / "workerlog.1").write_text("of fleetrun\n")
     done = here.clusterrun("--nproc_per_node=2", "train.py").ends(0)
-    assert [said["env"]["WORLD_SIZE"] for said in told(here, 0, 1)] == ["2", "2"]
+    assert [output["env"]["WORLD_SIZE"] for output in reported(here, 0, 1)] == ["2", "2"]
     assert "logs: log/workerlog.*;" in done.err
     assert (log / "workerlog.0.old").read_text() == (log / "workerlog.1.old").read_text() == "of fleetrun\n"
     here.clusterrun("train.py").ends(0)
-    assert told(here, 0)[0]["env"]["WORLD_SIZE"] == "1", "a link of ours goes to the newest job"
+    assert reported(here, 0)[0]["env"]["WORLD_SIZE"] == "1", "a link of ours goes to the newest job"
     assert not (log / "workerlog.1").exists()
 
 
@@ -380,12 +380,12 @@ def test_a_log_folder_of_another_launcher_shows_ours(here):
 def test_modules_and_programs(here):
     here.workspace("package", __init___py="", tool_py=TELLS)
     here.clusterrun("-m", "package.tool", "--x", "-m").ends(0)
-    assert told(here, 0)[0]["argv"][1:] == ["--x", "-m"]
+    assert reported(here, 0)[0]["argv"][1:] == ["--x", "-m"]
     program = here.folder / "prog"
     program.write_text('#!/bin/sh\necho "$0" "$1" "$RANK"\n')
     program.chmod(0o755)
-    for words in (["--no-python", "./prog", "a  b"], ["./prog", "a  b"]):
-        assert here.clusterrun(*words).ends(0).lines() == [f"[trainer 0 {here.name(0)}] ./prog a  b 0"]
+    for tokens in (["--no-python", "./prog", "a  b"], ["./prog", "a  b"]):
+        assert here.clusterrun(*tokens).ends(0).lines() == [f"[trainer 0 {here.name(0)}] ./prog a  b 0"]
     (here.folder / "script").write_text("import sys; print('read', sys.argv)")
     assert "read ['script', 'x']" in here.clusterrun("--run-path", "script", "x").ends(0).out
     done = here.clusterrun("--no-python", "no-such-program").ends(127)
@@ -401,9 +401,9 @@ def test_job_toml_counts(here):
     for shard in range(3):
         (here.folder / "data" / f"x-{shard}").touch()
     here.clusterrun("train.py").ends(0)
-    first, second = told(here, 0, 1)
+    first, second = reported(here, 0, 1)
     assert first["env"]["A"] == "b"
-    shards = [Path(said["env"]["CLUSTERTOOL_SHARDS"]).read_text().split() for said in (first, second)]
+    shards = [Path(output["env"]["CLUSTERTOOL_SHARDS"]).read_text().split() for output in (first, second)]
     assert shards == [[f"{here.folder}/data/x-0", f"{here.folder}/data/x-2"], [f"{here.folder}/data/x-1"]]
     assert "other" in here.clusterrun("--nproc_per_node", 1).ends(0).out, "its command, where the command line has none"
 
@@ -492,8 +492,8 @@ def test_run_never_reads_variables_of_the_shell(here):
     (here.folder / "conf.py").write_text("\n".join([*conf, "START_PORT = 7000", "LEAD_PORT = 7500"]))
     here.workspace("job", train_py=TELLS)
     shell = {"CUDA_VISIBLE_DEVICES": "", "PADDLE_PG_TIMEOUT": "9", "FLAGS_x": "1"}
-    for program, words in ((CLUSTERTOOL, ["run", "-w", "job"]), (CLUSTERRUN, ["-w", "job"])):  # HOSTS counts for both
-        done = here.inv(*words, "--dry", "--json", "--script=train.py", program=program, env=shell).ends(0)
+    for program, tokens in ((CLUSTERTOOL, ["run", "-w", "job"]), (CLUSTERRUN, ["-w", "job"])):  # HOSTS counts for both
+        done = here.inv(*tokens, "--dry", "--json", "--script=train.py", program=program, env=shell).ends(0)
         env = done.json["nodes"][0]["processes"][0]["env"]
         assert env["CUDA_VISIBLE_DEVICES"] == "0"
         assert not {"PADDLE_PG_TIMEOUT", "FLAGS_x"} & set(env)
@@ -502,13 +502,15 @@ def test_run_never_reads_variables_of_the_shell(here):
 def test_an_empty_list_of_devices_reaches_the_processes(here):
     here.workspace(".", train_py=TELLS)
     here.clusterrun("train.py", env={"CUDA_VISIBLE_DEVICES": "-1"}).ends(0)
-    assert told(here, 0)[0]["env"]["CUDA_VISIBLE_DEVICES"] == "-1"
+    assert reported(here, 0)[0]["env"]["CUDA_VISIBLE_DEVICES"] == "-1"
 
 
 def test_one_process_for_each_processor(here):
     here.workspace(".", train_py=TELLS)
-    for word in ("cpu", "auto"):
-        assert len(devices(here, f"--nproc-per-node={word}", CUDA_VISIBLE_DEVICES="-1")) == len(os.sched_getaffinity(0))
+    for token in ("cpu", "auto"):
+        assert len(devices(here, f"--nproc-per-node={token}", CUDA_VISIBLE_DEVICES="-1")) == len(
+            os.sched_getaffinity(0)
+        )
     assert (
         "has none"
         in here.clusterrun("--nproc-per-node=gpu", "train.py", env={"CUDA_VISIBLE_DEVICES": "-1"}).ends(64).err
@@ -520,7 +522,7 @@ def test_one_process_for_each_processor(here):
 
 def test_requests_that_cannot_be_honoured(here):
     here.workspace(".", train_py=TELLS)
-    for words, code, text in (
+    for tokens, code, text in (
         ([], 64, "what is to be run?"),
         (["--nproc_per_node", "2"], 64, "what is to be run?"),
         (["nope.py"], 65, "there is no nope.py"),
@@ -533,8 +535,8 @@ def test_requests_that_cannot_be_honoured(here):
         (["--standalone=yes", "train.py"], 64, "takes no value"),
         (["--ips"], 64, "needs a value"),
     ):
-        done = here.clusterrun(*words).ends(code)
-        assert text in done.err, words
+        done = here.clusterrun(*tokens).ends(code)
+        assert text in done.err, tokens
         assert done.last.startswith(f"clustertool: exit {code} (tool)")
     assert not (here.folder / ".clustertool").exists()
 
@@ -617,8 +619,15 @@ def test_it_waits_for_no_reader(here):
 
 def test_heter_trainers(here):
     here.workspace(".", train_py=TELLS)
-    words = ["--server_num=1", "--worker_num=1", "--heter_worker_num=2;1", "--heter_devices=cpu;cpu", "--dry", "--json"]
-    plan = here.clusterrun(*words, "train.py").ends(0).json
+    tokens = [
+        "--server_num=1",
+        "--worker_num=1",
+        "--heter_worker_num=2;1",
+        "--heter_devices=cpu;cpu",
+        "--dry",
+        "--json",
+    ]
+    plan = here.clusterrun(*tokens, "train.py").ends(0).json
     roles = [(p["role"], p["env"]["TRAINING_ROLE"]) for p in plan["nodes"][0]["processes"]]
     assert plan["mode"] == "ps-heter"
     assert roles == [("pserver", "PSERVER"), ("trainer", "TRAINER"), *[("heter", "HETER_TRAINER")] * 3]
@@ -685,14 +694,14 @@ def test_a_launcher_that_each_trainer_would_start(here):
     launcher = here.folder / "torchrun"
     launcher.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} "$@"\n')
     launcher.chmod(0o755)
-    words = ["--nproc_per_node=2", "--no-python", "./torchrun", "--nproc-per-node", "3", "train.py"]
-    done = here.clusterrun(*words).ends(0)
+    tokens = ["--nproc_per_node=2", "--no-python", "./torchrun", "--nproc-per-node", "3", "train.py"]
+    done = here.clusterrun(*tokens).ends(0)
     warning, start = done.err.index("warning: each of 2 trainers starts torchrun"), done.err.index("\njob ")
     assert warning < start
     right = re.search(r"^  fix: (clusterrun .*)$", done.err, re.M)[1].split()
     assert right == ["clusterrun", "--nproc-per-node", "3", "train.py"]
     assert "3 trainers" in here.clusterrun(*right[1:]).ends(0).err
-    assert "trainings" not in here.clusterrun("--nested", *words).ends(0).err
+    assert "trainings" not in here.clusterrun("--nested", *tokens).ends(0).err
 
 
 @pytest.mark.parametrize("program", [CLUSTERTOOL, INV])
@@ -701,11 +710,11 @@ def test_run_names_the_command_that_was_typed(here, program):
     conf = ["HOSTS = ['10.0.0.1', '10.0.0.2']", "ROOT_DIR = '/jobs'", "DEVICE_KIND = 'cpu'"]
     (here.folder / "conf.py").write_text("\n".join([*conf, "START_PORT = 7000", "LEAD_PORT = 7500"]))
     here.workspace("job", train_py=TELLS)
-    words = ["run", "--dry", "--json", "-w", "job", "--script", "mpirun -np 4 train.py"]
-    (warning,) = here.inv(*words, program=program).ends(0).json["warnings"]
+    tokens = ["run", "--dry", "--json", "-w", "job", "--script", "mpirun -np 4 train.py"]
+    (warning,) = here.inv(*tokens, program=program).ends(0).json["warnings"]
     name = "inv" if program is INV else "clustertool"
     assert f": {name} run --dry --json -w job --nproc-per-node 2 --script train.py" in warning
-    assert here.inv(*words, "--nested", program=program).ends(0).json["warnings"] == []
+    assert here.inv(*tokens, "--nested", program=program).ends(0).json["warnings"] == []
 
 
 def test_horovodruns_list_of_hosts_is_this_machine(here):
@@ -724,15 +733,15 @@ def test_no_option_that_names_machines_is_ignored(here):
     """mpirun's and deepspeed's lists are nodes, and an address is one of this machine."""
     here.workspace(".", train_py=TELLS)
     (here.folder / "machines").write_text("192.0.2.1 slots=2\n192.0.2.2 slots=2\n")
-    for words in (
+    for tokens in (
         ["--host", "192.0.2.1:2,192.0.2.2:2", "-np", 4],
         ["-host", "192.0.2.1,192.0.2.2"],
         ["--hosts=192.0.2.1:2,192.0.2.2:2"],
         ["-hostfile", "machines", "-n", 3],
         ["--include", "192.0.2.1:0,1@192.0.2.2"],
     ):
-        done = here.clusterrun(*words, "--dry", "train.py", env={"CUDA_VISIBLE_DEVICES": "-1"})
-        assert "(2 nodes)" in done.err, (words, done.err)
+        done = here.clusterrun(*tokens, "--dry", "train.py", env={"CUDA_VISIBLE_DEVICES": "-1"})
+        assert "(2 nodes)" in done.err, (tokens, done.err)
         assert "this machine alone" not in done.err
     wrong = here.clusterrun("--host", "192.0.2.1", "train.py").ends(64)
     assert "--host 192.0.2.1 is no address of this machine" in wrong.err
@@ -748,8 +757,8 @@ def test_no_option_that_names_machines_is_ignored(here):
 def test_devices_of_one_host_and_of_all(here):
     here.workspace(".", train_py=TELLS)
     shell = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
-    for words in (["--only", "localhost:6,7"], ["--include=localhost:6,7"], ["--skip", "127.0.0.1:4,5"]):
-        assert devices(here, *words, **shell) == [([6], "6,7", "0"), ([7], "6,7", "1")]
+    for tokens in (["--only", "localhost:6,7"], ["--include=localhost:6,7"], ["--skip", "127.0.0.1:4,5"]):
+        assert devices(here, *tokens, **shell) == [([6], "6,7", "0"), ([7], "6,7", "1")]
     assert devices(here, "--only", "localhost:6,7", "--gpus", "7,6", **shell) == [([7], "7,6", "0"), ([6], "7,6", "1")]
     done = here.clusterrun("--only", "localhost:6,7", "--gpus", "4,5", "train.py", env=shell).ends(64)
     assert f"--devices 4,5 and the devices 6,7 of {here.name(0)} by --only or --skip differ" in done.err

@@ -6,7 +6,7 @@ import json
 import socket
 
 from tests.here.conftest import free_port
-from tests.here.test_clusterrun_here import TELLS, told
+from tests.here.test_clusterrun_here import TELLS, reported
 
 FAILS = """
     import json, os
@@ -22,7 +22,7 @@ def test_a_master_port_that_was_requested(here):
     here.workspace(".", train_py=TELLS)
     port = free_port()
     here.clusterrun("--nproc-per-node=2", f"--master-port={port}", "--role=worker", "train.py").ends(0)
-    found = [said["env"] for said in told(here, 0, 1)]
+    found = [output["env"] for output in reported(here, 0, 1)]
     assert {(env["MASTER_ADDR"], env["MASTER_PORT"]) for env in found} == {("127.0.0.1", str(port))}
     assert {(env["ROLE_NAME"], env["CLUSTERTOOL_ROLE"]) for env in found} == {("worker", "trainer")}
 
@@ -40,7 +40,7 @@ def test_the_number_of_threads_is_that_of_the_shell(here):
     here.workspace(".", train_py=TELLS)
     shell = {"OMP_NUM_THREADS": "3"}
     here.clusterrun("--nproc-per-node=2", "train.py", env=shell).ends(0)
-    assert {said["env"]["OMP_NUM_THREADS"] for said in told(here, 0, 1)} == {"3"}
+    assert {output["env"]["OMP_NUM_THREADS"] for output in reported(here, 0, 1)} == {"3"}
     dry = ("--dry", "--json", "--nproc-per-node=2")
     for options, env, number in (((), {}, "1"), (("--env", "OMP_NUM_THREADS=5"), shell, "5")):
         plan = here.clusterrun(*dry, *options, "train.py", env=env).ends(0).json

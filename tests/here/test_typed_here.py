@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli import until
 from tests.here.conftest import free_port
-from tests.here.test_clusterrun_here import WAITS, starts, told
+from tests.here.test_clusterrun_here import WAITS, reported, starts
 
 TELLS = """
     import json, os, sys
@@ -39,9 +39,9 @@ def test_two_folders_are_two_nodes(folders, meet):
         assert done.last == "clustertool: exit 0 (job): all trainers are done"
         assert "clustertool logs --job" in done.err
     for node, site in enumerate(folders):
-        for rank, said in zip((2 * node, 2 * node + 1), told(site, 2 * node, 2 * node + 1)):
-            assert (said["argv"], said["cwd"]) == (["train.py", "-x"], str(site.folder))
-            env = said["env"]
+        for rank, output in zip((2 * node, 2 * node + 1), reported(site, 2 * node, 2 * node + 1)):
+            assert (output["argv"], output["cwd"]) == (["train.py", "-x"], str(site.folder))
+            env = output["env"]
             assert (env["RANK"], env["WORLD_SIZE"], env["NODE_RANK"], env["CLUSTERTOOL_NNODES"]) == (
                 str(rank),
                 "4",
@@ -66,8 +66,8 @@ def test_each_machine_has_its_own_log_dir(folders, meet):
     ]
     for one in running:
         one.wait().ends(0)
-    assert [said["env"]["RANK"] for said in told(folders[0], 0, log="mine")] == ["0"]
-    assert [said["env"]["RANK"] for said in told(folders[1], 1)] == ["1"]
+    assert [output["env"]["RANK"] for output in reported(folders[0], 0, log="mine")] == ["0"]
+    assert [output["env"]["RANK"] for output in reported(folders[1], 1)] == ["1"]
     assert not (folders[0].folder / "log").exists()
     assert not (folders[1].folder / "mine").exists()
 
@@ -82,7 +82,7 @@ def test_each_machine_states_its_own_address(folders, meet):
     ]
     for one in running:
         one.wait().ends(0)
-    envs = [said["env"] for node, site in enumerate(folders) for said in told(site, node)]
+    envs = [output["env"] for node, site in enumerate(folders) for output in reported(site, node)]
     assert [env["POD_IP"] for env in envs] == ["127.0.0.1", "127.0.0.9"]
     assert envs[0]["PADDLE_TRAINERS"] == envs[1]["PADDLE_TRAINERS"] == "127.0.0.1,127.0.0.9"
 

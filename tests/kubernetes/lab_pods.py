@@ -209,12 +209,12 @@ class LabPod:
     def says(self, text: str, seconds: float = SOON) -> None:
         """Wait for a text in the pod's log."""
 
-        def said() -> bool:
+        def output() -> bool:
             found = text in self.out.read_text(errors="replace")
             assert found or self.popen.poll() is None, f"it has ended: {self.shown}"
             return found
 
-        until(said, seconds, lambda: f"{text}: {self.shown}")
+        until(output, seconds, lambda: f"{text}: {self.shown}")
 
     @property
     def record(self) -> PodRecord:
@@ -359,11 +359,11 @@ class LabPods:
     ) -> JoinFile:
         given = {"device_kind": "cpu", "loss_timeout": 5.0, "grace": 3.0, "where": "this test", "root_dir": ROOT}
         known = Cluster((), **{**given, **(cluster or {})})
-        who = Identity(job, time.time(), "tester", identity.token(), *identity.certificate(), asked=job, name=job)
+        owner = Identity(job, time.time(), "tester", identity.token(), *identity.certificate(), asked=job, name=job)
         join = JoinFile(
             version=__version__,
             code=join_process.digest(),
-            identity=who,
+            identity=owner,
             cluster=known,
             job=read_job(known, toml or {}, options or Options()),
             nnodes=self.lab.n,

@@ -82,9 +82,9 @@ def test_a_job_without_a_process_is_queued_for_the_reason_that_the_cluster_gives
 
 
 def test_the_queue_of_kueue_is_named() -> None:
-    held = workload(suspend=True)
-    held["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team-a"
-    assert described(JobObjects(held)).reason == "suspended by Kueue, queue team-a"
+    suspended = workload(suspend=True)
+    suspended["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team-a"
+    assert described(JobObjects(suspended)).reason == "suspended by Kueue, queue team-a"
 
 
 def test_one_pod_that_runs_makes_the_job_a_running_one() -> None:

@@ -104,7 +104,7 @@ def test_a_secret_is_in_the_secret_of_the_job_only(job: KubeSite) -> None:
 
 
 @pytest.mark.engines
-def test_a_stop_from_elsewhere_leaves_nothing(job: KubeSite) -> None:
+def test_a_stop_from_another_place_leaves_nothing(job: KubeSite) -> None:
     command = job.start(*run("--env", "STEPS=200"))
     command.says("rank 2 of 3")
     stopped = job.inv("stop").ends(0)

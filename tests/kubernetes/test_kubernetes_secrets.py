@@ -57,8 +57,8 @@ def test_the_content_of_the_secret_is_nowhere_else(site: KubeSite) -> None:
     site.workspace(train_py=TRAIN)
     command = site.start(*run("--env", "STEPS=6"), env={"TOKEN": TOKEN})
     command.says("rank 2 of 3 secret 11")
-    words, seen = content(site), command_lines()
-    assert b"bundle.pyz" in seen and len(words) > 4
+    secrets, seen = content(site), command_lines()
+    assert b"bundle.pyz" in seen and len(secrets) > 4
     done = command.wait().ends(0)
     with site.server.store.changed:
         objects = [one for (kind, _, _), one in site.server.store.objects.items() if kind != "Secret"]
@@ -70,4 +70,4 @@ def test_the_content_of_the_secret_is_nowhere_else(site: KubeSite) -> None:
         "logs": logs(site),
         "output": f"{done.out}{done.err}{exported}".encode(),
     }
-    assert [(place, word) for place, text in places.items() for word in words if word in text] == []
+    assert [(place, token) for place, text in places.items() for token in secrets if token in text] == []

@@ -87,10 +87,10 @@ class ElasticStory:
         site.conf(LOSS_TIMEOUT=LOSS, GRACE=GRACE, CONNECT_TIMEOUT=3)
         toml = TOML.format(least=LEAST, most=site.count, timeout=self.timeout, grow=grow)
         workspace = site.workspace(train_py=TRAIN, job_toml=toml)
-        skipped = [word for node in self.nodes[hosts:] for word in ("--skip", site.name(node))]
+        skipped = [token for node in self.nodes[hosts:] for token in ("--skip", site.name(node))]
         server = ["--elastic-server", self.store.url] if self.store else []
-        words = ["run", "-w", workspace, "--max-restarts", 9, *skipped, *server]
-        self.running: Running | None = site.start(*words, program=CLUSTERTOOL)
+        tokens = ["run", "-w", workspace, "--max-restarts", 9, *skipped, *server]
+        self.running: Running | None = site.start(*tokens, program=CLUSTERTOOL)
         self.job = self.running.says(r"^job (\S+):")
         self._began = time.monotonic()
         until(lambda: len(self.steps()) > 0, PATIENCE, lambda: f"the first step: {self.described()}")
@@ -112,10 +112,10 @@ class ElasticStory:
         self.note("attach")
         self.running = self.site.start("attach", "--job", self.job, program=CLUSTERTOOL)
 
-    def command(self, *words: str) -> None:
+    def command(self, *tokens: str) -> None:
         """A command of another user, in the background."""
-        self.note(" ".join(words))
-        self._commands.append((" ".join(words), self.site.start(*words, "--job", self.job, program=CLUSTERTOOL)))
+        self.note(" ".join(tokens))
+        self._commands.append((" ".join(tokens), self.site.start(*tokens, "--job", self.job, program=CLUSTERTOOL)))
 
     # -- faults --
 
@@ -307,10 +307,10 @@ class ElasticStory:
             self.lab.heal(node)
         limit = self.timeout + LOSS + GRACE + 8
         until(lambda: not self.site.living(), limit, lambda: f"these to end: {self.site.living()}")
-        for words, running in self._commands:
+        for tokens, running in self._commands:
             ended = running.wait(PATIENCE)
-            assert ended.code in ANSWERS and "Traceback" not in ended.err, f"{words}: {ended}"
-            self.note(f"{words}: {ended.code}")
+            assert ended.code in ANSWERS and "Traceback" not in ended.err, f"{tokens}: {ended}"
+            self.note(f"{tokens}: {ended.code}")
         self._check_epochs(done.code)
         self._check_answers(done.code)
         self._check_nodes()
@@ -402,10 +402,10 @@ def _short(node: int, events: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _step(node: int, line: str) -> Step | None:
-    words = line.split()
-    if len(words) not in (4, 5) or not all(word.isdigit() for word in words[:3]):
+    tokens = line.split()
+    if len(tokens) not in (4, 5) or not all(token.isdigit() for token in tokens[:3]):
         return None
-    return Step(int(words[0]), int(words[1]), int(words[2]), node, float(words[3]), words[4:] == ["done"])
+    return Step(int(tokens[0]), int(tokens[1]), int(tokens[2]), node, float(tokens[3]), tokens[4:] == ["done"])
 
 
 def _state(pid: int) -> str:

@@ -306,8 +306,8 @@ class Lab:
 
     def sent(self) -> int:
         """Bytes that the laptop's interface has sent so far."""
-        told = _command(["nsenter", f"--net={_path(self.laptop_net)}", "ip", "-s", "-j", "link", "show", "eth0"])
-        return int(json.loads(told)[0]["stats64"]["tx"]["bytes"])
+        reported = _command(["nsenter", f"--net={_path(self.laptop_net)}", "ip", "-s", "-j", "link", "show", "eth0"])
+        return int(json.loads(reported)[0]["stats64"]["tx"]["bytes"])
 
     # -- the end
 

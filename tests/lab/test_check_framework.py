@@ -117,8 +117,8 @@ def test_a_firewall_that_knows_only_the_jobs_ports(three, node, text, peers):
     cell = rows[f"node{node}"]["framework"]
     assert (cell["level"], cell["text"][: len(text)]) == ("bad", text)
     assert "from 32768 to 60999 (firewall)" in cell["fix"]
-    told = rows[f"node{node}"]["mesh"]["text"]
-    assert f"{peers} -> node{node}: no answer" in told and told.endswith("(ports 32768 and up)"), told
+    reported = rows[f"node{node}"]["mesh"]["text"]
+    assert f"{peers} -> node{node}: no answer" in reported and reported.endswith("(ports 32768 and up)"), reported
 
 
 @pytest.mark.chaos

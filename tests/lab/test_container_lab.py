@@ -37,7 +37,7 @@ def test_podman_on_a_node(
     images = [containers.podman(two, node, "images", "-q", "--no-trunc", user=user) for node in (0, 1)]
     assert images[0] == images[1] != ""
     more = ["--userns=keep-id"] if user != "root" else []
-    more += [word for volume in containers.python_volumes() for word in ("--volume", volume)]
+    more += [token for volume in containers.python_volumes() for token in ("--volume", volume)]
     out = containers.podman(two, 1, *RUN, *more, containers.IMAGE, sys.executable, "-c", PROGRAM, user=user)
     assert out.split() == ["0" if user == "root" else "4001", "image", "/opt/image/home"]
     containers.no_containers(two, users=(user,))

@@ -21,7 +21,7 @@ TICKS = """
         print("tick", time.time(), flush=True)
         time.sleep(0.1)
 """
-LOOK = 'import os, time; os.utime("."); print(int(time.time()), int(os.stat(".").st_mtime))'
+CLOCK = 'import os, time; os.utime("."); print(int(time.time()), int(os.stat(".").st_mtime))'
 
 
 @pytest.fixture
@@ -34,10 +34,10 @@ def skewed(site):
         three = site(3, nodes={int(name[1:]): Node(clock=offset) for name, offset in offsets.items()})
         three.conf(LOSS_TIMEOUT=3)
         for name, offset in offsets.items():
-            command = f"{sys.executable} -c '{LOOK}'"
+            command = f"{sys.executable} -c '{CLOCK}'"
             done = three.inv("exec", "--command", command, "--only", f"node{name[1:]}", "--json").ends(0)
-            (said,) = done.json["nodes"].values()
-            now, stamp = map(int, said["stdout"].split())
+            (output,) = done.json["nodes"].values()
+            now, stamp = map(int, output["stdout"].split())
             assert abs(now - time.time() - offset) < 600, "its clock is wrong indeed"
             assert abs(now - stamp) < 600, "and so are its files' times"
         three.workspace(train_py=TICKS)
@@ -63,8 +63,8 @@ def test_a_job_runs_and_is_shown_in_the_laptops_time(skewed, skews):
     three = skewed(**skews)
     done = three.inv("check").ends(0)
     for name, offset in skews.items():
-        said = int(re.search(rf"^node{name[1:]} .* warn ([+-]\d+) s", done.out, re.M).group(1))
-        assert abs(said - offset) < 600
+        output = int(re.search(rf"^node{name[1:]} .* warn ([+-]\d+) s", done.out, re.M).group(1))
+        assert abs(output - offset) < 600
     running = started(three)
     begun = time.time()
     until(lambda: time.time() - begun > 5)  # longer than the loss timeout

@@ -16,18 +16,18 @@ def test_word2vec_finishes_after_its_laptop_is_killed(site, tmp_path):
     running.says("starting the trainers")
     running.signal(signal.SIGKILL)
     running.wait()
-    elsewhere = tmp_path / "another laptop"
-    elsewhere.mkdir()
+    other_place = tmp_path / "another laptop"
+    other_place.mkdir()
     for name in ("conf.py", "tasks.py"):
-        shutil.copy(four.folder / name, elsewhere)
+        shutil.copy(four.folder / name, other_place)
 
     def state() -> str:
-        return str(four.inv("status", "--json", cwd=elsewhere).ends(0).json["state"])
+        return str(four.inv("status", "--json", cwd=other_place).ends(0).json["state"])
 
     until(lambda: state() not in ("running", "starting"), 90)
-    status = four.inv("status", "--json", cwd=elsewhere).ends(0).json
+    status = four.inv("status", "--json", cwd=other_place).ends(0).json
     assert (status["job"], status["state"], status["outcome"]["victims"]) == (job, "succeeded", [])
     assert {p["state"] for p in status["processes"] if p["role"] == "trainer"} == {"done"}
     four.gone()
-    four.inv("fetch", "--to", "results", cwd=elsewhere).ends(0)
-    assert {path.name for path in (elsewhere / "results").iterdir()} == {"model.npz", "word_dict.txt"}
+    four.inv("fetch", "--to", "results", cwd=other_place).ends(0)
+    assert {path.name for path in (other_place / "results").iterdir()} == {"model.npz", "word_dict.txt"}

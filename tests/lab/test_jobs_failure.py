@@ -189,5 +189,5 @@ def test_restarts(site):
     assert pair.inv("logs", "-r", 1, "--raw").ends(0).out == "attempt 2\n", "one log, the newest"
     done = pair.inv("run", "-w", "job", "--max-restarts", 1).ends(9)
     assert "rank=[1] was aborted" in done.err
-    told = [line for line in done.err.splitlines() if "attempt 1" in line]
-    assert told[:2] == ["warning: attempt 1 begins in 1 s", "starting the trainers (attempt 1)"], told
+    reported = [line for line in done.err.splitlines() if "attempt 1" in line]
+    assert reported[:2] == ["warning: attempt 1 begins in 1 s", "starting the trainers (attempt 1)"], reported

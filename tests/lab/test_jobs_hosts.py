@@ -77,12 +77,12 @@ def test_addresses_that_are_prefixes_of_each_other(site):
     many.conf(HOSTS=chosen)
     found = run(many, "--nproc-per-node", 2)
     assert [found[rank]["own"] for rank in range(6)] == [address for address in chosen for _ in range(2)]
-    assert {told["master"] for told in found.values()} == {chosen[0]}
+    assert {reported["master"] for reported in found.values()} == {chosen[0]}
     order = [chosen[2], chosen[0], chosen[1], chosen[0]]
     found = run(many, "--workers", ",".join(order))
     assert [found[rank]["own"] for rank in range(4)] == order
     assert places(found) == [(2, 0), (0, 0), (1, 0), (0, 1)]
-    assert {told["master"] for told in found.values()} == {order[0]}
+    assert {reported["master"] for reported in found.values()} == {order[0]}
     assert places(run(many, "--only", chosen[1])) == [(0, 0)]
 
 
@@ -95,10 +95,10 @@ def test_names_become_addresses(site):
     found = run(three)
     assert [found[rank]["own"] for rank in range(3)] == addresses
     assert found[2]["hosts"] == addresses
-    assert {told["master"] for told in found.values()} == {addresses[0]}
+    assert {reported["master"] for reported in found.values()} == {addresses[0]}
     # the same by the interface, and where explicit lists give names
     three.conf(PADDLE_NIC="eth0")
-    assert [told["own"] for _, told in sorted(run(three, "--workers", "node2,node0").items())] == [
+    assert [reported["own"] for _, reported in sorted(run(three, "--workers", "node2,node0").items())] == [
         addresses[2],
         addresses[0],
     ]

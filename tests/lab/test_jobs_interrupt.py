@@ -32,7 +32,7 @@ def ended_by_hand(running: Running, site, at: float, within: float):
     return done
 
 
-def told(done, site) -> str:
+def reported(done, site) -> str:
     """What was said of all nodes alike."""
     names = rf"{site.name(0)[:-1]}\[0-{site.count - 1}\]"
     found = re.findall(rf"^{names}: (.*)$", done.err.replace("\r", ""), re.M)
@@ -47,7 +47,7 @@ def test_while_running(site):
     ready(running, 6)
     at = running.signal(signal.SIGINT)
     done = ended_by_hand(running, three, at, 2)
-    assert told(done, three) == "clean"
+    assert reported(done, three) == "clean"
     outcome = three.inv("status", "--json").ends(0).json["outcome"]
     assert (outcome["state"], outcome["code"], outcome["reason"]) == ("stopped", 130, "Ctrl+C")
 
@@ -61,7 +61,7 @@ def test_terminated(site):
     running.signal(signal.SIGTERM)
     done = running.wait().ends(143)
     assert done.last == "clustertool: exit 143 (tool): SIGTERM"
-    assert told(done, pair) == "clean"
+    assert reported(done, pair) == "clean"
     assert not pair.living()
 
 
@@ -103,7 +103,7 @@ def test_once_with_ranks_that_do_not_want_to_end(site):
     at = running.signal(signal.SIGINT)
     done = ended_by_hand(running, pair, at, 2 + 2)
     assert time.monotonic() - at > 2, "they had their grace"
-    assert told(done, pair) == "clean"
+    assert reported(done, pair) == "clean"
 
 
 def test_twice_kills_now(site):
@@ -115,7 +115,7 @@ def test_twice_kills_now(site):
     running.says("again kills at once")
     at = running.signal(signal.SIGINT)
     done = ended_by_hand(running, pair, at, 2)
-    assert told(done, pair) == "clean"
+    assert reported(done, pair) == "clean"
 
 
 def test_three_times_leaves_and_tells_how_to_finish(site):
@@ -124,9 +124,9 @@ def test_three_times_leaves_and_tells_how_to_finish(site):
     running = pair.start("run", "-w", "job", "--all-ranks", "--grace", 60)
     ready(running, 2)
     pair.lab.freeze(1)  # or the second one would have ended everything
-    for said in ("again kills at once", "killing everything now"):
+    for output in ("again kills at once", "killing everything now"):
         running.signal(signal.SIGINT)
-        running.says(said)
+        running.says(output)
     at = running.signal(signal.SIGINT)
     done = running.wait()
     assert time.monotonic() - at < 1 + SLACK
@@ -146,7 +146,7 @@ def test_while_waiting_for_pservers(site):
     ready(running, 2)
     at = running.signal(signal.SIGINT)
     done = ended_by_hand(running, pair, at, 2)
-    assert told(done, pair) == "clean"
+    assert reported(done, pair) == "clean"
     assert "[trainer" not in done.out
 
 
@@ -191,7 +191,7 @@ def test_while_the_job_is_placed(site):
     until(lambda: (pair.root(0) / "JOBnew").exists())
     at = running.signal(signal.SIGINT)
     done = ended_by_hand(running, pair, at, 2)
-    assert told(done, pair).startswith("clean")
+    assert reported(done, pair).startswith("clean")
     if "starting the trainers" not in done.err:
         assert [path.name for node in (0, 1) for path in pair.jobs(node)] == ["JOBold"] * 2
 

@@ -14,9 +14,9 @@ from tests.lab.lab import Node
 from tests.node.harness import read
 
 
-def refused(site, code, *args, told, **options):
+def refused(site, code, *args, reported, **options):
     done = site.inv(*args, **options).ends(code)
-    for text in told:
+    for text in reported:
         assert text in done.err, done.err
     assert "Traceback" not in done.err
     assert done.last.startswith(f"clustertool: exit {code} (tool): ")
@@ -35,8 +35,8 @@ RUN = ["run", "--workspace", HELLO]
 def test_programs_that_a_node_does_not_have(site):
     three = site(3, nodes={1: Node(hide=("rsync",)), 2: Node(hide=("python3",))})
     three.conf(PYTHON="python3", DISPATCH="rsync")
-    told = ["node1: no rsync", "install the package rsync", "node2: there is no python3", "PYTHON"]
-    done = refused(three, 69, *RUN, told=told)
+    reported = ["node1: no rsync", "install the package rsync", "node2: there is no python3", "PYTHON"]
+    done = refused(three, 69, *RUN, reported=reported)
     assert "node0" not in done.err.replace("conf.py", "")
     nothing(three)
     check = three.inv("check").ends(69)
@@ -47,7 +47,9 @@ def test_programs_that_a_node_does_not_have(site):
 def test_a_node_needs_rsync_only_where_it_was_asked_for(site):
     pair = site(2, nodes={1: Node(hide=("rsync",))})
     pair.workspace(train_py="import os\nopen(os.environ['CLUSTERTOOL_OUTPUT'] + '/it', 'w').write('is here')\n")
-    refused(pair, 69, "run", "-w", "job", "--dispatch", "rsync", told=["node1: no rsync", "install the package rsync"])
+    refused(
+        pair, 69, "run", "-w", "job", "--dispatch", "rsync", reported=["node1: no rsync", "install the package rsync"]
+    )
     nothing(pair)
     rows = {row["node"]: row["findings"] for row in pair.inv("check", "--json").ends(0).json["nodes"]}
     assert [rows[name]["rsync"]["level"] for name in ("node0", "node1")] == ["ok", "ok"]
@@ -64,7 +66,7 @@ def test_a_python_that_is_too_old(site):
     old.chmod(0o755)
     pair.home(0).joinpath("old-python").symlink_to(sys.executable)
     pair.conf(PYTHON="~/old-python")
-    refused(pair, 69, *RUN, told=["node1: ~/old-python is Python 2.7.18, too old", "3.8"])
+    refused(pair, 69, *RUN, reported=["node1: ~/old-python is Python 2.7.18, too old", "3.8"])
     nothing(pair)
 
 
@@ -73,7 +75,7 @@ def test_hosts_that_cannot_be_reached_are_all_reported_at_once(site):
     four.lab.cut(1)
     four.lab.crash(2)
     four.conf(CONNECT_TIMEOUT=1.5)
-    done = refused(four, 69, *RUN, told=["node[1-2]: ", "fix: "])
+    done = refused(four, 69, *RUN, reported=["node[1-2]: ", "fix: "])
     assert "node0:" not in done.err
     assert "node3:" not in done.err
     nothing(four)
@@ -94,19 +96,19 @@ def test_nnodes_of_those_that_are_fit(site):
     assert sorted(done.lines("[trainer")) == ["[trainer 0 node0] here 2", "[trainer 1 node2] here 2"]
     assert "node1 is left out: rsync: no rsync (install the package rsync on the node)" in done.err
     assert not four.jobs(3)
-    told = ["3 of 4 nodes are ready, --nnodes needs 4", "node1: no rsync"]
-    refused(four, 69, "run", "-w", "job", "--skip-bad", "--nnodes", 4, told=told)
+    reported = ["3 of 4 nodes are ready, --nnodes needs 4", "node1: no rsync"]
+    refused(four, 69, "run", "-w", "job", "--skip-bad", "--nnodes", 4, reported=reported)
     assert "64" in four.inv("run", "-w", "job", "--skip-bad", "--nnodes", 5).ends(64).last
 
 
 def test_a_key_that_is_refused(site):
     pair = site(2)
     (pair.lab.dir / "node1/etc/authorized_keys").write_text("")
-    refused(pair, 77, *RUN, told=["node1", "fix: "])
+    refused(pair, 77, *RUN, reported=["node1", "fix: "])
     nothing(pair)
     pair.lab.crash(0)
     pair.conf(CONNECT_TIMEOUT=1.5)
-    refused(pair, 69, *RUN, told=["node0", "node1"])
+    refused(pair, 69, *RUN, reported=["node0", "node1"])
 
 
 def test_a_host_key_that_has_changed(site):
@@ -116,7 +118,7 @@ def test_a_host_key_that_has_changed(site):
     (one,) = [line for line in lines if line.startswith("node1,")]
     (other,) = [line for line in lines if line.startswith("node0,")]
     known.write_text("\n".join([other, one.rpartition(" ")[0] + " " + other.rpartition(" ")[2]]) + "\n")
-    refused(pair, 77, *RUN, told=["node1", "host key", "known_hosts"])
+    refused(pair, 77, *RUN, reported=["node1", "host key", "known_hosts"])
     nothing(pair)
     pair.conf(HOST_KEYS="off")
     pair.inv(*RUN).ends(0)
@@ -129,13 +131,13 @@ def test_a_port_that_is_taken_names_its_holder(site, key):
     holder = pair.lab.exec(0, ["sh", "-c", f'setsid python3 -c "{script}" greedy >/tmp/out 2>&1 & echo $!'])
     until(lambda: read(str(pair.lab.tmp(0) / "out")) == b"on\n")
     pair.conf(**{key: 7777})
-    told = ["node0", "7777", key, "python3", holder.stdout.strip()]
+    reported = ["node0", "7777", key, "python3", holder.stdout.strip()]
     done = pair.inv("run", "-w", HELLO, "--mode", "ps")
     for process in pair.lab.processes(0):
         if "greedy" in process.argv:
             os.kill(process.pid, 9)
     done.ends(69)
-    for text in told:
+    for text in reported:
         assert text in done.err
     errors = [line for line in done.err.splitlines() if not line.startswith("warning: ")]  # of a busy machine
     assert not any("node1" in line for line in errors)
@@ -157,16 +159,16 @@ def test_a_default_port_that_is_taken_is_avoided(site):
 def test_root_dirs_that_cannot_be_written(site):
     pair = site(2)
     pair.root(1).write_text("in the way")
-    refused(pair, 69, *RUN, told=["node1", "ROOT_DIR", "fix: "])
+    refused(pair, 69, *RUN, reported=["node1", "ROOT_DIR", "fix: "])
     nothing(pair)
     pair.conf(ROOT_DIR="/proc/jobs")
-    refused(pair, 69, *RUN, told=["node[0-1]", "ROOT_DIR", "/proc"])
+    refused(pair, 69, *RUN, reported=["node[0-1]", "ROOT_DIR", "/proc"])
 
 
 def test_a_full_disk(site):
     pair = site(2, nodes={1: Node(disk="4m")})
     (pair.workspace(train_py="") / "data").write_bytes(os.urandom(3 << 20))
-    refused(pair, 69, "run", "-w", "job", told=["node1", "disk", "fix: "])
+    refused(pair, 69, "run", "-w", "job", reported=["node1", "disk", "fix: "])
     nothing(pair)
 
 
@@ -174,7 +176,7 @@ def test_a_disk_that_fills_up_while_the_workspace_is_sent(site):
     pair = site(2, nodes={1: Node(disk="4m")})
     pair.conf(CHECKS_OFF=["disk"])
     (pair.workspace(train_py="") / "data").write_bytes(os.urandom(5 << 20))
-    refused(pair, 74, "run", "-w", "job", told=["node1", "disk", "fix: "])
+    refused(pair, 74, "run", "-w", "job", reported=["node1", "disk", "fix: "])
     nothing(pair)
 
 
@@ -182,7 +184,7 @@ def test_a_disk_that_is_too_small_for_the_jobs_copy(site):
     pair = site(2, nodes={1: Node(disk="4m")})
     pair.conf(CHECKS_OFF=["disk"])
     (pair.workspace(train_py="") / "data").write_bytes(os.urandom(3 << 20))
-    refused(pair, 69, "run", "-w", "job", told=["node1", "No space left", "fix: "])
+    refused(pair, 69, "run", "-w", "job", reported=["node1", "No space left", "fix: "])
     nothing(pair)
 
 
@@ -191,7 +193,7 @@ def test_a_disk_that_is_too_small_for_the_output_that_is_resumed(site):
     pair.conf(CHECKS_OFF=["disk"])
     pair.workspace(train_py="import os; open('output/big', 'wb').write(os.urandom(2_500_000))")
     first = pair.inv("run", "-w", "job").ends(0).job
-    refused(pair, 69, "run", "-w", "job", "--resume", told=["node1", "No space left", "fix: "])
+    refused(pair, 69, "run", "-w", "job", "--resume", reported=["node1", "No space left", "fix: "])
     (left,) = pair.inv("jobs", "--json").ends(0).json["jobs"]
     assert (left["id"], left["seen_on"]) == (first, [0, 1]), "the new job is taken back on both nodes"
     assert [path.name for path in pair.jobs(0)] == [f"JOB{first}"]
@@ -217,7 +219,7 @@ def test_a_folder_of_the_user_in_the_place_of_a_job_stays(site):
     pair = site(2)
     (pair.root(1) / "JOBmine").mkdir(parents=True)
     pair.root(1).chmod(0o700)
-    refused(pair, 64, *RUN, "--job-id", "mine", told=["node1", "JOBmine", "--job-id"])
+    refused(pair, 64, *RUN, "--job-id", "mine", reported=["node1", "JOBmine", "--job-id"])
     assert not pair.jobs(0)
     assert os.listdir(pair.root(1) / "JOBmine") == []
 
@@ -238,12 +240,12 @@ def test_odd_paths_and_values_arrive_exactly(site):
     pair.conf(ENV={"CONF": value})
     args = ["run", "-w", odd, "--env", f"ODD={value}", "--script", "train.py 'a b' \"$HOME\" '*' ''"]
     done = pair.inv(*args).ends(0)
-    said = json.loads(done.lines("[trainer 0")[0].partition("] ")[2])
-    assert said[0] == value
-    assert said[1] == "q\"'$x\nline"
-    assert said[2] == value
-    assert said[3] == ["a b", "$HOME", "*", ""]
-    assert "ünï 'x" in said[4]
+    output = json.loads(done.lines("[trainer 0")[0].partition("] ")[2])
+    assert output[0] == value
+    assert output[1] == "q\"'$x\nline"
+    assert output[2] == value
+    assert output[3] == ["a b", "$HOME", "*", ""]
+    assert "ünï 'x" in output[4]
 
 
 def test_nothing_is_left_behind_on_the_laptop(site):

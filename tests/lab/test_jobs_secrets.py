@@ -105,15 +105,15 @@ def test_names_that_are_passed_and_names_that_are_not(site):
     (one.home(0) / ".bashrc").write_text(f"{exports}; echo noise from .bashrc\n")
     done = one.inv("run", "-w", "job", env=env).ends(0)
 
-    told = json.loads(done.lines("[trainer 0 node0] {")[0].partition("] ")[2])
-    assert told["MINE"] == "a b"
-    assert told["PADDLE_TRAINER_ID"] == "0"
-    assert told["POD_IP"] == one.lab.address(0)
-    assert not {"UNSET", "OTHER", "http_proxy", "https_proxy"} & set(told)
-    assert told["HF_HOME"] == "/hf"
+    reported = json.loads(done.lines("[trainer 0 node0] {")[0].partition("] ")[2])
+    assert reported["MINE"] == "a b"
+    assert reported["PADDLE_TRAINER_ID"] == "0"
+    assert reported["POD_IP"] == one.lab.address(0)
+    assert not {"UNSET", "OTHER", "http_proxy", "https_proxy"} & set(reported)
+    assert reported["HF_HOME"] == "/hf"
     assert "noise" not in done.out
     known = ("CLUSTERTOOL_", "PADDLE_", "OMPI_", "LOCAL_", "MASTER_", "ROLE_", "TORCHELASTIC_")
-    rest = {name for name in told if not name.startswith(known)}
+    rest = {name for name in reported if not name.startswith(known)}
     assert rest <= {
         "HF_HOME",
         *(

@@ -49,11 +49,11 @@ def by_join(site: Any, folder: Path, job: str, options: Options, toml: Mapping[s
     lab: Lab = site.lab
     values = {name: value for name, value in runpy.run_path(str(site.folder / "conf.py")).items() if name.isupper()}
     cluster = replace(read_cluster(values), hosts=())
-    who = Identity(job, 1.0, "root", identity.token(), *identity.certificate(), asked=job, name=job)
+    owner = Identity(job, 1.0, "root", identity.token(), *identity.certificate(), asked=job, name=job)
     join = JoinFile(
         version=__version__,
         code=join_process.digest(),
-        identity=who,
+        identity=owner,
         cluster=cluster,
         job=read_job(cluster, toml, options),
         nnodes=lab.n,

@@ -49,10 +49,10 @@ def sleeping(lab: Lab, i: int, seconds: str) -> list[int]:
 
 def test_every_node_is_a_machine_of_its_own(trio):
     script = "hostname; cat /proc/sys/kernel/random/boot_id /etc/machine-id; echo $HOME; pwd; ls /sys/class/net | tr '\\n' ' '"
-    said = [log_in(trio, i, script).splitlines() for i in range(3)]
-    assert [lines[0] for lines in said] == ["node0", "node1", "node2"]
-    assert len({lines[1] for lines in said}) == len({lines[2] for lines in said}) == 3
-    assert [lines[3:] for lines in said] == [[str(HOME), str(HOME), "eth0 lo"]] * 3
+    output = [log_in(trio, i, script).splitlines() for i in range(3)]
+    assert [lines[0] for lines in output] == ["node0", "node1", "node2"]
+    assert len({lines[1] for lines in output}) == len({lines[2] for lines in output}) == 3
+    assert [lines[3:] for lines in output] == [[str(HOME), str(HOME), "eth0 lo"]] * 3
 
 
 def test_nodes_and_laptop_reach_each_other_by_name(trio):

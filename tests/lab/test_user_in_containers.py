@@ -72,7 +72,7 @@ def one(
     """A node whose user has the image, with a soft limit of addresses."""
     runtime, _, user = request.param.partition(" ")
     limit = f"ulimit -S -v {MEMORY}"
-    changes = [word for change in IMAGE for word in ("--change", change)]
+    changes = [token for change in IMAGE for token in ("--change", change)]
     tar = image(tmp_path, container_image)
     if runtime == "docker":
         node = docker_daemon.docker_node([f"chmod 711 {HOME}"], users=("ann",))

@@ -45,7 +45,7 @@ class Store:
 
     def fill(self, top: Path) -> None:
         """Import the image."""
-        asked = [word for change in _IMAGE_ENV for word in ("--change", f"ENV {change}")]
+        asked = [token for change in _IMAGE_ENV for token in ("--change", f"ENV {change}")]
         with containers.make_image(top).open("rb") as file:
             self.image = self.run("import", *asked, "-", "ct-test:1", stdin=file).strip()
 

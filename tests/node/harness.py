@@ -65,7 +65,7 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
-def look(pid: int) -> tuple[Process, str, int] | None:
+def sample(pid: int) -> tuple[Process, str, int] | None:
     """(identity, state, parent) of a process."""
     fields = _stat(pid)
     return (Process(pid, int(fields[19])), fields[0], int(fields[1])) if fields else None
@@ -78,7 +78,7 @@ def alive(process: Process) -> bool:
 
 
 def state(process: Process) -> str:
-    found = look(process.pid)
+    found = sample(process.pid)
     return found[1] if found and found[0] == process else ""
 
 
@@ -105,7 +105,7 @@ def descriptors(pid: int) -> list[str]:
 
 def marked(text: str) -> list[Process]:
     """Living processes with `text` anywhere in their environment."""
-    found = [look(pid) for pid in pids() if text.encode() in read(f"/proc/{pid}/environ")]
+    found = [sample(pid) for pid in pids() if text.encode() in read(f"/proc/{pid}/environ")]
     return [one[0] for one in found if one and one[1] not in "ZX"]
 
 
@@ -154,7 +154,7 @@ class Channel:
         self.sent = 0
         self.eof_received, self.status_event = True, threading.Event()  # nothing to wait for at the end
         self.status_event.set()
-        self._said = bytearray()
+        self._output = bytearray()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
@@ -164,7 +164,7 @@ class Channel:
             data = self.popen.stderr.read(4096)
             if not data:
                 return
-            self._said += data
+            self._output += data
 
     def settimeout(self, seconds: float | None) -> None:
         self._timeout = seconds
@@ -192,11 +192,11 @@ class Channel:
         return self.popen.stdin.closed
 
     def recv_stderr_ready(self) -> bool:
-        return bool(self._said)
+        return bool(self._output)
 
     def recv_stderr(self, size: int) -> bytes:
-        data = bytes(self._said[:size])
-        del self._said[:size]
+        data = bytes(self._output[:size])
+        del self._output[:size]
         return data
 
     def close(self) -> None:
@@ -299,7 +299,7 @@ class Client:
         """The agent: a child of the shell that the login has started."""
         shell = self.link.channels[-1].popen.pid
         agents = (pid for pid in pids() if read(f"/proc/{pid}/comm") == b"ct-agent\n")
-        return next(pid for pid in agents if (look(pid) or (None, "", 0))[2] == shell)
+        return next(pid for pid in agents if (sample(pid) or (None, "", 0))[2] == shell)
 
     def kill(self) -> None:
         self.link.channels[-1].kill()
@@ -428,8 +428,10 @@ class Job:
         return Process(event["pid"], event["start"])
 
     def seen(self, node: int = 0) -> set[Process]:
-        words = [line.split() for line in read(str(self.dir(node) / ".clustertool/seen")).splitlines()]
-        return {Process(int(one[0]), int(one[1])) for one in words if one}  # a new supervisor begins with an empty line
+        tokens = [line.split() for line in read(str(self.dir(node) / ".clustertool/seen")).splitlines()]
+        return {
+            Process(int(one[0]), int(one[1])) for one in tokens if one
+        }  # a new supervisor begins with an empty line
 
     def log(self, rank: int = 0, role: str = "trainer", attempt: int = 0) -> bytes:
         process = next(p for p in self.plan.processes if (p.role, p.rank) == (role, rank))
@@ -447,15 +449,15 @@ class Job:
         for process in self.plan.processes:
             if process.role == "trainer":
                 self.says(b"ready", process.rank)
-                self.told(process.rank)
+                self.reported(process.rank)
                 self.rank(process.rank)
         return self
 
-    def told(self, rank: int = 0, role: str = "trainer", count: int = 0) -> list[Process]:
+    def reported(self, rank: int = 0, role: str = "trainer", count: int = 0) -> list[Process]:
         """The processes that a rank has named in its log by `pid 123` lines, `count` at least."""
         until(lambda: self.log(rank, role).count(b"pid ") >= count, f"{count} pids")
         found = [int(line.split()[1]) for line in self.log(rank, role).splitlines() if line.startswith(b"pid ")]
-        processes = [one[0] for one in map(look, found) if one]
+        processes = [one[0] for one in map(sample, found) if one]
         self.known.update(processes)
         return processes
 
@@ -542,9 +544,9 @@ class Bench:
         cluster = replace(cluster, secrets=tuple(secrets))
         facts = given.pop("facts", None) or _facts(nodes)
         certificate, key = identity.certificate()
-        who = Identity(number, time.time(), "tester", identity.token(), certificate, key)
+        owner = Identity(number, time.time(), "tester", identity.token(), certificate, key)
         spec = read_job(cluster, toml, Options(servers=tuple(given.pop("endpoints", ())), **given))
-        made = plan(cluster, spec, facts, who, (), tuple((name, HIDDEN) for name in secrets))
+        made = plan(cluster, spec, facts, owner, (), tuple((name, HIDDEN) for name in secrets))
         self.jobs.append(Job(nodes, made, secrets, toml["env"]))
         return self.jobs[-1]
 

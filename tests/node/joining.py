@@ -23,7 +23,7 @@ from clustertool.model.config.job import Options, read_job
 from clustertool.model.facts import Identity
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint, OwnSettings, to_json
 from clustertool.model.wire import record_lines
-from tests.node.harness import PATIENCE, Process, alive, look, marked, read, until
+from tests.node.harness import PATIENCE, Process, alive, marked, read, sample, until
 
 Line = dict[str, Any]
 
@@ -68,7 +68,7 @@ class Machine:
     @property
     def process(self) -> Process:
         assert self.popen is not None
-        found = look(self.popen.pid)
+        found = sample(self.popen.pid)
         assert found is not None, "it has ended"
         return found[0]
 
@@ -163,12 +163,12 @@ class JoinBench:
         job = read_job(known, toml or {}, Options(command=argv, job_workspace=str(folder or ""), **(options or {})))
         certificate, key = identity.certificate()
         number = fields.pop("id", f"{self.tmp.name[:30]}-{len(self.tokens)}")
-        who = Identity(number, time.time(), "tester", identity.token(), certificate, key)
-        self.tokens.append(who.token)
+        owner = Identity(number, time.time(), "tester", identity.token(), certificate, key)
+        self.tokens.append(owner.token)
         first = JoinFile(
             version=__version__,
             code=join_process.digest(),
-            identity=who,
+            identity=owner,
             cluster=known,
             job=job,
             nnodes=count,

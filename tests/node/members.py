@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from tests.node.harness import PATIENCE, Job, Process, alive, kill, look, until
+from tests.node.harness import PATIENCE, Job, Process, alive, kill, sample, until
 
 _PROGRAM = """
 import json, os, sys
@@ -72,7 +72,7 @@ class Member:
 
     @property
     def process(self) -> Process:
-        found = look(self.popen.pid)
+        found = sample(self.popen.pid)
         assert found is not None, f"member {self.node} has ended"
         return found[0]
 

@@ -52,8 +52,8 @@ time.sleep(1000)
 
 def one_each(*programs: "str | list[str]") -> str:
     """Rank 0 runs the first, rank 1 the second, ..."""
-    words = [["sh", "-c", program] if isinstance(program, str) else program for program in programs]
-    return "\n".join(f"[ $RANK = {rank} ] && exec {shlex.join(argv)}" for rank, argv in enumerate(words))
+    tokens = [["sh", "-c", program] if isinstance(program, str) else program for program in programs]
+    return "\n".join(f"[ $RANK = {rank} ] && exec {shlex.join(argv)}" for rank, argv in enumerate(tokens))
 
 
 # What setproctitle does: the memory that /proc/PID/environ shows is written over.

@@ -19,14 +19,14 @@ ENDS = "echo ready; until [ -e go ]; do sleep 0.05; done"
 COORDINATOR, OTHER = 0, 1
 
 
-def freeze(job: Job, *who: tuple[str, int]) -> None:
-    for kind, node in who:
+def freeze(job: Job, *ranks: tuple[str, int]) -> None:
+    for kind, node in ranks:
         kill(job.process(kind, node), signal.SIGSTOP)
         time.sleep(0.2)  # not a wait: those that are frozen later read what the frozen ones have sent
 
 
-def thaw(job: Job, *who: tuple[str, int]) -> None:
-    for kind, node in who:
+def thaw(job: Job, *ranks: tuple[str, int]) -> None:
+    for kind, node in ranks:
         kill(job.process(kind, node), signal.SIGCONT)
         time.sleep(0.2)  # not a wait: the first ones look around before the others run
 

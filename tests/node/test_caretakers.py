@@ -37,7 +37,7 @@ def started(bench: Bench, program: Any, nodes: int = 1, per_node: int = 1) -> Jo
     job = bench.run(bench.nodes(nodes, LOSS_TIMEOUT=2), program, per_node=per_node).ready()
     for process in job.plan.processes:
         node, rank = process.node, process.rank
-        until(lambda node=node, rank=rank: job.seen(node) >= set(job.told(rank)), "all are in the book")
+        until(lambda node=node, rank=rank: job.seen(node) >= set(job.reported(rank)), "all are in the book")
     return job
 
 
@@ -146,7 +146,7 @@ def test_born_while_the_supervisor_is_frozen(bench: Bench, ender: str) -> None:
     job = started(bench, p.ENV_WIPED_LATE)
     kill(job.process("supervisor"), signal.SIGSTOP)
     (job.dir() / "go").touch()
-    job.told(count=1)
+    job.reported(count=1)
     if ender == "stop":
         kill(job.process("guard"), signal.SIGSTOP)
         assert job.stop(grace=0.1)["state"] == "clean"

@@ -15,7 +15,7 @@ import pytest
 
 from tests import containers
 from tests.node.container_store import Docker, Store, below, open_docker, open_podman
-from tests.node.harness import Bench, Job, alive, kill, look, until
+from tests.node.harness import Bench, Job, alive, kill, sample, until
 
 _LOOP = "sleep 1000 & echo ready; while [ ! -e go ]; do sleep 0.1; done"
 
@@ -152,9 +152,9 @@ def test_kill(contained: Any, store: Store, victim: str) -> None:
     supervisor, main = job.process("supervisor"), job.rank(0)
     if victim in ("client", "conmon"):
         client = next(pid for pid in below(supervisor.pid) if _name(pid) == store.runtime)
-        parent = look(main.pid)[2]  # type: ignore[index]
+        parent = sample(main.pid)[2]  # type: ignore[index]
         assert victim == "client" or _name(parent) == "conmon"
-        kill(look(client if victim == "client" else parent)[0])  # type: ignore[index]
+        kill(sample(client if victim == "client" else parent)[0])  # type: ignore[index]
     elif victim == "main":
         kill(main)
     elif isinstance(store, Docker) and victim == "daemon":
@@ -248,7 +248,7 @@ def test_container_without_processes(contained: Any, store: Store) -> None:
     kill(job.process("guard"))
     if isinstance(store, Docker):
         store.kill()
-    for pid in [*below(supervisor.pid), *below(look(main.pid)[2]), supervisor.pid]:  # type: ignore[index]
+    for pid in [*below(supervisor.pid), *below(sample(main.pid)[2]), supervisor.pid]:  # type: ignore[index]
         with contextlib.suppress(ProcessLookupError):  # it has ended because another one has
             os.kill(pid, signal.SIGKILL)
     job.gone()

@@ -360,7 +360,7 @@ def test_a_request_in_pieces_is_answered(served: Served) -> None:
 
 
 @pytest.fixture
-def as_nobody(tmp_path: Path) -> Iterator[None]:
+def as_other_user(tmp_path: Path) -> Iterator[None]:
     if os.getuid():
         pytest.skip("needs root")
     opened = [folder for folder in (tmp_path, *tmp_path.parents) if folder.stat().st_mode & 0o001 == 0]
@@ -372,12 +372,12 @@ def as_nobody(tmp_path: Path) -> Iterator[None]:
         folder.chmod(mode)
 
 
-def by_nobody(code: str, *args: str) -> subprocess.CompletedProcess[str]:
+def by_other_user(code: str, *args: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-c", f"import os, socket, sys\nos.setuid({OTHER_UID})\n{code}", *args]
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=20)
 
 
-def test_another_user_cannot_connect_and_would_not_be_answered(served: Served, as_nobody: None) -> None:
+def test_another_user_cannot_connect_and_would_not_be_answered(served: Served, as_other_user: None) -> None:
     code = f"""
 os.chdir(sys.argv[1])
 sock = socket.socket(socket.AF_UNIX)
@@ -388,15 +388,15 @@ print(sock.recv(100))
     ours = Path(served.paths.ours)
     for folder in (ours, ours.parent):
         folder.chmod(0o755)
-    assert "PermissionError" in by_nobody(code, str(ours)).stderr, "by the mode of the socket"
+    assert "PermissionError" in by_other_user(code, str(ours)).stderr, "by the mode of the socket"
     (ours / "control").chmod(0o666)
-    done = by_nobody(code, str(ours))
+    done = by_other_user(code, str(ours))
     assert done.stdout == "b''\n" or "ConnectionResetError" in done.stderr or "BrokenPipeError" in done.stderr
     assert not served.asked
     assert supervisor_client.ask(served.paths, {"type": "bundle"}, 10.0) is not None, "the user is answered"
 
 
-def test_the_socket_of_another_user_is_not_trusted(tmp_path: Path, as_nobody: None) -> None:
+def test_the_socket_of_another_user_is_not_trusted(tmp_path: Path, as_other_user: None) -> None:
     """What another user puts in the place of the socket gets no request."""
     where = JobPaths(str(tmp_path), "J")
     os.makedirs(where.ours)

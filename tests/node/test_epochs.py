@@ -277,7 +277,7 @@ def test_a_node_is_released(join_bench: JoinBench) -> None:
     end([machines[0], machines[2]])
 
 
-LAST_WORDS = """
+LAST_LINES = """
     trap 'sleep 1; echo saved; exit 0' TERM
     echo epoch $CLUSTERTOOL_ATTEMPT rank $RANK of $WORLD_SIZE
     while :; do sleep 0.05; done
@@ -289,7 +289,7 @@ LAST_WORDS = """
 )
 def test_a_node_that_is_shut_down_leaves_and_the_others_go_on(join_bench: JoinBench, number: int, code: int) -> None:
     """Its ranks have the grace of the job, and no restart is used. It is not lost: nothing waits for its lease."""
-    machines = elastic(join_bench.job(3, LAST_WORDS), 2, 3)
+    machines = elastic(join_bench.job(3, LAST_LINES), 2, 3)
     start(machines)
     machines[2].says("epoch 0 rank 2 of 3", 2)
     machines[2].signal(number)
@@ -321,7 +321,7 @@ def test_a_machine_that_ends_all_its_processes_at_once_has_no_failed_rank(join_b
 
 @pytest.mark.parametrize("those", [(1, 2), (0,), (0, 1, 2)], ids=["too many", "the coordinator", "all"])
 def test_a_job_of_which_too_little_is_left_ends(join_bench: JoinBench, those: tuple[int, ...]) -> None:
-    machines = elastic(join_bench.job(3, LAST_WORDS), 2, 3)
+    machines = elastic(join_bench.job(3, LAST_LINES), 2, 3)
     start(machines)
     for rank, machine in enumerate(machines):
         machine.says(f"epoch 0 rank {rank} of 3", rank)
@@ -400,8 +400,8 @@ def test_a_member_does_not_join_another_job_at_the_coordinators_place(join_bench
     machines = running(elastic(join_bench.job(2, WAIT), 1, 2, timeout=30.0))
     machines[0].signal(signal.SIGKILL)
     machines[0].wait()
-    who = replace(machines[0].join.identity, job_id="another-job")
-    machines[0].join = replace(machines[0].join, identity=who)
+    owner = replace(machines[0].join.identity, job_id="another-job")
+    machines[0].join = replace(machines[0].join, identity=owner)
     machines[0].start()
     assert machines[1].wait() == 75
     assert "is a member of job" in machines[1].error and "another one, another-job" in machines[1].error

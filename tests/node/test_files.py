@@ -24,7 +24,7 @@ from clustertool.node.storage.reserving_journal import ReservingJournal
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, alive, until
 
-NOBODY = 65534
+OTHER_UID = 65534
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as a second user")
 
 
@@ -37,13 +37,13 @@ def open_tmp() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def by_nobody(do: Callable[[], None]) -> None:
+def by_other_user(do: Callable[[], None]) -> None:
     """In a child that is another user."""
     pid = os.fork()
     if pid == 0:
         try:
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
+            os.setgid(OTHER_UID)
+            os.setuid(OTHER_UID)
             do()
         except BaseException:  # noqa: BLE001 - the child must not come back
             os._exit(1)
@@ -112,7 +112,7 @@ def test_neighbour_plants_our_own_folder(bench: Bench, open_tmp: Path, what: str
         path.chmod(0o1777)
     ours = root / OURS
     make = {"link": lambda: ours.symlink_to(trap), "directory": lambda: ours.mkdir(mode=0o777), "file": ours.touch}
-    by_nobody(make[what])
+    by_other_user(make[what])
     nodes = bench.nodes(1, root=root)
     job = bench.job(nodes, "true")
     with pytest.raises(PreflightError, match="not a directory of yours"):
@@ -125,9 +125,9 @@ def test_neighbour_owns_root(bench: Bench, open_tmp: Path) -> None:
     """A ROOT_DIR of somebody else, and a link that somebody else made, are errors of the probe and of the placing."""
     theirs, link = open_tmp / "theirs", open_tmp / "link"
     theirs.mkdir()
-    os.chown(theirs, NOBODY, NOBODY)
+    os.chown(theirs, OTHER_UID, OTHER_UID)
     link.symlink_to(bench.tmp)
-    os.lchown(link, NOBODY, NOBODY)
+    os.lchown(link, OTHER_UID, OTHER_UID)
     for root, why in ((theirs, f"{theirs} belongs to user nobody"), (link, f"{link} belongs to user nobody")):
         nodes = bench.nodes(1, root=root)
         assert [problem[0] for problem in nodes[0].probe()["problems"]] == ["root"]
@@ -379,12 +379,12 @@ def test_disk_is_full_when_a_rank_starts(small_disk: Path, bench: Bench) -> None
     summary = job.nodes[0].ask("jobs")["jobs"][0]
     (job.dir() / "ballast").unlink()
     assert summary["state"] == "failed"
-    told = (
+    reported = (
         "No space left on device",
         f"the disk of {small_disk} is full",
         "cannot start 'no-such-program'",
     )  # who was first
-    assert any(text in summary["reason"] for text in told), summary
+    assert any(text in summary["reason"] for text in reported), summary
 
 
 def test_no_room_for_a_job(small_disk: Path, bench: Bench) -> None:
@@ -431,15 +431,15 @@ def test_many_neighbours_in_a_sticky_root(open_tmp: Path) -> None:
     open_tmp.chmod(0o1777)
     if os.getuid() == 0:
         assert files.resolve(str(open_tmp)) == str(open_tmp)
-        by_nobody(lambda: _own_root(open_tmp))
-        assert (open_tmp / str(NOBODY)).stat().st_uid == NOBODY
+        by_other_user(lambda: _own_root(open_tmp))
+        assert (open_tmp / str(OTHER_UID)).stat().st_uid == OTHER_UID
     else:
         assert files.resolve(str(open_tmp)) == str(open_tmp)  # it is this user's own
 
 
 def _own_root(top: Path) -> None:
     root = files.resolve(str(top))
-    assert root == str(top / str(NOBODY))
+    assert root == str(top / str(OTHER_UID))
     files.make_root(root)
     assert (Path(root) / OURS / "marker").exists()
 

@@ -19,7 +19,7 @@ from clustertool.model.facts import Facts, read_facts
 from clustertool.node.devices import locks
 from clustertool.node.system import processes
 from tests.node import programs as p
-from tests.node.harness import Bench, Job, Node, Process, alive, cpu, descriptors, kill, look, pythons, read, until
+from tests.node.harness import Bench, Job, Node, Process, alive, cpu, descriptors, kill, pythons, read, sample, until
 from tests.node.joining import JoinBench, tasks
 from tests.nvml import Driver, copy
 
@@ -172,7 +172,7 @@ def test_a_makers_tool_that_hangs_goes_with_it(bench: Bench, tmp_path: Path) -> 
     nodes = bench.nodes(1, env={"PATH": path}, DEVICE_KIND="npu")
     job = bench.run(nodes, p.PLAIN, devices="0", facts=with_a(nodes[0], "npu")).ready()
     until(lambda: read(f"{tool}.pid").strip(), "the tool runs")
-    found = look(int(read(f"{tool}.pid")))
+    found = sample(int(read(f"{tool}.pid")))
     assert found is not None and processes.descendants(gauges(job)[0].pid)
     job.stop()
     job.gone()

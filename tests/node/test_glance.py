@@ -10,7 +10,7 @@ import pytest
 
 from clustertool.node.jobs.live_sample import LiveSampler
 from tests.node.harness import Bench, Node, cpu, kill, until
-from tests.node.test_nvml import look
+from tests.node.test_nvml import sample
 from tests.nvml import Driver, copy
 
 TALKS = "i=0; while :; do i=$((i+1)); echo step $i; sleep 0.05; done"
@@ -79,17 +79,17 @@ def test_a_rank_of_a_machine_that_crashed_is_lost(bench: Bench) -> None:
     for process in (job.process("guard"), job.process("supervisor"), job.rank()):
         kill(process)
     assert ranks(node)[0]["state"] == "lost"
-    told = node.ask("status", job=job.id)
-    assert (told["supervised"], told["output"][0][:4]) == (False, ["trainer", 0, None, 8.0])
+    reported = node.ask("status", job=job.id)
+    assert (reported["supervised"], reported["output"][0][:4]) == (False, ["trainer", 0, None, 8.0])
 
 
 def test_the_places_of_all_ranks_are_named_now_and_then(bench: Bench) -> None:
     nodes = bench.nodes(2)
     job = bench.run(nodes, "echo ready; exec sleep 1000", per_node=2).ready()
-    looks = [glance(nodes[0])["jobs"][0] for _ in range(21)]
+    samples = [glance(nodes[0])["jobs"][0] for _ in range(21)]
     job.stop()
-    assert sum("plan" in look for look in looks) in (2, 3)
-    plan = next(look["plan"] for look in looks if "plan" in look)
+    assert sum("plan" in sample for sample in samples) in (2, 3)
+    plan = next(sample["plan"] for sample in samples if "plan" in sample)
     assert plan["places"] == [["trainer", 0, 0, 2, 2]] and len(plan["nodes"]) == 2
 
 
@@ -114,7 +114,7 @@ def test_progress_bars_and_silence(tmp_path: Path) -> None:
 
 def test_devices_are_reported_in_short(bench: Bench, driver: Driver) -> None:
     node = bench.nodes(1, env={"LD_LIBRARY_PATH": str(driver.folder)})[0]
-    look(node)
+    sample(node)
     import os
 
     driver.runs((2, os.getpid(), 1024))
@@ -134,13 +134,13 @@ def test_it_costs_less_than_a_hundredth_of_a_core(bench: Bench, driver: Driver) 
         ours.mkdir(parents=True)
         (ours / "marker").touch()
         (ours / "events.jsonl").write_text('{"e":"job","id":"old"}\n{"e":"ended","t":1}\n')
-    look(node)
+    sample(node)
     job = bench.run([node], TALKS, per_node=8)
     until(lambda: len(ranks(node)) == 8)
-    before, looks = cpu(node.client.pid), 60
-    for _ in range(looks):
+    before, samples = cpu(node.client.pid), 60
+    for _ in range(samples):
         assert len(ranks(node)) == 8
-    each = (cpu(node.client.pid) - before) / looks
+    each = (cpu(node.client.pid) - before) / samples
     job.stop()
     assert each < 0.01, f"{1000 * each:.1f} ms of CPU for a glance"
 

@@ -13,15 +13,15 @@ from clustertool.node.ports import reservations
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, kill, until
 
-NOBODY = 65534
+OTHER_UID = 65534
 
 
-def as_nobody(work: Callable[[], None]) -> int:
+def as_other_user(work: Callable[[], None]) -> int:
     """The exit code of a child of another user: 0, or 1 if `work` raised PortHeld."""
     pid = os.fork()
     if pid == 0:
         try:
-            os.setresuid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(OTHER_UID, OTHER_UID, OTHER_UID)
             work()
             os._exit(0)
         except PortInUse as error:
@@ -37,15 +37,15 @@ def test_another_user_cannot_have_it_until_it_is_given_back() -> None:
     mine.take([7, 8])
     assert {port: reservations.reserved()[port] for port in (7, 8)} == {7: [0], 8: [0]}
     assert reservations.holder(7, [0]) == "a job of user root"
-    assert as_nobody(lambda: theirs.take([7])) == 1
-    assert as_nobody(lambda: theirs.take([9])) == 0
+    assert as_other_user(lambda: theirs.take([7])) == 1
+    assert as_other_user(lambda: theirs.take([9])) == 0
     reservations.Reservations().take([7])  # another node of my job on this machine
     mine.close()
     assert not {7, 8, 9} & set(reservations.reserved())
-    assert as_nobody(lambda: theirs.take([7])) == 0
+    assert as_other_user(lambda: theirs.take([7])) == 0
 
 
-def held_by(job: Job) -> set[int]:
+def reserved_by(job: Job) -> set[int]:
     wanted = {port for process in job.plan.processes for port in process.ports}
     return wanted & set(reservations.reserved())
 
@@ -53,17 +53,17 @@ def held_by(job: Job) -> set[int]:
 def test_a_job_holds_its_ports_as_long_as_it_lives(bench: Bench) -> None:
     job = bench.run(bench.nodes(2), p.PLAIN, pserver=p.PSERVER)
     job.ready()
-    assert held_by(job) == {port for process in job.plan.processes for port in process.ports}
-    busy = job.nodes[0].probe(ports=sorted(held_by(job)))
-    assert held_by(job) <= set(busy["busy"])
+    assert reserved_by(job) == {port for process in job.plan.processes for port in process.ports}
+    busy = job.nodes[0].probe(ports=sorted(reserved_by(job)))
+    assert reserved_by(job) <= set(busy["busy"])
     job.stop()
     job.gone()
-    until(lambda: not held_by(job))
+    until(lambda: not reserved_by(job))
 
 
 def test_a_supervisor_that_is_killed_holds_nothing(bench: Bench) -> None:
     job = bench.run(bench.nodes(1), p.PLAIN).ready()
-    assert held_by(job)
+    assert reserved_by(job)
     kill(job.process("supervisor"), signal.SIGKILL)
     job.gone()
-    until(lambda: not held_by(job))
+    until(lambda: not reserved_by(job))

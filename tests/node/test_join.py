@@ -225,9 +225,9 @@ def test_a_version_whose_offer_has_other_settings(join_bench: JoinBench) -> None
     machines = join_bench.job(2)
     machines[0].start()
     machines[0].until("waiting")
-    who = machines[0].join.identity
+    owner = machines[0].join.identity
     sock = socket.create_connection(("127.0.0.21", machines[0].join.coordinator.port))
-    wire = TlsLink(sock, context(who.certificate, who.key, server=False), server=False, max_header=1 << 16)
+    wire = TlsLink(sock, context(owner.certificate, owner.key, server=False), server=False, max_header=1 << 16)
     common = {"type": "offer", "index": 1, "nnodes": 2, "address": "127.0.0.1", "coordinator": "", "hostname": "other"}
     wire.send({**common, "version": "9.9", "code": "f" * 32, "sender": ["boot", 1, 2], "own": {"unheard_of": 1}})
     answer = until(wire.turn, "an answer")[0]

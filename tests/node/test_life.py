@@ -43,12 +43,12 @@ def test_exit_code(bench: Bench, code: int) -> None:
     assert outcome["reason"] == f"trainer 0 on {job.nodes[0].host.name} ended with exit code {code}"
 
 
-@pytest.mark.parametrize("number, word", [(9, "killed"), (11, "segmentation fault"), (15, "terminated")])
-def test_signal(bench: Bench, number: int, word: str) -> None:
+@pytest.mark.parametrize("number, argument", [(9, "killed"), (11, "segmentation fault"), (15, "terminated")])
+def test_signal(bench: Bench, number: int, argument: str) -> None:
     job = bench.run(None, f"kill -{number} $$; sleep 1000")
     outcome = job.ended()
     assert outcome["code"] == 128 + number
-    assert f"signal {number} ({word})" in outcome["reason"]
+    assert f"signal {number} ({argument})" in outcome["reason"]
     assert (job.events(0, "exited")[0]["signal"], job.events(0, "exited")[0]["stopped"]) == (number, False)
 
 

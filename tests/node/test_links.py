@@ -196,7 +196,7 @@ def reset(address: tuple[str, int]) -> socket.socket:
     return sock
 
 
-def _tls(address: tuple[str, int], pair: tuple[str, str] | None, said: bytes) -> socket.socket:
+def _tls(address: tuple[str, int], pair: tuple[str, str] | None, output: bytes) -> socket.socket:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if pair:
@@ -204,7 +204,7 @@ def _tls(address: tuple[str, int], pair: tuple[str, str] | None, said: bytes) ->
     sock: socket.socket = socket.create_connection(address)
     with contextlib.suppress(OSError):
         sock = context.wrap_socket(sock)
-        sock.sendall(said)
+        sock.sendall(output)
     return sock
 
 

@@ -36,7 +36,7 @@ def address_of(node: Node) -> str:
 
 def tried(node: Node, *targets: tuple[int, str, int], token: str = TOKEN, seconds: float = 5.0) -> dict[int, str]:
     answer = node.ask("link-try", token=token, seconds=seconds, targets=[list(target) for target in targets])
-    return {port: word for _, port, word, _ in answer["tries"]}
+    return {port: argument for _, port, argument, _ in answer["tries"]}
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def listening(bench: Bench) -> tuple[list[Node], str, int]:
 def test_a_node_reaches_another(listening: tuple[list[Node], str, int]) -> None:
     nodes, address, port = listening
     answer = nodes[0].ask("link-try", token=TOKEN, seconds=5.0, targets=[[1, address, port]] * 300)
-    assert {(node, at, word) for node, at, word, _ in answer["tries"]} == {(1, port, "ok")}
+    assert {(node, at, argument) for node, at, argument, _ in answer["tries"]} == {(1, port, "ok")}
     assert len(answer["tries"]) == 300
     assert all(0 < seconds < 5 for *_, seconds in answer["tries"])
 
@@ -64,9 +64,11 @@ def test_the_time_is_that_of_the_network(listening: tuple[list[Node], str, int])
     os.kill(agent, signal.SIGSTOP)
     threading.Timer(1.5, os.kill, (agent, signal.SIGCONT)).start()
     start = time.monotonic()
-    ((_, _, word, seconds),) = nodes[0].ask("link-try", token=TOKEN, seconds=1.0, targets=[[1, address, port]])["tries"]
+    ((_, _, argument, seconds),) = nodes[0].ask("link-try", token=TOKEN, seconds=1.0, targets=[[1, address, port]])[
+        "tries"
+    ]
     assert time.monotonic() - start > 1.4
-    assert word == "ok" and 0 < seconds < 1.0
+    assert argument == "ok" and 0 < seconds < 1.0
 
 
 def test_each_error_has_a_name(listening: tuple[list[Node], str, int]) -> None:
@@ -85,12 +87,12 @@ def test_each_error_has_a_name(listening: tuple[list[Node], str, int]) -> None:
         thread = threading.Thread(target=shout)
         thread.start()
         here = "127.0.0.1"
-        words = tried(
+        tokens = tried(
             nodes[0], (1, here, other), (1, here, ports[0]), (1, here, ports[1]), (2, address, port), seconds=3.0
         )
         thread.join()
         contact[0].close()
-    assert words == {
+    assert tokens == {
         other: "refused",
         ports[0]: "no answer of the agent",
         ports[1]: "something else listens there",
@@ -111,23 +113,23 @@ def test_strangers_learn_nothing_and_disturb_nothing(listening: tuple[list[Node]
         silent = [stranger() for _ in range(50)]
         wrong = stranger()
         wrong.sendall(secrets.token_hex(16).encode() + b"w")
-        assert said(wrong) == b""
+        assert output(wrong) == b""
         almost = stranger()
         almost.sendall(TOKEN.encode()[:-1])
         rude = stranger()
         rude.sendall(b"\0" * 100_000)
-        assert said(rude) == b""
+        assert output(rude) == b""
         for sock in silent[:5]:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset, not an end
             sock.close()
         assert tried(nodes[0], (1, address, port)) == {port: "ok"}
         start = time.monotonic()
-        assert [said(sock) for sock in (almost, *silent[5:])] == [b""] * 46  # they are put out after 2 s
+        assert [output(sock) for sock in (almost, *silent[5:])] == [b""] * 46  # they are put out after 2 s
         assert time.monotonic() - start < 20
         assert tried(nodes[0], (1, address, port)) == {port: "ok"}
 
 
-def said(sock: socket.socket) -> bytes:
+def output(sock: socket.socket) -> bytes:
     try:
         return sock.recv(100)
     except ConnectionError:
@@ -187,9 +189,9 @@ def test_a_job_that_wants_a_port_of_a_check_is_reported(bench: Bench) -> None:
     node = bench.nodes(1)[0]
     port = free_port()
     assert opened(node, 0, port) == [port]
-    with pytest.raises(PortInUse, match=r"in use by job \(check\)") as told:
+    with pytest.raises(PortInUse, match=r"in use by job \(check\)") as reported:
         claims.claim([port], "mine", str(node.root))
-    assert "wait" in told.value.fix
+    assert "wait" in reported.value.fix
     node.ask("link-close")
     Path(node.root, "JOBmine").mkdir(parents=True)
     claims.claim([port], "mine", str(node.root))

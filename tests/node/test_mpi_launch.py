@@ -15,7 +15,7 @@ import pytest
 from clustertool.errors import ClustertoolError
 from clustertool.model.paths import JobPaths
 from clustertool.node.jobs import supervisor_client
-from tests.node.harness import Bench, Job, Process, alive, kill, look, read, until
+from tests.node.harness import Bench, Job, Process, alive, kill, read, sample, until
 
 _RANK = ["/bin/sh", "-c", 'exec /bin/sh "$CLUSTERTOOL_MPI_RANK"']
 
@@ -135,7 +135,7 @@ def test_ranks_are_children_of_their_supervisors(bench: Bench, mpirun: Any) -> N
     job.ready()
     for rank in range(6):
         node = rank // 2
-        found = look(job.rank(rank).pid)
+        found = sample(job.rank(rank).pid)
         assert found is not None and found[2] == job.process("supervisor", node).pid
         assert b"rank %d of 6 at %d\n" % (rank, node) in job.log(rank)
         environ = read(f"/proc/{job.rank(rank).pid}/environ")

@@ -30,7 +30,7 @@ def node_with(bench: Bench, driver: Driver, **given: Any) -> Node:
     return bench.nodes(1, env={"LD_LIBRARY_PATH": str(driver.folder)}, **given)[0]
 
 
-def look(node: Node) -> dict[str, Any]:
+def sample(node: Node) -> dict[str, Any]:
     """As devices_of() of fleet/fleet.py asks, one node at a time."""
     digest, data = node_bundle.nvml()
     answer = node.ask("devices", nvml=digest)
@@ -43,7 +43,7 @@ def look(node: Node) -> dict[str, Any]:
 def test_eight_cards_one_of_them_sick(bench: Bench, driver: Driver) -> None:
     node = node_with(bench, driver)
     driver.runs((1, os.getpid(), 3000), (1, 999_999_999, 100))
-    found = look(node)
+    found = sample(node)
     assert (found["kind"], found["ids"], found["problem"]) == ("gpu", list(range(8)), "")
     assert (found["driver"], found["cuda"]) == ("550.54.15", "12.4")
     devices = found["devices"]
@@ -88,7 +88,7 @@ def test_eight_cards_one_of_them_sick(bench: Bench, driver: Driver) -> None:
 
 def test_a_card_fell_off_the_bus(bench: Bench, driver: Driver) -> None:
     driver.loses_a_card()
-    devices = look(node_with(bench, driver))["devices"]
+    devices = sample(node_with(bench, driver))["devices"]
     assert [device["problem"] for device in devices] == [""] * 6 + ["GPU is lost", ""]
     assert devices[6]["processes"] == [] and devices[7]["temperature"] == 47
 
@@ -102,7 +102,7 @@ def test_the_module_is_sent_once_and_only_where_it_is_needed(bench: Bench, drive
     assert not list(home.rglob("pynvml.py"))
     node = bench.nodes(1, env={"HOME": str(home), "LD_LIBRARY_PATH": str(driver.folder)})[0]
     assert node.ask("devices", nvml=digest)["need"] == digest
-    look(node)
+    sample(node)
     assert "need" not in node.ask("devices", nvml=digest)
     node.open()
     assert "need" not in node.ask("devices", nvml=digest)
@@ -113,12 +113,12 @@ def test_a_module_that_was_changed_on_the_node_is_not_run(bench: Bench, driver: 
     home.mkdir()
     digest, data = node_bundle.nvml()
     node = bench.nodes(1, env={"HOME": str(home), "LD_LIBRARY_PATH": str(driver.folder)})[0]
-    look(node)
+    sample(node)
     [kept] = home.rglob("pynvml.py")
     kept.write_text("raise SystemExit('not ours')\n")
     node.open()
     assert node.ask("devices", nvml=digest)["need"] == digest
-    assert len(look(node)["devices"]) == 8
+    assert len(sample(node)["devices"]) == 8
     for wrong in (data[:-1] + b"!", zlib.compress(b"other"), b""):
         with pytest.raises(PreflightError, match="damaged"):
             node.ask("module", nvml=digest, data=base64.b64encode(wrong).decode())
@@ -129,25 +129,25 @@ def test_a_home_that_takes_nothing(bench: Bench, driver: Driver, tmp_path: Path)
     home = tmp_path / "closed"
     home.mkdir(mode=0o500)
     node = bench.nodes(1, env={"HOME": str(home), "LD_LIBRARY_PATH": str(driver.folder)})[0]
-    assert len(look(node)["devices"]) == 8
+    assert len(sample(node)["devices"]) == 8
 
 
 def test_no_home(bench: Bench, driver: Driver) -> None:
     """The module then runs from memory."""
     node = bench.nodes(1, env={"HOME": "/proc/no-home", "LD_LIBRARY_PATH": str(driver.folder)})[0]
-    assert len(look(node)["devices"]) == 8
+    assert len(sample(node)["devices"]) == 8
 
 
 @pytest.mark.chaos
 def test_a_driver_that_hangs_does_not_hold_the_agent(bench: Bench, driver: Driver) -> None:
     """It is told as a problem, at once the second time, and the agent ends when its laptop goes."""
     node = node_with(bench, driver)
-    look(node)
+    sample(node)
     driver.hangs()
-    found = look(node)
+    found = sample(node)
     assert found["problem"].startswith("NVML does not answer for 15 s")
     assert [device["index"] for device in found["devices"]] == list(range(8))
-    assert look(node)["problem"] == found["problem"]
+    assert sample(node)["problem"] == found["problem"]
     client, pid = node.client, node.client.pid
     client.close()
     until(lambda: not Path(f"/proc/{pid}").exists(), "the agent ends")
@@ -160,10 +160,10 @@ def test_the_job_of_a_process(bench: Bench, driver: Driver) -> None:
     rank = job.rank(0)
     child = int(until(lambda: job.log().split()[:1])[0])
     driver.runs((0, rank.pid, 10), (3, child, 20))
-    devices = look(node)["devices"]
-    told = {"job": job.id, "role": "trainer", "rank": "0", "user": USER}
+    devices = sample(node)["devices"]
+    reported = {"job": job.id, "role": "trainer", "rank": "0", "user": USER}
     for device in (devices[0], devices[3]):
-        assert {key: device["processes"][0][key] for key in told} == told
+        assert {key: device["processes"][0][key] for key in reported} == reported
     job.stop()
 
 

@@ -102,8 +102,8 @@ def test_ranks_without_supervisor_and_guard_are_named_until_they_are_ended(bench
 def test_ranks_that_wiped_their_environment_are_found_by_the_record(bench: Bench) -> None:
     nodes = bench.nodes(1)
     job = bench.run(nodes, p.ENV_WIPED).ready()
-    told = set(job.told(count=1))
-    until(lambda: job.seen() >= told, "all are recorded")
+    reported = set(job.reported(count=1))
+    until(lambda: job.seen() >= reported, "all are recorded")
     kill_caretakers(job)
     kill(job.rank())
     (found,) = until(lambda: [one for one in listed(nodes[0])["jobs"] if one["left"]], "it is listed")

@@ -36,7 +36,7 @@ def test_facts(bench: Bench) -> None:
     assert facts.netns == os.readlink("/proc/self/ns/net")
     assert facts.rsync == (shutil.which("rsync") is not None)
     assert list(facts.ephemeral) == [
-        int(word) for word in Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+        int(token) for token in Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     ]
     assert abs(facts.time - time.time()) < 60
     free = shutil.disk_usage("/tmp").free
@@ -64,8 +64,8 @@ def test_holder_of_a_job(bench: Bench) -> None:
 
     job = bench.run(nodes, "echo ready; exec sleep 1000", pserver=p.PSERVER).ready()
     port = next(process.ports[0] for process in job.plan.processes if process.role == "pserver")
-    told = dict(nodes[0].probe(ports=[port])["listeners"])
-    assert f"of job {job.id} (pid {job.rank(0, 'pserver').pid}, user" in told[port]
+    reported = dict(nodes[0].probe(ports=[port])["listeners"])
+    assert f"of job {job.id} (pid {job.rank(0, 'pserver').pid}, user" in reported[port]
     job.stop()
 
 
@@ -110,9 +110,9 @@ def test_real_interface(bench: Bench) -> None:
     """Against `ip`, for every interface with an IPv4 address."""
     if not shutil.which("ip"):
         pytest.skip("needs ip (package iproute2)")
-    told = subprocess.run(["ip", "-4", "-o", "addr"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    reported = subprocess.run(["ip", "-4", "-o", "addr"], stdout=subprocess.PIPE, text=True, check=True).stdout
     node = bench.nodes(1)[0]
-    for name, address in re.findall(r"^\d+: (\S+)\s+inet ([\d.]+)", told, re.M):
+    for name, address in re.findall(r"^\d+: (\S+)\s+inet ([\d.]+)", reported, re.M):
         answer = node.probe(address=address, explicit_address=address)
         assert (answer["address"], answer["nic"]) == (address, name)
 
@@ -122,17 +122,17 @@ def test_root_problems(bench: Bench) -> None:
     file.touch()
     node = bench.nodes(1)[0]
 
-    def told(root: str) -> list[list[str]]:
+    def reported(root: str) -> list[list[str]]:
         return list(node.probe(root_dir=root)["problems"])
 
-    assert told(str(bench.tmp / "not" / "yet" / "there")) == []
-    assert f"{file} is no directory" in told(str(file / "below"))[0][2]
-    assert f"{file} is no directory" in told(str(file))[0][2]
-    assert told("~/clustertool") == []
+    assert reported(str(bench.tmp / "not" / "yet" / "there")) == []
+    assert f"{file} is no directory" in reported(str(file / "below"))[0][2]
+    assert f"{file} is no directory" in reported(str(file))[0][2]
+    assert reported("~/clustertool") == []
     closed = bench.tmp / "closed"
     closed.mkdir(mode=0o500)
     if os.getuid():  # root may write everywhere
-        assert "not writable" in told(str(closed / "below"))[0][2]
+        assert "not writable" in reported(str(closed / "below"))[0][2]
 
 
 def test_job_workspace(bench: Bench) -> None:

@@ -77,10 +77,10 @@ def test_versions_of_the_jobs_own_python(bench: Bench, tmp_path: Path) -> None:
     facts = asked(
         bench, env={"PYTHONPATH": str(site)}, packages=["paddle", "my-thing", "othername", "numpy", "no-such"]
     )
-    told = dict(facts.packages)
-    assert told.pop("python") == ".".join(map(str, sys.version_info[:3]))
-    assert told.pop("numpy") == metadata.version("numpy")
-    assert told == {"paddle": "2.6.2.post1", "my-thing": "0.3+cu118", "othername": "7", "no-such": ""}
+    reported = dict(facts.packages)
+    assert reported.pop("python") == ".".join(map(str, sys.version_info[:3]))
+    assert reported.pop("numpy") == metadata.version("numpy")
+    assert reported == {"paddle": "2.6.2.post1", "my-thing": "0.3+cu118", "othername": "7", "no-such": ""}
     assert facts.examined and facts.problems == ()
 
 
@@ -129,10 +129,10 @@ def test_no_python3_in_the_jobs_environment(bench: Bench, tmp_path: Path) -> Non
 def test_a_prelude_that_never_ends_is_ended_with_all_it_started(tmp_path: Path) -> None:
     mark = f"MARK_{os.getpid()}_{time.monotonic_ns()}"
     start = time.monotonic()
-    told, ((column, level, what, _),) = job_environment.read_versions(
+    reported, ((column, level, what, _),) = job_environment.read_versions(
         {**JOB, "prelude": f"export {mark}=1; sleep 600 & sleep 600"}, limit=0.5
     )
-    assert (told, column, level, what) == ({}, "packages", "error", "PRELUDE and python3 did not end within 0.5 s")
+    assert (reported, column, level, what) == ({}, "packages", "error", "PRELUDE and python3 did not end within 0.5 s")
     assert time.monotonic() - start < 20
     until(lambda: not marked(mark), "nothing of it lives")
 

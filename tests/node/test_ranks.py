@@ -50,7 +50,7 @@ class Rank:
         finally:
             os.close(fd)
 
-    def said(self, *argv: str, **given: int) -> str:
+    def output(self, *argv: str, **given: int) -> str:
         pid, why = self.start(*argv, **given)
         assert not why
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, self.log.read_text()
@@ -67,7 +67,7 @@ def test_what_it_has(rank: Rank) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     leak = os.open("/dev/zero", os.O_RDONLY)
     try:
-        told = rank.said(
+        reported = rank.output(
             "sh",
             "-c",
             "pwd; echo $A $RANK $CLUSTERTOOL_ATTEMPT; ulimit -n; ls -l /proc/self/fd | grep -c zero; : > made;"
@@ -78,7 +78,7 @@ def test_what_it_has(rank: Rank) -> None:
     finally:
         os.close(leak)
         assert os.umask(mask) == 0o077
-    folder, values, limit, files, null, session, pid, bad, blocked, ignored = told.splitlines()
+    folder, values, limit, files, null, session, pid, bad, blocked, ignored = reported.splitlines()
     assert (folder, values, limit, null, bad) == (str(rank.folder), "b c 3 0", "200", "/dev/null", "bad")
     assert files == "0", "what is open here is not open there"
     assert session == pid, "it leads a session"
@@ -96,8 +96,8 @@ def test_programs_are_searched_in_its_own_path(rank: Rank) -> None:
         (folder / "tool").write_text(f"#!/bin/sh\necho {name}\n")
         (folder / "tool").chmod(mode)
     rank.spec["common"]["PATH"] = f"/nowhere:{rank.folder}/log:{rank.folder}/two:one:{os.environ['PATH']}"
-    assert rank.said("tool") == "one\n", "what cannot be run is passed by, and folders may be relative"
-    assert rank.said("one/tool") == "one\none\n"
+    assert rank.output("tool") == "one\n", "what cannot be run is passed by, and folders may be relative"
+    assert rank.output("one/tool") == "one\none\n"
 
 
 @pytest.mark.parametrize(

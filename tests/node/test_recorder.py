@@ -168,13 +168,13 @@ def test_the_file_is_thinned_out_whole(tmp_path: Path, job_dir: int, monkeypatch
 
 def test_restarts_add_up(job_dir: int) -> None:
     """CPU counts on over attempts, whose processes are others."""
-    look = Sampler()
+    sample = Sampler()
     process, rank = me()
-    first = look(1.0, [process], [rank])["r"][0][3]
+    first = sample(1.0, [process], [rank])["r"][0][3]
     assert first > 0
     other = processes.identify(os.getppid())
     assert other
-    again = look(2.0, [other], [Running("trainer", 0, 1, other.pid, 0)])["r"][0]
+    again = sample(2.0, [other], [Running("trainer", 0, 1, other.pid, 0)])["r"][0]
     assert again[2] == 1
     assert again[3] >= first
 
@@ -216,13 +216,13 @@ def test_a_sample_costs_little() -> None:
     found = [processes.identify(pid) for pid in processes.pids()]
     members = [process for process in found if process][:80]
     ranks = [Running("trainer", n, 0, process.pid, 0) for n, process in enumerate(members[:8])]
-    look = Sampler()
-    look(0.0, members, ranks)
+    sample = Sampler()
+    sample(0.0, members, ranks)
     began = time.thread_time()
     for n in range(50):
-        look(float(n), members, ranks)
-    a_look = (time.thread_time() - began) / 50 * 80 / len(members)
-    assert a_look / 2.0 < 0.005
+        sample(float(n), members, ranks)
+    per_sample = (time.thread_time() - began) / 50 * 80 / len(members)
+    assert per_sample / 2.0 < 0.005
 
 
 def test_files_of_hostile_neighbours(tmp_path: Path, job_dir: int) -> None:

@@ -26,7 +26,7 @@ from clustertool.model.dispatch.fetch_scheduler import IDLE
 from clustertool.model.wire.frames import encode
 from clustertool.node.storage.release_store import Store, unpack
 from clustertool.node.system import tls_link
-from tests.node.harness import Bench, Node, alive, look, pids, read, until
+from tests.node.harness import Bench, Node, alive, pids, read, sample, until
 
 SIZE = 100_000
 COUNT = 8
@@ -61,12 +61,12 @@ class Relays:
     def __init__(self, nodes: list[Node], shipment: Shipment) -> None:
         self.nodes, self.shipment = nodes, shipment
         self.certificate, self.key = identity.certificate()
-        self.words: list[queue.Queue[dict[str, Any]]] = [queue.Queue() for _ in nodes]
+        self.messages: list[queue.Queue[dict[str, Any]]] = [queue.Queue() for _ in nodes]
         self.ports = [0] * len(nodes)
 
     def start(self, *which: int, **more: Any) -> Relays:
         for i in which or range(len(self.nodes)):
-            self.nodes[i].client.agent.on_relay = lambda _, word, i=i: self.words[i].put(word)  # type: ignore[misc]
+            self.nodes[i].client.agent.on_relay = lambda _, message, i=i: self.messages[i].put(message)  # type: ignore[misc]
             size, count = len(self.shipment.text), len(self.shipment.names) + 1
             order = {"release": self.shipment.release, "manifest": self.shipment.name, "groups": None, "helper": False}
             order.update(size=size, count=count)
@@ -99,16 +99,16 @@ class Relays:
 
     def says(self, i: int, what: str) -> dict[str, Any]:
         while True:
-            word = self.words[i].get(timeout=60)
-            type = word["type"]
-            assert type == f"relay-{what}" or type not in ("relay-failed", "relay-gone"), word
+            message = self.messages[i].get(timeout=60)
+            type = message["type"]
+            assert type == f"relay-{what}" or type not in ("relay-failed", "relay-gone"), message
             if type == f"relay-{what}":
-                return word
+                return message
 
     def pid(self, i: int) -> int:
         agent = self.nodes[i].client.pid
         every = (pid for pid in pids() if read(f"/proc/{pid}/comm") == b"ct-relay\n")
-        return next(pid for pid in every if (look(pid) or [0, 0, 0])[2] == agent)
+        return next(pid for pid in every if (sample(pid) or [0, 0, 0])[2] == agent)
 
     def whole(self, i: int) -> bool:
         """The node has the release, and what it makes of it is the workspace."""
@@ -261,7 +261,7 @@ def test_pieces_that_somebody_took_away_come_from_another(relays: Any) -> None:
     three.send(2, 0)
     three.says(2, "done")
     assert three.whole(2) and three.pid(0)
-    assert not [word for word in three.words[0].queue if word["type"] in ("relay-failed", "relay-gone")]
+    assert not [message for message in three.messages[0].queue if message["type"] in ("relay-failed", "relay-gone")]
 
 
 def test_a_relay_that_dies_is_reported(relays: Any) -> None:
@@ -274,7 +274,7 @@ def test_a_relay_that_dies_is_reported(relays: Any) -> None:
 def test_gone_with_the_agent(relays: Any) -> None:
     """A laptop that is closed, an agent that is killed: nothing listens any more."""
     two = relays(2).start().meet()
-    found = [look(two.pid(i)) for i in range(2)]
+    found = [sample(two.pid(i)) for i in range(2)]
     two.nodes[0].client.kill()
     two.nodes[1].client.close()
     for one in found:
@@ -438,28 +438,28 @@ def test_a_piece_of_the_laptop_that_came_wrong_is_reported(relays: Any) -> None:
     one.says(0, "done")
 
 
-@pytest.mark.parametrize("who", ["silent", "garbage", "http", "another certificate", "no certificate"])
-def test_strangers(relays: Any, who: str) -> None:
+@pytest.mark.parametrize("sender", ["silent", "garbage", "http", "another certificate", "no certificate"])
+def test_strangers(relays: Any, sender: str) -> None:
     """They come in numbers and stay; pieces flow all the same, and none of them gets a byte of one."""
     two = relays(2).start()
     address = (two.nodes[0].host.address, two.ports[0])
-    held = [socket.create_connection(address) for _ in range(40)]
+    open_connections = [socket.create_connection(address) for _ in range(40)]
     got: list[bytes] = []
     try:
-        for sock in held:
+        for sock in open_connections:
             with contextlib.suppress(OSError):
-                if who == "garbage":
+                if sender == "garbage":
                     sock.sendall(os.urandom(5000))
-                if who == "http":
+                if sender == "http":
                     sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        if "certificate" in who:
-            got.append(knock(address, identity.certificate() if who == "another certificate" else None))
+        if "certificate" in sender:
+            got.append(knock(address, identity.certificate() if sender == "another certificate" else None))
         two.meet().send(0, *range(COUNT + 2))
         two.says(0, "done")
         two.says(1, "done")
         assert not any(got)
     finally:
-        for sock in held:
+        for sock in open_connections:
             sock.close()
 
 
@@ -501,8 +501,8 @@ def test_a_source_with_another_certificate_is_no_source(relays: Any) -> None:
     two.start(1).meet()
     two.send(1, *range(COUNT + 2))
     two.says(1, "done")
-    word = until(lambda: (word := two.says(0, "idle"))["why"] and word)
-    assert word["live"] == 0 and "CERTIFICATE_VERIFY_FAILED" in word["why"][0]
+    message = until(lambda: (message := two.says(0, "idle"))["why"] and message)
+    assert message["live"] == 0 and "CERTIFICATE_VERIFY_FAILED" in message["why"][0]
 
 
 def test_a_connection_that_stays_open_does_not_keep_a_relay(relays: Any) -> None:
@@ -519,10 +519,10 @@ def test_a_node_that_reaches_no_other_reports_why(relays: Any) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         one.meet([(one.nodes[0].host.address, one.ports[0]), closed.getsockname()])
-        word = one.says(0, "idle")
-        while not word["why"]:
-            word = one.says(0, "idle")
-    assert word["live"] == 0 and "Connection refused" in word["why"][0] and "127.0.0.1" in word["why"][0]
+        message = one.says(0, "idle")
+        while not message["why"]:
+            message = one.says(0, "idle")
+    assert message["live"] == 0 and "Connection refused" in message["why"][0] and "127.0.0.1" in message["why"][0]
     one.send(0, *range(COUNT + 2))
     one.says(0, "done")
 
@@ -532,8 +532,8 @@ def test_a_full_disk_is_reported_by_name(relays: Any, small_disk: Path) -> None:
     one.nodes[0].root.rmdir() if one.nodes[0].root.exists() else None
     one.nodes[0].root.symlink_to(small_disk)
     one.start().meet().send(0, *range(30))
-    word = until(lambda: (w := one.words[0].get(timeout=60))["type"] == "relay-failed" and w)
-    assert "No space left on device" in word["what"] and "room" in word["fix"]
+    message = until(lambda: (w := one.messages[0].get(timeout=60))["type"] == "relay-failed" and w)
+    assert "No space left on device" in message["what"] and "room" in message["fix"]
     assert not Store(str(one.nodes[0].root)).has(one.shipment.release)
 
 

@@ -75,10 +75,10 @@ for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD, signal.SIGINT):
 """)
     job = bench.run(None, program)
     job.ended()
-    told = job.log().decode().splitlines()
+    reported = job.log().decode().splitlines()
     log = str(job.dir() / ".clustertool/log/workerlog.0")
-    assert eval(told[0]) == ["/dev/null", log, log]
-    assert told[1:] == ["0000000000000000 True", *["True"] * 4]
+    assert eval(reported[0]) == ["/dev/null", log, log]
+    assert reported[1:] == ["0000000000000000 True", *["True"] * 4]
 
 
 def test_limit_of_open_files(bench: Bench) -> None:
@@ -113,7 +113,7 @@ def test_supervisor_keeps_nothing_open(bench: Bench) -> None:
         theirs = {name for name in descriptors(agent) if name != "/dev/null" and not name.startswith("/proc")}
         for kind in ("supervisor", "guard"):
             pid = job.process(kind, node).pid
-            held = theirs.intersection(descriptors(pid))
-            assert not held, (kind, held)
+            inherited = theirs.intersection(descriptors(pid))
+            assert not inherited, (kind, inherited)
             assert os.readlink(f"/proc/{pid}/fd/2") == str(job.dir(node) / ".clustertool/supervisor.err")
     job.stop()

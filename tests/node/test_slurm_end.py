@@ -22,7 +22,7 @@ from clustertool.model.wire.record_lines import read_events
 from clustertool.node.join.child_task import ChildTask
 from clustertool.node.join.slurm_allocation import SlurmAllocation
 from tests.folded import fold
-from tests.node.harness import look, pids, read, until
+from tests.node.harness import pids, read, sample, until
 from tests.node.joining import JoinBench, Machine, codes, start, tasks
 
 JOB = "41"
@@ -71,7 +71,7 @@ def ranks(machine: Machine) -> list[int]:
 
 def below(pid: int) -> list[int]:
     """Its descendants and it, as Slurm finds the processes of a task without cgroups."""
-    parents = {child: found[2] for child in pids() if (found := look(child))}
+    parents = {child: found[2] for child in pids() if (found := sample(child))}
     found = [pid]
     for one in found:
         found += [child for child, parent in parents.items() if parent == one]

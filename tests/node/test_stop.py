@@ -159,10 +159,10 @@ def test_others_are_not_touched(bench: Bench) -> None:
     """The same id below another ROOT_DIR, and another job beside it."""
     nodes = bench.nodes(1)
     stopped = bench.run(nodes, p.PLAIN, id="same").ready()
-    beside = bench.run(nodes, p.PLAIN, id="same-too").ready()
-    elsewhere = bench.run(bench.nodes(1), p.PLAIN, id="same").ready()
+    concurrent = bench.run(nodes, p.PLAIN, id="same-too").ready()
+    other_place = bench.run(bench.nodes(1), p.PLAIN, id="same").ready()
     assert stopped.stop() == CLEAN
-    for job in (beside, elsewhere):
+    for job in (concurrent, other_place):
         assert not job.events(0, "stopping")
         assert alive(job.rank()) and alive(job.process("supervisor")) and alive(job.process("guard"))
         assert job.stop() == CLEAN

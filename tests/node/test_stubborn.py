@@ -16,7 +16,7 @@ from clustertool.node.jobs.termination import Shutdown, Sweep
 from clustertool.node.storage import files
 from clustertool.node.system import processes
 from tests.node import programs as p
-from tests.node.harness import Bench, Job, alive, kill, look, state, until
+from tests.node.harness import Bench, Job, alive, kill, sample, state, until
 
 RESIST = {
     "ignores TERM": p.IGNORES_TERM,
@@ -99,7 +99,7 @@ def test_grace_is_given_and_then_over(bench: Bench) -> None:
 @pytest.mark.parametrize("supervised", [True, False])
 def test_a_program_that_saves_by_a_child(bench: Bench, supervised: bool) -> None:
     job = ready(bench, p.SAVES_BY_A_CHILD)
-    job.told(count=1)
+    job.reported(count=1)
     if not supervised:
         kill(job.process("supervisor"), signal.SIGSTOP)
         kill(job.process("guard"), signal.SIGSTOP)
@@ -146,14 +146,14 @@ def test_children_left_behind_end_with_the_job(bench: Bench) -> None:
     job = bench.run(None, p.BACKGROUND)
     assert job.ended()["state"] == "succeeded"
     left = [int(line.split()[1]) for line in job.log().splitlines() if line.startswith(b"pid")]
-    assert len(left) == 2 and not any(look(pid) for pid in left)
+    assert len(left) == 2 and not any(sample(pid) for pid in left)
 
 
 def test_children_left_behind_live_while_others_run(bench: Bench) -> None:
     """They may still be at work for the job, such as a data loader of a launcher that has gone."""
     program = f"if [ $RANK = 0 ]; then {p.BACKGROUND}; else echo pid $$; exec sleep 1000; fi"
     job = bench.run(None, program, per_node=2)
-    left = job.told(0, count=2)
+    left = job.reported(0, count=2)
     job.until("exited")
     assert all(alive(process) for process in left)
     job.stop()
@@ -246,10 +246,10 @@ def test_descendants_are_written_down(bench: Bench, threads: str) -> None:
     job = ready(
         bench, p.one_each(p.DAEMON, p.ENV_WIPED_LATE, p.MANY_THREADS if threads == "many" else p.PLAIN), per_node=3
     )
-    until(lambda: job.seen() >= set(job.told()), "the daemon is in the book")
+    until(lambda: job.seen() >= set(job.reported()), "the daemon is in the book")
     until(lambda: job.rank(2) in job.seen())
     (job.dir() / "go").touch()
-    until(lambda: job.seen() >= set(job.told(1, count=1)), "the late one is in the book")
+    until(lambda: job.seen() >= set(job.reported(1, count=1)), "the late one is in the book")
     lines = (job.dir() / ".clustertool/seen").read_text().splitlines()
     assert len(lines) == len(set(lines)), "each once"
     job.stop(grace=0.1)

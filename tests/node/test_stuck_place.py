@@ -15,7 +15,7 @@ from clustertool.errors import ClustertoolError, PreflightError
 from clustertool.node.join import child_task
 from clustertool.node.join.child_task import ChildTask, placing
 from clustertool.node.system.work_counter import step
-from tests.node.harness import look, until
+from tests.node.harness import sample, until
 from tests.node.joining import JoinBench, Machine
 
 PATIENCE = 0.5
@@ -68,7 +68,7 @@ def test_work_that_does_not_move_is_an_error(task: Callable[[Place], ChildTask],
     assert time.monotonic() - began < 1.4
     assert f"remove {tmp_path}/JOBx" in found.value.fix
     one.undo()
-    assert look(one.pid) is None
+    assert sample(one.pid) is None
 
 
 def test_work_that_ends_after_it_was_given_up_is_taken_back(task: Callable[[Place], ChildTask], tmp_path: Path) -> None:

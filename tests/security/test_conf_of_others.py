@@ -54,8 +54,8 @@ class Place:
         workspace = self.top.parent / "job"
         workspace.mkdir(exist_ok=True)
         (workspace / "train.py").write_text("")
-        words = ("run", "--dry", "-w", str(workspace), "--nproc-per-node", "1", *options)
-        return self.run(*CLUSTERTOOL, *words, cwd=cwd, home=home)
+        tokens = ("run", "--dry", "-w", str(workspace), "--nproc-per-node", "1", *options)
+        return self.run(*CLUSTERTOOL, *tokens, cwd=cwd, home=home)
 
     def refused(self, *texts: str, cwd: Path | None = None) -> Done:
         done = self.dry(cwd=cwd).ends(78)
@@ -152,7 +152,7 @@ def test_an_access_list(place: Place) -> None:
     conf.chmod(0o664)
     entries = [(0x01, 6, -1), (0x02, 6, STRANGER), (0x04, 4, -1), (0x10, 6, -1), (0x20, 4, -1)]
     packed = struct.pack("<I", 2) + b"".join(
-        struct.pack("<HHI", tag, bits, who & 0xFFFFFFFF) for tag, bits, who in entries
+        struct.pack("<HHI", tag, bits, owner & 0xFFFFFFFF) for tag, bits, owner in entries
     )
     try:
         os.setxattr(conf, "system.posix_acl_access", packed)
@@ -193,8 +193,8 @@ def test_the_search_ends_at_the_home_folder(place: Place) -> None:
 @ROOT
 def test_the_search_ends_at_a_mount_point(place: Place) -> None:
     place.program(place.top / "conf.py")
-    words = " ".join(CLUSTERTOOL)
-    script = f'mount -t tmpfs none "$1" && cd "$1" && mkdir sub && cd sub && exec {words} jobs'
+    tokens = " ".join(CLUSTERTOOL)
+    script = f'mount -t tmpfs none "$1" && cd "$1" && mkdir sub && cd sub && exec {tokens} jobs'
     done = place.run("unshare", "-m", "sh", "-c", script, "sh", str(place.below))
     if "unshare" in done.err:
         pytest.skip("needs mount namespaces")
@@ -280,7 +280,7 @@ def test_a_user_without_a_home_folder(place: Place) -> None:
 def test_the_current_folder_was_removed(place: Place) -> None:
     gone = place.top / "gone"
     gone.mkdir()
-    words = ["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", *CLUSTERTOOL, "jobs"]
-    done = place.run(*words, cwd=gone).ends(78)
+    tokens = ["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", *CLUSTERTOOL, "jobs"]
+    done = place.run(*tokens, cwd=gone).ends(78)
     assert "the current folder cannot be used" in done.err
     assert "bug" not in done.err

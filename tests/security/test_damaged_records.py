@@ -81,7 +81,7 @@ def test_supervisor_and_guard_are_dead_and_records_are_damaged(bench: Bench) -> 
     kill(supervisor, signal.SIGSTOP)  # else it would start another guard
     kill(guard)
     kill(supervisor)
-    rank = job.told()[0]
+    rank = job.reported()[0]
     assert alive(rank)
     assert listed(job)["state"] == "lost"
     assert clean(job)["running"] == [job.id]
@@ -176,7 +176,7 @@ def test_a_job_of_another_machine_whose_directory_was_removed(bench: Bench) -> N
 def test_survivors_are_no_end(bench: Bench) -> None:
     """The job has ended, and what survived its stop lives in the directory: clean leaves it."""
     job = bench.run(None, "sleep 1000 & echo pid $!; echo ready; wait").ready()
-    other = job.told()[0]
+    other = job.reported()[0]
     entry = job.dir().parent / OURS / f"jobs/{job.id}.json"
     assert job.stop(grace=0.1) == CLEAN
     job.gone()

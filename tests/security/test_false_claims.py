@@ -47,7 +47,7 @@ FLOOD = """
 """
 
 
-def told(*summaries: tuple[int, int, list[str]]) -> dict[int, Any]:
+def reported(*summaries: tuple[int, int, list[str]]) -> dict[int, Any]:
     """Agents' answers about one job, from (agent, node that it claims, names of the nodes)."""
     found: dict[int, Any] = {}
     for agent, node, names in summaries:
@@ -61,15 +61,15 @@ NOTHING: dict[str, Any] = {"jobs": []}
 @pytest.mark.parametrize(
     ("answers", "places"),
     [
-        (told((0, 0, NAMES), (1, 1, NAMES), (2, 2, NAMES)), {0: 0, 1: 1, 2: 2}),
-        (told((0, 0, NAMES), (0, 1, NAMES), (1, 1, NAMES), (2, 2, NAMES)), {0: 0, 1: 1, 2: 2}),  # a second claim
-        (told((0, 1, NAMES), (1, 1, NAMES), (2, 2, NAMES)), {0: 0, 1: 1, 2: 2}),  # another node's number
-        (told((0, 0, NAMES), (0, 1, NAMES)), {0: 0}),  # of nodes that did not answer
-        (told((0, 1, NAMES), (2, 2, NAMES)), {0: 0, 2: 2}),
-        (told((0, 0, ["n2", "n1", "n0"]), (1, 1, NAMES), (2, 2, NAMES)), {0: 0, 1: 1, 2: 2}),  # names of its own
-        (told((0, 0, ["a", "n1"]), (1, 1, ["a", "n1"])), {0: 0, 1: 1}),  # the first host has another name now
-        (told((0, 1, ["a", "b"]), (1, 0, ["a", "b"])), {1: 0, 0: 1}),  # both have, and their order is another one
-        ({**told((2, 0, ["n0"])), 0: NOTHING}, {0: 2}),  # the name n0 leads to another machine now
+        (reported((0, 0, NAMES), (1, 1, NAMES), (2, 2, NAMES)), {0: 0, 1: 1, 2: 2}),
+        (reported((0, 0, NAMES), (0, 1, NAMES), (1, 1, NAMES), (2, 2, NAMES)), {0: 0, 1: 1, 2: 2}),  # a second claim
+        (reported((0, 1, NAMES), (1, 1, NAMES), (2, 2, NAMES)), {0: 0, 1: 1, 2: 2}),  # another node's number
+        (reported((0, 0, NAMES), (0, 1, NAMES)), {0: 0}),  # of nodes that did not answer
+        (reported((0, 1, NAMES), (2, 2, NAMES)), {0: 0, 2: 2}),
+        (reported((0, 0, ["n2", "n1", "n0"]), (1, 1, NAMES), (2, 2, NAMES)), {0: 0, 1: 1, 2: 2}),  # names of its own
+        (reported((0, 0, ["a", "n1"]), (1, 1, ["a", "n1"])), {0: 0, 1: 1}),  # the first host has another name now
+        (reported((0, 1, ["a", "b"]), (1, 0, ["a", "b"])), {1: 0, 0: 1}),  # both have, and their order is another one
+        ({**reported((2, 0, ["n0"])), 0: NOTHING}, {0: 2}),  # the name n0 leads to another machine now
     ],
 )
 def test_a_node_has_no_place_but_its_own(answers: dict[int, Any], places: dict[int, int]) -> None:

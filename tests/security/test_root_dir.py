@@ -32,7 +32,7 @@ def mode(folder: Path, bits: int, uid: int = -1, gid: int = -1) -> None:
     folder.chmod(bits)
 
 
-def told(folder: Path) -> str:
+def reported(folder: Path) -> str:
     """What is wrong and the fix, on one line; "" for nothing."""
     return "; ".join(path_trust.unsafe(str(folder)) or ())
 
@@ -44,36 +44,36 @@ def test_a_parent_of_another_user(top: Path, missing: bool) -> None:
     root = top / "ann" / "ct"
     if not missing:
         root.mkdir()
-    assert told(root).startswith(f"{top}/ann belongs to user {OTHER}, who can replace its content; choose a folder")
+    assert reported(root).startswith(f"{top}/ann belongs to user {OTHER}, who can replace its content; choose a folder")
 
 
 @root_only
 def test_root_dir_of_another_user(top: Path) -> None:
     mode(top / "ct", 0o1777, OTHER)
-    assert f"{top}/ct belongs to user {OTHER}" in told(top / "ct")
+    assert f"{top}/ct belongs to user {OTHER}" in reported(top / "ct")
 
 
 def test_a_folder_that_all_may_write_to(top: Path) -> None:
     mode(top / "open", 0o777)
-    assert f"all users may write to {top}/open" in told(top / "open" / "ct")
-    assert f"chmod o-w {top}/open" in told(top / "open" / "ct")
+    assert f"all users may write to {top}/open" in reported(top / "open" / "ct")
+    assert f"chmod o-w {top}/open" in reported(top / "open" / "ct")
     path_trust.set_group("trusted")
-    assert f"all users may write to {top}/open" in told(top / "open" / "ct")
+    assert f"all users may write to {top}/open" in reported(top / "open" / "ct")
     mode(top / "open", 0o1777)
-    assert told(top / "open" / "ct") == ""
+    assert reported(top / "open" / "ct") == ""
 
 
 @root_only
 def test_a_folder_that_a_group_may_write_to(top: Path) -> None:
     mode(top / "lab", 0o2775, gid=OTHER)
-    wrong = told(top / "lab" / "ct")
+    wrong = reported(top / "lab" / "ct")
     assert f"the group {OTHER} may write to {top}/lab" in wrong
     assert f"chmod g-w {top}/lab" in wrong and 'ROOT_DIR_GROUP = "trusted"' in wrong
     path_trust.set_group("trusted")
-    assert told(top / "lab" / "ct") == ""
+    assert reported(top / "lab" / "ct") == ""
     path_trust.set_group("")
     mode(top / "lab", 0o3775, gid=OTHER)
-    assert told(top / "lab" / "ct") == "", "a sticky folder lets each user rename their own files only"
+    assert reported(top / "lab" / "ct") == "", "a sticky folder lets each user rename their own files only"
 
 
 @root_only
@@ -81,13 +81,13 @@ def test_only_the_private_group_of_the_user_is_accepted(top: Path, monkeypatch: 
     import grp
 
     mode(top / "mine", 0o775, gid=0)
-    assert told(top / "mine") == "", "the group root has no member"
+    assert reported(top / "mine") == "", "the group root has no member"
     monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group(("root", "x", 0, ["root"])))
-    assert told(top / "mine") == ""
+    assert reported(top / "mine") == ""
     for name, members in (("root", ["ann"]), ("staff", [])):
         row = grp.struct_group((name, "x", 0, members))
         monkeypatch.setattr(grp, "getgrgid", lambda gid, row=row: row)
-        assert f"the group {name} may write to {top}/mine" in told(top / "mine")
+        assert f"the group {name} may write to {top}/mine" in reported(top / "mine")
 
 
 @root_only
@@ -95,15 +95,15 @@ def test_links_are_followed_and_checked(top: Path) -> None:
     (top / "good").mkdir()
     mode(top / "evil", 0o755, OTHER)
     (top / "link").symlink_to("good/../good")
-    assert told(top / "link" / "ct") == ""
+    assert reported(top / "link" / "ct") == ""
     (top / "away").symlink_to(top / "evil")
-    assert f"{top}/evil belongs to user {OTHER}" in told(top / "away" / "ct")
+    assert f"{top}/evil belongs to user {OTHER}" in reported(top / "away" / "ct")
     os.lchown(top / "link", OTHER, -1)
-    assert f"{top}/link belongs to user {OTHER}" in told(top / "link" / "ct")
+    assert f"{top}/link belongs to user {OTHER}" in reported(top / "link" / "ct")
     (top / "round").symlink_to("round")
-    assert "too many links" in told(top / "round")
+    assert "too many links" in reported(top / "round")
     (top / "nowhere").symlink_to("missing")
-    assert f"{top}/nowhere is a link to {top}/missing, which is not there" in told(top / "nowhere")
+    assert f"{top}/nowhere is a link to {top}/missing, which is not there" in reported(top / "nowhere")
 
 
 @root_only
@@ -160,7 +160,7 @@ def test_run_and_dispatch_refuse_it_also_where_the_release_is_stored(site: Calla
     mode(lab, 0o2775, gid=OTHER)
     for verb in (("check",), ("dispatch", "-w", "job"), ("run", "-w", "job")):
         done = made.inv(*verb).ends(69)
-        words = done.out + done.err
-        assert f"{lab}" in words and "chmod g-w" in words and "ROOT_DIR_GROUP" in words, words
+        tokens = done.out + done.err
+        assert f"{lab}" in tokens and "chmod g-w" in tokens and "ROOT_DIR_GROUP" in tokens, tokens
     made.conf(ROOT_DIR=str(lab / "ct"), ROOT_DIR_GROUP="trusted")
     assert "ran" in made.inv("run", "-w", "job").ends(0).out

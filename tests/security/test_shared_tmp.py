@@ -243,12 +243,12 @@ def test_a_port_name_of_another_user_is_that_users() -> None:
 
 
 @root_only
-@pytest.mark.parametrize("kind, who", [(socket.SOCK_STREAM, "user nobody"), (socket.SOCK_DGRAM, "another user")])
-def test_a_name_that_another_user_has_taken_in_our_name_is_not_ours(kind: socket.SocketKind, who: str) -> None:
+@pytest.mark.parametrize("kind, user", [(socket.SOCK_STREAM, "user nobody"), (socket.SOCK_DGRAM, "another user")])
+def test_a_name_that_another_user_has_taken_in_our_name_is_not_ours(kind: socket.SocketKind, user: str) -> None:
     mine = reservations.Reservations()
     with another_user(lambda: name(7, os.getuid(), kind)):
-        assert reservations.holder(7, reservations.reserved()[7]) == f"a job of {who}"
-        with pytest.raises(PortInUse, match=f"port 7 is in use by a job of {who}"):
+        assert reservations.holder(7, reservations.reserved()[7]) == f"a job of {user}"
+        with pytest.raises(PortInUse, match=f"port 7 is in use by a job of {user}"):
             mine.take([7])
     mine.close()
 

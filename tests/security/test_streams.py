@@ -104,9 +104,9 @@ def test_lines_without_an_end_have_one_bound_together() -> None:
     for rank in range(200):
         for number in range(4):
             assert watch.take(*log(0, rank, chunk, off=number * len(chunk))) == []
-    held, _ = tracemalloc.get_traced_memory()
+    in_use, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert held < 100 << 20
+    assert in_use < 100 << 20
     (last,) = watch.take(*log(0, 199, b"\n", off=4 << 18))
     assert isinstance(last, LogLines)
     assert last.lines[0].endswith(f"[cut: this line has {4 << 18} bytes]")

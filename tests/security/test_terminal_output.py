@@ -39,9 +39,9 @@ def _controls(text: str) -> set[str]:
 def test_no_control_character_passes(method: str) -> None:
     terminal, out, err = _terminal()
     getattr(terminal, method)(f"a{ESCAPES}\nb{ESCAPES}")
-    said = out.getvalue() + err.getvalue()
-    assert _controls(said) == set()
-    assert "\\x1b]52;c;" in said
+    output = out.getvalue() + err.getvalue()
+    assert _controls(output) == set()
+    assert "\\x1b]52;c;" in output
 
 
 @pytest.mark.parametrize("method", ["line", "warn", "error", "note"])

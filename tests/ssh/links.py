@@ -85,7 +85,7 @@ def close_all(links: Sequence[SshLink]) -> None:
     each(list(links), SshLink.close)
 
 
-class Held:
+class Delayed:
     """The next message of this kind waits at the connection's door, as if its thread had lost the processor there."""
 
     def __init__(self, transport: paramiko.Transport, kind: bytes) -> None:

@@ -335,7 +335,7 @@ def test_whatever_ends_run_ends_what_was_started(site: MakeSite, when: str, monk
     here.gone()
 
 
-def test_an_interrupt_elsewhere_is_its_own_exception(site: MakeSite) -> None:
+def test_an_interrupt_from_another_place_is_its_own_exception(site: MakeSite) -> None:
     """Ctrl+C in an attached shell: the pipeline sees Interrupted, with the exit code of the command."""
     here = site(1)
     cluster = cluster_at(here)

@@ -24,7 +24,7 @@ def job_of(site, node):
     return job
 
 
-def said(site, node, rank):
+def output(site, node, rank):
     return json.loads((job_of(site, node) / f"log/workerlog.{rank}").read_text())
 
 
@@ -49,7 +49,7 @@ def test_ips_as_conf_py_knows_them(site):
     assert f"[trainer 0 {first}]" in done.out
     for node, ranks in ((2, (0, 1)), (0, (2, 3))):
         for rank in ranks:
-            its = said(three, node, rank)
+            its = output(three, node, rank)
             assert its["argv"] == ["train.py", "--batch_size", "64", "a  b"]
             assert its["cwd"] == str(job_of(three, node))
             assert its["env"]["PADDLE_TRAINERS"] == f"{first},{second}"
@@ -63,15 +63,15 @@ def test_ips_without_conf_py(site):
     pair = site(2)
     without_conf(pair)
     pair.workspace(".", train_py=TELLS)
-    words = [server.entry for server in pair.servers]
+    tokens = [server.entry for server in pair.servers]
     shell = {"CUDA_VISIBLE_DEVICES": "-1", "PADDLE_PG_TIMEOUT": "9", "FLAGS_selected_gpus": "5"}
-    done = pair.clusterrun("--ips", ",".join(words), "train.py", env=shell).ends(0)
+    done = pair.clusterrun("--ips", ",".join(tokens), "train.py", env=shell).ends(0)
     assert "conf: nodes of --ips (2 nodes)" in done.err
     assert "from this shell: CUDA_VISIBLE_DEVICES=-1 is for every node" in done.err
-    assert said(pair, 1, 1)["env"]["PADDLE_PG_TIMEOUT"] == "9"
-    assert "FLAGS_selected_gpus" not in said(pair, 1, 1)["env"]
-    assert said(pair, 1, 1)["env"]["CUDA_VISIBLE_DEVICES"] == "-1"
-    assert [said(pair, node, node)["env"]["POD_IP"] for node in (0, 1)] == [server.address for server in pair.servers]
+    assert output(pair, 1, 1)["env"]["PADDLE_PG_TIMEOUT"] == "9"
+    assert "FLAGS_selected_gpus" not in output(pair, 1, 1)["env"]
+    assert output(pair, 1, 1)["env"]["CUDA_VISIBLE_DEVICES"] == "-1"
+    assert [output(pair, node, node)["env"]["POD_IP"] for node in (0, 1)] == [server.address for server in pair.servers]
 
 
 def test_few_lines_are_printed_before_the_first_one_of_the_program(site):
@@ -119,7 +119,7 @@ def test_conf_py_alone_gives_the_nodes(site):
     assert "an earlier job" not in done.err
     assert "elastic, 1:2 nodes, on 3 nodes" in done.err  # the last one is a spare node, which ends with the others
     (second,) = (node for node in (1, 2) if (job_of(three, node) / "log/workerlog.1").exists())
-    assert said(three, second, 1)["env"]["POD_IP"] == three.servers[second].address
+    assert output(three, second, 1)["env"]["POD_IP"] == three.servers[second].address
     assert (three.folder / "mine/workerlog.0").read_text() == (job_of(three, 0) / "log/workerlog.0").read_text()
     assert (job_of(three, second) / "mine/workerlog.1").read_text() == (
         job_of(three, second) / "log/workerlog.1"
@@ -206,7 +206,7 @@ def test_after_a_job_here_its_traces_are_not_sent(site):
         "tasks.py",
         "train.py",
     }
-    assert said(pair, 1, 0)["argv"] == ["train.py", "--x"], "a path of this machine becomes one of the workspace"
+    assert output(pair, 1, 0)["argv"] == ["train.py", "--x"], "a path of this machine becomes one of the workspace"
     (pair.folder.parent / "outside.py").write_text("")
     assert "outside of the workspace" in pair.clusterrun("--ips=127.0.0.3", "../outside.py").ends(65).err
 
@@ -282,5 +282,5 @@ def test_hosts_with_slots_and_a_total(site):
     first, second = (server.address for server in pair.servers)
     done = pair.clusterrun("-np", 3, "-H", f"{second}:2,{first}:2", "train.py").ends(0)
     assert "conf: " in done.err and "nodes of -H (2 nodes)" in done.err
-    assert [said(pair, 1, rank)["env"]["WORLD_SIZE"] for rank in (0, 1)] == ["3", "3"]
-    assert said(pair, 0, 2)["env"]["PADDLE_TRAINERS"] == f"{second},{first}"
+    assert [output(pair, 1, rank)["env"]["WORLD_SIZE"] for rank in (0, 1)] == ["3", "3"]
+    assert output(pair, 0, 2)["env"]["PADDLE_TRAINERS"] == f"{second},{first}"

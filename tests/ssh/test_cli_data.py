@@ -103,7 +103,7 @@ def scattered(site, count, mode=""):
     return folder
 
 
-def held(folder):
+def content(folder):
     return sorted(int(path.name[2:]) for path in folder.glob("d/x-*"))
 
 
@@ -119,7 +119,7 @@ def test_nodes_hold_exactly_their_shards(site):
     assert sorted(re.findall(r"x-(\d) (\d+)$", first.out, re.M)) == [(str(n), str(SIZE)) for n in range(7)]
     for node in range(3):
         job, own = job_of(three, node, first), list(range(7))[node::3]
-        assert held(job) == own
+        assert content(job) == own
         assert all((job / f"d/x-{n}").read_bytes() == (folder / f"d/x-{n}").read_bytes() for n in own)
         kept = sum(path.stat().st_size for path in (three.root(node) / ".clustertool").rglob("*") if path.is_file())
         assert kept < (len(own) + 0.5) * SIZE, "what it keeps for the next job is no more either"
@@ -130,7 +130,7 @@ def test_nodes_hold_exactly_their_shards(site):
     pair = three.inv("run", "-w", "job", "--all-ranks", "--nnodes", 2).ends(0)
     assert len(re.findall(r"x-\d \d+$", pair.out, re.M)) == 7
     for node in (0, 1):
-        assert held(job_of(three, node, pair)) == list(range(7))[node::2]
+        assert content(job_of(three, node, pair)) == list(range(7))[node::2]
     # 0 3 6 -> 0 2 4 6 and 1 4 -> 1 3 5: they give each other 3 and 4, so two files are sent
     assert 2 * SIZE < sent(pair) < 4.5 * SIZE  # no more than all four, should one come late for that
     # and back: the release is still there
@@ -138,9 +138,9 @@ def test_nodes_hold_exactly_their_shards(site):
     # without the key all nodes get all
     (folder / "job.toml").write_text('[shards]\nfiles = ["d/*"]\n')
     done = three.inv("run", "-w", "job").ends(0)
-    assert [held(job_of(three, node, done)) for node in range(3)] == [list(range(7))] * 3
+    assert [content(job_of(three, node, done)) for node in range(3)] == [list(range(7))] * 3
     done = three.inv("run", "-w", "job", "--only-where-read").ends(0)
-    assert [held(job_of(three, node, done)) for node in range(3)] == [list(range(7))[node::3] for node in range(3)]
+    assert [content(job_of(three, node, done)) for node in range(3)] == [list(range(7))[node::3] for node in range(3)]
 
 
 def sent(done):
@@ -182,7 +182,7 @@ def test_servers_get_no_shards_and_nodes_that_share_a_root_get_each_others(site,
     done = four.inv("run", "-w", "job", "--all-ranks").ends(0)
     assert len(re.findall(r"x-\d \d+$", done.out, re.M)) == 6
     jobs = [roots[0] / "node0", roots[1] / "node1", roots[2], roots[3]]
-    assert [held(jobs[node] / f"JOB{done.job}") for node in range(4)] == [[0, 1, 3, 4], [0, 1, 3, 4], [2, 5], []]
+    assert [content(jobs[node] / f"JOB{done.job}") for node in range(4)] == [[0, 1, 3, 4], [0, 1, 3, 4], [2, 5], []]
 
 
 # -- inv split --------------------------------------------------------------------------------------------------------
@@ -205,9 +205,9 @@ def test_split_makes_what_a_job_reads(site):
         done.out,
     )
     done = pair.inv("run", "-w", "job", "--shards", "data/*", "--all-ranks", "--json").ends(0)
-    said = re.findall(r"^\[trainer \d \S+\] (line \d+)", done.err, re.M)
-    assert sorted(said) == sorted(line.strip() for line in lines)
-    assert said != sorted(said, key=lambda line: int(line.split()[1]))
+    output = re.findall(r"^\[trainer \d \S+\] (line \d+)", done.err, re.M)
+    assert sorted(output) == sorted(line.strip() for line in lines)
+    assert output != sorted(output, key=lambda line: int(line.split()[1]))
 
 
 def test_split_tells_what_it_does(site):
@@ -234,7 +234,7 @@ def test_split_tells_what_it_does(site):
     )
     assert again.json["seed"] == int(seed)
     assert (alone.folder / "d.txt-00000").read_text() == text
-    for args, code, told in (
+    for args, code, reported in (
         ([], 64, "split needs a file"),
         (["--data", "d.txt"], 64, "--shards ''"),
         (["--data", "d.txt", "--shards", "٣"], 64, "--shards '٣'"),
@@ -245,7 +245,7 @@ def test_split_tells_what_it_does(site):
         (["--data", "d.txt", "--shards", "1", "--shuffle", "--seed", "x"], 64, "--seed 'x'"),
     ):
         done = alone.inv("split", *args).ends(code)
-        assert told in done.err
+        assert reported in done.err
         assert "fix: " in done.err
     assert not (alone.folder / "x").exists()
 

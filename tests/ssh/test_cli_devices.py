@@ -36,10 +36,10 @@ def cards(site, job):
     """The card of each rank, as a program finds it by LOCAL_RANK, and what each rank sees."""
     found = site.inv("status", "--job", job, "--json").ends(0).json
     ranks = range(len(found["processes"]))
-    said = [site.inv("logs", "--job", job, "--rank", rank, "--raw", "--follow").ends(0) for rank in ranks]
-    assert all("PCI_BUS_ID" in done.out for done in said)
-    told = [line.split()[1:3] for done in said for line in done.lines("cards")]
-    return [card for card, _ in told], {seen for _, seen in told}
+    output = [site.inv("logs", "--job", job, "--rank", rank, "--raw", "--follow").ends(0) for rank in ranks]
+    assert all("PCI_BUS_ID" in done.out for done in output)
+    reported = [line.split()[1:3] for done in output for line in done.lines("cards")]
+    return [card for card, _ in reported], {seen for _, seen in reported}
 
 
 def test_a_second_job_learns_which_job_has_its_card(one):
@@ -97,9 +97,9 @@ def test_auto_says_what_is_in_the_way(one):
 
 def test_auto_says_what_is_wrong_with_the_devices_that_it_takes(one):
     done = one.inv("run", "-w", "job", "--devices", "auto", "--dry").ends(0)
-    told = [line for line in done.err.splitlines() if f"gpu {SICK}:" in line]
-    assert any("7 uncorrected ECC errors (reset the device" in line for line in told) and any(
-        "96 C" in line for line in told
+    reported = [line for line in done.err.splitlines() if f"gpu {SICK}:" in line]
+    assert any("7 uncorrected ECC errors (reset the device" in line for line in reported) and any(
+        "96 C" in line for line in reported
     )
     assert "gpu 4:" not in done.err
     fit = one.inv("run", "-w", "job", "--devices", "auto", "--nproc-per-node", 2, "--dry").ends(0)

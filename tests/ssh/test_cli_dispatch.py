@@ -84,8 +84,8 @@ def test_the_seconds_in_the_message_count_from_the_first_connection(three):
     """All may have come while nodes were still being reached: the second half of a dispatch is a moment then."""
     (three.folder / "job/big").write_bytes(os.urandom(3_000_000))
     done = three.inv("dispatch", "-w", "job").ends(0)
-    told = re.search(r"3 nodes ready in ([\d.]+) s", done.out)
-    assert told and done.seconds / 10 < float(told[1]) < done.seconds, done.out
+    reported = re.search(r"3 nodes ready in ([\d.]+) s", done.out)
+    assert reported and done.seconds / 10 < float(reported[1]) < done.seconds, done.out
 
 
 def test_a_node_that_comes_later_gets_it_from_the_others(three):
@@ -100,8 +100,8 @@ def test_a_node_that_comes_later_gets_it_from_the_others(three):
 def test_another_laptop_sends_nothing_that_is_there(three):
     (three.folder / "job/big").write_bytes(os.urandom(500_000))
     three.inv("dispatch", "-w", "job").ends(0)
-    elsewhere = {"XDG_CACHE_HOME": str(three.folder / "another")}
-    again = three.inv("dispatch", "-w", "job", "--json", env=elsewhere).ends(0).json
+    other_place = {"XDG_CACHE_HOME": str(three.folder / "another")}
+    again = three.inv("dispatch", "-w", "job", "--json", env=other_place).ends(0).json
     assert (again["bytes"], len(again["had"])) == (0, 3)
 
 

@@ -38,8 +38,8 @@ STAGE = """
 
 def environment(site: Site, done: Done, role: str, rank: int) -> dict[str, str]:
     """What a process of the job said of its environment, by `inv logs`."""
-    said = site.inv("logs", "--job", done.job, "--role", role, "--rank", rank, "--raw").ends(0)
-    found: dict[str, str] = json.loads(said.out.splitlines()[0])
+    output = site.inv("logs", "--job", done.job, "--role", role, "--rank", rank, "--raw").ends(0)
+    found: dict[str, str] = json.loads(output.out.splitlines()[0])
     return found
 
 
@@ -70,7 +70,7 @@ def test_stages_of_heter_trainers_by_numbers(site: Any) -> None:
     assert {env["PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST"] for env in (*heter, *trainers, *servers)} == {
         f"{second},{third}"
     }
-    beside = [
+    concurrent = [
         (
             env["STAGE_ID"],
             env["PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST"],
@@ -78,7 +78,7 @@ def test_stages_of_heter_trainers_by_numbers(site: Any) -> None:
         )
         for env in (*trainers, *heter)
     ]
-    assert beside == [("1", "", second)] * 2 + [("2", workers, third)] * 4 + [("3", second, "")] * 2
+    assert concurrent == [("1", "", second)] * 2 + [("2", workers, third)] * 4 + [("3", second, "")] * 2
     for env in (*trainers, *heter):
         assert (env["STAGE_NUM"], env["PADDLE_STAGE_TRAINERS_NUM"], env["HETER_DEVICE_TYPE"]) == (
             "3",
@@ -130,11 +130,11 @@ def test_a_heter_trainer_that_fails_ends_the_job(site: Any) -> None:
     pair = site(2)
     pair.workspace(train_py=STAGE)
     done = pair.inv("run", "-w", "job", "--heter-worker-num", "1;1", "--env", "FAILS=3").ends(9)
-    told = re.search(
+    reported = re.search(
         r"^ABORT!!! Out of all 4 heter trainers, the heter trainer process with rank=\[([\d,]+)\]", done.err, re.M
     )
-    assert told, done.err
-    assert set(told.group(1).split(",")) <= {"2", "3"}
+    assert reported, done.err
+    assert set(reported.group(1).split(",")) <= {"2", "3"}
     assert re.search(r"^stopped by clustertool because of it \(victims\): pserver 0-1; ", done.err, re.M), done.err
     pair.gone()
 

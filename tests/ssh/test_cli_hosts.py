@@ -25,20 +25,20 @@ def test_two_ports_on_one_host(site):
     pair = site(2, address="127.0.0.9")
     pair.workspace(train_py=MEETS)
     found = met(pair.inv("run", "-w", "job", "--nproc-per-node", 2, "--all-ranks").ends(0))
-    assert [told["at"] for _, told in sorted(found.items())] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert {told["own"] for told in found.values()} == {"127.0.0.9"}
-    assert len({told["endpoint"] for told in found.values()}) == 4
+    assert [reported["at"] for _, reported in sorted(found.items())] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert {reported["own"] for reported in found.values()} == {"127.0.0.9"}
+    assert len({reported["endpoint"] for reported in found.values()}) == 4
     assert found[0]["hosts"] == ["127.0.0.9", "127.0.0.9"]
     second = pair.servers[1].port
     found = met(pair.inv("run", "-w", "job", "--all-ranks", "--only", f"127.0.0.9:{second}").ends(0))
-    assert [told["at"] for told in found.values()] == [(0, 0)]
+    assert [reported["at"] for reported in found.values()] == [(0, 0)]
     assert [len(pair.jobs(node)) for node in (0, 1)] == [1, 2]
     # by name, which is what hosts files make of it: one alias a port
     aliases = "".join(f"Host n{n}\n  HostName 127.0.0.9\n  Port {s.port}\n" for n, s in enumerate(pair.servers))
     (pair.laptop / ".ssh/config").write_text(aliases)
     (pair.folder / "hosts").write_text("n1 slots=1\nn0:2\n")
     found = met(pair.inv("run", "-w", "job", "--all-ranks", "--hostfile", "hosts").ends(0))
-    assert [told["at"] for _, told in sorted(found.items())] == [(0, 0), (1, 0), (1, 1)]
+    assert [reported["at"] for _, reported in sorted(found.items())] == [(0, 0), (1, 0), (1, 1)]
     assert len(pair.jobs(1)) == 3
     assert (pair.jobs(1)[-1] / "nodefile").read_text() == "0\n"
 
@@ -48,8 +48,8 @@ def test_ipv6_for_everything(site, ipv6):
     pair.workspace(train_py=MEETS)
     done = pair.inv("run", "-w", "job", "--all-ranks").ends(0)
     found = met(done)
-    assert {(told["own"], told["master"]) for told in found.values()} == {("::1", "::1")}
-    assert all(told["endpoint"].startswith("[::1]:") for told in found.values())
+    assert {(reported["own"], reported["master"]) for reported in found.values()} == {("::1", "::1")}
+    assert all(reported["endpoint"].startswith("[::1]:") for reported in found.values())
     assert "a training address is IPv6; Paddle" in done.err
     assert pair.inv("status", "--json").ends(0).json["state"] == "succeeded"
     pair.inv("fetch", "--path", "log").ends(0)
@@ -62,12 +62,12 @@ def test_ipv6_for_ssh_and_ipv4_for_training(site, ipv6):
     pair.conf(HOSTS=[{"host": host, "address": f"127.0.0.{9 + n}"} for n, host in enumerate(hosts)])
     done = pair.inv("run", "-w", "job", "--all-ranks").ends(0)
     found = met(done)
-    assert [told["own"] for _, told in sorted(found.items())] == ["127.0.0.9", "127.0.0.10"]
+    assert [reported["own"] for _, reported in sorted(found.items())] == ["127.0.0.9", "127.0.0.10"]
     assert "IPv6" not in done.err
     # or by the interface that carries it
     pair.conf(HOSTS=hosts, PADDLE_NIC="lo")
     found = met(pair.inv("run", "-w", "job", "--all-ranks").ends(0))
-    assert {told["own"] for told in found.values()} == {"127.0.0.1"}
+    assert {reported["own"] for reported in found.values()} == {"127.0.0.1"}
     running = pair.start("exec", "--command", "echo here")
     assert "here" in running.wait().ends(0).out
 

@@ -39,8 +39,8 @@ def test_a_command_has_what_the_rank_has(site):
     with open(f"/proc/{rank.pid}/environ") as file:
         environ = dict(pair.split("=", 1) for pair in file.read().split("\0") if "=" in pair)
     folder = one.jobs(1)[-1]
-    words, where, umask = done.out.splitlines()
-    assert words == f"1 {environ['MASTER_PORT']} there quiet word a 'b' $c"
+    tokens, where, umask = done.out.splitlines()
+    assert tokens == f"1 {environ['MASTER_PORT']} there quiet word a 'b' $c"
     assert where == str(folder)
     names = {line.split("=", 1)[0] for line in (folder / "env-1").read_text().splitlines()}
     assert names ^ environ.keys() <= {"PWD", "OLDPWD", "_", "SHLVL", "_CLUSTERTOOL_SESSION"}

@@ -164,7 +164,7 @@ def test_leaving_logs_leaves_the_job_alone(waiting):
 
 def test_what_is_not_there_is_66_and_what_makes_no_sense_64(waiting):
     pair, _ = waiting
-    for args, code, told in [
+    for args, code, reported in [
         (["--rank", 4], 66, "no trainer 4"),
         (["--role", "pserver"], 66, "no pserver"),
         (["--host", "elsewhere"], 66, "127.0.0.3"),
@@ -184,7 +184,7 @@ def test_what_is_not_there_is_66_and_what_makes_no_sense_64(waiting):
         (["--file", "workerlog.0", "--rank", 0, "--all-ranks"], 64, "--rank, --all-ranks cannot be given with --file"),
     ]:
         done = pair.inv("logs", *args).ends(code)
-        assert told in done.err
+        assert reported in done.err
         assert not done.out
     refused = pair.inv("logs", "--json", "--raw", "--rank", 0).ends(64)
     assert "give one of them" in refused.err
@@ -198,9 +198,9 @@ def test_what_is_not_there_is_66_and_what_makes_no_sense_64(waiting):
 def test_roles_and_files_after_the_job(site):
     pair = site(2)
     pair.inv("run", "-w", HELLO, "--mode", "ps").ends(0)
-    said = by_rank(pair.inv("logs", "--role", "pserver", "-r", "0,1"))
-    assert [line[:22] for line in said] == ["[pserver 0 127.0.0.2] ", "[pserver 1 127.0.0.3] "]
-    assert all("role=PSERVER" in line for line in said)
+    output = by_rank(pair.inv("logs", "--role", "pserver", "-r", "0,1"))
+    assert [line[:22] for line in output] == ["[pserver 0 127.0.0.2] ", "[pserver 1 127.0.0.3] "]
+    assert all("role=PSERVER" in line for line in output)
     everything = by_rank(pair.inv("logs", "--all-ranks"))
     assert [line.split("]")[0] for line in everything] == [
         "[pserver 0 127.0.0.2",

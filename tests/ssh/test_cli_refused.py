@@ -29,10 +29,10 @@ def lonely(tmp_path, laptop, ssh_keys):
 RUN = ["run", "--workspace", HELLO]
 
 
-def refused(site, code, *args, told=(), program=None, env=None):
+def refused(site, code, *args, reported=(), program=None, env=None):
     options = {"program": program} if program else {}
     done = site.inv(*args, env=env, **options).ends(code)
-    for text in (told,) if isinstance(told, str) else told:
+    for text in (reported,) if isinstance(reported, str) else reported:
         assert text in done.err, done.err
     assert "Traceback" not in done.err
     assert done.last.startswith(f"clustertool: exit {code} (tool): ")
@@ -41,7 +41,7 @@ def refused(site, code, *args, told=(), program=None, env=None):
 
 
 @pytest.mark.parametrize(
-    ("args", "code", "told"),
+    ("args", "code", "reported"),
     [
         ([], 64, ["run needs a workspace", "--workspace", "--job-workspace"]),
         (["--workspace", HELLO, "--job-workspace", "/srv/job"], 64, ["--workspace", "--job-workspace"]),
@@ -74,26 +74,26 @@ def refused(site, code, *args, told=(), program=None, env=None):
         ([*RUN[1:], "--conf", "other.py"], 78, "other.py"),
     ],
 )
-def test_options(lonely, args, code, told):
-    refused(lonely, code, "run", *args, told=told)
+def test_options(lonely, args, code, reported):
+    refused(lonely, code, "run", *args, reported=reported)
 
 
 def test_a_program_that_does_not_exist(lonely):
-    refused(lonely, 65, "run", "./job", program=CLUSTERTOOL, told=["there is no ./job in ", "--workspace DIR"])
+    refused(lonely, 65, "run", "./job", program=CLUSTERTOOL, reported=["there is no ./job in ", "--workspace DIR"])
 
 
 def test_other_verbs_options(lonely):
-    refused(lonely, 64, "stop", "--all", "--job", "x", told="--all")
-    refused(lonely, 64, "stop", "--grace", "x", told="--grace 'x'")
-    refused(lonely, 64, "dispatch", told="--workspace")
-    refused(lonely, 64, "exec", told="--command")
-    refused(lonely, 64, "exec", "--command", "true", "--timeout", "x", told="--timeout 'x'")
-    refused(lonely, 64, "clean", told="--older-than")
-    refused(lonely, 64, "clean", "--older-than", "1y", told="1y")
-    refused(lonely, 64, "attach", "--tail", "x", told="--tail 'x'")
+    refused(lonely, 64, "stop", "--all", "--job", "x", reported="--all")
+    refused(lonely, 64, "stop", "--grace", "x", reported="--grace 'x'")
+    refused(lonely, 64, "dispatch", reported="--workspace")
+    refused(lonely, 64, "exec", reported="--command")
+    refused(lonely, 64, "exec", "--command", "true", "--timeout", "x", reported="--timeout 'x'")
+    refused(lonely, 64, "clean", reported="--older-than")
+    refused(lonely, 64, "clean", "--older-than", "1y", reported="1y")
+    refused(lonely, 64, "attach", "--tail", "x", reported="--tail 'x'")
     for verb in ("logs", "fetch", "status"):
-        refused(lonely, 64, verb, "--role", "boss", told=["--role 'boss'", "pserver, trainer, heter"])
-    refused(lonely, 64, "cluster.up", "--nodes", "x", told="--nodes 'x'")
+        refused(lonely, 64, verb, "--role", "boss", reported=["--role 'boss'", "pserver, trainer, heter"])
+    refused(lonely, 64, "cluster.up", "--nodes", "x", reported="--nodes 'x'")
 
 
 def test_what_invokes_own_parser_refuses(lonely):
@@ -113,7 +113,7 @@ def test_dry_of_invoke_is_refused_where_the_verb_has_none(lonely):
 
 
 @pytest.mark.parametrize(
-    ("conf", "told"),
+    ("conf", "reported"),
     [
         ("HOSTS = []", "HOSTS is empty"),
         ("ENV = {}", "no HOSTS"),
@@ -128,15 +128,15 @@ def test_dry_of_invoke_is_refused_where_the_verb_has_none(lonely):
         ("HOSTS = ['a']\nSECRETS = ['NO_SUCH_SECRET']", ["NO_SUCH_SECRET", "export"]),
     ],
 )
-def test_conf(lonely, conf, told):
+def test_conf(lonely, conf, reported):
     lonely.conf_py(conf)
-    done = refused(lonely, 78, *RUN, told=told)
+    done = refused(lonely, 78, *RUN, reported=reported)
     assert "conf.py" in done.err
     assert "fix: " in done.err
 
 
 @pytest.mark.parametrize(
-    ("toml", "told"),
+    ("toml", "reported"),
     [
         ("mode = ", "job.toml"),
         ("[trainer]\ncommand = 'train.py'", "command"),
@@ -144,39 +144,41 @@ def test_conf(lonely, conf, told):
         ("[outputs]\npath = '../up'", "../up"),
     ],
 )
-def test_job_toml(lonely, toml, told):
+def test_job_toml(lonely, toml, reported):
     folder = lonely.workspace(train_py="")
     (folder / "job.toml").write_text(toml)
-    refused(lonely, 65, "run", "-w", "job", told=told)
+    refused(lonely, 65, "run", "-w", "job", reported=reported)
 
 
 def test_a_workspace_with_nothing_to_run(lonely):
     lonely.workspace()
-    refused(lonely, 65, "run", "-w", "job", told=["train.py", "--script"])
+    refused(lonely, 65, "run", "-w", "job", reported=["train.py", "--script"])
 
 
 @pytest.mark.parametrize("script", ["nope.py --lr 0.1", "python3 -W ignore -u sub/nope.py", "./nope.py"])
 def test_a_script_that_the_workspace_does_not_have(lonely, script):
     lonely.workspace(train_py="")
-    refused(lonely, 65, "run", "-w", "job", "--script", script, told=["there is no ", "nope.py in job", "--script"])
+    refused(lonely, 65, "run", "-w", "job", "--script", script, reported=["there is no ", "nope.py in job", "--script"])
 
 
 def test_a_script_that_is_not_sent(lonely):
     folder = lonely.workspace(train_py="", mine_py="")
     (folder / ".clusterignore").write_text("mine.py\n")
-    refused(lonely, 65, "run", "-w", "job", "--script", "mine.py", told=["not sent", ".clusterignore"])
+    refused(lonely, 65, "run", "-w", "job", "--script", "mine.py", reported=["not sent", ".clusterignore"])
 
 
 def test_no_conf(lonely):
     (lonely.folder / "conf.py").unlink()
     for verb in ("status", "stop", "attach"):
-        refused(lonely, 78, verb, told=["conf.py", "cluster.up"], env={"XDG_STATE_HOME": str(lonely.folder / "state")})
+        refused(
+            lonely, 78, verb, reported=["conf.py", "cluster.up"], env={"XDG_STATE_HOME": str(lonely.folder / "state")}
+        )
 
 
 def test_hostfiles(lonely):
     (lonely.folder / "hosts").write_text("node1 slots=0x\n")
-    refused(lonely, 78, *RUN, "--hostfile", "hosts", told="hosts")
-    refused(lonely, 78, *RUN, "--hostfile", "missing", told="missing")
+    refused(lonely, 78, *RUN, "--hostfile", "hosts", reported="hosts")
+    refused(lonely, 78, *RUN, "--hostfile", "missing", reported="missing")
 
 
 def test_a_dry_run_with_everything_given_opens_no_connection(lonely):

@@ -62,8 +62,8 @@ def test_during_the_job_and_after_it(three: Site) -> None:
     assert after.json["bytes"] == len(page.encode())
     reader = Reader(page)
     culprit = f"trainer 1 on {three.name(1)}"
-    for told in (culprit, "exit code 7", "last words ***", "victims): trainer 0,2", "python3 -u train.py"):
-        assert told in reader.text, told
+    for reported in (culprit, "exit code 7", "last words ***", "victims): trainer 0,2", "python3 -u train.py"):
+        assert reported in reader.text, reported
     assert "s3cret" not in page
     assert {name for name, _ in reader.tags}.isdisjoint({"script", "img"})
     assert not [path for path in three.folder.iterdir() if path.name.startswith(".page")]

@@ -60,8 +60,8 @@ def detached(site, *args):
 
 def test_dry_prints_the_plan_and_does_nothing(pair):
     done = pair.inv("run", "-w", "job", "--dry", "--nproc-per-node", 2).ends(0)
-    for told in ("trainer", "workerlog.3", "train.py", "PADDLE_TRAINER_ENDPOINTS"):
-        assert told in done.out
+    for reported in ("trainer", "workerlog.3", "train.py", "PADDLE_TRAINER_ENDPOINTS"):
+        assert reported in done.out
     plan = pair.start("--dry", "run", "-w", "job", "--json").wait().ends(0).json
     assert [process["rank"] for node in plan["nodes"] for process in node["processes"]] == [0, 1]
     assert "would send 1 file, " in pair.inv("dispatch", "-w", "job", "--dry").ends(0).out
@@ -111,13 +111,13 @@ def test_ctrl_c_in_attach_stops_the_job_for_everybody(pair):
 def test_stop_from_another_folder_and_laptop(pair, tmp_path):
     running = pair.start("run", "-w", "job")
     running.says("ready 0")
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
+    other_place = tmp_path / "elsewhere"
+    other_place.mkdir()
     for name in ("conf.py", "tasks.py"):
-        shutil.copy(pair.folder / name, elsewhere)
+        shutil.copy(pair.folder / name, other_place)
     home = tmp_path / "another-home"
     home.mkdir()
-    done = pair.inv("stop", cwd=elsewhere, env={"HOME": str(home)}).ends(0)
+    done = pair.inv("stop", cwd=other_place, env={"HOME": str(home)}).ends(0)
     job = running.says(r"^job (\S+):")
     assert done.lines() == [f"job {job}: 127.0.0.[2-3]: clean"]
     pair.gone(SOON)

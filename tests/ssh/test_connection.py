@@ -31,7 +31,7 @@ from clustertool.ssh.prompter import Prompter
 from clustertool.ssh.user_command import Commands, Kept
 from tests.ssh import sshd
 from tests.ssh.accounts import Host, Typist
-from tests.ssh.links import Held, close_all, forgotten, open_all, run_user_command, script
+from tests.ssh.links import Delayed, close_all, forgotten, open_all, run_user_command, script
 from tests.ssh.sshd import until
 
 needs_bash = pytest.mark.skipif(not sshd.READS_BASHRC, reason="needs an account whose login shell is bash")
@@ -321,14 +321,14 @@ def test_packets_that_vanish(laptop: Path) -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
         address = listener.getsockname()
-        held = []
+        delayed = []
         for _ in range(4):  # a full backlog: the kernel drops what comes after it
             client = socket.socket()
             client.setblocking(False)
             client.connect_ex(address)
-            held.append(client)
+            delayed.append(client)
         assert "did not answer within 1 s" in _fails(_cluster(f"127.0.0.1:{address[1]}")).what
-        for client in held:
+        for client in delayed:
             client.close()
 
 
@@ -343,10 +343,10 @@ def test_a_rush_of_logins_that_one_server_drops(cluster_of: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("greeting", "words"),
+    ("greeting", "text"),
     [(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 200, "no SSH server"), (b"", "closed the connection")],
 )
-def test_what_answers_is_no_ssh_server(laptop: Path, greeting: bytes, words: str) -> None:
+def test_what_answers_is_no_ssh_server(laptop: Path, greeting: bytes, text: str) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(4)
@@ -361,7 +361,7 @@ def test_what_answers_is_no_ssh_server(laptop: Path, greeting: bytes, words: str
                 client.close()
 
         threading.Thread(target=serve, daemon=True).start()
-        assert words in _fails(_cluster(f"127.0.0.1:{listener.getsockname()[1]}")).what
+        assert text in _fails(_cluster(f"127.0.0.1:{listener.getsockname()[1]}")).what
 
 
 def test_a_try_for_which_no_time_was_left_does_not_hide_why_the_one_before_failed(laptop: Path) -> None:
@@ -544,18 +544,18 @@ def test_what_would_pass_a_close_does_not_end_the_connection(link: SshLink, end:
     channel.sendall(b"echo $$; exec cat\n")
     channel.settimeout(10)
     pid = channel.recv(20).strip()
-    held = Held(link.transport, kind)
+    delayed = Delayed(link.transport, kind)
     talker = threading.Thread(
         target=lambda: channel.send(b"late") if kind == cMSG_CHANNEL_DATA else channel.shutdown_write()
     )
     talker.start()
-    assert held.here.wait(10)
+    assert delayed.here.wait(10)
     end(link, channel, pid)
     script(link, b"echo\n", 10)
-    held.go.set()
+    delayed.go.set()
     talker.join(10)
     until(forgotten(channel))
-    assert held.closes.count(channel.remote_chanid) == 1
+    assert delayed.closes.count(channel.remote_chanid) == 1
     assert script(link, b"echo up\n", 10).stdout == b"up\n"
 
 

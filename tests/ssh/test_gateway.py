@@ -20,7 +20,7 @@ from clustertool.ssh.connection import SshLink
 from clustertool.ssh.parallel import each
 from tests.ssh import sshd
 from tests.ssh.conftest import cluster_for
-from tests.ssh.links import Held, close_all, forgotten, open_all, run_user_command, script
+from tests.ssh.links import Delayed, close_all, forgotten, open_all, run_user_command, script
 from tests.ssh.sshd import until
 
 Start = Callable[..., sshd.Sshd]
@@ -61,13 +61,13 @@ def test_a_link_that_closes_while_it_sends_leaves_the_bastion_to_the_others(
     cluster, _, _ = _behind(start, ssh_keys, 2)
     one, other = open_all(cluster.hosts, cluster).all().values()
     tunnel = one.transport.sock
-    held = Held(tunnel.transport, cMSG_CHANNEL_DATA)
+    delayed = Delayed(tunnel.transport, cMSG_CHANNEL_DATA)
     talker = threading.Thread(target=one.transport.send_ignore)
     talker.start()
-    assert held.here.wait(10)
+    assert delayed.here.wait(10)
     one.close()
     script(other, b"echo\n", 10)
-    held.go.set()
+    delayed.go.set()
     talker.join(10)
     until(forgotten(tunnel))
     assert script(other, b"echo up\n", 10).stdout == b"up\n"
@@ -181,14 +181,14 @@ def test_proxy_command_has_its_own_session_and_ends_with_the_link(
     start: Start, ssh_keys: sshd.Keys, laptop: Path
 ) -> None:
     node = start(2)
-    relay, told = laptop / "relay.py", laptop / "told"
+    relay, reported = laptop / "relay.py", laptop / "told"
     relay.write_text(RELAY)
-    _proxy(laptop, node, f"{sys.executable} {relay} %h %p {told}")
+    _proxy(laptop, node, f"{sys.executable} {relay} %h %p {reported}")
     cluster = read_cluster(
         {"HOSTS": [f"{sshd.USER}@target"], "IDENTITY_FILE": str(ssh_keys.user), "CONNECT_TIMEOUT": 20}
     )
     with SshLink(cluster.hosts[0], cluster) as link:
-        pid, session = (int(word) for word in told.read_text().split())
+        pid, session = (int(token) for token in reported.read_text().split())
         assert session == pid != os.getsid(0)
         assert len(script(link, b"head -c 3000000 /dev/zero\n", 20).stdout) == 3000000
     until(lambda: not sshd.living(pid))
@@ -204,8 +204,8 @@ def test_proxy_command_that_fails_is_quoted(start: Start, ssh_keys: sshd.Keys, l
 
 def test_proxy_command_that_ignores_its_end_is_killed(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None:
     node = start(2)
-    told = laptop / "told"
-    _proxy(laptop, node, f"""sh -c 'trap "" HUP TERM; echo $$ > {told}; while :; do sleep 0.1; done'""")
+    reported = laptop / "told"
+    _proxy(laptop, node, f"""sh -c 'trap "" HUP TERM; echo $$ > {reported}; while :; do sleep 0.1; done'""")
     cluster = read_cluster(
         {"HOSTS": [f"{sshd.USER}@target"], "IDENTITY_FILE": str(ssh_keys.user), "CONNECT_TIMEOUT": 3}
     )
@@ -213,5 +213,5 @@ def test_proxy_command_that_ignores_its_end_is_killed(start: Start, ssh_keys: ss
     with pytest.raises(Unreachable):
         SshLink(cluster.hosts[0], cluster)
     assert time.monotonic() - begin < 30, "its command never ends by itself"
-    pid = int(told.read_text())
+    pid = int(reported.read_text())
     until(lambda: not sshd.living(pid))

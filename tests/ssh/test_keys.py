@@ -32,7 +32,7 @@ PASSPHRASE = "open sesame"
 
 def _run(*argv: object, check: bool = True) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        [str(word) for word in argv], check=check, stdin=subprocess.DEVNULL, capture_output=True, timeout=60
+        [str(token) for token in argv], check=check, stdin=subprocess.DEVNULL, capture_output=True, timeout=60
     )
 
 
@@ -57,7 +57,7 @@ def _config(laptop: Path, *lines: str) -> None:
 def _ssh(server: sshd.Sshd, laptop: Path, *options: str) -> bool:
     """Whether ssh itself logs in, with the same configuration and known_hosts."""
     usual = ("BatchMode=yes", f"UserKnownHostsFile={laptop}/.ssh/known_hosts", "StrictHostKeyChecking=no")
-    given = [word for option in (*options, *usual) for word in ("-o", option)]
+    given = [token for option in (*options, *usual) for token in ("-o", option)]
     config = laptop / ".ssh" / "config"
     config.touch(0o600)
     where = ["-p", str(server.port), f"{sshd.USER}@{server.address}", "true"]
@@ -370,16 +370,16 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("options", "words"), WRONG)
+@pytest.mark.parametrize(("options", "text"), WRONG)
 def test_a_host_certificate_that_is_not_right(
-    certified: Any, laptop: Path, options: tuple[str, ...], words: str
+    certified: Any, laptop: Path, options: tuple[str, ...], text: str
 ) -> None:
     """It is no new host for accept-new either. The fix of the error helps."""
     server, cluster, public = certified(*options)
     known = _known(laptop, f"@cert-authority * {public}")
     for policy in ("strict", "accept-new"):
         error = _agree(server, Cluster(**{**vars(cluster), "host_keys": policy}), laptop)
-        assert words in error and f"{known} line 1" in error
+        assert text in error and f"{known} line 1" in error
     subprocess.run(error[error.index("ssh-keyscan") :], shell=True, check=True, capture_output=True)
     assert not _agree(server, cluster, laptop)
 
@@ -405,11 +405,11 @@ def test_revoked_host_keys(certified: Any, laptop: Path, ssh_keys: sshd.Keys, fo
     for known in (server.known_hosts.strip(), f"@cert-authority * {public}"):
         _known(laptop, known)
         assert "cannot be read" in _agree(server, cluster, laptop)
-        for named, words in ((other, ""), (ours, "host key is revoked by")):
+        for named, text in ((other, ""), (ours, "host key is revoked by")):
             if form == "krl":
                 _run("ssh-keygen", "-q", "-k", "-f", laptop / "revoked", named)
             else:
                 shutil.copy(named, laptop / "revoked")
             error = _agree(server, cluster, laptop)
-            assert words in error and bool(words) == bool(error)
+            assert text in error and bool(text) == bool(error)
         (laptop / "revoked").unlink()

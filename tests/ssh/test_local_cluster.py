@@ -108,9 +108,9 @@ def test_up_twice_is_up_once(local):
 
 def test_two_commands_at_once_share_one_cluster(local):
     both = [subprocess.Popen([sys.executable, "-c", UP], cwd=REPO, stdout=subprocess.PIPE) for _ in range(2)]
-    said = [json.loads(process.communicate(timeout=60)[0]) for process in both]
-    assert said[0] == said[1]
-    assert len(said[0]) == 3
+    output = [json.loads(process.communicate(timeout=60)[0]) for process in both]
+    assert output[0] == output[1]
+    assert len(output[0]) == 3
     assert all(server.alive for server in local.status())
 
 
@@ -281,8 +281,8 @@ LOGIN = textwrap.dedent("""
 @pytest.mark.skipif(
     os.geteuid() != 0, reason="becomes another user, so it needs root; without, every test here is that test"
 )
-@pytest.mark.parametrize(("who", "locked"), [(4321, ""), (0, "yes")], ids=["no root", "locked root"])
-def test_other_users(who, locked):
+@pytest.mark.parametrize(("owner", "locked"), [(4321, ""), (0, "yes")], ids=["no root", "locked root"])
+def test_other_users(owner, locked):
     if subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True).returncode:
         pytest.skip("this machine permits no mount namespaces")
     environment = {
@@ -291,7 +291,7 @@ def test_other_users(who, locked):
         "XDG_STATE_HOME": "/mnt/someone/state",
         "PYTHONPATH": f"{REPO}:{REPO}/tests/ssh",
         "PYTHONDONTWRITEBYTECODE": "1",
-        "WHO": str(who),
+        "WHO": str(owner),
         "LOCKED": locked,
         "PYTHON": sys.executable,
         "SCRIPT": LOGIN,
@@ -300,7 +300,7 @@ def test_other_users(who, locked):
     argv = ["unshare", "-m", "sh", "-c", OTHER_USER, "sh", *keep]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(who), "/mnt/someone/state/clustertool/local/node1", "2"]
+    assert done.stdout.split() == [str(owner), "/mnt/someone/state/clustertool/local/node1", "2"]
 
 
 def test_a_program_of_paddle_v2_reaches_all_pservers_at_one_port(embedded):

@@ -403,16 +403,16 @@ def test_much_data_and_new_keys_on_the_way(node: Any, tmp_path: Path) -> None:
 
 def test_the_bridge_passes_pipes_arguments_and_code(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
-    words = ["rsync", "--server", "a b", "new\nline", "\udcff"]
+    tokens = ["rsync", "--server", "a b", "new\nline", "\udcff"]
     child = subprocess.Popen(
-        [sys.executable, "-SE", bridge.__file__, str(theirs.fileno()), "host", *words],
+        [sys.executable, "-SE", bridge.__file__, str(theirs.fileno()), "host", *tokens],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=[theirs.fileno()],
     )
     theirs.close()
     got, pipes = rsync_session._receive(ours)
-    assert got == [os.fsencode(word) for word in words]
+    assert got == [os.fsencode(token) for token in tokens]
     assert child.stdin and child.stdout
     child.stdin.write(b"down")
     child.stdin.close()
@@ -456,6 +456,6 @@ def _rsyncs() -> list[int]:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if command[0].endswith(b"rsync") or any(word.endswith(b"bridge.py") for word in command):
+        if command[0].endswith(b"rsync") or any(token.endswith(b"bridge.py") for token in command):
             found.append(pid)
     return found

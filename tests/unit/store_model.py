@@ -249,8 +249,8 @@ class StoreTurn:
 
     # -- members --
 
-    def post(self, sender: int, receivers: Iterable[int], *words: Any) -> None:
-        self.sent += [(receiver, (sender, *words)) for receiver in receivers if receiver != sender]
+    def post(self, sender: int, receivers: Iterable[int], *tokens: Any) -> None:
+        self.sent += [(receiver, (sender, *tokens)) for receiver in receivers if receiver != sender]
 
     def arrived(self, number: int) -> list[Message]:
         mail = self.mail[number]

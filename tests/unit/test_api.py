@@ -189,7 +189,7 @@ def test_a_notebook_shows_one_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel.shown == ["new a", "update b", "update all", "update c"]
 
 
-def test_nothing_is_shown_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_shown_on_other_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     assert listener(None) is None
     kernel = Kernel(monkeypatch)  # IPython in a terminal, where a display would be printed

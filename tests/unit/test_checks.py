@@ -92,15 +92,15 @@ def test_the_disk_must_hold_what_is_sent() -> None:
 
 
 def test_ports_that_conf_demands_are_checked() -> None:
-    who: dict[str, Any] = {"busy": frozenset([7165, 6160]), "listeners": ((7165, "nginx (pid 1)"),)}
-    assert found(**who)["ports"].level == "ok"  # the default port would only be avoided
-    assert found({"PADDLE_PORT": 7164, "PADDLE_PORTS_NUM_FOR_SPARSE": 0}, **who)["ports"].level == "ok"
-    finding = found({"PADDLE_PORT": 7164, "LEAD_PORT": 6160, "START_PORT": 6170}, **who)["ports"]
+    owner: dict[str, Any] = {"busy": frozenset([7165, 6160]), "listeners": ((7165, "nginx (pid 1)"),)}
+    assert found(**owner)["ports"].level == "ok"  # the default port would only be avoided
+    assert found({"PADDLE_PORT": 7164, "PADDLE_PORTS_NUM_FOR_SPARSE": 0}, **owner)["ports"].level == "ok"
+    finding = found({"PADDLE_PORT": 7164, "LEAD_PORT": 6160, "START_PORT": 6170}, **owner)["ports"]
     assert finding.level == "error"
     assert (
         finding.text == "7165 (PADDLE_PORT) is in use by nginx (pid 1); 6160 (LEAD_PORT) is in use by another process"
     )
-    assert found({"START_PORT": 6160}, **who)["ports"].level == "error"
+    assert found({"START_PORT": 6160}, **owner)["ports"].level == "error"
 
 
 def test_the_coordinators_port_matters_on_the_first_node_only() -> None:

@@ -24,9 +24,9 @@ CLUSTER = cluster_of(hosts(2))
 # -- commands -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("word", ["{port}", "{{port}}", '{"a": {"b": 1}}', "{", "{{", "}", "", "a{rank}b{{", "{}"])
-def test_a_literal_argument_is_filled_with_nothing(word: str) -> None:
-    assert fill([literal(word)], {"port": "1", "rank": "2"}) == (word,)
+@pytest.mark.parametrize("argument", ["{port}", "{{port}}", '{"a": {"b": 1}}', "{", "{{", "}", "", "a{rank}b{{", "{}"])
+def test_a_literal_argument_is_filled_with_nothing(argument: str) -> None:
+    assert fill([literal(argument)], {"port": "1", "rank": "2"}) == (argument,)
 
 
 def test_a_command_is_for_all_roles_and_beats_job_toml() -> None:
@@ -38,10 +38,10 @@ def test_a_command_is_for_all_roles_and_beats_job_toml() -> None:
 # -- --nproc-per-node in words --------------------------------------------------------------------------------------------
 
 
-def counts(word: str, have: dict[int, tuple[int, ...]], **options: str) -> list[int]:
+def counts(argument: str, have: dict[int, tuple[int, ...]], **options: str) -> list[int]:
     facts = facts_of(CLUSTER, device_kind="gpu", cpus=3)
     facts = {node: replace(fact, devices=have.get(node, ()), cpus=fact.cpus + node) for node, fact in facts.items()}
-    made = plan_of(CLUSTER, facts=facts, nproc_per_node=word, **options)
+    made = plan_of(CLUSTER, facts=facts, nproc_per_node=argument, **options)
     return [sum(process.node == node for process in made.processes) for node in (0, 1)]
 
 
@@ -171,12 +171,12 @@ KNOWN = cluster_of(
 ).hosts
 
 
-def of_ips(*words: str) -> tuple[Host, ...]:
-    return pick(KNOWN, hosts_of(words, "--ips"))
+def of_ips(*entries: str) -> tuple[Host, ...]:
+    return pick(KNOWN, hosts_of(entries, "--ips"))
 
 
-def picked(*words: str) -> list[str]:
-    return [f"{host.user}@{host.host}:{host.port}" for host in of_ips(*words)]
+def picked(*entries: str) -> list[str]:
+    return [f"{host.user}@{host.host}:{host.port}" for host in of_ips(*entries)]
 
 
 def test_ips_are_entries_of_hosts_where_they_can_be() -> None:

@@ -132,16 +132,16 @@ def refusal(**keys: object) -> ConfigError:
     return caught.value
 
 
-@pytest.mark.parametrize("key, said, meant", RIGHT)
-def test_right_values(key: str, said: object, meant: object) -> None:
-    assert getattr(read(**{key: said}), KEYS[key].name) == meant
+@pytest.mark.parametrize("key, given, meant", RIGHT)
+def test_right_values(key: str, given: object, meant: object) -> None:
+    assert getattr(read(**{key: given}), KEYS[key].name) == meant
 
 
-@pytest.mark.parametrize("key, said, right", WRONG)
-def test_wrong_values_are_named_with_the_key_the_value_and_what_is_right(key: str, said: object, right: str) -> None:
-    error = refusal(**{key: said})
+@pytest.mark.parametrize("key, given, right", WRONG)
+def test_wrong_values_are_named_with_the_key_the_value_and_what_is_right(key: str, given: object, right: str) -> None:
+    error = refusal(**{key: given})
     assert key in error.what
-    assert repr(said) in error.what
+    assert repr(given) in error.what
     assert right in error.fix
 
 

@@ -2,7 +2,7 @@
 
 A model of the world around decide(): nodes that join, start, end and obey, and links that keep the order of one node's
 words and nothing else. Faults come at any moment: failures, lost nodes (dead, or only slow), a stop, a supervisor that
-gives its coordinator up. What must hold is asserted at each step of `World.hear`, and at every end in `check_end`.
+gives its coordinator up. What must hold is asserted at each step of `World.receive`, and at every end in `check_end`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from clustertool.node.supervisor.coordinator.job_decisions import (
 
 @dataclass(frozen=True)
 class Node:
-    """A supervisor as the coordinator can know it. `said`: on its way to the coordinator, `told`: on its way here."""
+    """A supervisor as the coordinator can know it. `sent`: on its way to the coordinator, `reported`: on its way here."""
 
     index: int
     joined: bool = False
@@ -48,11 +48,11 @@ class Node:
     silent: frozenset[Key] = frozenset()  # running pservers that do not listen yet
     stopping: bool = False
     clean: bool = False
-    said: tuple[Event, ...] = ()
-    told: tuple[tuple[Action, int], ...] = ()  # with the attempt that the coordinator was in
+    sent: tuple[Event, ...] = ()
+    reported: tuple[tuple[Action, int], ...] = ()  # with the attempt that the coordinator was in
 
     def says(self, event: Event) -> Node:
-        return replace(self, said=(*self.said, event))
+        return replace(self, sent=(*self.sent, event))
 
     def enters(self, attempt: int) -> Node:
         return self if attempt == self.attempt else replace(self, attempt=attempt, stopping=False, clean=False)
@@ -64,40 +64,42 @@ class World:
     nodes: tuple[Node, ...]
     faults: tuple[str, ...]  # what may still go wrong, each once
     started: frozenset[tuple[str, int]] = frozenset()
-    stopped: int = -1  # the attempt that was told to stop
+    stopped: int = -1  # the attempt that was reported to stop
     done: frozenset[tuple[Key, int]] = frozenset()  # trainers that ended well, by attempt
     finished: int = 0
     asked: bool = False  # the engine, which has not answered yet
-    held: tuple[Action, ...] = ()  # the start of a new attempt, which waits for a pause
+    delayed: tuple[Action, ...] = ()  # the start of a new attempt, which waits for a pause
 
     # -- what may happen next --
 
     def steps(self) -> Iterator[World]:
         for node in self.nodes:
-            if node.said and not (node.dead and node.index in self.state.lost):
-                yield self.but(replace(node, said=node.said[1:])).hear(node.said[0])
+            if node.sent and not (node.dead and node.index in self.state.lost):
+                yield self.but(replace(node, sent=node.sent[1:])).receive(node.sent[0])
             if not node.dead:
                 yield from self.live(node)
             if "lost" in self.faults and not node.dead:
                 yield self.without("lost").but(replace(node, dead=True))
             if node.index not in self.state.lost and (node.dead or "slow" in self.faults) and not self.finished:
-                yield (self if node.dead else self.without("slow")).hear(Lost(node.index, "silent"))
-        if self.held:
-            yield replace(self, held=()).tell(self.held[0])
+                yield (self if node.dead else self.without("slow")).receive(Lost(node.index, "silent"))
+        if self.delayed:
+            yield replace(self, delayed=()).tell(self.delayed[0])
         if "stop" in self.faults:
-            yield self.without("stop").hear(StopAsked("ann", 130))
+            yield self.without("stop").receive(StopAsked("ann", 130))
         if "timeout" in self.faults:
-            yield self.without("timeout").hear(StopAsked("timeout", 124, "timeout"))
+            yield self.without("timeout").receive(StopAsked("timeout", 124, "timeout"))
         if "signal" in self.faults:
-            yield self.without("signal").hear(StopAsked("SIGTERM", 143, outside=True))
+            yield self.without("signal").receive(StopAsked("SIGTERM", 143, outside=True))
         if self.asked:
-            yield replace(self, asked=False).hear(Explained(Outcome(JobState.TIMEOUT, 124, "tool", "the time limit")))
+            yield replace(self, asked=False).receive(
+                Explained(Outcome(JobState.TIMEOUT, 124, "tool", "the time limit"))
+            )
 
     def live(self, node: Node) -> Iterator[World]:
         if not node.joined:
             yield self.but(replace(node.says(Joined(node.index)), joined=True))
-        elif node.told:
-            yield self.obey(replace(node, told=node.told[1:]), *node.told[0])
+        elif node.reported:
+            yield self.obey(replace(node, reported=node.reported[1:]), *node.reported[0])
         for key in sorted(node.silent):
             if not node.stopping:
                 yield self.but(replace(node.says(Listening(key, node.attempt)), silent=node.silent - {key}))
@@ -109,7 +111,7 @@ class World:
             yield self.without("unasked").but(replace(node, stopping=True))
 
     def exit(self, node: Node, batch: frozenset[Key]) -> Iterator[World]:
-        """Processes of a node end together: when told, or well (trainers), or badly."""
+        """Processes of a node end together: when reported, or well (trainers), or badly."""
         left = replace(node, running=node.running - batch, silent=node.silent - batch)
         if node.stopping:
             yield self.but(left.says(_exited(node, batch, 143, stopped=True)))
@@ -135,7 +137,7 @@ class World:
 
     # -- what the coordinator does about it, and what must hold --
 
-    def hear(self, event: Event) -> World:
+    def receive(self, event: Event) -> World:
         before = self.state
         state, actions = decide(before, event)
         world = replace(self, state=state)
@@ -147,19 +149,19 @@ class World:
                 world = world.check_start(action)
             elif isinstance(action, Stop):
                 assert not world.finished
-                world = replace(world, stopped=state.attempt, held=())
+                world = replace(world, stopped=state.attempt, delayed=())
             elif isinstance(action, Ask):
                 world = replace(world, asked=True)
                 continue
             else:
                 world = world.check_finish(action)
             again = isinstance(action, Start) and action.again
-            world = replace(world, held=(action,)) if again else world.tell(action)
+            world = replace(world, delayed=(action,)) if again else world.tell(action)
         return world
 
     def tell(self, action: Action) -> World:
-        word = (action, self.state.attempt)
-        return replace(self, nodes=tuple(replace(node, told=(*node.told, word)) for node in self.nodes))
+        order = (action, self.state.attempt)
+        return replace(self, nodes=tuple(replace(node, reported=(*node.reported, order)) for node in self.nodes))
 
     def check_start(self, start: Start) -> World:
         assert start.attempt == self.state.attempt <= self.state.shape.max_restarts

@@ -406,7 +406,7 @@ def test_a_stage_without_its_device_is_warned_of_once_on_each_node() -> None:
 
 
 @pytest.mark.parametrize(
-    "cards, kind, options, entry, keys, told",
+    "cards, kind, options, entry, keys, reported",
     [
         (
             4,
@@ -430,12 +430,12 @@ def test_a_stage_without_its_device_is_warned_of_once_on_each_node() -> None:
     ],
 )
 def test_a_device_that_is_not_there_is_refused(
-    cards: int, kind: str, options: dict[str, Any], entry: dict[str, Any], keys: dict[str, Any], told: str
+    cards: int, kind: str, options: dict[str, Any], entry: dict[str, Any], keys: dict[str, Any], reported: str
 ) -> None:
     with pytest.raises(PreflightError) as caught:
         planned(cards, kind, {**entry, "host": "10.0.0.1"}, keys, seen=True, **options)
     assert str(caught.value).startswith("10.0.0.1: there is no device ") and caught.value.code == 69
-    assert told in str(caught.value)
+    assert reported in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -461,7 +461,7 @@ def test_all_nodes_are_reported_at_once_and_no_unprobed_node_is_refused() -> Non
 
 # -- devices that others hold, and --devices auto
 
-HELD = ((1, "other", "bob"), (2, "other", "bob"), (3, IDENTITY.job_id, "ann"))
+RESERVED = ((1, "other", "bob"), (2, "other", "bob"), (3, IDENTITY.job_id, "ann"))
 
 
 def busy(cards: int = 4, count: int = 1, **options: Any) -> Plan:
@@ -473,23 +473,23 @@ def busy(cards: int = 4, count: int = 1, **options: Any) -> Plan:
         devices=tuple(range(cards)),
         device_kind="gpu" if cards else "cpu",
         devices_seen=True,
-        locked=HELD,
+        locked=RESERVED,
         used=used,
     )
     return plan_of(cluster, facts=facts, **options)
 
 
 @pytest.mark.parametrize(
-    "devices, told",
+    "devices, reported",
     [
         ("1", "gpu 1 is in use by job other of user bob"),
         ("3,2,1", "gpu 1,2 is in use by job other of user bob"),
     ],
 )
-def test_a_device_that_a_job_holds_is_refused(devices: str, told: str) -> None:
+def test_a_device_that_a_job_holds_is_refused(devices: str, reported: str) -> None:
     with pytest.raises(DeviceInUse) as caught:
         busy(devices=devices)
-    assert caught.value.what == told and caught.value.node == "10.0.0.1" and "--wait" in caught.value.fix
+    assert caught.value.what == reported and caught.value.node == "10.0.0.1" and "--wait" in caught.value.fix
     with pytest.raises(Several, match="(?s)10.0.0.1: gpu 1.*10.0.0.2: gpu 1"):
         busy(count=2, devices="1")
 

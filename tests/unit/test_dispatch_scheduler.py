@@ -26,11 +26,11 @@ def replay(scheduler: Scheduler, history: History) -> list[str]:
     for now, event, *arguments in history:
         if event in NO_REPORTS or scheduler.reported(arguments[0], now):
             actions = getattr(scheduler, event)(*arguments, now=now) or ()
-            words = [word for action in actions if (word := in_short(action))]
+            tokens = [token for action in actions if (token := in_short(action))]
         else:
-            words = []
-        if words:
-            made.append(f"{now:g}: {' '.join(words)}")
+            tokens = []
+        if tokens:
+            made.append(f"{now:g}: {' '.join(tokens)}")
     return made
 
 

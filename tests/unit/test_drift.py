@@ -26,7 +26,7 @@ def odd(
     return [finding for finding in found if finding.level != "ok"]
 
 
-def told(findings: list[Finding]) -> list[tuple[int, str, str, str]]:
+def reported(findings: list[Finding]) -> list[tuple[int, str, str, str]]:
     return [(f.node, f.column, f.level, f.text) for f in findings]
 
 
@@ -38,8 +38,8 @@ def test_nodes_that_are_alike() -> None:
 
 
 def test_the_clock_that_is_off() -> None:
-    assert told(odd({2: {"time": NOW + 90}})) == [(2, "clock", "warn", "+90 s")]
-    assert told(odd({2: {"time": NOW - 90}})) == [(2, "clock", "warn", "-90 s")]
+    assert reported(odd({2: {"time": NOW + 90}})) == [(2, "clock", "warn", "+90 s")]
+    assert reported(odd({2: {"time": NOW - 90}})) == [(2, "clock", "warn", "-90 s")]
 
 
 def test_where_all_nodes_agree_the_laptops_clock_is_wrong() -> None:
@@ -50,9 +50,9 @@ def test_where_all_nodes_agree_the_laptops_clock_is_wrong() -> None:
 
 
 def test_of_two_nodes_the_one_that_agrees_with_the_laptop_is_right() -> None:
-    assert told(odd({1: {"time": NOW + 90}}, nodes=2)) == [(1, "clock", "warn", "+90 s")]
-    assert told(odd({0: {"time": NOW + 90}, 1: {"time": NOW + 90}}, nodes=3)) != []
-    assert told(odd({0: {"time": NOW - 90}}, nodes=1)) == [(0, "clock", "warn", "-90 s")]
+    assert reported(odd({1: {"time": NOW + 90}}, nodes=2)) == [(1, "clock", "warn", "+90 s")]
+    assert reported(odd({0: {"time": NOW + 90}, 1: {"time": NOW + 90}}, nodes=3)) != []
+    assert reported(odd({0: {"time": NOW - 90}}, nodes=1)) == [(0, "clock", "warn", "-90 s")]
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, -1.0, 0.0, 0.5, 3600.0])
@@ -77,7 +77,7 @@ def test_a_slow_answer_is_no_wrong_clock() -> None:
 
 def test_a_machine_that_takes_its_name_for_itself_alone() -> None:
     (found,) = odd({1: {"own": "127.0.1.1"}}, own="10.0.0.9", examined=True)
-    assert told([found]) == [(1, "host", "warn", "box1 is 127.0.1.1")]
+    assert reported([found]) == [(1, "host", "warn", "box1 is 127.0.1.1")]
     assert "write 10.0.0.2 box1" in found.fix
 
 
@@ -86,20 +86,20 @@ def test_one_machine_alone_may_call_itself_127() -> None:
 
 
 def test_a_training_address_that_means_every_node() -> None:
-    assert told(odd({0: {"address": "127.0.0.1"}}))[0][:3] == (0, "host", "error")
+    assert reported(odd({0: {"address": "127.0.0.1"}}))[0][:3] == (0, "host", "error")
 
 
 def test_an_unknown_name() -> None:
-    assert told(odd({3: {"own": ""}}, own="10.0.0.9", examined=True)) == [
+    assert reported(odd({3: {"own": ""}}, own="10.0.0.9", examined=True)) == [
         (3, "host", "warn", "box3 is not known there")
     ]
-    assert told(odd({3: {"own": None}}, own="10.0.0.9", examined=True))[0][3] == "its name server does not answer"
+    assert reported(odd({3: {"own": None}}, own="10.0.0.9", examined=True))[0][3] == "its name server does not answer"
     assert not odd({}, own="")  # only /etc/hosts was read
 
 
 def test_an_mtu_unlike_the_others() -> None:
     (found,) = odd({2: {"mtu": 9000}}, mtu=1500)
-    assert told([found]) == [(2, "mtu", "warn", "9000, others 1500")]
+    assert reported([found]) == [(2, "mtu", "warn", "9000, others 1500")]
     assert "ip link set eth0 mtu 1500" in found.fix
     assert not odd({2: {"mtu": 0}}, mtu=1500)
     assert not odd({2: {"mtu": 65536, "nic": "lo"}}, mtu=1500)
@@ -111,13 +111,13 @@ def test_an_mtu_unlike_the_others() -> None:
 def test_versions_that_differ() -> None:
     most = (("python", "3.11.2"), ("torch", "2.3.0"), ("paddle", ""))
     found = odd({1: {"packages": (("python", "3.11.2"), ("torch", "2.1.0"), ("paddle", ""))}}, packages=most)
-    assert told(found) == [(1, "packages", "warn", "torch 2.1.0, others 2.3.0")]
+    assert reported(found) == [(1, "packages", "warn", "torch 2.1.0, others 2.3.0")]
 
 
 def test_a_package_that_a_node_lacks() -> None:
     most = (("torch", "2.3.0"),)
     found = odd({0: {"packages": (("torch", ""),)}}, packages=most)
-    assert told(found) == [(0, "packages", "error", "no torch, others have 2.3.0")]
+    assert reported(found) == [(0, "packages", "error", "no torch, others have 2.3.0")]
     assert not odd({}, packages=(("torch", ""),))  # nobody has it
     assert not odd({0: {"packages": ()}}, packages=most)  # its python failed, which is told already
 
@@ -130,5 +130,5 @@ def test_nodes_whose_jobs_have_another_python3() -> None:
     assert not odd({}, job_python=usual)
     assert not odd({1: {"job_python": ("/usr/bin/python3", "3.11.9")}, 2: {"job_python": ("", "")}}, job_python=usual)
     for other in (("/usr/bin/python3", "3.10.1"), ("/opt/conda/bin/python3", "3.11.4")):
-        found = told(odd({2: {"job_python": other}}, job_python=usual))
+        found = reported(odd({2: {"job_python": other}}, job_python=usual))
         assert found == [(2, "python", "warn", f"python3 of jobs is {' '.join(other)}, others /usr/bin/python3 3.11.4")]

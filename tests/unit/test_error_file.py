@@ -74,12 +74,12 @@ def test_what_is_no_record_of_an_exception_is_ignored(job: int, tmp_path: Path, 
 
 def test_what_is_no_file_of_the_job_is_not_read(job: int, tmp_path: Path) -> None:
     assert read(job) == ""
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.write_text(json.dumps(recorded("ValueError: of another file")))
-    (tmp_path / NAME).symlink_to(elsewhere)
+    other_place = tmp_path / "elsewhere"
+    other_place.write_text(json.dumps(recorded("ValueError: of another file")))
+    (tmp_path / NAME).symlink_to(other_place)
     assert read(job) == ""
     rank_error.remove_file(job, "trainer", 3)
-    assert elsewhere.exists()
+    assert other_place.exists()
     os.mkfifo(tmp_path / NAME)  # must not make the supervisor wait
     assert read(job) == ""
     rank_error.remove_file(job, "trainer", 3)

@@ -44,26 +44,26 @@ def header(node: int, roles: Sequence[tuple[str, int]]) -> Event:
     }
 
 
-def said(kind: str, t: float = 0.0, **fields: Any) -> Event:
+def record(kind: str, t: float = 0.0, **fields: Any) -> Event:
     return {"t": t, "type": kind, **fields}
 
 
 def started(rank: int, t: float = 2.0, attempt: int = 0, role: str = "trainer") -> Event:
-    return said(
+    return record(
         "started", t, role=role, rank=rank, pid=100 + rank, start=7, attempt=attempt, log=f"log/a{attempt}.{rank}"
     )
 
 
 def exited(rank: int, code: int = 0, signal: int = 0, stopped: bool = False, t: float = 3.0, **fields: Any) -> Event:
     fields = {"role": "trainer", "rank": rank, "attempt": 0, "note": "", **fields}
-    return said("exited", t, code=code, signal=signal, stopped=stopped, **fields)
+    return record("exited", t, code=code, signal=signal, stopped=stopped, **fields)
 
 
 def outcome(state: str, code: int = 0, reason: str = "r") -> Event:
     return {"state": state, "code": code, "source": "job", "reason": reason, "culprits": [], "victims": [], "node": -1}
 
 
-SUPERVISOR = said("supervisor", pid=50, start=1, boot="b")
+SUPERVISOR = record("supervisor", pid=50, start=1, boot="b")
 
 
 def status_of(*events: Event, node: int = 0) -> JobStatus:
@@ -136,13 +136,13 @@ def test_a_process_through_its_life() -> None:
     )
     assert (found.state, found.nodes[0].state, found.nodes[0].supervisor) == ("running", "running", 50)
     for kind, state in (("listening", "running"), ("frozen", "frozen"), ("thawed", "running")):
-        found.apply(0, said(kind, 4.0, role="pserver", rank=0))
+        found.apply(0, record(kind, 4.0, role="pserver", rank=0))
         assert process.state == state
     assert rank_note(process) == "listening"
 
 
 def test_that_it_listens_does_not_make_a_process_younger() -> None:
-    found = status_of(started(0), said("listening", 9.0, role="trainer", rank=0))
+    found = status_of(started(0), record("listening", 9.0, role="trainer", rank=0))
     assert found.of("trainer")[0].since == 2.0
 
 
@@ -165,10 +165,10 @@ def test_a_command_that_cannot_start_has_an_end_and_no_beginning() -> None:
 def test_states_of_a_node() -> None:
     found = status_of(header(0, []), SUPERVISOR)
     for event, state in (
-        (said("stopping", why="x"), "stopping"),
-        (said("clean", survivors=["sh (pid 5)"]), "stopping"),
-        (said("ended", **outcome("failed", 1)), "ended"),
-        (said("lost", node=0, why="x"), "ended"),
+        (record("stopping", why="x"), "stopping"),
+        (record("clean", survivors=["sh (pid 5)"]), "stopping"),
+        (record("ended", **outcome("failed", 1)), "ended"),
+        (record("lost", node=0, why="x"), "ended"),
     ):
         found.apply(0, event)
         assert found.nodes[0].state == state
@@ -182,7 +182,7 @@ def test_the_guard_speaks_for_a_dead_supervisor() -> None:
         started(0),
         started(1),
         exited(1),
-        said("supervisor-lost", why="the supervisor died"),
+        record("supervisor-lost", why="the supervisor died"),
     )
     assert (found.nodes[0].state, why(found)) == ("lost", "supervisor lost: the supervisor died")
     assert [(p.state, rank_note(p)) for p in found.of("trainer")] == [
@@ -192,15 +192,15 @@ def test_the_guard_speaks_for_a_dead_supervisor() -> None:
 
 
 def test_a_job_whose_nodes_all_ended_silently_is_lost() -> None:
-    found = status_of(header(0, [("trainer", 0)]), started(0), said("supervisor-lost", why="x"))
+    found = status_of(header(0, [("trainer", 0)]), started(0), record("supervisor-lost", why="x"))
     assert found.state == "running"
-    found.apply(0, said("lost", node=1, why="x"))
+    found.apply(0, record("lost", node=1, why="x"))
     assert found.state == "lost"
 
 
 # -- several nodes ------------------------------------------------------------------------------------------------------
 
-VERDICT = said("verdict", **outcome("lost", 75, "node n1 is lost"))
+VERDICT = record("verdict", **outcome("lost", 75, "node n1 is lost"))
 HISTORIES: list[tuple[str, list[Event], list[Event]]] = [
     (
         "succeeded",
@@ -209,10 +209,10 @@ HISTORIES: list[tuple[str, list[Event], list[Event]]] = [
             SUPERVISOR,
             started(0),
             exited(0),
-            said("verdict", **outcome("succeeded")),
-            said("ended", **outcome("succeeded")),
+            record("verdict", **outcome("succeeded")),
+            record("ended", **outcome("succeeded")),
         ],
-        [header(1, [("trainer", 1)]), SUPERVISOR, started(1), exited(1), said("ended", **outcome("succeeded"))],
+        [header(1, [("trainer", 1)]), SUPERVISOR, started(1), exited(1), record("ended", **outcome("succeeded"))],
     ),
     (
         "lost",  # node 1 was stopped directly after the coordinator had given it up: the coordinator's verdict counts
@@ -220,33 +220,33 @@ HISTORIES: list[tuple[str, list[Event], list[Event]]] = [
             header(0, [("trainer", 0)]),
             SUPERVISOR,
             started(0),
-            said("lost", node=1, why="silent"),
+            record("lost", node=1, why="silent"),
             VERDICT,
-            said("ended", **outcome("lost")),
+            record("ended", **outcome("lost")),
         ],
         [
             header(1, [("trainer", 1)]),
             SUPERVISOR,
             started(1),
-            said("stopping", why="x"),
+            record("stopping", why="x"),
             exited(1, stopped=True),
-            said("ended", **outcome("stopped", 143)),
+            record("ended", **outcome("stopped", 143)),
         ],
     ),
     (
         "lost",  # node 1 crashed: its own events end in the middle
-        [header(0, [("trainer", 0)]), SUPERVISOR, started(0), said("lost", node=1, why="silent"), VERDICT],
-        [header(1, [("trainer", 1)]), SUPERVISOR, started(1), said("stopping", why="x")],
+        [header(0, [("trainer", 0)]), SUPERVISOR, started(0), record("lost", node=1, why="silent"), VERDICT],
+        [header(1, [("trainer", 1)]), SUPERVISOR, started(1), record("stopping", why="x")],
     ),
     (
         "failed",  # the coordinator's node is gone with its verdict; node 1 knows it, and node 0 thinks it lost
-        [header(0, [("trainer", 0)]), SUPERVISOR, said("ended", **outcome("lost", 75))],
-        [header(1, [("trainer", 1)]), SUPERVISOR, said("ended", **outcome("failed", 7))],
+        [header(0, [("trainer", 0)]), SUPERVISOR, record("ended", **outcome("lost", 75))],
+        [header(1, [("trainer", 1)]), SUPERVISOR, record("ended", **outcome("failed", 7))],
     ),
     (
         "lost",  # two nodes gave the coordinator up, each in its own words
-        [header(0, []), said("ended", **outcome("lost", 75, "zero"))],
-        [header(1, []), said("ended", **outcome("lost", 75, "one"))],
+        [header(0, []), record("ended", **outcome("lost", 75, "zero"))],
+        [header(1, []), record("ended", **outcome("lost", 75, "one"))],
     ),
 ]
 
@@ -274,7 +274,7 @@ def placed(node: int) -> Event:
     return {**header(node, [("trainer", node)]), "places": [["trainer", 0, 0, 1, 2]]}
 
 
-LOST = said("lost", 40.0, node=1, why="no heartbeat for 10 s", ranks=[["trainer", 1, None, 54.0, 28.0]])
+LOST = record("lost", 40.0, node=1, why="no heartbeat for 10 s", ranks=[["trainer", 1, None, 54.0, 28.0]])
 
 
 def states(found: JobStatus) -> list[str]:
@@ -300,8 +300,13 @@ def test_a_rank_of_a_node_that_was_given_up_is_lost_with_what_the_coordinator_kn
 
 
 CRASHED = [placed(1), SUPERVISOR, started(1)]
-HEALED = [*CRASHED, said("stopping", why="x"), exited(1, signal=15, stopped=True), said("ended", **outcome("lost", 75))]
-GUARDED = [*CRASHED, said("supervisor-lost", why="it died")]
+HEALED = [
+    *CRASHED,
+    record("stopping", why="x"),
+    exited(1, signal=15, stopped=True),
+    record("ended", **outcome("lost", 75)),
+]
+GUARDED = [*CRASHED, record("supervisor-lost", why="it died")]
 NEVER_STARTED = [placed(1), SUPERVISOR]
 
 
@@ -323,14 +328,14 @@ def test_nothing_is_known_of_the_ranks_of_a_node_that_does_not_answer() -> None:
 
 
 def test_a_rank_that_never_started_does_not_wait_after_the_end() -> None:
-    found = status_of(placed(0), SUPERVISOR, said("ended", **outcome("stopped", 143)))
+    found = status_of(placed(0), SUPERVISOR, record("ended", **outcome("stopped", 143)))
     found.settle([0])
     assert states(found) == ["not started", "unknown"]
 
 
 def test_the_ranks_of_the_coordinators_node_are_lost_if_the_others_gave_it_up() -> None:
     lost = {**outcome("lost", 75, "node n0 is lost: it coordinates the job"), "node": 0}
-    events = [placed(1), SUPERVISOR, started(1), exited(1, signal=15, stopped=True), said("ended", 50.0, **lost)]
+    events = [placed(1), SUPERVISOR, started(1), exited(1, signal=15, stopped=True), record("ended", 50.0, **lost)]
     found = status_of(*events, node=1)
     found.settle([1])
     assert states(found) == ["lost", "stopped"]
@@ -356,7 +361,7 @@ def test_an_outcome_survives_json() -> None:
 
 
 def test_events_of_a_later_version_are_no_trouble() -> None:
-    found = status_of(said("process"), said("process", role="x"), said("anything", node=3), {"type": 5}, {})
+    found = status_of(record("process"), record("process", role="x"), record("anything", node=3), {"type": 5}, {})
     assert found.state == "starting"
     assert not found.processes
 
@@ -389,9 +394,9 @@ def test_times_are_shown_in_the_clock_of_the_laptop() -> None:
 
 
 def test_a_disk_is_full_until_it_has_room() -> None:
-    events = [header(0, [("trainer", 0)]), SUPERVISOR, said("disk", full=True, root="/jobs")]
+    events = [header(0, [("trainer", 0)]), SUPERVISOR, record("disk", full=True, root="/jobs")]
     assert why(status_of(*events)) == "the disk of /jobs is full"
-    assert why(status_of(*events, said("disk", full=False, root="/jobs"))) == ""
+    assert why(status_of(*events, record("disk", full=False, root="/jobs"))) == ""
 
 
 @pytest.mark.parametrize("cause", NodeCause)
@@ -408,6 +413,6 @@ def test_a_pserver_that_listens_at_another_address_and_then_where_it_should() ->
     def note(*more: Event) -> str:
         return rank_note(status_of(*events, *more).processes["pserver", 0])
 
-    events.append(said("elsewhere", **server, listens="127.0.1.1 port 80", endpoint="a0:1"))
+    events.append(record("elsewhere", **server, listens="127.0.1.1 port 80", endpoint="a0:1"))
     assert note() == "listens on 127.0.1.1 port 80, not on a0:1"
-    assert note(said("listening", **server)) == "listening"
+    assert note(record("listening", **server)) == "listening"

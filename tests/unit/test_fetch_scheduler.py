@@ -20,9 +20,9 @@ def replay(history: History, scheduler: FetchScheduler | None = None) -> list[st
     made = []
     for now, event, *arguments in history:
         times = {} if event in UNTIMED else {"now": now}
-        words = [in_short(action) for action in getattr(scheduler, event)(*arguments, **times) or ()]
-        if words:
-            made.append(f"{now:g}: {' '.join(sorted(words))}")
+        tokens = [in_short(action) for action in getattr(scheduler, event)(*arguments, **times) or ()]
+        if tokens:
+            made.append(f"{now:g}: {' '.join(sorted(tokens))}")
     return made
 
 

@@ -140,7 +140,7 @@ def test_where_all_hang_it_is_between_them(name, step, text):
 
 
 @pytest.mark.parametrize(
-    ("backend", "nic", "told"),
+    ("backend", "nic", "reported"),
     [
         ("gloo", "lo", True),
         ("nccl", "ib0,ib1", True),
@@ -151,11 +151,11 @@ def test_where_all_hang_it_is_between_them(name, step, text):
         ("gloo", "", False),
     ],
 )
-def test_another_interface_than_that_of_the_address(backend, nic, told):
+def test_another_interface_than_that_of_the_address(backend, nic, reported):
     """Facts say eth0."""
     fix = found(*(at(node, "meet", backend=backend, nic=nic) for node in range(3)))[1].fix
-    assert ("and the training address 10.0.0.2 is on eth0: take it out" in fix) == told
-    assert ("of its own choice" in fix) == (not told)
+    assert ("and the training address 10.0.0.2 is on eth0: take it out" in fix) == reported
+    assert ("of its own choice" in fix) == (not reported)
 
 
 @pytest.mark.parametrize(

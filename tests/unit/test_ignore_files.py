@@ -29,8 +29,8 @@ def write(top: Path, files: Mapping[str, str]) -> None:
         (top / name).write_text(text)
 
 
-def git(folder: Path, *words: str) -> set[str]:
-    done = subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True)
+def git(folder: Path, *tokens: str) -> set[str]:
+    done = subprocess.run(["git", *tokens], cwd=folder, check=True, capture_output=True, text=True)
     return set(done.stdout.split("\0"))
 
 

@@ -45,7 +45,7 @@ def report(count: int = 4, each: Each | None = None, **more: Any) -> dict[str, A
     return {**plain, **more}
 
 
-def look(
+def sample(
     *reports: dict[str, Any] | None, keys: dict[str, Any] | None = None, entries: Any = None, twice: Any = None
 ) -> list[Finding]:
     """Findings of nodes with these answers, None for one without cards."""
@@ -61,7 +61,7 @@ def wrong(found: list[Finding]) -> list[tuple[int, str, str, str]]:
 
 
 def test_good_cards_are_ok_in_every_column() -> None:
-    found = cells(look(report(), report()), 1)
+    found = cells(sample(report(), report()), 1)
     assert {name: (cell.level, cell.text) for name, cell in found.items()} == {
         "devices": ("ok", "4 x NVIDIA H100"),
         "driver": ("ok", "550.54.15 (CUDA 12.4)"),
@@ -82,28 +82,28 @@ def test_two_names_of_one_machine(second: Any, level: str) -> None:
 
 
 def test_nodes_without_cards_have_no_cells() -> None:
-    assert look(None, None) == []
+    assert sample(None, None) == []
 
 
 # -- what they are
 
 
 def test_a_node_with_fewer_cards() -> None:
-    assert wrong(look(report(8), report(7), report(8))) == [(1, "devices", "warn", "7 devices, others 8")]
-    assert wrong(look(report(2), report(1))) == [(1, "devices", "warn", "1 devices, others 2")]
-    assert wrong(look(report(8), None, report(8))) == [(1, "devices", "warn", "no devices, others 8")]
+    assert wrong(sample(report(8), report(7), report(8))) == [(1, "devices", "warn", "7 devices, others 8")]
+    assert wrong(sample(report(2), report(1))) == [(1, "devices", "warn", "1 devices, others 2")]
+    assert wrong(sample(report(8), None, report(8))) == [(1, "devices", "warn", "no devices, others 8")]
 
 
 def test_what_conf_says_of_a_node_is_meant() -> None:
     few = [{"host": "a"}, {"host": "b", "devices": [0, 1]}, {"host": "c", "roles": {"pserver": 1}}]
-    found = look(report(8), report(4), None, entries=few)
+    found = sample(report(8), report(4), None, entries=few)
     assert wrong(found) == []
     assert cells(found, 1)["devices"].text == "2 x NVIDIA H100"
 
 
 def test_another_model_and_another_driver() -> None:
     old = report(4, dict.fromkeys(range(4), {"model": "NVIDIA A100"}), driver="535.1", cuda="12.2")
-    found = look(report(), report(), old)
+    found = sample(report(), report(), old)
     assert wrong(found) == [
         (2, "devices", "warn", "NVIDIA A100, others NVIDIA H100"),
         (2, "driver", "warn", "535.1 (CUDA 12.2), others 550.54.15 (CUDA 12.4)"),
@@ -117,7 +117,7 @@ def test_a_node_that_does_not_tell_is_not_compared() -> None:
         "driver": "",
         "cuda": "",
     }
-    found = look(report(), report(**silent, problem="NVML: Driver/library version mismatch"))
+    found = sample(report(), report(**silent, problem="NVML: Driver/library version mismatch"))
     assert wrong(found) == [(1, "health", "error", "NVML: Driver/library version mismatch")]
     assert cells(found, 1)["devices"].text == "4 x gpu"
 
@@ -125,7 +125,7 @@ def test_a_node_that_does_not_tell_is_not_compared() -> None:
 def test_a_card_that_only_its_device_file_tells_of() -> None:
     short = report(3)
     short["devices"].append({"index": 3, "held": None, "processes": []})
-    found = look(report(4), {**short, "ids": [0, 1, 2, 3]})
+    found = sample(report(4), {**short, "ids": [0, 1, 2, 3]})
     assert wrong(found) == [(1, "health", "error", "gpu 3: the driver does not know it")]
 
 
@@ -137,7 +137,7 @@ def test_a_makers_tool_that_is_missing_is_only_a_warning() -> None:
         "driver": "",
         "cuda": "",
     }
-    assert wrong(look(report(1, **bare, problem="there is no npu-smi"))) == [
+    assert wrong(sample(report(1, **bare, problem="there is no npu-smi"))) == [
         (0, "health", "warn", "there is no npu-smi")
     ]
 
@@ -165,12 +165,12 @@ ILL: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize("card, level, text", ILL)
 def test_a_sick_card(card: dict[str, Any], level: str, text: str) -> None:
-    assert wrong(look(report(8, {5: card}), report(8))) == [(0, "health", level, f"gpu 5: {text}")]
+    assert wrong(sample(report(8, {5: card}), report(8))) == [(0, "health", level, f"gpu 5: {text}")]
     assert bool(broken(card)) == (level == "error")
 
 
 def test_cards_with_the_same_fault_are_reported_together() -> None:
-    found = look(report(8, {1: {"repair": "pending"}, 3: {"repair": "pending", "compute_mode": "prohibited"}}))
+    found = sample(report(8, {1: {"repair": "pending"}, 3: {"repair": "pending", "compute_mode": "prohibited"}}))
     assert wrong(found) == [
         (0, "health", "warn", "gpu 1,3: bad memory in use until it is reset"),
         (0, "health", "error", "gpu 3: compute mode prohibited: no process can compute on it"),
@@ -192,11 +192,11 @@ FINE: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("card", FINE)
 def test_what_is_no_fault(card: dict[str, Any]) -> None:
-    assert wrong(look(report(2, {1: card}))) == []
+    assert wrong(sample(report(2, {1: card}))) == []
 
 
 def test_no_persistence_mode_is_shown_and_no_warning() -> None:
-    cell = cells(look(report(2, {1: {"persistence": False}})), 0)["health"]
+    cell = cells(sample(report(2, {1: {"persistence": False}})), 0)["health"]
     assert (cell.level, cell.text) == ("ok", "persistence mode off")
 
 
@@ -208,7 +208,7 @@ def test_exclusive_mode_matters_where_ranks_share_a_card() -> None:
     assert twice == {0: frozenset([0]), 1: frozenset([0])}
     assert shared(None) == {}
     alone = {0: {"compute_mode": "exclusive process"}}
-    found = look(report(2, alone), report(2), twice=twice)
+    found = sample(report(2, alone), report(2), twice=twice)
     assert wrong(found) == [(0, "health", "warn", "gpu 0: exclusive process, and several ranks would share it")]
 
 
@@ -218,7 +218,7 @@ ANNA = {"pid": 12, "user": "anna", "name": "python3", "memory": 3 * GB}
 
 
 def test_a_process_on_some_cards_is_reported_once() -> None:
-    found = look(report(4, {1: {"processes": [ANNA]}, 2: {"processes": [ANNA, {"pid": 9, "memory": None}]}}))
+    found = sample(report(4, {1: {"processes": [ANNA]}, 2: {"processes": [ANNA, {"pid": 9, "memory": None}]}}))
     assert wrong(found) == [
         (0, "users", "warn", "gpu 1,2: python3 (pid 12, user anna) 6.0 GB"),
         (0, "users", "warn", "gpu 2: a process (pid 9)"),
@@ -226,24 +226,24 @@ def test_a_process_on_some_cards_is_reported_once() -> None:
 
 
 def test_a_job_is_named_by_its_lock_and_its_processes_are_not() -> None:
-    held = {"held": {"job": "J1", "user": "anna"}, "processes": [ANNA], "memory_free": GB}
-    assert wrong(look(report(4, {0: held, 1: held}))) == [
+    reserved = {"held": {"job": "J1", "user": "anna"}, "processes": [ANNA], "memory_free": GB}
+    assert wrong(sample(report(4, {0: reserved, 1: reserved}))) == [
         (0, "users", "warn", "gpu 0,1 is in use by job J1 of user anna")
     ]
     for other in ({"user": "bob"}, {"job": "J2"}):
-        found = look(report(1, {0: {**held, "processes": [{**ANNA, **other}]}}))
+        found = sample(report(1, {0: {**reserved, "processes": [{**ANNA, **other}]}}))
         assert len(wrong(found)) == 2, other
 
 
 def test_a_process_on_an_exclusive_device_is_an_error() -> None:
-    found = look(report(1, {0: {"processes": [{**ANNA, "job": "J9"}], "compute_mode": "exclusive process"}}))
+    found = sample(report(1, {0: {"processes": [{**ANNA, "job": "J9"}], "compute_mode": "exclusive process"}}))
     assert wrong(found) == [
         (0, "users", "error", "gpu 0: python3 of job J9 (pid 12, user anna) 3.0 GB, and only one may compute there")
     ]
 
 
 def test_memory_that_is_gone_without_a_user() -> None:
-    found = look(report(2, {1: {"memory_free": 10 * GB}}))
+    found = sample(report(2, {1: {"memory_free": 10 * GB}}))
     assert wrong(found) == [(0, "users", "warn", "gpu 1: 10.0 GB of 80.0 GB free, without a visible process")]
 
 
@@ -252,12 +252,15 @@ def test_memory_that_is_gone_without_a_user() -> None:
 
 def test_cards_that_no_job_of_this_conf_gets_are_not_read() -> None:
     sick = report(8, {5: {"problem": "GPU is lost", "processes": [ANNA]}})
-    assert wrong(look(sick, entries=[{"host": "a", "devices": [0, 1]}])) == []
+    assert wrong(sample(sick, entries=[{"host": "a", "devices": [0, 1]}])) == []
 
 
 def test_checks_that_are_off_are_not_there() -> None:
     sick = report(8, {5: {"problem": "GPU is lost"}, 6: {"processes": [ANNA]}})
-    assert {finding.column for finding in look(sick, keys={"CHECKS_OFF": ["health", "driver"]})} == {"devices", "users"}
+    assert {finding.column for finding in sample(sick, keys={"CHECKS_OFF": ["health", "driver"]})} == {
+        "devices",
+        "users",
+    }
 
 
 def test_only_nodes_whose_cards_are_used_are_asked() -> None:

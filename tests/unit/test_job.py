@@ -160,8 +160,8 @@ def test_options_for_heter_trainers_imply_the_mode(options: dict[str, Any]) -> N
     assert job_of(CLUSTER, {"mode": "ps"}, mode="ps-heter", **options).mode == "ps-heter"
     for mode in ("collective", "ps"):
         assert "--mode ps-heter" in refusal(UsageError, None, mode=mode, **options).fix
-        told = refusal(UsageError, {"mode": mode}, **options).what
-        assert told == f"--{next(iter(options)).replace('_', '-')} is for heter trainers, the mode is {mode}"
+        reported = refusal(UsageError, {"mode": mode}, **options).what
+        assert reported == f"--{next(iter(options)).replace('_', '-')} is for heter trainers, the mode is {mode}"
 
 
 def test_workers_do_not_imply_a_mode() -> None:
@@ -283,9 +283,9 @@ def test_a_workspace_without_anything_to_run_is_bad_data() -> None:
     assert "--script" in caught.value.fix
 
 
-def filled(*words: str) -> tuple[str, ...]:
+def filled(*tokens: str) -> tuple[str, ...]:
     cluster = cluster_of(hosts(2), PADDLE_PORT=7164, PADDLE_PORTS_NUM=2, PADDLE_PORTS_NUM_FOR_SPARSE=3)
-    made = plan_of(cluster, {"pserver": {"command": ["prog", *words]}}, mode="ps", nproc_per_node="3")
+    made = plan_of(cluster, {"pserver": {"command": ["prog", *tokens]}}, mode="ps", nproc_per_node="3")
     return one(made, "pserver", 1).argv[1:]
 
 
@@ -295,17 +295,17 @@ def test_placeholders() -> None:
     assert filled("{log_dir}/x", "{rank}{rank}") == ("/jobs/JOB20260102-030405-abcd/log/x", "11")
 
 
-@pytest.mark.parametrize("word, meant", [("{{", "{"), ("{{port}", "{port}"), ("{{{rank}", "{1"), ("a{{b{{", "a{b{")])
-def test_two_braces_are_one(word: str, meant: str) -> None:
-    assert filled(word) == (meant,)
+@pytest.mark.parametrize("token, meant", [("{{", "{"), ("{{port}", "{port}"), ("{{{rank}", "{1"), ("a{{b{{", "a{b{")])
+def test_two_braces_are_one(token: str, meant: str) -> None:
+    assert filled(token) == (meant,)
 
 
 @pytest.mark.parametrize(
-    "word",
+    "token",
     ['{"a": {"b": [1, {}]}}', '{"port": 1}', "{}", "{0}", "{ port }", "{Port}", "}}", "${port_x}", "{port", "%s"],
 )
-def test_all_other_text_is_left_alone(word: str) -> None:
-    assert filled(word) == (word,)
+def test_all_other_text_is_left_alone(token: str) -> None:
+    assert filled(token) == (token,)
 
 
 # -- wrong things -------------------------------------------------------------------------------------------------------
@@ -580,7 +580,7 @@ def test_a_host_goes_by_its_name_its_address_and_what_the_probe_found() -> None:
 
 
 @pytest.mark.parametrize(
-    "word",
+    "token",
     [
         "10.0.0.9",
         "10.0.0.9:7000",
@@ -593,9 +593,9 @@ def test_a_host_goes_by_its_name_its_address_and_what_the_probe_found() -> None:
     ],
 )
 @pytest.mark.parametrize("option", ["servers", "workers", "heter_workers"])
-def test_a_wrong_endpoint_is_wrong_usage(word: str, option: str) -> None:
+def test_a_wrong_endpoint_is_wrong_usage(token: str, option: str) -> None:
     with pytest.raises(UsageError) as caught:
-        plan_of(CLUSTER, mode="ps-heter", **{option: (word,)})
+        plan_of(CLUSTER, mode="ps-heter", **{option: (token,)})
     assert caught.value.fix
 
 

@@ -23,9 +23,9 @@ HOSTS = ["ann@10.0.0.1:2222", {"host": "10.0.0.2", "root_dir": "/data/jobs", "ad
 
 
 def made(id: str = "J", hosts: list[Any] | None = None, created: float = 1.0, **given: Any) -> Plan:
-    who = {name: given.pop(name) for name in ("asked", "name") if name in given}
+    names = {name: given.pop(name) for name in ("asked", "name") if name in given}
     plan = plan_of(cluster_of(hosts or HOSTS, **given))
-    return replace(plan, identity=replace(IDENTITY, job_id=id, created=created, **who))
+    return replace(plan, identity=replace(IDENTITY, job_id=id, created=created, **names))
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def spellings(flag: Flag) -> list[str]:
     return [*flag.names.split(), *(name.replace("-", "_").replace("__", "--", 1) for name in long)]
 
 
-def words(flag: Flag, name: str, value: str) -> list[list[str]]:
+def tokens(flag: Flag, name: str, value: str) -> list[list[str]]:
     """The ways to write an option."""
     if not flag.value:
         return [[name]]
@@ -92,7 +92,7 @@ def test_every_option_is_meant_mapped_or_answered(flag: Flag) -> None:
     value = GOOD.get(flag.name, "7")
     nothing, seen = read(["train.py"], OWN), set()
     for name in spellings(flag):
-        for given in words(flag, name, value):
+        for given in tokens(flag, name, value):
             line = [*given, "train.py", *given]
             if flag.here.startswith("refused: "):
                 with pytest.raises(UsageError):

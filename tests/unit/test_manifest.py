@@ -108,7 +108,7 @@ def named(packs: list[Pack]) -> list[Pack]:
     return [one if one.name else Pack(name_of(json.dumps(one.files).encode()), one.files) for one in packs]
 
 
-def held(packs: list[Pack]) -> set[str]:
+def reserved(packs: list[Pack]) -> set[str]:
     return {content for one in packs for content, _ in one.files}
 
 
@@ -127,14 +127,14 @@ def test_one_small_file_that_changed_is_one_small_piece() -> None:
     entries[77] = entries[77]._replace(content="f" * 64, size=9)
     packs = pack(entries, {}, known)[""]
     assert [one.files for one in packs if not one.name] == [(("f" * 64, 9),)]
-    assert held(packs) >= {entry.content for entry in entries}
+    assert reserved(packs) >= {entry.content for entry in entries}
 
 
 def test_packs_that_are_mostly_of_no_use_are_made_anew() -> None:
     known = named(pack(files(20), {}, [])[""])
     kept = files(20)[:3]
     packs = pack(kept, {}, known)[""]
-    assert held(packs) == {entry.content for entry in kept}
+    assert reserved(packs) == {entry.content for entry in kept}
 
 
 def test_many_tiny_packs_are_put_together() -> None:
@@ -158,7 +158,7 @@ def test_no_pack_holds_files_of_two_groups() -> None:
     assert set(packs) == {"", "0", "1", "2"}
     for name, some in packs.items():
         wanted = {entry.content for entry in entries if group.get(entry.path, "") == name}
-        assert held([one for one in some if not one.name]) <= wanted <= held(some)
+        assert reserved([one for one in some if not one.name]) <= wanted <= reserved(some)
 
 
 # -- the text -----------------------------------------------------------------------------------------------------------

@@ -33,10 +33,10 @@ def test_every_interleaving_of_sorted_lanes_is_sorted() -> None:
 
 def test_nothing_is_lost_and_a_nodes_own_order_stays() -> None:
     lanes = {0: [log(0, 5.0, "a"), log(0, 1.0, "b"), log(0, None, "c")], 1: [log(1, 2.0, "d"), log(1, None, "e")]}
-    said = [payload.decode() for _, _, payload in run(lanes)]
-    assert sorted(said) == list("abcde")
-    assert [s for s in said if s in "abc"] == list("abc")
-    assert said.index("d") < said.index("a")
+    output = [payload.decode() for _, _, payload in run(lanes)]
+    assert sorted(output) == list("abcde")
+    assert [s for s in output if s in "abc"] == list("abc")
+    assert output.index("d") < output.index("a")
 
 
 def test_a_heartbeat_has_a_time_and_it_is_no_logs() -> None:

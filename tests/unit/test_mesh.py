@@ -132,11 +132,11 @@ def test_ports_of_a_plan_are_its_own() -> None:
 # -- what comes of it
 
 
-def tried(count: int, words: dict[tuple[int, int], str], port: int = 1) -> list[Try]:
-    return [Try(a, b, port, words.get((a, b), "ok"), 0.001) for a, b in itertools.permutations(range(count), 2)]
+def tried(count: int, results: dict[tuple[int, int], str], port: int = 1) -> list[Try]:
+    return [Try(a, b, port, results.get((a, b), "ok"), 0.001) for a, b in itertools.permutations(range(count), 2)]
 
 
-def told(tries: Sequence[Try], count: int) -> dict[int, tuple[str, str]]:
+def reported(tries: Sequence[Try], count: int) -> dict[int, tuple[str, str]]:
     found = judge(tries, range(count), names)
     assert all(finding.fix for finding in found if finding.level != "ok")
     assert len({finding.node for finding in found}) == count
@@ -144,19 +144,21 @@ def told(tries: Sequence[Try], count: int) -> dict[int, tuple[str, str]]:
 
 
 def test_where_all_answer_all_is_ok() -> None:
-    assert told(tried(5, {}), 5) == {}
+    assert reported(tried(5, {}), 5) == {}
 
 
 def test_a_cut_pair_is_reported_once_and_in_both_directions() -> None:
     there = {(1, 3): "no answer"}
-    assert told(tried(4, there), 4) == {1: ("error", "node1 -> node3: no answer (firewall?), node3 -> node1: ok")}
+    assert reported(tried(4, there), 4) == {1: ("error", "node1 -> node3: no answer (firewall?), node3 -> node1: ok")}
     both = {(1, 3): "no route", (3, 1): "no answer"}
-    assert told(tried(4, both), 4) == {1: ("error", "node1 -> node3: no route, node3 -> node1: no answer (firewall?)")}
+    assert reported(tried(4, both), 4) == {
+        1: ("error", "node1 -> node3: no route, node3 -> node1: no answer (firewall?)")
+    }
 
 
 def test_a_node_that_none_reaches_is_reported_and_not_the_others() -> None:
-    words = {(node, 2): "no answer" for node in range(6)}
-    assert told(tried(6, words), 6) == {
+    results = {(node, 2): "no answer" for node in range(6)}
+    assert reported(tried(6, results), 6) == {
         2: ("error", "node2 -> node[0-1,3-5]: ok, node[0-1,3-5] -> node2: no answer (firewall?)")
     }
 
@@ -164,19 +166,19 @@ def test_a_node_that_none_reaches_is_reported_and_not_the_others() -> None:
 def test_without_the_reported_nodes_all_others_reach_each_other() -> None:
     for cuts in itertools.combinations(list(itertools.combinations(range(5), 2)), 3):
         tries = tried(5, dict.fromkeys(cuts, "refused"))
-        bad = set(told(tries, 5))
+        bad = set(reported(tries, 5))
         assert all(set(cut) & bad for cut in cuts)
         assert len(bad) <= 3
 
 
 def test_one_port_of_several_is_named() -> None:
     tries = [*tried(2, {}), *tried(2, {(0, 1): "refused"}, port=7164)]
-    assert told(tries, 2) == {0: ("error", "node0 -> node1: refused at port 7164, node1 -> node0: ok")}
+    assert reported(tries, 2) == {0: ("error", "node0 -> node1: refused at port 7164, node1 -> node0: ok")}
 
 
 def test_a_node_that_no_other_tried_is_not_called_good() -> None:
     tries = [one for one in tried(3, {}) if one.target != 1]
-    assert told(tries, 3) == {1: ("warn", "not tried")}
+    assert reported(tries, 3) == {1: ("warn", "not tried")}
 
 
 def test_slow_links() -> None:

@@ -100,7 +100,7 @@ def test_ranks_that_mpirun_ends_are_victims() -> None:
         (ended(D1, 1), (), D1, 1),
     ],
 )
-def test_who_is_to_blame_without_a_failed_rank(
+def test_the_cause_without_a_failed_rank(
     exit: RankExit, others: tuple[RankExit, ...], culprit: tuple[str, int], code: int
 ) -> None:
     """In any order: a daemon and mpirun end together, and their nodes report it."""

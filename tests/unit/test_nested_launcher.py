@@ -18,7 +18,7 @@ from clustertool.verbs.clusterrun import OWN
 CLUSTER = cluster_of(hosts(2))
 
 
-def told(script: str, typed: str = "", **options: Any) -> str:
+def reported(script: str, typed: str = "", **options: Any) -> str:
     line = typed or f"clustertool run -w job --script {shlex.quote(script)} --detach"
     made = plan_of(CLUSTER, script=script, **options)
     return warning(made, Options(script=script, **options), shlex.split(line))
@@ -62,7 +62,7 @@ INSIDE = [
 
 @pytest.mark.parametrize(("script", "right"), INSIDE)
 def test_the_right_command_starts_the_program_itself(script: str, right: str) -> None:
-    text = told(script)
+    text = reported(script)
     assert text.startswith("each of 2 trainers starts ") and "2 separate trainings begin, not one (--nested" in text
     assert text.endswith(f"\n  fix: clustertool run -w job --detach {right}")
     typed = shlex.split(text.partition("\n  fix: ")[2])[2:]
@@ -86,7 +86,7 @@ def test_the_right_command_starts_the_program_itself(script: str, right: str) ->
     ],
 )
 def test_what_is_one_training_gets_no_warning(script: str) -> None:
-    assert told(script) == ""
+    assert reported(script) == ""
 
 
 def test_one_trainer_is_one_training() -> None:
@@ -98,18 +98,18 @@ def test_its_options_replace_those_that_were_typed() -> None:
     typed = (
         "inv run --script='torchrun --nproc_per_node 2 train.py' --nproc_per_node=1 -w job --env=KEY=xyz --env B=xyz"
     )
-    text = told("torchrun --nproc_per_node 2 train.py", typed)
+    text = reported("torchrun --nproc_per_node 2 train.py", typed)
     assert ": inv run -w job '--env=KEY=***' --env 'B=***' --nproc-per-node 2 --script train.py" in text
     assert "xyz" not in text, "a value may be a secret"
 
 
 def test_a_switch_that_was_typed_too_is_written_once() -> None:
-    text = told("torchrun --tee 3 train.py", "inv run --all-ranks -w job --script 'torchrun --tee 3 train.py'")
+    text = reported("torchrun --tee 3 train.py", "inv run --all-ranks -w job --script 'torchrun --tee 3 train.py'")
     assert text.endswith(": inv run -w job --all-ranks --script train.py")
 
 
 def test_options_that_are_not_known_give_no_command() -> None:
-    text = told("torchrun --no-such-option 1 train.py")
+    text = reported("torchrun --no-such-option 1 train.py")
     assert text.endswith("  fix: start the program without torchrun, with --nproc-per-node N")
 
 
@@ -214,11 +214,11 @@ def test_a_launcher_in_a_script(scripts: str, script: str, shown: str) -> None:
     "script", ["llamafactory-cli train x.yaml", "sh -c 'FORCE_TORCHRUN=1 llamafactory-cli train x.yaml'"]
 )
 def test_a_front_end_in_each_trainer(script: str) -> None:
-    text = told(script, nproc_per_node="2")
+    text = reported(script, nproc_per_node="2")
     assert text.startswith("each of 4 trainers starts llamafactory-cli train")
     assert "--nested, one on each node" in text
-    assert told(script) == "", "with one trainer on a node it reads NNODES"
-    assert told("llamafactory-cli version", nproc_per_node="2") == ""
+    assert reported(script) == "", "with one trainer on a node it reads NNODES"
+    assert reported("llamafactory-cli version", nproc_per_node="2") == ""
 
 
 def test_a_script_that_meets_does_not_where_a_node_has_several_trainers(scripts: str) -> None:

@@ -80,7 +80,7 @@ def test_a_supervisor_that_was_only_prepared_records_no_end() -> None:
     assert end(None) == NodeEnd(None)
 
 
-def test_who_may_leave() -> None:
+def test_which_nodes_may_leave() -> None:
     with pytest.raises(UsageError, match="job J is not elastic: n1 belongs to it until it ends"):
         require_may_leave(spec(1), coordinates=False)
     with pytest.raises(UsageError, match="n0 coordinates the job, which has no --elastic-server"):

@@ -48,22 +48,22 @@ def names(page: Path) -> str:
 
 def options_of(command: list[str]) -> set[str]:
     """The options of a command line as the tool calls them; arguments of the user's own program are not among them."""
-    program, *words = command
-    verb = next((VERB[word] for word in words if word in VERB), None)
+    program, *tokens = command
+    verb = next((VERB[token] for token in tokens if token in VERB), None)
     rest = verb is not None and verb.positional is not None and verb.positional.rest
     values = {f"--{opt.name}" for opt in (verb.options if verb else ()) if opt.default is not False}
     values |= {f"-{opt.short}" for opt in (verb.options if verb else ()) if opt.short and opt.default is not False}
     found: set[str] = set()
     before = ""
-    for word in words:
-        if program == "clusterrun" and word.endswith(".py"):
+    for token in tokens:
+        if program == "clusterrun" and token.endswith(".py"):
             break
-        if word.startswith("-"):
-            option = word.partition("=")[0]
+        if token.startswith("-"):
+            option = token.partition("=")[0]
             before = option.replace("_", "-") if option.startswith("--") else option
             found.add(before)
-            before = "" if "=" in word else before
-        elif rest and word not in VERB and before not in values:
+            before = "" if "=" in token else before
+        elif rest and token not in VERB and before not in values:
             break
         else:
             before = ""
@@ -72,17 +72,17 @@ def options_of(command: list[str]) -> set[str]:
 
 def unknown(command: list[str]) -> list[str]:
     """What a command contains that does not exist."""
-    program, *words = command
+    program, *tokens = command
     if program == "make":
-        return [word for word in words if word not in TARGETS | {"..."} and "=" not in word]
+        return [token for token in tokens if token not in TARGETS | {"..."} and "=" not in token]
     options = options_of(command)
     if program == "clusterrun":
         known = {f"--{opt.name}" for opt in OWN} | set(re.findall(r"`(--?[\w-]+)", LAUNCHERS))
         return sorted(options - known - CORE)
-    verb = next((word for word in words if word in VERB), "")
+    verb = next((token for token in tokens if token in VERB), "")
     if not verb:
         known = CORE | CHOICES | {"help", "verb", "VERB", "dev.check"}
-        return [word for word in words if not set(word.split("|")) <= known]
+        return [token for token in tokens if not set(token.split("|")) <= known]
     known = {f"--{opt.name}" for opt in VERB[verb].options} | {f"-{opt.short}" for opt in VERB[verb].options}
     return sorted(options - known - CORE)
 
@@ -92,7 +92,7 @@ def test_commands_exist(page: Path) -> None:
     """Each command of a block and of the text: its verb, its options, its target of make."""
     commands = [command for block in blocks_of(page) if block.language == "sh" for command in commands_of(block.text)]
     found = {" ".join(command): unknown(command) for command in [*commands, *commands_in_prose(page)]}
-    assert {command: words for command, words in found.items() if words} == {}
+    assert {command: tokens for command, tokens in found.items() if tokens} == {}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names)
@@ -125,10 +125,10 @@ def untested(block: Block) -> dict[str, list[str]]:
 
 def essence(command: list[str]) -> list[tuple[str, ...]]:
     """The verb or target and the options of a command, each in the forms in which a test may write it."""
-    program, *words = command
+    program, *tokens = command
     if program == "make":
-        return [(f"make {word}", f'"make", "{word}"') for word in words]
-    verb = next((word for word in words if word in VERB), "")
+        return [(f"make {token}", f'"make", "{token}"') for token in tokens]
+    verb = next((token for token in tokens if token in VERB), "")
     forms = [(f'"{verb}"', f" {verb} ", f"{verb}(")] if verb else []
     shorts = {f"--{opt.name}": f'"-{opt.short}"' for opt in (VERB[verb].options if verb else ()) if opt.short}
     for option in sorted(options_of(command)):

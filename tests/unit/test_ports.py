@@ -21,8 +21,8 @@ def ports_of(made: Plan, role: str) -> list[tuple[int, ...]]:
 
 
 def busy(cluster: Any, *ports: int, machines: tuple[int, ...] = (), **each: Any) -> dict[int, Facts]:
-    who = tuple((port, f"nginx (pid {port}, user www)") for port in ports)
-    return facts_of(cluster, machines, busy=frozenset(ports), listeners=who, **each)
+    owner = tuple((port, f"nginx (pid {port}, user www)") for port in ports)
+    return facts_of(cluster, machines, busy=frozenset(ports), listeners=owner, **each)
 
 
 # -- what was asked for -------------------------------------------------------------------------------------------------
@@ -270,8 +270,8 @@ def test_the_same_port_in_conf_as_a_demand_does_not_move() -> None:
 
 def test_free_ports_lie_below_the_range_of_the_kernel_and_are_not_busy() -> None:
     cluster = cluster_of(["10.0.0.1"])
-    held = frozenset(range(10000, 32768)) - frozenset(range(20000, 20010))
-    made = plan_of(cluster, facts=facts_of(cluster, busy=held), nproc_per_node="8")
+    reserved = frozenset(range(10000, 32768)) - frozenset(range(20000, 20010))
+    made = plan_of(cluster, facts=facts_of(cluster, busy=reserved), nproc_per_node="8")
     used = {port for process in made.processes for port in process.ports} | {port for _, port in made.extra_ports}
     assert used == set(range(20000, 20010))
 

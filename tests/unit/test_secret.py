@@ -187,7 +187,7 @@ def connected(server: tuple[str, str], client: tuple[str, str]) -> bool:
     raise AssertionError("neither admitted nor refused")
 
 
-def test_tls_admits_the_owner_of_the_secret_and_nobody_else() -> None:
+def test_tls_admits_only_the_owner_of_the_secret() -> None:
     one, same = (secret.certificate(GOOD, "job") for _ in range(2))
     assert connected(one, same)
     assert not connected(one, secret.certificate(GOOD, "another job"))

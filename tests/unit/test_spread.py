@@ -23,7 +23,7 @@ from clustertool.model.dispatch import topology
 class Agent:
     """A node: what it was sent, and its reports."""
 
-    hear: Any = None
+    receive: Any = None
 
     def __init__(self) -> None:
         self.pieces: list[int] = []

@@ -240,20 +240,20 @@ def test_the_cursor_stays_on_its_rank() -> None:
     """Sorted by CPU, ranks change their rows all the time."""
     picture, view, on = TopModel(), View(sort="cpu"), screen()
 
-    def look(t: float, *seconds: float) -> list[str]:
+    def probe(t: float, *seconds: float) -> list[str]:
         picture.feed(0, "a", sample(t, [], *(rank(number, each) for number, each in enumerate(seconds))), t)
         page = on.page(picture, view, 100, 24, {}, t)
         ranks[:] = page.ranks
         return [line.split()[2] for line in texts(page) if line.startswith("> ")]
 
     ranks: list[TopRank] = []
-    look(1.0, 0.0, 0.0, 0.0)
-    assert look(2.0, 0.9, 0.5, 0.1) == ["0"]
+    probe(1.0, 0.0, 0.0, 0.0)
+    assert probe(2.0, 0.9, 0.5, 0.1) == ["0"]
     choose(view, ranks, 1)
-    assert look(3.0, 1.0, 1.4, 0.2) == ["1"]
-    assert look(4.0, 1.1, 1.5, 1.1) == ["1"] and view.at == 2
+    assert probe(3.0, 1.0, 1.4, 0.2) == ["1"]
+    assert probe(4.0, 1.1, 1.5, 1.1) == ["1"] and view.at == 2
     choose(view, ranks, -2)
-    assert look(5.0, 1.1, 1.5, 2.0) == ["2"]
+    assert probe(5.0, 1.1, 1.5, 2.0) == ["2"]
     choose(view, ranks, 99)
     chosen = view.chosen
     picture.feed(
@@ -300,9 +300,12 @@ def test_a_page_is_as_big_as_the_window(width: int, height: int, nodes: int) -> 
 
 def test_a_page() -> None:
     picture = cluster(2, 2, loads=(90, 10))
-    held = {"job": "20260102-030405-abcd", "user": "ann"}
+    reserved = {"job": "20260102-030405-abcd", "user": "ann"}
     picture.feed(
-        1, "node2", sample(2.0, [card(0, 10, held=held), card(1, 0, ecc_uncorrected=3)], rank(1, line="step 5")), 2.0
+        1,
+        "node2",
+        sample(2.0, [card(0, 10, held=reserved), card(1, 0, ecc_uncorrected=3)], rank(1, line="step 5")),
+        2.0,
     )
     shown = texts(page_of(picture, now=2.0))
     assert shown[0].startswith("2 nodes, 4 devices 48 % busy, 1 job, by rank")

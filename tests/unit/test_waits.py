@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_events import SUPERVISOR, header, said, started
+from test_events import SUPERVISOR, header, record, started
 
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.outcome import some
@@ -25,7 +25,7 @@ END = {"state": "lost", "code": 75, "source": "tool", "reason": "R", "culprits":
 
 def away(since: float = T, errno: str = "ETIMEDOUT", **fields: Any) -> dict[str, Any]:
     event = {"endpoint": "10.0.0.1:9", "errno": errno, "why": "timed out", "since": since, "again": False}
-    return said("unconnected", **{**event, **fields})
+    return record("unconnected", **{**event, **fields})
 
 
 def cluster(nodes: int, *events: tuple[int, dict[str, Any]]) -> JobStatus:
@@ -34,7 +34,10 @@ def cluster(nodes: int, *events: tuple[int, dict[str, Any]]) -> JobStatus:
     return fold([*first, *((node, SUPERVISOR) for node in range(nodes)), *events])
 
 
-PSERVERS = [(0, said("phase", name="pserver")), *((node, started(node, T + node, role="pserver")) for node in range(2))]
+PSERVERS = [
+    (0, record("phase", name="pserver")),
+    *((node, started(node, T + node, role="pserver")) for node in range(2)),
+]
 
 
 def test_a_pserver_that_does_not_listen_is_reported_with_its_address() -> None:
@@ -43,12 +46,12 @@ def test_a_pserver_that_does_not_listen_is_reported_with_its_address() -> None:
     (wait,) = waits(status, T + 12)
     assert "pserver 0 on n0 at a0:1 and pserver 1 on n1 at a1:1; 12 s so far" in wait_text(wait)
     assert '[pserver] ready = "started"' in wait_text(wait)
-    status.apply(0, said("listening", role="pserver", rank=0))
+    status.apply(0, record("listening", role="pserver", rank=0))
     (wait,) = waits(status, T + 12)
     assert "pserver 0" not in wait_text(wait) and "pserver 1 on n1" in wait_text(wait)
 
 
-@pytest.mark.parametrize("over", [said("phase", name="trainer"), said("verdict", **END)])
+@pytest.mark.parametrize("over", [record("phase", name="trainer"), record("verdict", **END)])
 def test_nothing_waits_after_that(over: dict[str, Any]) -> None:
     assert waits(cluster(2, *PSERVERS, (0, over)), T + 100) == []
 
@@ -59,7 +62,7 @@ def test_nodes_with_the_same_cause_are_one_sentence() -> None:
         "n1 and n2 cannot connect to the coordinator on n0 (10.0.0.1:9): timed out (ETIMEDOUT); tried for 5 s",
         "n3 cannot connect to the coordinator on n0 (10.0.0.1:9): refused (ECONNREFUSED); tried for 5 s",
     ]
-    status.apply(3, said("connected"))
+    status.apply(3, record("connected"))
     assert len(waits(status, T + 5)) == 1
 
 
@@ -75,7 +78,7 @@ def test_the_node_that_none_can_reach_is_the_suspect() -> None:
 
 @pytest.mark.parametrize(("state", "code"), [("lost", 75), ("timeout", 124)])
 def test_the_verdict_names_the_blocked_direction(state: str, code: int) -> None:
-    status = cluster(3, (1, away()), (2, away()), (0, said("verdict", **{**END, "state": state})))
+    status = cluster(3, (1, away()), (2, away()), (0, record("verdict", **{**END, "state": state})))
     error = error_of(status)
     assert error is not None and error.code == code
     assert error.what == "R; n1 and n2 cannot connect to the coordinator on n0 (10.0.0.1:9): timed out (ETIMEDOUT)"
@@ -86,8 +89,8 @@ def test_the_verdict_names_the_blocked_direction(state: str, code: int) -> None:
 
 
 def test_a_dead_coordinator_is_no_firewall() -> None:
-    dead = (0, said("supervisor-lost", why="the supervisor died"))
-    error = error_of(cluster(2, dead, (1, away(errno="ECONNREFUSED")), (1, said("ended", **END))))
+    dead = (0, record("supervisor-lost", why="the supervisor died"))
+    error = error_of(cluster(2, dead, (1, away(errno="ECONNREFUSED")), (1, record("ended", **END))))
     assert error is not None and error.what.startswith("n0: supervisor lost: the supervisor died; R; n1 cannot connect")
     assert "firewall" not in error.fix
 
@@ -111,9 +114,9 @@ def test_each_report_comes_once_and_again_for_the_next_wait() -> None:
     assert isinstance(item, ListenWait) and news_text(item).startswith(
         "the trainers wait until a port is open: pserver 0"
     )
-    watch.status.apply(0, said("phase", name="trainer"))
+    watch.status.apply(0, record("phase", name="trainer"))
     assert watch.remind(T + 501) == []
-    watch.status.apply(0, said("phase", name="pserver"))
+    watch.status.apply(0, record("phase", name="pserver"))
     assert watch.remind(T + 502), "another attempt waits again"
 
 
@@ -142,11 +145,11 @@ def test_the_coordinator_of_a_later_epoch_is_named() -> None:
     (wait,) = waits(led_by_n1((2, away())), T + 5)
     assert wait_text(wait).startswith("n2 cannot connect to the coordinator on n1 ")
     assert suspects(led_by_n1((2, away()))) == Firewall(["n1", "n2"], False, "10.0.0.1")
-    dead = led_by_n1((2, away()), (1, said("supervisor-lost", why="the supervisor died")))
+    dead = led_by_n1((2, away()), (1, record("supervisor-lost", why="the supervisor died")))
     assert suspects(dead) is None, "its coordinator is gone, which is no firewall"
-    ended = (2, said("ended", **{**END, "node": 1}))
+    ended = (2, record("ended", **{**END, "node": 1}))
     assert JobView(frozenset({1, 2}), led_by_n1(ended)).without_coordinator
-    assert not JobView(frozenset({1, 2}), led_by_n1((1, said("ended", **{**END, "node": 1})))).without_coordinator
+    assert not JobView(frozenset({1, 2}), led_by_n1((1, record("ended", **{**END, "node": 1})))).without_coordinator
 
 
 def test_an_elastic_job_that_has_lost_its_coordinator_is_started_again_without_it() -> None:
@@ -155,14 +158,14 @@ def test_an_elastic_job_that_has_lost_its_coordinator_is_started_again_without_i
         first = [(node, {**header(node, [("trainer", node)]), **names}) for node in range(3)]
         return fold([*first, *((node, SUPERVISOR) for node in range(3)), *events])
 
-    ends = [(node, said("ended", **END)) for node in (0, 2)]
+    ends = [(node, record("ended", **END)) for node in (0, 2)]
     gone = elastic(*ends)
     assert resume_text(gone) == "", "the coordinator may answer"
     gone.settle([0, 2])
     assert f"{PROGRAM} run --resume {gone.job} --skip n1" in resume_text(gone)
     error = error_of(gone)
     assert error is not None and error.code == 75 and "--skip n1" in error.fix
-    below = elastic(*ends, (1, said("verdict", **END)), (1, said("ended", **END)))
+    below = elastic(*ends, (1, record("verdict", **END)), (1, record("ended", **END)))
     assert resume_text(below) == "", "it has ended the job itself: there were too few nodes"
     other = cluster(3, *ends)
     other.settle([0, 2])

@@ -596,7 +596,7 @@ def test_what_comes_from_memory_is_read_in_one_thread_and_what_is_waited_for_sid
         found = list(crew.each(wait, range(9)))
         assert [number for number, _ in found] == list(range(9))
         assert most > 1, "they wait one after another"
-        assert here not in {who for _, who in found[1:]}
+        assert here not in {owner for _, owner in found[1:]}
         assert here not in set(crew.each(lambda _: threading.get_ident(), range(9))), "the next will have to wait, too"
 
 

@@ -10,7 +10,7 @@ from tests.workspaces.conftest import free_ports
 def facts(line: str) -> dict[str, str]:
     first, *rest = line.split()
     assert first == "hello"
-    return dict(word.split("=", 1) for word in rest)
+    return dict(token.split("=", 1) for token in rest)
 
 
 PLACE = {

@@ -18,8 +18,8 @@ if dist.get_rank() == 0:
     store.set("first", str(os.getpid()))
 first = store.get("first").decode()
 
-said = {"env": dict(os.environ), "ranks": ranks.tolist(), "pid": str(os.getpid()), "first": first}
-sys.stdout.write(json.dumps(said) + "\n")  # in one piece: torchrun's processes share a pipe
+output = {"env": dict(os.environ), "ranks": ranks.tolist(), "pid": str(os.getpid()), "first": first}
+sys.stdout.write(json.dumps(output) + "\n")  # in one piece: torchrun's processes share a pipe
 sys.stdout.flush()
 dist.barrier()
 dist.destroy_process_group()

@@ -29,7 +29,7 @@ RELAY = """
 
 
 @pytest.mark.parametrize(
-    ("word", "says"),
+    ("message", "says"),
     [
         ({"type": "relay-wrong", "piece": 10**9}, "its relay sent what is not valid: there is no piece 1000000000"),
         ({"type": "relay-lacks", "lacks": "f" * 1000, "have": "0"}, "its relay sent what is not valid: too many"),
@@ -38,10 +38,10 @@ RELAY = """
     ids=["piece", "number", "kind"],
 )
 def test_an_argument_that_is_not_valid_fails_its_node(
-    site: Callable[..., LoopSite], word: dict[str, object], says: str
+    site: Callable[..., LoopSite], message: dict[str, object], says: str
 ) -> None:
     one = site(2)
-    site_with_hostile(one, 1, f"WORD = {word!r}\n" + RELAY.replace("\n    ", "\n"))
+    site_with_hostile(one, 1, f"WORD = {message!r}\n" + RELAY.replace("\n    ", "\n"))
     one.workspace(train_py="print('hello')")
     done = one.inv("dispatch", "--workspace", "job")
     assert done.code == 74, done.err
