@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 _LATE = 1.0  # for a node that has not joined when the job ends
 _MAX_BACKLOG = 4 << 20
-# Connections without a message: when 2000 come a second, each one has 0.25 s. A big job has at least _MOST_EACH for each node.
+# Connections without a message, in all and from one address. All nodes of a big job may connect at once, by one address.
 _MOST = 512
-_MOST_EACH = 3
+_MOST_EACH = 128
+_MOST_PER_NODE = 3
 _ACCEPTED = 512  # connections in one turn
 _TURN = 0.02  # seconds for all connections without a message, in one turn
 _TIMEOUT = 2.0  # for the first message, and this much more for each node: many that join at once take turns
@@ -34,27 +35,26 @@ _MAX_HEADER = 1 << 16
 class CoordinatorListener:
     """Accepts connections and keeps each one until its first message arrives. Call turn() each loop.
 
-    Strangers may open thousands of connections a second, send nothing or anything, and keep them open. So an unknown connection
-    costs one descriptor for two seconds at most, and their number is bounded: a new one replaces the oldest one of the address
-    that has the most. All nodes of a big job may connect at once. The time that all of them get in one turn is bounded. In this
-    time addresses take turns; of one address those come first whose TLS has begun, which needs an answer of the other side, and
-    then the newest ones.
+    Strangers may open thousands of connections a second, send nothing or anything, and keep them open (decision 87). So what
+    has sent no message is bounded: connections in all, and from one address; seconds until the first message; seconds of this
+    process in one turn. No message is read before the handshake proves the key of the job, and OpenSSL bounds the bytes of a
+    handshake. A new connection replaces the oldest one of its address, or of all.
 
     `nodes`: how many other nodes the job has. All times are of the coordinator's own clock. `sock` is the socket that listens;
     it is closed with this object.
     """
 
     def __init__(self, ctx: SSLContext, sock: socket, nodes: int, max_header: int = _MAX_HEADER) -> None:
-        self._limit = max(_MOST, _MOST_EACH * nodes)
+        self._limit = max(_MOST, _MOST_PER_NODE * nodes)
+        self._limit_each = max(_MOST_EACH, _MOST_PER_NODE * nodes)
         self._timeout = _TIMEOUT + _TIMEOUT_EACH * nodes
-        self._pending: Dict[str, Dict[TlsLink, float]] = {}  # of each address, and when each one times out
-        self._count = 0
+        self._pending: Dict[TlsLink, Tuple[str, float]] = {}  # the oldest first: its address, and when it times out
         self._context = ctx
         self._socket = sock
         self._max_header = max_header
 
     def wires(self) -> List[FileDescriptorLike]:
-        return [self._socket, *(wire for wires in self._pending.values() for wire in wires)]
+        return [self._socket, *self._pending]
 
     def turn(self, now: float, ready: Optional[Set[int]]) -> Iterator[Tuple[TlsLink, List[Header]]]:
         """Yield each connection whose first messages have arrived, with them; from then on it belongs to the caller.
@@ -64,64 +64,47 @@ class CoordinatorListener:
         if ready is None or self._socket.fileno() in ready:
             self._accept(now)
         end = time.monotonic() + _TURN
-        for address, wire in self._in_turn(ready):
+        for wire in [wire for wire in self._pending if ready is None or wire.fileno() in ready]:
             try:
                 messages = wire.turn()
             except ConnectionError:
-                self._remove(address, wire).close()
+                self._drop(wire)
             else:
                 if messages:
-                    yield self._remove(address, wire), messages
+                    del self._pending[wire]
+                    yield wire, messages
             if time.monotonic() > end:
                 break
-        for address, wires in list(self._pending.items()):
-            for wire in [wire for wire, until in wires.items() if now > until]:
-                self._remove(address, wire).close()
-
-    def _in_turn(self, ready: Optional[Set[int]]) -> List[Tuple[str, TlsLink]]:
-        """Sort the connections that are ready in the order in which they get their time."""
-        found: List[Tuple[int, str, TlsLink]] = []
-        for address, wires in self._pending.items():
-            of_one = [wire for wire in reversed(list(wires)) if ready is None or wire.fileno() in ready]
-            of_one.sort(key=lambda wire: not wire.connected)
-            found += ((place, address, wire) for place, wire in enumerate(of_one))
-        found.sort(key=lambda one: one[0])
-        return [(address, wire) for _, address, wire in found]
+        for wire in [wire for wire, (_, until) in self._pending.items() if now > until]:
+            self._drop(wire)
 
     def _accept(self, now: float) -> None:
         for _ in range(_ACCEPTED):
             try:
                 sock, peer = self._socket.accept()
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE) and self._count:
-                    self._drop_one()
+                if error.errno in (errno.EMFILE, errno.ENFILE) and self._pending:
+                    self._drop(next(iter(self._pending)))
                     continue
                 if isinstance(error, ConnectionError):  # the other side has closed it already
                     continue
                 return
+            address = str(peer[0])
+            of_address = [wire for wire, (other, _) in self._pending.items() if other == address]
+            if len(of_address) >= self._limit_each:
+                self._drop(of_address[0])
+            elif len(self._pending) >= self._limit:
+                self._drop(next(iter(self._pending)))
             wire = TlsLink(sock, self._context, server=True, max_header=self._max_header)
-            self._pending.setdefault(str(peer[0]), {})[wire] = now + self._timeout
-            self._count += 1
-            if self._count > self._limit:
-                self._drop_one()
+            self._pending[wire] = address, now + self._timeout
 
-    def _drop_one(self) -> None:
-        """Close the oldest connection of the address that has the most."""
-        address, wires = max(self._pending.items(), key=lambda item: len(item[1]))
-        self._remove(address, next(iter(wires))).close()
-
-    def _remove(self, address: str, wire: TlsLink) -> TlsLink:
-        wires = self._pending[address]
-        del wires[wire]
-        if not wires:
-            del self._pending[address]
-        self._count -= 1
-        return wire
+    def _drop(self, wire: TlsLink) -> None:
+        del self._pending[wire]
+        wire.close()
 
     def close(self) -> None:
-        for wires in self._pending.values():
-            for wire in wires:
-                wire.close()
+        for wire in self._pending:
+            wire.close()
         self._socket.close()
 
 
@@ -246,8 +229,7 @@ class JobMembers:
         """Find the nodes that were silent for too long, as (node, limit, blocked).
 
         They were silent for more than `limit` seconds of the coordinator's own clock, and `blocked` seconds that this clock
-        left out. gone:
-        nodes that are known to be lost or absent.
+        left out. gone: nodes that are known to be lost or absent.
 
         The limit is the loss timeout. It is longer until all nodes have acknowledged their first order, and shorter for a node
         that has not joined when the job is `ending`.
