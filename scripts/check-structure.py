@@ -59,12 +59,6 @@ def uses_of_any(trees: Mapping[str, ast.Module]) -> int:
     return sum(isinstance(node, ast.Name) and node.id == "Any" for tree in trees.values() for node in ast.walk(tree))
 
 
-def is_verb(file: str, tree: ast.Module) -> bool:
-    """Return whether a file of verbs/ is that of a verb: it has a function of its name. Its name may occur once more."""
-    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    return Path(file).parent.name == "verbs" and Path(file).stem in functions
-
-
 def nested_imports(tree: ast.Module) -> List[ast.AST]:
     """Return the import statements inside functions and classes."""
     scopes = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -98,7 +92,7 @@ def findings(package: Path, limits: Mapping[str, int], exceptions: Mapping[str, 
     stems: Dict[str, List[str]] = defaultdict(list)
     names: Dict[str, List[str]] = defaultdict(list)
     for file in trees:
-        if not file.endswith("__init__.py") and not is_verb(file, trees[file]):
+        if not file.endswith("__init__.py"):
             stems[Path(file).stem].append(file)
         if count := len(nested_imports(trees[file])):
             found["imports", file] = f"{file} has {count} imports inside functions: put them at the top"

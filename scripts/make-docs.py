@@ -31,9 +31,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from clustertool.cli.options import Opt, Verb  # noqa: E402
+from clustertool.cli.verb_table import VERBS  # noqa: E402
 from clustertool.engines import known_engines  # noqa: E402
 from clustertool.model.config.cluster import KEYS  # noqa: E402
-from clustertool.verbs.verb_table import VERBS  # noqa: E402
 
 DOCS = ROOT / "docs"
 # Files outside docs/ that have a page on the site: their path in the repository, and that of the page.

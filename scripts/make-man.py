@@ -20,8 +20,8 @@ from clustertool import __version__
 from clustertool.cli.launchers.foreign_options import OWN
 from clustertool.cli.launchers.launcher_flags import FLAGS, LAUNCHERS
 from clustertool.cli.options import Opt, Verb
+from clustertool.cli.verb_table import ABOUT, COMMON, EXAMPLES, HELP, VERBS
 from clustertool.verbs import clusterrun
-from clustertool.verbs.verb_table import ABOUT, COMMON, EXAMPLES, HELP, VERBS
 
 Row = Tuple[str, str]  # a term and its text
 

@@ -75,7 +75,7 @@ def of_launcher(tokens: Sequence[str], known: Mapping[str, Opt], values: Values 
         option = known.get(name)
         if option is None and not name.startswith("-"):
             return []
-        if left and option is not None and _takes_value(option) and value is None and not option.bare:
+        if left and option is not None and option.default is not FLAG and value is None and not option.bare:
             left.pop(0)
     return _found(before, last, known, values, ())
 
@@ -86,10 +86,6 @@ def _typed(tokens: Sequence[str]) -> tuple[list[str], str]:
     return [token for token in before if token != "="], "" if last == "=" else last  # bash has = as a token of its own
 
 
-def _takes_value(option: Opt) -> bool:
-    return option.default is not FLAG
-
-
 def _found(
     before: Sequence[str], last: str, known: Mapping[str, Opt], values: Values, others: Sequence[str]
 ) -> list[str]:
@@ -98,7 +94,7 @@ def _found(
     if last.startswith("--") and value is not None:  # --mode=p
         option = known.get(name)
         found = [f"{name}={choice}" for choice in _values_of(option, value, values)] if option else []
-    elif before and (option := known.get(split(before[-1], known)[0])) and _takes_value(option):
+    elif before and (option := known.get(split(before[-1], known)[0])) and option.default is not FLAG:
         found = _values_of(option, last, values)
     elif last.startswith("-"):
         found = [spelling for spelling in known if spelling.startswith("--")]

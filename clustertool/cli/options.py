@@ -1,4 +1,4 @@
-"""This module has the types of the table of commands (verbs/verb_table.py): a verb, its options, its positional arguments."""
+"""This module has the types of the table of commands (cli/verb_table.py): a verb, its options, its positional arguments."""
 
 from __future__ import annotations
 

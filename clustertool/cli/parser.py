@@ -8,17 +8,18 @@ another parser.
 
 from __future__ import annotations
 
+import difflib
 import shlex
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from clustertool.cli.options import FLAG, MANY, Opt, Verb
-from clustertool.cli.suggest import did_you_mean
 from clustertool.errors import UsageError
 from clustertool.model.paths import is_job_id
 
 _LIST = "clustertool --help lists the commands"
+_MOST_SUGGESTIONS = 2
 
 
 @dataclass
@@ -161,3 +162,15 @@ def _late(argument: str, verbs: Sequence[Verb]) -> str:
         if name in known:
             return f"options follow their command: clustertool {verb.name} {name}"
     return _LIST
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Build the end of a sentence: ", did you mean 'status' or 'stop'?"; "" without a suggestion.
+
+    One or two of `known` that begin with `name`, else the one that differs in few letters.
+    """
+    names = list(known) if name.strip("-") else []
+    found = [each for each in names if each.startswith(name)]
+    if not 0 < len(found) <= _MOST_SUGGESTIONS:
+        found = difflib.get_close_matches(name, found or names, 1)
+    return f", did you mean {' or '.join(map(repr, found))}?" if found else ""

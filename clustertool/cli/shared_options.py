@@ -238,3 +238,26 @@ RUN = (
     Opt("dry", "print the plan, and do nothing", FLAG, group=_ENDING),
     *SHOWN,
 )
+
+
+_IN_RANK = "Inside a rank"
+# They name one running rank, into which a command goes: exec --in-job.
+IN_JOB = (
+    Opt(
+        "in-job",
+        "inside one rank of a running job: its container, directory and environment; without a command, a shell",
+        FLAG,
+        group=_IN_RANK,
+    ),
+    Opt("rank", "in this rank", short="r", value="RANK", usual="the lowest that runs", group=_IN_RANK),
+    Opt(
+        "role",
+        "the role that --rank counts in",
+        "trainer",
+        value="ROLE",
+        choices=ROLES,
+        usual="trainer",
+        group=_IN_RANK,
+    ),
+    Opt("host", "in a rank on this host", value="HOST", group=_IN_RANK),
+)

@@ -10,7 +10,7 @@ import functools  # noqa: E402 - the SIGINT handler is installed before slow imp
 import importlib  # noqa: E402
 from typing import Any  # noqa: E402
 
-from clustertool.verbs.verb_table import VERBS  # noqa: E402
+from clustertool.cli.verb_table import VERBS  # noqa: E402
 
 ns: Any  # clustertool.verbs.ns
 

@@ -45,9 +45,8 @@ from clustertool.model.quantities import count
 from clustertool.show.plan_view import configuration, environments
 from clustertool.show.table import table
 from clustertool.show.terminal import Terminal
-from clustertool.verbs import run
-from clustertool.verbs.joining import joined_run
-from clustertool.verbs.run_request import note_late, read_options, read_order, script_in
+from clustertool.verbs import joined_run, run
+from clustertool.verbs.run import note_late, read_options, read_order, script_in
 from clustertool.verbs.verb import Call, one_of, outermost
 
 USAGE = "clusterrun [options] train.py [options of train.py]"

@@ -1,36 +1,111 @@
-"""A session shows a followed job to the user until its verdict: it prints lines and news, and handles signals."""
+"""A session shows a followed job to the user until its end: keys and signals, lines and news, copies of logs, the verdict.
+
+Logs are copied to a folder of this machine with --log-dir and --fetch-logs. The verdict names failed ranks, the last lines
+of each different error, stopped ranks and the exit code. What was printed while the job ran is not printed again.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import select
 import shlex
+import sys
+import termios
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from clustertool.actions.follow_job import BEAT, Inbox, JobFollower
+from clustertool.actions.read_logs import last_lines, rest_of_all
+from clustertool.actions.read_status import error_of
 from clustertool.engines.base import Engine
-from clustertool.errors import ClustertoolError, NotFound, Survivors, raise_all
+from clustertool.engines.job_request import Shown
+from clustertool.errors import (
+    ClustertoolError,
+    Interrupted,
+    JobFailed,
+    NodeLost,
+    NotFound,
+    Survivors,
+    Terminated,
+    UsageError,
+    raise_all,
+)
+from clustertool.fleet import this_user
 from clustertool.fleet.fleet import Fleet
+from clustertool.fleet.transfer import local_logs
 from clustertool.fleet.transfer.local_logs import LocalLogs
+from clustertool.model.finding import pip_name
 from clustertool.model.hints import PROGRAM
+from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.outcome import Key
 from clustertool.model.job.state import JobStatus
-from clustertool.model.job.state_names import NodeState, StopState
+from clustertool.model.job.state_names import JobState, NodeState, StopState
 from clustertool.model.job.stop_result import StopResult, last_result, read_result
-from clustertool.model.paths import ENDPOINTS, endpoints_log
+from clustertool.model.masking import Hide
+from clustertool.model.paths import ENDPOINTS, JobPaths, endpoints_log
+from clustertool.model.quantities import count
 from clustertool.model.wire.agent_answers import StopAnswer
 from clustertool.model.wire.agent_requests import FollowWanted, StopHow
-from clustertool.show.job_text import news_text, show_results, stop_text
-from clustertool.show.prefix import RankLines
+from clustertool.show.errors import reason
+from clustertool.show.job_text import abort_line, brief, news_text, remains_text, show_results, stop_text, victims_line
+from clustertool.show.prefix import RankLines, prefix
 from clustertool.show.terminal import ReaderGone
 from clustertool.verbs import signals
-from clustertool.verbs.detach_key import DetachKey
 from clustertool.verbs.verb import Call
+from clustertool.watch import verdict
 from clustertool.watch.job_view import Item, JobView, LogLines, LogPiece
 from clustertool.watch.news import PhaseNews
 
+_LONGEST_LINE = 4096  # bytes: no line of a terminal is longer
+_LOCAL_MODES = 3  # the place of the local modes in what tcgetattr() returns
+_CTRL_D = b"\x04"
 _FIRST = ("trainer", 0)
+_NO_MODULE = re.compile(r"No module named '?(\w+)'?$")  # of a name with a dot the package is there
+_MOST_ERRORS = 3  # different errors with their last lines
+
+
+class DetachKey:
+    """Ctrl+D at the terminal leaves a job alone while it is followed: forget(), then pressed() several times a second.
+
+    What is typed besides is not used. The terminal stays in its line mode, where Ctrl+D makes an end of file. So no mode has to
+    be restored, however the program ends, and a question for a password is asked as ever: the same thread reads the answer and
+    the key.
+    """
+
+    def __init__(self) -> None:
+        terminal = sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
+        self._fd = sys.stdin.fileno() if terminal else -1
+
+    @property
+    def readable(self) -> bool:
+        """Whether stdin is a terminal that this program may read: a read in the background would stop it (SIGTTIN)."""
+        try:
+            return self._fd >= 0 and os.tcgetpgrp(self._fd) == os.getpgrp()
+        except OSError:  # stdin is a terminal, but not the one that controls this program
+            return False
+
+    def forget(self) -> None:
+        """Discard what was typed and not read."""
+        if self.readable:
+            termios.tcflush(self._fd, termios.TCIFLUSH)
+
+    def pressed(self) -> bool:
+        """Check whether Ctrl+D was pressed since the last call."""
+        try:
+            while self.readable and select.select([self._fd], [], [], 0)[0]:
+                lines = bool(termios.tcgetattr(self._fd)[_LOCAL_MODES] & termios.ICANON)
+                typed = os.read(self._fd, _LONGEST_LINE)
+                # A line without its newline was ended by Ctrl+D. Without line mode, another program's doing, it is a character.
+                if not typed.endswith(b"\n") if lines else _CTRL_D in typed:
+                    self.forget()  # a second Ctrl+D, while this program ends, would end the shell
+                    return True
+        except (OSError, termios.error):  # the terminal is gone, which SIGHUP reports
+            return False
+        return False
 
 
 @dataclass(frozen=True)
@@ -267,3 +342,144 @@ class FollowSession:
             self._call.terminal.warn(news_text(item))
         elif self._stops and not (self._call.terse and item.at_once):
             self._call.terminal.note(news_text(item))
+
+
+def logs_to_show(call: Call) -> Shown:
+    """Return the logs to show: all, all trainers, or trainers by rank. Raises UsageError."""
+    if call.given.all_ranks:
+        return "all"
+    text = call.given.rank or "0"
+    if text == "all":
+        return "trainer"
+    ranks = [item for item in text.split(",") if item]
+    if not ranks or not all(item.isdecimal() for item in ranks):
+        raise UsageError(f"--rank {text!r} is not valid", "a rank, several (--rank 3,4), or all")
+    return [("trainer", int(item)) for item in ranks]
+
+
+def prepare_log_folder(call: Call) -> None:
+    """Prepare the folder of --log-dir, so that what it shows is of the job of this command. Raises DataError."""
+    if call.given.log_dir:
+        local_logs.prepare(_log_folder(call))
+
+
+def copy_of_logs(call: Call, job: str) -> LocalLogs | None:
+    """Create the copy of logs for the session that follows the job, None if no logs are wanted here."""
+    if not (call.given.log_dir or call.given.fetch_logs):
+        return None
+    return LocalLogs(job, _log_folder(call) if call.given.log_dir else None)
+
+
+def _log_folder(call: Call) -> Path:
+    return this_user.expanded(call.given.log_dir)
+
+
+def finish_log_copy(call: Call, fleet: Fleet, inbox: Inbox, follow: FollowSession) -> None:
+    """Copy all logs with --fetch-logs, after the job. What is missing is a warning, because the verdict is the job's.
+
+    A new signal ends it, also SIGHUP.
+    """
+    if follow.copy is None:
+        return
+    job, before = follow.watch.status.job, signals.count.total
+    signals.count.job = ""  # it is over
+    later = f"{PROGRAM} fetch --job {job} --rank all --path log"
+
+    def check() -> None:
+        if signals.count.total > before:  # the signal that stopped the job does not end this
+            signals.check()
+
+    if call.given.fetch_logs:
+        try:
+            for piece in rest_of_all(fleet, inbox, job, follow.watch, check):
+                follow.copy_piece(piece)
+                if follow.copy.failure:  # which is reported
+                    break
+        except ClustertoolError as error:
+            call.terminal.warn(f"not all logs were copied: {error.what}; later: {later}")
+    more = "" if call.given.fetch_logs else f" (--fetch-logs writes those of all ranks there; now: {later})"
+    logs = follow.copy.written - {ENDPOINTS}
+    call.terminal.note(f"logs on this machine: {count(len(logs), 'file')} in {follow.copy.folder}{more}")
+
+
+def show_verdict(call: Call, fleet: Fleet, follow: FollowSession, hide: Hide) -> ClustertoolError | None:
+    """Show the verdict; the error of this job, None for success."""
+    return _with_remains(call, follow, _show_failures(call, fleet, follow, hide))
+
+
+def _show_failures(call: Call, fleet: Fleet, follow: FollowSession, hide: Hide) -> ClustertoolError | None:
+    """Show what failed, with the last lines. Returns the error of the job, None for success."""
+    watch = follow.watch
+    status, outcome = watch.status, watch.status.outcome
+    error = error_of(status)
+    if outcome is None:
+        return error
+    printed = watch.printed(outcome)
+    if outcome.state is JobState.FAILED:
+        call.terminal.note(abort_line(status, outcome))
+        if not printed:
+            call.terminal.error(outcome.reason)
+        for alike in verdict.errors(status, outcome)[:_MOST_ERRORS]:
+            lines = _show_last_lines(call, fleet, follow, hide, alike)
+            if error is not None and not error.fix:
+                error.fix = _missing_module(lines, follow.watch.status.name(alike[0].node), fleet.cluster.job_python)
+    victims = victims_line(outcome)
+    if victims:
+        call.terminal.note(victims)
+    if isinstance(error, (Interrupted, Terminated)):
+        call.terminal.error(f"the job was stopped: {outcome.reason}")
+        error.printed, error.brief = True, outcome.reason
+    elif isinstance(error, JobFailed) or (isinstance(error, NodeLost) and printed):
+        error.printed, error.brief = True, brief(status, outcome)
+    return error
+
+
+def _with_remains(call: Call, follow: FollowSession, error: ClustertoolError | None) -> ClustertoolError | None:
+    """Add to the last line what may still run."""
+    if not follow.left:
+        return error
+    text = remains_text(follow.watch.status.job, follow.left)
+    if error is None:
+        call.terminal.warn(text)
+    else:
+        error.brief = f"{error.brief or reason(error)}; {text}"
+        error.what = f"{error.what}; {text}"
+    return error
+
+
+def _show_last_lines(
+    call: Call, fleet: Fleet, follow: FollowSession, hide: Hide, alike: Sequence[ProcessStatus]
+) -> Sequence[str]:
+    """Show those of the first of several processes with the same error, unless they are on the screen. Returns the lines."""
+    first, name = alike[0], follow.watch.status.name(alike[0].node)
+    log = JobPaths.log(first.role, first.rank, first.attempt)
+    if isinstance(fleet.failed.get(first.node), NotFound):
+        call.terminal.note(f"the log of {first.role} {first.rank} is on {name}: {log}")
+        return ()
+    lines = last_lines(fleet, follow.watch.status.job, first, hide)
+    about = f"last lines of {first.role} {first.rank} ({name}, {log})"
+    if not lines:
+        call.terminal.note(f"no {about}: it has printed nothing, or its node does not answer")
+        return lines
+    if follow.lines.on_screen(first.role, first.rank, lines):
+        call.terminal.note(f"{about}: see above")
+        return lines
+    call.terminal.note(f"{about}:")
+    for line in lines:
+        call.terminal.note(prefix(first.role, first.rank, name) + line)
+    return lines
+
+
+def _missing_module(lines: Sequence[str], node: str, python: str) -> str:
+    """Make the fix where the last lines of a process name a module that its interpreter does not have, else "".
+
+    python: what python3 is for jobs of this machine, "" on other nodes.
+    """
+    names = (match[1] for match in map(_NO_MODULE.search, reversed(lines)) if match)
+    name = next(names, "")
+    if not name:
+        return ""
+    if python:
+        return f"python3 is {python}: activate the environment that has {name}, or install {pip_name(name)} in this one"
+    where = f"for python3 on {node}, or have PRELUDE in conf.py activate the environment that has it"
+    return f"install {pip_name(name)} {where}; {PROGRAM} check compares the nodes"

@@ -1,4 +1,7 @@
-"""inv jobs lists the jobs of the nodes, newest first. The other verbs open the nodes of existing jobs with this module."""
+"""inv jobs lists the jobs of the nodes, newest first. inv status shows one job, process by process, with its verdict.
+
+Both read the nodes' own records. The other verbs open the nodes of existing jobs with this module.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +11,46 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from clustertool.actions import load_config
-from clustertool.actions.find_jobs import ListedJob, ask_jobs, described, merged, state_text, unknown, warn_of_remains
+from clustertool.actions.find_jobs import (
+    ListedJob,
+    ask_jobs,
+    attach_to,
+    described,
+    doubt,
+    merged,
+    proof,
+    recorded,
+    state_text,
+    unknown,
+    warn_of_remains,
+)
+from clustertool.actions.read_status import as_dict, unrecorded_dict
 from clustertool.engines import registry
 from clustertool.engines.base import Engine
 from clustertool.errors import ClustertoolError, raise_all
 from clustertool.fleet.agent_client import Sink
 from clustertool.fleet.fleet import LAG
 from clustertool.model.config.folded_names import fold
-from clustertool.model.job.state_names import JobState
+from clustertool.model.job.state_names import JobState, NodeState
 from clustertool.model.masking import mask
-from clustertool.show.status_view import jobs_table, start_text
-from clustertool.verbs.verb import Call
+from clustertool.model.wire.messages import STATUS
+from clustertool.show.status_view import jobs_table, start_text, status_tables
+from clustertool.verbs.verb import Call, role_of
 from clustertool.watch.sanitize import harmless
 
 
 def jobs(call: Call) -> None:
     with engine_of(call, lag=None if call.json else LAG) as engine:
-        _show(call, engine)
+        _show_jobs(call, engine)
         late = engine.fleet.late
         if late:
             call.terminal.note(f"{fold(map(engine.fleet.name, late))}: still logging in")
             engine.fleet.rest()
         if engine.fleet.agents.keys() & set(late):
-            _show(call, engine)
+            _show_jobs(call, engine)
 
 
-def _show(call: Call, engine: Engine) -> None:
+def _show_jobs(call: Call, engine: Engine) -> None:
     """Show what the nodes that are there have answered."""
     fleet = engine.fleet
     answers = ask_jobs(fleet, call.given.job)
@@ -104,3 +121,46 @@ def engine_of(call: Call, whole: bool = True, lag: float | None = None, newest: 
     with opened(call, lag=lag, newest=newest) as engine:
         yield engine
         raise_all(list((engine.fleet.failed if whole else engine.fleet.silent).values()))
+
+
+def status(call: Call) -> None:
+    role = role_of(call.given.role) if call.given.role else ""
+    with engine_of(call, lag=LAG, newest=True) as engine:
+        lost = _show_job(call, engine, role)
+        late = engine.fleet.late
+        if call.json and lost.issuperset(map(engine.fleet.name, late)):  # one document has what is known of them
+            engine.fleet.give_up()
+        elif late:
+            call.terminal.note(f"{fold(map(engine.fleet.name, late))}: still logging in")
+            engine.fleet.rest()
+        if engine.fleet.agents.keys() & set(late):
+            _show_job(call, engine, role)
+
+
+def _show_job(call: Call, engine: Engine, role: str) -> set[str]:
+    """Show what the nodes that are there have answered. Return the names of those that are recorded as lost."""
+    fleet = engine.fleet
+    listed = attach_to(engine, call.given.job, queued=True)
+    job = listed["id"]
+    if not recorded(listed):
+        found = unrecorded_dict(listed)
+    else:
+        answers = fleet.ask_all(STATUS({"job": job}))
+        doubt(fleet, listed, answers)
+        found = as_dict(answers, proof(fleet, listed))
+    pods = engine.pods(job)
+    if pods:
+        found["pods"] = [pod.as_dict() for pod in pods]
+        found["holds_output"] = found["outcome"] is not None and engine.holds_output(job)
+    ended = found["outcome"] is not None and not found["processes"]
+    place, lines = join_log(engine, job) if ended else ("", [])
+    if lines:
+        found["join_log"] = {"place": place, "lines": lines}
+    if role:
+        found["processes"] = [process for process in found["processes"] if process["role"] == role]
+    if call.json:
+        call.answer(found)
+    else:
+        status_tables(found, call.terminal, time.time())
+        show_join_log(call, (place, lines))
+    return {node["name"] for node in found["nodes"] if node["state"] == NodeState.LOST}

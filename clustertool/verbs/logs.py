@@ -29,9 +29,8 @@ from clustertool.show.table import table
 from clustertool.show.terminal import Terminal
 from clustertool.ssh.parallel import each
 from clustertool.verbs import signals
-from clustertool.verbs.follow_session import FollowSession
+from clustertool.verbs.follow_session import FollowSession, logs_to_show
 from clustertool.verbs.jobs import join_log, opened, show_join_log
-from clustertool.verbs.run_request import wanted
 from clustertool.verbs.verb import Call, age, role_of, whole
 from clustertool.watch.lines import Lines
 
@@ -125,7 +124,7 @@ def _asked(call: Call) -> Ranks:
             re.compile(given.grep)
         except re.error as error:
             raise UsageError(f"--grep {given.grep!r}: {error}", "a Python regular expression") from None
-    found = wanted(call)
+    found = logs_to_show(call)
     keys: Ranks = "all"
     if not isinstance(found, str) and (given.rank or not given.host):
         keys = [(given.role, rank) for _, rank in found]

@@ -1,19 +1,32 @@
-"""The `clustertool` command has the verbs without a tasks.py and without Invoke, with its own parser and help."""
+"""The `clustertool` command has the verbs without a tasks.py and without Invoke, with its own parser, help and completion.
+
+A shell waits for completed job ids and hosts, so nothing is run and no node is asked. Jobs are those that were started
+from this machine. Hosts are those of HOSTS in conf.py if it is a plain list: conf.py is read and not executed. Without
+such a list they are those of the newest job.
+"""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import importlib
+import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from clustertool import __version__
+from clustertool.actions import conf_file
 from clustertool.cli import completion, help_text, parser
 from clustertool.cli.options import Positional, Verb
-from clustertool.errors import UsageError
-from clustertool.verbs import complete_values
-from clustertool.verbs.verb_table import ABOUT, COMMON, EXAMPLES, HELP, VERBS
+from clustertool.cli.verb_table import ABOUT, COMMON, EXAMPLES, HELP, VERBS
+from clustertool.errors import ClustertoolError, UsageError
+from clustertool.fleet import job_files
+from clustertool.model.config.hosts import read_hosts, valid_host
+from clustertool.model.paths import is_job_id
 
 _NAMES = tuple(verb.name for verb in VERBS)
 _LAUNCHER = "clusterrun"  # a program of its own, with the options of launchers
@@ -26,6 +39,8 @@ _HELP = Verb(
     positional=Positional("commands", "[COMMAND]", "the command", choices=(*_NAMES, _LAUNCHER)),
 )
 _ALL = (*VERBS, _HELP)
+_MOST_FILES = 32  # files of jobs
+_LARGEST_FILE = 64 << 10  # bytes of a file of which more than its name is read
 
 
 def main() -> None:
@@ -56,7 +71,7 @@ def _candidates(tokens: Sequence[str]) -> list[str]:
 
 def _values(kind: str) -> list[str]:
     """List the values of a kind for completion."""
-    find = complete_values.VALUES.get(kind)
+    find = _VALUES.get(kind)
     return find() if find else []
 
 
@@ -101,3 +116,51 @@ def _print(text: str) -> int:
             print(f"clustertool: cannot write to stdout: {error.strerror}", file=sys.stderr)
             return os.EX_IOERR
     return 0
+
+
+def job_names() -> list[str]:
+    """List ids and names of jobs, the newest first."""
+    files = _stored_jobs()[::-1]
+    contents = map(_stored_job, files[:_MOST_FILES])
+    names = [str(content.get(key, "")) for content in contents for key in ("asked", "name")]
+    return list(dict.fromkeys([*map(job_files.job_of, files), *filter(is_job_id, names)]))
+
+
+def host_names() -> list[str]:
+    """List names of hosts: of conf.py, else of the newest stored job."""
+    named = _hosts_of_conf()
+    for path in _stored_jobs()[-1:] if not named else ():
+        with contextlib.suppress(TypeError, KeyError):
+            named = [str(host["name"]) for host in _stored_job(path).get("hosts", ())]
+    return [name for name in dict.fromkeys(named) if valid_host(name)]
+
+
+_VALUES: Mapping[str, Callable[[], list[str]]] = {
+    "JOB": job_names,
+    "HOST": host_names,
+}  # by what help calls the value
+
+
+def _stored_jobs() -> list[Path]:
+    """List the files of stored jobs, the oldest first; none for a user without a home folder."""
+    with contextlib.suppress(ClustertoolError):
+        return job_files.by_age(job_files.default_directory())
+    return []
+
+
+def _stored_job(path: Path) -> dict[str, Any]:
+    """Read an object of a JSON file; {} if there is none, or a large one."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        if path.stat().st_size <= _LARGEST_FILE:
+            found = json.loads(path.read_bytes())
+            return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _hosts_of_conf() -> list[str]:
+    with contextlib.suppress(OSError, ValueError, SyntaxError, RecursionError, MemoryError, ClustertoolError):
+        path = conf_file.find("")
+        for line in ast.parse(path.read_bytes()).body if path else ():
+            if isinstance(line, ast.Assign) and [ast.unparse(target) for target in line.targets] == ["HOSTS"]:
+                return [host.name for host in read_hosts(ast.literal_eval(line.value))]
+    return []

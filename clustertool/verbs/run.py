@@ -1,25 +1,37 @@
-"""inv run loads, checks, plans, dispatches, starts and follows a job to its end. inv export writes files in place of that."""
+"""inv run reads the options, checks, plans, dispatches, starts and follows a job to its end. attach follows a running job.
+
+inv export writes files in place of a start.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
+import shlex
+import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from clustertool.actions import load_config
 from clustertool.actions.fetch_output import fetch_output
-from clustertool.actions.find_jobs import attach_to, state_text
+from clustertool.actions.find_jobs import attach_to, is_waiting, recorded, require_known, state_text
 from clustertool.actions.follow_job import Inbox, started
+from clustertool.actions.read_request import no_workspace, read_request
 from clustertool.actions.wait_in_queue import CannotStart, EndedBefore, until_started
-from clustertool.engines import registry
+from clustertool.cli.launchers import nested_launcher
+from clustertool.engines import known_engines, registry
 from clustertool.engines.base import Engine, ExportWish, Submission
-from clustertool.engines.job_request import RunRequest
-from clustertool.errors import ClustertoolError, NodeLost, NotFound, Survivors, Unreachable, UsageError
+from clustertool.engines.job_request import RunRequest, RunWish
+from clustertool.errors import ClustertoolError, DataError, NodeLost, NotFound, Survivors, Unreachable, UsageError
+from clustertool.fleet import this_user
 from clustertool.fleet.fleet import Fleet
+from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.folded_names import fold
+from clustertool.model.config.job import Options, with_python
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState
@@ -28,6 +40,7 @@ from clustertool.model.joining.join_file import patience
 from clustertool.model.masking import Hide, mask
 from clustertool.model.paths import LOGS_MARK, folder_of
 from clustertool.model.planning.container_lines import container_lines
+from clustertool.model.planning.environment import literal
 from clustertool.model.planning.plan import Plan, as_dict
 from clustertool.model.quantities import count, human_bytes
 from clustertool.model.wire.agent_requests import FollowWanted, StopHow
@@ -37,17 +50,143 @@ from clustertool.show.plan_view import configuration, environments, plan_tables
 from clustertool.show.prefix import RankLines
 from clustertool.show.status_view import reserved_text
 from clustertool.show.terminal import Terminal
-from clustertool.verbs import log_copy, report_outcome, signals
-from clustertool.verbs.detach_key import DetachKey
-from clustertool.verbs.elastic.resume_command import resume_command
-from clustertool.verbs.follow_session import FollowSession, ending
-from clustertool.verbs.jobs import join_log, show_join_log
-from clustertool.verbs.run_request import find_cluster, read_options, read_order, wanted, with_program
-from clustertool.verbs.verb import Call
+from clustertool.verbs import signals
+from clustertool.verbs.follow_session import (
+    DetachKey,
+    FollowSession,
+    copy_of_logs,
+    ending,
+    finish_log_copy,
+    logs_to_show,
+    prepare_log_folder,
+    show_verdict,
+)
+from clustertool.verbs.jobs import join_log, opened, show_join_log
+from clustertool.verbs.verb import Call, one_of, whole
 from clustertool.watch.waits import away_coordinator
 
-_AGAIN = (JobState.STOPPED, JobState.LOST, JobState.TIMEOUT)  # after such an end an engine may start a job again
+_OPTIONS_OF_RUN = frozenset(  # most scripts have no such options
+    """--nproc-per-node --nnodes --node-rank --master --master-addr --rdzv-endpoint --rdzv-backend --ips --servers --server-num
+    --worker-num --trainer-num --run-mode --max-restarts --hostfile --detach --all-ranks --dry""".split()
+)
+# After such an end an engine may start a job again.
+_STARTED_AGAIN = (JobState.STOPPED, JobState.LOST, JobState.TIMEOUT)
 _SLOW = 2.0  # seconds after which the screen shows what a command does
+_RUN, _RESUME = "run", "--resume"
+
+
+def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> RunRequest:
+    """Read what call.given asks for, on the cluster that `find` finds.
+
+    Raises UsageError, DataError, ConfigError; no connection is open yet.
+    """
+    given = call.given
+    folder = one_of(call, "workspace", "job-dispatch-package")
+    wish = RunWish(
+        folder=folder,
+        job_id=given.job_id,
+        name=given.name,
+        resume=given.resume,
+        keep=given.keep,
+        dry=given.dry,
+        skip_bad=given.skip_bad,
+        wait=given.wait,
+        shown=logs_to_show(call),
+        settings=known_engines.typed_settings(vars(given)),
+    )
+
+    def advise(made: Plan) -> str:
+        return (
+            "" if given.nested else nested_launcher.warning(made, options, call.typed, folder or options.job_workspace)
+        )
+
+    return read_request(call, options, wish, find, advise)
+
+
+def find_cluster(call: Call, options: Options) -> Callable[[], Cluster]:
+    """Create the function that finds the cluster of a run.
+
+    Without a workspace it must have a conf.py, and no embedded cluster is started.
+    """
+
+    def find() -> Cluster:
+        named = one_of(call, "workspace", "job-dispatch-package") or options.job_workspace
+        conf = load_config.read_conf(call, call.selection)
+        if not (named or conf.values):
+            raise no_workspace()
+        return load_config.cluster(call, call.selection, start_local=True, conf=conf)
+
+    return find
+
+
+def read_options(call: Call) -> Options:
+    """Read the options of `run`; those that were not given have the defaults of Options."""
+    given = call.given
+    if given.workers and given.trainers and given.workers != given.trainers:
+        raise UsageError("--workers and --trainers have different values", "they are two names of one option: give one")
+    fields = {name: value for name, value in vars(given).items() if name in Options.__dataclass_fields__ and value}
+    return replace(
+        Options(**fields),
+        image=given.image,
+        log_dir="",  # that of `run` is on this machine
+        devices=one_of(call, "devices", "gpus", "xpus", "npus"),
+        workers=given.workers or given.trainers or (),
+        worker_num=one_of(call, "worker-num", "trainer-num"),
+    )
+
+
+def with_program(call: Call, options: Options) -> Options:
+    """Add the program that stands behind the options to them: `run train.py --lr 0.1`. Raises UsageError, DataError.
+
+    Its workspace is the current folder if there is no other one.
+    """
+    given = call.given
+    if not given.program:
+        return options
+    if options.script:
+        raise UsageError(f"run has two programs: {given.program[0]!r} and --script", "give one of them")
+    script, *arguments = given.program
+    folder = one_of(call, "workspace", "job-dispatch-package")
+    here = not (folder or options.job_workspace)
+    if here and Path(script).is_dir() and ("/" in script or not shutil.which(script)):
+        raise UsageError(f"{script!r} is a folder, not a program", f"{PROGRAM} run --workspace {shlex.quote(script)}")
+    if here:
+        given.workspace = folder = "."
+        if Path.cwd() == Path("/") or this_user.is_home(Path.cwd()):
+            fix = "go to the folder of your script, or name it: --workspace DIR"
+            raise DataError(f"the workspace would be {Path.cwd()}, with all that is in it", fix)
+    note_late(call, "run", given.program)
+    if script.endswith(".py") and folder:
+        script = script_in(Path(folder), script)
+    elif folder and "/" in script and not os.path.isabs(script) and not os.path.lexists(Path(folder, script)):
+        what = f"there is no {script} in {os.path.abspath(folder)}"
+        raise DataError(what, f"a program of the workspace, or a folder: {PROGRAM} run --workspace DIR")
+    return replace(options, command=tuple(map(literal, with_python((script, *arguments)))))
+
+
+def note_late(call: Call, program: str, command: Sequence[str]) -> None:
+    """Name the options of `run` or of launchers that stand behind the script and go to it."""
+    names = [text.partition("=")[0].replace("_", "-") for text in command[1:]]
+    late = [name for name in dict.fromkeys(names) if name in _OPTIONS_OF_RUN]
+    if late and command[0].endswith(".py"):  # torchrun has them, too
+        passed = f"{', '.join(late)} {'is' if len(late) == 1 else 'are'} passed to {command[0]}"
+        call.remark(f"{passed}; options of {program} stand before the program")
+
+
+def script_in(folder: Path, script: str) -> str:
+    """Return the path of a script below the workspace, in which it starts.
+
+    Raises DataError for a script that nodes do not get.
+    """
+    top = Path(os.path.abspath(folder))
+    path = Path(os.path.normpath(top / script))
+    if not path.is_file():
+        raise DataError(f"there is no {script} in {top}", "name the script as it is called in the workspace")
+    if not path.is_relative_to(top):
+        raise DataError(
+            f"{script} lies outside of the workspace {top}", "nodes get the workspace only: --workspace DIR"
+        )
+    return str(path.relative_to(top)) if os.path.isabs(script) else script
 
 
 def run(call: Call) -> None:
@@ -123,14 +262,14 @@ def perform(call: Call, order: RunRequest) -> None:
     if given.fetch_logs and given.detach:
         raise UsageError("--fetch-logs waits for the end of the job, and --detach does not", "give one of them")
     if not wish.dry:
-        log_copy.prepare(call)
+        prepare_log_folder(call)
     inbox = Inbox()
     with registry.engine_of(order.cluster)(order.cluster, call, inbox.put) as engine:
         starter = registry.starter_of(engine, order)
         submission = starter.prepare()
         if wish.dry:
             call.show_remarks()
-            _show(call, submission)
+            _show_submission(call, submission)
             return
         submitted = starter.submit(submission)
         if not engine.capabilities.queues:
@@ -145,13 +284,13 @@ def perform(call: Call, order: RunRequest) -> None:
 def _follow(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, made: Plan, exact: bool) -> None:
     """exact: `made` is the plan that was started. Else the nodes have made one."""
     fleet = engine.fleet
-    hide, copy = mask(order.secrets.values()), log_copy.of_job(call, made.job_id)
+    hide, copy = mask(order.secrets.values()), copy_of_logs(call, made.job_id)
     lines = RankLines(call.terminal, hide=hide)
     revive = functools.partial(registry.revive, engine)
     follow = FollowSession(call, fleet, inbox, made.job_id, lines, ending(engine), copy=copy, revive=revive)
     if exact:
         follow.watch.status.plan = made.ranks
-    follow.start({"logs": wanted(call), "tail": None}, made.job.policy.grace)
+    follow.start({"logs": logs_to_show(call), "tail": None}, made.job.policy.grace)
     if call.given.detach and detached(call, follow, made.job_id, len(made.processes) if exact else 0):
         order.ended(made)
         return
@@ -169,7 +308,7 @@ def _follow_queued(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, 
     """Follow a job that has left the queue, whose plan was made without this machine, to its end."""
     attach_to(engine, job, exact=True)
     follow_starts(
-        call, engine, inbox, job, mask(order.secrets.values()), {"logs": wanted(call), "tail": None}, order.grace
+        call, engine, inbox, job, mask(order.secrets.values()), {"logs": logs_to_show(call), "tail": None}, order.grace
     )
 
 
@@ -177,7 +316,7 @@ def follow_starts(
     call: Call, engine: Engine, inbox: Inbox, job: str, hide: Hide, request: FollowWanted, grace: float
 ) -> None:
     """Follow a job to its end, and through each further start where its engine starts it again. Raises the job's error."""
-    copy = log_copy.of_job(call, job)
+    copy = copy_of_logs(call, job)
     while True:
         lines = RankLines(call.terminal, hide=hide)
         revive = functools.partial(registry.revive, engine)
@@ -257,7 +396,7 @@ def follow_to_end(
     """
 
     def over() -> None:
-        log_copy.finish(call, fleet, inbox, follow)
+        finish_log_copy(call, fleet, inbox, follow)
         ended()
 
     if not follow.detached:
@@ -274,8 +413,8 @@ def follow_to_end(
     if status.outcome is None or status.outcome.state is JobState.LOST:
         with contextlib.suppress(ClustertoolError):
             status.cause = cause(status.job)
-    error = report_outcome.tell(call, fleet, follow, hide)
-    ended_by_others = status.state in _AGAIN and not follow.stopper.stopping
+    error = show_verdict(call, fleet, follow, hide)
+    ended_by_others = status.state in _STARTED_AGAIN and not follow.stopper.stopping
     if ended_by_others and again(status.job, status.attempt):
         if status.state is not JobState.LOST:
             return True
@@ -370,7 +509,7 @@ def _finish(call: Call, error: ClustertoolError | None, follow: FollowSession) -
     call.terminal.note(f"clustertool: exit 0 (job): {reason}")
 
 
-def _show(call: Call, submission: Submission) -> None:
+def _show_submission(call: Call, submission: Submission) -> None:
     """Print the plan, and the texts that are submitted: exactly what submit() uses."""
     plan = as_dict(submission.plan) if submission.plan else {}
     lines = container_lines(submission.plan) if submission.plan else {}
@@ -391,3 +530,49 @@ def _show(call: Call, submission: Submission) -> None:
     for name, text in texts.items():
         call.terminal.line(f"--- {name}", "bold")
         call.terminal.block(text.rstrip("\n"))
+
+
+def attach(call: Call) -> None:
+    logs, tail = logs_to_show(call), whole(call.given.tail, "--tail")
+    if tail is not None and (call.given.log_dir or call.given.fetch_logs):
+        raise UsageError(
+            "--tail begins in the middle of a log, and --log-dir writes whole logs", "leave one of them out"
+        )
+    inbox = Inbox()
+    with opened(call, inbox.put, newest=True) as engine:
+        fleet = engine.fleet
+        job = attach_to(engine, call.given.job, queued=True)
+        if is_waiting(engine, job):
+            if not wait_for_start(call, engine, job["id"], fleet.cluster.grace):
+                return
+            fleet, job = engine.fleet, attach_to(engine, job["id"], exact=True)
+        if not recorded(job):
+            show_join_log(call, join_log(engine, job["id"]))
+        require_known(job)
+        prepare_log_folder(call)
+        hide = mask(load_config.known_secrets(fleet.cluster).values())
+        call.terminal.note(f"job {job['id']}: {job['state']}")
+        follow_starts(call, engine, inbox, job["id"], hide, {"logs": logs, "tail": tail}, fleet.cluster.grace)
+
+
+def resume_command(typed: Sequence[str], job: str, host: str) -> str:
+    """Build the command that continues from the output of `job`, without `host`, of the arguments that have started it.
+
+    What follows `run` are options. In place of this verb, clusterrun has a script, which may have options of the same names.
+    """
+    program, *tokens = typed
+    at = tokens.index(_RUN) + 1 if _RUN in tokens and not program.endswith("clusterrun") else 0
+    options = _without_resume(tokens[at:]) if at else tokens
+    return shlex.join([program, *tokens[:at], f"{_RESUME}={job}", f"--skip={host}", *options])
+
+
+def _without_resume(tokens: Sequence[str]) -> list[str]:
+    """Remove --resume from a command line, and its value, which is no option."""
+    kept: list[str] = []
+    value = False  # the next word may be that of --resume
+    for one in tokens:
+        dropped = one == _RESUME or one.startswith(f"{_RESUME}=") or (value and not one.startswith("-"))
+        value = one == _RESUME
+        if not dropped:
+            kept.append(one)
+    return kept

@@ -1,4 +1,7 @@
-"""inv top shows a live view of nodes, devices and ranks. Ctrl+C and q only end the view."""
+"""inv top shows a live view of nodes, devices and ranks. inv gpus prints the devices once, by node, with their users.
+
+Ctrl+C and q only end the view.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ import threading
 import time
 import tty
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import ConsoleDimensions
@@ -23,19 +27,21 @@ from clustertool.actions.find_jobs import attach_to
 from clustertool.actions.stop_jobs import stop_how, stop_now
 from clustertool.engines.base import Engine
 from clustertool.errors import ClustertoolError, UsageError, raise_all
-from clustertool.fleet.fleet import Fleet
+from clustertool.fleet.fleet import Fleet, devices_of
 from clustertool.fleet.poll import Poll
 from clustertool.model.config.folded_names import gather
+from clustertool.model.engine_node import EngineNode
 from clustertool.model.job.state_names import RankState
 from clustertool.model.job.stop_result import read_result
 from clustertool.model.masking import mask
 from clustertool.model.wire.messages import TAIL
+from clustertool.show.device_table import devices_tables, engine_nodes_table
 from clustertool.show.job_text import stop_text
 from clustertool.show.program_name import commanded
 from clustertool.show.table import rich_console
 from clustertool.show.top_view import Screen, View, choose, draw
 from clustertool.verbs import signals
-from clustertool.verbs.jobs import opened
+from clustertool.verbs.jobs import engine_of, opened
 from clustertool.verbs.verb import Call, seconds, whole
 from clustertool.watch.top_model import SORTS, TopModel
 
@@ -242,3 +248,31 @@ def keyboard() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def gpus(call: Call) -> None:
+    with engine_of(call) as engine:
+        fleet = engine.fleet
+        if not engine.capabilities.live_channels:
+            _of_engine(call, [] if fleet.failed else engine.nodes())
+            return
+        gathered = devices_of(fleet)
+        nodes = {fleet.name(node): answer for node, answer in sorted(gathered.ok.items())}
+        fleet.failed.update(gathered.failed)
+        if call.json:
+            answers = {name: {k: v for k, v in answer.items() if k != "re"} for name, answer in nodes.items()}
+            away = {fleet.name(node): e.what for node, e in sorted(fleet.failed.items())}
+            call.answer({"nodes": answers, "unreachable": away})
+        else:
+            devices_tables(nodes, call.terminal)
+
+
+def _of_engine(call: Call, nodes: Sequence[EngineNode]) -> None:
+    """Print what the engine knows: what its users have asked for, and not what runs on the devices."""
+    if call.json:
+        found = {node.name: {k: v for k, v in asdict(node).items() if k not in ("name", "gpus")} for node in nodes}
+        for node in nodes:
+            found[node.name]["gpus"] = [dict(zip(("type", "total", "used"), gpu)) for gpu in node.gpus]
+        call.answer({"nodes": found, "unreachable": {}})
+    else:
+        engine_nodes_table(nodes, call.terminal)

@@ -15,7 +15,7 @@ import pytest
 from clustertool.errors import UsageError
 from clustertool.fleet.this_machine import found
 from clustertool.model.paths import OURS
-from clustertool.verbs import report
+from clustertool.verbs import fetch
 from tests.cli import CLUSTERRUN, CLUSTERTOOL, REPO, Done
 
 STRANGER = 4002  # no user of this machine
@@ -255,11 +255,11 @@ def test_a_report_is_written_through_no_link(place: Place, monkeypatch: pytest.M
     precious.write_text("mine")
     for name in (f".job.html.{os.getpid()}", ".job.html.known", "job.html"):
         (place.top / name).symlink_to(precious)
-    monkeypatch.setattr(report.secrets, "token_hex", lambda size: "known")
+    monkeypatch.setattr(fetch.secrets, "token_hex", lambda size: "known")
     with pytest.raises(UsageError, match="cannot be written"):
-        report._write(place.top / "job.html", "page")
+        fetch._write_page(place.top / "job.html", "page")
     monkeypatch.undo()
-    report._write(place.top / "job.html", "page")
+    fetch._write_page(place.top / "job.html", "page")
     assert (place.top / "job.html").read_text() == "page"
     assert precious.read_text() == "mine"
 

@@ -30,8 +30,7 @@ def checker() -> ModuleType:
         ({"p/a.py": "", "p/b.py": "", "p/c.py": ""}, ["p has 3 modules: at most 2"]),
         ({"a.py": "class A: ...\n", "b.py": "class A: ...\n"}, ["the class name A is used by a.py, b.py"]),
         ({"p/a.py": "", "q/a.py": ""}, ["the module name a is used by p/a.py, q/a.py"]),
-        ({"p/stop.py": "", "verbs/stop.py": "def stop(): ...\n"}, []),
-        ({"p/table.py": "", "verbs/table.py": ""}, ["the module name table is used by p/table.py, verbs/table.py"]),
+        ({"p/stop.py": "", "verbs/stop.py": ""}, ["the module name stop is used by p/stop.py, verbs/stop.py"]),
         ({"a.py": "async def f():\n    import os\n"}, ["a.py has 1 imports inside functions: put them at the top"]),
         (
             {"a.py": "class A:\n    def f(self):\n        from os import path\n"},

@@ -14,11 +14,11 @@ import pytest
 
 from clustertool.cli import completion, help_text, parser
 from clustertool.cli.options import FLAG, MANY, Opt, Positional, Verb
-from clustertool.cli.suggest import did_you_mean
+from clustertool.cli.parser import did_you_mean
+from clustertool.cli.verb_table import COMMON, HELP, VERBS
 from clustertool.errors import UsageError
 from clustertool.fleet import job_files
 from clustertool.verbs import program
-from clustertool.verbs.verb_table import COMMON, HELP, VERBS
 
 CLUSTERTOOL = str(Path(sys.executable).parent / "clustertool")
 SHOW = Verb(

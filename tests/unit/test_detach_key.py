@@ -18,7 +18,7 @@ from tests.cli import until
 # Reports on stdout whether the key was pressed: once for each line on the pipe, which is its argument.
 PROGRAM = """
 import os, sys, termios
-from clustertool.verbs.detach_key import DetachKey
+from clustertool.verbs.follow_session import DetachKey
 if sys.argv[2] == "background":
     child = os.fork()
     if child:
@@ -106,7 +106,7 @@ def test_a_program_in_the_background_does_not_read(keyboard: Keyboard) -> None:
 
 
 def test_without_a_terminal_there_is_no_key() -> None:
-    program = "from clustertool.verbs.detach_key import DetachKey; k = DetachKey(); print(k.readable, k.pressed())"
+    program = "from clustertool.verbs.follow_session import DetachKey; k = DetachKey(); print(k.readable, k.pressed())"
     for stdin in ("", "x"):
         done = subprocess.run([sys.executable, "-c", program], input=stdin, capture_output=True, text=True, check=True)
         assert done.stdout == "False False\n"

@@ -16,7 +16,7 @@ from clustertool.actions.follow_job import Inbox
 from clustertool.engines import known_engines
 from clustertool.errors import Survivors, Unreachable
 from clustertool.ssh.parallel import Gathered
-from clustertool.verbs import log_copy, run, signals
+from clustertool.verbs import follow_session, run, signals
 from clustertool.verbs.verb import Call
 from clustertool.watch.job_view import JobView, LogPiece
 from tests.unit.cases import cluster_of, plan_of
@@ -58,7 +58,7 @@ def end(folder: Path, monkeypatch: pytest.MonkeyPatch, rest: Callable[..., Itera
     given = {"log_dir": str(folder), "fetch_logs": True, "rank": "", **unused}
     order: Any = SimpleNamespace(secrets={}, ended=ended.append)
     monkeypatch.setattr(run, "FollowSession", Session)
-    monkeypatch.setattr(log_copy, "rest_of_all", rest)
+    monkeypatch.setattr(follow_session, "rest_of_all", rest)
     nothing: Any = None
     engine: Any = SimpleNamespace(fleet=None, cancel=None, capabilities=known_engines.capabilities("ssh"))
     with pytest.raises(Survivors):
@@ -143,5 +143,5 @@ def test_a_node_that_sends_only_heartbeats_is_not_waited_for(monkeypatch: pytest
 
 def test_a_home_folder_in_log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    copy = log_copy.of_job(Call(SimpleNamespace(log_dir="~/logs")), "J")
+    copy = follow_session.copy_of_logs(Call(SimpleNamespace(log_dir="~/logs")), "J")
     assert copy is not None and copy.folder == tmp_path / "logs/JOBJ"

@@ -150,7 +150,7 @@ def test_the_command_line_has_the_options_of_engines() -> None:
         register(EngineEntry("q", "", "", queues, (EngineOption("mem", "memory", "SIZE"), EngineOption("x", "a number", "N"))))
         from clustertool.cli.parser import read
         from clustertool.cli.shared_options import RUN
-        from clustertool.verbs.verb_table import COMMON, HELP, VERBS
+        from clustertool.cli.verb_table import COMMON, HELP, VERBS
         argv = ["run", "--partition=a", "--exclusive", "--sbatch-option=--hold", "--sbatch-option=--nice"]
         line = read(argv, VERBS, COMMON, HELP)
         print(*(line.given[name] for name in ("partition", "exclusive", "sbatch_option", "requeue", "mem", "x")), sep="|")

@@ -27,7 +27,7 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import Options
 from clustertool.model.job.state_names import JobState
 from clustertool.model.wire.agent_answers import JobsAnswer
-from clustertool.verbs import clean
+from clustertool.verbs import stop
 from tests.unit.cases import cluster_of
 
 ROOT = Path(known_engines.__file__).parents[1]
@@ -97,13 +97,13 @@ def test_what_is_above_the_engines_names_none() -> None:
 
 def test_the_table_is_read_without_the_modules_of_engines() -> None:
     """`clustertool --help` and `inv --list` read the names."""
-    code = "import sys, clustertool.verbs.verb_table; print(*(m for m in sys.modules if m.startswith('clustertool.engines')))"
+    code = "import sys, clustertool.cli.verb_table; print(*(m for m in sys.modules if m.startswith('clustertool.engines')))"
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout.split() == ["clustertool.engines", "clustertool.engines.known_engines"]
 
 
 def test_a_command_about_jobs_imports_nothing_of_a_start() -> None:
-    code = "import sys, clustertool.verbs.status, clustertool.engines.ssh.ssh_engine; print(*sys.modules)"
+    code = "import sys, clustertool.verbs.jobs, clustertool.engines.ssh.ssh_engine; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
     heavy = {f"clustertool.engines.{name}" for name in ("ssh.ssh_start", "preflight", "send_workspace", "job_request")}
     assert not heavy & set(done.stdout.split())
@@ -267,7 +267,7 @@ def test_clean_removes_what_is_proved_to_have_ended(
     """Where agents run on the nodes, they prove the rest."""
     name = queue if engine is Queue else ""
     found = None if state is None else Description(state)
-    assert clean._may_go(engine(Cluster((), engine=name), _Absent()), found) is goes  # type: ignore[arg-type]
+    assert stop._may_go(engine(Cluster((), engine=name), _Absent()), found) is goes  # type: ignore[arg-type]
 
 
 class _Absent(Caller):

@@ -16,6 +16,7 @@ from clustertool import errors as error_types
 from clustertool.api.plain_text import plain
 from clustertool.cli.options import FLAG
 from clustertool.cli.parser import spellings, split
+from clustertool.cli.verb_table import VERBS
 from clustertool.errors import NotFound, as_wire, from_wire
 from clustertool.model.hints import PROGRAM
 from clustertool.show.errors import exit_json, show_error
@@ -23,11 +24,10 @@ from clustertool.show.markup import tag
 from clustertool.show.program_name import commanded, typed
 from clustertool.show.table import table
 from clustertool.show.terminal import Terminal
-from clustertool.verbs.verb_table import VERBS
 
 PACKAGE = Path(__file__).resolve().parents[2] / "clustertool"
 # Their texts are for users of `clustertool` and `clusterrun` only.
-OWN = ("cli", "model/hints.py", "verbs/verb_table.py", "verbs/program.py")
+OWN = ("cli", "model/hints.py", "cli/verb_table.py", "verbs/program.py")
 BY_NAME = {verb.name: verb for verb in VERBS}
 VALUE = "VALUE"  # in place of what an f-string fills in
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clustertool.cli.launchers.launcher_flags import FLAGS
-from clustertool.verbs.verb_table import VERBS
+from clustertool.cli.verb_table import VERBS
 from tests.cli import REPO
 
 SCRIPT = REPO / "scripts/make-man.py"

@@ -17,11 +17,11 @@ else:
     import tomli as tomllib
 
 from clustertool import errors
+from clustertool.cli.verb_table import COMMON, VERBS
 from clustertool.engines import known_engines
 from clustertool.model.config import job_tables
 from clustertool.model.config.cluster import KEYS
 from clustertool.verbs.clusterrun import OWN
-from clustertool.verbs.verb_table import COMMON, VERBS
 from tests import pages
 from tests.cli import REPO
 from tests.pages import PAGES, Block, blocks_of, commands_in_prose, commands_of, source_of

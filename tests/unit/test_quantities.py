@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from clustertool.cli.options import Opt
+from clustertool.cli.verb_table import VERBS
 from clustertool.errors import DataError, UsageError
 from clustertool.model.config.cluster import read_cluster
 from clustertool.model.config.job import Options, Policy, read_job
 from clustertool.model.quantities import seconds_of
 from clustertool.verbs.verb import age, seconds
-from clustertool.verbs.verb_table import VERBS
 
 CLUSTER = read_cluster({"HOSTS": ["node1"]})
 

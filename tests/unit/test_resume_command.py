@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clustertool.verbs.elastic.resume_command import resume_command
+from clustertool.verbs.run import resume_command
 
 
 @pytest.mark.parametrize(

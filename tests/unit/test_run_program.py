@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from clustertool.cli import parser
+from clustertool.cli.verb_table import COMMON, HELP, VERBS
 from clustertool.errors import ClustertoolError, DataError, UsageError
 from clustertool.model.config.job import Options
-from clustertool.verbs.run_request import read_options, with_program
+from clustertool.verbs.run import read_options, with_program
 from clustertool.verbs.verb import Call
-from clustertool.verbs.verb_table import COMMON, HELP, VERBS
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from clustertool.fleet import this_user
 from clustertool.fleet.dispatch.cache import WorkspaceCache
 from clustertool.fleet.joining import secret
 from clustertool.ssh import settings
-from clustertool.verbs import complete_values
+from clustertool.verbs import program
 from tests.cli import CLUSTERRUN, CLUSTERTOOL
 
 
@@ -58,7 +58,7 @@ def test_without_a_home_folder_each_folder_is_an_error(stranger: pytest.MonkeyPa
             find()
         assert caught.value.code == 78 and f"{variable}=DIR" in caught.value.fix
     assert not this_user.is_home(Path("/")) and settings.home() == "/"
-    assert complete_values.jobs() == []
+    assert program.job_names() == []
     assert os.listdir() == [], "nothing has made a folder with the name ~"
 
 

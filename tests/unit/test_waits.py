@@ -12,7 +12,7 @@ from clustertool.model.hints import PROGRAM
 from clustertool.model.job.outcome import some
 from clustertool.model.job.state import JobStatus
 from clustertool.show.job_text import blocked_text, firewall_text, news_text, resume_text, wait_text
-from clustertool.verbs.report_outcome import error_of
+from clustertool.verbs.follow_session import error_of
 from clustertool.watch.job_view import JobView
 from clustertool.watch.waits import ConnectWait, Firewall, ListenWait, Wait, blocked, due, suspects, waits
 from tests.folded import fold

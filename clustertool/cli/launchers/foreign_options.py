@@ -18,9 +18,8 @@ from clustertool.cli.launchers import join_options
 from clustertool.cli.launchers.launcher_flags import FLAGS, Flag, Launch, place_host
 from clustertool.cli.launchers.rank_program import UNDER
 from clustertool.cli.options import FLAG, MANY, Opt
-from clustertool.cli.parser import following, split
+from clustertool.cli.parser import did_you_mean, following, split
 from clustertool.cli.shared_options import NODES, RUN, VERBOSE
-from clustertool.cli.suggest import did_you_mean
 from clustertool.errors import UsageError
 from clustertool.model.config.job import started_by
 from clustertool.model.joining.typed_meeting import TypedMeeting

@@ -1,8 +1,12 @@
-"""inv shrink releases nodes of an elastic job that runs: the next epoch begins without them."""
+"""inv grow adds hosts to an elastic job that runs, or starts its lost nodes again. inv shrink releases nodes of it.
+
+The next epoch begins with the hosts that were added, and without those that were released.
+"""
 
 from __future__ import annotations
 
 from clustertool.actions.find_jobs import attach_to
+from clustertool.engines import registry
 from clustertool.errors import PreflightError, UsageError
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.config.folded_names import fold
@@ -11,21 +15,41 @@ from clustertool.model.config.hosts import Host
 from clustertool.model.hints import PROGRAM
 from clustertool.model.wire.messages import LEAVE
 from clustertool.show.program_name import commanded
-from clustertool.verbs.elastic.grow import named
 from clustertool.verbs.jobs import opened
 from clustertool.verbs.verb import Call
 
-_WAIT = 90.0  # seconds for the end of the epoch, and for the node to leave
+_RELEASE_SECONDS = 90.0  # seconds for the end of the epoch, and for the node to leave
+
+
+def grow(call: Call) -> None:
+    asked = hosts_of(_named_hosts(call), "--host")
+    with opened(call, newest=True) as engine:
+        conf = engine.fleet.cluster.hosts
+        hosts = [next((known for known in conf if means(one, known)), one) for one in asked]
+        job = attach_to(engine, call.given.job, running=True)["id"]
+        found = registry.grow(engine, job, hosts)
+    for name, text in found.items():
+        call.terminal.line(f"job {job}: {name} {text}")
+    if call.json:
+        call.answer({"job": job, "hosts": dict(found)})
+
+
+def _named_hosts(call: Call) -> tuple[str, ...]:
+    """List the hosts of --host, of which one may have commas. Raises UsageError."""
+    hosts = tuple(dict.fromkeys(part.strip() for text in call.given.host for part in text.split(",") if part.strip()))
+    if not hosts:
+        raise UsageError("no host is named", "name it: --host [user@]host[:port]")
+    return hosts
 
 
 def shrink(call: Call) -> None:
-    asked = hosts_of(named(call), "--host")
+    asked = hosts_of(_named_hosts(call), "--host")
     with opened(call, newest=True) as engine:
         fleet = engine.fleet
         job = attach_to(engine, call.given.job, running=True)["id"]
-        nodes = [_node(fleet, job, host) for host in asked]
-        request = LEAVE({"job": job, "by": f"{commanded()} shrink", "seconds": _WAIT})
-        answers = fleet.ask(dict.fromkeys(nodes, request), _WAIT + fleet.cluster.grace + 10.0).all()
+        nodes = [_node_of_host(fleet, job, host) for host in asked]
+        request = LEAVE({"job": job, "by": f"{commanded()} shrink", "seconds": _RELEASE_SECONDS})
+        answers = fleet.ask(dict.fromkeys(nodes, request), _RELEASE_SECONDS + fleet.cluster.grace + 10.0).all()
         left = {fleet.name(node): answer["left"] for node, answer in answers.items()}
     for name, gone in left.items():
         call.terminal.line(f"job {job}: {name} {'has left' if gone else 'takes part still'}")
@@ -33,11 +57,11 @@ def shrink(call: Call) -> None:
         call.answer({"job": job, "hosts": {name: "has left" if gone else "takes part" for name, gone in left.items()}})
     waiting = [name for name, gone in left.items() if not gone]
     if waiting:
-        what = f"{fold(waiting)}: released, and the epoch has not ended within {_WAIT:g} s"
+        what = f"{fold(waiting)}: released, and the epoch has not ended within {_RELEASE_SECONDS:g} s"
         raise PreflightError(what, f"{PROGRAM} status --job {job} shows what it waits for")
 
 
-def _node(fleet: Fleet, job: str, host: Host) -> int:
+def _node_of_host(fleet: Fleet, job: str, host: Host) -> int:
     """Find the node of the job that the host is. Raises UsageError for none, and why it cannot be reached."""
     found = next((known for known in fleet.cluster.hosts if means(host, known)), None)
     if found is None:

@@ -35,10 +35,9 @@ from clustertool.model.wire.agent_requests import StopHow
 from clustertool.model.wire.messages import LEAVE
 from clustertool.show.plan_view import plan_tables
 from clustertool.show.prefix import RankLines
-from clustertool.verbs import log_copy, signals
-from clustertool.verbs.follow_session import Ending, FollowSession
+from clustertool.verbs import signals
+from clustertool.verbs.follow_session import Ending, FollowSession, copy_of_logs, logs_to_show, prepare_log_folder
 from clustertool.verbs.run import detached, follow_to_end
-from clustertool.verbs.run_request import wanted
 from clustertool.verbs.verb import Call, User
 
 _LEAVE = 20.0  # seconds that the process may take to leave the meeting, beyond the grace of the job
@@ -57,7 +56,7 @@ def perform(call: Call, request: RunRequest, meeting: TypedMeeting, folder: Path
     if request.wish.dry:
         _show(call, made, meeting, secret.source)
         return
-    log_copy.prepare(call)
+    prepare_log_folder(call)
     what = f"the command for the job at {meeting.endpoint}"
     lock = start_lock.take(what, meeting.endpoint, meeting.run_id, str(meeting.index))
     with contextlib.closing(lock) if lock else contextlib.nullcontext():
@@ -189,7 +188,7 @@ def _error(report: Report) -> ClustertoolError:
 def _follow(call: Call, request: RunRequest, planned: Report, ended: Ended, elastic: bool) -> None:
     """Show the job of this machine until its end. Raises the job's error."""
     job, node, own = planned["job"], int(planned["node"]), [(role, rank) for role, rank in planned["ranks"]]
-    hide, inbox, copy = mask(request.secrets.values()), Inbox(), log_copy.of_job(call, job)
+    hide, inbox, copy = mask(request.secrets.values()), Inbox(), copy_of_logs(call, job)
     here = replace(request.cluster.hosts[0], name=planned["name"])
 
     def over() -> None:
@@ -223,7 +222,7 @@ def _leave_job(fleet: Fleet, job: str, how: StopHow) -> Mapping[str, StopAnswer 
 
 def _shown(call: Call, own: list[tuple[str, int]]) -> Shown:
     """Choose the logs to show on this machine: its first trainer's, or those of the options that run here."""
-    asked = wanted(call)
+    asked = logs_to_show(call)
     if isinstance(asked, str):
         return asked
     if not call.given.rank:

@@ -1,1 +1,0 @@
-"""Verbs about the nodes of an elastic job."""

@@ -1,1 +1,0 @@
-"""This package runs a command that is typed on every machine."""
