@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from clustertool.node.join.etcd.etcd_client import EtcdAccess, EtcdClient, EtcdError
+from clustertool.node.join.etcd_client import EtcdAccess, EtcdClient, EtcdError
 
 
 def test_a_server_that_sends_its_answer_slowly() -> None:

@@ -21,7 +21,7 @@ from clustertool.model.job.state_names import JobState
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint
 from clustertool.model.joining.store_rules import ttl
 from clustertool.node.join.bundle_content import BundleContent
-from clustertool.node.join.etcd.store_meeting import StoreMeeting, Won
+from clustertool.node.join.epoch_store import StoreMeeting, Won
 from clustertool.node.join.join_coordinator import JoinCoordinator
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joiner import Joiner

@@ -22,7 +22,7 @@ from clustertool.model.shape import read, to_plain
 from clustertool.model.wire.frames import Header
 from clustertool.node.join import meeting as meeting_
 from clustertool.node.join.coordinator_search import CoordinatorSearch
-from clustertool.node.join.etcd.store_meeting import StoreMeeting
+from clustertool.node.join.epoch_store import StoreMeeting
 from clustertool.node.join.join_coordinator import TICK, interrupted
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joining_node import JoiningNode, OrderResult

@@ -22,7 +22,7 @@ from clustertool.node.agent import launch
 from clustertool.node.jobs.records import Record
 from clustertool.node.join.bundle_content import BundleContent
 from clustertool.node.join.child_task import PULL_END, UNDO, ChildTask, placing, probing
-from clustertool.node.join.etcd.store_meeting import StoreMeeting, Won
+from clustertool.node.join.epoch_store import StoreMeeting, Won
 from clustertool.node.join.join_engine import engine_of
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.member_record import MemberRecord, outcome_of
