@@ -60,10 +60,9 @@ class Gathering(NamedTuple):
 
     number: of the epoch. began: when its gathering began. earliest: the end of the pause before it. leases: see Leases.
     expected: members that will join again, because they have taken part and were not lost. patience: seconds to wait for these.
-    first: no epoch has begun so far.
-    restarts: of --max-restarts that were used. before: the last epoch. job_began: when the first gathering began. unattended:
-    seconds without a laptop. blamed: see EpochEnd.
-    started: how many machines are started at first, 0 for the maximum. numbers: all members so far have numbers below it.
+    first: no epoch has begun so far. restarts: of --max-restarts that were used. before: the last epoch. unattended: seconds
+    without a laptop. blamed: see EpochEnd. started: how many machines are started at first, 0 for the maximum. numbers: all
+    members so far have numbers below it.
     """
 
     number: int
@@ -78,7 +77,6 @@ class Gathering(NamedTuple):
     patience: float = 0.0
     restarts: int = 0
     before: EpochBefore = EpochBefore()
-    job_began: float = 0.0
     unattended: float = 0.0
     blamed: Tuple[int, ...] = ()
     started: int = 0

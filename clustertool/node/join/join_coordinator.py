@@ -87,7 +87,7 @@ class JoinCoordinator:
         policy = join.job.policy
         self._limits = JobLimits(policy.timeout, policy.lease, time.monotonic())
         if elastic is not None:
-            self._limits.began_before(boottime() - elastic.job_began, elastic.unattended)
+            self._limits.began_before(boottime() - node.job_began, elastic.unattended)
         self._decide(e.Offered(COORDINATOR, own, boottime()))
 
     def run(self) -> int:
@@ -101,9 +101,9 @@ class JoinCoordinator:
             self._check_place()
             self._await_workspace()
             self._check_limits()
-            if self._node.epoch.stopped is not None:
-                self._decide(e.Signalled(self._node.epoch.stopped))
-            meeting = self._node.epoch.meeting
+            if self._node.stopped is not None:
+                self._decide(e.Signalled(self._node.stopped))
+            meeting = self._node.meeting
             if meeting is not None and self._result is None and not self._state.ended and not meeting.holds:
                 self._resign()
                 break
@@ -121,7 +121,7 @@ class JoinCoordinator:
 
     def _check_limits(self) -> None:
         """Check --timeout and --lease between two epochs, too."""
-        record, now = self._node.epoch.record, time.monotonic()
+        record, now = self._node.record, time.monotonic()
         if self._state.elastic is None:
             return
         if record is not None and record.attended:
@@ -189,10 +189,10 @@ class JoinCoordinator:
         elastic = self._state.elastic
         if elastic is None or may_enter(elastic.number, known):
             return True
-        if self._node.epoch.meeting is None:
+        if self._node.meeting is None:
             self._state = self._state._replace(elastic=elastic._replace(number=next_number([known])))
             return True
-        self._node.epoch.known = known
+        self._node.known = known
         self._resign()
         return False
 
@@ -240,7 +240,7 @@ class JoinCoordinator:
             self._result = self._node.run()
         elif isinstance(action, e.OutOfEpoch):
             self._report.warning(f"{action.name} does not take part in the next epoch: {action.why}")
-            self._node.record("left-out", name=action.name, why=action.why)
+            self._node.record_event("left-out", name=action.name, why=action.why)
         else:
             self._abort(action.error)
 
@@ -389,7 +389,7 @@ class JoinCoordinator:
     def _place(self, round: int) -> None:
         parts = specs(self._made, self._arrivals, self._join.engine, self._elastic_spec())
         gathering = self._state.elastic
-        began = self._node.epoch.known >= 0  # this process has been in an epoch
+        began = self._node.known >= 0  # this process has been in an epoch
         attempt = 0 if began else self._node.first_attempt(parts[0]["job_dir"])
         if not self._numbered_above(attempt - 1):
             return
@@ -431,7 +431,7 @@ class JoinCoordinator:
             "restarts": gathering.restarts,
             "blamed": list(gathering.blamed),
             "store": settings.server.present,
-            "age": boottime() - gathering.job_began,
+            "age": boottime() - self._node.job_began,
             "unattended": self._limits.unattended(time.monotonic()),
         }
 
@@ -448,14 +448,14 @@ class JoinCoordinator:
         elastic = self._state.elastic
         if elastic is not None:
             members = [one.offer.node or 0 for one in self._state.members]
-            self._node.record("epoch", attempt=elastic.number, **elastic.before.change(members, boottime()))
+            self._node.record_event("epoch", attempt=elastic.number, **elastic.before.change(members, boottime()))
             for one in self._state.standby:
-                self._node.record("standby", name=one.offer.hostname, address=one.offer.address)
+                self._node.record_event("standby", name=one.offer.hostname, address=one.offer.address)
         self._decide(e.Done(COORDINATOR, action.round))
 
     def _publish(self) -> bool:
         """Put the nodes of the epoch into the store, if there is one. False: it is not reached, and this node has resigned."""
-        meeting = self._node.epoch.meeting
+        meeting = self._node.meeting
         if meeting is None or self._state.elastic is None:
             return True
         numbers = [one.offer.node or 0 for one in self._state.members]
@@ -471,7 +471,7 @@ class JoinCoordinator:
         """Resign, since another member has the epoch, or may take it. The job goes on: this node joins like the others."""
         self._members.leave()
         self._node.undo()
-        self._node.epoch.resigned = True
+        self._node.resigned = True
         self._signals.close()
         self._result = 0
 
@@ -485,7 +485,7 @@ class JoinCoordinator:
         self._report.failed(error)
         self._members.end({"type": "abort", "errors": error_rows(error)}, _LAST_MESSAGE, until_closed=True)
         self._node.undo()
-        self._node.epoch.fail(error, coordinates=True)
+        self._node.fail(error, coordinates=True)
         if self._state.elastic is not None and not self._join.of_engine.keep_bundle:
             self._node.remove_bundle()  # it was kept so far
         self._node.leave_allocation(End(silent=silent))

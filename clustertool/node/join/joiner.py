@@ -26,6 +26,7 @@ from clustertool.node.join.epoch_store import StoreMeeting
 from clustertool.node.join.join_coordinator import TICK, interrupted
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joining_node import JoiningNode, OrderResult
+from clustertool.node.join.member_record import MemberRecord
 from clustertool.node.join.place_doubt import Doubt, DoubtTimer
 from clustertool.node.system.child_signals import EndRequest, Signals
 from clustertool.node.system.process_clock import ProcessClock
@@ -58,7 +59,7 @@ class Joiner:
         self._node, self._report, self._signals = node, report, signals
         self._join = node.join
         self._context = context(self._join.identity.certificate, self._join.identity.key, server=False)
-        self._search = CoordinatorSearch(self._join, self._context, report, node.epoch.fix)
+        self._search = CoordinatorSearch(self._join, self._context, report, node.fix)
         self._doubt = DoubtTimer(doubt, report, self._join)
         self._timeout = self._join.cluster.loss_timeout
         self._clock = ProcessClock()
@@ -81,7 +82,7 @@ class Joiner:
                 self._close()
                 self._node.undo()
                 self._report.failed(error)
-                self._node.epoch.fail(error, coordinates=False)
+                self._node.fail(error, coordinates=False)
                 self._result = error.code
         return self._result
 
@@ -93,13 +94,14 @@ class Joiner:
         result = self._node.turn(ready)
         if result is not None:
             self._answer(result)
-        if self._node.epoch.stopped is not None:
-            self._leave(self._node.epoch.stopped, "stop")
-            raise self._node.epoch.stopped
-        if self._node.epoch.released:
-            self._release(self._node.epoch.released)
+        if self._node.stopped is not None:
+            self._leave(self._node.stopped, "stop")
+            raise self._node.stopped
+        record = self._node.record
+        if record is not None and record.released:
+            self._release(record)
             return
-        if self._node.epoch.meeting is not None and not self._accepted and self._meet(self._node.epoch.meeting, now):
+        if self._node.meeting is not None and not self._accepted and self._meet(self._node.meeting, now):
             return
         self._doubt.turn()
         if self._wire is None:
@@ -126,11 +128,10 @@ class Joiner:
         if found is not None and found != self._join.coordinator:
             self._close()
             self._join = replace(self._join, coordinator=found)
-            self._search = CoordinatorSearch(self._join, self._context, self._report, self._node.epoch.fix)
+            self._search = CoordinatorSearch(self._join, self._context, self._report, self._node.fix)
         member = -1 if self._join.index is None else self._join.index
-        epoch = self._node.epoch
-        epoch.won = meeting.turn(member, epoch.known, self._place, now)
-        if epoch.won is not None:
+        self._node.won = meeting.turn(member, self._node.known, self._place, now)
+        if self._node.won is not None:
             self._close()
             self._signals.close()
             self._result = 0
@@ -176,7 +177,7 @@ class Joiner:
             "index": offer.node,
             "own": to_plain(self._join.offered),
             "coordinator": coordinator,
-            "epoch": self._node.epoch.known,
+            "epoch": self._node.known,
         }
         del fields["node"]
         wire.send({"type": "offer", **fields})
@@ -259,26 +260,24 @@ class Joiner:
 
     def _require_later(self, spec: Spec) -> None:
         """Raise NodeLost for an epoch that is not later than those in which this machine has been."""
-        elastic, known = spec.get("elastic"), self._node.epoch.known
+        elastic, known = spec.get("elastic"), self._node.known
         if elastic is not None and not may_enter(elastic["epoch"], known):
             begins = f"the coordinator {self._search.where} begins epoch {elastic['epoch']}"
             what = f"{begins}, and epoch {known} has begun here before"
             raise NodeLost(what, "start the job again")
 
-    def _release(self, by: str) -> None:
+    def _release(self, record: MemberRecord) -> None:
         """Leave, since the user has released this machine, while it waits for an epoch."""
-        self._leave(Terminated(f"{self._node.name} leaves: {by}"))
-        self._close()
+        self._leave(Terminated(f"{self._node.name} leaves: {record.released}"))
         self._node.undo()
-        outcome = self._node.epoch.release(by)
-        self._report.ended(outcome)
-        self._result = outcome.code
+        record.record("left", why=record.released)
+        self._over(Outcome(JobState.STOPPED, record.code, "tool", record.released))
 
     def _over(self, outcome: Outcome) -> None:
-        """Leave, since the job has ended, in whose last epoch this machine did not take part."""
+        """Leave, since the job goes on without this machine, or has ended, in whose last epoch it did not take part."""
         self._close()
         self._report.ended(outcome)
-        self._node.epoch.over(outcome)
+        self._node.over(outcome)
         self._result = outcome.code
 
     def _wait(self, message: Header) -> None:
@@ -295,7 +294,7 @@ class Joiner:
         try:
             self._node.launch(now)
         except ClustertoolError as error:
-            if self._node.epoch.stopped is None:  # else this machine leaves in its next turn
+            if self._node.stopped is None:  # else this machine leaves in its next turn
                 self._answer(OrderResult(error))
         else:
             self._answer(OrderResult())

@@ -63,101 +63,51 @@ def own_incarnation() -> Incarnation:
     return Incarnation(processes.boot_id(), me, getattr(processes.stat(me), "start", 0))
 
 
-class EpochPart:
-    """What only a member of an elastic job has.
-
-    record: its record while no supervisor is prepared, None before the first one. end: how the last epoch has ended, None if
-    the job is over. spec: of the newest epoch that was prepared here. job_began: as in Gathering, by this machine's clock.
-    meeting: where members meet by a store, None without one, and where only the coordinator knows the job so far. won: the
-    epoch that this member has taken there. resigned: it does not coordinate its epoch any more, and joins that of another one.
-    known: the highest attempt that it has been in, -1 if none. lost: members that were lost and have not joined again. fix:
-    what a user does if no coordinator is found. comes_back: the engine may start the job again after this end.
-    """
-
-    def __init__(self) -> None:
-        self.record: Optional[MemberRecord] = None
-        self.end: Optional[EpochEnd] = None
-        self.spec: Optional[Spec] = None
-        self.job_began = 0.0
-        self.meeting: Optional[StoreMeeting] = None
-        self.won: Optional[Won] = None
-        self.resigned = False
-        self.known = -1
-        self.lost: FrozenSet[int] = frozenset()
-        self.fix = ""
-        self.comes_back = False
-        self._paused: Optional[MemberRecord] = None
-
-    @property
-    def stopped(self) -> Optional[ClustertoolError]:
-        """The error that stands for a stop by the user."""
-        return self.record.stopped if self.record is not None else None
-
-    @property
-    def released(self) -> str:
-        """What the user has typed to release this member, "" if nothing."""
-        return self.record.released if self.record is not None else ""
-
-    def wires(self) -> List[FileDescriptorLike]:
-        return self.record.wires() if self.record is not None else []
-
-    def turn(self) -> None:
-        if self.record is not None:
-            self.record.turn()
-
-    def pause(self) -> None:
-        """Close the record: a supervisor is to be prepared, which has the same events file and the same socket."""
-        if self.record is not None:
-            self.record.close()
-        self.record, self._paused = None, self.record
-
-    def resume(self) -> None:
-        """Open the record again, since its supervisor was taken back."""
-        if self._paused is not None:
-            self.record, self._paused = MemberRecord(self._paused.spec, self._paused.bundle), None
-
-    def fail(self, error: ClustertoolError, coordinates: bool) -> None:
-        """Record that the job does not go on here."""
-        if self.record is not None:
-            self.over(outcome_of(error, self.record.spec["lead"]["node"]), coordinates)
-
-    def release(self, by: str) -> Outcome:
-        """Record that the job goes on without this member. by: see `released`."""
-        outcome = Outcome(JobState.STOPPED, self.record.code if self.record is not None else 0, "tool", by)
-        if self.record is not None:
-            self.record.record("left", why=by)
-        self.over(outcome)
-        return outcome
-
-    def over(self, outcome: Outcome, coordinates: bool = False) -> None:
-        """Record that the job has ended."""
-        if self.record is not None:
-            self.record.end(outcome, coordinates)
-            self.record.close()
-            self.record = None
-
-
 class JoiningNode:
     """One order at a time: probe() or place(), then turn() until it returns the result.
 
-    `umask`: that of the ranks. `bundle`: what may contain the workspace.
+    A member of an elastic job has one object for all epochs, and calls begin() before each of them. `umask`: that of the ranks.
+    `bundle`: what may contain the workspace. spec: of the order to place, None before it.
+
+    Of an elastic job: record: while no supervisor is prepared, None before the first one. job_began: when the first gathering
+    began, by CLOCK_BOOTTIME here. meeting: where members meet by a store, None without one, and where only the coordinator
+    knows the job so far. known: the highest attempt that it has been in, -1 if none. lost: members that were lost and have not
+    joined again. fix: what a user does if no coordinator is found.
+
+    And of its present epoch: end: how it has ended, None if the job is over. won: the epoch that this member has taken in the
+    store. resigned: it does not coordinate its epoch any more, and joins that of another one. comes_back: the engine may start
+    the job again after this end.
     """
 
     def __init__(self, join: JoinFile, report: JoinReport, umask: int, bundle: Optional[BundleContent]) -> None:
-        self.join = join
         self.report = report
         self._umask = umask
         self._bundle = bundle
-        self._allocation = engine_of(join).allocation(join)
-        self._busy: Optional[ChildTask] = None  # what works now
-        self._placed: Optional[ChildTask] = None  # what keeps the job placed
         self.root = files.resolve(join.own.root_dir or join.cluster.root_dir)
+        self.record: Optional[MemberRecord] = None
+        self._paused: Optional[MemberRecord] = None  # while a supervisor has the same events file and the same socket
+        self.job_began = boottime()
+        self.meeting: Optional[StoreMeeting] = None
+        self.known = -1
+        self.lost: FrozenSet[int] = frozenset()
+        self.fix = ""
+        self.begin(join)
+
+    def begin(self, join: JoinFile) -> None:
+        """Begin to join a job, or its next epoch."""
+        self.join = join
+        self._allocation = engine_of(join).allocation(join)
         self.upload = WorkspaceUpload(self.root, join)
         self._relay = WorkspaceRelay(join.identity, self.root)
         self._fetches = False  # the present order is about the workspace
-        self._spec: Optional[Spec] = None  # once the job is to be placed
+        self._busy: Optional[ChildTask] = None  # what works now
+        self._placed: Optional[ChildTask] = None  # what keeps the job placed
+        self.spec: Optional[Spec] = None
         self._supervisor: Optional[Supervisor] = None
-        self.epoch = EpochPart()
+        self.end: Optional[EpochEnd] = None
+        self.won: Optional[Won] = None
+        self.resigned = False
+        self.comes_back = False
 
     @property
     def name(self) -> str:
@@ -167,7 +117,7 @@ class JoiningNode:
     def offer(self, address: str, index: Optional[int]) -> Offer:
         """Build what the coordinator gets to know first. address: of this machine, on the way to the coordinator."""
         join = self.join
-        job = join.identity.job_id if self.epoch.known >= 0 else ""
+        job = join.identity.job_id if self.known >= 0 else ""
         return Offer(index, join.nnodes, join.version, join.code, own_incarnation(), address, self.name, job)
 
     def ask(self, error: ClustertoolError) -> bool:
@@ -201,8 +151,13 @@ class JoiningNode:
             self.report.warning(f"{error.filename} has the job's key and cannot be removed: {error.strerror}")
 
     def wires(self) -> List[FileDescriptorLike]:
-        own = self.epoch.wires()
+        own = self.record.wires() if self.record is not None else []
         return [*([self._busy] if self._busy is not None else []), *self._relay.wires(), *own]
+
+    @property
+    def stopped(self) -> Optional[ClustertoolError]:
+        """The error that stands for a stop by the user, between two epochs."""
+        return self.record.stopped if self.record is not None else None
 
     def probe(self, address: str) -> None:
         request = probe_of(self.join, self.join.own, address)
@@ -213,7 +168,7 @@ class JoiningNode:
                 self._bundle.install_nvml()
 
         self._end_task()
-        self._spec = None
+        self.spec = None
         container = self.join.job.container
         patience = PULL_END + _PROBE_END if container else _PROBE_END
         self._busy = ChildTask(probing(request, self.root, install, container), patience)
@@ -230,7 +185,7 @@ class JoiningNode:
 
     def place(self, order: PlaceOrder) -> None:
         self._relay.end()  # all machines have the workspace
-        spec = self._spec = order["spec"]
+        spec = self.spec = order["spec"]
         for warning in order["warnings"]:
             self.report.warning(warning)
         volume = self.join.of_engine.output
@@ -244,7 +199,8 @@ class JoiningNode:
 
     def turn(self, ready: Set[int]) -> Optional[OrderResult]:
         """Return the result of the present order, once it is there."""
-        self.epoch.turn()
+        if self.record is not None:
+            self.record.turn()
         fetched = self._turn_relay(ready)
         if fetched is not None:
             return fetched
@@ -254,7 +210,7 @@ class JoiningNode:
         try:
             reply = task.reply()
         except ClustertoolError as error:
-            if self._spec is None:
+            if self.spec is None:
                 self._end_task()
             else:  # undo() ends it, later: this takes long where a file system does not answer
                 self._busy, self._placed = None, task
@@ -291,9 +247,9 @@ class JoiningNode:
 
         Raises ClustertoolError, also where the user has stopped the job meanwhile.
         """
-        if self.epoch.stopped is not None:
-            raise self.epoch.stopped
-        spec = self._spec
+        if self.stopped is not None:
+            raise self.stopped
+        spec = self.spec
         if spec is None or self._placed is None:
             raise InternalError("a job was launched before it was placed")
         values = dict(self.join.secrets)
@@ -304,25 +260,27 @@ class JoiningNode:
         # A machine that `grow` adds gets the code of the node from its laptop.
         bundle = self.join.for_others if self.join.job.elastic.present else file
         if "elastic" in spec:
-            self.epoch.spec, self.epoch.job_began = spec, boottime() - spec["elastic"]["age"]
+            self.join, self.job_began = self.join.of_job(spec), boottime() - spec["elastic"]["age"]
         origin = Origin(bundle, self._allocation, self._store_end(spec), file)
         supervisor = Supervisor(spec, files.open_job_dir(spec["job_dir"]), self._umask, origin)
         task = processes.identify(self._placed.pid)
         supervisor.guard.spared = (task,) if task is not None else ()  # if this process dies, it takes the job back
-        self.epoch.pause()
+        if self.record is not None:
+            self.record.close()
+        self.record, self._paused = None, self.record
         try:
             supervisor.prepare()
         except ClustertoolError:
             supervisor.leave()
-            self.epoch.resume()
+            self._resume_record()
             raise
         self._supervisor = supervisor
 
     def _store_end(self, spec: Spec) -> Optional[Callable[[], float]]:
         """Create what says by when the ranks of the epoch must be dead here, as far as the store decides; None without one."""
-        if self.epoch.meeting is None and self.join.job.elastic.server.present:
-            self.epoch.meeting = StoreMeeting(self.join.of_job(spec), own_incarnation())
-        meeting = self.epoch.meeting
+        if self.meeting is None and self.join.job.elastic.server.present:
+            self.meeting = StoreMeeting(self.join, own_incarnation())
+        meeting = self.meeting
         if meeting is None:
             return None
         coordinates = spec["node"] == spec["lead"]["node"]
@@ -335,7 +293,7 @@ class JoiningNode:
         if self._supervisor is not None:
             self._supervisor.leave()
             self._supervisor = None
-            self.epoch.resume()
+            self._resume_record()
         self._end_task()
         self._relay.end()
         if self._placed is not None:
@@ -345,10 +303,10 @@ class JoiningNode:
     def run(self, request: Optional[EndRequest] = None) -> int:
         """Be the node's supervisor until the job is over. Returns the exit code of the job. request: to end it at once."""
         supervisor, task = self._supervisor, self._placed
-        assert supervisor is not None and task is not None and self._spec is not None
+        assert supervisor is not None and task is not None and self.spec is not None
         task.keep()
         prctl.end_with_parent(0)
-        self.report.planned(self._spec)
+        self.report.planned(self.spec)
         self.report.started()
         if request is not None:
             supervisor.obey_signal(request)
@@ -356,28 +314,45 @@ class JoiningNode:
         outcome = supervisor.outcome
         assert outcome is not None, "the supervisor runs until it knows the outcome"
         if outcome.state is JobState.NEXT_EPOCH:
-            self.epoch.end = supervisor.epoch_end
+            self.end = supervisor.epoch_end
             self.report.epoch_ended(outcome)
             return outcome.code
         self.report.ended(outcome)
-        silent = supervisor.link.silent or (supervisor.coordinates and self._absent(self._spec))
+        silent = supervisor.link.silent or (supervisor.coordinates and self._absent(self.spec))
         if supervisor.coordinates or silent:
             self.leave_allocation(End(supervisor.coordinates, silent, outcome.state is JobState.LOST))
-        self.epoch.comes_back = self.join.of_engine.keep_bundle and self._allocation.comes_back(outcome)
-        if supervisor.coordinates and not self.epoch.comes_back:
+        self.comes_back = self.join.of_engine.keep_bundle and self._allocation.comes_back(outcome)
+        if supervisor.coordinates and not self.comes_back:
             self.remove_bundle()
         return outcome.code
 
     def _absent(self, spec: Spec) -> bool:
         """Check whether a member was lost, and was not in the last epoch: the engine may wait for its node."""
-        return bool(self.epoch.lost) and not self.epoch.lost <= frozenset(spec["shape"]["nodes"])
+        return bool(self.lost) and not self.lost <= frozenset(spec["shape"]["nodes"])
 
-    def record(self, kind: str, **fields: object) -> None:
+    def record_event(self, kind: str, **fields: object) -> None:
         """Record an event of this node: of its supervisor, or between two epochs."""
         if self._supervisor is not None:
             self._supervisor.record(kind, **fields)
-        elif self.epoch.record is not None:
-            self.epoch.record.record(kind, **fields)
+        elif self.record is not None:
+            self.record.record(kind, **fields)
+
+    def _resume_record(self) -> None:
+        """Open the record again, since the supervisor was taken back."""
+        if self._paused is not None:
+            self.record, self._paused = MemberRecord(self._paused.spec, self._paused.bundle), None
+
+    def over(self, outcome: Outcome, coordinates: bool = False) -> None:
+        """Record that the job has ended, or goes on without this member. coordinates: it decides the outcome."""
+        if self.record is not None:
+            self.record.end(outcome, coordinates)
+            self.record.close()
+            self.record = None
+
+    def fail(self, error: ClustertoolError, coordinates: bool) -> None:
+        """Record that the job does not go on here."""
+        if self.record is not None:
+            self.over(outcome_of(error, self.record.spec["lead"]["node"]), coordinates)
 
     def first_attempt(self, job_dir: str) -> int:
         """Compute the number of the first attempt of this start.
