@@ -26,8 +26,8 @@ from clustertool.node.join.join_coordinator import JoinCoordinator
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joiner import Joiner
 from clustertool.node.join.joining_node import JoiningNode, own_incarnation
+from clustertool.node.join.meeting import MemberPlace
 from clustertool.node.join.member_record import MemberRecord, first_record
-from clustertool.node.join.place_doubt import MemberPlace
 from clustertool.node.system.child_signals import Signals
 from clustertool.node.system.process_clock import boottime
 
@@ -50,14 +50,14 @@ class EpochLoop:
     def run(self, place: MemberPlace) -> int:
         node, over = self._node, None
         if node.join.job.elastic.server.present and (place.address or not node.join.typed):
-            node.meeting = StoreMeeting(node.join, own_incarnation())
+            node.store = StoreMeeting(node.join, own_incarnation())
         try:
             code, final = self._epochs(place)
             over = code if final else None
             return code
         finally:
-            if node.meeting is not None:
-                node.meeting.close(over)
+            if node.store is not None:
+                node.store.close(over)
 
     def _epochs(self, place: MemberPlace) -> Tuple[int, bool]:
         """Run one epoch after the other.
@@ -68,8 +68,8 @@ class EpochLoop:
         node.record = first_record(replace(node.join, index=place.number), node.root)
         taken = False  # the next epoch
         while True:
-            if node.meeting is not None and place.address and not taken:
-                place = self._take_next(node.meeting, place)
+            if node.store is not None and place.address and not taken:
+                place = self._take_next(node.store, place)
             node.begin(replace(node.join, index=place.number))
             if place.address:
                 code = JoinCoordinator(node, self._report, signals, place, self._gathering).run()
@@ -79,8 +79,8 @@ class EpochLoop:
             if not (node.resigned or taken or node.end is not None):
                 return code, bool(place.address) and not node.comes_back
             signals = Signals()
-            if node.resigned and node.meeting is not None:
-                node.meeting.give_up()
+            if node.resigned and node.store is not None:
+                node.store.give_up()
                 place = MemberPlace(place.number, "")
             elif node.won is not None:
                 place = self._take_over(node.won)
@@ -89,8 +89,8 @@ class EpochLoop:
                 place = self._after(end, node.spec, place.address)
                 node.record = MemberRecord(node.spec, node.join.for_others)
                 if node.spec["node"] in end.left:
-                    if node.meeting is not None and place.address:
-                        self._hand_over(node.meeting, end)
+                    if node.store is not None and place.address:
+                        self._hand_over(node.store, end)
                     node.over(Outcome(JobState.STOPPED, end.code, "tool", end.why))
                     return end.code, False
 
@@ -110,20 +110,20 @@ class EpochLoop:
         node.fix = f"{again} starts the job again on the other nodes, from its output"
         return MemberPlace(spec["node"], address)
 
-    def _take_next(self, meeting: StoreMeeting, place: MemberPlace) -> MemberPlace:
+    def _take_next(self, store: StoreMeeting, place: MemberPlace) -> MemberPlace:
         """Take the next epoch in the store: the coordinator of the last one, or the one of the start, does.
 
         Raises NodeLost where the store is not reached at the start.
         """
         if self._node.known >= 0 and not self._continues:  # its lease has ended: other members may be quicker
-            meeting.give_up()
+            store.give_up()
             return place._replace(address="")
         at = self._node.join.coordinator
         seconds = self._node.join.cluster.loss_timeout
-        won = meeting.win(place.number or 0, self._node.known, MeetingPoint(place.address, at.port, at.member), seconds)
+        won = store.win(place.number or 0, self._node.known, MeetingPoint(place.address, at.port, at.member), seconds)
         if won is None:
-            if self._node.known < 0 and meeting.view.content is None:
-                what = f"the store of --elastic-server does not answer: {meeting.view.problem or 'it is late'}"
+            if self._node.known < 0 and store.view.content is None:
+                what = f"the store of --elastic-server does not answer: {store.view.problem or 'it is late'}"
                 raise NodeLost(what, "check that each node reaches it")
             return place._replace(address="")
         if won.first or won.previous == self._node.known:  # it knows which nodes have ended the last epoch
@@ -131,11 +131,11 @@ class EpochLoop:
             return place
         return self._take_over(won)
 
-    def _hand_over(self, meeting: StoreMeeting, end: EpochEnd) -> None:
+    def _hand_over(self, store: StoreMeeting, end: EpochEnd) -> None:
         """Let another member take the next epoch at once. Only nodes that were lost may have ranks."""
         with contextlib.suppress(NodeLost):  # then it waits for all leases
-            meeting.publish(sorted(end.lost), end.restarts_used, self._node.join.cluster.loss_timeout / 2)
-        meeting.give_up()
+            store.publish(sorted(end.lost), end.restarts_used, self._node.join.cluster.loss_timeout / 2)
+        store.give_up()
 
     def _take_over(self, won: Won) -> MemberPlace:
         """Coordinate from now on. Nodes of the last epoch may have ranks until they join, or their leases end."""

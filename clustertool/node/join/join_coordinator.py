@@ -35,8 +35,8 @@ from clustertool.node.join import meeting, workspace_relay
 from clustertool.node.join.join_members import Arrived, JoinMembers
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joining_node import JoiningNode
+from clustertool.node.join.meeting import DoubtTimer, MemberPlace
 from clustertool.node.join.offer_fields import read_address, read_attempt, read_offer, read_port, read_settings
-from clustertool.node.join.place_doubt import DoubtTimer, MemberPlace
 from clustertool.node.supervisor.allocation import End
 from clustertool.node.supervisor.coordinator.job_limits import JobLimits
 from clustertool.node.supervisor.coordinator.member_connections import CoordinatorListener
@@ -103,8 +103,8 @@ class JoinCoordinator:
             self._check_limits()
             if self._node.stopped is not None:
                 self._decide(e.Signalled(self._node.stopped))
-            meeting = self._node.meeting
-            if meeting is not None and self._result is None and not self._state.ended and not meeting.holds:
+            store = self._node.store
+            if store is not None and self._result is None and not self._state.ended and not store.holds:
                 self._resign()
                 break
             self._decide(e.Tick(boottime()))
@@ -189,7 +189,7 @@ class JoinCoordinator:
         elastic = self._state.elastic
         if elastic is None or may_enter(elastic.number, known):
             return True
-        if self._node.meeting is None:
+        if self._node.store is None:
             self._state = self._state._replace(elastic=elastic._replace(number=next_number([known])))
             return True
         self._node.known = known
@@ -455,12 +455,12 @@ class JoinCoordinator:
 
     def _publish(self) -> bool:
         """Put the nodes of the epoch into the store, if there is one. False: it is not reached, and this node has resigned."""
-        meeting = self._node.meeting
-        if meeting is None or self._state.elastic is None:
+        store = self._node.store
+        if store is None or self._state.elastic is None:
             return True
         numbers = [one.offer.node or 0 for one in self._state.members]
         try:
-            meeting.publish(numbers, self._state.elastic.restarts, self._join.cluster.loss_timeout / 2)
+            store.publish(numbers, self._state.elastic.restarts, self._join.cluster.loss_timeout / 2)
         except NodeLost as error:
             self._report.warning(error.what)
             self._resign()

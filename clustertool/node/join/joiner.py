@@ -20,14 +20,14 @@ from clustertool.model.joining.join_errors import error_rows, read_errors
 from clustertool.model.joining.join_file import MeetingPoint
 from clustertool.model.shape import read, to_plain
 from clustertool.model.wire.frames import Header
-from clustertool.node.join import meeting as meeting_
+from clustertool.node.join import meeting
 from clustertool.node.join.coordinator_search import CoordinatorSearch
 from clustertool.node.join.epoch_store import StoreMeeting
 from clustertool.node.join.join_coordinator import TICK, interrupted
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joining_node import JoiningNode, OrderResult
+from clustertool.node.join.meeting import Doubt, DoubtTimer
 from clustertool.node.join.member_record import MemberRecord
-from clustertool.node.join.place_doubt import Doubt, DoubtTimer
 from clustertool.node.system.child_signals import EndRequest, Signals
 from clustertool.node.system.process_clock import ProcessClock
 from clustertool.node.system.tls_link import TlsLink, beat, cause, context, tls_failed, wait_for
@@ -101,7 +101,7 @@ class Joiner:
         if record is not None and record.released:
             self._release(record)
             return
-        if self._node.meeting is not None and not self._accepted and self._meet(self._node.meeting, now):
+        if self._node.store is not None and not self._accepted and self._meet(self._node.store, now):
             return
         self._doubt.turn()
         if self._wire is None:
@@ -116,12 +116,12 @@ class Joiner:
         except _MALFORMED as error:
             self._broken(now, f"the coordinator sent a message that cannot be read ({error!r:.100})")
 
-    def _meet(self, meeting: StoreMeeting, now: float) -> bool:
+    def _meet(self, store: StoreMeeting, now: float) -> bool:
         """Search the coordinator in the store, or become it. Raises NodeLost where the store is not reached for too long.
 
         Returns whether no connection is wanted now: this member has the epoch, the job has ended, or the store is not reached.
         """
-        code, found = meeting.over, meeting.coordinator
+        code, found = store.over, store.coordinator
         if code is not None:
             self._over(Outcome(_STATES.get(code, JobState.FAILED), code, "job", _ENDED))
             return True
@@ -130,21 +130,21 @@ class Joiner:
             self._join = replace(self._join, coordinator=found)
             self._search = CoordinatorSearch(self._join, self._context, self._report, self._node.fix)
         member = -1 if self._join.index is None else self._join.index
-        self._node.won = meeting.turn(member, self._node.known, self._place, now)
+        self._node.won = store.turn(member, self._node.known, self._place, now)
         if self._node.won is not None:
             self._close()
             self._signals.close()
             self._result = 0
             return True
-        if meeting.view.problem and self._wire is None:
-            self._search.require_time(f"the store of the job is not reached: {meeting.view.problem}")
+        if store.view.problem and self._wire is None:
+            self._search.require_time(f"the store of the job is not reached: {store.view.problem}")
             return True
         return False
 
     def _place(self) -> MeetingPoint:
         """Return where this machine would listen as the coordinator. Raises PreflightError."""
-        address = self._address or meeting_.address_to(self._join.job.elastic.server.urls)
-        port = meeting_.free_port(self._join, address)
+        address = self._address or meeting.address_to(self._join.job.elastic.server.urls)
+        port = meeting.free_port(self._join, address)
         return MeetingPoint(address, port, self._join.index or 0)
 
     # -- the connection --

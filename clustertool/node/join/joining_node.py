@@ -70,7 +70,7 @@ class JoiningNode:
     `bundle`: what may contain the workspace. spec: of the order to place, None before it.
 
     Of an elastic job: record: while no supervisor is prepared, None before the first one. job_began: when the first gathering
-    began, by CLOCK_BOOTTIME here. meeting: where members meet by a store, None without one, and where only the coordinator
+    began, by CLOCK_BOOTTIME here. store: of epochs, by which members meet, None without one, and where only the coordinator
     knows the job so far. known: the highest attempt that it has been in, -1 if none. lost: members that were lost and have not
     joined again. fix: what a user does if no coordinator is found.
 
@@ -87,7 +87,7 @@ class JoiningNode:
         self.record: Optional[MemberRecord] = None
         self._paused: Optional[MemberRecord] = None  # while a supervisor has the same events file and the same socket
         self.job_began = boottime()
-        self.meeting: Optional[StoreMeeting] = None
+        self.store: Optional[StoreMeeting] = None
         self.known = -1
         self.lost: FrozenSet[int] = frozenset()
         self.fix = ""
@@ -278,15 +278,15 @@ class JoiningNode:
 
     def _store_end(self, spec: Spec) -> Optional[Callable[[], float]]:
         """Create what says by when the ranks of the epoch must be dead here, as far as the store decides; None without one."""
-        if self.meeting is None and self.join.job.elastic.server.present:
-            self.meeting = StoreMeeting(self.join, own_incarnation())
-        meeting = self.meeting
-        if meeting is None:
+        if self.store is None and self.join.job.elastic.server.present:
+            self.store = StoreMeeting(self.join, own_incarnation())
+        store = self.store
+        if store is None:
             return None
         coordinates = spec["node"] == spec["lead"]["node"]
         if not coordinates:
-            meeting.follow(spec["elastic"]["epoch"])
-        return meeting.until(coordinates)
+            store.follow(spec["elastic"]["epoch"])
+        return store.until(coordinates)
 
     def undo(self) -> None:
         """Take back all that was done here. Returns when that is over."""

@@ -30,7 +30,6 @@ from clustertool.node.join.join_engine import engine_of, require_private
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joiner import Joiner
 from clustertool.node.join.joining_node import JoiningNode
-from clustertool.node.join.place_doubt import MemberPlace, doubt_of, require_place
 from clustertool.node.supervisor import prctl
 from clustertool.node.system import path_trust, processes
 from clustertool.node.system.child_signals import Signals
@@ -150,31 +149,12 @@ def _join(join: JoinFile, report: JoinReport, bundle: Optional[BundleContent]) -
     os.chdir("/")  # a joining process must not keep a file system in use
     path_trust.set_group(engine_of(join).root_group(join))
     if join.job.elastic.present:
-        return EpochLoop(join, report, umask, bundle).run(_place(join))
-    signals, place = Signals(), _place(join)
+        return EpochLoop(join, report, umask, bundle).run(meeting.place_of(join))
+    signals, place = Signals(), meeting.place_of(join)
     node = JoiningNode(replace(join, index=place.number), report, umask, bundle)
     if place.number == COORDINATOR:
         return JoinCoordinator(node, report, signals, place).run()
     return Joiner(node, report, signals, place.doubt).run()
-
-
-def _place(join: JoinFile) -> MemberPlace:
-    """Determine the place of this machine in the job. Raises UsageError, PreflightError."""
-    coordinator, host, doubt = join.coordinator.member, join.coordinator.host, None
-    coordinates = join.index in (None, coordinator)
-    address = meeting.own_address(host) if coordinates or join.typed else ""
-    if join.typed:
-        require_place(host)
-        doubt = doubt_of(join, address)
-    if not coordinates or (join.index is None and not address):
-        return MemberPlace(join.index, "", doubt)
-    if not address:
-        try:
-            address = meeting.addresses(host)[0]  # another machine passes it on to this one (NAT)
-        except (OSError, UnicodeError) as error:
-            what = f"the coordinator's host {host} is not known here: {error}"
-            raise PreflightError(what, "name an address of this machine") from None
-    return MemberPlace(coordinator, address, doubt)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,168 @@
-"""The machines of a job meet at the addresses and the ports of the coordinator."""
+"""The machines of a job meet at the addresses and the ports of the coordinator.
+
+place_of() determines whether this machine is the coordinator. Where commands are typed, the place to meet is compared with the
+addresses of this machine, and what does not fit is reported in seconds. A place that may be right is tried first: two members
+may be on one machine, and another machine may pass a port on to this one.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import ipaddress
 import socket
+import time
 from dataclasses import replace
-from typing import List, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 from urllib.parse import urlsplit
 
-from clustertool.errors import PreflightError
+from clustertool.errors import ClustertoolError, PreflightError, UsageError
 from clustertool.model.joining.join_file import JoinFile
 from clustertool.model.joining.typed_meeting import on_loopback
 from clustertool.model.planning.environment import endpoint
 from clustertool.model.planning.ports import LOWEST_PORT
 from clustertool.node.devices.detect import within
+from clustertool.node.join.join_report import JoinReport
 from clustertool.node.ports import listeners
-from clustertool.node.system.tls_link import listen
+from clustertool.node.probe import network_addresses
+from clustertool.node.system.tls_link import context, listen
 
 _PORTS = 16  # that a job id determines
 _HIGHEST = 32768  # the ports of the kernel's own range begin here
 _RESOLVE = 5.0  # seconds for a name server
 _BACKLOG = 1024
+_TRIED = 8.0  # seconds: commands that are typed together have found each other by then
+_ONE_MACHINE = 60.0  # seconds to type the command a second time on the same machine
+_ANSWER = 1.0  # seconds for TCP and TLS
+_SHOWN = 6  # addresses
 Endpoint = Tuple[str, int]
+
+
+class Doubt(NamedTuple):
+    """Why the machines may not meet. seconds: after which this is an error; None: the place may be right, and they wait on."""
+
+    error: ClustertoolError
+    seconds: Optional[float]
+
+
+class MemberPlace(NamedTuple):
+    """The part of this machine in the job, or in its next epoch.
+
+    number: in the job, None until it has one. address: the coordinator's, if this machine coordinates, else "". doubt: about
+    the place where the machines meet first.
+    """
+
+    number: Optional[int]
+    address: str
+    doubt: Optional[Doubt] = None
+
+
+def place_of(join: JoinFile) -> MemberPlace:
+    """Determine the place of this machine in the job. Raises UsageError, PreflightError."""
+    coordinator, host, doubt = join.coordinator.member, join.coordinator.host, None
+    coordinates = join.index in (None, coordinator)
+    address = own_address(host) if coordinates or join.typed else ""
+    if join.typed:
+        _require_place(host)
+        doubt = _doubt_of(join, address)
+    if not coordinates or (join.index is None and not address):
+        return MemberPlace(join.index, "", doubt)
+    if not address:
+        try:
+            address = addresses(host)[0]  # another machine passes it on to this one (NAT)
+        except (OSError, UnicodeError) as error:
+            what = f"the coordinator's host {host} is not known here: {error}"
+            raise PreflightError(what, "name an address of this machine") from None
+    return MemberPlace(coordinator, address, doubt)
+
+
+def _require_place(host: str) -> None:
+    """Raise UsageError for an address that is not one of a single machine."""
+    try:
+        found = [ipaddress.ip_address(address) for address in addresses(host)]
+    except (OSError, ValueError):  # it may be known later
+        return
+    for address in found[:1]:
+        scoped = address.version == 6 and address.is_link_local
+        if address.is_unspecified or address.is_multicast or scoped:
+            why = "has a meaning on one link only" if scoped else "is not the address of one machine"
+            raise UsageError(f"{host} {why}, and the machines cannot meet there", _fix())
+
+
+def _doubt_of(join: JoinFile, own: str) -> Optional[Doubt]:
+    """Describe what does not fit, None if all does.
+
+    own: the address of this machine at which the machines meet, "" if it has none.
+    """
+    host, first = join.coordinator.host, join.index in (None, join.coordinator.member)
+    if not own:
+        what = f"{host} is no address of this machine, which is number {join.index}: only NAT can make it right"
+        return Doubt(UsageError(what, _fix()), None) if first and join.index is not None else None
+    named = host if host == own else f"{host} ({own} here)"
+    wrong_name = listens_on_all(host, own) and host.partition(".")[0] != socket.gethostname().partition(".")[0]
+    kind = PreflightError if wrong_name else UsageError
+    if not first:
+        what = (
+            f"{named} is this machine, and --node-rank {join.index} is not the first one; no coordinator answers there"
+        )
+        return Doubt(kind(what, _fix()), min(_TRIED, join.join_timeout))
+    limit = min(_ONE_MACHINE, join.join_timeout)
+    if listens_on_all(host, own):
+        what = f"{named}: this machine listens on all its addresses, and the others must know the name by one of them"
+        return Doubt(kind(what, _fix()), limit if wrong_name else None)
+    if loopback(own):
+        return Doubt(UsageError(f"{named} admits no other machine than this one", _fix()), limit)
+    return None
+
+
+def _fix() -> str:
+    pairs = [(text, name) for name, found in network_addresses.interfaces().items() for text, _ in found]
+    usable = [f"{text} ({name})" for text, name in pairs if not (loopback(text) or text.lower().startswith("fe80:"))]
+    there = f"this machine has {', '.join(usable[:_SHOWN])}" if usable else "this machine has none but the loopback"
+    return f"name an address of the machine with --node-rank 0 that the others reach, the same on all; {there}"
+
+
+def _require_first(join: JoinFile) -> None:
+    """Raise UsageError if another machine coordinates the job at an address that is none of this machine.
+
+    It has the certificate of the job. Where the connection arrives at this process, nothing answers as long as this waits.
+    """
+    if own_address(join.coordinator.host):
+        return
+    ctx = context(join.identity.certificate, join.identity.key, server=False)
+    with contextlib.suppress(OSError):
+        at = addresses(join.coordinator.host)[0], join.coordinator.port
+        with socket.create_connection(at, _ANSWER) as sock, ctx.wrap_socket(sock):
+            what = f"index {join.coordinator.member} is in use: the coordinator answers at {where(join)}"
+            raise UsageError(what, f"give each machine an index of its own: --node-rank; {_fix()}")
+
+
+class DoubtTimer:
+    """It reports a doubt once the place was tried, and raises its error when its time is over."""
+
+    def __init__(self, doubt: Optional[Doubt], report: JoinReport, join: JoinFile) -> None:
+        self._doubt, self._report, self._join = doubt, report, join
+        self._began = time.monotonic()
+        self._checks = 0  # whether another machine coordinates the job
+        self._reported = False
+
+    def turn(self) -> None:
+        """Raise the error, if it is time for it."""
+        if self._doubt is None:
+            return
+        (error, seconds), passed = self._doubt, time.monotonic() - self._began
+        if seconds is not None and passed > seconds:
+            raise error
+        if seconds is None and passed > 3 * _ANSWER * (self._checks + 1):
+            self._checks += 1
+            _require_first(self._join)
+        if passed > _TRIED and not self._reported:
+            self._reported = True
+            self._report.warning(f"{error.what}\n  fix: {error.fix}")
+
+    def found(self) -> None:
+        """Record that another member is there: the place is right."""
+        self._doubt = None
 
 
 def ports(join: JoinFile) -> List[int]:
