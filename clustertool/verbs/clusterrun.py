@@ -28,7 +28,7 @@ from clustertool.cli.launchers.rank_program import RANK_USAGE
 from clustertool.engines.job_request import RunRequest
 from clustertool.errors import DataError, UsageError
 from clustertool.fleet import this_user
-from clustertool.fleet.joining import first_machine, secret
+from clustertool.fleet.joining import secret, typed_machine
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.folded_names import fold
 from clustertool.model.config.hostfile import included, share_out
@@ -115,7 +115,7 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
 def _check_own_address(launch: Launch) -> None:
     """Resolve the address of --host or --local-addr. Raises UsageError where it is none of this machine."""
     if launch.own_address:
-        address = first_machine.own_address(launch.own_address)
+        address = typed_machine.own_address(launch.own_address)
         if not address:
             what = f"{launch.own_address_by} {launch.own_address} is no address of this machine"
             raise UsageError(what, "it belongs to the machine where it is typed: leave it out; --ips=a,b names nodes")
@@ -130,8 +130,8 @@ def _begin(call: Call, launch: Launch, argv: Sequence[str]) -> TypedMeeting | No
     assert launch.nodes is not None
     if secret.find(os.environ) is None:
         return None
-    host = first_machine.address()
-    meeting = TypedMeeting(host, first_machine.free_port(host), launch.nodes[1], 0)
+    host = typed_machine.default_address()
+    meeting = TypedMeeting(host, typed_machine.free_port(host), launch.nodes[1], 0)
     if not call.given.dry:
         others = "other machine" if meeting.nodes == 2 else f"{meeting.nodes - 1} other machines"
         command = shlex.join(["clusterrun", "--master", meeting.endpoint, *argv])
@@ -146,7 +146,7 @@ def _join(call: Call, launch: Launch, folder: Path, conf: Conf, meeting: TypedMe
         if items:
             what = f"{option} is not possible where the command is typed on each machine"
             raise UsageError(what, "type it on the machines that take part, with --devices IDS on each")
-    coordinates = first_machine.own_address(meeting.host) if launch.own_address and not meeting.index else ""
+    coordinates = typed_machine.own_address(meeting.host) if launch.own_address and not meeting.index else ""
     if coordinates not in ("", launch.own_address):
         what = f"{launch.own_address_by} {launch.own_address}: the machines meet at {coordinates}, which is this machine, too"
         raise UsageError(what, "name the same address where the machines meet and here, or leave this one out")

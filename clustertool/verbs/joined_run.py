@@ -20,8 +20,8 @@ from clustertool.actions.joining import join_job
 from clustertool.engines.job_request import RunRequest, Shown, check_ranks
 from clustertool.errors import AuthError, ClustertoolError, InternalError, NotFound, as_one
 from clustertool.fleet.fleet import Fleet, stop_everywhere
-from clustertool.fleet.joining import start_lock
-from clustertool.fleet.joining.join_child import JoinChild, Report
+from clustertool.fleet.joining import typed_machine
+from clustertool.fleet.joining.join_process import JoinChild, Report
 from clustertool.model.config.folded_names import grouped, ranges
 from clustertool.model.job.state_names import StopState
 from clustertool.model.joining.join_errors import read_error
@@ -58,7 +58,7 @@ def perform(call: Call, request: RunRequest, meeting: TypedMeeting, folder: Path
         return
     prepare_log_folder(call)
     what = f"the command for the job at {meeting.endpoint}"
-    lock = start_lock.take(what, meeting.endpoint, meeting.run_id, str(meeting.index))
+    lock = typed_machine.take_lock(what, meeting.endpoint, meeting.run_id, str(meeting.index))
     with contextlib.closing(lock) if lock else contextlib.nullcontext():
         child = JoinChild(join_job.join_file(request, meeting, folder, secret), folder, lock)
         planned = _meet(call, child, made.job.policy.grace + _LEAVE)

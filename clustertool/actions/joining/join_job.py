@@ -13,7 +13,7 @@ from clustertool.engines.job_request import RunRequest, make_plan
 from clustertool.errors import UsageError
 from clustertool.fleet import this_machine
 from clustertool.fleet.identity import identity, job_id
-from clustertool.fleet.joining import folder_files, join_process, secret
+from clustertool.fleet.joining import join_process, secret, typed_machine
 from clustertool.fleet.joining.secret import Secret
 from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import read_job
@@ -80,7 +80,7 @@ def join_file(request: RunRequest, meeting: TypedMeeting, folder: Path, shared: 
         root_dir=host.root_dir,
         folder=str(folder),
         log_dir=spec.log_dir,
-        workspace_digest=folder_files.digest(folder),
+        workspace_digest=typed_machine.folder_digest(folder),
         command=shlex.join(spec.trainer.command or ())[:_COMMAND],
         nproc=spec.nproc,
         devices=spec.devices if spec.devices is not None else host.devices,
@@ -119,4 +119,4 @@ def _listing(request: RunRequest, folder: Path) -> tuple[str, ...]:
     """List the files of the folder, if the plan needs them."""
     spec = request.spec
     needed = spec is not None and (spec.shards or not (spec.trainer.command and spec.pserver.command))
-    return folder_files.names(folder) if needed else ()
+    return typed_machine.folder_files(folder) if needed else ()

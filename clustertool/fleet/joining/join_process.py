@@ -1,14 +1,23 @@
-"""A joining process runs the installed package: its command, and the digest of its code. It gets the join file over stdin."""
+"""A joining process runs the installed package: its command, the digest of its code, and the process as a child."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import queue
+import socket
+import subprocess
 import sys
+import threading
 import zlib
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import IO, TypedDict, cast
 
 from clustertool.fleet import node_bundle
+from clustertool.fleet.this_machine import shell_environment
+from clustertool.model.joining.join_file import JoinFile, to_json
 
 _ROOT = Path(__file__).resolve().parents[2]
 _FILES = ("__init__.py", "errors.py", "node/**/*.py", "model/**/*.py")
@@ -20,6 +29,7 @@ sys.path.append(sys.argv.pop(1))
 from clustertool.node.join.main import main
 sys.exit(main(sys.argv[1:]))
 """
+_KEPT = 8192  # bytes of the error output of a child
 
 
 def command(*options: str) -> list[str]:
@@ -52,3 +62,102 @@ def additional() -> bytes:
 
 def _joined(files: Mapping[str, str]) -> bytes:
     return "\0".join(text for file in files.items() for text in file).encode()
+
+
+class Report(TypedDict, total=False):
+    """One line of the process.
+
+    node/join/join_report.py has the kinds, and the fields of each. node: a number, or in an error the node's name.
+    """
+
+    type: str
+    present: int
+    nnodes: int
+    missing: list[int]
+    coordinator: str
+    why: str
+    what: str
+    fix: str
+    kind: str
+    code: int
+    job: str
+    node: int | str
+    name: str
+    job_dir: str
+    nodes: list[str]
+    ranks: list[tuple[str, int]]
+    logs: list[tuple[str, int, str]]
+
+
+CLOSED: Report = {"type": "closed"}  # after the last one
+
+
+class JoinChild:
+    """A process that joins a job on this machine, and becomes the supervisor of its ranks here. Its lines are reports.
+
+    It runs in a session of its own: it outlives this command if the user detaches or closes the terminal.
+
+    lock: a socket that must stay open as long as the process lives. The join file goes through a pipe. The secret from which
+    its key was derived is not in the environment.
+    """
+
+    def __init__(self, file: JoinFile, folder: Path, lock: socket.socket | None) -> None:
+        self._process = subprocess.Popen(
+            command("--report", "--with-parent"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=folder,
+            env=shell_environment(),
+            start_new_session=True,
+            pass_fds=[lock.fileno()] if lock else [],
+        )
+        self._reports: queue.Queue[Report] = queue.Queue()
+        self._errors = b""
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        self._threads = [
+            threading.Thread(target=self._write, args=(self._process.stdin, to_json(file).encode()), daemon=True),
+            threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True),
+            threading.Thread(target=self._read_errors, args=(self._process.stderr,), daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def next(self, wait: float) -> Report | None:
+        """Return the next report, None if there is none in `wait` seconds; CLOSED when there will be no more."""
+        with contextlib.suppress(queue.Empty):
+            return self._reports.get(timeout=wait)
+        return None
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process, if it has not ended."""
+        self._process.send_signal(number)
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait for the process, and return its exit code; None if it has not ended by then."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
+
+    @property
+    def errors(self) -> str:
+        """The end of what it wrote to stderr: after a report, nothing but a bug."""
+        self._threads[-1].join(1.0)
+        return self._errors.decode(errors="replace").strip()
+
+    @staticmethod
+    def _write(pipe: IO[bytes], data: bytes) -> None:
+        with contextlib.suppress(OSError), pipe:  # it has ended already, and reports why
+            pipe.write(data)
+
+    def _read(self, pipe: IO[bytes]) -> None:
+        for line in pipe:
+            with contextlib.suppress(ValueError):
+                found = json.loads(line)
+                if isinstance(found, dict):
+                    self._reports.put(cast(Report, found))
+        self._reports.put(CLOSED)
+
+    def _read_errors(self, pipe: IO[bytes]) -> None:
+        for line in pipe:
+            self._errors = (self._errors + line)[-_KEPT:]
