@@ -52,7 +52,7 @@ def digest() -> str:
 
 @lru_cache(maxsize=1)
 def additional() -> bytes:
-    """Pack the modules that an agent does not have (node/agent/join_code.py).
+    """Pack the modules that an agent does not have (node/agent/members.py).
 
     Name and text of each, with NUL between them; zlib.
     """

@@ -118,11 +118,11 @@ FOLLOW: Kind[r.FollowRequest, a.Answer] = Kind("follow", "agent.job_requests:fol
 PLACE: Kind[r.PlaceRequest, a.Answer] = Kind("place", "agent.place:place", endless=True)
 UNPLACE: Kind[r.UnplaceRequest, a.Answer] = Kind("unplace", "agent.place:unplace", long=True)
 LAUNCH: Kind[r.LaunchRequest, a.Answer] = Kind("start", "agent.launch:start", inline=True)
-JOIN: Kind[r.JoinRequest, a.JoinAnswer] = Kind("join", "agent.launch_member:join", inline=True)
-JOIN_CODE: Kind[r.JoinCodeRequest, a.Answer] = Kind("join-code", "agent.join_code:receive")
-JOIN_REPORTS: Kind[r.JoinReportsRequest, a.JoinReportsAnswer] = Kind("join-reports", "agent.launch_member:reports")
-LEAVE: Kind[r.LeaveRequest, a.LeaveAnswer] = Kind("leave", "agent.leave_request:leave")
-END_JOIN: Kind[r.JoinReportsRequest, a.Answer] = Kind("join-end", "agent.launch_member:end")
+JOIN: Kind[r.JoinRequest, a.JoinAnswer] = Kind("join", "agent.members:join", inline=True)
+JOIN_CODE: Kind[r.JoinCodeRequest, a.Answer] = Kind("join-code", "agent.members:keep_code")
+JOIN_REPORTS: Kind[r.JoinReportsRequest, a.JoinReportsAnswer] = Kind("join-reports", "agent.members:reports")
+LEAVE: Kind[r.LeaveRequest, a.LeaveAnswer] = Kind("leave", "agent.members:leave")
+END_JOIN: Kind[r.JoinReportsRequest, a.Answer] = Kind("join-end", "agent.members:end")
 
 # -- checks before a job: see node/probe, node/devices
 
@@ -169,8 +169,8 @@ FIND_FILE: Kind[r.FileRequest, a.FileAnswer] = Kind("find-file", "storage.folder
 SPANS: Kind[r.SpansRequest, a.SpansAnswer] = Kind("spans", "jobs.writers:spans", limit=4 << 20, of_records=True)
 READ_FILE: Kind[r.ContentRequest, a.ContentAnswer] = Kind("content", "storage.folder_reader:content", of_records=True)
 VERIFY: Kind[r.VerifyRequest, a.VerifyAnswer] = Kind("verify", "storage.verify_store:verify", endless=True)
-RELAY: Kind[r.RelayRequest, a.Answer] = Kind("relay", "agent.dispatch_requests:relay", inline=True)
-END_RELAY: Kind[r.NoFields, a.Answer] = Kind("unrelay", "agent.dispatch_requests:unrelay", inline=True)
+RELAY: Kind[r.RelayRequest, a.Answer] = Kind("relay", "agent.loop:relay", inline=True)
+END_RELAY: Kind[r.NoFields, a.Answer] = Kind("unrelay", "agent.loop:unrelay", inline=True)
 
 # -- images: see node/container
 

@@ -26,6 +26,8 @@ from clustertool.node.system.node_context import NodeContext, PlacingContext
 from clustertool.node.system.work_counter import WorkCounter
 
 if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import Answer
+    from clustertool.model.wire.agent_requests import NoFields, RelayRequest
     from clustertool.node.dispatch.relay_process import RelayProcess
     from clustertool.node.jobs.follow import Follower
 
@@ -235,6 +237,21 @@ class Agent(PlacingContext):
         if messages is None:
             self.relay = None
             self.send({"type": "relay-gone"})
+
+
+def relay(agent: Agent, request: RelayRequest) -> Answer:
+    """Take part in a dispatch. The relay's messages come as frames of their own."""
+    unrelay(agent, {})
+    agent.relay = on_demand.named("dispatch.relay_process:RelayProcess")(request, agent.root)
+    return {}
+
+
+def unrelay(agent: Agent, request: NoFields) -> Answer:
+    """End the relay. Once this is answered it has ended, and its port is free."""
+    if agent.relay is not None:
+        agent.relay.end()
+        agent.relay = None
+    return {}
 
 
 def _handler(kind: Kind[Any, Any]) -> Callable[[NodeContext, Header], Dict[str, object]]:
