@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from clustertool.node.agent.place import _show_logs
 from clustertool.node.storage import shown_logs
 
 
@@ -32,7 +31,7 @@ def placed(root: Path, job: str, node: int, *, shared: bool = False, log_dir: st
 
 def show(spec: Any) -> Path:
     folder = Path(os.path.normpath(os.path.join(spec["work_dir"], spec["log_dir"])))
-    _show_logs(spec, str(folder))
+    shown_logs.show(spec)
     return folder
 
 

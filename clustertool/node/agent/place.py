@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Iterator
 
 from clustertool.errors import DispatchError, NotFound, PreflightError
 from clustertool.model import paths
@@ -27,38 +27,51 @@ if TYPE_CHECKING:
 def place(agent: PlacingContext, request: PlaceRequest) -> Answer:
     """Make the job's directory with everything in it that the contract names. Undone when it fails.
 
-    A job that its engine starts again, and one that begins another epoch, keeps its directory.
+    A job that its engine starts again, and one that begins another epoch, keeps its directory: other machines, addresses and
+    ports, the same files. The earlier supervisor has ended. A member of an elastic job has a record before its first epoch, and
+    no workspace and no output of the job `resume`. Its spec is written when they are complete.
+
+    Raises PreflightError, DispatchError, NotFound.
     """
-    spec, release = request["spec"], request["release"]
-    if may_be_placed_again(spec) and _started_before(spec):
-        _place_again(agent, spec, release, request.get("resume", ""))
-        return {}
-    root, base = str(spec["root"]), os.path.dirname(spec["job_dir"])
-    files.make_root(root)
-    if base != root:
-        files.make_dir(root, os.path.basename(base))
-    job = files.make_job_dir(spec["job_dir"])
-    try:
+    spec = request["spec"]
+    again = may_be_placed_again(spec) and _started_before(spec)
+    job = files.open_job_dir(spec["job_dir"]) if again else _make_directory(spec)
+    with files.closing(job), _undone(spec, again):
         Ledger(spec).place()
         _claim_ports(agent, spec)
-        if release:
-            release_store.unpack(release_store.Store(root), release, files.path_of(job))
-        _write_files(spec, job)
-        if request.get("resume"):
+        first = not os.path.exists(paths.JobPaths.at(spec["job_dir"]).spec)
+        if first and request["release"]:
+            release_store.unpack(release_store.Store(spec["root"]), request["release"], files.path_of(job))
+        if not again:
+            _write_files(spec, job)
+        if first and request.get("resume"):
             earlier = queries.record_of(agent, request["resume"])
             _copy_output(earlier.output, spec, files.path_of(job))
             for path in request.get("keep", ()):
                 _copy_kept(earlier.paths.of(path), path, spec, files.path_of(job))
-    except (PreflightError, DispatchError, NotFound):
-        _take_back(spec)
-        raise
-    except OSError as error:
-        _take_back(spec)
-        what = f"{spec['job_dir']} cannot be filled: {error.strerror}"
-        raise PreflightError(what, "make room, or choose another ROOT_DIR") from None
-    finally:
-        os.close(job)
+        if again:
+            files.remove(job, f"{paths.OURS}/control")
+            _write_files(spec, job)
     return {}
+
+
+@contextlib.contextmanager
+def _undone(spec: Spec, again: bool) -> Iterator[None]:
+    """Remove the job's directory if the body fails. One that is placed again stays.
+
+    Raises PreflightError for an OSError, and what else the body raises.
+    """
+    try:
+        yield
+    except (OSError, PreflightError, DispatchError, NotFound) as error:
+        if not again:
+            with contextlib.suppress(PreflightError):  # what made the placing fail is the news
+                _remove(spec["job_dir"])
+        if not isinstance(error, OSError):
+            raise
+        done = "written" if again else "filled"
+        fix = "make room in ROOT_DIR" if again else "make room, or choose another ROOT_DIR"
+        raise PreflightError(f"{spec['job_dir']} cannot be {done}: {error.strerror}", fix) from None
 
 
 def may_be_placed_again(spec: Spec) -> bool:
@@ -82,28 +95,13 @@ def _started_before(spec: Spec) -> bool:
     return False
 
 
-def _place_again(agent: PlacingContext, spec: Spec, release: str, resumed: str) -> None:
-    """Place a job again: other machines, addresses and ports, the same files. The earlier supervisor has ended.
-
-    A member of an elastic job has a record before its first epoch, and no workspace and no output of the job `resumed`. Its
-    spec is written when they are complete. Raises PreflightError, DispatchError, NotFound.
-    """
-    job = files.open_job_dir(spec["job_dir"])
-    try:
-        Ledger(spec).place()
-        _claim_ports(agent, spec)
-        first = not os.path.exists(paths.JobPaths.at(spec["job_dir"]).spec)
-        if first and release:
-            release_store.unpack(release_store.Store(str(spec["root"])), release, files.path_of(job))
-        if first and resumed:
-            _copy_output(queries.record_of(agent, resumed).output, spec, files.path_of(job))
-        files.remove(job, f"{paths.OURS}/control")
-        _write_files(spec, job)
-    except OSError as error:
-        what = f"{spec['job_dir']} cannot be written: {error.strerror}"
-        raise PreflightError(what, "make room in ROOT_DIR") from None
-    finally:
-        os.close(job)
+def _make_directory(spec: Spec) -> int:
+    """Make the directory of a job below ROOT_DIR, and return its descriptor. Raises PreflightError."""
+    root, base = spec["root"], os.path.dirname(spec["job_dir"])
+    files.make_root(root)
+    if base != root:
+        files.make_dir(root, os.path.basename(base))
+    return files.make_job_dir(spec["job_dir"])
 
 
 def _claim_ports(agent: PlacingContext, spec: Spec) -> None:
@@ -179,11 +177,6 @@ def _take_back_claims(job_dir: str) -> None:
     claims.take_back(placed.job, placed.base)
 
 
-def _take_back(spec: Spec) -> None:
-    with contextlib.suppress(PreflightError):  # what made the placing fail is the news
-        _remove(spec["job_dir"])
-
-
 def belongs(job_dir: str, token: str) -> bool:
     """Check whether a job's directory was placed with this token. Raises NotFound."""
     known = ledger.read(paths.JobPaths.at(job_dir)).get("token")
@@ -199,8 +192,8 @@ def belongs(job_dir: str, token: str) -> bool:
 
 
 def _write_files(spec: Spec, job: int) -> None:
-    job_paths = paths.JobPaths.at(spec["job_dir"])
-    files.create(job, f"{paths.OURS}/spec.json", json.dumps(spec).encode(), exclusive=not may_be_placed_again(spec))
+    exclusive = not may_be_placed_again(spec)
+    files.create(job, f"{paths.OURS}/spec.json", json.dumps(spec).encode(), exclusive)
     files.create(job, "nodefile", f"{spec['node']}\n".encode(), exclusive=False)
     for name in ("log", spec["output"]):
         os.makedirs(os.path.join(files.path_of(job), name), mode=0o755, exist_ok=True)
@@ -208,48 +201,5 @@ def _write_files(spec: Spec, job: int) -> None:
     for process in spec["processes"]:
         listed = "".join(os.path.join(spec["work_dir"], shard) + "\n" for shard in process["shards"])
         name = f"{paths.OURS}/shards-{process['role']}-{process['rank']}"
-        files.create(job, name, os.fsencode(listed), exclusive=not may_be_placed_again(spec))
-    if spec["log_dir"]:
-        _show_logs(spec, os.path.normpath(os.path.join(spec["work_dir"], spec["log_dir"])))
-    elif spec["work_dir"] != spec["job_dir"]:  # --job-workspace: DIR/log and DIR/nodefile show the newest job
-        for name in ("log", "nodefile"):
-            _link(os.path.join(spec["work_dir"], name), job_paths.of(name), spec["work_dir"])
-
-
-def _show_logs(spec: Spec, folder: str) -> None:
-    """Make `folder` a link to the logs. It gets links to them if it is a folder already, or may have those of other nodes."""
-    job_paths = paths.JobPaths.at(spec["job_dir"])
-    outside = os.path.isabs(spec["log_dir"]) and len(spec["header"]["nodes"]) > 1
-    logs, shared = job_paths.of("log"), outside or job_paths.base != spec["root"]
-    if os.path.realpath(folder) == os.path.realpath(logs):
-        return
-    with contextlib.suppress(OSError):
-        os.makedirs(os.path.dirname(folder), exist_ok=True)
-        if shared:
-            if shown_logs.is_of_job(folder):
-                with contextlib.suppress(OSError):  # another node has done so, and has made the folder
-                    os.unlink(folder)
-            os.makedirs(folder, exist_ok=True)
-        if os.path.islink(folder) or not os.path.isdir(folder):
-            _link(folder, logs, spec["work_dir"])
-            return
-        shown_logs.clear(folder, spec["job"])
-        of_ranks = [log for one in spec["processes"] for log in (one["log"], paths.JobPaths.first_log(one["role"]))]
-        for name in {*os.listdir(logs), *map(os.path.basename, of_ranks)}:
-            _link(os.path.join(folder, name), os.path.join(logs, name), spec["work_dir"])
-
-
-def _link(place_: str, target: str, top: str) -> None:
-    """Make a link to something of a job, where nothing is but such a link.
-
-    In the folder `top` it is relative: it survives that the folder is moved, and is right on each machine that shares it.
-    """
-    parent = os.path.realpath(os.path.dirname(place_))
-    if os.path.commonpath([parent, target, top]) == top:
-        target = os.path.relpath(target, parent)
-    with contextlib.suppress(OSError):
-        if os.path.islink(place_):
-            if not shown_logs.is_of_job(place_):
-                return
-            os.unlink(place_)
-        os.symlink(target, place_)
+        files.create(job, name, os.fsencode(listed), exclusive)
+    shown_logs.show(spec)

@@ -9,11 +9,63 @@ from __future__ import annotations
 import binascii
 import contextlib
 import os
+from typing import TYPE_CHECKING
 
-from clustertool.model.paths import FIRST_NAMES, LOG_NAMES, folder_of
+from clustertool.model.paths import FIRST_NAMES, LOG_NAMES, JobPaths, folder_of
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.spec_types import Spec
 
 _JOB = "JOB"
 _NAMES = ("endpoints.log", *FIRST_NAMES)
+
+
+def show(spec: Spec) -> None:
+    """Show the logs of a job that is placed on this node, in --log-dir, else in the folder of --job-workspace."""
+    if spec["log_dir"]:
+        _show_in(os.path.normpath(os.path.join(spec["work_dir"], spec["log_dir"])), spec)
+    elif spec["work_dir"] != spec["job_dir"]:  # --job-workspace: DIR/log and DIR/nodefile show the newest job
+        for name in ("log", "nodefile"):
+            _link(os.path.join(spec["work_dir"], name), JobPaths.at(spec["job_dir"]).of(name), spec["work_dir"])
+
+
+def _show_in(folder: str, spec: Spec) -> None:
+    """Make `folder` a link to the logs. It gets links to them if it is a folder already, or may have those of other nodes."""
+    job_paths = JobPaths.at(spec["job_dir"])
+    outside = os.path.isabs(spec["log_dir"]) and len(spec["header"]["nodes"]) > 1
+    logs, shared = job_paths.of("log"), outside or job_paths.base != spec["root"]
+    if os.path.realpath(folder) == os.path.realpath(logs):
+        return
+    with contextlib.suppress(OSError):
+        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        if shared:
+            if is_of_job(folder):
+                with contextlib.suppress(OSError):  # another node has done so, and has made the folder
+                    os.unlink(folder)
+            os.makedirs(folder, exist_ok=True)
+        if os.path.islink(folder) or not os.path.isdir(folder):
+            _link(folder, logs, spec["work_dir"])
+            return
+        clear(folder, spec["job"])
+        of_ranks = [log for one in spec["processes"] for log in (one["log"], JobPaths.first_log(one["role"]))]
+        for name in {*os.listdir(logs), *map(os.path.basename, of_ranks)}:
+            _link(os.path.join(folder, name), os.path.join(logs, name), spec["work_dir"])
+
+
+def _link(place_: str, target: str, top: str) -> None:
+    """Make a link to something of a job, where nothing is but such a link.
+
+    In the folder `top` it is relative: it survives that the folder is moved, and is right on each machine that shares it.
+    """
+    parent = os.path.realpath(os.path.dirname(place_))
+    if os.path.commonpath([parent, target, top]) == top:
+        target = os.path.relpath(target, parent)
+    with contextlib.suppress(OSError):
+        if os.path.islink(place_):
+            if not is_of_job(place_):
+                return
+            os.unlink(place_)
+        os.symlink(target, place_)
 
 
 def is_of_job(path: str, job: str = "") -> bool:
