@@ -114,6 +114,20 @@ def _claim_ports(agent: PlacingContext, spec: Spec) -> None:
     agent.placed = os.path.join(spec["job_dir"], paths.OURS)
 
 
+def _write_files(spec: Spec, job: int) -> None:
+    exclusive = not may_be_placed_again(spec)
+    files.create(job, f"{paths.OURS}/spec.json", json.dumps(spec).encode(), exclusive)
+    files.create(job, "nodefile", f"{spec['node']}\n".encode(), exclusive=False)
+    for name in ("log", spec["output"]):
+        os.makedirs(os.path.join(files.path_of(job), name), mode=0o755, exist_ok=True)
+    files.create(job, paths.ENDPOINTS, paths.endpoints_log(spec["endpoints"]).encode(), exclusive=False)
+    for process in spec["processes"]:
+        listed = "".join(os.path.join(spec["work_dir"], shard) + "\n" for shard in process["shards"])
+        name = f"{paths.OURS}/shards-{process['role']}-{process['rank']}"
+        files.create(job, name, os.fsencode(listed), exclusive)
+    shown_logs.show(spec)
+
+
 def _copy_output(earlier: str, spec: Spec, job_dir: str) -> None:
     """Copy the output of an earlier job into the one of this job. Raises PreflightError, OSError.
 
@@ -189,17 +203,3 @@ def belongs(job_dir: str, token: str) -> bool:
         return False
     finally:
         os.close(job)
-
-
-def _write_files(spec: Spec, job: int) -> None:
-    exclusive = not may_be_placed_again(spec)
-    files.create(job, f"{paths.OURS}/spec.json", json.dumps(spec).encode(), exclusive)
-    files.create(job, "nodefile", f"{spec['node']}\n".encode(), exclusive=False)
-    for name in ("log", spec["output"]):
-        os.makedirs(os.path.join(files.path_of(job), name), mode=0o755, exist_ok=True)
-    files.create(job, paths.ENDPOINTS, paths.endpoints_log(spec["endpoints"]).encode(), exclusive=False)
-    for process in spec["processes"]:
-        listed = "".join(os.path.join(spec["work_dir"], shard) + "\n" for shard in process["shards"])
-        name = f"{paths.OURS}/shards-{process['role']}-{process['rank']}"
-        files.create(job, name, os.fsencode(listed), exclusive)
-    shown_logs.show(spec)
