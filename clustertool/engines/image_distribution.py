@@ -18,10 +18,9 @@ from clustertool.fleet.dispatch.saved_images import LocalImage
 from clustertool.fleet.dispatch.shipment import RemoteShipment
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.container import image_commands as commands
-from clustertool.model.container.container_facts import ContainerFacts
 from clustertool.model.container.container_names import APPTAINER, FIRST, LAPTOP
 from clustertool.model.container.container_settings import ContainerSettings
-from clustertool.model.facts import ByNode
+from clustertool.model.facts import ByNode, ContainerFacts
 from clustertool.model.quantities import count, human_bytes
 from clustertool.model.wire.agent_answers import ImageAnswer, SavedImageAnswer
 from clustertool.model.wire.agent_requests import ImageRequest

@@ -21,7 +21,7 @@ except ImportError:  # this Python was built without libbz2
 _ROOT = Path(__file__).resolve().parents[1]
 # Of the model, the nodes that a laptop starts do not need config, planning, checks and joining, and these modules.
 _LAPTOP = """
-    container_facts container_options container_settings earlier_jobs engine_node facts finding gathering job_container
+    container_options container_settings earlier_jobs engine_node facts finding gathering job_container
     job_pod late_pieces launch_command portions scheduler stop_result
 """.split()
 _MODEL = ("", "container/", "devices/", "dispatch/", "elastic/", "job/", "mpi/", "wire/")

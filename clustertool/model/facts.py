@@ -3,71 +3,125 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, FrozenSet, Mapping, Optional, Tuple
+from typing import Dict, FrozenSet, Mapping, Optional, Tuple
 
-from clustertool.model.container.container_facts import ContainerFacts
-from clustertool.model.devices.faults import ills
+from clustertool.model import field_types as f
+from clustertool.model.job.node_status import EarlierRow
+from clustertool.model.job.outcome import some
+from clustertool.model.shape import Annotated, read
+
+_FEW, _SOME = 100, 10_000
+_CARDS, _PORTS, _JOBS = 1024, 1 << 17, 20_000
+Problem = Tuple[f.Label, f.Label, str, str]  # column of the check, level, what, fix
+
+
+@dataclass(frozen=True)
+class ContainerFacts:
+    """What a node reports of its container runtime, which it has chosen, and of a job's image there. "" and -1: not known.
+
+    runtime: "" where none can be used; then `problem` and `fix` state why. program: its absolute path. cgroup: "v1" or "v2".
+    image_id: "" where the image is not there. digest: that of the registry's manifest, else the id with its hash. size:
+    bytes of the image in the store. store_free: bytes free where images are kept. gpu: CDI or HOOK of runtime_output.py, ""
+    for neither.
+    process_limit: it limits the processes and threads of a container by default (podman: 2048), and can allow more.
+    uid, groups: of the user; the primary group is the first one. missing: sources of volumes that are not there.
+    """
+
+    runtime: f.Runtime = ""
+    program: f.Label = ""
+    version: f.Label = ""
+    rootless: bool = False
+    cgroup: f.Label = ""
+    problem: f.Label = ""
+    fix: f.Label = ""
+    image_id: f.Label = ""
+    digest: f.Label = ""
+    size: f.Signed = -1
+    store: f.Label = ""
+    store_free: f.Signed = -1
+    gpu: f.Label = ""
+    process_limit: bool = False
+    uid: int = 0
+    groups: Annotated[Tuple[int, ...], _SOME] = ()
+    missing: Annotated[Tuple[f.Label, ...], _SOME] = ()
+
+    @property
+    def missing_source(self) -> Tuple[str, str]:
+        """What is wrong where a source of a volume is missing, and the fix."""
+        what = f"there is no {some(self.missing)}, the source of a volume"
+        return what, "make it there, or take it out of `volumes` of CONTAINER"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """One node's answer. Ports are TCP ports; sizes are bytes; time is seconds since the epoch."""
+    """One node's answer to a probe; the node does not know its index.
 
-    node: int
-    hostname: str = ""
-    address: str = ""
-    nic: str = ""
-    boot_id: str = ""
-    netns: str = ""
-    root: str = ""
-    root_id: str = ""
-    root_hint: str = ""
-    home: str = ""
-    user: str = ""
-    python: str = ""
+    Ports are TCP ports; sizes are bytes; time is seconds since the epoch.
+    """
+
+    node: int = 0
+    hostname: f.Label = ""
+    address: f.Label = ""
+    nic: f.Label = ""
+    boot_id: f.Label = ""
+    netns: f.Label = ""
+    root: f.Label = ""
+    root_id: f.Label = ""
+    root_hint: f.Label = ""
+    home: f.Label = ""
+    user: f.Label = ""
+    python: f.Label = ""
     rsync: bool = True
-    rsync_error: str = ""  # why it does not run
-    disk_free: int = 0
-    cpus: int = 1
-    devices: Tuple[int, ...] = ()
-    device_kind: str = "cpu"
-    device_keys: Tuple[str, ...] = ()  # what names each of `devices` for all nodes that are this machine; (): not known
-    device_models: Tuple[str, ...] = ()  # of each of `devices`, where a driver names them without a call; (): not known
+    rsync_error: f.Label = ""  # why it does not run
+    disk_free: f.Signed = 0
+    cpus: f.Signed = 1
+    devices: Annotated[Tuple[int, ...], _CARDS] = ()
+    device_kind: f.Label = "cpu"
+    device_keys: Annotated[
+        Tuple[f.Label, ...], _CARDS
+    ] = ()  # names of `devices` for all nodes of this machine; (): not known
+    device_models: Annotated[
+        Tuple[f.Label, ...], _CARDS
+    ] = ()  # where a driver names them without a call; (): not known
     devices_seen: bool = False  # the probe has read the devices: an id that is not in `devices` does not exist
     # By an engine: names, of which `devices` are the positions. None: no engine.
-    allocated: Optional[Tuple[str, ...]] = None
-    locked: Tuple[Tuple[int, str, str], ...] = ()  # (device, job, user): locked by a job
-    used: Tuple[Tuple[int, str], ...] = ()  # (device, process): in use without a lock; known for --devices auto
-    ills: Tuple[Tuple[int, str, str], ...] = ()  # (device, what is wrong with it, the fix); known for --devices auto
-    modules: Tuple[str, ...] = ()  # digests of the NVML modules that are kept there
-    ephemeral: Tuple[int, int] = (32768, 60999)
-    busy: FrozenSet[int] = frozenset()
-    listeners: Tuple[Tuple[int, str], ...] = ()
-    time: float = 0.0
-    listing: Tuple[str, ...] = ()
-    job_toml: str = ""
-    releases: Tuple[str, ...] = ()
+    allocated: Optional[Annotated[Tuple[f.Label, ...], _CARDS]] = None
+    locked: Annotated[Tuple[Tuple[int, f.Label, f.Label], ...], _CARDS] = ()  # (device, job, user): locked by a job
+    used: Annotated[
+        Tuple[Tuple[int, f.Label], ...], _CARDS
+    ] = ()  # (device, process): without a lock; for --devices auto
+    ills: Annotated[Tuple[Tuple[int, str, str], ...], _CARDS] = ()  # (device, fault, the fix); known for --devices auto
+    modules: Annotated[Tuple[f.Label, ...], _SOME] = ()  # digests of the NVML modules that are kept there
+    ephemeral: Tuple[f.Port, f.Port] = (32768, 60999)
+    busy: Annotated[FrozenSet[f.Port], _PORTS] = frozenset()
+    listeners: Annotated[Tuple[Tuple[f.Port, f.Label], ...], _PORTS] = ()
+    time: f.Time = 0.0
+    listing: Annotated[Tuple[f.Label, ...], f.MOST_FILES] = ()
+    job_toml: f.TomlText = ""
+    releases: Annotated[Tuple[f.Label, ...], _SOME] = ()
     took: float = 0.0  # seconds between the node's reading of the request and its answer
     memory: Tuple[int, int] = (0, 0)  # all, available
     load: float = 0.0
-    inodes: int = -1  # -1: the file system has no number of them
-    shm: int = -1  # free in /dev/shm; -1: there is none
-    limits: Tuple[Tuple[str, int, int], ...] = ()  # name, soft, hard; -1: none
-    mtu: int = 0  # of the interface; 0: unknown
+    inodes: f.Signed = -1  # -1: the file system has no number of them
+    shm: f.Signed = -1  # free in /dev/shm; -1: there is none
+    limits: Annotated[Tuple[Tuple[f.Label, f.Signed, f.Signed], ...], _FEW] = ()  # name, soft, hard; -1: none
+    mtu: f.Signed = 0  # of the interface; 0: unknown
     rdma: bool = False
-    own: Optional[str] = ""  # address of the node's own host name; None: no name server answers
-    leftovers: Tuple[Tuple[str, int], ...] = ()  # job, processes: of jobs whose supervisor and guard have ended
+    own: Optional[f.Label] = ""  # address of the node's own host name; None: no name server answers
+    leftovers: Annotated[Tuple[Tuple[f.Label, int], ...], _JOBS] = ()  # job, processes: supervisor and guard have ended
     examined: bool = False  # what only `inv check` asks was asked: all that follows
-    job_python: Tuple[str, str] = ("", "")  # path and version of python3 on the job's PATH; "": not known
-    packages: Tuple[Tuple[str, str], ...] = ()  # name, version ("": not there), of the job's python
-    job_proxies: Tuple[str, ...] = ()  # names, in a rank's environment
-    no_proxy: str = ""
+    job_python: Tuple[f.Label, f.Label] = ("", "")  # path and version of python3 on the job's PATH; "": not known
+    packages: Annotated[
+        Tuple[Tuple[f.Label, f.Label], ...], _SOME
+    ] = ()  # name, version ("": not there), of the job's python
+    job_proxies: Annotated[Tuple[f.Label, ...], _SOME] = ()  # names, in a rank's environment
+    no_proxy: f.Label = ""
     # Of mode mpi: what mpirun --version printed ("": there is none; None: not asked), and the daemons that are there.
-    mpirun: Optional[str] = None
-    mpi_daemons: Tuple[str, ...] = ()
+    mpirun: Optional[f.Label] = None
+    mpi_daemons: Annotated[Tuple[f.Label, ...], _FEW] = ()
     container: Optional[ContainerFacts] = None  # None: not asked
-    problems: Tuple[Tuple[str, str, str, str], ...] = ()
-    earlier: Tuple[Mapping[str, Any], ...] = ()  # jobs that a new one may continue: model/job/earlier_jobs
+    problems: Annotated[Tuple[Problem, ...], _SOME] = ()
+    earlier: Annotated[Tuple[EarlierRow, ...], _SOME] = ()  # jobs that a new one may continue: model/job/earlier_jobs
 
     @property
     def machine(self) -> str:
@@ -79,25 +133,9 @@ class Facts:
         return dict(self.listeners).get(port, "another process")
 
 
-def read_facts(node: int, answer: Mapping[str, Any]) -> Facts:
-    """Read the probe's answer. Unknown keys are ignored, so that nodes may know more than we do."""
-    known = {key: _frozen(answer[key]) for key in Facts.__dataclass_fields__ if key in answer}
-    if known.get("container"):
-        own = known["container"]
-        names = [name for name in ContainerFacts.__dataclass_fields__ if name in own]
-        known["container"] = ContainerFacts(**{name: _frozen(own[name]) for name in names})
-    return Facts(**{**known, "node": node, "busy": frozenset(known.get("busy", ()))})
-
-
-def _frozen(value: Any) -> Any:
-    """Convert lists of JSON to tuples."""
-    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
-
-
-def with_devices(fact: Facts, answer: Mapping[str, Any]) -> Facts:
-    """Add the processes on a node's devices and their faults, from the node's answer about them."""
-    sick = tuple((int(card["index"]), ill.text, ill.fix) for card in answer["devices"] for ill in ills(card))
-    return replace(fact, used=_frozen(answer.get("used", ())), ills=sick)
+def read_facts(node: int, answer: object) -> Facts:
+    """Read the probe's answer of a node. Unknown keys are ignored, so that nodes may know more than we do. Raises Malformed."""
+    return replace(read(Facts, answer), node=node)
 
 
 def may_share(facts: ByNode) -> FrozenSet[int]:

@@ -6,9 +6,9 @@ A message stays the dict that it is, with lists for its tuples. A record is made
 is an object, or for a NamedTuple a list of its values.
 
 The limit in `Annotated[type, limit]` is the check itself, or the most entries of a list, a tuple, a set or an object. For a
-message it is the record whose fields the message has too. For a union of messages it is the type that a message of an unknown
-type has. Strings, lists and objects always have a limit, so that a value that passes has a bounded size. read_own() needs no
-limits: it is for what the tool itself has written.
+message or a dict it is the record whose fields this has too. For a union of messages it is the type that a message of an
+unknown type has. Strings, lists and objects always have a limit, so that a value that passes has a bounded size. read_own()
+needs no limits: it is for what the tool itself has written.
 """
 
 from __future__ import annotations
@@ -327,6 +327,8 @@ def _fields(kind: Any, own: bool, record: Optional[type] = None) -> Check:
 
 def _known_fields(kind: Any, own: bool) -> Tuple[Dict[str, Check], Iterable[str]]:
     """Return the checks of the fields of a message or a record, and the names of those that must be there."""
+    if get_origin(kind) is dict:  # with the fields of another record
+        return {}, ()
     hints, names = _hints(kind), _record_fields(kind)
     known = {name: check_of(hints[name], own) for name in names or hints}
     if not names:

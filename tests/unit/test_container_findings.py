@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any, Dict, List
 
@@ -10,10 +11,9 @@ import pytest
 from clustertool.errors import PreflightError
 from clustertool.model.checks.each_node import check
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.container.container_facts import ContainerFacts
 from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.container.job_container import container_of
-from clustertool.model.facts import Facts, read_facts
+from clustertool.model.facts import ContainerFacts, Facts, read_facts
 from clustertool.model.finding import Finding, Seen
 from clustertool.model.planning import requests
 from clustertool.model.planning.plan import as_dict, needs_probe, with_containers
@@ -254,5 +254,5 @@ def test_a_plan_needs_the_probe_for_containers() -> None:
 
 def test_facts_are_read_from_an_answer() -> None:
     answer = {**vars(GOOD), "groups": [1000, 44], "of_a_later_version": 1}
-    assert read_facts(0, {"container": answer}).container == GOOD
+    assert read_facts(0, json.loads(json.dumps({"container": answer}))).container == GOOD
     assert read_facts(0, {}).container is None

@@ -16,6 +16,7 @@ from clustertool.model.job.earlier_jobs import (
     free_id,
     named_job,
     read_earlier,
+    rows_of,
     same_work,
     script_of,
 )
@@ -149,8 +150,8 @@ def test_what_a_user_can_call_a_job(
 def test_the_nodes_lists_become_one() -> None:
     row = {"id": "J", "asked": "", "name": "n", "owner": "ann", "workspace": "/w", "command": "python3 -u train.py --x"}
     row.update({"created": 5.0, "code": 0, "reason": "", "start": "", "final": True})
-    one = ({**row, "node": 0, "state": "succeeded", "output": True},)
-    three = ({**row, "node": 2, "state": "running", "code": None, "output": False},)
+    one = rows_of([{**row, "node": 0, "state": "succeeded", "output": True}])
+    three = rows_of([{**row, "node": 2, "state": "running", "code": None, "output": False}])
     (found,) = read_earlier({0: one, 1: (), 2: three})
     assert (found.state, found.ended, found.with_output, found.script) == (JobState.RUNNING, False, (0,), "train.py")
     assert read_earlier({0: one})[0].ended

@@ -22,7 +22,7 @@ from clustertool.fleet import stored_hosts
 from clustertool.fleet.identity import identity, job_id
 from clustertool.model.config.job import read_job
 from clustertool.model.container.container_settings import NO_CONTAINER
-from clustertool.model.job.earlier_jobs import read_earlier
+from clustertool.model.job.earlier_jobs import read_earlier, rows_of
 from clustertool.model.kubernetes.pod_places import PADDLEJOB
 from clustertool.model.kubernetes.workload import MOST_SECRET, secret
 from clustertool.model.planning.plan import Plan
@@ -48,7 +48,7 @@ class KubernetesStart(Starter):
         self._api.validate(self._made(request.wish.job_id).objects.workload)
         if request.wish.job_id:
             recorded, known = self._pods.earlier(request.wish.job_id)
-            records = read_earlier({node: answer["jobs"] for node, answer in recorded.items()})
+            records = read_earlier({node: rows_of(answer["jobs"]) for node, answer in recorded.items()})
             earlier_work.take_id(caller, request, earlier_work.known_by(records, known))
         if request.resumes:
             caller.warn("job.toml: resume has no effect with this engine; the job starts anew")

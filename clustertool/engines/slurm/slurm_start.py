@@ -37,7 +37,7 @@ from clustertool.model.config.elastic_settings import ElasticSettings
 from clustertool.model.config.job import JobSpec, gives_grace, read_job, resumes
 from clustertool.model.facts import Facts, Identity
 from clustertool.model.hints import PROGRAM
-from clustertool.model.job.earlier_jobs import read_earlier
+from clustertool.model.job.earlier_jobs import read_earlier, rows_of
 from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, OwnSettings, patience
 from clustertool.model.paths import BUNDLE, STEP_OUTPUT, JobPaths
 from clustertool.model.quantities import count, human_bytes
@@ -161,7 +161,7 @@ class SlurmStart(Starter):
         request, wish = self._request, self._request.wish
         if wish.job_id:
             answers, known = self._slurm_engine.earlier(wish.job_id)
-            recorded = read_earlier({node: answer["jobs"] for node, answer in answers.items()})
+            recorded = read_earlier({node: rows_of(answer["jobs"]) for node, answer in answers.items()})
             earlier_work.take_id(self._engine.caller, request, earlier_work.known_by(recorded, known))
         return identity(request.job_id or job_id(), wish.job_id, wish.name or wish.job_id, request.origin)
 

@@ -27,12 +27,12 @@ from clustertool.fleet.identity import identity, job_id
 from clustertool.model.checks.container_findings import different
 from clustertool.model.config.elastic_settings import ElasticSettings
 from clustertool.model.config.job import read_job, resumes
-from clustertool.model.container.container_facts import ContainerFacts
 from clustertool.model.container.container_settings import NO_CONTAINER, ContainerSettings
 from clustertool.model.dispatch.portions import Portions
-from clustertool.model.facts import ByNode, Identity, read_facts, with_devices
+from clustertool.model.facts import ByNode, ContainerFacts, Identity, read_facts
 from clustertool.model.job.stop_result import StopResult, read_result, read_undo
 from clustertool.model.planning import requests
+from clustertool.model.planning.devices import with_devices
 from clustertool.model.planning.plan import Plan, given_facts, needs_probe, with_containers
 from clustertool.model.quantities import count
 from clustertool.model.roles import role_name

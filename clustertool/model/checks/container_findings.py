@@ -6,11 +6,10 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence
 
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.container.container_devices import CHOSEN
-from clustertool.model.container.container_facts import ContainerFacts, missing_source
 from clustertool.model.container.container_names import APPTAINER, DOCKER, PODMAN, REGISTRY
 from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.container.runtime_output import CDI, HOOK
-from clustertool.model.facts import ByNode, Facts
+from clustertool.model.facts import ByNode, ContainerFacts, Facts
 from clustertool.model.finding import Finding
 from clustertool.model.job.outcome import some
 from clustertool.model.planning.devices import kind_of
@@ -67,7 +66,7 @@ def _of_node(settings: ContainerSettings, one: ContainerFacts, size: int, sent: 
     else:
         found = [_room(settings, one, client, size, sent)]
     if one.missing:
-        found.append(Verdict("error", *missing_source(one)))
+        found.append(Verdict("error", *one.missing_source))
     limits = [option for option in settings.options if option.startswith(_LIMITED)]
     if limits and one.rootless and one.cgroup == "v1":
         fix = "boot the node with cgroup v2 (systemd.unified_cgroup_hierarchy=1), or leave the option out"

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.errors import NotFound, UsageError
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.job_names import meant
-from clustertool.model.job.node_status import read_part
+from clustertool.model.job.node_status import EarlierRow
 from clustertool.model.job.state import decide
 from clustertool.model.job.state_names import OUTCOMES, JobState
 from clustertool.model.paths import is_job_id
+from clustertool.model.shape import read
 
-Row = Mapping[str, Any]  # what a node lists of one job: EarlierRow
 _LIST = f"{PROGRAM} jobs lists the jobs"
 
 
@@ -86,26 +86,35 @@ def script_of(command: str) -> str:
     return next((argument for argument in arguments if argument.endswith(".py")), arguments[0] if arguments else "")
 
 
-def read_earlier(lists: Mapping[int, Sequence[Row]]) -> Tuple[EarlierJob, ...]:
+def rows_of(summaries: Iterable[Mapping[str, object]]) -> List[EarlierRow]:
+    """Read rows from the answers of nodes to the question "jobs", which do not state what of a job is there."""
+    return [read(EarlierRow, summary) for summary in summaries]
+
+
+def read_earlier(lists: Mapping[int, Sequence[EarlierRow]]) -> Tuple[EarlierJob, ...]:
     """Merge the jobs that the nodes have listed ({node: its rows}), the newest first."""
-    rows: Dict[str, Dict[int, Row]] = {}
+    rows: Dict[str, Dict[int, EarlierRow]] = {}
     for node, listed in lists.items():
         for row in listed:
-            rows.setdefault(row["id"], {})[node] = row
+            rows.setdefault(row.id, {})[node] = row
     found: List[EarlierJob] = []
     for job, parts in rows.items():
         first = next(iter(parts.values()))
-        texts = {key: str(first.get(key) or "") for key in ("asked", "name", "owner", "workspace", "command")}
-        state = decide(read_part(row) for row in parts.values()).state
-        with_output = tuple(node for node, row in parts.items() if row.get("output"))
-        paths = dict.fromkeys(path for row in parts.values() for path in row.get("kept", ()))
-        kept = tuple(
-            (path, tuple(node for node, row in parts.items() if path in row.get("kept", ()))) for path in paths
-        )
-        files = tuple(dict.fromkeys(name for row in parts.values() for name in row.get("files", ())))
-        made = first["created"] or 0.0
+        paths = dict.fromkeys(path for row in parts.values() for path in row.kept)
         found.append(
-            EarlierJob(id=job, created=made, state=state, with_output=with_output, kept=kept, files=files, **texts)
+            EarlierJob(
+                id=job,
+                asked=first.asked,
+                name=first.name,
+                owner=first.owner or "",
+                workspace=first.workspace,
+                command=first.command or "",
+                created=first.created or 0.0,
+                state=decide(row.part for row in parts.values()).state,
+                with_output=tuple(node for node, row in parts.items() if row.output),
+                kept=tuple((path, tuple(node for node, row in parts.items() if path in row.kept)) for path in paths),
+                files=tuple(dict.fromkeys(name for row in parts.values() for name in row.files)),
+            )
         )
     return tuple(sorted(found, key=lambda one: (one.created, one.id), reverse=True))
 

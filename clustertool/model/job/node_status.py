@@ -3,10 +3,11 @@
 # Without annotations from __future__: types of NamedTuples that are text cost nodes time (decision 79).
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
+from clustertool.model import field_types as f
 from clustertool.model.job.caretakers import CaretakerRecord, Event
 from clustertool.model.job.outcome import COORDINATOR_NODE, Outcome
 from clustertool.model.job.state_names import OUTCOMES, JobState, NodeCause, NodeState, StartReason
-from clustertool.model.shape import read
+from clustertool.model.shape import Annotated, read
 
 _STEPS = frozenset({"supervisor", "started", "stopping", "clean", "ended"})
 
@@ -44,6 +45,34 @@ class NodePart(NamedTuple):
         elif self.code is not None and self.state in OUTCOMES:
             order = 3 if self.final and self.node == coordinator else 5 if self.state is JobState.LOST else 4
         return order, self.node != coordinator, self.state is JobState.SUCCEEDED, self.node
+
+
+class EarlierRow(NamedTuple):
+    """A job that a new one may continue, as one node knows it: what a summary has of it, and whether it left an output here.
+
+    kept: what is there of the files that --keep names. files: those that it has written into its working directory.
+    """
+
+    id: f.JobId
+    state: JobState
+    node: Optional[f.NodeIndex]
+    owner: Optional[f.Label]
+    command: Optional[str]
+    created: Optional[f.Time]
+    code: Optional[f.ExitCode]
+    reason: Optional[str]
+    asked: f.Label = ""
+    name: f.Label = ""
+    workspace: f.Label = ""
+    start: StartReason = StartReason.NONE
+    final: bool = False
+    output: bool = False
+    kept: Annotated[Tuple[f.Label, ...], 100] = ()
+    files: Annotated[Tuple[f.Label, ...], 100] = ()
+
+    @property
+    def part(self) -> NodePart:
+        return NodePart(self.node or 0, self.state, self.code, self.reason or "", self.start, self.final)
 
 
 def read_part(summary: Mapping[str, Any]) -> NodePart:

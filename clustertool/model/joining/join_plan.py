@@ -13,7 +13,7 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import JobSpec
 from clustertool.model.container.container_names import MISSING, REGISTRY
-from clustertool.model.facts import ByNode, Facts, may_share
+from clustertool.model.facts import ByNode, Facts, may_share, read_facts
 from clustertool.model.finding import Finding, Seen
 from clustertool.model.job.formats import FORMAT
 from clustertool.model.job.outcome import some
@@ -25,7 +25,6 @@ from clustertool.model.planning import requests
 from clustertool.model.planning.environment import endpoint, mark
 from clustertool.model.planning.plan import Plan, PlannedNode, plan
 from clustertool.model.planning.probe_request import job_environment, probe_request
-from clustertool.model.shape import Malformed, read_own
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_requests import ProbeRequest
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 _NO_SSH = ("ping", "ssh", "rsync")  # checks of the way that a laptop takes
 _OF_OTHERS = ("load",)  # an engine places other jobs on the same nodes
-_UNREAD = frozenset({"earlier"})  # facts that no plan reads
 
 
 @dataclass(frozen=True)
@@ -113,15 +111,7 @@ def facts_of(node: int, answer: object, port: int) -> Facts:
 
     port: the one at which the machines join now, which is free for the coordinator of the job then.
     """
-    if not isinstance(answer, dict):
-        raise ValueError("facts that are no object")
-    known = {
-        name: value for name, value in answer.items() if name in Facts.__dataclass_fields__ and name not in _UNREAD
-    }
-    try:
-        facts = read_own(Facts, {**known, "node": node})
-    except Malformed as error:
-        raise ValueError(str(error)) from None
+    facts = read_facts(node, answer)
     return replace(facts, busy=facts.busy - {port}) if node == 0 else facts
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.errors import ClustertoolError, DeviceInUse, PreflightError, raise_all
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.folded_names import gather
 from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import JobSpec
+from clustertool.model.devices.faults import ills
 from clustertool.model.devices.wording import FIX, holder, in_use
 from clustertool.model.facts import ByNode, Facts
 from clustertool.model.job.outcome import some
@@ -35,6 +36,13 @@ def kind_of(cluster: Cluster, facts: Facts) -> str:
     if cluster.use_gpu is not None:
         return "gpu" if cluster.use_gpu else "cpu"
     return facts.device_kind
+
+
+def with_devices(fact: Facts, answer: Mapping[str, Any]) -> Facts:
+    """Add the processes on a node's devices and their faults, from the node's answer about them."""
+    sick = tuple((int(card["index"]), ill.text, ill.fix) for card in answer["devices"] for ill in ills(card))
+    used = tuple((int(index), str(process)) for index, process in answer.get("used", ()))
+    return replace(fact, used=used, ills=sick)
 
 
 def busy(facts: Facts, job_id: str) -> Dict[int, str]:

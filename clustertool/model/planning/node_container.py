@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Dict, Mapping
 
 from clustertool.errors import PreflightError, raise_all
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.container.container_facts import ContainerFacts, missing_source
 from clustertool.model.container.container_settings import ContainerSettings
-from clustertool.model.facts import ByNode
+from clustertool.model.facts import ByNode, ContainerFacts
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import ProbeAnswer
@@ -40,7 +39,7 @@ def containers(cluster: Cluster, settings: ContainerSettings, facts: ByNode) -> 
     known = {host.index: facts[host.index].container for host in cluster.hosts}
     wrong = {node: (one.problem, one.fix) for node, one in known.items() if one is not None and not one.runtime}
     if "container" not in cluster.checks_off:
-        wrong.update({node: missing_source(one) for node, one in known.items() if one is not None and one.missing})
+        wrong.update({node: one.missing_source for node, one in known.items() if one is not None and one.missing})
     raise_all([PreflightError(what, fix, cluster.hosts[node].name) for node, (what, fix) in wrong.items()])
     asked = {node: one or ContainerFacts() for node, one in known.items()}
     return {node: _container(settings, asked, node) for node in asked}

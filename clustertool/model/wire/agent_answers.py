@@ -6,9 +6,10 @@ for type checking only.
 
 from __future__ import annotations
 
-from typing import Annotated, Dict, Optional, Tuple, TypedDict
+from typing import Annotated, Any, Dict, Optional, Tuple, TypedDict
 
 from clustertool.model import field_types as f
+from clustertool.model.facts import ContainerFacts, Facts
 from clustertool.model.job.state_names import NODE_ANSWERS, JobState, RankState, StartReason
 from clustertool.model.shape import one_of
 from clustertool.model.wire.event_types import Events, MembershipSample, RankName, SamplePlan
@@ -312,109 +313,10 @@ class GlanceAnswer(Answer):
 # -- checks before a job
 
 
-Problem = Tuple[f.Label, f.Label, str, str]  # column of the check, level, what, fix
-
-
-class EarlierRow(TypedDict):
-    """An earlier job as one node knows it: what a JobSummary has of it, and whether it left an output here.
-
-    kept: what is there of the files that were asked for. files: those that it has written into its working directory.
-    """
-
-    id: f.JobId
-    asked: f.Label
-    name: f.Label
-    owner: Optional[f.Label]
-    workspace: f.Label
-    command: Optional[f.Label]
-    created: Optional[f.Time]
-    node: Optional[f.NodeIndex]
-    state: JobStateName
-    code: Optional[f.ExitCode]
-    reason: Optional[f.Label]
-    start: StartReasonName
-    final: bool
-    output: bool
-    kept: f.Few[f.Label]
-    files: f.Few[f.Label]
-
-
-class ContainerAnswer(Answer):
-    """model.container.container_facts.ContainerFacts describes the fields."""
-
-    runtime: f.Runtime
-    program: f.Label
-    version: f.Label
-    rootless: bool
-    cgroup: f.Label
-    problem: f.Label
-    fix: f.Label
-    image_id: f.Label
-    digest: f.Label
-    size: f.Signed
-    store: f.Label
-    store_free: f.Signed
-    gpu: f.Label
-    process_limit: bool
-    uid: int
-    groups: f.Some[int]
-    missing: f.Some[f.Label]
-
-
-class ProbeAnswer(Answer, total=False):
-    """model.facts.Facts describes the fields."""
-
-    hostname: f.Label
-    address: f.Label
-    nic: f.Label
-    boot_id: f.Label
-    netns: f.Label
-    root: f.Label
-    root_id: f.Label
-    root_hint: f.Label
-    home: f.Label
-    user: f.Label
-    python: f.Label
-    rsync: bool
-    rsync_error: f.Label
-    cpus: f.Signed
-    devices: f.PerCard[int]
-    device_kind: f.Label
-    device_keys: f.PerCard[f.Label]
-    device_models: f.PerCard[f.Label]
-    devices_seen: bool
-    modules: f.Some[f.Label]
-    allocated: f.PerCard[f.Label]
-    locked: f.PerCard[Tuple[int, f.Label, f.Label]]
-    used: f.PerCard[Tuple[int, f.Label]]
-    ephemeral: Tuple[f.Port, f.Port]
-    busy: f.PerPort[f.Port]
-    listeners: f.PerPort[Tuple[f.Port, f.Label]]
-    problems: f.Some[Problem]
-    earlier: f.Some[EarlierRow]
-    releases: f.Some[f.Label]
-    memory: Tuple[int, int]
-    load: float
-    disk_free: f.Signed
-    inodes: f.Signed
-    shm: f.Signed
-    limits: f.Few[Tuple[f.Label, f.Signed, f.Signed]]
-    mtu: f.Signed
-    rdma: bool
-    own: Optional[f.Label]
-    listing: f.PerFile[f.Label]
-    job_toml: f.TomlText
-    job_python: Tuple[f.Label, f.Label]
-    packages: f.Some[Tuple[f.Label, f.Label]]
-    job_proxies: f.Some[f.Label]
-    no_proxy: f.Label
-    mpirun: f.Label
-    mpi_daemons: f.Few[f.Label]
-    container: ContainerAnswer  # of a request of its own (PROBE_CONTAINER), which follows this one
-    leftovers: f.PerJob[Tuple[f.Label, int]]
-    examined: bool
-    time: f.Time
-    took: float
+# A node builds the fields of these records, as far as it knows them; an answer is no record, since the module of records
+# (dataclasses) costs a node more time than its probe.
+ProbeAnswer = Annotated[Dict[str, Any], Facts]
+ContainerAnswer = Annotated[Dict[str, Any], ContainerFacts]
 
 
 class OpenedAnswer(Answer):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Dict, List, Mapping, Sequence, Tuple
 
 from clustertool.errors import NotFound, PreflightError
 from clustertool.model.hints import PROGRAM
-from clustertool.model.job.node_status import NodePart
+from clustertool.model.job.node_status import EarlierRow, NodePart
 from clustertool.model.job.state_names import JobState
 from clustertool.node.jobs import remains
 from clustertool.node.jobs.orphan_record import OrphanRecord, of_record
@@ -61,7 +61,7 @@ def record_of(node: NodeContext, job: str) -> Record:
 
 def list_earlier(
     node: NodeContext, wanted: r.EarlierWanted, problems: List[Tuple[str, str, str, str]]
-) -> List[a.EarlierRow]:
+) -> List[Dict[str, object]]:
     """List the jobs that a new one may belong to, the newest ones of each kind.
 
     Those are the ones that --job-id or --resume mean, or of the same name or workspace. `problems` gets what keeps the node
@@ -77,7 +77,7 @@ def list_earlier(
     for belongs in (_asked, _resumed, _same_work):
         fitting = [record for record in found if belongs(record, wanted)]
         chosen.update((record.job, record) for record in fitting[:_EARLIER])
-    return [_earlier_row(record, wanted["keep"]) for record in chosen.values()]
+    return [_earlier_row(record, wanted["keep"])._asdict() for record in chosen.values()]
 
 
 def _asked(record: Record, wanted: r.EarlierWanted) -> bool:
@@ -99,26 +99,27 @@ def _same_work(record: Record, wanted: r.EarlierWanted) -> bool:
     return bool(wanted["workspace"]) and place == (wanted["owner"], wanted["workspace"])
 
 
-def _earlier_row(record: Record, keep: Sequence[str]) -> a.EarlierRow:
-    summary = record.summary(_part(record))
-    return {
-        "id": record.job,
-        "asked": record.asked,
-        "name": record.name,
-        "owner": summary["owner"],
-        "workspace": record.header.get("workspace", ""),
-        "command": summary["command"],
-        "created": summary["created"],
-        "node": summary["node"],
-        "state": summary["state"],
-        "code": summary["code"],
-        "reason": "",
-        "start": summary["start"],
-        "final": summary["final"],
-        "output": tree_copy.has_files(record.output),
-        "kept": [path for path in keep if os.path.exists(record.paths.of(path))],
-        "files": _own_files(record),
-    }
+def _earlier_row(record: Record, keep: Sequence[str]) -> EarlierRow:
+    part = _part(record)
+    summary = record.summary(part)
+    return EarlierRow(
+        id=record.job,
+        asked=record.asked,
+        name=record.name,
+        owner=summary["owner"],
+        workspace=record.header.get("workspace", ""),
+        command=summary["command"],
+        created=summary["created"],
+        node=summary["node"],
+        state=part.state,
+        code=summary["code"],
+        reason="",
+        start=part.start,
+        final=part.final,
+        output=tree_copy.has_files(record.output),
+        kept=tuple(path for path in keep if os.path.exists(record.paths.of(path))),
+        files=tuple(_own_files(record)),
+    )
 
 
 def _own_files(record: Record) -> List[str]:

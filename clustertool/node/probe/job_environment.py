@@ -9,7 +9,8 @@ from clustertool.node.supervisor import rank_process
 from clustertool.node.system import programs, users
 
 if TYPE_CHECKING:
-    from clustertool.model.wire.agent_answers import ProbeAnswer, Problem
+    from clustertool.model.facts import Problem
+    from clustertool.model.wire.agent_answers import ProbeAnswer
     from clustertool.model.wire.agent_requests import JobEnvironment
     from clustertool.model.wire.spec_types import ProcessCommand, RankSurroundings
 

@@ -23,11 +23,9 @@ from clustertool.node.system.node_context import NodeContext
 from clustertool.node.system.work_counter import step
 
 if TYPE_CHECKING:
+    from clustertool.model.facts import Problem
     from clustertool.model.wire.agent_answers import ProbeAnswer
     from clustertool.model.wire.agent_requests import ProbeRequest
-
-# File systems that other machines see too; there, a directory is known by server, export and inode.
-Problem = Tuple[str, str, str, str]  # column of the check, level, what, fix
 
 
 def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
