@@ -47,7 +47,7 @@ def hello(done: Done) -> dict[int, dict[str, str]]:
 
 
 def ranks_in_node_order(site: Site, addresses: list[str]) -> None:
-    """4 nodes with 2 each: 0 1 | 2 3 | 4 5 | 6 7, and each process was told so."""
+    """4 nodes with 2 each: 0 1 | 2 3 | 4 5 | 6 7, and each process got them so."""
     done = site.inv("run", "--workspace", HELLO, "--nproc-per-node", 2, "--all-ranks").ends(0)
     assert "ending the job" not in done.err, "what is over need not be ended"
     output = hello(done)

@@ -97,7 +97,7 @@ class Process:
 
 
 class Running:
-    """A command that runs: what it has said so far can be waited for, signals can be sent, keys can be typed."""
+    """A command that runs: what it has printed so far can be waited for, signals can be sent, keys can be typed."""
 
     def __init__(self, process: subprocess.Popen[bytes] | forked.Forked, streams: Mapping[str, int]) -> None:
         self.process = process
@@ -190,7 +190,7 @@ class Running:
                 continue
             try:
                 data = os.read(fd, 1 << 16)
-            except OSError:  # a terminal nobody holds any more
+            except OSError:  # a terminal that no process has open any more
                 return
             if not data:
                 return
@@ -224,7 +224,7 @@ class Site:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "tasks.py").write_text("from clustertool.verbs import ns\n\n__all__ = ['ns']\n")
 
-    # -- told by subclasses
+    # -- set by subclasses
 
     def environ(self, env: Mapping[str, str]) -> dict[str, str]:
         """The environment of a command that gets the further variables `env`."""
@@ -269,7 +269,7 @@ class Site:
         return sorted(path for path in (*self.root(node).glob("JOB*"), *self.root(node).glob(f"node{node}/JOB*")))
 
     def workspace(self, name: str = "job", **files: str) -> Path:
-        """A folder beside conf.py; `train_py="..."` is its train.py, dedented."""
+        """A folder next to conf.py; `train_py="..."` is its train.py, dedented."""
         import textwrap
 
         folder = self.folder / name

@@ -18,12 +18,12 @@ from tests.node_code import NodeCode
 # 13 s of CPU in each worker. What tests start is not affected.
 sys.dont_write_bytecode = False
 
-# A shell starts what it runs in the background deaf to SIGINT, and all its children are: no test's Ctrl+C would be heard.
+# A shell starts what it runs in the background deaf to SIGINT, and all its children are: no test's Ctrl+C would arrive.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure() -> None:
-    """OWN_LOOPBACK=1: 127.0.0.1 is another one for this process, so that it can run beside others."""
+    """OWN_LOOPBACK=1: 127.0.0.1 is another one for this process, so that it can run next to others."""
     if os.environ.get("OWN_LOOPBACK") and not ctypes.CDLL(None).unshare(0x40000000):  # CLONE_NEWNET
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.cli import Done
 
-# Every rank listens where the others are told that it does, and is asked there who it is.
+# Every rank listens where the others expect it, and is asked there who it is.
 MEETS = """
     import json, os, socket, threading, time
 
@@ -60,7 +60,7 @@ MEETS = """
 
 
 def met(done: Done) -> dict[int, dict[str, Any]]:
-    """rank -> what it was told: endpoint, own address, master, all hosts, local rank, node."""
+    """rank -> what it got: endpoint, own address, master, all hosts, local rank, node."""
     found = {}
     for line in done.lines("[trainer "):
         rank, values = json.loads(line.partition("] ")[2])

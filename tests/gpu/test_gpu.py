@@ -81,7 +81,7 @@ def test_each_rank_takes_the_gpu_of_its_local_rank(here, gpus):
 
 
 def test_nvml_agrees_with_nvidia_smi(bench, gpus):
-    """What the agent of a node reads, beside what the driver's own program prints."""
+    """What the agent of a node reads, next to what the driver's own program prints."""
     found = sample(bench.nodes(1, env=driver(), DEVICE_KIND="auto")[0])
     rows = smi("index", "name", "uuid", "memory.total", "driver_version", "temperature.gpu", "power.draw")
     assert (found["kind"], found["problem"]) == ("gpu", "")

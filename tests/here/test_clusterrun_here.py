@@ -34,7 +34,7 @@ WAITS = """
 
 
 def reported(site, *ranks, log="log"):
-    """What processes have written into their logs, where fleetrun's users look for them."""
+    """What processes have written into their logs, where fleetrun's users search for them."""
     return [json.loads((site.folder / log / f"workerlog.{rank}").read_text()) for rank in ranks]
 
 

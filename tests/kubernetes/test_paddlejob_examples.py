@@ -26,7 +26,7 @@ SHM = {
 
 
 class Example(NamedTuple):
-    """One file. spec: the fields beside the roles. wanted: the settings that ask for the same. container, pod: the fields of
+    """One file. spec: the fields next to the roles. wanted: the settings that ask for the same. container, pod: the fields of
     each role. worker: of the pods of that role only. pull: the policy of CONTAINER."""
 
     file: str

@@ -68,7 +68,7 @@ Subsystem sftp internal-sftp
 
 
 class LabError(Exception):
-    """The lab itself is broken; the message holds what the machine said."""
+    """The lab itself is broken; the message holds what the machine printed."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Node:
     disk: str = ""  # the size of a file system of its own as ~/clustertool: "4m"
     hosts: tuple[str, ...] = ()  # lines that come first in its /etc/hosts: ("127.0.1.1 node0",)
     init: bool = False  # its first process is not its sshd, so that sshd may die and be started again
-    users: tuple[str, ...] = ()  # beside root, who may log in by the same key; their homes are in USERS
+    users: tuple[str, ...] = ()  # next to root, who may log in by the same key; their homes are in USERS
     clock: int = 0  # seconds by which its clock is wrong, for all that comes in by ssh; needs a C compiler
     binds: tuple[tuple[Path, Path], ...] = ()  # (a path of this machine, where the node has it; it must exist there)
     commands: tuple[str, ...] = ()  # of a shell, as root, before its sshd starts
@@ -101,7 +101,7 @@ class _Boot:
     def __init__(self) -> None:
         self.net = _new_network()
         self.process: subprocess.Popen[bytes]
-        self.pids = -1  # the process namespace, held so that its number means nothing else as long as we look for it
+        self.pids = -1  # the process namespace, held so that its number means nothing else as long as we search for it
         self.init = 0
 
 
@@ -232,7 +232,7 @@ class Lab:
     # -- power and cables
 
     def crash(self, i: int) -> None:
-        """Cut the power: the cable is silent first, so nobody gets as much as a goodbye from its kernel."""
+        """Cut the power: the cable is silent first, so no peer gets as much as a goodbye from its kernel."""
         boot = self.boots.pop(i)
         _ip(self.switch, f"link del p{i}")
         self._end(boot)
@@ -623,7 +623,7 @@ def _dies_with_us() -> list[str]:
 
 
 def _of_namespace(kind: str, descriptor: int) -> list[Process]:
-    """The living processes of a namespace we hold (its number is nobody else's as long as we do)."""
+    """The living processes of a namespace we hold (its number is that of no other process as long as we do)."""
     number = os.fstat(descriptor).st_ino
     found = []
     for name in os.listdir("/proc"):
@@ -634,7 +634,7 @@ def _of_namespace(kind: str, descriptor: int) -> list[Process]:
             FileNotFoundError,
             ProcessLookupError,
             PermissionError,
-        ):  # gone, or not even root's to look at: not ours
+        ):  # gone, or not even root's to read: not ours
             continue
     return [process for process in found if _state(process.pid) not in "ZX"]
 

@@ -101,7 +101,7 @@ def test_everything_that_is_wrong_is_named_with_the_fix_in_one_run(sick):
 
 @pytest.mark.chaos
 def test_a_run_goes_on_without_them(sick):
-    """What --skip-bad leaves out is told with its reason; a check of what is left finds no error."""
+    """What --skip-bad leaves out is reported with its reason; a check of what is left finds no error."""
     sick.workspace(train_py="import os\nprint('here', os.environ['WORLD_SIZE'])\n")
     done = sick.inv("run", "-w", "job", "--skip-bad", "--skip", f"node{PORT}").ends(0)
     assert "[trainer 0 node0] here 11" in done.out
@@ -112,7 +112,7 @@ def test_a_run_goes_on_without_them(sick):
 
 
 def test_one_direction_through_a_firewall_is_reported_as_such(site):
-    """One node hears no new connections: nobody reaches it, it reaches all."""
+    """One node accepts no new connections: no node reaches it, it reaches all."""
     four = site(4)
     # what listens there cannot answer; what it opens itself has a higher port
     rule = ["ip", "rule", "add", "pref", "9", "ipproto", "tcp", "sport", "1024-32767", "blackhole"]
@@ -141,7 +141,7 @@ def test_16_nodes_are_checked_in_3_seconds(sick):
 @pytest.mark.chaos
 def test_64_nodes_are_checked_in_3_times_what_a_command_takes(site):
     many = site(64, acquainted=True)
-    many.conf(PYTHON=None)  # as on machines that nobody has set up
+    many.conf(PYTHON=None)  # as on machines that have no set-up
     many.inv("check").ends(0)  # the tool's code is there from now on
     pairs = [
         (many.inv("exec", "--command", "true").ends(0).seconds, many.inv("check").ends(0).seconds) for _ in range(5)

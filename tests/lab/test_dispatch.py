@@ -33,7 +33,7 @@ def quiet(site) -> None:
 
 
 def firewall(site, node: int) -> None:
-    """The node has no route to others, so it reaches nobody and nobody reaches it. The laptop does."""
+    """The node has no route to others, so it reaches no node and no node reaches it. The laptop does."""
     for other in range(site.count):
         if other != node:
             done = site.lab.exec(node, ["ip", "route", "add", "unreachable", site.lab.address(other)])
@@ -41,7 +41,7 @@ def firewall(site, node: int) -> None:
 
 
 def swallow(site) -> None:
-    """A firewall between all nodes that drops what comes: nobody hears no."""
+    """A firewall between all nodes that drops what comes: none gets a refusal."""
     for at in range(site.count):
         for to in range(site.count):
             if at != to:

@@ -1,4 +1,4 @@
-"""Nodes whose clock is off by an hour: nobody is lost of it, and what is told about time is told in the laptop's."""
+"""Nodes whose clock is off by an hour: no node is lost by it, and what concerns time is reported in the laptop's."""
 
 from __future__ import annotations
 

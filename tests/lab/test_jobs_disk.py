@@ -1,4 +1,4 @@
-"""A disk that fills up under a running job: the job's fate is told truthfully, and nobody waits for the disk."""
+"""A disk that fills up under a running job: the job's fate is reported truthfully, and nothing waits for the disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that fails stops everywhere within seconds, and what is said names the culprit, its node and its last lines."""
+"""A job that fails stops everywhere within seconds, and the message names the culprit, its node and its last lines."""
 
 from __future__ import annotations
 

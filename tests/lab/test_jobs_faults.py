@@ -145,7 +145,7 @@ def test_the_coordinators_node_crashes(site):
     three.gone(2 + SLACK)
     three.lab.start(0)
     assert not three.living()
-    # what node0 recorded before is read again, and it is told as it was
+    # what node0 recorded before is read again, and it is reported as it was
     status = three.inv("status", "--json").ends(0).json
     assert (status["state"], status["outcome"]["code"]) == ("lost", 75)
     assert [p["state"] for p in status["processes"]] == ["lost", "stopped", "stopped"]
@@ -219,7 +219,7 @@ def test_logs_that_are_followed_are_resumed_too(site):
 
 
 def test_a_connection_that_breaks_while_it_stops(site):
-    """The stop reaches the node by its coordinator, and the end is told."""
+    """The stop reaches the node by its coordinator, and the end is reported."""
     pair = site(2)
     running = counting(pair)
     (agent,) = [p.pid for p in pair.processes(1) if p.name == "ct-agent"]
@@ -232,7 +232,7 @@ def test_a_connection_that_breaks_while_it_stops(site):
 
 @pytest.mark.chaos
 def test_a_node_that_hangs_while_it_stops(site):
-    """It is told apart from those that are clean, and nobody waits for it longer than for a lost one."""
+    """It is distinguished from those that are clean, and nothing waits for it longer than for a lost one."""
     three = site(3)
     three.conf(LOSS_TIMEOUT=2)
     running = counting(three)
@@ -335,7 +335,7 @@ def test_a_node_that_crashes_while_the_workspace_is_sent(site):
     running = pair.start("run", "-w", "job")
     until(lambda: list(pair.root(1).glob(".clustertool/pieces/*")))
     pair.lab.crash(1)
-    running.signal(signal.SIGINT)  # a silent node is given up later; nobody has to wait for it
+    running.signal(signal.SIGINT)  # a silent node is given up later; nothing has to wait for it
     at = time.monotonic()
     running.wait().ends(130)
     assert time.monotonic() - at < 2 + SLACK

@@ -1,4 +1,4 @@
-"""How hosts may be named: hostfiles, choices among them, names and addresses; the ranks are told right and meet each other."""
+"""How hosts may be named: hostfiles, choices, names, addresses; the ranks get the right addresses and meet each other."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_pservers_of_nodes_that_call_themselves_127_0_1_1(site):
 
 
 def test_a_pserver_that_asks_for_its_name_is_reported(site):
-    """It listens on 127.0.1.1, where nobody else can reach it: the user reads why nothing goes on."""
+    """It listens on 127.0.1.1, where no other node can reach it: the user reads why nothing goes on."""
     pair = site(2, nodes={1: Node(hosts=("127.0.1.1 node1",))})
     pair.workspace(
         train_py="",

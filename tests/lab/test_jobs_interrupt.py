@@ -1,4 +1,4 @@
-"""Ctrl+C in every phase: 130, nothing of the job lives on any node soon after, and every node is told of."""
+"""Ctrl+C in every phase: 130, nothing of the job lives on any node soon after, and every node is reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ended_by_hand(running: Running, site, at: float, within: float):
 
 
 def reported(done, site) -> str:
-    """What was said of all nodes alike."""
+    """What was printed of all nodes alike."""
     names = rf"{site.name(0)[:-1]}\[0-{site.count - 1}\]"
     found = re.findall(rf"^{names}: (.*)$", done.err.replace("\r", ""), re.M)
     assert len(found) == 1, done.err
@@ -66,7 +66,7 @@ def test_terminated(site):
 
 
 def test_typed_at_a_terminal(site):
-    """The line discipline gives it to everything in the foreground: what must carry the stop must not hear it."""
+    """The line discipline gives it to everything in the foreground: what must carry the stop must not get it."""
     pair = site(2)
     (pair.workspace(train_py=POLITE) / "some").write_bytes(b"\xa5" * (4 << 20))
     running = pair.start("run", "-w", "job", "--all-ranks", terminal=True)

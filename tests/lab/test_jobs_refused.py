@@ -1,4 +1,4 @@
-"""Nodes that are not fit for a job: told by name with the fix, the right code, and nothing left on any of them."""
+"""Nodes that are not fit for a job: named with the fix, the right code, and nothing left on any of them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_hosts_that_cannot_be_reached_are_all_reported_at_once(site):
 
 
 def test_nnodes_of_those_that_are_fit(site):
-    """--skip-bad --nnodes N takes the first N that are fit; if there are fewer, nothing starts and all reasons are told."""
+    """--skip-bad --nnodes N takes the first N that are fit; if there are fewer, nothing starts and all reasons are reported."""
     four = site(4, nodes={1: Node(hide=("rsync",))})
     four.conf(DISPATCH="rsync")
     four.workspace(train_py="import os\nprint('here', os.environ['WORLD_SIZE'])\n")

@@ -88,7 +88,7 @@ def test_a_missing_secret_is_reported_before_anything_happens(site):
     assert "TOKEN" in done.err
     assert "fix: " in done.err
     assert not one.root(0).exists()
-    one.inv("status").ends(66)  # who only looks needs no secret
+    one.inv("status").ends(66)  # a reader needs no secret
 
 
 def test_names_that_are_passed_and_names_that_are_not(site):

@@ -65,7 +65,7 @@ def test_it_comes_back(pair, dead):
 
 @EITHER
 def test_it_stays_dead_to_the_end(pair, dead):
-    """The verdict comes by the other node; what the dead one's ranks said last is read when its sshd is back."""
+    """The verdict comes by the other node; what the dead one's ranks printed last is read when its sshd is back."""
     pair.lab.kill_sshd(dead)
     pair.stream.says(f"warning: node{dead}: connection lost .*, trying again")
     goes_on(pair, 1 - dead)

@@ -1,4 +1,4 @@
-"""Several users on the same nodes at the same time: each has a job, and nobody sees, disturbs or ends another one's."""
+"""Several users on the same nodes at the same time: each has a job, and none sees, disturbs or ends another one's."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_each_has_a_job_of_their_own(people):
         status = site.inv("status", "--json").ends(0).json
         assert (status["job"], status["state"], len(status["processes"])) == (ids[user], "running", 4)
         assert len(of(people, user)) >= 2 * 4
-    # what is another one's is not there, for nobody
+    # what is another one's is not there, for no other user
     for user, other in (("ann", "bob"), ("bob", "root"), ("root", "ann")):
         for verb in ("status", "stop", "logs"):
             assert ids[other] in people[user].inv(verb, "--job", ids[other]).ends(66).err

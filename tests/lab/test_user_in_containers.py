@@ -17,7 +17,7 @@ from tests import containers, docker_daemon
 from tests.cli import LabSite
 from tests.lab.lab import FIRST_UID, HOME, USERS
 
-# An image with a user of its own, with a HOME that nobody can write, a proxy, and an entrypoint that ends at once.
+# An image with a user of its own, with a HOME that no user can write, a proxy, and an entrypoint that ends at once.
 IMAGE = [
     "USER 4242:4343",
     "ENV HOME=/usr",

@@ -63,7 +63,7 @@ def open_podman(top: Path) -> Iterator[Store]:
     containers.demand()
     run = tempfile.mkdtemp(prefix="ct-", dir="/tmp")  # "container cleanup" refuses a path of more than 50 characters
     (top / "storage.conf").write_text(_STORAGE.format(top=top, run=run))
-    # Locks and state of its own: `system reset` would remove those of the tests beside it.
+    # Locks and state of its own: `system reset` would remove those of the tests next to it.
     private = f'lock_type = "file"\ntmp_dir = "{top}/tmp"\n'
     (top / "containers.conf").write_text(containers.SETTINGS.replace("[engine]\n", f"[engine]\n{private}"))
     env = {"CONTAINERS_STORAGE_CONF": f"{top}/storage.conf", "CONTAINERS_CONF": f"{top}/containers.conf"}

@@ -445,7 +445,7 @@ class Job:
         return self.log(rank, role)
 
     def ready(self) -> Job:
-        """Every trainer has said so, and its supervisor has written down that it started."""
+        """Every trainer has printed so, and its supervisor has written down that it started."""
         for process in self.plan.processes:
             if process.role == "trainer":
                 self.says(b"ready", process.rank)
@@ -622,7 +622,7 @@ def _candidates() -> Iterator[str]:
 
 
 def _installed() -> list[Path]:
-    """What pyenv and its likes keep beside the system's own."""
+    """What pyenv and its likes keep next to the system's own."""
     folders = [Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions", Path("/opt/python")]
     found = [path for folder in folders for path in sorted(folder.glob("*/bin/python?.*"))]
     return [path for path in found if path.name.replace(".", "").isalnum()]  # python3.8, and not python3.8-config

@@ -25,7 +25,7 @@ time.sleep(1000)
 """)
 SETSID = """setsid sh -c 'echo pid $$; trap "" TERM; while :; do sleep 0.05; done' & echo ready; wait"""
 ENV_WIPED = "env -i sh -c 'echo pid $$; exec sleep 1000' & echo ready; wait"
-# Goes on to a process that nobody can know by a marker, and that nobody has seen yet, once the file `go` is there.
+# Goes on to a process that no marker identifies, and that no search has found yet, once the file `go` is there.
 ENV_WIPED_LATE = """
     echo ready; until [ -e go ]; do sleep 0.02; done
     (env -i sh -c 'echo pid $$; exec sleep 1000' &)

@@ -28,7 +28,7 @@ def freeze(job: Job, *ranks: tuple[str, int]) -> None:
 def thaw(job: Job, *ranks: tuple[str, int]) -> None:
     for kind, node in ranks:
         kill(job.process(kind, node), signal.SIGCONT)
-        time.sleep(0.2)  # not a wait: the first ones look around before the others run
+        time.sleep(0.2)  # not a wait: the first ones check before the others run
 
 
 ORDERS = {  # in which they are frozen; the last one runs again first

@@ -1,4 +1,4 @@
-"""Supervisor and guard watch each other: whichever is killed or frozen, the job is looked after or ended."""
+"""Supervisor and guard watch each other: whichever is killed or frozen, the job is supervised or ended."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def started(bench: Bench, program: Any, nodes: int = 1, per_node: int = 1) -> Jo
 
 
 def deaf(job: Job, node: int) -> None:
-    """Supervisor and guard are there, and hear nothing."""
+    """Supervisor and guard are there, and get nothing."""
     for kind in ("supervisor", "guard"):
         kill(job.process(kind, node), signal.SIGSTOP)
 
@@ -222,7 +222,7 @@ def test_a_rank_blocks_no_signal(bench: Bench) -> None:
 
 @pytest.mark.parametrize("tree", TREES)
 def test_both_killed(bench: Bench, tree: str) -> None:
-    """Nobody is left to look after the job; a stop, from any laptop, still ends all of it."""
+    """No process is left to supervise the job; a stop, from any laptop, still ends all of it."""
     job = started(bench, TREES[tree])
     guard, supervisor = job.process("guard"), job.process("supervisor")
     kill(supervisor, signal.SIGSTOP)

@@ -333,7 +333,7 @@ def fill(folder: Path) -> None:
 
 
 def test_disk_fills_while_a_job_runs(small_disk: Path, bench: Bench) -> None:
-    """The job goes on and ends as it should; room for what must be said was kept, so no event is missing at any time."""
+    """The job goes on and ends as it should; room for what must be recorded was kept, so no event is missing at any time."""
     nodes = bench.nodes(1, root=small_disk)
     job = bench.run(nodes, f"echo ready; until [ -e {bench.tmp}/go ]; do sleep 0.02; done; exit 3").ready()
     rank, supervisor = job.rank(), job.process("supervisor")
@@ -372,7 +372,7 @@ except OSError:
 
 
 def test_disk_is_full_when_a_rank_starts(small_disk: Path, bench: Bench) -> None:
-    """The pserver filled it: what fails of it is told with the reason, and recorded, and the job ends everywhere."""
+    """The pserver filled it: what fails of it is reported with the reason, and recorded, and the job ends everywhere."""
     nodes = bench.nodes(1, root=small_disk)
     job = bench.run(nodes, ["no-such-program"], pserver=p.python(FILL + p.PSERVER[-1]))
     until(lambda: not alive(job.process("supervisor")))

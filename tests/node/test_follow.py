@@ -106,7 +106,7 @@ def test_slow_reader_bounds_the_agent(bench: Bench) -> None:
 
 
 class _Slow(Stream):
-    """Reads one piece of a log, and goes on when it is told to."""
+    """Reads one piece of a log, and goes on when it gets the order."""
 
     def __init__(self, read: threading.Event) -> None:
         super().__init__()
@@ -317,7 +317,7 @@ class _InOrder(_Anywhere):
 
 
 def test_several_at_once(bench: Bench) -> None:
-    """Two jobs over one agent, and requests beside them."""
+    """Two jobs over one agent, and requests next to them."""
     nodes = bench.nodes(1)
     jobs = [bench.run(nodes, COUNTING).ready() for _ in range(2)]
     streams = [job.follow() for job in jobs]

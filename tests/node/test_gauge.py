@@ -1,4 +1,4 @@
-"""The cards in the record of a job: read beside it, by a process that goes with it, whatever the driver does."""
+"""The cards in the record of a job: read next to it, by a process that goes with it, whatever the driver does."""
 
 from __future__ import annotations
 
@@ -63,7 +63,10 @@ def test_the_jobs_cards_are_in_the_record(bench: Bench, driver: Driver, python: 
     driver.runs((1, 999_999_999, 3000))
     job = bench.run([node], p.PLAIN, devices="0,1").ready()
     found = until(lambda: with_cards(job), "a line with cards")[0]
-    assert found == [[0, 0.0, 0, 81920 * MIB], [1, 91.0, 3000 * MIB, 81920 * MIB]]  # its own, and nobody else's
+    assert found == [
+        [0, 0.0, 0, 81920 * MIB],
+        [1, 91.0, 3000 * MIB, 81920 * MIB],
+    ]  # its own, and that of no other process
     (gauge,) = gauges(job)
     assert read(f"/proc/{gauge.pid}/comm") == b"ct-gauge\n"
     cards = job.nodes[0].ask("report", job=job.id, points=100)["cards"]

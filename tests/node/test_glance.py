@@ -126,7 +126,7 @@ def test_devices_are_reported_in_short(bench: Bench, driver: Driver) -> None:
 
 
 def test_it_costs_less_than_a_hundredth_of_a_core(bench: Bench, driver: Driver) -> None:
-    """CPU of the agent for each glance, with eight cards, eight ranks that talk, and two hundred old jobs beside them."""
+    """CPU of the agent for each glance, with eight cards, eight ranks that print, and two hundred old jobs next to them."""
     node = bench.nodes(1, env={"LD_LIBRARY_PATH": str(driver.folder)})[0]
     node.root.mkdir()
     for number in range(200):
@@ -162,7 +162,7 @@ def test_job_directories_are_listed_only_when_one_comes_or_goes(
 
 
 def test_a_tool_that_costs_much_is_run_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a second of a maker's tool is worth fifty seconds of one percent; what it said last stays."""
+    """Half a second of a maker's tool is worth fifty seconds of one percent; what it printed last stays."""
     from clustertool.node.devices import detect, read
 
     tool = tmp_path / "npu-smi"

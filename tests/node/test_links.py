@@ -46,7 +46,7 @@ def test_order_to_start_survives_a_cut(bench: Bench, cable_of: CableOf) -> None:
     job = bench.job(bench.nodes(2, LOSS_TIMEOUT=20), "echo ready", pserver=p.PSERVER)
     cable = cable_of(job)
     job.start()
-    pause = 0.1  # it grows: on a busy machine nobody gets a word through in a tenth of a second
+    pause = 0.1  # it grows: on a busy machine no message passes in a tenth of a second
     while not job.events(1, "ended"):
         cable.cut()
         time.sleep(pause)
@@ -56,7 +56,7 @@ def test_order_to_start_survives_a_cut(bench: Bench, cable_of: CableOf) -> None:
 
 
 def test_pulled_for_less_than_the_timeout(bench: Bench, cable_of: CableOf) -> None:
-    """Nothing arrives for a while, and no end is told: what was said meanwhile arrives when the cable is whole again."""
+    """Nothing arrives for a while, and no end is reported: what was sent meanwhile arrives when the cable is whole again."""
     job = bench.job(bench.nodes(2, LOSS_TIMEOUT=8), "echo ready; until [ -e go ]; do sleep 0.05; done; exit 9")
     cable = cable_of(job)
     job.start().ready()
@@ -188,7 +188,7 @@ def flood(address: tuple[str, int]) -> socket.socket:
 
 
 def reset(address: tuple[str, int]) -> socket.socket:
-    """Gone with a bang before anybody has looked, data and all."""
+    """Gone with a reset before it was read, data and all."""
     sock = socket.create_connection(address)
     sock.sendall(b"x")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

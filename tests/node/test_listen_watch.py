@@ -63,7 +63,7 @@ def test_one_port_on_two_addresses(bench: Bench, port: int, tmp_path: Path) -> N
     job.until("listening", 0)
     job.says(b"listening", 0, "pserver")
     beats = job.follow(1)
-    until(lambda: beats.beats >= 2)  # the second node's supervisor has looked many times since
+    until(lambda: beats.beats >= 2)  # the second node's supervisor has checked many times since
     assert steps(job, 1) == ["started pserver"]
     assert steps(job, 0) == ["started pserver", "listening pserver"]
     (tmp_path / "go1").touch()
@@ -93,7 +93,7 @@ def test_an_endpoint_that_is_no_address_of_this_machine(bench: Bench, tmp_path: 
 def test_a_pserver_that_listens_at_another_address_is_reported(bench: Bench, port: int, tmp_path: Path) -> None:
     """As where a host's name is 127.0.1.1 to itself. It may open the right port later."""
     job = server_job(bench, bench.nodes(1), port, "127.0.1.1", "then")
-    with socket.create_server(("127.0.2.2", port)):  # another program is nobody's fault
+    with socket.create_server(("127.0.2.2", port)):  # another program is no fault of the job
         (tmp_path / "go0").touch()
         (event,) = job.until("elsewhere")
         endpoint = f"{job.nodes[0].host.address}:{port}"

@@ -44,7 +44,7 @@ def locked(node: Node) -> dict[int, str]:
 
 
 def test_two_jobs_one_card(bench: Bench, driver: Driver) -> None:
-    """The second is told who holds it, starts nothing, and may start once the first has ended."""
+    """The second gets the name of its owner, starts nothing, and may start once the first has ended."""
     node = node_with(bench, driver)
     first = on(bench, node, "0,1").start().ready()
     assert locked(node) == {0: first.id, 1: first.id}
@@ -75,7 +75,7 @@ def test_two_nodes_of_a_job_that_are_one_machine(bench: Bench, driver: Driver) -
 
 
 def test_the_lock_outlives_the_supervisor_and_ends_with_the_job(bench: Bench, driver: Driver) -> None:
-    """While the guard still ends the ranks, nobody else gets their card."""
+    """While the guard still ends the ranks, no other job gets their card."""
     node = node_with(bench, driver)
     job = on(bench, node, "4", policy={"grace": 3}).start().ready()
     job.rank(0)
@@ -186,7 +186,7 @@ def test_a_machines_file_that_was_removed_meanwhile_is_made_anew(tmp: Path) -> N
 
 @pytest.mark.skipif(os.getuid() != 0, reason="another user's lock needs root to be one")
 def test_another_users_lock_is_seen_and_respected(tmp: Path) -> None:
-    """As nobody: his file is his, our umask does not matter, and his name is told."""
+    """As another user: his file is his, our umask does not matter, and his name is reported."""
     tmp.chmod(0o1777)
     for folder in tmp.parents:
         if folder.stat().st_uid == 0 and folder != Path("/") and not folder.stat().st_mode & 0o001:

@@ -140,7 +140,7 @@ def test_no_home(bench: Bench, driver: Driver) -> None:
 
 @pytest.mark.chaos
 def test_a_driver_that_hangs_does_not_hold_the_agent(bench: Bench, driver: Driver) -> None:
-    """It is told as a problem, at once the second time, and the agent ends when its laptop goes."""
+    """It is reported as a problem, at once the second time, and the agent ends when its laptop goes."""
     node = node_with(bench, driver)
     sample(node)
     driver.hangs()

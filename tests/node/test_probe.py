@@ -1,4 +1,4 @@
-"""The probe tells what a plan must know of a node, and leaves no trace of having looked."""
+"""The probe reports what a plan must know of a node, and leaves no trace of its work."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_python3_of_a_job_on_its_path(bench: Bench, tmp_path: Path) -> None:
 
 
 def test_holder_of_a_job(bench: Bench) -> None:
-    """A port that a job's process holds is told with the job's name."""
+    """A port that a job's process holds is reported with the job's name."""
     nodes = bench.nodes(1)
     from tests.node import programs as p
 
@@ -93,7 +93,7 @@ def test_address(bench: Bench, ask: dict[str, str], address: str, nic: str) -> N
 
 
 def test_address_of_the_login(bench: Bench) -> None:
-    """Where nothing is said, it is where ssh came in."""
+    """Where nothing is given, it is where ssh came in."""
     node = bench.nodes(1, env={"SSH_CONNECTION": "127.0.0.1 50000 127.0.0.3 22"})[0]
     assert node.probe(address="", explicit_address="")["address"] == "127.0.0.3"
 

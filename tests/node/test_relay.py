@@ -81,7 +81,7 @@ class Relays:
         return self
 
     def meet(self, peers: list[tuple[str, int]] | None = None, first: int | None = None) -> Relays:
-        """They hear of one another, or of these peers. `first`: only so many, for the others are not there yet."""
+        """They know one another, or these peers. `first`: only so many, for the others are not there yet."""
         found = peers or [(node.host.address, port) for node, port in zip(self.nodes[:first], self.ports)]
         for me, node in enumerate(self.nodes[:first]):
             if self.ports[me]:
@@ -172,7 +172,7 @@ def test_pieces_flow_on_while_others_are_still_to_come(relays: Any) -> None:
 
 
 def test_nodes_that_met_first_soon_have_what_the_others_got(relays: Any) -> None:
-    """They had enough sources in one another, but turn to new ones; else they would stand still until they looked for more.
+    """They had enough sources in one another, but turn to new ones; else they would stand still until they searched for more.
 
     That takes IDLE seconds. Else the pieces need little more than the manifest needed, which shows how busy the machine is.
     """
@@ -249,7 +249,7 @@ def test_a_source_that_dies_is_replaced(relays: Any) -> None:
 
 
 def test_pieces_that_somebody_took_away_come_from_another(relays: Any) -> None:
-    """Who has told that it has them, and cannot read them any more, is left by its takers and lives on."""
+    """Who has reported that it has them, and cannot read them any more, is left by its takers and lives on."""
     three = relays(3).start(0, 1)
     for i in range(2):
         three.shipment.fill(Store(str(three.nodes[i].root)), range(1, COUNT + 2))
@@ -358,7 +358,7 @@ class Liar:
 
 @contextlib.contextmanager
 def among(honest: Relays, **how: Any) -> Iterator[Liar]:
-    """The relays are started, and hear of one another and of a liar."""
+    """The relays are started, and know one another and a liar."""
     liar = Liar(honest, **how)
     try:
         honest.start()

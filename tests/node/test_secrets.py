@@ -10,7 +10,7 @@ from tests.node import programs as p
 from tests.node.harness import Bench, Job, descriptors, pids, read
 
 VALUE = "correct-horse-battery-staple"
-SHOW = 'echo "$TOKEN" | tr a-z n-za-m; echo ready; exec sleep 1000'  # told so that the log does not hold it
+SHOW = 'echo "$TOKEN" | tr a-z n-za-m; echo ready; exec sleep 1000'  # encoded so that the log does not hold it
 
 
 def files_with(text: bytes, top: Path) -> list[str]:

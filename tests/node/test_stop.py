@@ -123,7 +123,7 @@ def test_placed_and_never_started(bench: Bench) -> None:
 
 
 def test_started_on_one_node_only(bench: Bench) -> None:
-    """The start failed on node 1: node 0's supervisor, which coordinates, does not wait for it when it is told to stop."""
+    """The start failed on node 1: node 0's supervisor, which coordinates, does not wait for it when it has to stop."""
     job = bench.job(bench.nodes(2, LOSS_TIMEOUT=60), p.PLAIN).place()
     job.nodes[0].client.agent.ask(job.start_requests[0])
     start = time.monotonic()
@@ -156,7 +156,7 @@ def test_the_coordinator_learns_of_it_later(bench: Bench) -> None:
 
 
 def test_others_are_not_touched(bench: Bench) -> None:
-    """The same id below another ROOT_DIR, and another job beside it."""
+    """The same id below another ROOT_DIR, and another job next to it."""
     nodes = bench.nodes(1)
     stopped = bench.run(nodes, p.PLAIN, id="same").ready()
     concurrent = bench.run(nodes, p.PLAIN, id="same-too").ready()
@@ -187,7 +187,7 @@ def _clean(job: Job, **how: Any) -> dict[str, Any]:
 
 
 def test_clean(bench: Bench) -> None:
-    """Running jobs stay; a dry look removes nothing; a directory goes with all that programs have made of it."""
+    """Running jobs stay; a dry run removes nothing; a directory goes with all that programs have made of it."""
     program = """
         mkdir -p a/b; echo x > a/b/c; chmod 0 a/b/c a/b; chmod 500 a; ln -s /etc link
         echo ready; until [ -e go ]; do sleep 0.05; done

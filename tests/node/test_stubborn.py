@@ -242,7 +242,7 @@ def test_marked_process_that_is_no_descendant(bench: Bench) -> None:
 
 @pytest.mark.parametrize("threads", ["few", "many"])
 def test_descendants_are_written_down(bench: Bench, threads: str) -> None:
-    """Also those whose parents were gone before anybody could look, and those that come later; by both ways of looking."""
+    """Also those whose parents were gone before anybody could check, and those that come later; by both ways of searching."""
     job = ready(
         bench, p.one_each(p.DAEMON, p.ENV_WIPED_LATE, p.MANY_THREADS if threads == "many" else p.PLAIN), per_node=3
     )

@@ -107,7 +107,7 @@ def test_without_the_second_copy_nothing_is_claimed(bench: Bench) -> None:
 
 
 def test_spec_alone_is_damaged_in_a_job_of_an_older_version(bench: Bench) -> None:
-    """Its supervisor is known from the events, hears the stop and proves it."""
+    """Its supervisor is known from the events, gets the stop and proves it."""
     job = bench.run(None, p.PLAIN).ready()
     truncate(job, "spec.json")
     (job.dir().parent / OURS / f"jobs/{job.id}.json").unlink()

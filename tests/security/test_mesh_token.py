@@ -33,7 +33,7 @@ def _says(address: tuple[str, int], data: bytes, seconds: float = SILENCE) -> by
 
 
 def test_a_part_of_the_token_gets_no_answer(address: tuple[str, int]) -> None:
-    """A wrong first character and a right one look the same."""
+    """The check of a wrong first character and of a right one takes the same time."""
     assert len(TOKEN) == _TOKEN
     for part in (b"0", b"x", TOKEN[:-1], b"x" + TOKEN[1:-1], TOKEN):
         assert _says(address, part) is None

@@ -91,7 +91,7 @@ def test_undo_refuses_a_mount(bench: Bench, data: Path) -> None:
 
 
 def test_other_file_system_is_not_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that was mounted after the look at the list: seen by its device number, before its mode is changed."""
+    """One that was mounted after the check of the list: seen by its device number, before its mode is changed."""
     root, precious = tmp_path / "root", tmp_path / "root/JOBx/locked/other"
     files.make_root(str(root))
     os.close(files.make_job_dir(str(root / "JOBx")))

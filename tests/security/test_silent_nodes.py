@@ -79,7 +79,7 @@ def test_no_verb_takes_a_silent_node_for_one_without_jobs(running: tuple[LoopSit
 
 
 def test_top_and_stop_name_the_node(site: Sites) -> None:
-    """Nothing runs on the node that answers: nobody knows of the other one."""
+    """Nothing runs on the node that answers: nothing is known of the other one."""
     pair = site(2)
     with away(pair, 1):
         done = pair.inv("stop", "--json").ends(69)

@@ -1,4 +1,4 @@
-"""No text of a node or a server controls the terminal, or looks like a line of the tool itself."""
+"""No text of a node or a server controls the terminal, or appears as a line of the tool itself."""
 
 from __future__ import annotations
 

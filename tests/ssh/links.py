@@ -105,5 +105,5 @@ class Delayed:
 
 
 def forgotten(channel: paramiko.Channel) -> Callable[[], bool]:
-    """Whether the other side has said its CLOSE, too: it knows the channel's number no more."""
+    """Whether the other side has sent its CLOSE, too: it knows the channel's number no more."""
     return lambda: channel.transport._channels.get(channel.chanid) is None

@@ -53,7 +53,7 @@ class Sshd:
         return sorted(processes_of([self]))
 
     def cut(self) -> None:
-        """Freeze the server and all its sessions, as a cut cable would: nobody answers, nobody hangs up."""
+        """Freeze the server and all its sessions, as a cut cable would: nothing is answered, nothing is closed."""
         moving = self.alive()
         while moving:  # one that is stopped may just have forked another
             for pid in moving:
@@ -105,7 +105,7 @@ def make_keys(dir: Path, count: int = 8) -> Keys:
 
 
 def write_key(path: Path, key: ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey, passphrase: str = "") -> Path:
-    """A private key file in OpenSSH's format, and its .pub beside it."""
+    """A private key file in OpenSSH's format, and its .pub next to it."""
     lock: serialization.KeySerializationEncryption = serialization.NoEncryption()
     if passphrase:
         lock = serialization.BestAvailableEncryption(passphrase.encode())
@@ -139,7 +139,7 @@ def start(
     (dir / "authorized_keys").write_text("".join(line + "\n" for line in authorized))
     if os.getuid() == 0:  # sshd wants its empty directory
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-    for _ in range(5):  # the port may be taken between our look and sshd's bind
+    for _ in range(5):  # the port may be taken between our check and sshd's bind
         server = _spawn(address, dir, keys, extra, around)
         if _listening(server):
             return server

@@ -29,7 +29,7 @@ def reading(site, shards):
 
 
 def read(done):
-    """rank -> the shards that it was given, in its order, after a look into each."""
+    """rank -> the shards that it was given, in its order, after a check of each."""
     found = {}
     for line in done.lines("[trainer "):
         rank, paths, texts = json.loads(line.partition("] ")[2])
@@ -68,7 +68,7 @@ def test_shards_that_are_not_complete_start_nothing(site):
 
 
 def test_shards_that_lie_on_the_nodes_already(site):
-    """Each node has only those of its own trainers; a node that lacks one is told by name before anything starts."""
+    """Each node has only those of its own trainers; a node that lacks one is named before anything starts."""
     pair = site(2)
     folders = []
     for node, shards in enumerate((["d/x-0", "d/x-2"], ["d/x-1", "d/x-3"])):

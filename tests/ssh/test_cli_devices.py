@@ -57,7 +57,7 @@ def test_a_second_job_learns_which_job_has_its_card(one):
 
 
 def test_wait(one):
-    """It is told once, and goes on by itself."""
+    """It is reported once, and goes on by itself."""
     job = detached(one, "--devices", "3")
     waiting = one.start("run", "-w", "job", "--devices", "3,4", "--wait")
     waiting.says(f"waiting for devices: {one.name(0)}: gpu 3 is in use by job {job} of user {USER}")
@@ -128,7 +128,7 @@ def stand_in(one):
 
 
 def test_check_tries_a_framework_on_each_card(one):
-    """One trainer a card, as a job has them; what is wrong is told by the numbers that the node's cards have."""
+    """One trainer a card, as a job has them; what is wrong is reported with the numbers that the node's cards have."""
     stand_in(one)
     done = one.inv("check", "--framework", "torch").ends(0)
     assert "testing torch on 1 node (8 ranks)" in done.err and "torch 0.1 on nccl" in done.out

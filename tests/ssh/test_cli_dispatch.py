@@ -185,7 +185,7 @@ def test_rsync_goes_on_with_what_was_interrupted(three):
 
 
 def test_rsync_that_brings_something_else_is_no_release(three):
-    """A file in the staging folder that looks like the one that is sent: its bytes are not those of the manifest."""
+    """A file in the staging folder that appears as the one that is sent: its bytes are not those of the manifest."""
     big = three.folder / "job/big"
     big.write_bytes(os.urandom(300_000))
     release = three.inv("--dry", "dispatch", "-w", "job", "--json").ends(0).json["release"]
@@ -266,7 +266,7 @@ def test_verify_finds_wrong_bytes_and_repairs_them(three):
 
 
 def test_verify_reads_all_releases_and_nodes_without_any(three):
-    """Also at one of which only some shards were sent to a node, and at one that nobody asks for now."""
+    """Also at one of which only some shards were sent to a node, and at one that no job needs now."""
     for shard in range(3):
         (three.folder / f"job/part-{shard}").write_bytes(os.urandom(400_000))
     (three.folder / "job/job.toml").write_text('[shards]\nfiles = "part-*"\nonly_where_read = true\n')

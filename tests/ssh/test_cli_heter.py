@@ -37,7 +37,7 @@ STAGE = """
 
 
 def environment(site: Site, done: Done, role: str, rank: int) -> dict[str, str]:
-    """What a process of the job said of its environment, by `inv logs`."""
+    """What a process of the job printed of its environment, by `inv logs`."""
     output = site.inv("logs", "--job", done.job, "--role", role, "--rank", rank, "--raw").ends(0)
     found: dict[str, str] = json.loads(output.out.splitlines()[0])
     return found

@@ -1,4 +1,4 @@
-"""A thousand finished jobs slow nobody down."""
+"""A thousand finished jobs slow no command down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts that are hard to tell apart, or reached by IPv6: the ranks are told right and meet each other."""
+"""Hosts that are hard to distinguish, or reached by IPv6: the ranks get the right addresses and meet each other."""
 
 from __future__ import annotations
 

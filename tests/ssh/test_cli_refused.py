@@ -15,7 +15,7 @@ from tests.cli import CLUSTERTOOL, HELLO, LoopSite
 
 @pytest.fixture
 def lonely(tmp_path, laptop, ssh_keys):
-    """A site whose hosts only listen. Nobody may knock; `lonely.conf_py(text)` writes conf.py."""
+    """A site whose hosts only listen. Nothing may connect; `lonely.conf_py(text)` writes conf.py."""
     site = LoopSite(tmp_path / "site", [], ssh_keys, laptop)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         site.hosts = [f"127.0.0.1:{listener.getsockname()[1]}"]

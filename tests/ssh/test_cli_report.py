@@ -10,7 +10,7 @@ from tests.cli import Site, until
 from tests.nvml import give
 from tests.unit.test_page import EVIL, Reader
 
-# Rank 1 fails when it is told to; the others go on, rank 2 at a slower pace.
+# Rank 1 fails when it gets the order; the others go on, rank 2 at a slower pace.
 FAILS = f"""
     import os, sys, time
     from pathlib import Path

@@ -96,7 +96,7 @@ def top(site, nvml, tmp_path, request):
 def test_what_is_seen_and_how_it_ends(top):
     tmux = top.tmux
     tmux.shows(r"> +trainer 0 .* running .* step \d+ loss")
-    page = tmux.shows(r"trainer 3 +127\.0\.0\.3 +running +\d+ % +\S+ MB +\d")  # CPU and steps a second need two looks
+    page = tmux.shows(r"trainer 3 +127\.0\.0\.3 +running +\d+ % +\S+ MB +\d")  # CPU and steps a second need two samples
     lines = page.splitlines()
     assert re.match(r"2 nodes, 8 devices 0 % busy, 1 job, by rank +\d\d:\d\d:\d\d", lines[0])
     assert re.match(r"127\.0\.0\.2 +0 NVIDIA Test 80GB .* 0 % .* 0\.0/80 GiB +40 C", lines[2])
@@ -168,7 +168,7 @@ def test_ctrl_c_only_leaves(top):
 
 
 def test_a_node_that_goes_and_comes(top):
-    """The others are shown on; the one that is gone is told."""
+    """The others are shown on; the one that is gone is reported."""
     top.tmux.shows("> +trainer 0")
     for pid in [p.pid for p in _agents(top, 1)]:
         os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The verbs beside run: what they print, what they do, and their exit codes."""
+"""The verbs next to run: what they print, what they do, and their exit codes."""
 
 from __future__ import annotations
 
@@ -408,7 +408,7 @@ def test_a_workspace_that_is_there_already(pair):
     assert sorted(done.lines("[")) == [f"[trainer {rank} 127.0.0.2] {pair.home(0)}/mine" for rank in (0, 1)]
 
 
-# -- how it all looks
+# -- the form of the output
 
 
 def test_the_list_and_the_help(pair):

@@ -1,4 +1,4 @@
-"""A connection: what runs on it, what is kept from it, how it ends, and what is said when there is none."""
+"""A connection: what runs on it, what is kept from it, how it ends, and what is reported when there is none."""
 
 from __future__ import annotations
 
@@ -398,7 +398,7 @@ def test_wrong_key(cluster_of: Any, tmp_path: Path) -> None:
 
 
 def test_a_server_that_stops_answering_during_the_login(cluster_of: Any) -> None:
-    """It is no server that refuses the key: it looks for the key in a program that does not end in time."""
+    """It is no server that refuses the key: it searches for the key in a program that does not end in time."""
     slow = ["AuthorizedKeysCommand /bin/sleep 60", "AuthorizedKeysCommandUser root"]
     cluster, _ = cluster_of(1, extra=[*slow, "AuthorizedKeysFile none"], CONNECT_TIMEOUT=2)
     with pytest.raises(Unreachable, match="stopped answering during the login"):
@@ -482,7 +482,7 @@ def test_the_named_key_goes_before_the_agents_many(
 
 
 def test_a_locked_key_that_the_agent_holds(cluster_of: Any, agent: str, ssh_keys: sshd.Keys, tmp_path: Path) -> None:
-    """Its public half is read from the locked file, so the agent's key is tried at its place, and nobody is asked."""
+    """Its public half is read from the locked file, so the agent's key is tried at its place, and the user is not asked."""
     subprocess.run(["ssh-add", "-q", str(ssh_keys.user)], check=True, capture_output=True)
     locked = tmp_path / "locked"
     shutil.copy(ssh_keys.user, locked)

@@ -1,4 +1,4 @@
-"""One job of each kind on the embedded local cluster: what `make quick` runs beside the unit tests."""
+"""One job of each kind on the embedded local cluster: what `make quick` runs next to the unit tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""rsync over the open connection: every name arrives, nothing is left behind, and every failure is told in words."""
+"""rsync over the open connection: every name arrives, nothing is left behind, and every failure is reported in words."""
 
 from __future__ import annotations
 

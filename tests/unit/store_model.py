@@ -1,7 +1,7 @@
 """A model of an elastic job with a store: members, their guards, the store, and the network, with the rules of the real code.
 
 The rules of the store, the leases, and what an epoch waits for are the real functions. The model has the rest: each member is a
-process that looks for a coordinator, or coordinates, and has ranks. Time goes by in ticks; a world is a value, and StoreTurn
+process that searches for a coordinator, or coordinates, and has ranks. Time goes by in ticks; a world is a value, and StoreTurn
 makes the next one.
 
 In each tick first faults change, then requests that were delayed reach the store, then the guards act, and then each member

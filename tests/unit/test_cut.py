@@ -1,4 +1,4 @@
-"""Cutting a file into shards: every byte is there once, lines are whole, shards are even, and nobody sees half a set."""
+"""Cutting a file into shards: every byte is there once, lines are whole, shards are even, and no reader finds half a set."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def _first(outcome: Outcome) -> tuple[object, ...]:
 
 
 def _batches(keys: frozenset[Key]) -> Iterator[frozenset[Key]]:
-    """One of them, or all of them: what one look of a supervisor may find."""
+    """One of them, or all of them: what one check of a supervisor may find."""
     for key in sorted(keys):
         yield frozenset({key})
     if len(keys) > 1:

@@ -1,4 +1,4 @@
-"""Drift: the odd ones among many nodes are told, with what the others have; where all are alike nothing is."""
+"""Drift: the odd ones among many nodes are reported, with what the others have; where all are alike nothing is."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_of_two_nodes_the_one_that_agrees_with_the_laptop_is_right() -> None:
 @pytest.mark.parametrize("ahead", [-3600.0, -1.0, 0.0, 0.5, 3600.0])
 @pytest.mark.parametrize("to, took, fro", [(0.0, 0.0, 0.0), (0.1, 0.3, 0.1), (2.0, 5.0, 0.0), (0.0, 5.0, 2.0)])
 def test_the_way_to_a_node_and_its_work_are_no_skew(ahead: float, to: float, took: float, fro: float) -> None:
-    """Whatever the way takes, the true difference is within the doubt that is told."""
+    """Whatever the way takes, the true difference is within the doubt that is reported."""
     fact = Facts(0, time=NOW + to + took + ahead, took=took)
     off, doubt = skew(fact, NOW, NOW + to + took + fro)
     assert abs(off - ahead) <= doubt + 1e-9
@@ -118,8 +118,8 @@ def test_a_package_that_a_node_lacks() -> None:
     most = (("torch", "2.3.0"),)
     found = odd({0: {"packages": (("torch", ""),)}}, packages=most)
     assert reported(found) == [(0, "packages", "error", "no torch, others have 2.3.0")]
-    assert not odd({}, packages=(("torch", ""),))  # nobody has it
-    assert not odd({0: {"packages": ()}}, packages=most)  # its python failed, which is told already
+    assert not odd({}, packages=(("torch", ""),))  # no node has it
+    assert not odd({0: {"packages": ()}}, packages=most)  # its python failed, which is reported already
 
 
 # -- the job's python3

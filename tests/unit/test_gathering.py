@@ -240,7 +240,7 @@ def test_a_machine_that_cannot_place_the_job_leaves() -> None:
 def test_a_port_that_was_taken_meanwhile_keeps_the_machine() -> None:
     history = History().placing()
     history.done(0, 1)
-    (undo,) = history.after(e.Failed(2, history.state.round, PortInUse("port 1", "x")))  # nobody is left out
+    (undo,) = history.after(e.Failed(2, history.state.round, PortInUse("port 1", "x")))  # no node is left out
     assert undone((undo,)) == ["undo"]
     assert len(history.state.members) == 3
 

@@ -1,6 +1,6 @@
 """Whole plans as `--dry` shows them, against files in tests/golden: a change of any of them must be meant.
 
-After a change that is meant, look at `UPDATE_GOLDEN=1 pytest tests/unit/test_golden.py && git diff tests/golden`. The
+After a change that is meant, examine `UPDATE_GOLDEN=1 pytest tests/unit/test_golden.py && git diff tests/golden`. The
 variable writes the files anew; without it a file that is missing, or one that no case has, is a failure.
 """
 

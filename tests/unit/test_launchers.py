@@ -86,7 +86,7 @@ def test_no_two_rows_have_a_name_in_common() -> None:
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
 def test_every_option_is_meant_mapped_or_answered(flag: Flag) -> None:
-    """In every spelling, and what comes after the script is never looked at."""
+    """In every spelling, and what comes after the script is never examined."""
     if flag.of == "O":
         return
     value = GOOD.get(flag.name, "7")

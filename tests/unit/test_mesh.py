@@ -66,7 +66,7 @@ def test_many_nodes_try_a_sample_that_hangs_together(count: int) -> None:
     assert all(a < b and {a, b} <= set(nodes) for a, b in found.pairs)
     degrees = Counter(node for pair in found.pairs for node in pair)
     assert set(degrees) == set(nodes)
-    assert len(set(degrees.values())) == 1  # nobody is tried less than others
+    assert len(set(degrees.values())) == 1  # no node is tested less than others
     assert 6 <= degrees[0] <= 2 * count.bit_length()
     for gone in (-1, nodes[0], nodes[count // 2]):  # whichever node is bad
         start = nodes[1]

@@ -130,7 +130,7 @@ def test_where_we_differ_our_value_is_this() -> None:
 
 
 def test_the_same_logs() -> None:
-    """workerlog.N, serverlog.N and heterlog.N are where Paddle's users look for them."""
+    """workerlog.N, serverlog.N and heterlog.N are where Paddle's users search for them."""
     for run in ("c1", "ps1", "psA", "lheter"):
         make, node = SAME[run]
         ours = {process.log for process in make().nodes[node].processes}

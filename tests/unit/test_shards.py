@@ -50,7 +50,7 @@ PATTERNS = [
     ("data/x-a", "data/*-[0-9]*", False),
     ("a/b/c-1", "a/**", False),
     ("x-1", "*", True),
-    (".x-1", "*", False),  # what editors leave beside a shard is none
+    (".x-1", "*", False),  # what editors leave next to a shard is none
     (".x-1", ".*", True),
     ("d/.x-1.swp", "d/*-[0-9]*", False),
     (".d/x-1", "*/x-1", False),

@@ -213,7 +213,7 @@ def expected_env(made: Plan, process: PlannedProcess, sizes: Mapping[str, Sequen
 
 
 def expected_stages(made: Plan, process: PlannedProcess, stages: Sequence[int]) -> dict[str, str]:
-    """What a ps-heter job has beside it; `stages`: how many heter trainers are in each."""
+    """What a ps-heter job has next to it; `stages`: how many heter trainers are in each."""
     heter = [p.endpoint for p in of_role(made, "heter")]
     env = {"PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": ",".join(heter)}
     if process.role == "pserver":

@@ -94,7 +94,7 @@ def test_blame() -> None:
 def test_use() -> None:
     (first, *_) = story_of(answers(1, 2, length=100.0)).ranks
     assert first.usage.cpu == 50.0
-    assert first.usage.memory == 1 << 30  # the kernel's peak is above what any look saw
+    assert first.usage.memory == 1 << 30  # the kernel's peak is above what any sample had
     assert {round(cores, 6) for _, cores in first.usage.cores} == {0.5}
     node = story_of(answers(1, 2, length=100.0)).nodes[0]
     assert {round(busy, 6) for _, busy in node.busy} == {0.5}

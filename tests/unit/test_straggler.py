@@ -57,7 +57,7 @@ def test_lines_far_apart_are_not_behind() -> None:
 
 
 def test_a_short_job_is_not_judged_by_a_moment() -> None:
-    """20 % behind after 10 s is 2 s: less than a look at the log is apart."""
+    """20 % behind after 10 s is 2 s: less than a check of the log is apart."""
     assert names(pace(0, length=10.0), pace(1, length=10.0, speed=1.6), pace(2, length=10.0)) == []
 
 

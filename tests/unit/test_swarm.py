@@ -1,4 +1,4 @@
-"""Sources: everybody is reached from anybody in few steps, and nobody is asked by more than others."""
+"""Sources: every node is reached from every other in few steps, and none gets more requests than others."""
 
 from __future__ import annotations
 

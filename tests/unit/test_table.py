@@ -1,4 +1,4 @@
-"""Folded names read back as the same names; tables show what nodes said and obey none of it."""
+"""Folded names read back as the same names; tables show what nodes sent and obey none of it."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def test_sorts() -> None:
 
 
 def test_sorted_by_speed_the_ranks_that_make_no_progress_are_first() -> None:
-    """Trainer 11 hangs at step 8 since before the first look, trainer 2 has printed no step at all, and node c was cut."""
+    """Trainer 11 hangs at step 8 since before the first sample, trainer 2 has printed no step at all, and node c was cut."""
     picture = TopModel()
     for t in (1.0, 2.0, 3.0):
         lines = {0: f"step {10 + 5 * int(t)}", 1: f"step {int(t)}", 2: "loading", 11: "step 8"}

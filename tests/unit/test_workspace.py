@@ -576,7 +576,7 @@ def test_what_comes_from_memory_is_read_in_one_thread_and_what_is_waited_for_sid
     """Threads that do not wait only fight over the interpreter: 20,000 files took twice as long with four of them."""
     here = threading.get_ident()
     with ThreadPoolExecutor(4) as pool:
-        for _ in range(20):  # on a busy machine it may look as if one was waited for
+        for _ in range(20):  # on a busy machine it may seem as if one was waited for
             crew = w._Readers(pool)
             if set(crew.each(lambda _: threading.get_ident(), range(1000))) == {here}:
                 break
