@@ -11,7 +11,8 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -176,3 +177,24 @@ def _line_of(error: BaseException, path: Path) -> str:
             line = f", line {trace.tb_lineno}"
         trace = trace.tb_next
     return line
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How a cluster is selected: the options of verbs that concern hosts, "" and () where they are not given.
+
+    engine: in place of ENGINE of conf.py. no_conf: no conf.py is searched.
+
+    here: only jobs that clusterrun has started on this machine. job: the job that the command is about, "" for the newest one;
+    None: it is about no single job. Without a conf.py its hosts are those that are stored (fleet/job_places.py).
+    """
+
+    conf: str = ""
+    hostfile: str = ""
+    only: Sequence[str] = ()
+    skip: Sequence[str] = ()
+    dispatch: str = ""
+    engine: str = ""
+    here: bool = False
+    job: str | None = None
+    no_conf: bool = False

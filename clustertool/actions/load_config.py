@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clustertool.actions import conf_file
-from clustertool.actions.selection import Selection
+from clustertool.actions.conf_file import Selection
 from clustertool.engines import known_engines
 from clustertool.engines.caller import Caller
 from clustertool.errors import ConfigError, UsageError
-from clustertool.fleet import stored_hosts, this_machine
+from clustertool.fleet import job_places, this_machine
 from clustertool.fleet.embedded_cluster import LocalCluster
 from clustertool.fleet.job_places import StoredJob
 from clustertool.fleet.this_user import NoHome
@@ -105,8 +105,8 @@ def _of_job(selection: Selection, values: Mapping[str, object], where: str) -> S
     if selection.job is None or selection.here or selection.conf or selection.hostfile:
         return None
     if "HOSTS" not in values and _engine_needs_hosts(values):
-        return stored_hosts.without_conf(selection.job)
-    return stored_hosts.other_than(selection.job, _read(values, where)) if selection.job else None
+        return job_places.without_conf(selection.job)
+    return job_places.other_than(selection.job, _read(values, where)) if selection.job else None
 
 
 @dataclass(frozen=True)

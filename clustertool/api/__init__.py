@@ -13,8 +13,8 @@ It prints nothing, installs no signal handler and never ends the program. What g
 
 from clustertool.api.cluster_object import Cluster
 from clustertool.api.job_object import Job, StillRunning
-from clustertool.api.progress_display import Progress
 from clustertool.api.results import HostStatus, LogLine, RankStatus, Status
+from clustertool.api.silent_caller import Progress
 from clustertool.errors import (
     AuthError,
     ClustertoolError,

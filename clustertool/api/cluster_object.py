@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
 from clustertool.actions import load_config
+from clustertool.actions.conf_file import Selection
 from clustertool.actions.find_jobs import ask_jobs, described, merged, pick, warn_of_remains
 from clustertool.actions.follow_job import Inbox, JobFollower, started
 from clustertool.actions.read_request import read_request
-from clustertool.actions.selection import Selection
 from clustertool.actions.stop_jobs import stop_how
 from clustertool.api.job_object import Job
-from clustertool.api.nested_call import refuse_nested
 from clustertool.api.plain_text import plain_errors
-from clustertool.api.progress_display import Listener, listener
-from clustertool.api.silent_caller import SilentCaller
+from clustertool.api.silent_caller import Listener, SilentCaller, listener
+from clustertool.cli.launchers.nested_launcher import Inner, effect, separating
 from clustertool.engines import registry
 from clustertool.engines.base import Submitted
 from clustertool.engines.job_request import RunWish, no_advice
@@ -33,6 +33,14 @@ from clustertool.model.planning.plan import Plan
 from clustertool.model.quantities import count
 
 Path = str | os.PathLike[str]
+# Options of the command line: keywords with other names, with lists as values, and those that are no keywords.
+_KEYWORD_NAMES = {
+    **dict.fromkeys(("gpus", "xpus", "npus"), "devices"),
+    "trainers": "workers",
+    "trainer_num": "worker_num",
+}
+_KEYWORD_LISTS = ("servers", "workers", "heter_workers")
+_NO_KEYWORDS = ("rank", "all_ranks")
 
 
 class Cluster:
@@ -302,3 +310,34 @@ def _until_started(caller: SilentCaller, fleet: Fleet, inbox: Inbox, made: Plan)
 
     for item in follower.items(caller.check, report):
         caller.log(item)
+
+
+def refuse_nested(made: Plan, folder: str = "") -> str:
+    """Raise UsageError for a plan whose trainers would start a launcher each. Else there is nothing to warn of: "".
+
+    The command line warns of it. A program does not see warnings, and such a job succeeds. folder: the workspace.
+    """
+    inner = separating(made, folder)
+    if inner is None:
+        return ""
+    fix = f"start the program itself: {_keywords(inner)}; or give nested=True if they are intended"
+    raise UsageError(effect(inner, made), fix)
+
+
+def _keywords(inner: Inner) -> str:
+    """Format the keywords of Cluster.run() that start the launcher's program in one training."""
+    if not inner.program:
+        return f"script without {inner.shown}, and nproc_per_node"
+    found: dict[str, object] = {"script": shlex.join(inner.program)}
+    env: dict[str, str] = {}
+    for option, value in inner.options:
+        key = option[2:].replace("-", "_")
+        key = _KEYWORD_NAMES.get(key, key)
+        if key == "env":
+            name, _, text = value.partition("=")
+            env[name] = text
+        elif key not in _NO_KEYWORDS:
+            found[key] = [value] if key in _KEYWORD_LISTS else int(value) if value.isdecimal() else value or True
+    if env:
+        found["env"] = env
+    return ", ".join(f"{key}={value!r}" for key, value in found.items())

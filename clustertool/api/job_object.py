@@ -11,18 +11,17 @@ from typing import Literal
 
 from clustertool.actions import load_config
 from clustertool.actions.build_report import build_report
+from clustertool.actions.conf_file import Selection
 from clustertool.actions.fetch_output import fetch_output, require_inside
 from clustertool.actions.find_jobs import attach_to, doubt, is_waiting, pick, proof, recorded, require_known, state_text
 from clustertool.actions.follow_job import BEAT, Inbox, JobFollower, NodeQueues
 from clustertool.actions.read_logs import last_lines, places_of, present, require_attempt
 from clustertool.actions.read_status import as_dict, error_of, read, unrecorded_dict
-from clustertool.actions.selection import Selection
 from clustertool.actions.stop_jobs import failures, stop_how, stop_now
 from clustertool.actions.wait_in_queue import until_started
 from clustertool.api.plain_text import plain, plain_errors
-from clustertool.api.progress_display import Listener, listener
 from clustertool.api.results import LogLine, Status, status_of
-from clustertool.api.silent_caller import SilentCaller
+from clustertool.api.silent_caller import Listener, SilentCaller, listener
 from clustertool.engines.job_request import Shown
 from clustertool.errors import ClustertoolError, JobFailed, UsageError, raise_all
 from clustertool.fleet import this_user
@@ -39,9 +38,8 @@ from clustertool.model.roles import ROLES, known
 from clustertool.model.wire.agent_requests import FollowRequest
 from clustertool.model.wire.messages import STATUS
 from clustertool.show.job_text import shared_files, stop_text
-from clustertool.show.markup import tag
-from clustertool.show.report_html import page
-from clustertool.watch import verdict
+from clustertool.show.report_html import page, tag
+from clustertool.watch import news
 from clustertool.watch.job_view import LogLines
 from clustertool.watch.sanitize import harmless
 
@@ -317,7 +315,7 @@ def _report(caller: SilentCaller, fleet: Fleet, follower: JobFollower) -> None:
 def _explained(error: ClustertoolError, status: JobStatus, fleet: Fleet) -> ClustertoolError:
     """Add its node to an error and, for a failed process, the last lines of its log."""
     outcome = status.outcome
-    first = verdict.culprit(status, outcome) if outcome else None
+    first = news.first_culprit(status, outcome) if outcome else None
     if isinstance(error, JobFailed) and first is not None:
         error.node = status.name(first.node)
         role = "" if first.role == "trainer" else f", role={first.role!r}"

@@ -5,7 +5,7 @@
 So later commands find a job without a conf.py, from any folder. A file has what a connection needs and the names of SECRETS,
 and no environment, no command and no value of a secret. It is written whole or not at all, so two commands at once never see
 half of one. A file or folder that another user can have written is refused: it decides which hosts are trusted, and a gateway
-may be a command.
+may be a command. The hosts of stored jobs take the place of HOSTS where no conf.py has them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clustertool.errors import ConfigError, UsageError
-from clustertool.fleet import job_files, this_machine, this_user
+from clustertool.fleet import this_machine, this_user
+from clustertool.fleet.this_user import NoHome
 from clustertool.model.config.cluster import KEYS, Cluster, read_cluster
 from clustertool.model.config.hosts import Host, valid_host, valid_user
 from clustertool.model.job.job_names import meant
@@ -65,7 +66,7 @@ class JobPlaces:
     """The stored jobs of this user. `directory`: by default below the user's state directory."""
 
     def __init__(self, directory: Path | None = None) -> None:
-        self._dir = (directory or job_files.default_directory()).absolute()
+        self._dir = (directory or this_user.jobs_folder()).absolute()
 
     def store(self, identity: Identity, cluster: Cluster) -> None:
         """Store where a job runs that has been started, and remove the oldest files. Raises OSError, ConfigError."""
@@ -74,7 +75,7 @@ class JobPlaces:
         about = {"asked": identity.asked, "name": identity.name, "created": identity.created}
         value = {"format": _FORMAT, "id": identity.job_id, **about, **_written(cluster)}
         files.replace(str(self._path(identity.job_id)), json.dumps(value, default=str).encode(), durable=False)
-        for path in job_files.by_age(self._dir)[:-_MOST]:
+        for path in this_user.job_files_by_age(self._dir)[:-_MOST]:
             path.unlink(missing_ok=True)
 
     def find(self, text: str) -> StoredJob | None:
@@ -85,7 +86,7 @@ class JobPlaces:
         for entry in self._read([self._path(text)] if is_job_id(text) else []):
             if not entry.asked:  # an id that the tool has made: no other job is meant
                 return entry.job()
-        stored = self._read(job_files.paths(self._dir))
+        stored = self._read(this_user.job_files(self._dir))
         found = meant(text, stored, lambda entry: (entry.id, entry.asked, entry.name))
         if any(entry.reach != found[0].reach for entry in found):
             listed = ", ".join(entry.id for entry in found[:8])
@@ -94,7 +95,7 @@ class JobPlaces:
 
     def newest(self) -> StoredJob | None:
         """Find the job that was started last. Raises ConfigError."""
-        for entry in self._read(job_files.by_age(self._dir)[-1:]):
+        for entry in self._read(this_user.job_files_by_age(self._dir)[-1:]):
             return entry.job()
         return None
 
@@ -105,7 +106,7 @@ class JobPlaces:
                 self._path(job).unlink()
 
     def _path(self, job: str) -> Path:
-        return self._dir / f"{job}{job_files.END}"
+        return self._dir / f"{job}{this_user.JOB_FILE_END}"
 
     def _check_dir(self) -> None:
         wrong = path_trust.unsafe(str(self._dir))
@@ -120,7 +121,7 @@ class JobPlaces:
         for path in paths:
             with contextlib.suppress(OSError, *_DAMAGED):
                 entry = _entry(json.loads(self._bytes(path)))
-                if entry.id == job_files.job_of(path):
+                if entry.id == this_user.job_of_file(path):
                     found.append(entry)
         return sorted(found, key=lambda entry: (entry.created, entry.id), reverse=True)
 
@@ -212,3 +213,62 @@ def _host(index: int, value: _Content) -> Host:
     ):
         raise ValueError(value)
     return Host(index, **texts, port=port or 0, twin=twin or 0, here=value["here"] is True)
+
+
+if TYPE_CHECKING:  # of all commands only those that start a job have one
+    from clustertool.model.facts import Identity
+
+
+def remember(identity: Identity, cluster: Cluster) -> str:
+    """Store the hosts of a job that has been started or queued. Returns a warning if this fails, else ""."""
+    try:
+        JobPlaces().store(identity, cluster)
+    except (OSError, ConfigError) as error:
+        why = error.what if isinstance(error, ConfigError) else f"{error.filename}: {error.strerror}"
+        return f"the hosts of this job are not stored ({why}): later commands need a conf.py or --hostfile"
+    return ""
+
+
+def forget(jobs: Iterable[str]) -> None:
+    """Remove what is stored of jobs that were removed from all their nodes."""
+    with contextlib.suppress(NoHome):
+        JobPlaces().forget(jobs)
+
+
+def other_than(job: str, conf: Cluster) -> StoredJob | None:
+    """Find the job with this id, if it ran with another engine or on hosts that a conf.py which was found does not have.
+
+    Only a complete id that the tool has made can mean a job of other hosts. Other ids and names may exist on both, and conf.py
+    goes first.
+    """
+    found = None
+    with contextlib.suppress(ConfigError):  # conf.py is enough
+        found = JobPlaces().find(job)
+    if found is None or found.cluster is None or found.id != job or found.asked or not _needed(found, True):
+        return None
+    entries = {host.entry for host in conf.hosts}
+    if conf.engine != found.cluster.engine:
+        return found
+    return None if entries.issuperset(host.entry for host in found.cluster.hosts) else found
+
+
+def without_conf(job: str) -> StoredJob | None:
+    """Find the job that is called so, for "" the one that was started last. Raises ConfigError, UsageError.
+
+    None if nothing stored is needed: for jobs of the embedded local cluster, and of this folder or one above.
+    """
+    found = None
+    with contextlib.suppress(NoHome):
+        found = JobPlaces().find(job) if job else JobPlaces().newest()
+    return found if found is not None and _needed(found, bool(job)) else None
+
+
+def _needed(job: StoredJob, named: bool) -> bool:
+    """Check whether its hosts are others than those that a command without a conf.py uses here.
+
+    named: the user named the job.
+    """
+    if job.cluster is None:
+        return False
+    top = this_machine.found(Path.cwd()) if job.here else None
+    return top is None or (named and job.cluster.root_dir != this_machine.node(top).root_dir)

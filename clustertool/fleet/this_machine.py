@@ -31,8 +31,7 @@ from clustertool.model.config.hosts import Host
 from clustertool.model.launcher_variables import SHELL_DEFAULTS, without_secret
 from clustertool.model.paths import OURS
 from clustertool.node.system import processes, programs, users
-from clustertool.ssh.channel import NO_SHELL
-from clustertool.ssh.shells import Programs, Shells
+from clustertool.ssh.channel import NO_SHELL, Programs, Shells
 
 _ADDRESS = "127.0.0.1"  # as the launchers of one machine have it
 _PACKET = 1 << 17

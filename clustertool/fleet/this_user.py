@@ -1,10 +1,13 @@
 """This user of this machine: the name, and the folders for configuration, state and cache. Without a home folder: 78.
 
+Files of stored jobs are found by their names. The import of this module is fast: completion needs no more than these.
+
 A container or an outage of a directory service leaves a user without an entry in the password file, and often without HOME.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +16,10 @@ from typing import NoReturn
 from platformdirs import user_cache_path, user_config_path, user_state_path
 
 from clustertool.errors import ConfigError
+from clustertool.model.paths import is_job_id
 from clustertool.node.system import users
+
+JOB_FILE_END = ".json"
 
 
 class NoHome(ConfigError):
@@ -88,3 +94,31 @@ def _no_home(variable: str) -> NoReturn:
     other = f", or {variable}=DIR" if variable != "HOME" else ""
     fix = f"export HOME=DIR, a folder that you can write{other} (in a container: --env HOME=DIR)"
     raise NoHome(f"this user (uid {os.getuid()}) has no home folder: HOME is not set to one", fix)
+
+
+def jobs_folder() -> Path:
+    """Return the folder of this user's stored jobs. Raises ConfigError."""
+    return state() / "jobs"
+
+
+def job_of_file(path: Path) -> str:
+    """Return the id of the job whose file this is."""
+    return path.name[: -len(JOB_FILE_END)]
+
+
+def job_files(directory: Path) -> list[Path]:
+    """List the files of stored jobs, in any order."""
+    try:
+        names = [name for name in os.listdir(directory) if name.endswith(JOB_FILE_END)]
+    except OSError:
+        return []
+    return [directory / name for name in names if is_job_id(name[: -len(JOB_FILE_END)])]
+
+
+def job_files_by_age(directory: Path) -> list[Path]:
+    """List the files of stored jobs, the oldest first."""
+    found: list[tuple[int, Path]] = []
+    for path in job_files(directory):
+        with contextlib.suppress(OSError):  # another command has removed it
+            found.append((path.lstat().st_mtime_ns, path))
+    return [path for _, path in sorted(found)]

@@ -1,7 +1,7 @@
 """Commands in messages name the program that the user typed: `clustertool` or `inv`.
 
 A node, the model and an action do not know this program. They write PROGRAM: f"{PROGRAM} jobs lists the jobs". The laptop fills
-it in where it shows a text (show/terminal.py, show/markup.py). Such a text may contain a name, a path or a line of a log.
+it in where it shows a text (show/terminal.py, show/report_html.py). Such a text may contain a name, a path or a line of a log.
 PROGRAM cannot occur in these: it begins with half of a surrogate pair. Text that was decoded from bytes has at most the halves
 U+DC80 to U+DCFF (`surrogateescape`).
 """

@@ -17,8 +17,16 @@ from clustertool.model.job.stop_result import StopResult
 from clustertool.model.quantities import count
 from clustertool.model.roles import LAUNCHERS, MPIRUN, ROLES, role_name
 from clustertool.model.wire.event_types import Event, MembershipSample
-from clustertool.watch.news import DisconnectNews, FailureNews, News, PhaseNews, RefusedNews, RevivedNews
-from clustertool.watch.verdict import culprit, errors
+from clustertool.watch.news import (
+    DisconnectNews,
+    FailureNews,
+    News,
+    PhaseNews,
+    RefusedNews,
+    RevivedNews,
+    failed_by_themselves,
+    first_culprit,
+)
 from clustertool.watch.waits import ConnectWait, Firewall, ListenWait, Wait, away_coordinator
 
 _TEXTS = {
@@ -242,7 +250,7 @@ def brief(status: JobStatus, outcome: Outcome) -> str:
     """Name the process that failed first, and its error, in few words; "" for an outcome that has no such form."""
     if outcome.state is JobState.LOST:
         return outcome.brief
-    guilty = culprit(status, outcome)
+    guilty = first_culprit(status, outcome)
     if guilty is None:
         return ""
     node = status.nodes[guilty.node].name or f"node {guilty.node}"
@@ -252,7 +260,7 @@ def brief(status: JobStatus, outcome: Outcome) -> str:
         else f"{role_name(guilty.role)} {guilty.rank} on {node}"
     )
     first = f"{name}: {short_exit(outcome.code if guilty.code is None else guilty.code, guilty.signal, guilty.note)}"
-    groups = errors(status, outcome)
+    groups = failed_by_themselves(status, outcome)
     causes = [process.role for group in groups for process in group]
     if len(causes) == 1:
         return first

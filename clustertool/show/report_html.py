@@ -6,18 +6,23 @@ The culprits and the slow ranks come first. The policy in its head forbids the b
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from html import escape
 from importlib.resources import files
+from operator import itemgetter
+from statistics import median
 
 from clustertool import __version__
 from clustertool.model.config.folded_names import fold, grouped, ranges
+from clustertool.model.hints import filled
 from clustertool.model.job.state_names import JobState, NodeState, RankState
 from clustertool.model.quantities import count, human_bytes, human_seconds
 from clustertool.model.roles import role_name
 from clustertool.show.job_text import news_text, ranks_text, role_counts, trouble_text
-from clustertool.show.markup import Child, Html, tag
-from clustertool.show.report_charts import Curve, Plot, axis, chart
+from clustertool.show.program_name import commanded
 from clustertool.watch.report_model import RankReport, ReportModel, ReportNode, Span
 from clustertool.watch.straggler import RULES
 
@@ -30,6 +35,13 @@ _QUIET = 5.0  # seconds without output that are reported
 _LISTED = 6  # stragglers listed at the top, and last lines
 _LEAST = 0.1  # least cores of a chart's scale: below that, single clock ticks would fill the chart
 _GOING = (JobState.STARTING, JobState.RUNNING)
+Child = object  # Html, text, a number, None, or a list of these
+Curve = Sequence[tuple[float, float]]
+_CHART_WIDTH, _CHART_HEIGHT = 1000, 100
+_CHART_FULL = 95  # of the height, so that the highest value does not lie on the frame
+_CROWD = 24  # lines, over which all that are not special become a band
+_BAND_PLACES = 100  # of a band
+_TICK_STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 43200, 86400)
 
 
 def page(story: ReportModel, made: float) -> str:
@@ -440,3 +452,114 @@ def _percent(value: float) -> str:
 
 def _date(t: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(t))
+
+
+class Html(str):
+    """Markup that was made here. A value that is not Html is text and is escaped: the output of a program is never markup."""
+
+    __slots__ = ()
+
+
+def tag(name: str, *children: Child, **attributes: object) -> Html:
+    """Create an element of HTML: tag("td", 3, class_="num") is <td class="num">3</td>.
+
+    Attributes that are None are left out, `_` reads `-`.
+    """
+    given = ((key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items() if value is not None)
+    inside = "".join(f' {key}="{escape(str(value))}"' for key, value in given)
+    return Html(f"<{name}{inside}>{_escaped(children)}</{name}>")
+
+
+def _escaped(children: Child) -> Html:
+    if isinstance(children, Html):
+        return children
+    if children is None:
+        return Html("")
+    if isinstance(children, (list, tuple)):
+        return Html("".join(map(_escaped, children)))
+    return Html(escape(filled(str(children), commanded())))
+
+
+@dataclass(frozen=True)
+class Plot:
+    """`kind` is a CSS class: "" is one of many, others are highlighted."""
+
+    curve: Curve
+    name: str
+    kind: str = ""
+
+
+def chart(title: str, lines: Sequence[Plot], end: float, unit: Callable[[float], str], top: float = 0.0) -> Html:
+    """Draw curves over [0, end] seconds and [0, top or their highest].
+
+    More than a few become a band: lowest, median, highest.
+    """
+    drawn = [line for line in lines if line.curve]
+    if not drawn:
+        return tag("figure", tag("figcaption", title), tag("p", "nothing recorded", class_="none"), class_="chart")
+    top = top or max(value for line in drawn for _, value in line.curve) or 1.0
+    plain, special = [line for line in drawn if not line.kind], [line for line in drawn if line.kind]
+    shapes = _band(plain, end, top) if len(plain) > _CROWD else [_chart_line(line, end, top) for line in plain]
+    shapes += [_chart_line(line, end, top) for line in special]
+    box = f"0 0 {_CHART_WIDTH} {_CHART_HEIGHT}"
+    svg = tag("svg", *shapes, viewBox=box, preserveAspectRatio="none", role="img", aria_label=title)
+    caption = tag("figcaption", title, tag("b", unit(top)))
+    return tag("figure", caption, tag("div", svg, class_="plot"), axis(end), class_="chart")
+
+
+def axis(end: float) -> Html:
+    """Draw the times below a chart."""
+    marks = [tag("span", human_time(t), style=f"left:{100 * t / end:.2f}%") for t in ticks(end)]
+    return tag("div", *marks, class_="axis")
+
+
+def ticks(end: float, most: int = 6) -> list[float]:
+    """Round times from 0, at most a handful, without those whose label would not fit."""
+    step: float = next((step for step in _TICK_STEPS if end / step <= most), 0)
+    while not step or end / step > most:
+        step = step * 2 if step else _TICK_STEPS[-1]
+    return [n * step for n in range(int(0.96 * end / step) + 1)]
+
+
+def human_time(t: float) -> str:
+    """Format the position of a tick: 0, 30 s, 5 min, 2 h, 3 d."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
+        if t >= size and t % size == 0:
+            return f"{t / size:.0f} {unit}"
+    return human_seconds(t) if t else "0"
+
+
+def _chart_line(line: Plot, end: float, top: float) -> Html:
+    points = [_chart_point(t, value, end, top) for t, value in line.curve]
+    path = f"M{points[0]}h1" if len(points) == 1 else f"M{points[0]}L{' '.join(points[1:])}"
+    return tag("path", tag("title", line.name), d=path, class_=f"line {line.kind}".rstrip())
+
+
+def _band(lines: Sequence[Plot], end: float, top: float) -> list[Html]:
+    lowest, middle, highest = band([line.curve for line in lines], end)
+    if not middle:
+        return []
+    around = [*highest, *reversed(lowest)]
+    outline = "M" + "L".join(_chart_point(t, value, end, top) for t, value in around) + "Z"
+    name = f"{len(lines)} lines: lowest to highest, and the median"
+    around_all = tag("path", tag("title", name), d=outline, class_="band")
+    return [around_all, _chart_line(Plot(middle, "median", "middle"), end, top)]
+
+
+def band(curves: Sequence[Curve], end: float, places: int = _BAND_PLACES) -> tuple[Curve, Curve, Curve]:
+    """Lowest, median and highest value at evenly spaced times; a curve counts only while it lasts."""
+    found: list[list[tuple[float, float]]] = [[], [], []]
+    for place in range(places + 1):
+        t = end * place / places
+        lasting = [curve for curve in curves if curve[0][0] <= t <= curve[-1][0] + end / places]
+        values = [curve[bisect_right(curve, t, key=itemgetter(0)) - 1][1] for curve in lasting]
+        if values:
+            for part, value in zip(found, (min(values), median(values), max(values))):
+                part.append((t, value))
+    return found[0], found[1], found[2]
+
+
+def _chart_point(t: float, value: float, end: float, top: float) -> str:
+    x = min(max(t / end, 0.0), 1.0) * _CHART_WIDTH
+    y = _CHART_HEIGHT - min(max(value / top, 0.0), 1.0) * _CHART_FULL
+    return f"{x:.0f} {y:.1f}"

@@ -16,7 +16,7 @@ from clustertool.model.job.outcome import describe_exit
 from clustertool.model.job.state_names import JobState, NodeState, StartReason
 from clustertool.model.quantities import count, human_bytes, human_seconds
 from clustertool.model.roles import LAUNCHERS
-from clustertool.show.errors import for_node, joined_fix
+from clustertool.show.error_text import for_node, joined_fix
 from clustertool.show.table import Cell, Narrow, table
 from clustertool.show.terminal import Terminal
 

@@ -6,8 +6,8 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import paramiko
 
@@ -232,3 +232,36 @@ class Greeting:
     def _endless(self) -> PreflightError:
         what = f"the login shell prints too much (more than {MOST_BYTES >> 10} KiB)"
         return PreflightError(what, SHELL_FIX, self._node)
+
+
+class Shells(Protocol):
+    """A link that opens shells on a node, or programs without one: an ssh connection, or a link of another kind.
+
+    node: its name. alive: whether new channels can be opened. A channel has the functions of paramiko's that are used, and
+    behind it is a POSIX shell. noise: a regular expression of what the link may write to stderr after the end of a command.
+    no_shell: what happened, and the fix, where the shell does not start.
+    """
+
+    @property
+    def node(self) -> str: ...
+
+    @property
+    def noise(self) -> bytes: ...
+
+    @property
+    def no_shell(self) -> tuple[str, str]: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    def channel(self, *, window: int = 0, timeout: float = 10.0) -> Any: ...
+
+    def lost(self, why: str) -> Unreachable: ...
+
+
+@runtime_checkable
+class Programs(Shells, Protocol):
+    """A link that starts a program itself, so that the node needs no shell for it."""
+
+    def program(self, argv: Sequence[str], *, window: int = 0, timeout: float = 10.0) -> Any:
+        """Open a channel to the program."""

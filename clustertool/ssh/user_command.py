@@ -22,6 +22,8 @@ from clustertool.ssh.channel import (
     KEEP,
     MOST_BYTES,
     Output,
+    Programs,
+    Shells,
     discard,
     guarded,
     late_login,
@@ -29,7 +31,6 @@ from clustertool.ssh.channel import (
     shown_end,
 )
 from clustertool.ssh.parallel import in_background
-from clustertool.ssh.shells import Programs, Shells
 
 # The shell that runs this ($$) leads the session. It and each `cat` live until all that write to the output have ended. `watch`
 # reads stdin, which ends with the connection. It signals the process group, where only the command does not ignore TERM, and

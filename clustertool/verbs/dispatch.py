@@ -26,7 +26,7 @@ from clustertool.model.planning.plan import given_facts
 from clustertool.model.quantities import count, human_bytes
 from clustertool.model.wire.agent_answers import VerifyAnswer
 from clustertool.model.wire.messages import VERIFY
-from clustertool.show.errors import exit_json
+from clustertool.show.error_text import exit_json
 from clustertool.verbs import signals
 from clustertool.verbs.verb import Call, User, one_of
 

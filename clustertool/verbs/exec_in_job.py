@@ -18,9 +18,9 @@ from clustertool.model.job.state import JobStatus
 from clustertool.model.roles import role_name
 from clustertool.model.wire.messages import RANK_SESSION, STATUS
 from clustertool.ssh import terminal_session
+from clustertool.ssh.channel import Shells
 from clustertool.ssh.connection import SshLink
 from clustertool.ssh.parallel import each
-from clustertool.ssh.shells import Shells
 from clustertool.ssh.user_command import Commands
 from clustertool.verbs import signals
 from clustertool.verbs.exec import TypedCommand, ended_by_signals

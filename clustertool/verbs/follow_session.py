@@ -50,13 +50,12 @@ from clustertool.model.paths import ENDPOINTS, JobPaths, endpoints_log
 from clustertool.model.quantities import count
 from clustertool.model.wire.agent_answers import StopAnswer
 from clustertool.model.wire.agent_requests import FollowWanted, StopHow
-from clustertool.show.errors import reason
+from clustertool.show.error_text import reason
 from clustertool.show.job_text import abort_line, brief, news_text, remains_text, show_results, stop_text, victims_line
-from clustertool.show.prefix import RankLines, prefix
-from clustertool.show.terminal import ReaderGone
+from clustertool.show.terminal import RankLines, ReaderGone, prefix
 from clustertool.verbs import signals
 from clustertool.verbs.verb import Call
-from clustertool.watch import verdict
+from clustertool.watch import news
 from clustertool.watch.job_view import Item, JobView, LogLines, LogPiece
 from clustertool.watch.news import PhaseNews
 
@@ -419,7 +418,7 @@ def _show_failures(call: Call, fleet: Fleet, follow: FollowSession, hide: Hide) 
         call.terminal.note(abort_line(status, outcome))
         if not printed:
             call.terminal.error(outcome.reason)
-        for alike in verdict.errors(status, outcome)[:_MOST_ERRORS]:
+        for alike in news.failed_by_themselves(status, outcome)[:_MOST_ERRORS]:
             lines = _show_last_lines(call, fleet, follow, hide, alike)
             if error is not None and not error.fix:
                 error.fix = _missing_module(lines, follow.watch.status.name(alike[0].node), fleet.cluster.job_python)

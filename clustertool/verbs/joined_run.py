@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from clustertool import errors
+from clustertool.actions import join_job
 from clustertool.actions.follow_job import Inbox
-from clustertool.actions.joining import join_job
 from clustertool.engines.job_request import RunRequest, Shown, check_ranks
 from clustertool.errors import AuthError, ClustertoolError, InternalError, NotFound, as_one
 from clustertool.fleet.fleet import Fleet, stop_everywhere
@@ -34,7 +34,7 @@ from clustertool.model.wire.agent_answers import StopAnswer
 from clustertool.model.wire.agent_requests import StopHow
 from clustertool.model.wire.messages import LEAVE
 from clustertool.show.plan_view import plan_tables
-from clustertool.show.prefix import RankLines
+from clustertool.show.terminal import RankLines
 from clustertool.verbs import signals
 from clustertool.verbs.follow_session import Ending, FollowSession, copy_of_logs, logs_to_show, prepare_log_folder
 from clustertool.verbs.run import detached, follow_to_end

@@ -24,9 +24,8 @@ from clustertool.model.masking import mask
 from clustertool.model.quantities import human_bytes
 from clustertool.model.wire.agent_requests import FollowRequest
 from clustertool.model.wire.messages import FOLLOW, LIST_FILES, STATUS
-from clustertool.show.prefix import RankLines, widest
 from clustertool.show.table import table
-from clustertool.show.terminal import Terminal
+from clustertool.show.terminal import RankLines, Terminal, widest
 from clustertool.ssh.parallel import each
 from clustertool.verbs import signals
 from clustertool.verbs.follow_session import FollowSession, logs_to_show

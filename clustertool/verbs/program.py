@@ -24,7 +24,7 @@ from clustertool.cli import completion, help_text, parser
 from clustertool.cli.options import Positional, Verb
 from clustertool.cli.verb_table import ABOUT, COMMON, EXAMPLES, HELP, VERBS
 from clustertool.errors import ClustertoolError, UsageError
-from clustertool.fleet import job_files
+from clustertool.fleet import this_user
 from clustertool.model.config.hosts import read_hosts, valid_host
 from clustertool.model.paths import is_job_id
 
@@ -123,7 +123,7 @@ def job_names() -> list[str]:
     files = _stored_jobs()[::-1]
     contents = map(_stored_job, files[:_MOST_FILES])
     names = [str(content.get(key, "")) for content in contents for key in ("asked", "name")]
-    return list(dict.fromkeys([*map(job_files.job_of, files), *filter(is_job_id, names)]))
+    return list(dict.fromkeys([*map(this_user.job_of_file, files), *filter(is_job_id, names)]))
 
 
 def host_names() -> list[str]:
@@ -144,7 +144,7 @@ _VALUES: Mapping[str, Callable[[], list[str]]] = {
 def _stored_jobs() -> list[Path]:
     """List the files of stored jobs, the oldest first; none for a user without a home folder."""
     with contextlib.suppress(ClustertoolError):
-        return job_files.by_age(job_files.default_directory())
+        return this_user.job_files_by_age(this_user.jobs_folder())
     return []
 
 

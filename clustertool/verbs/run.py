@@ -44,12 +44,11 @@ from clustertool.model.planning.environment import literal
 from clustertool.model.planning.plan import Plan, as_dict
 from clustertool.model.quantities import count, human_bytes
 from clustertool.model.wire.agent_requests import FollowWanted, StopHow
-from clustertool.show.errors import exit_json
+from clustertool.show.error_text import exit_json
 from clustertool.show.job_text import shared_files, show_results
 from clustertool.show.plan_view import configuration, environments, plan_tables
-from clustertool.show.prefix import RankLines
 from clustertool.show.status_view import reserved_text
-from clustertool.show.terminal import Terminal
+from clustertool.show.terminal import RankLines, Terminal
 from clustertool.verbs import signals
 from clustertool.verbs.follow_session import (
     DetachKey,

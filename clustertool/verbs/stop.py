@@ -24,7 +24,7 @@ from clustertool.actions.stop_jobs import LISTING, ByJob, Stopped, by_engine, fa
 from clustertool.engines.base import Answers as EngineAnswers
 from clustertool.engines.base import Description, Engine, EngineState
 from clustertool.errors import ClustertoolError, PreflightError, Survivors, UsageError, as_one, raise_all
-from clustertool.fleet import stored_hosts
+from clustertool.fleet import job_places
 from clustertool.fleet.fleet import LAG, Fleet
 from clustertool.model.config.folded_names import fold, gather
 from clustertool.model.hints import PROGRAM
@@ -35,7 +35,7 @@ from clustertool.model.quantities import count, human_bytes
 from clustertool.model.wire.agent_answers import CleanAnswer, JobsAnswer
 from clustertool.model.wire.agent_requests import CleanRequest, StopHow
 from clustertool.model.wire.messages import CLEAN
-from clustertool.show.errors import exit_json
+from clustertool.show.error_text import exit_json
 from clustertool.show.job_text import stop_text
 from clustertool.show.program_name import commanded
 from clustertool.verbs.jobs import engine_of
@@ -224,7 +224,7 @@ def clean(call: Call) -> None:
         if not call.given.dry and not fleet.failed:
             gone = set(removed) - {name for names in kept.values() for name in names}
             engine.forget(gone)
-            stored_hosts.forget(gone)
+            job_places.forget(gone)
         if call.json:
             more = {"not_ended": spared} if spared else {}
             call.answer({"removed": removed, "running": running, "freed": freed, "kept": kept, **more})

@@ -18,14 +18,14 @@ from dataclasses import fields
 from types import SimpleNamespace
 
 from clustertool import __version__
-from clustertool.actions.selection import Selection
+from clustertool.actions.conf_file import Selection
 from clustertool.cli.options import Verb
 from clustertool.engines.caller import DispatchView, WorkView
 from clustertool.errors import ClustertoolError, InternalError, UsageError
 from clustertool.model.config.folded_names import fold
 from clustertool.model.quantities import DURATIONS, human_seconds, seconds_of
 from clustertool.model.roles import ROLES, known
-from clustertool.show.errors import exit_json, show_error
+from clustertool.show.error_text import exit_json, show_error
 from clustertool.show.program_name import typed
 from clustertool.show.terminal import Terminal
 from clustertool.ssh.prompter import Person

@@ -12,9 +12,8 @@ from clustertool.model.paths import JobPaths
 from clustertool.model.roles import ROLES, role_name
 from clustertool.model.wire.event_types import Event
 from clustertool.model.wire.stream_messages import LogFrame, StreamFrame
-from clustertool.watch.failures import Failures
 from clustertool.watch.lines import Lines
-from clustertool.watch.news import EventNews, News, PhaseNews, RefusedNews
+from clustertool.watch.news import EventNews, Failures, News, PhaseNews, RefusedNews
 from clustertool.watch.waits import Wait, due, waits
 
 _LONGEST = 16 << 20  # bytes of one line

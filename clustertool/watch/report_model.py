@@ -22,7 +22,7 @@ from clustertool.model.job.usage import rates
 from clustertool.model.masking import Hide
 from clustertool.model.wire.agent_answers import MachineCurve, RankCurve, RankPlan, ReportAnswer
 from clustertool.model.wire.stream_messages import EventsFrame
-from clustertool.watch import verdict
+from clustertool.watch import news
 from clustertool.watch.job_view import JobView
 from clustertool.watch.lines import excerpt
 from clustertool.watch.news import News
@@ -170,7 +170,7 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
     there = [rank for rank in ranks if rank.spans and rank.state is not RankState.LOST]
     behind = stragglers([_pace(rank, known.get(rank.key)) for rank in there])
     outcome, container = status.outcome, container_of(event for a in answers.values() for event in a["events"])
-    guilty = verdict.culprit(status, outcome) if outcome else None
+    guilty = news.first_culprit(status, outcome) if outcome else None
     return ReportModel(
         job=status.job,
         state=status.state,
@@ -199,7 +199,7 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
 def _headline(status: JobStatus) -> Sequence[Key]:
     """Choose the processes that the headline names."""
     outcome = status.outcome
-    groups = verdict.errors(status, outcome) if outcome else []
+    groups = news.failed_by_themselves(status, outcome) if outcome else []
     return [process.key for process in groups[0]] if groups else outcome.culprits if outcome else ()
 
 

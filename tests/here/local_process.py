@@ -42,7 +42,7 @@ from clustertool.engines.known_engines import Capabilities, EngineEntry, registe
 from clustertool.engines.send_workspace import portions, send
 from clustertool.engines.ssh.ssh_engine import SshEngine
 from clustertool.errors import ConfigError, raise_all
-from clustertool.fleet import stored_hosts
+from clustertool.fleet import job_places
 from clustertool.fleet.agent_client import Sink
 from clustertool.fleet.fleet import Fleet, carry_out
 from clustertool.fleet.identity import identity, job_id
@@ -129,7 +129,7 @@ class LocalStart(Starter):
         write_state(folder, EngineState.QUEUED, "waits for its turn")
         argv = [sys.executable, __file__, str(folder)]
         subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True, stdout=subprocess.DEVNULL)
-        stored_hosts.remember(made.identity, request.cluster)
+        job_places.remember(made.identity, request.cluster)
         return Submitted(made.job_id)
 
 

@@ -14,7 +14,7 @@ from clustertool.errors import BadAnswer, NodeLost
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.shape import Malformed, check_of
 from clustertool.model.wire.agent_answers import GlanceAnswer
-from clustertool.show.errors import show_error
+from clustertool.show.error_text import show_error
 from clustertool.show.terminal import Terminal
 from clustertool.show.top_view import Screen, View
 from clustertool.watch.sanitize import harmless_lines

@@ -34,7 +34,7 @@ from clustertool.api import (
     Terminated,
     UsageError,
 )
-from clustertool.fleet import stored_hosts, this_machine
+from clustertool.fleet import job_places, this_machine
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.wire.messages import LAUNCH, UNPLACE, Request
 from clustertool.ssh.parallel import Gathered
@@ -319,7 +319,7 @@ def test_whatever_ends_run_ends_what_was_started(site: MakeSite, when: str, monk
         raise SystemExit(3)
 
     if when == "when it has started":
-        monkeypatch.setattr(stored_hosts, "remember", ends)
+        monkeypatch.setattr(job_places, "remember", ends)
     else:
         ask = Fleet.ask
 

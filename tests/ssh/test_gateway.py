@@ -15,7 +15,7 @@ from paramiko.common import cMSG_CHANNEL_DATA
 
 from clustertool.errors import AuthError, Unreachable
 from clustertool.model.config.cluster import Cluster, read_cluster
-from clustertool.ssh import login
+from clustertool.ssh import connection
 from clustertool.ssh.connection import SshLink
 from clustertool.ssh.parallel import each
 from tests.ssh import sshd
@@ -51,7 +51,7 @@ def test_all_nodes_share_one_connection_to_the_bastion(start: Start, ssh_keys: s
     close_all(some[:4])
     assert run_user_command(some[4], "echo up", 10).stdout == b"up\n"
     close_all(some)
-    assert not login.Bastion._all
+    assert not connection.Bastion._all
     until(lambda: len(bastion.alive()) == 1)
 
 
@@ -104,7 +104,7 @@ def test_bastion_that_refuses_is_named_once_per_node_and_tried_once(
         assert isinstance(error, AuthError) and error.node == cluster.hosts[number].name
         assert f"the gateway {bastion.address}" in error.what
     assert bastion.log().count("Connection from") == 1
-    login.Bastion._all.clear()
+    connection.Bastion._all.clear()
 
 
 def test_bastion_that_is_away_costs_one_timeout(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None:
@@ -118,7 +118,7 @@ def test_bastion_that_is_away_costs_one_timeout(start: Start, ssh_keys: sshd.Key
         got = open_all(cluster.hosts, cluster)
         assert time.monotonic() - begin < 11, "one after another they would need 12 s"
     assert len(got.failed) == 12 and all("the gateway 127.0.0.1" in error.what for error in got.failed.values())
-    login.Bastion._all.clear()
+    connection.Bastion._all.clear()
 
 
 def test_changed_key_of_the_bastion(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None:
@@ -128,7 +128,7 @@ def test_changed_key_of_the_bastion(start: Start, ssh_keys: sshd.Keys, laptop: P
     )
     with pytest.raises(AuthError, match="the gateway.*host key has changed"):
         SshLink(cluster.hosts[0], cluster)
-    login.Bastion._all.clear()
+    connection.Bastion._all.clear()
 
 
 def test_node_that_the_bastion_cannot_reach(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None:
@@ -136,7 +136,7 @@ def test_node_that_the_bastion_cannot_reach(start: Start, ssh_keys: sshd.Keys, l
     node.stop()
     with pytest.raises(Unreachable, match="cannot reach 127.0.0.2"):
         SshLink(cluster.hosts[0], cluster)
-    assert not login.Bastion._all
+    assert not connection.Bastion._all
 
 
 def test_bastion_that_forbids_forwarding(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None:

@@ -15,10 +15,9 @@ import pytest
 from cases import cluster_of, plan_of
 
 from clustertool.api import Cluster, Job, JobFailed, JobState, NotFound, Progress, Several, StillRunning, job_object
-from clustertool.api.nested_call import refuse_nested
+from clustertool.api.cluster_object import refuse_nested
 from clustertool.api.plain_text import plain_errors
-from clustertool.api.progress_display import listener
-from clustertool.api.silent_caller import SilentCaller
+from clustertool.api.silent_caller import SilentCaller, listener
 from clustertool.cli.shared_options import RUN
 from clustertool.engines import known_engines
 from clustertool.errors import ConfigError, DataError, PreflightError, Unreachable, UsageError

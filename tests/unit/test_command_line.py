@@ -17,7 +17,7 @@ from clustertool.cli.options import FLAG, MANY, Opt, Positional, Verb
 from clustertool.cli.parser import did_you_mean
 from clustertool.cli.verb_table import COMMON, HELP, VERBS
 from clustertool.errors import UsageError
-from clustertool.fleet import job_files
+from clustertool.fleet import this_user
 from clustertool.verbs import program
 
 CLUSTERTOOL = str(Path(sys.executable).parent / "clustertool")
@@ -301,7 +301,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    folder = job_files.default_directory()
+    folder = this_user.jobs_folder()
     folder.mkdir(parents=True)
     for age, (job, content) in enumerate(
         [

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from clustertool.actions import load_config
-from clustertool.actions.selection import Selection
+from clustertool.actions.conf_file import Selection
 from clustertool.errors import ConfigError, UsageError
 from clustertool.model.config.cluster import KEYS, Cluster, read_cluster
 from clustertool.model.config.hosts import Host, expand, read_hosts

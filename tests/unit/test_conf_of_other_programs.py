@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from clustertool.actions import load_config
-from clustertool.actions.selection import Selection
+from clustertool.actions.conf_file import Selection
 from clustertool.errors import ConfigError, UsageError
 
 OTHERS = {

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from clustertool.actions import load_config, load_workspace
+from clustertool.actions.conf_file import Selection
 from clustertool.actions.read_request import read_request
-from clustertool.actions.selection import Selection
 from clustertool.engines import known_engines
 from clustertool.engines.job_request import RunRequest, RunWish
 from clustertool.engines.job_toml import engine_table, job_toml

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from clustertool.actions import load_config
+from clustertool.actions.conf_file import Selection
 from clustertool.actions.find_jobs import described, merged
 from clustertool.actions.read_request import read_request
-from clustertool.actions.selection import Selection
 from clustertool.engines import known_engines, registry
 from clustertool.engines.base import Description, EngineState, ExportWish
 from clustertool.engines.job_request import RunWish

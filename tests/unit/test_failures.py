@@ -13,10 +13,9 @@ from clustertool.model.hints import PROGRAM
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.shape import read
 from clustertool.show import job_text
-from clustertool.show.errors import exit_json, show_error
-from clustertool.show.prefix import RankLines
-from clustertool.show.terminal import Terminal
-from clustertool.watch import verdict
+from clustertool.show.error_text import exit_json, show_error
+from clustertool.show.terminal import RankLines, Terminal
+from clustertool.watch import news
 from clustertool.watch.job_view import JobView
 from clustertool.watch.news import News
 
@@ -261,7 +260,9 @@ def test_the_exit_line_names_the_failed_and_its_error(failures: tuple[Event, ...
     status, outcome = follower.watch.status, follower.watch.status.outcome
     assert outcome is not None and follower.watch.printed(outcome)
     assert job_text.brief(status, outcome) == brief
-    assert len(verdict.errors(status, outcome)) == len({(event["code"], event["signal"]) for event in failures})
+    assert len(news.failed_by_themselves(status, outcome)) == len(
+        {(event["code"], event["signal"]) for event in failures}
+    )
 
 
 def test_a_lost_node_is_printed_once() -> None:

@@ -19,9 +19,9 @@ from clustertool.cli.parser import spellings, split
 from clustertool.cli.verb_table import VERBS
 from clustertool.errors import NotFound, as_wire, from_wire
 from clustertool.model.hints import PROGRAM
-from clustertool.show.errors import exit_json, show_error
-from clustertool.show.markup import tag
+from clustertool.show.error_text import exit_json, show_error
 from clustertool.show.program_name import commanded, typed
+from clustertool.show.report_html import tag
 from clustertool.show.table import table
 from clustertool.show.terminal import Terminal
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.show.markup import Html, tag
-from clustertool.show.report_charts import Plot, band, chart, human_time, ticks
-from clustertool.show.report_html import folded, page
+from clustertool.show.report_html import Html, Plot, band, chart, folded, human_time, page, tag, ticks
 from tests.unit.reports import BEGAN, CULPRIT, answers, story_of
 
 EVIL = "</pre></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&lt;"

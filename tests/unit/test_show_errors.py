@@ -18,7 +18,7 @@ from clustertool.errors import (
     Unreachable,
     UsageError,
 )
-from clustertool.show.errors import exit_json, show_error
+from clustertool.show.error_text import exit_json, show_error
 from clustertool.show.terminal import Terminal
 
 

@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.show.prefix import RankLines, prefix, widest
-from clustertool.show.terminal import ReaderGone, Terminal, colour_of
+from clustertool.show.terminal import RankLines, ReaderGone, Terminal, colour_of, prefix, widest
 
 ROOT = Path(__file__).resolve().parents[2]
 TALK = """
 from clustertool.show.terminal import Terminal
-from clustertool.show.prefix import RankLines
+from clustertool.show.terminal import RankLines
 terminal = Terminal()
 terminal.line("a line", "green")
 terminal.warn("a warning")

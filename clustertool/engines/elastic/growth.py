@@ -10,7 +10,7 @@ from clustertool.engines import preflight
 from clustertool.engines.caller import Caller
 from clustertool.engines.elastic.member_join import ANSWER, STARTED, common_file, join_node
 from clustertool.errors import ClustertoolError, NotFound, raise_all
-from clustertool.fleet import stored_hosts
+from clustertool.fleet import job_places
 from clustertool.fleet.fleet import Fleet, module_request
 from clustertool.model.config.hosts import Host
 from clustertool.model.hints import PROGRAM
@@ -109,6 +109,6 @@ class Growth:
         new = [host for host in hosts if self._known(host) is None]
         if new:
             listed = tuple(replace(host, index=number) for number, host in enumerate((*known, *new)))
-            problem = stored_hosts.remember(common.identity, replace(self._fleet.cluster, hosts=listed))
+            problem = job_places.remember(common.identity, replace(self._fleet.cluster, hosts=listed))
             if problem:
                 self._caller.warn(problem)

@@ -18,7 +18,7 @@ from clustertool.engines.kubernetes.kubernetes_engine import KubernetesEngine
 from clustertool.engines.kubernetes.submitted_objects import SubmittedObjects, documents
 from clustertool.engines.queued_request import expected_plan, refuse_lease, refuse_options, with_usual_command
 from clustertool.errors import ClustertoolError, PreflightError, UsageError
-from clustertool.fleet import stored_hosts
+from clustertool.fleet import job_places
 from clustertool.fleet.identity import identity, job_id
 from clustertool.model.config.job import read_job
 from clustertool.model.container.container_settings import NO_CONTAINER
@@ -155,7 +155,7 @@ class KubernetesStart(Starter):
                 caller.note(f"job {job}: removing its objects")
                 objects.undo()
                 raise
-        problem = stored_hosts.remember(self._identity, self._request.cluster)
+        problem = job_places.remember(self._identity, self._request.cluster)
         if problem:
             caller.warn(problem)
         return Submitted(job)

@@ -29,7 +29,7 @@ from clustertool.engines.slurm.slurm_check import of_login_host
 from clustertool.engines.slurm.slurm_engine import SlurmEngine
 from clustertool.engines.slurm.slurm_host import SlurmHost, advice, message
 from clustertool.errors import ClustertoolError, Interrupted, PreflightError, Terminated, UsageError, raise_all
-from clustertool.fleet import stored_hosts
+from clustertool.fleet import job_places
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.identity import identity, job_id
 from clustertool.fleet.joining import join_bundle, join_process
@@ -213,7 +213,7 @@ class SlurmStart(Starter):
             self._take_back(slurm.patient, job, error)
             raise
         engine.caller.note(f"job {job} is {'step' if self._allocation else 'Slurm job'} {number}")
-        problem = stored_hosts.remember(self._identity, request.cluster)
+        problem = job_places.remember(self._identity, request.cluster)
         if problem:
             engine.caller.warn(problem)
         return Submitted(job)

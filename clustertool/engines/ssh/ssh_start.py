@@ -20,7 +20,7 @@ from clustertool.engines.preflight import Examined
 from clustertool.engines.send_workspace import needs, portions, send_as_found
 from clustertool.engines.ssh.one_command import OneCommand
 from clustertool.errors import ClustertoolError, DeviceInUse, PortInUse, PreflightError, only, raise_all, singles
-from clustertool.fleet import node_bundle, shared_roots, stored_hosts
+from clustertool.fleet import job_places, node_bundle, shared_roots
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.fleet.fleet import Answers, Fleet, carry_out, devices_of, module_request
 from clustertool.fleet.identity import identity, job_id
@@ -110,7 +110,7 @@ class SshStart(Starter):
 
     def _remember(self, made: Plan) -> None:
         """Later commands find the job without a conf.py."""
-        problem = stored_hosts.remember(made.identity, replace(made.cluster, hosts=self._fleet.cluster.hosts))
+        problem = job_places.remember(made.identity, replace(made.cluster, hosts=self._fleet.cluster.hosts))
         if problem:
             self._engine.caller.warn(problem)
 
