@@ -11,12 +11,14 @@ import threading
 import time
 from collections import namedtuple
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
+from websocket import WebSocket
 
 from clustertool.engines.kubernetes.api.api_errors import AlreadyExists
 from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
-from clustertool.engines.kubernetes.api.pod_channel import WebsocketMessages, exit_code
+from clustertool.engines.kubernetes.api.pod_channel import PodChannel, exit_code
 from clustertool.errors import AuthError, ConfigError, NotFound, PreflightError, Unreachable
 from tests.kubernetes.kubeconfigs import kubeconfig
 
@@ -331,17 +333,65 @@ def test_the_table_of_engines_and_verbs_does_not_import_the_client():
     assert done.stdout == "False\n"
 
 
-def test_messages_are_taken_out_of_any_pieces():
-    data = (
-        frame(b"\1" + b"x" * 200) + b"\x02\x02\1a" + b"\x89\x00" + b"\x80\x01b"
-    )  # a message in two parts with a ping between
-    for size in (1, 7, len(data)):
-        messages, found = WebsocketMessages(), []
-        for at in range(0, len(data), size):
-            found += messages.feed(data[at : at + size])
-        assert found == [(2, b"\1" + b"x" * 200), (9, b""), (2, b"\1ab")]
-    with pytest.raises(ValueError, match="not valid"):
-        WebsocketMessages().feed(b"\x82\xff" + b"\xff" * 8)
+@pytest.fixture
+def ends():
+    """A channel, and the other end of its connection, which is that of the server."""
+    ours, theirs = socket.socketpair()
+    websocket = WebSocket()
+    websocket.sock = ours
+    websocket.handshake_response = SimpleNamespace(subprotocol="v5.channel.k8s.io")
+    channel = PodChannel(websocket)
+    channel.settimeout(20)
+    yield channel, theirs
+    channel.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_messages_are_taken_out_of_any_pieces(ends, size):
+    channel, server = ends
+    in_two = b"\x02\x02\1a" + b"\x89\x01p" + b"\x80\x01b"  # a message in two frames, with a ping between them
+    data = frame(b"\1" + b"x" * 200) + in_two
+    for at in range(0, len(data), size):
+        server.sendall(data[at : at + size])
+    found = b""
+    while len(found) < 202:
+        found += channel.recv(1000)
+    assert found == b"x" * 200 + b"ab"
+    server.settimeout(20)
+    first, masked = server.recv(2)
+    assert (first, masked) == (0x8A, 0x81), "the ping was not answered"
+
+
+@pytest.mark.parametrize(
+    "wrong", [b"\x82\xff" + b"\xff" * 20, b"\xf2\x00", b"\x8b\x00", b"\x82\x7f" + bytes(4) + b"\2\0\0\1a"]
+)
+def test_a_frame_that_is_not_valid_or_too_large_ends_the_channel(ends, wrong):
+    channel, server = ends
+    server.sendall(wrong)
+    assert channel.status_event.wait(20)
+    assert channel.recv_stderr(100).startswith(b"the connection to the pod broke: ")
+    assert channel.exit_status == -1
+
+
+def test_a_reader_that_is_slow_holds_up_an_endless_log(ends):
+    """The channel keeps a bounded part of it, and what it sends goes out meanwhile."""
+    channel, server = ends
+    piece, server_sent = frame(b"\1" + b"x" * 60_000), 0
+    server.settimeout(2)
+    with pytest.raises(TimeoutError):
+        while True:
+            server.sendall(piece)
+            server_sent += 60_000
+    assert 4 << 20 < server_sent < 20 << 20
+    channel.sendall(b"stdin")
+    assert server.recv(2) == b"\x82\x86"
+    channel.settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        channel.recv_stderr(1)
+    found = 0
+    while found < server_sent:
+        found += len(channel.recv(1 << 20))
 
 
 def test_the_final_status_is_read_as_input_of_others():

@@ -27,7 +27,9 @@ from clustertool.ssh.parallel import each
 
 try:
     import urllib3
+    from kubernetes.stream.ws_client import WSClient
     from urllib3.exceptions import HTTPError, NameResolutionError, SSLError
+    from websocket import WebSocketException
 except ImportError:  # the extra is not installed, see kube_credentials.py
     urllib3 = None  # type: ignore[assignment]
 
@@ -43,6 +45,7 @@ _LONGEST_LINE = 8 << 20
 _ANY = "application/json, */*"
 _METADATA = f"application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, {_ANY}"
 _STRICT = {"fieldValidation": "Strict"}  # an unknown field is an error; before Kubernetes 1.25 it is left out
+_PROTOCOLS = "v5.channel.k8s.io,v4.channel.k8s.io"
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _WHOAMI = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 
@@ -255,13 +258,26 @@ class ClusterApi:
         return self._pieces("GET", path, asked, query, None if follow else _READ)
 
     def channel(self, pod: str, argv: Sequence[str]) -> PodChannel:
-        """Run a program in the pod's container, with stdin, stdout and stderr. Raises Unreachable, AuthError."""
+        """Run a program in the pod's container, with stdin, stdout and stderr.
+
+        Raises AuthError, NotFound, Unreachable with the reason of the server.
+        """
         query = [("container", CONTAINER), *(("command", one) for one in argv)]
         query += [(name, "true") for name in ("stdin", "stdout", "stderr")]
         path = f"{KINDS['Pod'].path(self.namespace, pod)}/exec"
         asked = self._asked("create", "pods/exec", pod, self.namespace)
         known = self.credentials
-        return PodChannel.open(known, f"{known.host}{path}?{urlencode(query)}", asked)
+        url = f"{known.host}{path}?{urlencode(query)}".replace("http", "ws", 1)
+        headers = {name.lower(): value for name, value in known.headers().items()}
+        headers["sec-websocket-protocol"] = _PROTOCOLS
+        try:
+            return PodChannel(WSClient(known.configuration, url, headers, capture_all=False).sock)
+        except (WebSocketException, OSError) as error:
+            status, body = getattr(error, "status_code", 0), getattr(error, "resp_body", None) or b""
+            if status:
+                raise refusal(int(status), body if isinstance(body, bytes) else str(body).encode(), asked) from None
+            fix = "is the pod running? kubectl describe pod shows it"
+            raise Unreachable(f"no channel to the pod {asked.name}: {error}", fix, asked.where) from None
 
     @contextlib.contextmanager
     def patiently(self) -> Iterator[None]:
