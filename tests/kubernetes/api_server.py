@@ -22,7 +22,7 @@ from typing import Any
 import trustme
 from aiohttp import WSMsgType, web
 
-from clustertool.engines.kubernetes.api.object_kinds import KINDS, ObjectKind
+from clustertool.model.kubernetes.api_objects import KINDS, ObjectKind
 from tests.kubernetes.api_store import ApiError, Obj, Store
 from tests.kubernetes.containers import Container, Runtime
 from tests.kubernetes.controllers import Controllers

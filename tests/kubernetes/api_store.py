@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from kubernetes.utils.quantity import parse_quantity
 
-from clustertool.engines.kubernetes.api.object_kinds import KINDS, ObjectKind
+from clustertool.model.kubernetes.api_objects import KINDS, ObjectKind
 from tests.kubernetes.api_validation import refusal
 
 Obj = dict[str, Any]

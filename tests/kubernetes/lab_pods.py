@@ -34,7 +34,7 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import Options, read_job
 from clustertool.model.facts import Identity
 from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, OwnSettings
-from clustertool.model.kubernetes import pod_log, pod_record
+from clustertool.model.kubernetes import pod_record
 from clustertool.model.kubernetes.pod_record import LEDGER, PodEnd, PodRecord
 from clustertool.model.paths import IN_POD, JobPaths
 from clustertool.model.wire.frames import Decoder, encode
@@ -228,7 +228,7 @@ class LabPod:
         """The logs of the ranks, restored from the pod's log: by role, rank and attempt."""
         found: dict[tuple[str, int, int], bytes] = {}
         for row in self.out.read_bytes().split(b"\n"):
-            line = pod_log.read_line(row)
+            line = pod_record.read_line(row)
             if line is not None:
                 key = (line.role, line.rank, line.attempt)
                 found[key] = found.get(key, b"") + line.content

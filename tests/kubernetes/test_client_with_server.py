@@ -9,8 +9,8 @@ from collections import namedtuple
 
 import pytest
 
-from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
-from clustertool.engines.kubernetes.pod_link import PodLink
+from clustertool.engines.kubernetes.cluster_api import ClusterApi
+from clustertool.engines.kubernetes.pod_channel import PodLink
 from clustertool.errors import AuthError
 from clustertool.fleet.agent_client import AgentClient
 from clustertool.model.config.cluster import Cluster

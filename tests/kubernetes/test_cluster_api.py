@@ -16,9 +16,8 @@ from types import SimpleNamespace
 import pytest
 from websocket import WebSocket
 
-from clustertool.engines.kubernetes.api.api_errors import AlreadyExists
-from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
-from clustertool.engines.kubernetes.api.pod_channel import PodChannel, exit_code
+from clustertool.engines.kubernetes.cluster_api import AlreadyExists, ClusterApi
+from clustertool.engines.kubernetes.pod_channel import PodChannel, exit_code
 from clustertool.errors import AuthError, ConfigError, NotFound, PreflightError, Unreachable
 from tests.kubernetes.kubeconfigs import kubeconfig
 
@@ -317,7 +316,7 @@ def test_without_the_client_the_error_names_the_extra():
 import sys
 sys.modules["kubernetes"] = sys.modules["urllib3"] = None
 from collections import namedtuple
-from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
+from clustertool.engines.kubernetes.cluster_api import ClusterApi
 try:
     ClusterApi(namedtuple("P", "context namespace")("", "")).get("Pod", "a")
 except Exception as error:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from clustertool.engines.base import EngineState
-from clustertool.engines.kubernetes.job_description import JobObjects, described, owned, seconds
+from clustertool.engines.kubernetes.job_objects import JobObjects, described, owned, seconds
 from clustertool.model.kubernetes.object_names import JobAbout, labels, notes
 
 MADE = "2026-11-24T10:00:00Z"

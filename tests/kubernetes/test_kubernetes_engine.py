@@ -27,9 +27,8 @@ from clustertool.model.job.state_names import JobState, StopState
 from clustertool.model.job.stop_result import read_result
 from clustertool.model.kubernetes import pod_record
 from clustertool.model.kubernetes.object_names import JobAbout, notes
-from clustertool.model.kubernetes.pod_log import PodLine, written
 from clustertool.model.kubernetes.pod_places import FIRST_LABEL, INDEX_LABEL
-from clustertool.model.kubernetes.pod_record import PodEnd
+from clustertool.model.kubernetes.pod_record import PodEnd, PodLine, written
 from clustertool.model.wire.messages import LIST_FILES, LIST_JOBS, STATUS
 from tests.kubernetes.test_job_objects import ObjectsInMemory, made
 

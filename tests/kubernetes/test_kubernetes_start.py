@@ -13,7 +13,7 @@ import yaml
 
 from clustertool.engines.base import ExportWish
 from clustertool.engines.job_request import RunRequest, RunWish
-from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
+from clustertool.engines.kubernetes.cluster_api import ClusterApi
 from clustertool.engines.kubernetes.kubernetes_engine import KubernetesEngine
 from clustertool.engines.kubernetes.kubernetes_start import KubernetesStart
 from clustertool.errors import AuthError, ConfigError, Interrupted, PreflightError, UsageError

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clustertool.model.kubernetes.node_view import node_view
-from clustertool.model.kubernetes.resource_quantity import quantity
+from clustertool.model.kubernetes.node_view import node_view, quantity
 
 
 @pytest.mark.parametrize(

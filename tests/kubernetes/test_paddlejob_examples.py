@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from clustertool.model.kubernetes.kubernetes_settings import read_settings
-from clustertool.model.kubernetes.pod_manifest import WorkloadOrder
-from clustertool.model.kubernetes.workload import manifests, native
+from clustertool.model.kubernetes.workload import WorkloadOrder, manifests, native
 from tests.kubernetes.api_validation import refusal
 
 IMAGES = "registry.baidubce.com"

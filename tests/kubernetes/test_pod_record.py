@@ -11,9 +11,8 @@ import zlib
 import pytest
 
 from clustertool.errors import DataError
-from clustertool.model.kubernetes import pod_log, pod_record
-from clustertool.model.kubernetes.pod_log import PodLine
-from clustertool.model.kubernetes.pod_record import EVENTS, GROWTH, LEDGER, SPEC, USAGE, PodEnd
+from clustertool.model.kubernetes import pod_record
+from clustertool.model.kubernetes.pod_record import EVENTS, GROWTH, LEDGER, SPEC, USAGE, PodEnd, PodLine
 
 END = PodEnd("20261124-110000-abcd", 2, "failed", "trainer 3 exited with code 7", 7, ("trainer 3", "trainer 5"))
 
@@ -103,14 +102,14 @@ def test_what_is_no_message_is_refused(text: bytes):
 
 
 def test_lines_of_ranks():
-    assert pod_log.written(PodLine("trainer", 3, 0, b"hello")) == b"[trainer 3] hello\n"
-    assert pod_log.written(PodLine("pserver", 0, 2, b"x", True)) == b"[pserver 0 attempt 2 +] x\n"
+    assert pod_record.written(PodLine("trainer", 3, 0, b"hello")) == b"[trainer 3] hello\n"
+    assert pod_record.written(PodLine("pserver", 0, 2, b"x", True)) == b"[pserver 0 attempt 2 +] x\n"
     rng = random.Random(5)
     for _ in range(500):
         text = bytes(rng.choice(b"[]trainer 3+\r\x00\xffattempt{}") for _ in range(rng.randrange(30)))
         line = PodLine(rng.choice(["trainer", "mpirun"]), rng.randrange(9), rng.randrange(3), text, rng.random() < 0.5)
-        data = pod_log.written(line)
-        assert data.endswith(b"\n") and pod_log.read_line(data[:-1]) == line
+        data = pod_record.written(line)
+        assert data.endswith(b"\n") and pod_record.read_line(data[:-1]) == line
         assert line.content == text + (b"" if line.goes_on else b"\n")
     for other in (
         b'{"clustertool": 1}',
@@ -120,4 +119,4 @@ def test_lines_of_ranks():
         b"[trainer -1] x",
         b"[x",
     ):
-        assert pod_log.read_line(other) is None
+        assert pod_record.read_line(other) is None

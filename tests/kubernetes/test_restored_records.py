@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.engines.kubernetes.restored_records import RestoredRecords, lines
+from clustertool.engines.kubernetes.ended_pods import RestoredRecords, lines
 from clustertool.model.kubernetes import pod_record
-from clustertool.model.kubernetes.pod_log import PodLine, written
-from clustertool.model.kubernetes.pod_record import MOST_LINE, PodEnd
+from clustertool.model.kubernetes.pod_record import MOST_LINE, PodEnd, PodLine, written
 
 END = PodEnd("job-1", 1, "failed", "trainer 1 has exited with 7", 7, ("trainer 1",))
 EVENTS = b'{"event": "header"}\n'

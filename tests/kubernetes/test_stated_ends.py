@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from clustertool.engines.base import EngineState
-from clustertool.engines.kubernetes.job_description import JobObjects, described, disruption_unknown
-from clustertool.engines.kubernetes.pod_watch import PodWatch
+from clustertool.engines.kubernetes.ended_pods import PodWatch
+from clustertool.engines.kubernetes.job_objects import JobObjects, described, disruption_unknown
 from clustertool.errors import DataError
 from clustertool.model.job.node_status import record_of
 from clustertool.model.job.state_names import JobState

@@ -2,8 +2,8 @@
 
 import pytest
 
-from clustertool.engines.kubernetes.api.api_errors import AlreadyExists
-from clustertool.engines.kubernetes.submitted_objects import SubmittedObjects, documents
+from clustertool.engines.kubernetes.cluster_api import AlreadyExists
+from clustertool.engines.kubernetes.kubernetes_start import SubmittedObjects, documents
 from clustertool.errors import Interrupted, PreflightError, Unreachable
 from clustertool.model.kubernetes.workload import owned
 from tests.kubernetes.prepared_objects import Objects

@@ -11,9 +11,8 @@ import pytest
 
 from clustertool.errors import ConfigError, DataError, PreflightError, UsageError
 from clustertool.model.kubernetes.kubernetes_settings import read_settings
-from clustertool.model.kubernetes.pod_manifest import WorkloadOrder, pod_root
 from clustertool.model.kubernetes.pod_places import coordinator_host, node_of_pod, node_roles, pod_hosts
-from clustertool.model.kubernetes.workload import MOST_SECRET, manifests, native, owned, secret
+from clustertool.model.kubernetes.workload import MOST_SECRET, WorkloadOrder, manifests, native, owned, pod_root, secret
 from tests.kubernetes.api_validation import refusal
 
 DIALECTS = ("job", "jobset", "paddlejob")

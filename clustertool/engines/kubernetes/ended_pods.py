@@ -1,30 +1,99 @@
-"""Pods that have ended: their records are read from the last line of their logs, and the logs of ranks when they are wanted.
+"""Pods that have ended: a watch keeps the reason of the cluster, and their records are restored from their logs.
 
-Where the log cannot be read, or has no such line, the termination message has the verdict.
+A pod that was preempted is soon gone, and its reason with it. The records of its node come from the last line of its log, into
+a private folder of this machine, and the logs of ranks when they are wanted; where the log cannot be read, or has no such line,
+the termination message has the verdict. An agent there answers as the one in the pod would have: state, report, logs of the
+ranks. The log is input of others, since programs of the job write to it: it decides what is in a file, and never where one is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
-from clustertool.engines.kubernetes.restored_records import RestoredRecords
 from clustertool.errors import ClustertoolError, DataError, NotFound
 from clustertool.model.config.hosts import Host
 from clustertool.model.kubernetes import pod_record
-from clustertool.model.kubernetes.object_names import JobAbout
-from clustertool.model.kubernetes.pod_reasons import PodView
-from clustertool.model.kubernetes.pod_record import Stated
-from clustertool.model.paths import node_of
+from clustertool.model.kubernetes.api_objects import Manifest, Object, fields, text
+from clustertool.model.kubernetes.object_names import JOB_LABEL, JobAbout, job_hash
+from clustertool.model.kubernetes.pod_reasons import PodFault, PodView, end_of, view
+from clustertool.model.kubernetes.pod_record import LEDGER, MOST_LINE, PodEnd, PodRecord, Stated
+from clustertool.model.paths import OURS, JobPaths, node_of
+from clustertool.model.roles import ROLES
 from clustertool.model.wire.messages import CLEAN, LIST_JOBS, STATUS
 from clustertool.ssh.parallel import each
 
+_PAUSE = 5.0  # seconds after the server has refused a watch
 _LOGS = 16  # that are read at a time
 _OF_RECORDS = (LIST_JOBS.type, STATUS.type, CLEAN.type)  # requests that read no log of a rank
 Place = tuple[str, int]  # a job, and one of its nodes
+_MOST_FILES = 4096  # logs of one node
+_OPEN = 64  # files at a time
+_MOST_BYTES = 8 << 30  # of all logs of one node
+_CUT = b"[clustertool: what follows was not restored: the log of the pod is too large]\n"
+
+
+class PodEvents(Protocol):
+    """Of ClusterApi, what is used here."""
+
+    def watch(self, kind: str, labels: Mapping[str, str] | None = None) -> Iterator[tuple[str, Manifest]]: ...
+
+
+class PodWatch:
+    """start() begins it in a thread, which ends with the process or soon after close()."""
+
+    def __init__(self, api: PodEvents) -> None:
+        self._api = api
+        self._closed = threading.Event()
+        self._started = False
+        self._views: dict[
+            str, dict[str, PodView]
+        ] = {}  # those that explain the end of a job, by its hash and their names
+        self._stuck: dict[str, dict[str, PodView]] = {}  # those that have not started because of their images
+
+    def start(self, labels: Mapping[str, str]) -> None:
+        """Start to watch the pods with these labels, in a thread. Called again it does nothing."""
+        if not self._started:
+            self._started = True
+            threading.Thread(target=self._run, args=(labels,), name="pod watch", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def cause(self, job: str) -> tuple[str, int] | None:
+        """Return why pods of a job have ended or never started, and the exit code of that."""
+        found = end_of(list(self._views.get(job_hash(job), {}).values()))
+        waiting = list(self._stuck.get(job_hash(job), {}).values())
+        if found is not None or not waiting:
+            return found
+        return f"pod {waiting[0].name}: {waiting[0].reason}", waiting[0].exit_code
+
+    def take(self, pod: Object) -> None:
+        """Keep what an object of a pod states."""
+        found = view(pod)
+        of_job = text(fields(fields(pod, "metadata"), "labels"), JOB_LABEL)
+        if found.fault is PodFault.IMAGE:
+            self._stuck.setdefault(of_job, {})[found.name] = found
+        elif not found.deleted and found.fault is PodFault.NONE:
+            self._stuck.get(of_job, {}).pop(found.name, None)
+        if end_of([found]) is not None:
+            self._views.setdefault(of_job, {}).setdefault(found.name, found)
+
+    def _run(self, labels: Mapping[str, str]) -> None:
+        while not self._closed.is_set():
+            with contextlib.suppress(ClustertoolError):
+                for kind, found in self._api.watch("Pod", labels):
+                    if self._closed.is_set():
+                        return
+                    for pod in found["items"] if kind == "LISTED" else [found]:
+                        self.take(pod)
+            self._closed.wait(_PAUSE)
 
 
 class LogReader(Protocol):
@@ -123,3 +192,124 @@ class EndedPods:
     def _lock_of(self, pod: str) -> threading.Lock:
         with self._lock:
             return self._locks.setdefault(pod, threading.Lock())
+
+
+class RestoredNode(NamedTuple):
+    """root: the folder of the node.
+
+    end: None where the pod has left no record, as after SIGKILL. cut: names of logs of which the API server does not have all
+    any more: a kubelet keeps the newest part of a log.
+    """
+
+    root: Path
+    end: PodEnd | None
+    cut: tuple[str, ...] = ()
+
+
+class RestoredRecords:
+    """The folder is removed by close(). May be used by several threads, each for its own nodes."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="clustertool-pods-")  # has mode 0700
+
+    @property
+    def root(self) -> Path:
+        """ROOT_DIR for an agent that answers for all nodes: each has its folder there (paths.is_base)."""
+        return Path(self._folder.name)
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+    def restore(
+        self, job: str, node: int, log: Iterable[bytes], logs: bool = True, stated: Stated | None = None
+    ) -> RestoredNode:
+        """Write the records of a node, and return what was found. Raises what reading the log raises, OSError.
+
+        log: of its pod, or its end, in pieces. logs: restore those of the ranks, too. stated: makes events where the log has no
+        record. A pod that had not joined leaves nothing.
+        """
+        root = self.root / f"node{node}"
+        paths = JobPaths(str(root), job)
+        last = b""
+        of_ranks = _RankLogs(paths)
+        if logs:  # of an attempt that has failed
+            shutil.rmtree(paths.of("log"), ignore_errors=True)
+        try:
+            for line in lines(log):
+                found = pod_record.read_line(line)
+                if found is None:
+                    last = line if line.startswith(b"{") else last
+                elif logs:
+                    of_ranks.add(found)
+        finally:
+            of_ranks.close()
+        try:
+            record: PodRecord | None = pod_record.decode(last)
+        except DataError:
+            record = None
+        if record is not None and record.end.node < 0:
+            return RestoredNode(root, record.end)
+        for folder in (os.path.dirname(paths.ledger), paths.ours):
+            Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        Path(paths.of(OURS, "marker")).touch()
+        if record is None or (record.end.job, record.end.node) != (job, node):
+            if stated is not None:
+                Path(paths.events).write_bytes(pod_record.stated_events(job, node, stated, of_ranks.ranks))
+            return RestoredNode(root, None)
+        for name, data in record.files.items():
+            Path(paths.ledger if name == LEDGER else paths.of(OURS, name)).write_bytes(data)
+        cut = tuple(name for name, size in record.logs if logs and of_ranks.sizes.get(name, 0) < size)
+        return RestoredNode(root, record.end, cut)
+
+
+def lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines without their newlines. What is longer than any line of a pod is left out; memory is bounded."""
+    rest, skips = b"", False
+    for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            if not skips:
+                yield line
+            skips = False
+        if len(rest) > MOST_LINE:
+            rest, skips = b"", True
+    if rest and not skips:
+        yield rest
+
+
+class _RankLogs:
+    """Writes the lines of ranks to their files. By the names of the files: sizes, in bytes, and role, rank and attempt."""
+
+    def __init__(self, paths: JobPaths) -> None:
+        self._paths = paths
+        self._open: dict[str, BinaryIO] = {}  # the last one used is the last
+        self._left = _MOST_BYTES
+        self.sizes: dict[str, int] = {}
+        self.ranks: dict[str, tuple[str, int, int]] = {}
+
+    def add(self, line: pod_record.PodLine) -> None:
+        if line.role not in ROLES or self._left <= 0:
+            return
+        name = self._paths.log(line.role, line.rank, line.attempt)
+        if name not in self.sizes and len(self.sizes) >= _MOST_FILES:
+            return
+        self.ranks[name] = line.role, line.rank, line.attempt
+        content = line.content
+        self._left -= len(content)
+        self._file(name).write(content if self._left > 0 else _CUT)
+        self.sizes[name] = self.sizes.get(name, 0) + len(content)
+
+    def close(self) -> None:
+        for file in self._open.values():
+            file.close()
+
+    def _file(self, name: str) -> BinaryIO:
+        file = self._open.pop(name, None)
+        if file is None:
+            if len(self._open) >= _OPEN:
+                self._open.pop(next(iter(self._open))).close()
+            path = Path(self._paths.of(name))
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = path.open("ab")
+        self._open[name] = file
+        return file

@@ -9,7 +9,6 @@ from pathlib import Path
 from clustertool import __version__
 from clustertool.engines.job_request import RunRequest
 from clustertool.engines.kubernetes import native_pod
-from clustertool.engines.kubernetes.api.object_kinds import Manifest
 from clustertool.engines.queued_request import USUAL, ExpectedNodes, shown_command, typed_settings
 from clustertool.errors import ConfigError, UsageError
 from clustertool.fleet import this_user
@@ -19,6 +18,7 @@ from clustertool.model.container.container_settings import NO_CONTAINER
 from clustertool.model.facts import Identity
 from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, OwnSettings, patience
 from clustertool.model.kubernetes import workload
+from clustertool.model.kubernetes.api_objects import Manifest, fields, items
 from clustertool.model.kubernetes.kubernetes_settings import (
     KubernetesSettings,
     NotRight,
@@ -27,12 +27,11 @@ from clustertool.model.kubernetes.kubernetes_settings import (
     read_amounts,
     read_settings,
 )
+from clustertool.model.kubernetes.node_view import quantity
 from clustertool.model.kubernetes.object_names import LONGEST_NAME, JobAbout
-from clustertool.model.kubernetes.pod_manifest import WorkloadOrder, output_folder, pod_root, workspace_folder
 from clustertool.model.kubernetes.pod_places import PADDLE_ROLES, PADDLEJOB, coordinator_host, node_roles, pod_hosts
-from clustertool.model.kubernetes.pod_reasons import fields, items
 from clustertool.model.kubernetes.pod_variables import KUBERNETES
-from clustertool.model.kubernetes.resource_quantity import quantity
+from clustertool.model.kubernetes.workload import WorkloadOrder, output_folder, pod_root, workspace_folder
 
 try:
     import yaml

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import NamedTuple
 
-from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
-from clustertool.engines.kubernetes.api.object_kinds import KINDS, Object
+from clustertool.engines.kubernetes.cluster_api import ClusterApi
 from clustertool.errors import AuthError, NotFound, PreflightError
 from clustertool.model.finding import Finding
-from clustertool.model.kubernetes import resource_quantity
+from clustertool.model.kubernetes import node_view
+from clustertool.model.kubernetes.api_objects import KINDS, Object
 from clustertool.model.kubernetes.node_view import is_cordoned, is_ready
 from clustertool.ssh.parallel import each
 
@@ -201,7 +201,7 @@ def usable(node: Object) -> bool:
 def quantity(text: str) -> Decimal:
     """Parse a quantity. Raises PreflightError."""
     try:
-        return resource_quantity.quantity(text)
+        return node_view.quantity(text)
     except ValueError as error:
         raise PreflightError(str(error), 'examples: "4", "500m", "16Gi"') from None
 
@@ -209,8 +209,8 @@ def quantity(text: str) -> Decimal:
 def shown(amount: Decimal) -> str:
     """Format a quantity for people: with a binary unit from 1 Mi on."""
     for unit in ("Ti", "Gi", "Mi"):
-        if amount >= resource_quantity.UNITS[unit]:
-            return f"{float(amount / resource_quantity.UNITS[unit]):.4g}{unit}"
+        if amount >= node_view.UNITS[unit]:
+            return f"{float(amount / node_view.UNITS[unit]):.4g}{unit}"
     return f"{float(amount):.6g}"
 
 

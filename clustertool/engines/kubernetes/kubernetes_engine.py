@@ -15,15 +15,11 @@ from typing import Protocol
 from clustertool.engines.base import Answers, Description, Engine, EngineState
 from clustertool.engines.caller import Caller
 from clustertool.engines.job_states import by_records
-from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
-from clustertool.engines.kubernetes.api.object_kinds import Manifest, Object
-from clustertool.engines.kubernetes.api.pod_channel import PodChannel
-from clustertool.engines.kubernetes.ended_pods import EndedPods
-from clustertool.engines.kubernetes.job_description import JobObjects
-from clustertool.engines.kubernetes.job_objects import JobStore, ObjectReader
+from clustertool.engines.kubernetes.cluster_api import ClusterApi
+from clustertool.engines.kubernetes.ended_pods import EndedPods, PodWatch
+from clustertool.engines.kubernetes.job_objects import JobObjects, JobStore, ObjectReader
 from clustertool.engines.kubernetes.kubernetes_check import CheckedJob, PodGroup, of_cluster
-from clustertool.engines.kubernetes.pod_link import PodLink
-from clustertool.engines.kubernetes.pod_watch import PodWatch
+from clustertool.engines.kubernetes.pod_channel import PodChannel, PodLink
 from clustertool.engines.preflight import Examined
 from clustertool.errors import AuthError, ClustertoolError, NotFound, PreflightError, Unreachable, raise_all
 from clustertool.fleet import this_machine
@@ -38,12 +34,13 @@ from clustertool.model.job.job_names import can_mean
 from clustertool.model.job.state_names import OUTCOMES, StopState
 from clustertool.model.job.stop_result import read_result
 from clustertool.model.job_pod import JobPod
+from clustertool.model.kubernetes.api_objects import Manifest, Object, fields, text
 from clustertool.model.kubernetes.kubernetes_settings import read_settings
 from clustertool.model.kubernetes.node_view import node_view
 from clustertool.model.kubernetes.object_names import JobAbout, about_of
-from clustertool.model.kubernetes.pod_manifest import GRACE_MORE, pod_root, root_of
 from clustertool.model.kubernetes.pod_places import WORKLOADS, node_of_pod
-from clustertool.model.kubernetes.pod_reasons import fields, text, view
+from clustertool.model.kubernetes.pod_reasons import view
+from clustertool.model.kubernetes.workload import GRACE_MORE, pod_root, root_of
 from clustertool.model.paths import base
 from clustertool.model.wire.agent_answers import JobsAnswer, JobStop, StopAnswer
 from clustertool.model.wire.agent_requests import StopHow

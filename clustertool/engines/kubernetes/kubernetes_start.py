@@ -1,35 +1,57 @@
-"""A job on Kubernetes starts by manifests, and by a bundle with the job and its workspace in a Secret."""
+"""A job on Kubernetes starts by manifests, and by a bundle with the job and its workspace in a Secret.
+
+The workload is created first, then what its pods wait for. On an error all of them are removed. A workspace that does not
+fit into the Secret is sent once, to the first pod, and the others get it from there: a usual dispatch to an agent in that
+pod, whose store has what an earlier attempt has brought. The joining process of the pod waits for the release
+(node/join/pods/workspace_upload.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 from clustertool.engines import earlier_work
-from clustertool.engines.base import Engine, Exported, ExportWish, Starter, Submission, Submitted
+from clustertool.engines.base import Document, Engine, EngineState, Exported, ExportWish, Starter, Submission, Submitted
+from clustertool.engines.caller import Caller
 from clustertool.engines.job_request import RunRequest
-from clustertool.engines.kubernetes.api.cluster_api import ClusterApi
-from clustertool.engines.kubernetes.api.object_kinds import Manifest
-from clustertool.engines.kubernetes.first_pod import send_to_first_pod
+from clustertool.engines.kubernetes.cluster_api import ClusterApi
 from clustertool.engines.kubernetes.job_manifests import JobManifests, as_yaml, job_manifests, settings_of
 from clustertool.engines.kubernetes.kubernetes_engine import KubernetesEngine
-from clustertool.engines.kubernetes.submitted_objects import SubmittedObjects, documents
+from clustertool.engines.preflight import probe
 from clustertool.engines.queued_request import expected_plan, refuse_lease, refuse_options, with_usual_command
-from clustertool.errors import ClustertoolError, PreflightError, UsageError
+from clustertool.engines.send_workspace import portions, send
+from clustertool.errors import ClustertoolError, InternalError, PreflightError, UsageError, raise_all
 from clustertool.fleet import job_places
+from clustertool.fleet.dispatch.workspace import Workspace
+from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.identity import identity, job_id
+from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import read_job
 from clustertool.model.container.container_settings import NO_CONTAINER
+from clustertool.model.facts import read_facts
+from clustertool.model.hints import PROGRAM
 from clustertool.model.job.earlier_jobs import read_earlier, rows_of
+from clustertool.model.kubernetes.api_objects import Manifest, Object
+from clustertool.model.kubernetes.object_names import JOB_LABEL
 from clustertool.model.kubernetes.pod_places import PADDLEJOB
-from clustertool.model.kubernetes.workload import MOST_SECRET, secret
+from clustertool.model.kubernetes.workload import MOST_SECRET, owned, secret
+from clustertool.model.masking import HIDDEN
 from clustertool.model.planning.plan import Plan
 from clustertool.model.quantities import count
 
 _STANDS = "addresses and ports are known when the pods have joined; their host names stand for them"
 _PRIVATE = "no other user may read it"
+_LEAVING = 60.0  # seconds that objects may take to be gone
+_REMOVAL_POLL = 0.3
+_POD_POLL = 1.0  # seconds between two questions about the first pod
+_TURN = 0.05
+_ATTEMPTS = 5  # connections that may break
+_PAUSE = 2.0
 
 
 class KubernetesStart(Starter):
@@ -168,3 +190,143 @@ def _bundle(made: JobManifests) -> bytes:
         what = f"the bundle with the workspace is too large for a Secret, which has at most {MOST_SECRET} bytes"
         raise PreflightError(what, 'put the workspace into an image or on a volume: workspace = "pvc:CLAIM/path"')
     return data
+
+
+def documents(manifests: Sequence[Object]) -> tuple[Document, ...]:
+    """Write the manifests as YAML, one document of each. The values of a Secret are ***."""
+    found = []
+    for manifest in manifests:
+        shown = copy.deepcopy(dict(manifest))
+        for part in ("data", "stringData"):
+            if shown["kind"] == "Secret" and part in shown:
+                shown[part] = dict.fromkeys(shown[part], HIDDEN)
+        name = f"{shown['metadata']['name']}-{shown['kind'].lower()}.yaml"
+        found.append(Document(name, as_yaml(shown)))
+    return tuple(found)
+
+
+class SubmittedObjects:
+    """Use for one job: create(), and undo() if a later step fails."""
+
+    def __init__(self, api: ClusterApi, warn: Callable[[str], None], check: Callable[[], None]) -> None:
+        """warn: gets what cannot be removed. check: raises what ends the command; it is called between two requests."""
+        self._api, self._warn, self._check = api, warn, check
+        self._begun: list[Manifest] = []
+
+    def create(self, workload: Manifest, others: Sequence[Manifest]) -> Manifest:
+        """Create the workload, then the Secret and the Service (`others`), which it owns. Returns it as the API server has it.
+
+        No request is left alone: an object could be created after it was removed here. Raises what the server refuses,
+        after everything is undone.
+        """
+        try:
+            created = self._create(workload)
+            for one in others:
+                self._create(owned(one, {**workload, **created}))
+            self._check()
+        except BaseException:
+            self.undo()
+            raise
+        return created
+
+    def undo(self) -> None:
+        """Remove what was begun, and wait until it is gone. No Ctrl+C ends it."""
+        with self._api.patiently():
+            left = [one for one in reversed(self._begun) if not self._removed(one)]
+            end = time.monotonic() + _LEAVING
+            while left and time.monotonic() < end:
+                time.sleep(_REMOVAL_POLL)
+                left = [one for one in left if not self._removed(one)]
+        for one in left:
+            name = f"{one['kind'].lower()} {one['metadata']['name']}"
+            self._warn(f"{name} is still there; remove it: kubectl delete {name} --namespace {self._api.namespace}")
+        self._begun = []
+
+    def _create(self, manifest: Manifest) -> Manifest:
+        self._check()
+        if not manifest["metadata"].get("labels", {}).get(JOB_LABEL):
+            raise InternalError(f"the manifest of {manifest['kind']} has no label {JOB_LABEL}")
+        with self._api.patiently():
+            self._begun.append(manifest)
+            try:
+                return self._api.create(manifest)
+            except ClustertoolError:
+                if not self._is_ours(manifest):  # it is of another job, or was not created
+                    self._begun.remove(manifest)
+                raise
+
+    def _is_ours(self, manifest: Manifest) -> bool:
+        """Check whether the object of this name may be that of this manifest: also where the server cannot be asked."""
+        try:
+            return bool(self._uid(manifest))
+        except ClustertoolError:
+            return True
+
+    def _uid(self, manifest: Manifest) -> str:
+        """Read the uid of the object of the job; "" if there is none."""
+        present = self._api.get(manifest["kind"], manifest["metadata"]["name"])
+        about = (present or {}).get("metadata") or {}
+        mine = manifest["metadata"]["labels"][JOB_LABEL]
+        return str(about.get("uid") or "") if (about.get("labels") or {}).get(JOB_LABEL) == mine else ""
+
+    def _removed(self, manifest: Manifest) -> bool:
+        """Delete an object and return whether it is gone; else its deletion has begun, as far as the server answers."""
+        try:
+            uid = self._uid(manifest)
+            return not uid or not self._api.delete(manifest["kind"], manifest["metadata"]["name"], uid=uid)
+        except ClustertoolError:
+            return False
+
+
+def send_to_first_pod(engine: KubernetesEngine, job: str, workspace: Workspace) -> None:
+    """Wait until the first pod runs, then send the workspace there.
+
+    Raises what the caller's check raises, PreflightError if the job ends before, and why the dispatch has failed.
+    """
+    caller = engine.caller
+    for attempt in range(_ATTEMPTS):
+        host = _running(engine, caller, job)
+        try:
+            _send(engine, host, workspace)
+            return
+        except PreflightError as error:
+            if attempt + 1 == _ATTEMPTS:
+                raise
+            caller.warn(f"{host.name}: {error.what}; the workspace is sent again, without what has arrived")
+            _wait(caller, _PAUSE)
+
+
+def _running(engine: KubernetesEngine, caller: Caller, job: str) -> Host:
+    """Wait until the first pod runs, and show its reasons to wait. Raises PreflightError."""
+    shown = ""
+    while True:
+        found = engine.store.describe().get(job)
+        host = engine.first_pod(job)
+        if host is not None:
+            return host
+        if found is None or found.state is EngineState.ENDED:
+            why = found.why if found is not None else "its objects were deleted"
+            what = f"job {job} has ended before its workspace was sent: {why}"
+            raise PreflightError(what, f"{PROGRAM} run starts it again")
+        if found.reason != shown:
+            shown = found.reason
+            why = f": {shown}" if shown else ""
+            caller.note(f"job {job}: {found.state}{why}; its workspace is sent when its first pod runs")
+        _wait(caller, _POD_POLL)
+
+
+def _send(engine: KubernetesEngine, host: Host, workspace: Workspace) -> None:
+    cluster = replace(engine.fleet.cluster, hosts=(host,), dispatch="swarm")
+    with Fleet(cluster, engine.caller.check, None, None, engine.reach) as fleet:
+        gathered = probe(fleet.open(), {})
+        raise_all([*fleet.failed.values(), *gathered.failed.values()])
+        facts = {node: read_facts(node, answer) for node, answer in gathered.ok.items()}
+        done = send(engine.caller, fleet, workspace, portions(workspace, cluster, facts, None), facts)
+        raise_all(list(done.failed.values()))
+
+
+def _wait(caller: Caller, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        caller.check()
+        time.sleep(_TURN)

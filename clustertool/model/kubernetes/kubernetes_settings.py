@@ -12,10 +12,10 @@ from typing import Callable, Collection, Dict, List, Mapping, Optional, Tuple, T
 
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.config.known_names import nearest
-from clustertool.model.kubernetes.merged_template import Json, Manifest
+from clustertool.model.kubernetes.api_objects import Json, Manifest
+from clustertool.model.kubernetes.node_view import quantity
 from clustertool.model.kubernetes.object_names import QUEUE_LABEL
 from clustertool.model.kubernetes.pod_places import DIALECTS, JOB, ROLES, Nodes
-from clustertool.model.kubernetes.resource_quantity import quantity
 from clustertool.model.quantities import seconds_of, whole
 
 UNLIMITED = "unlimited"  # shared memory without a size of its own

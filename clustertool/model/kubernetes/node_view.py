@@ -1,13 +1,30 @@
-"""This module reads a node of the cluster from its object in the API: what of it pods can get."""
+"""A node of the cluster states in its object in the API what of it pods can get, in quantities: `500m`, `32Gi`, `1e3`."""
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from typing import Mapping
 
 from clustertool.model.engine_node import EngineNode
-from clustertool.model.kubernetes.pod_reasons import condition, fields, is_true, items, text, with_message
-from clustertool.model.kubernetes.resource_quantity import quantity
+from clustertool.model.kubernetes.api_objects import condition, fields, is_true, items, text, with_message
+
+UNITS = {
+    unit: Decimal(1000) ** power for power, unit in enumerate(("n", "u", "m", "", "k", "M", "G", "T", "P", "E"), -3)
+}
+UNITS.update({f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", 1)})
+# The numbers of digits are bounded: a server may send any text.
+_QUANTITY = re.compile(
+    r"([0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(?:([eE][+-]?[0-9]{1,2})|([numkMGTPE]|[KMGTPE]i)?)"
+)
+
+
+def quantity(written: str) -> Decimal:
+    """Parse a quantity of Kubernetes. Raises ValueError for another text."""
+    found = _QUANTITY.fullmatch(written)
+    if found is None:
+        raise ValueError(f"{written!r:.60} is no quantity of Kubernetes")
+    return Decimal(found[1] + (found[2] or "")) * UNITS[found[3] or ""]
 
 
 def node_view(node: Mapping[str, object]) -> EngineNode:

@@ -11,7 +11,7 @@ import json
 import re
 from typing import Dict, Mapping, NamedTuple
 
-from clustertool.model.kubernetes.pod_reasons import fields, text
+from clustertool.model.kubernetes.api_objects import fields, text
 from clustertool.model.paths import is_job_id
 
 PREFIX = "ct-"

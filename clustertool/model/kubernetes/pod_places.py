@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import List, Mapping, NamedTuple, Optional, Tuple
 
-from clustertool.model.kubernetes.pod_reasons import fields, text
+from clustertool.model.kubernetes.api_objects import fields, text
 from clustertool.model.quantities import whole
 
 JOB, JOBSET, PADDLEJOB = DIALECTS = ("job", "jobset", "paddlejob")

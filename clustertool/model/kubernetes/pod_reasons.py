@@ -1,18 +1,22 @@
-"""The object of a pod states why it waits or has ended: text for people, and the exit code of a job that it ends.
-
-Objects come from the API server as JSON. They are read as input of others: a field of another type counts as absent.
-"""
+"""The object of a pod states why it waits or has ended: text for people, and the exit code of a job that it ends."""
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, NamedTuple, Optional, Sequence, Tuple
 
+from clustertool.model.kubernetes.api_objects import (
+    Object,
+    condition,
+    fields,
+    is_true,
+    items,
+    seconds,
+    text,
+    with_message,
+)
 from clustertool.model.name_enum import Name
 
-Object = Mapping[str, object]
 CONTAINER = "clustertool"  # of a pod, the one with the job
-_LONGEST = 300  # characters of a message
 _LOST, _REFUSED, _KILLED = 75, 69, 137  # exit codes: a lost node, what cannot start, a process killed by SIGKILL
 
 _IMAGE = (
@@ -143,14 +147,6 @@ def end_of(pods: Sequence[PodView]) -> Optional[Tuple[str, int]]:
     return None if found is None else (f"pod {found.name}: {found.reason}", found.exit_code)
 
 
-def seconds(written: str) -> float:
-    """Convert a time of the API server to seconds since the epoch; 0.0 if it is none."""
-    try:
-        return datetime.fromisoformat(written.replace("Z", "+00:00")).timestamp()
-    except (ValueError, OverflowError):
-        return 0.0
-
-
 def waits_for(pods: Sequence[PodView]) -> str:
     """Describe why pods of a job have not started, with their number; "" where none waits for a known reason."""
     waiting = [pod for pod in pods if pod.phase in ("Pending", "Unknown")]
@@ -161,39 +157,6 @@ def waits_for(pods: Sequence[PodView]) -> str:
         return ""
     same = sum(pod.reason.partition(":")[0] == found.reason.partition(":")[0] for pod in waiting)
     return f"{found.reason} ({same} of {len(pods)} pods)"
-
-
-def condition(status: Object, kind: str) -> Dict[str, object]:
-    """Find the condition of this type in a status; {} if there is none."""
-    return next((one for one in items(status, "conditions") if one.get("type") == kind), {})
-
-
-def is_true(found: Object) -> bool:
-    return found.get("status") == "True"
-
-
-def with_message(reason: str, message: str) -> str:
-    return f"{reason}: {message}" if message and message != reason else reason
-
-
-def fields(of: Object, name: str) -> Dict[str, object]:
-    """Read the field as an object; {} if it is none."""
-    found = of.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def items(of: Object, name: str) -> List[Dict[str, object]]:
-    """Read the objects in a list."""
-    found = of.get(name)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-
-
-def text(of: Object, name: str) -> str:
-    """Read the field as one line, cut; control characters become spaces."""
-    found = of.get(name)
-    if not isinstance(found, str):
-        return ""
-    return " ".join("".join(c if c.isprintable() else " " for c in found).split())[:_LONGEST]
 
 
 def _whole(of: Object, name: str, absent: int) -> int:

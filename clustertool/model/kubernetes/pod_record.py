@@ -1,4 +1,10 @@
-"""A pod that has ended leaves a record behind: a last line of JSON in its log, and the termination message of its container.
+"""The log of a pod has the lines of all ranks of its node, `[trainer 3] text`, and a record of the node as its last line.
+
+After a restart by --max-restarts a line is `[trainer 3 attempt 1] text`. One that is longer than a piece, or that its program
+has not ended, goes on in the next one of this rank: `[trainer 3 +] text`. So the logs can be restored byte for byte. A line of
+the tool itself begins with another character.
+
+A pod that has ended leaves a record behind: a last line of JSON in its log, and the termination message of its container.
 
 The line has the verdict and the records of the pod's node, so the laptop can show a job whose pods are gone. The message has
 the verdict only: the kubelet keeps 4096 bytes. Both are read as input of others: a program of the job can write to that log.
@@ -19,6 +25,11 @@ from clustertool.model.job.state_names import OUTCOMES, JobState
 from clustertool.model.kubernetes.object_names import JobAbout
 from clustertool.model.paths import is_job_id
 
+PIECE = 8 << 10  # bytes of a line after which it is continued: runtimes split at 16 KiB
+_LINE = re.compile(
+    rb"\[(?P<role>[a-z]{1,20}) (?P<rank>[0-9]{1,9})(?: attempt (?P<attempt>[0-9]{1,5}))?(?P<goes_on> \+)?\] (?P<text>.*)",
+    re.DOTALL,
+)
 FORMAT = 1
 MOST_MESSAGE = 4096  # bytes of a termination message
 MOST_LINE = 2 << 20  # bytes of the last line
@@ -34,6 +45,37 @@ _CUTS = (4, 16, 64)
 _SMALL = 64 << 10  # bytes of a file that stays as it is
 _RANK = re.compile(r"[a-z]{1,20} [0-9]{1,9}")
 Log = Tuple[str, int]  # name in the job's directory, size in bytes
+
+
+class PodLine(NamedTuple):
+    """A line of a rank. text: without the newline, which it had unless it goes on."""
+
+    role: str
+    rank: int
+    attempt: int
+    text: bytes
+    goes_on: bool = False
+
+    @property
+    def content(self) -> bytes:
+        """The bytes of the rank's own log."""
+        return self.text if self.goes_on else self.text + b"\n"
+
+
+def written(line: PodLine) -> bytes:
+    """Write a rank's line as it stands in the log of the pod."""
+    attempt = f" attempt {line.attempt}" if line.attempt else ""
+    head = f"[{line.role} {line.rank}{attempt}{' +' if line.goes_on else ''}] "
+    return head.encode() + line.text + b"\n"
+
+
+def read_line(line: bytes) -> Optional[PodLine]:
+    """Read a line of the log of a pod, without its newline; None for a line that is none of a rank."""
+    found = _LINE.fullmatch(line)
+    if found is None:
+        return None
+    role, rank, attempt = found["role"].decode(), int(found["rank"]), int(found["attempt"] or 0)
+    return PodLine(role, rank, attempt, found["text"], bool(found["goes_on"]))
 
 
 class PodEnd(NamedTuple):

@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import replace
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+import posixpath
+import re
+from dataclasses import dataclass, field, replace
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.errors import ConfigError, PreflightError
-from clustertool.model.kubernetes.kubernetes_settings import KubernetesSettings
-from clustertool.model.kubernetes.merged_template import Manifest
-from clustertool.model.kubernetes.object_names import JOB_ID, JOB_LABEL, QUEUE_LABEL, job_hash, notes
-from clustertool.model.kubernetes.pod_manifest import SECRET_KEY, WorkloadOrder, native_template, pod_template
-from clustertool.model.kubernetes.pod_places import JOB, JOBSET, PADDLE_ROLES, PADDLEJOB, RolePods, groups
+from clustertool.model.kubernetes.api_objects import Manifest, fields, items, text
+from clustertool.model.kubernetes.kubernetes_settings import UNLIMITED, KubernetesSettings
+from clustertool.model.kubernetes.object_names import (
+    JOB_ID,
+    JOB_LABEL,
+    QUEUE_LABEL,
+    JobAbout,
+    job_hash,
+    labels,
+    notes,
+    object_name,
+)
+from clustertool.model.kubernetes.pod_places import FIRST_LABEL, JOB, JOBSET, PADDLE_ROLES, PADDLEJOB, RolePods, groups
+from clustertool.model.kubernetes.pod_reasons import CONTAINER
+from clustertool.model.kubernetes.pod_variables import FIRST_NODE, POD_IP
 
+# The key by which entries of two lists are the same. Entries of other lists are added to each other.
+_KEYS = {
+    "containers": "name",
+    "volumes": "name",
+    "env": "name",
+    "volumeMounts": "mountPath",
+    "imagePullSecrets": "name",
+}
+_WHOLE = ("command", "args")  # lists that are replaced
+# Where the user's value has priority, and null removes ours: rules of a cluster, or the user of an image, need other ones.
+_OF_USER = ("securityContext",)
+SECRET_FOLDER, SECRET_KEY = "/etc/clustertool", "bundle.pyz"
+ROOT = "/clustertool"  # ROOT_DIR in a pod, where conf.py has one in the home of a user
+GRACE_MORE = 20  # seconds that a pod has beyond GRACE of its ranks
+_ROOT_VOLUME = "clustertool-root"
 KEPT = 86400  # seconds that ended objects are kept
 MOST_SECRET = 1_000_000  # bytes of a bundle; the API server takes 1 MiB of a Secret (core/v1, Secret)
 # The operator's variables. Those of a manifest would have priority over its ConfigMap.
@@ -21,6 +48,37 @@ _OPERATORS = frozenset(
     "PADDLE_HETER_ENDPOINTS PADDLE_WITH_GLOO PADDLE_GLOO_RENDEZVOUS PADDLE_GLOO_HTTP_ENDPOINT POD_IP PADDLE_TRAINER_ID "
     "TRAINING_ROLE PADDLE_TRAINING_ROLE".split()
 )
+
+
+@dataclass(frozen=True)
+class WorkloadOrder:
+    """What the objects of a job have besides the settings.
+
+    image: of CONTAINER, "" for that of pod_template. python: the interpreter in it. root_dir: ROOT_DIR of conf.py. grace:
+    seconds. template: the content of pod_template. env: of the container. pull: imagePullPolicy, "" for the default.
+    given_name: of the workload, "" for one of the job's id.
+    """
+
+    job_id: str
+    owner: str
+    image: str = ""
+    python: str = "python3"
+    root_dir: str = ""
+    grace: float = 10.0
+    about: JobAbout = JobAbout()
+    template: Manifest = field(default_factory=dict, hash=False)
+    env: Tuple[Tuple[str, str], ...] = ()
+    pull: str = ""
+    namespace: str = ""
+    given_name: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.given_name or object_name(self.job_id)
+
+    @property
+    def labels(self) -> Dict[str, str]:
+        return labels(self.job_id, self.owner)
 
 
 class Objects(NamedTuple):
@@ -41,6 +99,92 @@ def manifests(settings: KubernetesSettings, order: WorkloadOrder) -> Objects:
     workload = made[settings.dialect](settings, order)
     service = None if settings.dialect == JOBSET else _service(order)  # spec.network of a JobSet is one
     return Objects(workload, service, order.name)
+
+
+def _job(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
+    (group,) = groups(JOB, settings.nodes)
+    spec = {"ttlSecondsAfterFinished": KEPT, **_indexed(settings, order, group)}
+    return {**_head(settings, order, "batch/v1", "Job"), "spec": spec}
+
+
+def _jobset(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
+    """Make a JobSet in which all roles must succeed: the coordinator ends pservers when trainers are done.
+
+    With the trainers alone as its aim the controller would delete pservers' pods, and their logs.
+    """
+    jobs: List[Manifest] = [
+        {"name": group.role, "replicas": 1, "template": {"spec": _indexed(settings, order, group)}}
+        for group in groups(JOBSET, settings.nodes)
+    ]
+    spec = {
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": order.name},
+        "successPolicy": {"operator": "All"},
+        "failurePolicy": {"maxRestarts": 0},
+        "ttlSecondsAfterFinished": KEPT,
+        "replicatedJobs": jobs,
+    }
+    return {**_head(settings, order, "jobset.x-k8s.io/v1alpha2", "JobSet"), "spec": spec}
+
+
+def _indexed(settings: KubernetesSettings, order: WorkloadOrder, group: RolePods) -> Manifest:
+    return {
+        "completions": group.size,
+        "parallelism": group.size,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "template": pod_template(settings, order, group),
+    }
+
+
+def _paddlejob(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
+    if settings.paddlejob.get("image_command"):
+        what = (
+            "KUBERNETES: paddlejob.image_command: only the containers of export --native run the command of the image"
+        )
+        raise ConfigError(what, "leave it out, or export the job with --native")
+    return _paddlejob_of(settings, order, lambda group: pod_template(settings, order, group))
+
+
+def _paddlejob_of(
+    settings: KubernetesSettings, order: WorkloadOrder, template: Callable[[RolePods], Manifest]
+) -> Manifest:
+    """Make a PaddleJob. Pods stay when the job is over, unless the settings have it otherwise: their logs have its records."""
+    own = settings.paddlejob
+    spec: Manifest = {
+        "cleanPodPolicy": own.get("clean_pod_policy", "Never"),
+        "intranet": own.get("intranet", "PodIP"),
+    }
+    if "with_gloo" in own:
+        spec["withGloo"] = own["with_gloo"]
+    policy = {"queue": settings.queue, "priorityClass": settings.priority_class if settings.queue else ""}
+    if settings.queue:  # of Volcano: Kueue does not know this kind
+        spec["schedulingPolicy"] = {name: value for name, value in policy.items() if value}
+    for group in groups(PADDLEJOB, settings.nodes):
+        spec[PADDLE_ROLES[group.role]] = {"replicas": group.size, "template": template(group)}
+    return {**_head(settings, order, "batch.paddlepaddle.org/v1", "PaddleJob"), "spec": spec}
+
+
+def _head(settings: KubernetesSettings, order: WorkloadOrder, version: str, kind: str) -> Manifest:
+    """Make what each workload begins with."""
+    made = _metadata(order)
+    queue = {QUEUE_LABEL: settings.queue} if settings.queue and settings.dialect != PADDLEJOB else {}
+    made["labels"] = {**settings.labels, **queue, **order.labels}
+    made["annotations"] = {**settings.annotations, **notes(order.job_id, order.owner, order.about)}
+    return {"apiVersion": version, "kind": kind, "metadata": made}
+
+
+def _metadata(order: WorkloadOrder) -> Manifest:
+    made: Manifest = {"name": order.name, "labels": order.labels, "annotations": {JOB_ID: order.job_id}}
+    return {**made, "namespace": order.namespace} if order.namespace else made
+
+
+def _service(order: WorkloadOrder) -> Manifest:
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,  # pods meet before they are ready
+        "selector": {JOB_LABEL: job_hash(order.job_id)},
+    }
+    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(order), "spec": spec}
 
 
 def secret(order: WorkloadOrder, bundle: bytes) -> Manifest:
@@ -77,87 +221,205 @@ def native(settings: KubernetesSettings, order: WorkloadOrder, commands: Mapping
     return _paddlejob_of(settings, given, template)
 
 
-def _metadata(order: WorkloadOrder) -> Manifest:
-    made: Manifest = {"name": order.name, "labels": order.labels, "annotations": {JOB_ID: order.job_id}}
-    return {**made, "namespace": order.namespace} if order.namespace else made
-
-
-def _head(settings: KubernetesSettings, order: WorkloadOrder, version: str, kind: str) -> Manifest:
-    """Make what each workload begins with."""
-    made = _metadata(order)
-    queue = {QUEUE_LABEL: settings.queue} if settings.queue and settings.dialect != PADDLEJOB else {}
-    made["labels"] = {**settings.labels, **queue, **order.labels}
-    made["annotations"] = {**settings.annotations, **notes(order.job_id, order.owner, order.about)}
-    return {"apiVersion": version, "kind": kind, "metadata": made}
-
-
-def _indexed(settings: KubernetesSettings, order: WorkloadOrder, group: RolePods) -> Manifest:
-    return {
-        "completions": group.size,
-        "parallelism": group.size,
-        "completionMode": "Indexed",
-        "backoffLimit": 0,
-        "template": pod_template(settings, order, group),
-    }
-
-
-def _job(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
-    (group,) = groups(JOB, settings.nodes)
-    spec = {"ttlSecondsAfterFinished": KEPT, **_indexed(settings, order, group)}
-    return {**_head(settings, order, "batch/v1", "Job"), "spec": spec}
-
-
-def _jobset(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
-    """Make a JobSet in which all roles must succeed: the coordinator ends pservers when trainers are done.
-
-    With the trainers alone as its aim the controller would delete pservers' pods, and their logs.
-    """
-    jobs: List[Manifest] = [
-        {"name": group.role, "replicas": 1, "template": {"spec": _indexed(settings, order, group)}}
-        for group in groups(JOBSET, settings.nodes)
+def pod_template(settings: KubernetesSettings, order: WorkloadOrder, group: RolePods) -> Manifest:
+    """Make the template of the pods of a role, for a joining process. Raises ConfigError."""
+    container, volumes = container_and_volumes(settings, order, group.role)
+    container["command"] = [order.python, f"{SECRET_FOLDER}/{SECRET_KEY}", "join"]
+    container["env"] = [*container["env"], {"name": FIRST_NODE, "value": str(group.first)}]
+    if settings.dialect != PADDLEJOB:  # its operator sets it
+        container["env"].append({"name": POD_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
+    root = pod_root(order.root_dir)
+    container["volumeMounts"] = [
+        {"name": "clustertool-bundle", "mountPath": SECRET_FOLDER, "readOnly": True},
+        {"name": _ROOT_VOLUME, "mountPath": root},
+        *container["volumeMounts"],
     ]
-    spec = {
-        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": order.name},
-        "successPolicy": {"operator": "All"},
-        "failurePolicy": {"maxRestarts": 0},
-        "ttlSecondsAfterFinished": KEPT,
-        "replicatedJobs": jobs,
+    secret = {"secretName": order.name, "defaultMode": 0o444, "optional": False}
+    volumes = [{"name": "clustertool-bundle", "secret": secret}, {"name": _ROOT_VOLUME, "emptyDir": {}}, *volumes]
+    spec = {"subdomain": order.name, **_spec(settings, order)}
+    if settings.dialect == PADDLEJOB:
+        spec.pop("subdomain")  # its operator gives pods no host name
+    return _merged(
+        settings, order, {FIRST_LABEL: str(group.first)}, {**spec, "containers": [container], "volumes": volumes}
+    )
+
+
+def native_template(settings: KubernetesSettings, order: WorkloadOrder, role: str, command: List[str]) -> Manifest:
+    """Make the template of the pods of a role that run a user's command themselves, or the image's own, for [].
+
+    Raises ConfigError.
+    """
+    container, volumes = container_and_volumes(settings, order, role)
+    if command:
+        container["command"] = [_literal(part) for part in command]
+    container["env"] = [{"name": name, "value": _literal(value)} for name, value in order.env]
+    folder = workspace_folder(settings, order)
+    if folder:
+        container["workingDir"] = folder
+    return _merged(settings, order, {}, {**_spec(settings, order), "containers": [container], "volumes": volumes})
+
+
+def container_and_volumes(
+    settings: KubernetesSettings, order: WorkloadOrder, role: str
+) -> Tuple[Manifest, List[Manifest]]:
+    """Make the container without its command, and the volumes of the settings. role: "" for that of all pods."""
+    container: Manifest = {"name": CONTAINER}
+    if order.image:
+        container["image"] = order.image
+    if order.pull:
+        container["imagePullPolicy"] = order.pull
+    resources = settings.resources_of(role or settings.nodes[0][0])
+    if resources:
+        container["resources"] = resources
+    mounts: List[Manifest] = []
+    volumes: List[Manifest] = []
+
+    def add(name: str, mount: str, source: object) -> None:
+        volume, how = _volume(source)
+        volumes.append({"name": name, **volume})
+        mounts.append({"name": name, "mountPath": mount, **how})
+
+    for number, (mount, source) in enumerate(sorted(settings.volumes.items())):
+        add(f"volume-{number}", mount, source)
+    if settings.workspace.startswith("pvc:"):
+        add("clustertool-workspace", workspace_folder(settings, order), settings.workspace)
+    if settings.output:
+        add("clustertool-output", output_folder(settings, order), settings.output)
+    if settings.shared_memory:
+        size = {} if settings.shared_memory == UNLIMITED else {"sizeLimit": settings.shared_memory}
+        volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory", **size}})
+        mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})
+    container["env"] = [{"name": name, "value": value} for name, value in order.env]
+    container["volumeMounts"] = mounts
+    container["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    container["terminationMessagePolicy"] = "FallbackToLogsOnError"
+    return container, volumes
+
+
+def _volume(source: object) -> Tuple[Manifest, Manifest]:
+    """Convert the source of a volume to its manifest, and the fields of its mount."""
+    how: Manifest = {}
+    if isinstance(source, Mapping):
+        how = {name: source[name] for name in ("readOnly", "subPath") if name in source}
+        return {name: value for name, value in source.items() if name not in how}, how
+    kind, _, rest = str(source).partition(":")
+    if rest.endswith(":ro"):
+        rest, how = rest[:-3], {"readOnly": True}
+    if kind == "emptydir":
+        return {"emptyDir": {}}, how
+    if kind == "hostpath":
+        return {"hostPath": {"path": rest}}, how
+    if kind == "image":
+        return {"image": {"reference": rest}}, how
+    name, _, path = rest.partition("/")
+    folder = re.sub("/+", "/", path).strip("/")
+    if folder:
+        how = {**how, "subPath": folder}
+    found = {
+        "pvc": {"persistentVolumeClaim": {"claimName": name}},
+        "configmap": {"configMap": {"name": name}},
+        "secret": {"secret": {"secretName": name}},
     }
-    return {**_head(settings, order, "jobset.x-k8s.io/v1alpha2", "JobSet"), "spec": spec}
+    return dict(found[kind]), how
 
 
-def _paddlejob(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
-    if settings.paddlejob.get("image_command"):
-        what = (
-            "KUBERNETES: paddlejob.image_command: only the containers of export --native run the command of the image"
-        )
-        raise ConfigError(what, "leave it out, or export the job with --native")
-    return _paddlejob_of(settings, order, lambda group: pod_template(settings, order, group))
-
-
-def _paddlejob_of(
-    settings: KubernetesSettings, order: WorkloadOrder, template: Callable[[RolePods], Manifest]
-) -> Manifest:
-    """Make a PaddleJob. Pods stay when the job is over, unless the settings have it otherwise: their logs have its records."""
-    own = settings.paddlejob
-    spec: Manifest = {
-        "cleanPodPolicy": own.get("clean_pod_policy", "Never"),
-        "intranet": own.get("intranet", "PodIP"),
+def _spec(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
+    given = {
+        "nodeSelector": settings.node_selector,
+        "tolerations": list(settings.tolerations),
+        "affinity": settings.affinity,
+        "serviceAccountName": settings.service_account,
+        "imagePullSecrets": [{"name": name} for name in settings.image_pull_secrets],
+        "priorityClassName": settings.priority_class,
     }
-    if "with_gloo" in own:
-        spec["withGloo"] = own["with_gloo"]
-    policy = {"queue": settings.queue, "priorityClass": settings.priority_class if settings.queue else ""}
-    if settings.queue:  # of Volcano: Kueue does not know this kind
-        spec["schedulingPolicy"] = {name: value for name, value in policy.items() if value}
-    for group in groups(PADDLEJOB, settings.nodes):
-        spec[PADDLE_ROLES[group.role]] = {"replicas": group.size, "template": template(group)}
-    return {**_head(settings, order, "batch.paddlepaddle.org/v1", "PaddleJob"), "spec": spec}
-
-
-def _service(order: WorkloadOrder) -> Manifest:
-    spec = {
-        "clusterIP": "None",
-        "publishNotReadyAddresses": True,  # pods meet before they are ready
-        "selector": {JOB_LABEL: job_hash(order.job_id)},
+    return {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": int(order.grace + 0.999) + GRACE_MORE,
+        "securityContext": {
+            "runAsNonRoot": True,
+            **(dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), settings.user) if settings.user else {}),
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        **{name: value for name, value in given.items() if value},
     }
-    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(order), "spec": spec}
+
+
+def _literal(text: str) -> str:
+    """Escape a text so that Kubernetes expands nothing of it: it replaces $(NAME), and $$ by $."""
+    return text.replace("$", "$$") if "$(" in text or "$$" in text else text
+
+
+def _merged(settings: KubernetesSettings, order: WorkloadOrder, marks: Mapping[str, str], spec: Manifest) -> Manifest:
+    ours = {
+        "metadata": {
+            "labels": {**settings.labels, **order.labels, **marks},
+            "annotations": {**settings.annotations, JOB_ID: order.job_id},
+        },
+        "spec": spec,
+    }
+    users: Manifest = {name: order.template[name] for name in ("metadata", "spec") if name in order.template}
+    strange = set(order.template) - {"metadata", "spec", "apiVersion", "kind"}
+    if strange:
+        fix = "it is a Pod or a PodTemplateSpec, with metadata and spec"
+        raise ConfigError(f"{settings.pod_template}: {min(strange)} is not known", fix)
+    made = merge(users, ours)
+    if not made["spec"]["containers"][0].get("image"):
+        raise ConfigError("the job has no image", "set CONTAINER in conf.py, or give --image IMAGE")
+    return made
+
+
+def merge(users: Manifest, ours: Manifest) -> Manifest:
+    """Merge two templates into one with the fields of both."""
+    found = dict(users)
+    for name, value in ours.items():
+        theirs = users.get(name)
+        if isinstance(theirs, dict) and isinstance(value, dict):
+            found[name] = _without_null(merge(value, theirs)) if name in _OF_USER else merge(theirs, value)
+        elif isinstance(theirs, list) and isinstance(value, list) and name not in _WHOLE:
+            found[name] = _lists(theirs, value, _KEYS.get(name, ""))
+        else:
+            found[name] = value
+    return found
+
+
+def _lists(theirs: List[Manifest], ours: List[Manifest], key: str) -> List[Manifest]:
+    """Merge two lists, ours first: the operator of PaddleJobs gives its variables to the first container."""
+
+    def of(entry: object) -> object:
+        return entry.get(key) if key and isinstance(entry, dict) else None
+
+    known = {of(entry): entry for entry in theirs if of(entry) is not None}
+    mine = [merge(known.pop(of(entry)), entry) if of(entry) in known else entry for entry in ours]
+    rest = [entry for entry in theirs if of(entry) is None or of(entry) in known]
+    return [*mine, *(entry for entry in rest if entry not in mine)]
+
+
+def _without_null(fields: Manifest) -> Manifest:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def pod_root(root_dir: str) -> str:
+    """Return ROOT_DIR as pods have it: an absolute path."""
+    return posixpath.normpath(root_dir) if root_dir.startswith("/") else ROOT
+
+
+def root_of(pod: Mapping[str, object]) -> str:
+    """Read ROOT_DIR in a pod, as its object states it; "" if it does not."""
+    for container in items(fields(pod, "spec"), "containers"):
+        for mount in items(container, "volumeMounts"):
+            if (container.get("name"), mount.get("name")) == (CONTAINER, _ROOT_VOLUME):
+                return text(mount, "mountPath")
+    return ""
+
+
+def output_folder(settings: KubernetesSettings, order: WorkloadOrder) -> str:
+    """Return where the volume of the output is in a pod, "" without one."""
+    return f"{pod_root(order.root_dir)}-output" if settings.output else ""
+
+
+def workspace_folder(settings: KubernetesSettings, order: WorkloadOrder) -> str:
+    """Return the folder of a workspace that is not sent, "" if it is."""
+    kind, _, place = settings.workspace.partition(":")
+    return place if kind == "image" else f"{pod_root(order.root_dir)}-workspace" if kind == "pvc" else ""

@@ -1,4 +1,4 @@
-"""This module writes the lines of all ranks of a pod to its stdout as they grow. model/kubernetes/pod_log.py has their form.
+"""This module writes the lines of all ranks of a pod to its stdout as they grow. model/kubernetes/pod_record.py has their form.
 
 The log of a pod is read by the container runtime, which may be slow or stand still, so a thread writes it. Its memory has a
 limit: of each log one piece, and the part of a line.
@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Dict, Iterator
 
 from clustertool.errors import ClustertoolError
-from clustertool.model.kubernetes.pod_log import PIECE, PodLine, written
+from clustertool.model.kubernetes.pod_record import PIECE, PodLine, written
 from clustertool.model.paths import JobPaths
 from clustertool.node.jobs.follow import Follower
 from clustertool.node.jobs.records import Record

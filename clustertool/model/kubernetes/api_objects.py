@@ -1,14 +1,18 @@
-"""This table names the kinds of objects that are read and written, and where the API server has them."""
+"""The objects of the API server: the kinds that are read and written, where the server has them, and how their fields are read.
+
+Objects come as JSON. They are read as input of others: a field of another type counts as absent.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Dict, List, Mapping
 
-from clustertool.model.kubernetes.merged_template import Json as Json  # of the objects
-
+Json = Any  # a value of an object, as the API server sends it
 Object = Mapping[str, Json]
-Manifest = dict[str, Json]
+Manifest = Dict[str, Json]
+_LONGEST = 300  # characters of a message
 
 
 @dataclass(frozen=True)
@@ -58,3 +62,44 @@ _ALL = (
     ObjectKind("CustomResourceDefinition", "apiextensions.k8s.io/v1", "customresourcedefinitions", namespaced=False),
 )
 KINDS = {kind.name: kind for kind in _ALL}
+
+
+def condition(status: Object, kind: str) -> Dict[str, object]:
+    """Find the condition of this type in a status; {} if there is none."""
+    return next((one for one in items(status, "conditions") if one.get("type") == kind), {})
+
+
+def is_true(found: Object) -> bool:
+    return found.get("status") == "True"
+
+
+def with_message(reason: str, message: str) -> str:
+    return f"{reason}: {message}" if message and message != reason else reason
+
+
+def fields(of: Object, name: str) -> Dict[str, object]:
+    """Read the field as an object; {} if it is none."""
+    found = of.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def items(of: Object, name: str) -> List[Dict[str, object]]:
+    """Read the objects in a list."""
+    found = of.get(name)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def text(of: Object, name: str) -> str:
+    """Read the field as one line, cut; control characters become spaces."""
+    found = of.get(name)
+    if not isinstance(found, str):
+        return ""
+    return " ".join("".join(c if c.isprintable() else " " for c in found).split())[:_LONGEST]
+
+
+def seconds(written: str) -> float:
+    """Convert a time of the API server to seconds since the epoch; 0.0 if it is none."""
+    try:
+        return datetime.fromisoformat(written.replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
