@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clustertool.node.storage import files
-from clustertool.node.supervisor.usage_recorder import Book, Running, Sampler, UsageRecorder
+from clustertool.node.supervisor.node_monitor import Book, Running, Sampler, UsageRecorder
 from clustertool.node.system import processes
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, read, until
@@ -153,7 +153,7 @@ def test_nothing_runs_nothing_is_written(tmp_path: Path, job_dir: int) -> None:
 
 
 def test_the_file_is_thinned_out_whole(tmp_path: Path, job_dir: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clustertool.node.supervisor.usage_recorder._MORE", 100)
+    monkeypatch.setattr("clustertool.node.supervisor.node_monitor._MORE", 100)
     book = Book(job_dir, ".clustertool/usage.jsonl")
     for n in range(5000):
         book.write(n * 60.0, {"t": n * 60.0, "n": [], "r": []})

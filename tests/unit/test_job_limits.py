@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clustertool.model.job.state_names import JobState
-from clustertool.node.supervisor.coordinator.job_limits import JobLimits
+from clustertool.node.supervisor.coordinator.coordinator_server import JobLimits
 
 
 def none() -> str:

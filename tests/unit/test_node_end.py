@@ -12,10 +12,9 @@ from clustertool.model.elastic.epochs import EpochEnd
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.node.supervisor.control_socket import UserRequests
-from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink
-from clustertool.node.supervisor.coordinator.lease_keeper import require_may_leave
-from clustertool.node.supervisor.coordinator.node_end import NodeEnd, node_end
+from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink, require_may_leave
 from clustertool.node.supervisor.guard import LeaseWatch
+from clustertool.node.supervisor.supervisor import NodeEnd, node_end
 from clustertool.node.system.process_clock import boottime
 
 NEXT = Outcome(JobState.NEXT_EPOCH, 75, "tool", "node n2 is lost: it is off")

@@ -38,7 +38,7 @@ from clustertool.node.join.joining_node import JoiningNode
 from clustertool.node.join.meeting import DoubtTimer, MemberPlace
 from clustertool.node.join.offer_fields import read_address, read_attempt, read_offer, read_port, read_settings
 from clustertool.node.supervisor.allocation import End
-from clustertool.node.supervisor.coordinator.job_limits import JobLimits
+from clustertool.node.supervisor.coordinator.coordinator_server import JobLimits
 from clustertool.node.supervisor.coordinator.member_connections import CoordinatorListener
 from clustertool.node.system.child_signals import EndRequest, Signals
 from clustertool.node.system.process_clock import boottime

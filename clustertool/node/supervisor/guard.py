@@ -21,7 +21,7 @@ from clustertool.model.wire.coordinator_messages import Incarnation
 from clustertool.node.jobs import descendants, records
 from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.jobs.termination import Sweep
-from clustertool.node.supervisor.coordinator import coordinator_client
+from clustertool.node.supervisor.coordinator import coordinator_link
 from clustertool.node.system import processes
 from clustertool.node.system.process_clock import ProcessClock, boottime
 from clustertool.node.system.processes import Process
@@ -257,4 +257,4 @@ def _report_loss(why: str, supervisor: Process, spec: Spec) -> None:
     if spec["node"] != spec["lead"]["node"]:
         with contextlib.suppress(OSError, ValueError, MemoryError):
             boot, me = processes.boot_id(), processes.identify(os.getpid()) or Process(os.getpid(), 0)
-            coordinator_client.say_gone(spec, Incarnation(boot, *me), Incarnation(boot, *supervisor), why, _REPORT_TIME)
+            coordinator_link.say_gone(spec, Incarnation(boot, *me), Incarnation(boot, *supervisor), why, _REPORT_TIME)

@@ -1,20 +1,57 @@
-"""The node monitor samples what the job does on this node twice a second: descendants, disk, memory, devices, usage, logs."""
+"""The node monitor samples what the job does on this node twice a second: descendants, disk, memory, devices, usage, logs.
+
+Its recorder is a thread that records what ranks use and when their logs grew. A slow disk or driver costs lines, never a
+heartbeat. The loop only passes the list of living processes and grown logs. The thread samples /proc and the cards, and
+writes; while it is busy, further lists are dropped. model/job/usage.py defines the lines and how old ones are thinned out.
+
+The card monitor is a process next to the supervisor that samples the job's cards: a driver's library may hang or crash. It
+sends its samples, and no process waits for it. It ends when the supervisor ends it, when the supervisor is gone (by the
+kernel), or when its socket is closed. If it dies, it is started again, a few times. None of its errors makes a job fail.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
 import time
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
+from clustertool.model.devices.visibility import numbers
+from clustertool.model.job import usage
+from clustertool.model.job.outcome import Key
+from clustertool.model.job.usage import CardUsage, RankUsage, UsageLine
+from clustertool.model.paths import OURS, JobPaths
+from clustertool.node.devices import detect, nvml, vendor_tools
 from clustertool.node.jobs.descendants import Descendants
-from clustertool.node.supervisor.card_monitor import CardMonitor
-from clustertool.node.supervisor.rank_table import RankTable
-from clustertool.node.supervisor.usage_recorder import UsageRecorder
+from clustertool.node.jobs.rank_log import progress
+from clustertool.node.storage import files
+from clustertool.node.storage.disk_worker import DiskWorker
+from clustertool.node.supervisor import prctl
+from clustertool.node.supervisor.rank_table import Growth, RankTable, Running
+from clustertool.node.system import pressure, processes
 from clustertool.node.system.pressure import DiskWatch
+from clustertool.node.system.processes import Process, Stat
 
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import Spec
 
-_SAMPLE_EVERY = 0.5
+_SAMPLE_EVERY = 0.5  # seconds between two samples of the node
+EVERY = 2.0  # seconds between two lines
+_SHARE = 500  # a sample of thousands of processes is less frequent: it may take this part of a core
+_MORE = 1000  # new lines, after which the old ones are thinned out, or as many as had stayed
+_WAITING = 1000  # calls for a thread that waits for its disk
+_PROGRESS = 2048  # bytes of a log in which a step is searched
+_FAREWELL = 0.5  # seconds the last lines get
+_CARD_SHARE = 200  # the card monitor and the tools that it runs may take one part of so many of a core
+_TRIES = 3  # card monitors that there will be, each after the death of the one before
+_REAP_TIME = 1.0  # seconds for a killed process to end; one that is blocked in a driver ends when the driver returns
+_MESSAGE = 1 << 16
+
+Reached = Tuple[str, int, Optional[float], Optional[float], float]  # role, rank, epoch, step, time of its last output
 
 
 class NodeMonitor:
@@ -63,3 +100,294 @@ class NodeMonitor:
     def close(self) -> None:
         self.record_growth(at_once=True)
         self.recorder.close()
+
+
+class UsageRecorder:
+    """turn() with each sample of the descendants; close() at the end. `cards` is called in the thread and may be slow."""
+
+    def __init__(self, job: int, cards: Callable[[], Sequence[CardUsage]] = tuple) -> None:
+        # Of the running ranks, at the newest sample; a new object after each change.
+        self.progress: Tuple[Reached, ...] = ()
+        self._job = job
+        self._cards = cards
+        self._at = 0.0
+        self._pause = EVERY
+        self._worker = DiskWorker()
+        self._busy = False
+        self._usage = Book(job, f"{OURS}/usage.jsonl")
+        self._growth = Book(job, f"{OURS}/growth.jsonl")
+        self._sampler = Sampler()
+        self._sampled: FrozenSet[Running] = frozenset()  # the ranks at the newest sample
+
+    def turn(self, members: Sequence[Process], ranks: Sequence[Running]) -> None:
+        """Take a sample if it is due. members: every living descendant. Costs the caller nothing; called at any rate."""
+        now = time.monotonic()
+        if now < self._at or self._busy or not ranks:
+            return
+        self._at = now + self._pause
+        self._busy = True  # before the thread can be done with it
+        if not self._worker.put(self._use, time.time(), members, ranks):
+            self._busy = False
+
+    def grown(self, lines: Sequence[Growth]) -> None:
+        """Record that logs have grown. Costs the caller nothing."""
+        if lines and self._worker.waiting < _WAITING:
+            self._worker.put(self._growth.write, lines[-1][0], *lines)
+
+    def close(self) -> None:
+        self._worker.end(_FAREWELL, self._usage.close, self._growth.close)
+
+    # -- in the thread --
+
+    def _use(self, t: float, members: Sequence[Process], ranks: Sequence[Running]) -> None:
+        began = time.thread_time()
+        line = self._sampler(t, members, ranks)
+        self._read_logs(ranks)
+        with contextlib.suppress(OSError, ValueError):
+            cards = self._cards()
+            if cards:
+                line["d"] = list(cards)
+        self._usage.write(t, line)
+        self._pause = max(EVERY, _SHARE * (time.thread_time() - began))
+        self._busy = False
+
+    def _read_logs(self, ranks: Sequence[Running]) -> None:
+        """Read the progress of the ranks, for the coordinator: it is all that is known of them if this node is lost.
+
+        A log that has not grown since the newest sample is not read again.
+        """
+        before, found = {reached[:2]: reached for reached in self.progress}, []
+        for rank in ranks:
+            key = rank.role, rank.rank
+            if key in before and rank in self._sampled:
+                found.append(before[key])
+                continue
+            now = progress(self._job, JobPaths.log(*key, rank.attempt), _PROGRESS)
+            if now is not None:
+                found.append((*key, *now))
+        self._sampled = frozenset(ranks)
+        if tuple(found) != self.progress:
+            self.progress = tuple(found)
+
+
+class Book:
+    """A file of lines, thinned out now and then. It is replaced whole, so a reader never sees half of it."""
+
+    def __init__(self, job: int, name: str) -> None:
+        self._job, self._name = job, name
+        self._journal: Optional[files.Journal] = None
+        self._fresh = self._stayed = 0
+
+    def write(self, now: float, *lines: object) -> None:
+        with contextlib.suppress(OSError):  # no room for the file: the lines are lost
+            self._journal = self._journal or files.Journal(files.open_append(self._job, self._name))
+            self._journal.write(*lines)
+            self._fresh += len(lines)
+            if self._fresh >= max(_MORE, self._stayed):
+                self._fresh = 0
+                self._thin(now)
+
+    def _thin(self, now: float) -> None:
+        data = usage.thinned(files.read(self._job, self._name), now)
+        files.create(self._job, self._name + ".new", data, exclusive=False)
+        os.rename(self._name + ".new", self._name, src_dir_fd=self._job, dst_dir_fd=self._job)
+        self._stayed = data.count(b"\n")
+        self.close()
+
+    def close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+
+class Sampler:
+    """One sample of all members: their ranks, and what each rank has used so far. Keeps the usage of ended processes."""
+
+    def __init__(self) -> None:
+        self._owners: Dict[Process, Optional[Key]] = {}
+        self._used: Dict[Key, Tuple[int, float, float]] = {}  # (pid, seconds of the living then, seconds so far)
+
+    def __call__(self, t: float, members: Sequence[Process], ranks: Sequence[Running]) -> UsageLine:
+        stats = {}
+        for member in members:
+            found = processes.stat(member.pid)
+            if found is not None and found.start == member.start:
+                stats[member.pid] = found
+        owned = self._owned(stats, {rank.pid: (rank.role, rank.rank) for rank in ranks})
+        rows = [self._row(rank, owned.get((rank.role, rank.rank), ())) for rank in ranks]
+        return {"t": round(t, 2), "n": machine_usage(), "r": rows}
+
+    def _row(self, rank: Running, stats: Sequence[Stat]) -> RankUsage:
+        """Build the row of a rank.
+
+        A process's time is added to its parent when it is waited for, so the sum over the living grows, except for orphans.
+        """
+        key = (rank.role, rank.rank)
+        total = sum(stat.cpu + stat.waited for stat in stats)
+        pid, before, seconds = self._used.get(key, (rank.pid, 0.0, 0.0))
+        seconds += max(0.0, total - (before if pid == rank.pid else 0.0))
+        self._used[key] = rank.pid, total, seconds
+        living = [stat for stat in stats if stat.state not in "ZX"]
+        memory = sum(stat.memory for stat in living)
+        return rank.role, rank.rank, rank.attempt, round(seconds, 2), memory, len(living), max(rank.log_size, 0)
+
+    def _owned(self, stats: Dict[int, Stat], ranks: Dict[int, Key]) -> Dict[Key, List[Stat]]:
+        """Group members by rank. One stays a rank's when its parent dies and it becomes the supervisor's child."""
+        self._owners = {process: key for process, key in self._owners.items() if process.pid in stats}
+        self._owners.update((Process(pid, stats[pid].start), key) for pid, key in ranks.items() if pid in stats)
+        found: Dict[Key, List[Stat]] = {}
+        for pid, stat in stats.items():
+            key = self._owner(pid, stats)
+            if key is not None:
+                found.setdefault(key, []).append(stat)
+        return found
+
+    def _owner(self, pid: int, stats: Dict[int, Stat]) -> Optional[Key]:
+        """Find the rank of the nearest known parent; an orphan that was never seen with it is identified by its environment.
+
+        A loop, since a program may nest more processes than Python nests calls.
+        """
+        process, below = Process(pid, stats[pid].start), []
+        while process not in self._owners:
+            below.append(process)
+            parent = stats[process.pid].parent
+            if parent not in stats:
+                self._owners[process] = _by_environment(process.pid)
+            else:
+                process = Process(parent, stats[parent].start)
+        owner = self._owners[process]
+        self._owners.update(dict.fromkeys(below, owner))
+        return owner
+
+
+def _by_environment(pid: int) -> Optional[Key]:
+    variables = processes.environment(pid)
+    with contextlib.suppress(KeyError, ValueError):
+        return variables[b"CLUSTERTOOL_ROLE"].decode(), int(variables[b"CLUSTERTOOL_RANK"])
+    return None
+
+
+def machine_usage() -> Tuple[float, int, int, int]:
+    """(busy CPU seconds, cores, bytes used, bytes there are) of this machine; zeros for what it does not tell."""
+    total, available = pressure.memory()
+    return round(pressure.cpu_ticks()[0] / processes.TICKS, 2), os.cpu_count() or 0, total - available, total
+
+
+class CardMonitor:
+    """turn() with each sample of the descendants, changed() on its SIGCHLD, end() once; call it for the last sample."""
+
+    def __init__(self, family: Descendants, spec: Spec, record: Callable[..., None]) -> None:
+        self.pid = 0
+        self._family, self._record = family, record
+        self._mark, self._kind = spec["mark"], spec["device_kind"]
+        taken = {card for rank in spec["processes"] for card in rank["devices"]}
+        each = numbers(spec["allocated"]) if spec.get("allocated") else {card: card for card in taken}
+        # Number on the node -> as in the plan.
+        self._cards = {number: card for number, card in each.items() if card in taken}
+        self._ids = sorted(self._cards)
+        self._sock: Optional[socket.socket] = None
+        self._tries = _TRIES if self._ids and self._kind != "cpu" else 0
+
+    def turn(self) -> None:
+        """Start it if there is none."""
+        if self.pid or not self._tries:
+            return
+        self._tries -= 1
+        if not has_readable_cards(self._kind):
+            self._tries = 0
+            return
+        with contextlib.suppress(OSError):  # no process to spare
+            self._start()
+
+    def changed(self, status: int) -> None:
+        if os.WIFEXITED(status) or os.WIFSIGNALED(status):
+            self._family.spare.discard(self.pid)
+            self.pid, self._sock = 0, None
+
+    def __call__(self) -> Sequence[CardUsage]:
+        """Return the newest sample that came since the last call, () for none. Never waits. Called in the recorder's thread."""
+        sock, newest = self._sock, b""
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            while sock is not None:
+                data = sock.recv(_MESSAGE, socket.MSG_DONTWAIT)
+                if not data:
+                    break
+                newest = data
+        return [(self._cards[index], *load) for index, *load in json.loads(newest or b"[]")]
+
+    def end(self) -> None:
+        if not self.pid:
+            return
+        with contextlib.suppress(ChildProcessError):
+            os.kill(self.pid, signal.SIGSTOP)  # so that no tool is started during the search
+            tools = processes.descendants(self.pid)
+            os.kill(self.pid, signal.SIGKILL)
+            for tool in tools:
+                processes.signal_one(tool, signal.SIGKILL)
+            processes.reap(self.pid, 0.0, _REAP_TIME)
+        self.pid = 0
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            parent = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                self._become(theirs, parent)
+        self.pid, self._sock = pid, ours
+        process = processes.identify(pid)
+        if process:
+            self._family.add(process)
+            self._record("gauge", pid=pid, start=process.start)
+
+    def _become(self, sock: socket.socket, parent: int) -> None:
+        """Become the monitor in the child, which never returns.
+
+        It closes the supervisor's descriptors: they keep locks and ports.
+        """
+        try:
+            prctl.end_with_parent(signal.SIGKILL)
+            processes.detach(sock.fileno())
+            os.environ["CLUSTERTOOL_MARK"] = self._mark  # for the tools that it runs: a search by mark finds them
+            if os.getppid() == parent:
+                sample_cards(sock, self._kind, self._ids)
+        finally:
+            processes.leave(0)
+
+
+def has_readable_cards(kind: str) -> bool:
+    """Check whether this node has something to sample; the result is another matter."""
+    if kind == "gpu":
+        return bool(nvml.newest()) and (bool(detect.library()) or os.path.exists("/dev/nvidiactl"))
+    return bool(vendor_tools.program(kind))
+
+
+def sample_cards(sock: socket.socket, kind: str, ids: Sequence[int]) -> None:
+    """Sample, send and sleep: the loop of the card monitor. Its start is not counted."""
+    processes.set_name("ct-gauge")
+    read, used = card_reader(kind, ids), None
+    while True:
+        before = processes.used()
+        try:
+            sock.send(json.dumps(read()).encode(), socket.MSG_DONTWAIT)
+        except BlockingIOError:  # the reader does not take it at the moment
+            pass
+        except ConnectionError:
+            return
+        used = 0.0 if used is None else processes.used() - before
+        if select.select([sock], [], [], max(EVERY, _CARD_SHARE * used))[0]:
+            return
+
+
+def card_reader(kind: str, ids: Sequence[int]) -> Callable[[], List[CardUsage]]:
+    """Create the function that samples these cards; it may hang."""
+    if kind == "gpu":
+        digest = nvml.newest()
+        return lambda: nvml.load(digest, ids)
+    return lambda: [
+        _card(one) for one in vendor_tools.read(kind)["devices"] if one["index"] in ids and one.get("memory_total")
+    ]
+
+
+def _card(device: Any) -> CardUsage:
+    return device["index"], device.get("utilisation") or 0, device.get("memory_used") or 0, device["memory_total"]

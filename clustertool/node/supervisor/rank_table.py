@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import time
-from typing import TYPE_CHECKING, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.errors import NotFound
 from clustertool.model.container.container_command import Surroundings
@@ -20,10 +20,10 @@ from clustertool.model.roles import LAUNCHERS
 from clustertool.node.container import rank_containers
 from clustertool.node.container.rank_containers import RankContainer, RankContainers
 from clustertool.node.mpi.launched_ranks import LaunchedRanks
+from clustertool.node.ports import listeners as ports
+from clustertool.node.ports.listeners import Listener
 from clustertool.node.supervisor import rank_error, rank_process
-from clustertool.node.supervisor.listen_watch import ListenWatch
 from clustertool.node.supervisor.log_keeper import LogKeeper
-from clustertool.node.supervisor.usage_recorder import Growth, Running
 from clustertool.node.system import pressure, processes
 
 if TYPE_CHECKING:
@@ -31,9 +31,83 @@ if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import Spec, SpecProcess
     from clustertool.model.wire.supervisor_messages import LiveRank, LiveStatus, RankEnvironment
 
+OtherAddress = Tuple[Key, str, str]  # of which pserver, where it listens, its endpoint
+
+# Seconds between two searches for pservers that listen on another address; they may yet open the right port.
+_CHECK_EVERY = 3.0
 _REQUESTED = tuple(exit_code(0, number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
 _SIGNALLED = 128
 _GROWTH_EVERY = 0.5  # seconds between two records of how a log grew
+
+Growth = Sequence[Any]  # time, log, size
+
+
+class PendingServer:
+    """A pserver that does not listen at its endpoint yet: the trainers wait until all do.
+
+    A port alone is not sufficient: on one machine several addresses may have a listener each at the same port. If an endpoint
+    is not an address of this machine (a name, or one that a router translates), any listener at the port counts.
+    """
+
+    def __init__(self, spec: SpecProcess, pid: int) -> None:
+        self.pid = pid
+        self.endpoint = spec["endpoint"]
+        self.ports = frozenset(spec["ready"])
+        self.address = ports.own_address(self.endpoint.rpartition(":")[0].strip("[]"))
+        self.check_at = time.monotonic() + _CHECK_EVERY
+
+    def listens_at(self, listeners: Sequence[Listener]) -> bool:
+        at = [listener for listener in listeners if listener.port in self.ports]
+        return any(not self.address or ports.serves(listener, self.address) for listener in at)
+
+    def other_address(self, listeners: Sequence[Listener]) -> str:
+        """Find the address at which it listens on its own port, if not where it is expected; "" if it does not listen yet."""
+        at = [listener for listener in listeners if listener.port in self.ports]
+        own: List[Listener] = []
+        for pid in [self.pid, *(process.pid for process in processes.descendants(self.pid))] if at else ():
+            with contextlib.suppress(OSError):
+                own += ports.of_process(pid, at)
+        return ", ".join(sorted({f"{listener.address} port {listener.port}" for listener in own}))
+
+
+class ListenWatch:
+    """`pending`: the pservers that were started and do not listen yet."""
+
+    def __init__(self) -> None:
+        self.pending: Dict[Key, PendingServer] = {}
+        self._reported: Dict[Key, str] = {}
+
+    def check(self) -> Tuple[List[Key], List[OtherAddress]]:
+        """Find the pservers that listen now, which are no longer pending; and those on another address, each place once."""
+        if not self.pending:
+            return [], []
+        listeners = ports.listeners()
+        ready = sorted(key for key, server in self.pending.items() if server.listens_at(listeners))
+        for key in ready:
+            del self.pending[key]
+        return ready, self._strays(listeners)
+
+    def _strays(self, listeners: Sequence[Listener]) -> List[OtherAddress]:
+        found, now = [], time.monotonic()
+        for key in sorted(self.pending):
+            server = self.pending[key]
+            if now >= server.check_at:
+                server.check_at = now + _CHECK_EVERY
+                listens = server.other_address(listeners)
+                if listens and self._reported.get(key) != listens:
+                    self._reported[key] = listens
+                    found.append((key, listens, server.endpoint))
+        return found
+
+
+class Running(NamedTuple):
+    """A rank as the supervisor knows it."""
+
+    role: str
+    rank: int
+    attempt: int
+    pid: int
+    log_size: int
 
 
 class RankEnd(NamedTuple):

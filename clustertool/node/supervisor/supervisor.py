@@ -7,16 +7,17 @@ first.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import resource
 import signal
 import time
-from typing import TYPE_CHECKING, FrozenSet, List, Optional, Set, Tuple, Union
+from typing import TYPE_CHECKING, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from clustertool.errors import Interrupted, NotFound, PreflightError
 from clustertool.model.elastic.epochs import EpochEnd
-from clustertool.model.job.outcome import Key, Outcome
+from clustertool.model.job.outcome import Key, Outcome, some
 from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import OURS
 from clustertool.model.roles import MPI_DAEMON
@@ -24,25 +25,27 @@ from clustertool.model.shape import read
 from clustertool.model.wire import record_lines
 from clustertool.model.wire.coordinator_messages import Incarnation, RankExit, is_outdated
 from clustertool.node.container.rank_containers import helpers
+from clustertool.node.devices import locks
 from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.jobs.ledger import Ledger
 from clustertool.node.jobs.termination import Shutdown
+from clustertool.node.ports import claims, listeners
+from clustertool.node.ports.reservations import Reservations
 from clustertool.node.storage import files
 from clustertool.node.storage.reserving_journal import ReservingJournal
 from clustertool.node.supervisor import prctl
 from clustertool.node.supervisor.allocation import AGENT, Origin
-from clustertool.node.supervisor.control_socket import ControlSocket, UserRequests, Waiting
-from clustertool.node.supervisor.coordinator.coordinator_client import CoordinatorClient
-from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink
+from clustertool.node.supervisor.control_socket import ControlSocket, LauncherRequests, UserRequests, Waiting
+from clustertool.node.supervisor.coordinator.coordinator_link import (
+    CoordinatorClient,
+    CoordinatorLink,
+    may_leave,
+    require_may_leave,
+)
 from clustertool.node.supervisor.coordinator.coordinator_server import CoordinatorServer
-from clustertool.node.supervisor.coordinator.lease_keeper import may_leave, require_may_leave
-from clustertool.node.supervisor.coordinator.node_end import node_end
 from clustertool.node.supervisor.guard import GuardKeeper
-from clustertool.node.supervisor.launcher_requests import LauncherRequests
-from clustertool.node.supervisor.listen_watch import PendingServer
 from clustertool.node.supervisor.node_monitor import NodeMonitor
-from clustertool.node.supervisor.node_resources import NodeResources
-from clustertool.node.supervisor.rank_table import LocalRank, RankEnd, RankTable
+from clustertool.node.supervisor.rank_table import LocalRank, PendingServer, RankEnd, RankTable
 from clustertool.node.system import processes
 from clustertool.node.system.child_signals import EndRequest, Signals, changed_children
 from clustertool.node.system.tls_link import wait_for
@@ -59,7 +62,10 @@ if TYPE_CHECKING:
         SupervisorAnswer,
         SupervisorRequest,
     )
+    from clustertool.node.supervisor.control_socket import UserRequests
 
+_TOUCH_EVERY = 3600.0  # seconds; many machines remove files in /tmp after days
+Event = Tuple[str, Dict[str, object]]  # its type and its fields
 # Bytes of the events file that are kept free on the disk for the last events: for all, for each process of this node, and
 # for each rank in a verdict.
 _LAST_EVENTS, _OF_PROCESS, _OF_RANK = 16 << 10, 2 << 10, 64
@@ -72,6 +78,94 @@ _OUTSIDE = 2.0
 _VERDICT_WAIT = 1.0  # seconds a stopped node waits for the coordinator's verdict
 _ACCEPTED: Accepted = {"type": "accepted"}
 _BUNDLE: BundleAnswer = {"type": "bundle"}
+
+
+class NodeResources:
+    """Call reserve() before a rank starts, refresh() twice a second and release() at the end."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._ports = Reservations()
+        self._devices: Optional[locks.DeviceLock] = None
+        self._touched_at = time.monotonic()  # the file of the claims
+
+    def reserve(self) -> None:
+        """Reserve the ports and devices of this node. Raises PreflightError if one is in use."""
+        processes = self._spec["processes"]
+        each = [process["ports"] for process in processes]
+        others = [port for its in each for port in its[1:]]
+        wanted = [*(port for its in each for port in its[:1]), *self._spec["extra_ports"], *others]
+        self._ports.take(wanted)
+        listeners.require_free(wanted)
+        kind, ids = self._spec["device_kind"], {card for process in processes for card in process["devices"]}
+        if ids and kind != "cpu" and not self._spec.get("engine"):  # an engine allocates devices to one job
+            self._devices = locks.take(kind, sorted(ids), self._spec["job"])
+
+    @property
+    def inherited(self) -> Tuple[int, ...]:
+        """The descriptors that the guard keeps open, too: as long as it or the supervisor lives, the devices are reserved."""
+        return () if self._devices is None else (self._devices.fd,)
+
+    def refresh(self) -> None:
+        self._ports.turn()
+        if self._devices is not None:
+            self._devices.touch()
+        now = time.monotonic()
+        if now >= self._touched_at + _TOUCH_EVERY:
+            self._touched_at = now
+            claims.touch()
+
+    def release(self, claimed: bool) -> None:
+        """Release them.
+
+        claimed: also what was claimed when the job was placed. The event `ended` makes these claims void, too.
+        """
+        self._ports.close()
+        if self._devices is not None:
+            self._devices.release()
+        with contextlib.suppress(PreflightError):
+            if claimed:
+                claims.take_back(self._spec["job"], os.path.dirname(self._spec["job_dir"]))
+
+
+class NodeEnd(NamedTuple):
+    """outcome: of the job on this node, or NEXT_EPOCH; None if no rank could run. epoch: in the second case only."""
+
+    outcome: Optional[Outcome]
+    epoch: Optional[EpochEnd] = None
+    events: Tuple[Event, ...] = ()
+
+
+def node_end(
+    outcome: Optional[Outcome], requests: UserRequests, survivors: Sequence[str], link: CoordinatorLink, spec: Spec
+) -> NodeEnd:
+    """Determine how a supervisor ends.
+
+    outcome: as the coordinator, or its silence, has decided it. survivors: processes that cannot be ended.
+    """
+    if outcome is None:
+        return NodeEnd(None)
+    left: Tuple[Event, ...] = (("left", {"why": requests.leave_by}),) if requests.leave_by else ()
+    if outcome.state is not JobState.NEXT_EPOCH:
+        alone = left if outcome == requests.left else ()
+        return NodeEnd(outcome, None, (*alone, ("ended", outcome.as_record())))
+    own = _own_outcome(requests, survivors, spec)
+    if own is not None:
+        verdict: Tuple[Event, ...] = (("verdict", own.as_record()),) if spec["node"] == spec["lead"]["node"] else ()
+        return NodeEnd(own, None, (*verdict, ("ended", own.as_record())))
+    end = link.epoch_end(outcome)
+    ended: Event = ("epoch-ended", {"attempt": end.attempt, "why": end.why})
+    if left:
+        end = end._replace(left=tuple(sorted({*end.left, spec["node"]})), code=requests.code)
+    return NodeEnd(outcome, end, (ended, *left))
+
+
+def _own_outcome(requests: UserRequests, survivors: Sequence[str], spec: Spec) -> Optional[Outcome]:
+    """Return why this node takes part in no other epoch, although there is one."""
+    if survivors:
+        brief = f"processes on {spec['name']} cannot be ended"
+        return Outcome(JobState.LOST, 75, "tool", f"{brief}: {some(survivors)}", node=spec["node"], brief=brief)
+    return requests.stopped  # the coordinator did not learn of it, or too late
 
 
 class Supervisor:

@@ -1,18 +1,152 @@
-"""The coordinator link joins a node's supervisor to the coordinator, which runs in this process or on another node."""
+"""The coordinator link joins a node's supervisor to the coordinator, which runs in this process or on another node.
+
+CoordinatorServer is the link on the coordinator's own node. CoordinatorClient connects from another node, sends heartbeats, and
+connects again until the loss timeout. In an elastic job a link has the node's lease.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, List, Optional, Sequence, Set
+import math
+import time
+from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Set, Tuple, cast
 
+from clustertool.errors import UsageError
 from clustertool.model.elastic.epochs import EpochEnd
-from clustertool.model.job.outcome import Key, Outcome
-from clustertool.node.supervisor.coordinator.lease_keeper import LeaseKeeper
-from clustertool.node.supervisor.usage_recorder import Reached
+from clustertool.model.elastic.lease import Lease
+from clustertool.model.job.outcome import Key, Outcome, describe_coordinator
+from clustertool.model.job.state_names import JobState
+from clustertool.model.wire.coordinator_messages import Incarnation, is_of_earlier_epoch, read_incarnation
+from clustertool.model.wire.frames import Header
+from clustertool.node.system.process_clock import ProcessClock, boottime
+from clustertool.node.system.tls_link import TIMED_OUT, Mailbox, TlsLink, beat, cause, context, dial, join_patience
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
     from clustertool.model.wire.coordinator_messages import MemberMessage, Order, RankExit
+    from clustertool.model.wire.spec_types import Spec
+    from clustertool.node.supervisor.node_monitor import Reached
+
+_RETRY = 0.05
+# Beats of silence after which the cable counts as broken: a new connection is through as soon as it is whole again, where
+# the old one would wait for its next retransmission.
+_SILENCE = 3
+_MAX_HEADER = 4 << 20
+_NO_ANSWER = ("", "the port is open, but the coordinator does not answer")
+_SILENT = ("", "no message from it any more")  # on a connection that was established
+_ORDERS = ("start", "launch", "stop", "release", "finish")
+_MOST_RANKS = 256  # ranks with reported progress: more do not fit into a message
+_REPORT_AFTER = 3.0  # seconds without a connection
+_FAREWELL = 1.0  # seconds for the last message
+
+Cause = Tuple[str, str]  # the name of an errno, or "", and text
+Record = Optional[Callable[..., None]]
+Gone = Optional[Tuple[Incarnation, str]]
+StoreEnd = Optional[Callable[[], float]]
+
+
+class LeaseKeeper:
+    """Call stamp() for each beat, read() for each message of the coordinator, and check() each loop, before orders are obeyed.
+
+    The node may have ranks once it is armed, by the first order. Before that, a lease that has ended may come back.
+    `seconds`: how long it lasts. store_end: by when another epoch may begin, since this node has not reached the store of the
+    job; None if there is no store. All times are of CLOCK_BOOTTIME.
+    """
+
+    def __init__(self, seconds: float, store_end: Optional[Callable[[], float]] = None) -> None:
+        self.armed = False
+        self._store_end = store_end
+        self._end_taken = False
+        self._lease = Lease(seconds, boottime())
+
+    @property
+    def seconds(self) -> float:
+        return self._lease.seconds
+
+    @property
+    def ended(self) -> bool:
+        return self._lease.ended
+
+    @property
+    def end(self) -> float:
+        """By when the node's ranks must be dead; infinite if it can have none."""
+        return min(self._lease.end, self._of_store) if self.armed else math.inf
+
+    @property
+    def _of_store(self) -> float:
+        return math.inf if self._store_end is None else self._store_end()
+
+    @property
+    def lacks_store(self) -> bool:
+        """Whether the node has not reached the store for too long."""
+        return boottime() >= self._of_store
+
+    def stamp(self, message: Header) -> Header:
+        """Add its number to a beat."""
+        self._lease = self._lease.send(boottime())
+        return {**message, "beat": self._lease.number}
+
+    def read(self, message: Header) -> None:
+        """Read a message of the coordinator. Raises ValueError for a number that is none."""
+        seen = message.get("seen", 0)
+        if type(seen) is not int:
+            raise ValueError("an acknowledgement that is no number")
+        self._lease = self._lease.acknowledge(seen)
+
+    def check(self) -> bool:
+        """Check whether the lease has ended. It never comes back."""
+        if self.armed:
+            self._lease = self._lease.check(boottime())
+            if self.lacks_store:
+                self.lose()
+        return self.ended
+
+    def end_is_new(self) -> bool:
+        """Check whether it has ended; True once."""
+        new = self.ended and not self._end_taken
+        self._end_taken = self.ended
+        return new
+
+    def lose(self) -> None:
+        """End the lease, since the guard has ended the node's ranks because of it."""
+        self._lease = self._lease._replace(ended=True)
+
+
+class OwnLease(LeaseKeeper):
+    """The lease of the coordinator's own node, which each turn of its loop renews."""
+
+    def __init__(self, seconds: float, store_end: Optional[Callable[[], float]]) -> None:
+        super().__init__(seconds, store_end)
+        self.armed = True
+
+    @property
+    def why(self) -> str:
+        """Why it has ended."""
+        if self.lacks_store:
+            return "it did not reach the store of the job"
+        return f"it did not run for {self.seconds:g} s"
+
+    def check(self) -> bool:
+        """Renew it, or note that it has ended."""
+        self._lease = self._lease.renew(boottime())
+        if self.lacks_store:
+            self.lose()
+        return self.ended
+
+
+def may_leave(spec: Spec, coordinates: bool) -> bool:
+    """Return whether the job can go on without this node. coordinates: it is the coordinator's node."""
+    return "elastic" in spec and not (coordinates and not spec["elastic"]["store"])
+
+
+def require_may_leave(spec: Spec, coordinates: bool) -> None:
+    """Raise UsageError where may_leave() is False."""
+    if "elastic" not in spec:
+        what = f"job {spec['job']} is not elastic: {spec['name']} belongs to it until it ends"
+        raise UsageError(what, "stop the job, or start it with --nnodes MIN:MAX")
+    if not may_leave(spec, coordinates):
+        what = f"{spec['name']} coordinates the job, which has no --elastic-server: it cannot leave"
+        raise UsageError(what, "stop the job, or release another node")
 
 
 class CoordinatorLink:
@@ -78,3 +212,249 @@ class CoordinatorLink:
 
     def close(self, outcome: Optional[Outcome] = None) -> None:
         """outcome: with which the supervisor ends."""
+
+
+class ConnectionReport:
+    """Records that the coordinator does not answer for a while, each new cause, and that it answers again.
+
+    `record` writes an event; without it nothing is recorded. All times are of the client's own clock.
+    """
+
+    def __init__(self, endpoint: str, record: Record) -> None:
+        self.up = False  # the coordinator answers on the present connection
+        self.joined = False  # it has answered once
+        self.cause: Optional[Cause] = None  # why the last connection failed
+        self._endpoint = endpoint
+        self._record = record
+        self._down = (0.0, time.time())  # since when it does not answer, by the own clock and by that of the machine
+        self._recorded: Optional[Cause] = None
+
+    def broken(self, now: float, why: Cause) -> None:
+        if self.up:
+            self._down = (now, time.time())
+        self.up, self.cause = False, why
+
+    def turn(self, now: float, why: Cause) -> None:
+        """Record that there is no connection for some time, and `why`, or that there is one again."""
+        if self._record is None:
+            return
+        if self.up:
+            if self._recorded:
+                self._record("connected")
+            self._recorded = None
+        elif now - self._down[0] >= _REPORT_AFTER and why != self._recorded:
+            name, text = self._recorded = why
+            since = round(self._down[1], 3)
+            self._record("unconnected", endpoint=self._endpoint, errno=name, why=text, since=since, again=self.joined)
+
+
+class CoordinatorClient(CoordinatorLink):
+    """`me`: this process. `gone`: the supervisor in whose place a guard joins, and why it has died. store_end: see LeaseKeeper.
+
+    The coordinator may be silent for the loss timeout, or until its first order for the time that all nodes need to join. Only
+    seconds in which this process ran are counted. In an elastic job it is the lease of this node that counts,
+    from the first order on.
+    """
+
+    def __init__(
+        self, spec: Spec, me: Incarnation, record: Record = None, gone: Gone = None, store_end: StoreEnd = None
+    ) -> None:
+        super().__init__()
+        self._spec = spec
+        self._me = me
+        self._gone = gone
+        self._loss_timeout = spec["policy"]["loss_timeout"]
+        self._join_timeout = join_patience(self._loss_timeout, len(spec["header"]["nodes"]))
+        if spec["policy"]["timeout"]:  # the coordinator waits no longer
+            self._join_timeout = min(self._join_timeout, spec["policy"]["timeout"] + self._loss_timeout)
+        self._ordered = False  # the coordinator has given an order: all nodes have joined, or the job ends
+        self._received_at = 0.0
+        self._coordinator: Optional[Incarnation] = None  # the one that this process obeys
+        self._context = context(spec["certificate"], spec["key"], server=False)
+        self._mail = Mailbox()
+        self._wire: Optional[TlsLink] = None
+        self._report = ConnectionReport(spec["lead"]["endpoint"], record)
+        self._clock = ProcessClock()
+        self._tried_at = self._retry_at = self._beat_at = 0.0
+        self._sent: Sequence[Reached] = ()  # the progress that the coordinator has
+        if "elastic" in spec and gone is None:
+            self.lease = LeaseKeeper(spec["elastic"]["lease"], store_end)
+
+    @property
+    def connecting(self) -> bool:
+        return self._wire is None
+
+    @property
+    def joined(self) -> bool:
+        return self._report.joined
+
+    @property
+    def loss(self) -> Optional[Outcome]:
+        """See CoordinatorLink. turn() reads first what has arrived."""
+        timeout = self._loss_timeout if self._ordered else self._join_timeout
+        coordinator, name, lease = self._spec["lead"], self._spec["name"], self.lease
+        if lease is not None and lease.armed:
+            if not lease.ended:
+                return None
+            brief = f"the lease of {name} has ended"
+            if lease.lacks_store:
+                reason = f"{brief}: it did not reach the store of the job"
+                return Outcome(JobState.NEXT_EPOCH, 75, "tool", reason, node=coordinator["node"], brief=brief)
+            where = describe_coordinator(coordinator["name"], coordinator["endpoint"])
+            reason = f"{brief}: {where} has acknowledged nothing for {lease.seconds:g} s"
+            return Outcome(JobState.NEXT_EPOCH, 75, "tool", reason, node=coordinator["node"], brief=brief)
+        if self._clock.now - self._received_at <= timeout:
+            return None
+        if self.joined:
+            brief = f"node {coordinator['name']} is lost"
+            reason = (
+                f"{brief}: it coordinates the job, and {name} has received nothing from it for {self._loss_timeout:g} s"
+            )
+        else:
+            errno_name, text = self._why()
+            brief = f"{name} cannot connect to {describe_coordinator(coordinator['name'], coordinator['endpoint'])}"
+            reason = f"{brief}: {text} ({errno_name})" if errno_name else f"{brief}: {text}"
+        state = JobState.LOST if lease is None else JobState.NEXT_EPOCH
+        return Outcome(state, 75, "tool", reason, node=coordinator["node"], brief=brief)
+
+    @property
+    def silent(self) -> bool:
+        return self.loss is not None
+
+    def wires(self) -> List[TlsLink]:
+        return [self._wire] if self._wire is not None else []
+
+    def post(self, message: MemberMessage) -> None:
+        numbered = self._mail.post({**message, "sender": self._me})
+        if self._wire is not None and self._wire.secure:
+            self._wire.send(numbered)
+
+    def turn(self, ready: Set[int]) -> None:
+        now = self._clock.turn()
+        if self._wire is not None:
+            try:
+                self._move(self._wire, now)
+            except (ConnectionError, ValueError) as error:
+                self._drop(now, cause(error))
+        elif now >= self._retry_at:
+            self._connect(now)
+        self._report.turn(now, self._why())
+        if self.lease is not None:
+            self.lease.check()
+
+    def _move(self, wire: TlsLink, now: float) -> None:
+        """Move the connection. Raises ConnectionError, or ValueError for what a coordinator does not send."""
+        fresh = not wire.secure
+        came = wire.turn()
+        if fresh and wire.secure:
+            self._join(wire)
+        self._send_beat(wire, now)
+        if came:
+            self._report.joined = self._report.up = True
+            self._received_at = now
+        elif now > self._give_up_at(wire):
+            self._drop(now, _SILENT if self._report.up else _NO_ANSWER if wire.connected else TIMED_OUT)
+        self._require_coordinator(came)
+        new = [message for message in came if self._mail.take(message)]
+        if any(message.get("type") in _ORDERS for message in new):
+            self._ordered, self._beat_at = True, 0.0
+            if self.lease is not None:
+                self.lease.armed = True
+            self._send_beat(wire, now)  # the coordinator allows more time until it has this acknowledgement
+        self.orders += cast("List[Order]", new)
+
+    def _require_coordinator(self, messages: Sequence[Header]) -> None:
+        """Raise ValueError for messages of another process than the first that answered as the coordinator.
+
+        In an elastic job, also for those of an earlier epoch. Their acknowledgements renew the lease.
+        """
+        for message in messages:
+            sender = read_incarnation(message.get("sender"))
+            self._coordinator = self._coordinator or sender
+            if sender != self._coordinator:
+                raise ValueError("another process answers as the coordinator")
+            if self.lease is not None:
+                if is_of_earlier_epoch(message, self._spec["elastic"]["epoch"]):
+                    raise ValueError("the coordinator of an earlier epoch answers")
+                self.lease.read(message)
+
+    def _stamped(self, message: Header) -> Header:
+        return {**message, "ack": self._mail.got, "attempt": self.attempt, "sender": self._me}
+
+    def _send_beat(self, wire: TlsLink, now: float) -> None:
+        """Send a beat, with the progress of the ranks if the coordinator lacks it. Times are ages: the other clock differs."""
+        if not wire.secure or now < self._beat_at:
+            return
+        message: Header = {"type": "beat"}
+        if self.progress is not self._sent:
+            self._sent, t = self.progress, time.time()
+            message["ranks"] = [[*one[:4], round(max(0.0, t - one[4]), 1)] for one in self._sent[:_MOST_RANKS]]
+        wire.send(self._stamped(message if self.lease is None else self.lease.stamp(message)))
+        wire.flush()
+        self._beat_at = now + beat(self._loss_timeout)
+
+    def close(self, outcome: Optional[Outcome] = None) -> None:
+        self.leave(_FAREWELL)
+
+    def leave(self, seconds: float) -> None:
+        """Report that all messages have arrived here, so that the coordinator does not wait for this node.
+
+        seconds: at most; the coordinator closes the connection when it has read that.
+        """
+        if self._wire is None or not self._wire.secure:
+            return
+        self._wire.send(self._stamped({"type": "beat", "bye": True}))
+        self._wire.finish(seconds)
+        self._drop(self._clock.turn(), _NO_ANSWER)
+
+    def _give_up_at(self, wire: TlsLink) -> float:
+        """Compute when this connection counts as broken.
+
+        A coordinator to which many connect at once answers late: a new try is no help.
+        """
+        if self._report.up:
+            return self._received_at + beat(self._loss_timeout) * _SILENCE
+        waiting = wire.connected and not self._ordered
+        return self._tried_at + (self._join_timeout / 2 if waiting else max(1.0, self._loss_timeout / 2))
+
+    def _connect(self, now: float) -> None:
+        self._tried_at, self._retry_at = now, now + _RETRY
+        coordinator = self._spec["lead"]
+        try:
+            sock = dial(coordinator["host"], coordinator["port"])
+        except OSError as error:
+            self._report.cause = cause(error)
+            return
+        self._wire = TlsLink(sock, self._context, server=False, max_header=_MAX_HEADER)
+
+    def _join(self, wire: TlsLink) -> None:
+        self._sent = ()
+        hello: Header = {"type": "join", "node": self._spec["node"], "token": self._spec["token"]}
+        if self._gone:
+            hello["of"], hello["gone"] = self._gone
+        wire.send(self._stamped(hello if self.lease is None else self.lease.stamp(hello)))
+        for message in self._mail.kept():
+            wire.send(message)
+
+    def _drop(self, now: float, why: Cause) -> None:
+        if self._wire is not None:
+            self._wire.close()
+        self._wire = None
+        self._report.broken(now, why)
+        self._retry_at = now + _RETRY
+
+    def _why(self) -> Cause:
+        """Return why there is no connection, also before the first attempt has failed."""
+        pending = self._wire is None or not self._wire.connected
+        return self._report.cause or (TIMED_OUT if pending else _NO_ANSWER)
+
+
+def say_gone(spec: Spec, me: Incarnation, supervisor: Incarnation, why: str, seconds: float) -> None:
+    """Report for a guard that its supervisor has died. Return when the coordinator has answered, or after `seconds`."""
+    link = CoordinatorClient(spec, me, gone=(supervisor, why))
+    link.attempt = spec.get("attempt", 0)
+    end = time.monotonic() + seconds
+    while not link.joined and time.monotonic() < end:
+        link.turn(set())
+        time.sleep(0.005)
+    link.leave(0.0)

@@ -4,21 +4,46 @@ from __future__ import annotations
 
 import hmac
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple, cast
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple, cast
 
 from clustertool.errors import PreflightError
 from clustertool.model.elastic.epochs import EpochEnd
 from clustertool.model.elastic.lease import ends_by
 from clustertool.model.job.outcome import Key, Outcome, describe_coordinator, some
 from clustertool.model.job.state_names import JobState
+from clustertool.model.roles import MPI_DAEMON
 from clustertool.model.wire.coordinator_messages import Incarnation, RankExit, is_of_earlier_epoch, read_incarnation
 from clustertool.model.wire.frames import Header
 from clustertool.node.supervisor.allocation import Allocation
-from clustertool.node.supervisor.coordinator import epoch_decisions as e
-from clustertool.node.supervisor.coordinator import job_decisions as l
-from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink
-from clustertool.node.supervisor.coordinator.job_limits import JobLimits
-from clustertool.node.supervisor.coordinator.lease_keeper import OwnLease
+from clustertool.node.supervisor.coordinator import epoch_decisions, job_decisions
+from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink, OwnLease
+from clustertool.node.supervisor.coordinator.epoch_decisions import (
+    EpochShape,
+    Event,
+    LeaseEnded,
+    Leaves,
+    OnStandby,
+    Returned,
+    ShutDown,
+)
+from clustertool.node.supervisor.coordinator.job_decisions import (
+    Absent,
+    Action,
+    Ask,
+    Clean,
+    Exited,
+    Explained,
+    Joined,
+    Listening,
+    Lost,
+    Overdue,
+    Quiet,
+    Release,
+    Start,
+    State,
+    Stop,
+    StopAsked,
+)
 from clustertool.node.supervisor.coordinator.member_connections import CoordinatorListener, JobMember, JobMembers
 from clustertool.node.supervisor.coordinator.standby_offers import StandbyOffer, StandbyOffers
 from clustertool.node.system.process_clock import ProcessClock, boottime
@@ -31,6 +56,7 @@ if TYPE_CHECKING:
     from clustertool.model.wire.coordinator_messages import DaemonOrder, MemberMessage, Order, StartOrder, StopOrder
     from clustertool.model.wire.spec_types import Spec
 
+_LEAST = 5.0  # seconds for the ends of mpirun and of its ranks to become known
 _BACKLOG = 1024
 _LONGEST_PAUSE = 30.0  # seconds before a new attempt: 1, 2, 4, ... up to this
 _MALFORMED = (KeyError, TypeError, ValueError, OverflowError)
@@ -42,6 +68,64 @@ _HOLD = 0.5
 # its core while they fail of the closed connection.
 _CAUSE = 2.0
 _LARGE = 1e18  # steps and seconds
+
+
+class LauncherWatch:
+    """Watches how mpirun and its daemons end. limit: seconds that mpirun and its ranks may wait for the other's end."""
+
+    def __init__(self, grace: float) -> None:
+        self.limit = max(_LEAST, grace)
+        self._waits = ""
+        self._since = 0.0
+        self._ended: List[RankExit] = []
+
+    def note(self, exits: Sequence[RankExit]) -> None:
+        self._ended += [exit for exit in exits if exit.role == MPI_DAEMON]
+
+    def take_ended(self) -> List[RankExit]:
+        """Return the daemons that have ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def passed(self, now: float, waits: str) -> bool:
+        """Check whether the job has waited for more than the limit. waits: for what it waits now, "" for nothing."""
+        if waits != self._waits:
+            self._waits, self._since = waits, now
+        return bool(waits) and now - self._since > self.limit
+
+
+class JobLimits:
+    """`timeout`, `lease`: seconds; 0: there is no limit. `grace`: see LauncherWatch. All times are of time.monotonic()."""
+
+    def __init__(self, timeout: float, lease: float, now: float, grace: float = 0.0) -> None:
+        self.launcher = LauncherWatch(grace)
+        self._timeout, self._lease = timeout, lease  # 0 also when it has passed
+        self._began = self._attached_at = now
+
+    def began_before(self, age: float, unattended: float) -> None:
+        """Earlier epochs count, too: the seconds since the first one began, and since a laptop was attached."""
+        self._began -= age
+        self._attached_at -= unattended
+
+    def unattended(self, now: float) -> float:
+        """Compute the seconds since a laptop was attached."""
+        return now - self._attached_at
+
+    def attached(self, now: float) -> None:
+        """Record that a laptop follows the job."""
+        self._attached_at = now
+
+    def passed(self, now: float, missing: Callable[[], str]) -> Iterator[StopAsked]:
+        """Yield a stop for each limit that has passed, once. `missing`: describes what the job waits for, or returns ""."""
+        if self._timeout and now - self._began > self._timeout:
+            brief = f"the job exceeded its time limit (--timeout {self._timeout:g} s)"
+            self._timeout = 0.0
+            what = missing()
+            waited = f"; it waited for {what}" if what else ""
+            yield StopAsked(f"{brief}{waited}", 124, JobState.TIMEOUT, brief)
+        if self._lease and now - self._attached_at > self._lease:
+            self._lease = 0.0
+            yield StopAsked(f"no laptop was attached for {now - self._attached_at:.0f} s (--lease)", 143)
 
 
 class CoordinatorServer(CoordinatorLink):
@@ -66,10 +150,10 @@ class CoordinatorServer(CoordinatorLink):
         self._record = record
         self._allocation = allocation
         self._outside = False  # the job is stopped because of a signal
-        made = e.shape_of(spec)
+        made = epoch_decisions.shape_of(spec)
         if made.first and "elastic" not in spec:
             record("restart", attempt=made.first, pause=0.0)
-        self._state = l.State(made, attempt=made.first, blamed=made.blamed if isinstance(made, e.EpochShape) else ())
+        self._state = State(made, attempt=made.first, blamed=made.blamed if isinstance(made, EpochShape) else ())
         self._clock = ProcessClock()
         others = sorted(made.nodes - {spec["node"]})
         self._members = JobMembers(others, policy["loss_timeout"], self._clock, "elastic" in spec)
@@ -93,7 +177,7 @@ class CoordinatorServer(CoordinatorLink):
         )
         self._stop_at: Optional[float] = None  # when the stop is sent that waits for further failures
         self._failed_at = 0.0  # when the phase began: in an ending, when the first failure was known
-        self._decide(l.Joined(spec["node"]))
+        self._decide(Joined(spec["node"]))
 
     # -- for the supervisor's loop --
 
@@ -112,7 +196,7 @@ class CoordinatorServer(CoordinatorLink):
         """See CoordinatorLink. A node that was given up and has joined may have ranks until its lease ends."""
         state, members = self._state, self._members.nodes
         lost = {node: members[node].last_at for node in sorted(state.lost & set(members)) if members[node].joined}
-        used = e.restarts_used(state.shape, state) if isinstance(state.shape, e.EpochShape) else 0
+        used = epoch_decisions.restarts_used(state.shape, state) if isinstance(state.shape, EpochShape) else 0
         unattended = self._limits.unattended(time.monotonic())
         left, blamed = tuple(sorted(state.left)), state.blamed
         return EpochEnd(state.attempt, outcome.reason, lost, left, used, unattended=unattended, blamed=blamed)
@@ -157,7 +241,7 @@ class CoordinatorServer(CoordinatorLink):
         self._watch_time(time.monotonic())
         outcome = self._allocation.turn()
         if outcome is not None:
-            self._decide(l.Explained(outcome))
+            self._decide(Explained(outcome))
 
     def _keep_lease(self) -> None:
         """Check this node's own lease: without it, this process renews none."""
@@ -166,7 +250,7 @@ class CoordinatorServer(CoordinatorLink):
 
     def _lose_lease(self, why: str) -> None:
         self._members.acknowledge_no_more()
-        self._decide(e.LeaseEnded(self._spec["node"], why))
+        self._decide(LeaseEnded(self._spec["node"], why))
 
     def lose_lease(self) -> None:
         super().lose_lease()
@@ -179,19 +263,19 @@ class CoordinatorServer(CoordinatorLink):
         if event is not None:
             self._decide(event)
 
-    def _event(self, node: int, message: Header) -> Optional[e.Event]:
+    def _event(self, node: int, message: Header) -> Optional[Event]:
         """Turn what a supervisor reports into an event. Raises one of _MALFORMED."""
         if message.get("type") == "attached":
             self._limits.attached(time.monotonic())
         event = _event(self._state.shape.on(node), node, message)
-        if not isinstance(event, l.StopAsked):
+        if not isinstance(event, StopAsked):
             return event
         if event.outside and not self._state.ending:
             self._outside = True
         stop = event._replace(outside=event.outside and self._allocation.present)  # an engine could answer
         if self._standby is None or not message.get("leaves"):
             return stop
-        return e.ShutDown(node, stop, self._standby.count)
+        return ShutDown(node, stop, self._standby.count)
 
     # -- members --
 
@@ -222,7 +306,7 @@ class CoordinatorServer(CoordinatorLink):
             wire.send(message)
         first, member.joined = not member.joined, True
         if first and not hello.get("gone"):  # else the ranks of the others would start for a moment
-            self._decide(l.Joined(node))
+            self._decide(Joined(node))
         if hello.get("gone"):
             return self._gone(node, str(hello["gone"])[:_LONGEST_REASON])
         for message in messages[1:]:
@@ -242,8 +326,8 @@ class CoordinatorServer(CoordinatorLink):
             ended = member.sender == offer.sender and offer.epoch >= self._state.shape.first
             if ended and (node not in self._state.gone or node in self._state.lost):
                 self._members.give_up(member)
-                self._decide(e.Returned(node))
-        self._decide(e.OnStandby(offer.name))
+                self._decide(Returned(node))
+        self._decide(OnStandby(offer.name))
         return None
 
     def _refuse(self, wire: TlsLink) -> None:
@@ -295,7 +379,7 @@ class CoordinatorServer(CoordinatorLink):
             left = ends_by(member.last_at, self._spec["elastic"]["lease"]) - boottime()
             until = {"ends_by": round(time.time() + left, 1)}
         self._record("lost", node=node, why=why, ranks=member.ranks, **until)
-        self._decide(l.Lost(node, why))
+        self._decide(Lost(node, why))
 
     def _reached(self, node: int, ranks: Any) -> List[RankOutput]:
         """Read [role, rank, epoch, step, time of the last output] of the ranks of a node: all that is known if it is lost.
@@ -325,7 +409,7 @@ class CoordinatorServer(CoordinatorLink):
                 absent.append(node)
         if absent:
             self._record("absent", nodes=absent, endpoint=self._spec["lead"]["endpoint"], seconds=round(now))
-            self._decide(l.Absent(tuple(absent), self._where(), round(now)))
+            self._decide(Absent(tuple(absent), self._where(), round(now)))
 
     def _where(self) -> str:
         """Describe the coordinator."""
@@ -333,12 +417,12 @@ class CoordinatorServer(CoordinatorLink):
 
     def _watch_time(self, now: float) -> None:
         """Do what happens at a time, by the clock of the machine."""
-        for stop in self._limits.passed(now, lambda: l.expected(self._state, self._where())):
+        for stop in self._limits.passed(now, lambda: job_decisions.expected(self._state, self._where())):
             self._decide(stop)
         if self._stop_at is not None and now >= self._stop_at:
             self._release()
-        if self._limits.launcher.passed(now, l.waits_for_launcher(self._state)):
-            self._decide(l.Overdue(self._limits.launcher.limit))
+        if self._limits.launcher.passed(now, job_decisions.waits_for_launcher(self._state)):
+            self._decide(Overdue(self._limits.launcher.limit))
         if self._restart is not None and now >= self._restart[0]:
             _, orders = self._restart
             self._restart = None
@@ -347,28 +431,28 @@ class CoordinatorServer(CoordinatorLink):
 
     # -- decisions --
 
-    def _decide(self, event: e.Event) -> None:
-        if isinstance(event, l.Exited) and event.attempt == self._state.attempt:
+    def _decide(self, event: Event) -> None:
+        if isinstance(event, Exited) and event.attempt == self._state.attempt:
             self._limits.launcher.note(event.exits)
             event = event._replace(late=self._stop_at is None and time.monotonic() > self._failed_at + _CAUSE)
         before = self._state.phase
         shape = self._state.shape
-        if isinstance(shape, e.EpochShape):
-            self._state, actions = e.decide(shape, self._state, event)
+        if isinstance(shape, EpochShape):
+            self._state, actions = epoch_decisions.decide(shape, self._state, event)
         else:
-            self._state, actions = l.decide(self._state, cast("l.Event", event))
+            self._state, actions = job_decisions.decide(self._state, cast("job_decisions.Event", event))
         now = time.monotonic()
         if self._state.phase != before:
             self._failed_at = now
-        if self._state.phase != before and l.may_fail(self._state):
-            self._stop_at = now + (_HOLD if l.cause_known(self._state) else _CAUSE)
+        if self._state.phase != before and job_decisions.may_fail(self._state):
+            self._stop_at = now + (_HOLD if job_decisions.cause_known(self._state) else _CAUSE)
             return
-        if self._stop_at is not None and l.cause_known(self._state):
+        if self._stop_at is not None and job_decisions.cause_known(self._state):
             self._stop_at = min(self._stop_at, now + _HOLD)
-        asked = isinstance(event, l.StopAsked)  # a user does not wait for further failures
-        if self._stop_at is not None and (asked or actions or not l.may_fail(self._state)):
+        asked = isinstance(event, StopAsked)  # a user does not wait for further failures
+        if self._stop_at is not None and (asked or actions or not job_decisions.may_fail(self._state)):
             self._release()
-        again = [action for action in actions if isinstance(action, l.Start) and action.again]
+        again = [action for action in actions if isinstance(action, Start) and action.again]
         if again:
             self._begin_again(again)  # the phase that is recorded next belongs to the new attempt
         if self._state.phase != before:
@@ -380,7 +464,7 @@ class CoordinatorServer(CoordinatorLink):
         """Send the stop of a failure: no more failures are waited for."""
         self._stop_at = None
         self._record_phase()
-        self._act(l.stop(self._state))
+        self._act(job_decisions.stop(self._state))
 
     def _record_phase(self) -> None:
         end = self._state.ending
@@ -395,23 +479,23 @@ class CoordinatorServer(CoordinatorLink):
         if self._state.phase != "ending" or not self._state.culprits:
             return {}
         culprits = [list(exit.key) for exit in self._state.culprits]
-        return {"why": l.reason(self._state), "culprits": culprits, "attempt": self._state.attempt}
+        return {"why": job_decisions.reason(self._state), "culprits": culprits, "attempt": self._state.attempt}
 
-    def _begin_again(self, actions: List[l.Start]) -> None:
+    def _begin_again(self, actions: List[Start]) -> None:
         attempt = actions[0].attempt
         earlier = self._spec["elastic"]["epoch"] if "elastic" in self._spec else 0
         pause = min(2.0 ** (attempt - earlier - 1), _LONGEST_PAUSE)
         self._record("restart", attempt=attempt, pause=pause)
         self._restart = (time.monotonic() + pause, [self._start(action) for action in actions])
 
-    def _start(self, action: l.Start) -> StartOrder:
+    def _start(self, action: Start) -> StartOrder:
         return {"type": "start", "role": action.role, "attempt": action.attempt, "sender": self._me}
 
-    def _act(self, action: l.Action) -> None:
-        if isinstance(action, l.Start):
+    def _act(self, action: Action) -> None:
+        if isinstance(action, Start):
             if not action.again:
                 self._tell(self._start(action))
-        elif isinstance(action, l.Stop):
+        elif isinstance(action, Stop):
             self._restart = None
             order: StopOrder = {"type": "stop", "why": action.why, "attempt": self._state.attempt, "sender": self._me}
             if action.grace is not None:
@@ -419,9 +503,9 @@ class CoordinatorServer(CoordinatorLink):
             if self._outside:
                 order["outside"] = True
             self._tell(order)
-        elif isinstance(action, l.Release):
+        elif isinstance(action, Release):
             self._tell({"type": "release", "attempt": self._state.attempt, "sender": self._me})
-        elif isinstance(action, l.Ask):
+        elif isinstance(action, Ask):
             self._allocation.ask(action.by, action.code)
         else:
             if action.outcome.state is not JobState.NEXT_EPOCH:
@@ -456,7 +540,7 @@ class CoordinatorServer(CoordinatorLink):
                 wire.close()
 
 
-def is_earlier(hello: Header, state: l.State) -> bool:
+def is_earlier(hello: Header, state: State) -> bool:
     """Check whether a supervisor joins that belongs to an earlier epoch."""
     try:
         return is_of_earlier_epoch(hello, state.shape.first)
@@ -464,26 +548,26 @@ def is_earlier(hello: Header, state: l.State) -> bool:
         return True
 
 
-def _event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[e.Event]:
+def _event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[Event]:
     """Turn a message into an event. ranks: those of the node. Raises one of _MALFORMED."""
     kind = message.get("type")
     if kind == "listening":
-        return l.Listening(_key(ranks, message["role"], message["rank"]), int(message["attempt"]))
+        return Listening(_key(ranks, message["role"], message["rank"]), int(message["attempt"]))
     if kind == "exited":
-        return l.Exited(tuple(_exit(ranks, item) for item in message["exits"]), int(message["attempt"]))
+        return Exited(tuple(_exit(ranks, item) for item in message["exits"]), int(message["attempt"]))
     if kind == "quiet":
-        return l.Quiet(node, int(message["attempt"]))
+        return Quiet(node, int(message["attempt"]))
     if kind == "clean":
-        return l.Clean(node, tuple(str(s) for s in message["survivors"]), int(message["attempt"]))
+        return Clean(node, tuple(str(s) for s in message["survivors"]), int(message["attempt"]))
     if kind == "stop":
         grace = _number(message.get("grace"))
         if grace is not None and grace < 0:
             raise ValueError("a time before the stop")
         by, code, outside = str(message["by"]), int(message["code"]), bool(message.get("outside"))
         end = JobState.LOST if message.get("lost") else JobState.STOPPED
-        return l.StopAsked(by, code, end, outside=outside, grace=grace)
+        return StopAsked(by, code, end, outside=outside, grace=grace)
     if kind == "leave":
-        return e.Leaves(node, str(message["by"])[:_LONGEST_REASON])
+        return Leaves(node, str(message["by"])[:_LONGEST_REASON])
     return None
 
 

@@ -26,7 +26,17 @@ from clustertool.model.job.outcome import Outcome, exit_code, some
 from clustertool.model.job.state_names import JobState
 from clustertool.model.roles import role_name
 from clustertool.model.wire.coordinator_messages import RankExit
-from clustertool.node.supervisor.coordinator import job_decisions as l
+from clustertool.node.supervisor.coordinator import job_decisions
+from clustertool.node.supervisor.coordinator.job_decisions import (
+    Absent,
+    Clean,
+    Exited,
+    Lost,
+    Shape,
+    State,
+    Step,
+    StopAsked,
+)
 
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import Spec
@@ -49,7 +59,7 @@ class ShutDown(NamedTuple):
     """
 
     node: int
-    stop: l.StopAsked
+    stop: StopAsked
     standby: int = 0
 
 
@@ -72,10 +82,10 @@ class LeaseEnded(NamedTuple):
     why: str
 
 
-Event = Union[l.Event, Leaves, ShutDown, Returned, OnStandby, LeaseEnded]
+Event = Union[job_decisions.Event, Leaves, ShutDown, Returned, OnStandby, LeaseEnded]
 
 
-class EpochShape(l.Shape):
+class EpochShape(Shape):
     """max_restarts is what earlier epochs have left of that of the job, and `used` what they have used.
 
     grow: "next" or "restart". minimum, maximum: nodes. store: whether epochs are records in a store. blamed: see State, of
@@ -90,14 +100,14 @@ class EpochShape(l.Shape):
     blamed: Tuple[int, ...] = ()
 
 
-def shape_of(spec: Spec) -> l.Shape:
+def shape_of(spec: Spec) -> Shape:
     """Collect what the coordinator decides by: the nodes, places and policy of a job, or of an epoch of an elastic one."""
     given, policy, first = spec["shape"], spec["policy"], spec.get("attempt", 0)
     names = tuple(given["names"])
     nodes = frozenset(given.get("nodes", range(len(names))))
     place = tuple(((role, rank), node) for role, rank, node in given["place"])
     if "elastic" not in spec:
-        return l.Shape(nodes, names, place, policy["on_failure"], policy["max_restarts"], first, policy["grace"])
+        return Shape(nodes, names, place, policy["on_failure"], policy["max_restarts"], first, policy["grace"])
     elastic = spec["elastic"]
     restarts = policy["max_restarts"] - elastic["restarts"]
     shape = EpochShape(nodes, names, place, policy["on_failure"], restarts, first, policy["grace"])
@@ -106,33 +116,33 @@ def shape_of(spec: Spec) -> l.Shape:
     return shape
 
 
-def decide(shape: EpochShape, state: l.State, event: Event) -> l.Step:
+def decide(shape: EpochShape, state: State, event: Event) -> Step:
     """See job_decisions.decide. shape: that of the state."""
     if state.phase == "over":
         return state, ()
-    if isinstance(event, (l.Lost, l.Absent)):
-        return l.with_release(*_lose(state, event))
+    if isinstance(event, (Lost, Absent)):
+        return job_decisions.with_release(*_lose(state, event))
     if isinstance(event, Leaves):
         return _left(state, event)
     if isinstance(event, ShutDown):
         return _shut_down(shape, state, event)
     if isinstance(event, Returned):
-        return l.with_release(*_returned(state, event))
+        return job_decisions.with_release(*_returned(state, event))
     if isinstance(event, LeaseEnded):
         return _change(state, f"{shape.names[event.node]} coordinates the job, and its lease has ended: {event.why}")
     if isinstance(event, OnStandby):
         room = shape.grow == "restart" and len(shape.nodes) < shape.maximum
         return _change(state, f"{event.name} joins") if room and not _ends(state) else (state, ())
-    if isinstance(event, l.StopAsked) and _is_next(state.ending):
-        return l.decide(state._replace(ending=None), event)
-    if isinstance(event, l.Exited) and event.attempt == state.attempt:
+    if isinstance(event, StopAsked) and _is_next(state.ending):
+        return job_decisions.decide(state._replace(ending=None), event)
+    if isinstance(event, Exited) and event.attempt == state.attempt:
         return _exited(shape, state, event)
-    if isinstance(event, l.Clean) and event.attempt == state.attempt:
+    if isinstance(event, Clean) and event.attempt == state.attempt:
         return _clean(shape, state, event)
-    return l.decide(state, event)
+    return job_decisions.decide(state, event)
 
 
-def restarts_used(shape: EpochShape, state: l.State) -> int:
+def restarts_used(shape: EpochShape, state: State) -> int:
     """Count the restarts of ranks that count for max_restarts, with those of earlier epochs."""
     return shape.used + state.attempt - shape.first + int(state.counted)
 
@@ -147,7 +157,7 @@ def _is_next(outcome: Optional[Outcome]) -> bool:
     return outcome is not None and outcome.state is JobState.NEXT_EPOCH
 
 
-def _ends(state: l.State) -> bool:
+def _ends(state: State) -> bool:
     return state.ending is not None or state.restart
 
 
@@ -155,37 +165,37 @@ def _next_epoch(why: str) -> Outcome:
     return Outcome(JobState.NEXT_EPOCH, 75, "tool", why)
 
 
-def _change(state: l.State, why: str) -> l.Step:
+def _change(state: State, why: str) -> Step:
     """End the epoch, since the nodes that take part change.
 
     A failure of ranks that is under way is an effect of that, or must not wait for it.
     """
     if state.ending is not None and state.ending.state is not JobState.FAILED:
         return state, ()
-    return l.end(state._replace(counted=False, culprits=()), _next_epoch(why))
+    return job_decisions.end(state._replace(counted=False, culprits=()), _next_epoch(why))
 
 
-def _lose(state: l.State, event: Union[l.Lost, l.Absent]) -> l.Step:
+def _lose(state: State, event: Union[Lost, Absent]) -> Step:
     names = state.shape.names
-    if isinstance(event, l.Lost):
+    if isinstance(event, Lost):
         nodes, why = frozenset({event.node}), f"node {names[event.node]} is lost: {event.why}"
     else:
         nodes = frozenset(event.nodes)
         missing = some([names[node] for node in event.nodes])
         why = f"no connection from {missing} to {event.where} within {event.seconds:g} s"
     state, actions = _change(state._replace(lost=state.lost | nodes, gone=state.gone | nodes), why)
-    state, more = l.settle(_without_survivors(state, ()))
+    state, more = job_decisions.settle(_without_survivors(state, ()))
     return state, actions + more
 
 
-def _returned(state: l.State, event: Returned) -> l.Step:
+def _returned(state: State, event: Returned) -> Step:
     why = f"the lease of {state.shape.names[event.node]} has ended: it had no connection"
     state, actions = _change(state._replace(gone=state.gone | {event.node}, lost=state.lost - {event.node}), why)
-    state, more = l.settle(_without_survivors(state, ()))
+    state, more = job_decisions.settle(_without_survivors(state, ()))
     return state, actions + more
 
 
-def _left(state: l.State, event: Leaves) -> l.Step:
+def _left(state: State, event: Leaves) -> Step:
     """Continue without a node that leaves. Failed ranks still count, and end the job if there were too many."""
     state = state._replace(left=state.left | {event.node})
     if _ends(state):
@@ -193,7 +203,7 @@ def _left(state: l.State, event: Leaves) -> l.Step:
     return _change(state, f"node {state.shape.names[event.node]} leaves: {event.by}")
 
 
-def _shut_down(shape: EpochShape, state: l.State, event: ShutDown) -> l.Step:
+def _shut_down(shape: EpochShape, state: State, event: ShutDown) -> Step:
     """Go on without the node. Ranks of others may have failed because those of this node have ended, as after a loss."""
     state = state._replace(left=state.left | {event.node})
     if len(shape.nodes - state.left - state.lost) + event.standby < shape.minimum:
@@ -201,35 +211,37 @@ def _shut_down(shape: EpochShape, state: l.State, event: ShutDown) -> l.Step:
     return _change(state, f"node {shape.names[event.node]} leaves: {event.stop.by}")
 
 
-def _exited(shape: EpochShape, state: l.State, event: l.Exited) -> l.Step:
+def _exited(shape: EpochShape, state: State, event: Exited) -> Step:
     if not _ends(state) and any(exit.stopped for exit in event.exits):
         node = state.shape.node_of[event.exits[0].key]
         state, actions = _change(state, f"the supervisor on {state.shape.names[node]} ended its processes unasked")
         return state._replace(exits=state.exits + event.exits), actions
-    state, actions = l.decide(state, event)
+    state, actions = job_decisions.decide(state, event)
     if _is_next(state.ending) and _succeeded(state):
         return state._replace(ending=Outcome(JobState.SUCCEEDED, 0, "job", "all trainers are done")), actions
-    if not l.failing(state):
+    if not job_decisions.failing(state):
         return state, actions
     if asks_again(state.culprits):
         state = state._replace(restart=True, ending=None)  # until it is known how all others end
     elif state.restart and not _may_restart(shape, state):
-        state = state._replace(restart=False, ending=l.failure(state))
+        state = state._replace(restart=False, ending=job_decisions.failure(state))
     return state, actions
 
 
-def _succeeded(state: l.State) -> bool:
+def _succeeded(state: State) -> bool:
     """Check whether the last trainers have ended well before the stop of the epoch reached them."""
     trainers = [exit for exit in state.exits if exit.role == "trainer"]
-    good = not any(exit.failed or exit.ended_by_others for exit in trainers) and not l.waits_for_launcher(state)
+    good = not any(exit.failed or exit.ended_by_others for exit in trainers) and not job_decisions.waits_for_launcher(
+        state
+    )
     return good and len(trainers) == state.shape.trainers
 
 
-def _may_restart(shape: EpochShape, state: l.State) -> bool:
+def _may_restart(shape: EpochShape, state: State) -> bool:
     return state.attempt - shape.first < shape.max_restarts
 
 
-def _clean(shape: EpochShape, state: l.State, event: l.Clean) -> l.Step:
+def _clean(shape: EpochShape, state: State, event: Clean) -> Step:
     """Record that a node is clean. One that was given up, and proves that it has no processes, is reachable again."""
     if state.phase == "ending":
         state = state._replace(lost=state.lost - {event.node})
@@ -238,18 +250,19 @@ def _clean(shape: EpochShape, state: l.State, event: l.Clean) -> l.Step:
             first = state.culprits[0]
             what = f"{role_name(first.role)} {first.rank} on {shape.names[shape.node_of[first.key]]}"
             state = _restarted(state, f"{what} asks to be started again (exit code {AGAIN})", counted=False)
-        elif state.restart and (shape.store or state.left or suspect(l.blamed(state)) is not None):  # other nodes go on
-            why = f"restart after attempt {state.attempt}: {l.reason(state)}"
-            state = _restarted(state._replace(blamed=l.blamed(state)), why, counted=True)
+        elif state.restart and (shape.store or state.left or suspect(job_decisions.blamed(state)) is not None):
+            # Other nodes go on.
+            why = f"restart after attempt {state.attempt}: {job_decisions.reason(state)}"
+            state = _restarted(state._replace(blamed=job_decisions.blamed(state)), why, counted=True)
         state = _without_survivors(state, event.survivors)
-    return l.decide(state, event)
+    return job_decisions.decide(state, event)
 
 
-def _restarted(state: l.State, why: str, counted: bool) -> l.State:
+def _restarted(state: State, why: str, counted: bool) -> State:
     return state._replace(restart=False, ending=_next_epoch(why), culprits=(), counted=counted)
 
 
-def _without_survivors(state: l.State, more: Tuple[str, ...]) -> l.State:
+def _without_survivors(state: State, more: Tuple[str, ...]) -> State:
     """End the job as lost where processes of the epoch live that cannot be ended: there is no next one. more: of this event."""
     survivors = state.survivors + more
     if not survivors or state.ending is None or not _is_next(state.ending):
