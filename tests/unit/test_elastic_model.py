@@ -69,9 +69,10 @@ def explored(first: World, ticks: int, turn: type[Turn] = Turn, at_once: bool = 
     return "", count
 
 
-def test_all_histories_of_three_running_nodes_with_two_faults() -> None:
-    """The first one begins at once: all times of a job that runs are alike."""
-    wrong, count = explored(running(3), 14, at_once=True)
+@pytest.mark.parametrize("ticks", [8, pytest.param(14, marks=pytest.mark.chaos)])
+def test_all_histories_of_three_running_nodes_with_two_faults(ticks: int) -> None:
+    """The first one begins at once: all times of a job that runs are alike. A wrong rule is found after 7 to 11 ticks."""
+    wrong, count = explored(running(3), ticks, at_once=True)
     assert not wrong and count > 20_000, (wrong, count)
 
 
@@ -114,7 +115,7 @@ class NoLoss(Turn):
 
 
 @pytest.mark.parametrize(
-    "turn", [NoWait, NoGuard, *(pytest.param(slow, marks=pytest.mark.chaos) for slow in (LateLease, NoLoss))]
+    "turn", [NoGuard, *(pytest.param(slow, marks=pytest.mark.chaos) for slow in (NoWait, LateLease, NoLoss))]
 )
 def test_a_wrong_rule_is_found(turn: type[Turn]) -> None:
     assert explored(running(3, turn), 14, turn, at_once=True)[0].startswith("ranks of several epochs live")
@@ -155,13 +156,13 @@ def check(seeds: Iterable[int]) -> int:
 
 
 def test_walks_of_five_nodes() -> None:
-    assert check(range(1000)) > 3000
+    assert check(range(300)) > 900
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("tenth", range(10))
 def test_many_walks_of_five_nodes(tenth: int) -> None:
-    start = 1000 + 10_000 * tenth
+    start = 300 + 10_000 * tenth
     check(range(start, start + 10_000))
 
 
@@ -281,7 +282,7 @@ def check_stored(seeds: Iterable[int]) -> int:
 
 
 def test_walks_of_five_nodes_with_a_store() -> None:
-    assert check_stored(range(200)) > 300
+    assert check_stored(range(100)) > 150
 
 
 def test_a_claim_that_was_made_from_an_older_record_is_given_up() -> None:
@@ -292,7 +293,7 @@ def test_a_claim_that_was_made_from_an_older_record_is_given_up() -> None:
 @pytest.mark.chaos
 @pytest.mark.parametrize("tenth", range(10))
 def test_many_walks_of_five_nodes_with_a_store(tenth: int) -> None:
-    check_stored(range(1000 + 10_000 * tenth, 11_000 + 10_000 * tenth))
+    check_stored(range(100 + 10_000 * tenth, 10_100 + 10_000 * tenth))
 
 
 class TakesOverAtOnce(m.StoreTurn):
