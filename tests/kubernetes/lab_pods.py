@@ -41,6 +41,7 @@ from clustertool.model.wire.frames import Decoder, encode
 from clustertool.model.wire.messages import Request
 from tests.cli import until
 from tests.lab.lab import PATH, Lab
+from tests.node_code import add_compiled
 from tests.sent_workspace import with_workspace
 
 ROOT = "/clustertool"
@@ -384,7 +385,7 @@ class LabPods:
         else:
             sent = read_workspace(workspace)
             join_bundle.write(path, with_workspace(join, sent), sent if inside else None)
-        return path.read_bytes()
+        return add_compiled(path.read_bytes())
 
     def start(
         self,

@@ -16,6 +16,7 @@ from typing import Any
 from tests.kubernetes.api_store import Obj, matches
 from tests.kubernetes.lab_pods import LabPod, PodmanPod
 from tests.lab.lab import PATH, Lab
+from tests.node_code import add_compiled
 
 _PYTHON = f"{sys.base_prefix}/bin/python3"
 _EXEC = "import os, sys\ntry: os.execvp(sys.argv[1], sys.argv[1:])\nexcept OSError as error: sys.exit(f'exec: {error}')"
@@ -147,7 +148,7 @@ class LabRuntime:
     def start(self, pod: Obj, secrets: Mapping[str, Obj]) -> ApiPod:
         self.address(pod)
         (secret,) = secrets.values()
-        bundle, meta = base64.b64decode(secret["data"]["bundle.pyz"]), pod["metadata"]
+        bundle, meta = add_compiled(base64.b64decode(secret["data"]["bundle.pyz"])), pod["metadata"]
         node = self._places[meta["uid"]]
         made = self.kind(self.lab, node, self.folder / meta["name"], pod, bundle, self._published, self.image)
         self.pods[meta["uid"]] = made

@@ -27,6 +27,7 @@ from clustertool.model.facts import Identity
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint
 from tests import cases
 from tests.lab.lab import Lab, Node
+from tests.node_code import add_compiled
 from tests.sent_workspace import with_workspace
 
 ENVIRONMENT = """
@@ -64,7 +65,9 @@ def by_join(site: Any, folder: Path, job: str, options: Options, toml: Mapping[s
     join = with_workspace(join, workspace)
     done: list[Any] = [None] * lab.n
     for node in range(lab.n):
-        join_bundle.write(lab.home(node) / f"{job}.pyz", join, None if node else workspace)
+        bundle = lab.home(node) / f"{job}.pyz"
+        join_bundle.write(bundle, join, None if node else workspace)
+        bundle.write_bytes(add_compiled(bundle.read_bytes()))
 
     def one(node: int) -> None:
         env = [f"{name}={value}" for name, value in LOGIN.items()]

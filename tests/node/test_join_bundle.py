@@ -23,6 +23,7 @@ from clustertool.model.paths import JobPaths
 from clustertool.node.jobs import supervisor_client
 from tests.node.harness import Bench, Node, old_pythons, pythons, read, until
 from tests.node.joining import JoinBench, Machine, tasks
+from tests.node_code import add_compiled
 from tests.sent_workspace import with_workspace
 
 SCRIPT = "import os; print('rank', os.environ['RANK'], open('data/x-0').read(), open(os.environ['CLUSTERTOOL_SHARDS']).read())"
@@ -40,10 +41,15 @@ def folder(tmp_path: Path) -> Path:
     return top
 
 
-def bundle(tmp: Path, join: JoinFile, name: str = "bundle.pyz", workspace: Path | None = None) -> Path:
+def bundle(
+    tmp: Path, join: JoinFile, name: str = "bundle.pyz", workspace: Path | None = None, compiled: bool = True
+) -> Path:
+    """compiled: with more than the tool writes (tests/node_code.py)."""
     path = tmp / name
     given = read_workspace(workspace) if workspace else None
     assert join_bundle.write(path, join, given) is bool(given)
+    if compiled:
+        path.write_bytes(add_compiled(path.read_bytes()))
     return path
 
 
@@ -70,11 +76,12 @@ def test_a_bundle_has_all(join_bench: JoinBench, folder: Path) -> None:
         2, ["python3", "train.py"], python=pythons()[-1], port=0, toml={"shards": {"files": ["data/x-*"]}}
     )
     join = with_workspace(replace(machines[0].join, index=None), read_workspace(folder))
-    path = bundle(join_bench.tmp, join, workspace=folder)
+    path = bundle(join_bench.tmp, join, workspace=folder, compiled=False)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.stat().st_size < 6 << 20
     for index, machine in enumerate(machines):
         own = replace(join, own=machine.join.own)
-        begin(machine, bundle(join_bench.tmp, own, f"bundle{index}.pyz", folder), "--index", str(index))
+        path = bundle(join_bench.tmp, own, f"bundle{index}.pyz", folder, compiled=False)
+        begin(machine, path, "--index", str(index))
     assert [machine.wait() for machine in machines] == [0, 0], [one.lines for one in machines]
     for rank, machine in enumerate(machines):
         assert machine.log(rank) == f"rank {rank} text 0 {machine.job_dir}/data/x-{rank}\n\n"

@@ -21,6 +21,7 @@ from clustertool.model.paths import STEP_OUTPUT
 from clustertool.model.slurm.slurm_settings import SlurmSettings
 from clustertool.model.slurm.submit_script import SubmitOrder, script
 from tests.lab.lab import HOME
+from tests.node_code import add_compiled
 from tests.sent_workspace import with_workspace
 from tests.slurm.slurm_site import SlurmSite
 
@@ -53,7 +54,9 @@ def submit(
     sent = read_workspace(workspace)
     folder = site.shared / job
     folder.mkdir()
-    join_bundle.write(folder / "bundle.pyz", with_workspace(join, sent), sent)
+    bundle = folder / "bundle.pyz"
+    join_bundle.write(bundle, with_workspace(join, sent), sent)
+    bundle.write_bytes(add_compiled(bundle.read_bytes()))
     order = SubmitOrder(job, f"{HOME}/{job}", f"{HOME}/{job}/bundle.pyz", sys.executable)
     (folder / "job.sh").write_text(script(settings, order))
     return site.lab.slurm("sbatch", "--parsable", f"{job}/job.sh", env=shell)
