@@ -19,6 +19,7 @@ from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.rank_places import unpack
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState
+from clustertool.model.shape import to_plain
 from clustertool.model.wire.agent_answers import StatusAnswer
 from clustertool.model.wire.event_types import Event, JobEvent
 from clustertool.show.job_text import blocked_text, firewall_text, resume_text, trouble_text, wait_text
@@ -116,7 +117,7 @@ def as_dict(answers: Mapping[int, StatusAnswer], known: Description | None = Non
         "command": found.command,
         "container": container.as_dict() if container else None,
         "attempt": found.attempt,
-        "epochs": [epoch.as_dict() for epoch in found.epochs],
+        "epochs": [to_plain(epoch) for epoch in found.epochs],
         "processes": processes,
         "nodes": [{**node.as_dict(), "why": trouble_text(node.trouble)} for _, node in sorted(found.nodes.items())],
         "waits": [*map(blocked_text, waited)] or [*map(wait_text, waits(found, time.time()))] or start,

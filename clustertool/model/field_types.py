@@ -29,6 +29,7 @@ Some = Annotated[List[T], 10_000]
 Few = Annotated[List[T], 100]
 
 Label = Annotated[str, text(4096)]
+Name = Annotated[str, matching(lambda name: len(name) <= 256 and name.isprintable(), "a name of one line")]
 ShortText = Annotated[str, text(100)]
 TomlText = Annotated[str, text(1 << 21)]
 LogText = Annotated[str, text(1 << 20)]  # also a set of pieces of a workspace, four to a character

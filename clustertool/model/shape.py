@@ -332,7 +332,8 @@ def _known_fields(kind: Any, own: bool) -> Tuple[Dict[str, Check], Iterable[str]
     hints, names = _hints(kind), _record_fields(kind)
     known = {name: check_of(hints[name], own) for name in names or hints}
     if not names:
-        return known, [name for name in known if name in kind.__required_keys__]
+        # Python 3.8 does not tell apart the fields of a base; there, types have no base with other ones.
+        return known, list(getattr(kind, "__required_keys__", known if kind.__total__ else ()))
     make = kind.__new__ if issubclass(kind, tuple) else kind.__init__
     return known, names[: len(names) - len(make.__defaults__ or ())]
 

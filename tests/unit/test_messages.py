@@ -51,7 +51,7 @@ def test_a_handler_has_the_types_of_its_request(type: str) -> None:
 @pytest.mark.parametrize("type", REQUESTS)
 def test_a_check_requires_the_fields_of_the_answer(type: str) -> None:
     """An empty answer passes only where the type of the answer requires no field."""
-    required = TYPES[type][1].__required_keys__
+    required = getattr(TYPES[type][1], "__required_keys__", ())  # the fields of a record have defaults
     try:
         answers.check_answer(REQUESTS[type], {"re": 1})
     except Malformed as error:
@@ -77,7 +77,7 @@ def test_a_request_travels_as_json_with_one_key_for_its_type() -> None:
 def test_an_incarnation_is_read_or_refused() -> None:
     assert read_incarnation(["boot", 7, 9]) == Incarnation("boot", 7, 9)
     for value in (None, "boot", [], ["boot", 7], ["boot", 7, 9, 1], [1, 7, 9], ["boot", True, 9], ["boot", 7, 9.0], {}):
-        with pytest.raises(ValueError, match="no incarnation"):
+        with pytest.raises(ValueError, match="an incarnation"):
             read_incarnation(value)
 
 

@@ -50,7 +50,7 @@ WRONG = [
 
 @pytest.mark.parametrize("message, name", WRONG, ids=[f"{message['type']}-{name}" for message, name in WRONG])
 def test_a_field_that_is_missing_or_of_another_type_is_refused(message: dict[str, Any], name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} of {message['type']} is missing"):
+    with pytest.raises(ValueError, match=f"has no '{name}'"):
         read_request({key: value for key, value in message.items() if key != name})
     of = type(message[name])
     wrong: list[object] = [None, [], {}, [message[name]], "x" * 5000, -1, math.nan, math.inf, 1 << 80]
@@ -58,5 +58,5 @@ def test_a_field_that_is_missing_or_of_another_type_is_refused(message: dict[str
     wrong += ["1"] if of is not str else [1]
     wrong += [1.5] if of is int else []
     for value in wrong:
-        with pytest.raises(ValueError, match=f"no valid {of.__name__}"):
+        with pytest.raises(ValueError, match=f"^{name} (is|has) "):
             read_request({**message, name: value})

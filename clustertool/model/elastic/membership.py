@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Set, Tuple
 
+from clustertool.model import field_types as f
+from clustertool.model.shape import Annotated, read
+
+_MOST_NODES = 100_000
+
 
 class EpochChange(NamedTuple):
     """An epoch as its coordinator has recorded it. attempt: its first one. t: when it began, by the clock of the coordinator.
@@ -13,35 +18,13 @@ class EpochChange(NamedTuple):
     useful work of its ranks until this epoch began.
     """
 
-    attempt: int
-    t: float
-    nodes: Tuple[int, ...]
-    left: Tuple[Tuple[int, str], ...] = ()
-    joined: Tuple[int, ...] = ()
+    attempt: f.AttemptNumber
+    t: f.Time
+    nodes: Annotated[Tuple[f.NodeIndex, ...], _MOST_NODES]
+    left: Annotated[Tuple[Tuple[f.NodeIndex, f.Label], ...], _MOST_NODES] = ()
+    joined: Annotated[Tuple[f.NodeIndex, ...], _MOST_NODES] = ()
     cause: str = ""
     seconds: float = 0.0
-
-    def as_dict(self) -> Dict[str, Any]:
-        """Build an entry of "epochs" of JSON answers."""
-        return {
-            **self._asdict(),
-            "left": [list(one) for one in self.left],
-            "nodes": list(self.nodes),
-            "joined": list(self.joined),
-        }
-
-
-def read_change(event: Mapping[str, Any]) -> EpochChange:
-    """Read the event `epoch`, whose shape was checked."""
-    return EpochChange(
-        int(event["attempt"]),
-        float(event.get("t", 0)),
-        tuple(int(node) for node in event["nodes"]),
-        tuple((int(node), str(why)) for node, why in event["left"]),
-        tuple(int(node) for node in event["joined"]),
-        str(event["cause"]),
-        float(event["seconds"]),
-    )
 
 
 class EpochHeaders:
@@ -97,7 +80,7 @@ class Membership:
             self._change, self._standby, self._lost = None, {}, set()
             self._names.update({node: name for node, name in enumerate(event.get("nodes", ())) if name})
         elif kind == "epoch":
-            self._change = read_change(event)
+            self._change = read(EpochChange, event)
         elif kind == "lost":
             self._lost.add(int(event["node"]))
         elif kind == "standby":

@@ -20,13 +20,14 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any, Callable, Container, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
-from clustertool.model.elastic.membership import EpochChange, EpochHeaders, read_change
+from clustertool.model.elastic.membership import EpochChange, EpochHeaders
 from clustertool.model.job.attempts import Attempt, ProcessStatus
 from clustertool.model.job.caretakers import Event
 from clustertool.model.job.node_status import NodePart, NodeStatus, NodeTrouble
 from clustertool.model.job.outcome import COORDINATOR_NODE, Key, Outcome, exit_code
 from clustertool.model.job.rank_places import MOST, unpack
 from clustertool.model.job.state_names import OUTCOMES, JobState, NodeCause, NodeState, RankState
+from clustertool.model.shape import read
 
 _OF_THE_COORDINATOR = frozenset(
     {"phase", "lost", "absent", "restart", "verdict", "epoch", "left-out", "standby", "standby-left", "below-minimum"}
@@ -358,7 +359,8 @@ class JobStatus:
             self._place(event["places"], self._led)
 
     def _on_epoch(self, here: NodeStatus, event: Event) -> None:
-        change = read_change(event)._replace(t=float(event.get("t", 0)) - here.skew)
+        change = read(EpochChange, event)
+        change = change._replace(t=change.t - here.skew)
         self._led = change.attempt
         self._attempt(change.attempt).epoch = change
 

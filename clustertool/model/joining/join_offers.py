@@ -7,10 +7,23 @@ from itertools import count
 from typing import Dict, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.errors import ClustertoolError, NodeLost, PreflightError, UsageError
+from clustertool.model import field_types as f
 from clustertool.model.job.outcome import some
 from clustertool.model.joining.join_errors import messages_of
+from clustertool.model.joining.join_file import MOST_MEMBERS
+from clustertool.model.shape import Annotated, matching, whole
 from clustertool.model.wire.coordinator_messages import Incarnation
 
+
+def _is_address(text: str) -> bool:
+    try:
+        return bool(ipaddress.ip_address(text.partition("%")[0])) and len(text) <= 256 and text.isprintable()
+    except ValueError:
+        return False
+
+
+Address = Annotated[str, matching(_is_address, "an address")]
+_Hostname = Annotated[str, matching(lambda name: 0 < len(name) <= 256 and name.isprintable(), "a host name")]
 COORDINATOR = 0  # its connection, and mostly its index
 
 
@@ -20,14 +33,14 @@ class Offer(NamedTuple):
     node: the index that it asks for, None for any. job: the id of the job in whose epochs it has been, "" if in none.
     """
 
-    node: Optional[int]
-    nnodes: int
-    version: str
-    code: str
+    node: Optional[Annotated[int, whole(0, MOST_MEMBERS - 1)]]
+    nnodes: Annotated[int, whole(-(1 << 31))]
+    version: f.Name
+    code: f.Name
     sender: Incarnation
-    address: str
-    hostname: str
-    job: str = ""
+    address: Address
+    hostname: _Hostname
+    job: f.Name = ""
 
     @property
     def name(self) -> str:

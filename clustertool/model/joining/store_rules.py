@@ -21,12 +21,12 @@ import math
 from enum import Enum
 from typing import NamedTuple, Optional, Tuple
 
-from clustertool.model.quantities import HIGHEST_PORT
+from clustertool.model import field_types as f
+from clustertool.model import shape
+from clustertool.model.shape import Annotated, whole
 from clustertool.model.wire.coordinator_messages import Incarnation, read_incarnation
 
-_HIGHEST = 1 << 31  # of a number in a record
-_LONGEST = 256  # characters of a text in a record
-_MOST_NODES = 1 << 16
+_Number = Annotated[int, whole(0, 1 << 31)]
 
 
 class StoreRecord(NamedTuple):
@@ -38,16 +38,16 @@ class StoreRecord(NamedTuple):
     epochs so far. over: the exit code of the job, None while it runs.
     """
 
-    epoch: int
-    member: int
-    address: str
-    port: int
+    epoch: _Number
+    member: _Number
+    address: f.Name
+    port: f.Port
     incarnation: Incarnation
-    job: str
-    attempt: int
-    nodes: Tuple[int, ...] = ()
-    restarts: int = 0
-    over: Optional[int] = None
+    job: f.Name
+    attempt: _Number
+    nodes: Annotated[Tuple[_Number, ...], 1 << 16] = ()
+    restarts: _Number = 0
+    over: Optional[f.Signal] = None
 
 
 class StoreContent(NamedTuple):
@@ -134,26 +134,9 @@ def write(record: StoreRecord) -> bytes:
 def read(value: bytes) -> StoreRecord:
     """Read the record of a value. Raises ValueError: whatever can write to the store may have written it."""
     try:
-        fields = json.loads(value)
+        return shape.read(StoreRecord, json.loads(value), "a record")
     except RecursionError:
         raise ValueError("a record that is nested too deep") from None
-    if not isinstance(fields, dict):
-        raise ValueError("a record that is no object")
-    nodes, over = fields.get("nodes"), fields.get("over")
-    if not isinstance(nodes, list) or len(nodes) > _MOST_NODES:
-        raise ValueError("a record whose nodes are no list")
-    return StoreRecord(
-        _number(fields.get("epoch")),
-        _number(fields.get("member")),
-        _text(fields.get("address")),
-        _number(fields.get("port"), HIGHEST_PORT),
-        read_incarnation(fields.get("incarnation")),
-        _text(fields.get("job")),
-        _number(fields.get("attempt")),
-        tuple(_number(node) for node in nodes),
-        _number(fields.get("restarts")),
-        None if over is None else _number(over, 255),
-    )
 
 
 def write_presence(incarnation: Incarnation) -> bytes:
@@ -167,15 +150,3 @@ def read_presence(value: bytes) -> Incarnation:
         return read_incarnation(json.loads(value))
     except RecursionError:
         raise ValueError("a presence that is nested too deep") from None
-
-
-def _number(value: object, highest: int = _HIGHEST) -> int:
-    if type(value) is not int or not 0 <= value <= highest:
-        raise ValueError("a number in the record is not valid")
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or len(value) > _LONGEST or not value.isprintable():
-        raise ValueError("a text in the record is not valid")
-    return value

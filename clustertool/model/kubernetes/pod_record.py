@@ -16,14 +16,16 @@ import base64
 import json
 import re
 import zlib
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.errors import DataError
+from clustertool.model import field_types as f
 from clustertool.model.job import formats
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import OUTCOMES, JobState
 from clustertool.model.kubernetes.object_names import JobAbout
 from clustertool.model.paths import is_job_id
+from clustertool.model.shape import Annotated, matching, one_of, read, whole
 
 PIECE = 8 << 10  # bytes of a line after which it is continued: runtimes split at 16 KiB
 _LINE = re.compile(
@@ -40,10 +42,10 @@ _MOST_PACKED = 1 << 20
 _MOST_RECORDS = 16 << 20  # bytes of all records of a node
 _LONGEST = 1000  # characters of a reason
 _MOST_LOGS = 4096
-_MOST_NODES = 99999
 _CUTS = (4, 16, 64)
 _SMALL = 64 << 10  # bytes of a file that stays as it is
-_RANK = re.compile(r"[a-z]{1,20} [0-9]{1,9}")
+_JobOrNone = Annotated[str, matching(lambda job: job == "" or is_job_id(job), "a job id")]
+_RankName = Annotated[str, matching(re.compile(r"[a-z]{1,20} [0-9]{1,9}").fullmatch, "a rank")]
 Log = Tuple[str, int]  # name in the job's directory, size in bytes
 
 
@@ -81,12 +83,12 @@ def read_line(line: bytes) -> Optional[PodLine]:
 class PodEnd(NamedTuple):
     """How the job has ended, as the pod's node knows it. node: -1 if it had not joined. failed: the ranks, as `trainer 3`."""
 
-    job: str
-    node: int
-    state: str
+    job: _JobOrNone
+    node: Annotated[int, whole(-1, 99999)]
+    state: Annotated[str, one_of(OUTCOMES)]
     reason: str
-    code: int
-    failed: Tuple[str, ...] = ()
+    code: f.Signal
+    failed: Annotated[Tuple[_RankName, ...], 100_000] = ()
 
 
 class Stated(NamedTuple):
@@ -186,22 +188,8 @@ def _read(fields: Mapping[str, object]) -> PodEnd:
     """Read the fields of an end. Raises ValueError, LookupError, TypeError."""
     if fields["clustertool"] != FORMAT:
         raise ValueError("another format")
-    job, state, reason = (fields[name] for name in ("job", "state", "reason"))
-    if not (isinstance(job, str) and isinstance(state, str) and isinstance(reason, str)):
-        raise TypeError("no text")
-    if not (job == "" or is_job_id(job)) or JobState(state) not in OUTCOMES:
-        raise ValueError("no job, or no outcome")
-    failed = tuple(str(rank) for rank in cast("List[object]", fields["failed"])[:_MOST_LOGS])
-    if not all(map(_RANK.fullmatch, failed)):
-        raise ValueError("a failed rank that is none")
-    node, code = _number(fields["node"], -1, _MOST_NODES), _number(fields["code"], 0, 255)
-    return PodEnd(job, node, state, reason[:_LONGEST], code, failed)
-
-
-def _number(value: object, low: int, high: int) -> int:
-    if type(value) is not int or not low <= value <= high:
-        raise ValueError(f"{value!r:.40} is no number from {low} to {high}")
-    return value
+    end = read(PodEnd, {name: fields[name] for name in PodEnd._fields})
+    return end._replace(reason=end.reason[:_LONGEST])
 
 
 def _packed(files: Mapping[str, bytes]) -> str:

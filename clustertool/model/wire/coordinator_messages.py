@@ -19,7 +19,9 @@ from __future__ import annotations
 
 from typing import Dict, List, Literal, Mapping, NamedTuple, Optional, Tuple, TypedDict, Union
 
+from clustertool.model import field_types as f
 from clustertool.model.job.outcome import Key, exit_code
+from clustertool.model.shape import read
 
 _OF_ONE_ATTEMPT = ("start", "stop", "launch", "release")
 
@@ -27,7 +29,7 @@ _OF_ONE_ATTEMPT = ("start", "stop", "launch", "release")
 class Incarnation(NamedTuple):
     """One process during one boot of one machine: no other process has the same three values."""
 
-    boot: str
+    boot: f.Label
     pid: int
     start: int  # clock ticks since the boot
 
@@ -211,11 +213,7 @@ Order = Union[StartOrder, DaemonOrder, StopOrder, ReleaseOrder, FinishOrder]
 
 def read_incarnation(value: object) -> Incarnation:
     """Read the value of `sender` or `of`. Raises ValueError."""
-    if isinstance(value, (list, tuple)) and len(value) == 3:
-        boot, pid, start = value
-        if isinstance(boot, str) and type(pid) is int and type(start) is int:
-            return Incarnation(boot, pid, start)
-    raise ValueError("a sender that is no incarnation")
+    return read(Incarnation, value, "an incarnation")
 
 
 def is_of_earlier_epoch(message: Mapping[str, object], epoch: int) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, List, Literal, Optional, Tuple, TypedDict, Union
 
 from clustertool.model import field_types as f
+from clustertool.model.elastic.membership import EpochChange
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import OUTCOMES
 from clustertool.model.shape import one_of
@@ -180,18 +181,10 @@ class PhaseEvent(EventBase, _PhaseFields):
 
 
 class EpochEvent(EventBase):
-    """An epoch of an elastic job begins: the nodes that take part, those of the last one that do not, and new ones.
-
-    cause: why the last epoch has ended. seconds: from the last useful work of its ranks until now.
-    """
+    """An epoch of an elastic job begins. It has the fields of model.elastic.membership.EpochChange."""
 
     type: Literal["epoch"]
     attempt: f.AttemptNumber
-    nodes: f.PerNode[f.NodeIndex]
-    left: f.PerNode[Tuple[f.NodeIndex, f.Label]]
-    joined: f.PerNode[f.NodeIndex]
-    cause: str
-    seconds: float
 
 
 class EpochEndedEvent(EventBase):
@@ -315,7 +308,7 @@ _OfRank = Union[StartedEvent, RankEvent, OtherAddressEvent, ExitedEvent]
 _OfCoordinator = Union[PhaseEvent, AbsentEvent, LostEvent, RestartEvent]
 _OfEnd = Union[StoppingEvent, CleanEvent, Annotated[OutcomeEvent, Outcome]]
 _OfEpochs = Union[
-    EpochEvent,
+    Annotated[EpochEvent, EpochChange],
     EpochEndedEvent,
     LeaseLostEvent,
     LeftEvent,

@@ -19,20 +19,20 @@ The sender is a process of the same user on the node: an agent, or a program tha
 
 from __future__ import annotations
 
-from typing import Dict, List, Literal, Mapping, Optional, Tuple, TypedDict, Union, cast, get_type_hints
+from typing import Dict, List, Literal, Mapping, Optional, Tuple, TypedDict, Union, cast
 
-_LONGEST = 4096  # characters of a text in a request
-_LONGER = {"command": 60_000}  # of these fields: mpirun's daemon gets the names of all nodes
-_HIGHEST = 1 << 31
-_OPTIONAL = (("leave", "code"),)  # fields that a program of an earlier version does not send
+from clustertool.model import field_types as f
+from clustertool.model.shape import Annotated, check_of, number, text, whole
+
+_Number = Annotated[int, whole(0, (1 << 31) - 1)]
 
 # -- requests
 
 
 class StopHow(TypedDict):
-    by: str  # what asked for it, as the verdict shows it
-    code: int  # exit code of the job
-    grace: float  # seconds between TERM and KILL
+    by: f.Label  # what asked for it, as the verdict shows it
+    code: _Number  # exit code of the job
+    grace: Annotated[float, number(0, (1 << 31) - 1)]  # seconds between TERM and KILL
     force: bool
 
 
@@ -44,13 +44,10 @@ class AttachedNotice(TypedDict):
     type: Literal["attached"]
 
 
-class _LeaveCode(TypedDict, total=False):
-    code: int  # with which the node ends, 0 if it is missing
-
-
-class LeaveCommand(_LeaveCode):
+class LeaveCommand(TypedDict):
     type: Literal["leave"]
-    by: str  # what asked for it, as records show it
+    code: _Number  # with which the node ends; a program of an earlier version does not send it
+    by: f.Label  # what asked for it, as records show it
 
 
 class StatusQuery(TypedDict):
@@ -59,8 +56,8 @@ class StatusQuery(TypedDict):
 
 class EnvironmentQuery(TypedDict):
     type: Literal["rank-environment"]
-    role: str
-    rank: int
+    role: f.Label
+    rank: _Number
 
 
 class BundleQuery(TypedDict):
@@ -69,27 +66,27 @@ class BundleQuery(TypedDict):
 
 class RankStarted(TypedDict):
     type: Literal["rank-started"]
-    role: str
-    rank: int
-    pid: int
+    role: f.Label
+    rank: _Number
+    pid: _Number
 
 
 class RankEndQuery(TypedDict):
     type: Literal["rank-end"]
-    role: str
-    rank: int
+    role: f.Label
+    rank: _Number
 
 
 class LauncherSignal(TypedDict):
     type: Literal["launcher-signal"]
-    role: str
-    rank: int
+    role: f.Label
+    rank: _Number
 
 
 class LaunchDaemon(TypedDict):
     type: Literal["launch-daemon"]
-    host: str  # as mpirun's hostfile names it
-    command: str  # for /bin/sh
+    host: f.Label  # as mpirun's hostfile names it
+    command: Annotated[str, text(60_000)]  # for /bin/sh; it has the names of all nodes
 
 
 LauncherRequest = Union[RankStarted, RankEndQuery, LauncherSignal, LaunchDaemon]
@@ -187,21 +184,10 @@ REQUESTS: Dict[str, Tuple[type, type]] = {
 
 
 def read_request(message: Mapping[str, object]) -> SupervisorRequest:
-    """Check a request of any process of the user. Unknown fields are ignored. Raises ValueError."""
+    """Check a request of any process of the user. Unknown fields may have few values. Raises ValueError."""
     type = message.get("type")
     if not isinstance(type, str) or type not in REQUESTS:
         raise ValueError(f"{str(type)[:60]!r} is no type of a request")
-    for name, kind in get_type_hints(REQUESTS[type][0]).items():
-        if (type, name) in _OPTIONAL and name not in message:
-            continue
-        if name != "type" and not _fits(message.get(name), kind, _LONGER.get(name, _LONGEST)):
-            raise ValueError(f"{name} of {type} is missing, or is no valid {kind.__name__}")
-    return cast("SupervisorRequest", message)
-
-
-def _fits(value: object, kind: type, longest: int) -> bool:
-    if isinstance(value, str):
-        return kind is str and len(value) <= longest
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, (int, kind)) and kind in (int, float) and 0 <= cast("float", value) < _HIGHEST
+    if type == "leave":
+        message = {"code": 0, **message}
+    return cast("SupervisorRequest", check_of(REQUESTS[type][0])(message, ""))
