@@ -1,6 +1,6 @@
 """The node's code as nodes keep it. Without it, each node of each test would receive and compile it: 0.2 s of CPU.
 
-Tests of that first start do without: tests/node/test_bootstrap.py, and those that use the embedded cluster. A join bundle has
+Tests of that first start do without: tests/node/test_bootstrap.py, tests/ssh/test_local_cluster.py. A join bundle has
 the text of all modules; `add_compiled` adds what Python makes of them, which takes 0.7 s of CPU at each start of the bundle.
 """
 

@@ -109,8 +109,10 @@ def site(
 
 
 @pytest.fixture
-def embedded(ssh_keys: sshd.Keys, laptop: Path, tmp_path: Path) -> Iterator[EmbeddedSite]:
-    """A folder without conf.py, and an embedded cluster of its own."""
+def embedded(ssh_keys: sshd.Keys, node_code: NodeCode, laptop: Path, tmp_path: Path) -> Iterator[EmbeddedSite]:
+    """A folder without conf.py, and an embedded cluster of its own, whose nodes have the node's code."""
     one = EmbeddedSite(tmp_path / "embedded", tmp_path / "state")
+    for node in range(one.count):
+        node_code.put_into(one.home(node))
     yield one
     one.close()
