@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypedDict
 
-from clustertool.engines.base import Description, Engine, EngineState
-from clustertool.engines.job_states import UNRECORDED, corrected
+from clustertool.engines.base import UNRECORDED, Description, Engine, EngineState, corrected
 from clustertool.errors import ClustertoolError, NodeLost, NotFound, PreflightError, UsageError, raise_all
 from clustertool.fleet import this_user
 from clustertool.fleet.fleet import Fleet

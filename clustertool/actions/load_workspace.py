@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clustertool.engines.caller import Caller
-from clustertool.engines.job_toml import engine_table, job_toml
+from clustertool.engines.job_request import engine_table, job_toml
 from clustertool.errors import DataError
 from clustertool.fleet.dispatch.workspace import CREDENTIALS, PRIVATE_KEY, UNUSUAL, Workspace, accidents
 from clustertool.fleet.dispatch.workspace import read_workspace as read

@@ -14,8 +14,7 @@ from typing import Any
 from clustertool.actions import load_config, load_workspace
 from clustertool.engines import known_engines
 from clustertool.engines.caller import Caller
-from clustertool.engines.job_request import Advise, RunRequest, RunWish, make_plan, no_advice
-from clustertool.engines.job_toml import settings_note
+from clustertool.engines.job_request import Advise, RunRequest, RunWish, make_plan, no_advice, settings_note
 from clustertool.engines.queued_request import with_usual_command
 from clustertool.errors import DataError, UsageError
 from clustertool.fleet.dispatch.workspace import IGNORE_FILE, Workspace

@@ -19,8 +19,7 @@ from clustertool.api.job_object import Job
 from clustertool.api.plain_text import plain_errors
 from clustertool.api.silent_caller import Listener, SilentCaller, listener
 from clustertool.cli.launchers.nested_launcher import Inner, effect, separating
-from clustertool.engines import registry
-from clustertool.engines.base import Submitted
+from clustertool.engines.base import Submitted, starter_of
 from clustertool.engines.job_request import RunWish, no_advice
 from clustertool.errors import ClustertoolError, ConfigError, UsageError, raise_all
 from clustertool.fleet.embedded_cluster import LocalCluster
@@ -209,7 +208,7 @@ class Cluster:
         request = read_request(caller, options, wish, self._remote, advise)
         caller.progress("check", text=f"checking {count(len(request.cluster.hosts), 'node')}")
         with closing(inbox), caller.engine(request.cluster, inbox.put) as engine:
-            starter = registry.starter_of(engine, request)
+            starter = starter_of(engine, request)
             submission = starter.prepare()
             assert request.spec is not None  # prepare() completes it
             submitted: Submitted | None = None

@@ -18,8 +18,7 @@ from types import TracebackType
 from typing import Protocol, cast
 
 from clustertool.api.plain_text import plain
-from clustertool.engines import registry
-from clustertool.engines.base import Engine
+from clustertool.engines.base import Engine, engine_of
 from clustertool.engines.caller import DispatchView, WorkView
 from clustertool.fleet.agent_client import Sink
 from clustertool.model.config.cluster import Cluster
@@ -164,7 +163,7 @@ class SilentCaller:
 
     def engine(self, config: Cluster, sink: Sink | None = None) -> Engine:
         """Create the engine of a cluster, without a connection. sink: gets the frames of the nodes."""
-        return registry.engine_of(config)(config, self, sink)
+        return engine_of(config)(config, self, sink)
 
     @contextmanager
     def opened(self, config: Cluster, sink: Sink | None = None, lag: float | None = None) -> Iterator[Engine]:

@@ -13,11 +13,12 @@ existing jobs does not import what only a start needs.
 from __future__ import annotations
 
 import contextlib
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clustertool.engines import known_engines
 from clustertool.engines.caller import Caller
@@ -28,9 +29,12 @@ from clustertool.fleet.this_machine import Link
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.engine_node import EngineNode
+from clustertool.model.job.node_status import NodePart, read_part
+from clustertool.model.job.state import decide
+from clustertool.model.job.state_names import OUTCOMES, JobState
 from clustertool.model.job_pod import JobPod
 from clustertool.model.name_enum import Name
-from clustertool.model.wire.agent_answers import JobsAnswer, StopAnswer
+from clustertool.model.wire.agent_answers import JobsAnswer, JobSummary, StopAnswer
 from clustertool.model.wire.agent_requests import StopHow
 from clustertool.model.wire.messages import LIST_JOBS
 
@@ -82,6 +86,38 @@ class Description:
     def gone(self, over: bool) -> bool:
         """Check that no process of the job is left on a node that has recorded no end. over: another node has recorded one."""
         return self.state is EngineState.ENDED or (self.ending and over)
+
+
+UNRECORDED = {  # the state of a job of which no node has a record
+    EngineState.QUEUED: JobState.QUEUED,
+    EngineState.RUNNING: JobState.STARTING,
+    EngineState.ENDED: JobState.LOST,
+    EngineState.UNKNOWN: JobState.UNKNOWN,
+}
+
+
+def by_records(known: Mapping[int, JobsAnswer]) -> dict[str, NodePart]:
+    """Fold the nodes' summaries of each job: a job runs if it runs on one node."""
+    parts: dict[str, list[JobSummary]] = {}
+    for answer in known.values():
+        for summary in answer["jobs"]:
+            parts.setdefault(summary["id"], []).append(summary)
+    return {job: decide(map(read_part, of_job)) for job, of_job in parts.items()}
+
+
+def corrected(recorded: JobState, known: Description | None, over: bool = False) -> JobState:
+    """Correct the recorded state of a job, or of its part on one node, by what the engine knows. A recorded end stands.
+
+    over: a node has recorded the end of the job. Then a node that has not is lost, if the engine waits for it or has queued
+    the job again.
+    """
+    if known is None or recorded in OUTCOMES:
+        return recorded
+    unknown = recorded is JobState.UNKNOWN
+    queued = known.state is EngineState.QUEUED
+    if known.gone(over) or (queued and (unknown or over)):
+        return JobState.LOST
+    return JobState.RUNNING if known.state is EngineState.RUNNING and unknown else recorded
 
 
 @dataclass(frozen=True)
@@ -301,3 +337,45 @@ class Starter(ABC):
 
         caller.starting() is called before anything may run.
         """
+
+
+# -- the classes of an engine, which are imported when a job needs them -------------------------------------------------
+
+
+def engine_of(cluster: Cluster) -> type[Engine]:
+    """Return the engine class of a cluster. Raises ConfigError for an engine that this version does not have."""
+    found: type[Engine] = _target(known_engines.entry_of(cluster.engine).engine)
+    return found
+
+
+def starter_of(engine: Engine, request: RunRequest) -> Starter:
+    """Create the starter of a request. Raises ConfigError."""
+    starter: Starter = _target(known_engines.entry_of(request.cluster.engine).starter)(engine, request)
+    return starter
+
+
+def grow(engine: Engine, job: str, hosts: Sequence[Host]) -> Mapping[str, str]:
+    """Start further nodes of an elastic job that runs, or nodes of it again that do not take part. engine: its fleet is open.
+
+    Returns {name: what becomes of it}. Raises UsageError where the engine chooses the nodes; ClustertoolError.
+    """
+    entry = known_engines.entry_of(engine.fleet.cluster.engine)
+    if not entry.growth:
+        what = f"the engine {entry.name} chooses the nodes itself"
+        raise UsageError(what, "ask it for more nodes, which join the job by themselves")
+    found: Mapping[str, str] = _target(entry.growth)(engine.caller, engine.fleet, job).run(hosts)
+    return found
+
+
+def revive(engine: Engine, job: str, node: int) -> bool:
+    """Start a node of an elastic job again that does not take part in it, and whose agent is open. Called in a thread.
+
+    Returns whether it was started: an engine that chooses the nodes does so itself. Raises ClustertoolError.
+    """
+    growth = known_engines.entry_of(engine.fleet.cluster.engine).growth
+    return bool(growth) and bool(_target(growth)(engine.caller, engine.fleet, job).again(node))
+
+
+def _target(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Protocol
 
 from clustertool.errors import ClustertoolError, Interrupted, Terminated
-from clustertool.fleet.dispatch.progress_receiver import ProgressReceiver
+from clustertool.fleet.dispatch.receivers import ProgressReceiver
 from clustertool.ssh.prompter import Person
 
 

@@ -6,10 +6,9 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from clustertool.engines.base import Description, EngineState
+from clustertool.engines.base import UNRECORDED, Description, EngineState, corrected
 from clustertool.engines.caller import Caller
 from clustertool.engines.job_request import RunRequest
-from clustertool.engines.job_states import UNRECORDED, corrected
 from clustertool.errors import NotFound
 from clustertool.fleet import this_user
 from clustertool.model.config.folded_names import fold

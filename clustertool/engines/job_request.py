@@ -1,14 +1,22 @@
-"""A run request is what a caller wants to run, read and checked before any connection. With facts it becomes a plan."""
+"""A run request is what a caller wants to run, read and checked before any connection. With facts it becomes a plan.
+
+A plan is made again with other ports or devices where another job took them between probe and claim.
+"""
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from clustertool.errors import UsageError
+from clustertool.engines import known_engines
+from clustertool.engines.caller import Caller, pause
+from clustertool.errors import ClustertoolError, DataError, UsageError, only
 from clustertool.fleet.dispatch.workspace import Workspace
+from clustertool.model.config import workspace_rights
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.config.job import JobSpec, Options
+from clustertool.model.config.job import JobSpec, Options, gives_grace, read_job, resumes
 from clustertool.model.config.job_tables import Toml
 from clustertool.model.facts import ByNode, Identity
 from clustertool.model.job.earlier_jobs import EarlierJob
@@ -16,8 +24,54 @@ from clustertool.model.masking import HIDDEN
 from clustertool.model.planning.plan import Plan, plan
 from clustertool.model.planning.shards import refuse_links
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 Advise = Callable[[Plan], str]  # returns a warning about a plan, "" for none; may raise UsageError
 Shown = str | list[tuple[str, int]]  # logs to show: "all", all of a role ("trainer"), or processes by role and rank
+
+
+# -- job.toml, which is in the workspace of this machine or on the nodes -----------------------------------------------
+
+
+def job_toml(text: str) -> Toml:
+    """Parse the tables of a job.toml, without those of engines. Raises DataError with the line."""
+    engines = known_engines.names()
+    return {name: table for name, table in _parse_toml(text).items() if name not in engines}
+
+
+def engine_table(text: str, cluster: Cluster) -> Toml:
+    """Read the settings of the cluster's engine in job.toml's text; the tables of other engines have no effect.
+
+    Raises DataError, also for what a workspace may not set.
+    """
+    entry = known_engines.entry_of(cluster.engine)
+    table = _parse_toml(text).get(entry.name, {})
+    if not isinstance(table, dict):
+        raise DataError(
+            f"job.toml: {entry.name} = {table!r} is no table", f"write [{entry.name}] and its keys below it"
+        )
+    workspace_rights.check(entry.name, table, entry.of_workspace, cluster.workspace_may_set)
+    return table
+
+
+def settings_note(toml: Toml, table: Toml, cluster: Cluster) -> str:
+    """Return what a job.toml sets of its container and of the engine (`table`), in one line; "" for nothing."""
+    name = known_engines.entry_of(cluster.engine).name
+    found = workspace_rights.shown({"container": toml.get("container", {}), name: table})
+    return f"job.toml sets {found}" if found else ""
+
+
+def _parse_toml(text: str) -> Toml:
+    try:
+        return dict(tomllib.loads(text.removeprefix("\ufeff")))  # an editor may put a mark in front
+    except tomllib.TOMLDecodeError as error:
+        raise DataError(f"job.toml: {error}", "correct it; docs/reference.md has an example") from None
+
+
+# -- the request -------------------------------------------------------------------------------------------------------
 
 
 def no_advice(made: Plan) -> str:
@@ -82,10 +136,24 @@ class RunRequest:
         """Seconds between TERM and KILL."""
         return self.spec.policy.grace if self.spec is not None else self.cluster.grace
 
+    def read_toml(self, caller: Caller, text: str, table: Toml) -> None:
+        """Complete the request by the text of a job.toml that is on the nodes, and report what it sets. table: of the engine.
+
+        Raises DataError, UsageError.
+        """
+        toml = job_toml(text)
+        self.spec, self.resumes, self.table = read_job(self.cluster, toml, self.options), resumes(toml), table
+        self.grace_given = self.grace_given or gives_grace(toml, self.options)
+        if note := settings_note(toml, table, self.cluster):
+            caller.remark(note)
+
     def set_grace(self, seconds: float) -> None:
         """Replace the grace of a job whose spec is known."""
         assert self.spec is not None
         self.spec = replace(self.spec, policy=replace(self.spec.policy, grace=seconds))
+
+
+# -- the plan ----------------------------------------------------------------------------------------------------------
 
 
 def make_plan(request: RunRequest, facts: ByNode, identity: Identity | None = None) -> Plan:
@@ -110,3 +178,34 @@ def check_ranks(request: RunRequest, made: Plan) -> None:
     for _, rank in () if isinstance(shown, str) else shown:
         if rank >= trainers:
             raise UsageError(f"the job has no trainer {rank} (--rank)", f"it has trainers 0 to {trainers - 1}")
+
+
+Kinds = tuple[type[ClustertoolError], ...]
+_AGAIN = 5  # times that a plan is made again when a port was taken meanwhile
+# Seconds between two of these plans, more each time and random: two jobs that collided would collide again.
+_APART = 0.2
+
+
+def start_again(
+    caller: Caller,
+    made: Plan,
+    start: Callable[[Plan], None],
+    plan_again: Callable[[ClustertoolError], Plan],
+    passing: Kinds,
+) -> Plan:
+    """Start a plan, or a later one after an error that passes: another job took a port in between.
+
+    Returns the plan that was started.
+    """
+    for tried in range(_AGAIN):
+        try:
+            start(made)
+            return made
+        except ClustertoolError as error:
+            if not only(error, *passing):
+                raise
+            failure = error
+        pause(caller, random.uniform(0.0, _APART * tried))
+        made = plan_again(failure)
+    start(made)
+    return made

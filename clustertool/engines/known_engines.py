@@ -1,6 +1,6 @@
 """The table of engines has what the command line and the reading of conf.py need: names, options and capabilities.
 
-registry.py imports the classes that it names.
+The classes that it names are imported when a job needs them (base.py).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Capabilities:
 class EngineEntry:
     """An engine by its name in ENGINE and --engine, and in job.toml as the name of a table with settings.
 
-    engine, starter: "module:class", an Engine and a Starter. registry.py imports them. options: of `run`; the starter gets them
+    engine, starter: "module:class", an Engine and a Starter. options: of `run`; the starter gets them
     in RunWish.settings. allocation: the variable that names an allocation of nodes in a shell, "" where there is none. growth:
     what adds nodes to an elastic job, "" where the engine chooses the nodes. of_workspace: what a job.toml may set
     (workspace_rights.py).
@@ -91,7 +91,7 @@ register(
         "clustertool.engines.ssh.ssh_engine:SshEngine",
         "clustertool.engines.ssh.ssh_start:SshStart",
         Capabilities(needs_hosts=True, queues=False, sends_workspace=False, live_channels=True, elastic=True),
-        growth="clustertool.engines.elastic.growth:Growth",
+        growth="clustertool.engines.elastic.members:Growth",
     )
 )
 

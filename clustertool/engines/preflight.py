@@ -22,7 +22,7 @@ from clustertool.model.finding import Finding, Seen, cells
 from clustertool.model.mpi.launch_command import DAEMONS
 from clustertool.model.planning.node_container import container_request
 from clustertool.model.planning.plan import Plan
-from clustertool.model.planning.probe_request import job_environment, probe_request
+from clustertool.model.planning.requests import job_environment, probe_request
 from clustertool.model.wire.agent_answers import ProbeAnswer
 from clustertool.model.wire.agent_requests import JobEnvironment, ProbeWanted
 from clustertool.model.wire.messages import PROBE, PROBE_CONTAINER, PROBE_FOR_CHECK, PROBE_FOR_RUN, Request

@@ -18,8 +18,8 @@ from typing import Any
 
 from clustertool.actions import load_config, load_workspace
 from clustertool.actions.follow_job import BEAT, attached
-from clustertool.engines import known_engines, preflight, registry
-from clustertool.engines.plan_again import start_again
+from clustertool.engines import base, known_engines, preflight
+from clustertool.engines.job_request import start_again
 from clustertool.engines.preflight import Examined, folding, short
 from clustertool.engines.send_workspace import needs
 from clustertool.errors import (
@@ -135,7 +135,7 @@ def _of_engine(call: Call, cluster: Cluster, typed: Mapping[str, object]) -> Non
         if getattr(call.given, option):
             what = f"--{option} works on HOSTS, and the engine {cluster.engine} chooses the nodes itself"
             raise UsageError(what, "leave it out")
-    with registry.engine_of(cluster)(cluster, call) as engine:
+    with base.engine_of(cluster)(cluster, call) as engine:
         _show_findings(call, engine.check(typed, call.given.deep), None, {})
 
 

@@ -6,7 +6,7 @@ The next epoch begins with the hosts that were added, and without those that wer
 from __future__ import annotations
 
 from clustertool.actions.find_jobs import attach_to
-from clustertool.engines import registry
+from clustertool.engines import base
 from clustertool.errors import PreflightError, UsageError
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.config.folded_names import fold
@@ -27,7 +27,7 @@ def grow(call: Call) -> None:
         conf = engine.fleet.cluster.hosts
         hosts = [next((known for known in conf if means(one, known)), one) for one in asked]
         job = attach_to(engine, call.given.job, running=True)["id"]
-        found = registry.grow(engine, job, hosts)
+        found = base.grow(engine, job, hosts)
     for name, text in found.items():
         call.terminal.line(f"job {job}: {name} {text}")
     if call.json:

@@ -25,7 +25,7 @@ from clustertool.actions.find_jobs import (
     warn_of_remains,
 )
 from clustertool.actions.read_status import as_dict, unrecorded_dict
-from clustertool.engines import registry
+from clustertool.engines import base
 from clustertool.engines.base import Engine
 from clustertool.errors import ClustertoolError, raise_all
 from clustertool.fleet.agent_client import Sink
@@ -107,7 +107,7 @@ def opened(call: Call, sink: Sink | None = None, lag: float | None = None, newes
     if newest and selection.job is None:
         selection = replace(selection, job="")
     cluster = load_config.cluster(call, selection, start_local=False)
-    with registry.engine_of(cluster)(cluster, call, sink) as engine:
+    with base.engine_of(cluster)(cluster, call, sink) as engine:
         engine.open(lag, selection.job or "", newest)
         yield engine
 

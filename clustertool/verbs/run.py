@@ -23,7 +23,7 @@ from clustertool.actions.follow_job import Inbox, started
 from clustertool.actions.read_request import no_workspace, read_request
 from clustertool.actions.wait_in_queue import CannotStart, EndedBefore, until_started
 from clustertool.cli.launchers import nested_launcher
-from clustertool.engines import known_engines, registry
+from clustertool.engines import base, known_engines
 from clustertool.engines.base import Engine, ExportWish, Submission
 from clustertool.engines.job_request import RunRequest, RunWish
 from clustertool.errors import ClustertoolError, DataError, NodeLost, NotFound, Survivors, Unreachable, UsageError
@@ -39,9 +39,9 @@ from clustertool.model.job.stop_result import read_result
 from clustertool.model.joining.join_file import patience
 from clustertool.model.masking import Hide, mask
 from clustertool.model.paths import LOGS_MARK, folder_of
-from clustertool.model.planning.container_lines import container_lines
 from clustertool.model.planning.environment import literal
 from clustertool.model.planning.plan import Plan, as_dict
+from clustertool.model.planning.requests import container_lines
 from clustertool.model.quantities import count, human_bytes
 from clustertool.model.wire.agent_requests import FollowWanted, StopHow
 from clustertool.show.error_text import exit_json
@@ -220,9 +220,9 @@ def export(call: Call) -> None:
         raise UsageError("--secrets-to writes the secrets to a file of their own", "leave --with-secrets out")
     options = with_program(call, read_options(call))
     order = read_order(call, options, find_cluster(call, options))
-    with registry.engine_of(order.cluster)(order.cluster, call) as engine:
+    with base.engine_of(order.cluster)(order.cluster, call) as engine:
         wish = ExportWish(secrets=given.with_secrets, secrets_place=apart, native=given.native)
-        made = registry.starter_of(engine, order).export(place, wish)
+        made = base.starter_of(engine, order).export(place, wish)
     if apart is not None:
         _write_private(apart, made.secrets)
     if place is None:
@@ -263,8 +263,8 @@ def perform(call: Call, order: RunRequest) -> None:
     if not wish.dry:
         prepare_log_folder(call)
     inbox = Inbox()
-    with registry.engine_of(order.cluster)(order.cluster, call, inbox.put) as engine:
-        starter = registry.starter_of(engine, order)
+    with base.engine_of(order.cluster)(order.cluster, call, inbox.put) as engine:
+        starter = base.starter_of(engine, order)
         submission = starter.prepare()
         if wish.dry:
             call.show_remarks()
@@ -285,7 +285,7 @@ def _follow(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, made: P
     fleet = engine.fleet
     hide, copy = mask(order.secrets.values()), copy_of_logs(call, made.job_id)
     lines = RankLines(call.terminal, hide=hide)
-    revive = functools.partial(registry.revive, engine)
+    revive = functools.partial(base.revive, engine)
     follow = FollowSession(call, fleet, inbox, made.job_id, lines, ending(engine), copy=copy, revive=revive)
     if exact:
         follow.watch.status.plan = made.ranks
@@ -318,7 +318,7 @@ def follow_starts(
     copy = copy_of_logs(call, job)
     while True:
         lines = RankLines(call.terminal, hide=hide)
-        revive = functools.partial(registry.revive, engine)
+        revive = functools.partial(base.revive, engine)
         follow = FollowSession(call, engine.fleet, inbox, job, lines, ending(engine), copy=copy, revive=revive)
         follow.start(request, grace)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.model.config.elastic_settings import ElasticSettings
+from clustertool.model.config.elastic_keys import ElasticSettings
 from tests.cli import REPO, until
 from tests.frameworks.elastic_agents import LIMIT, PROGRAM, Agents, LauncherAgents, Start
 from tests.node.joining import JoinBench, Machine, free_port

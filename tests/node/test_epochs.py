@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clustertool.model.config.elastic_settings import ElasticSettings
+from clustertool.model.config.elastic_keys import ElasticSettings
 from clustertool.model.job.state_names import StartReason, StopState
 from clustertool.model.paths import JobPaths
 from clustertool.node.jobs import stop_request, supervisor_client

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clustertool.model.config.elastic_settings import ElasticServer, ElasticSettings
+from clustertool.model.config.elastic_keys import ElasticServer, ElasticSettings
 from clustertool.model.paths import JobPaths
 from clustertool.node.jobs import supervisor_client
 from tests.etcd import client_argv, make_certificate, server_argv

@@ -16,7 +16,7 @@ from clustertool.errors import ConfigError, UsageError
 from clustertool.model.config.cluster import KEYS, Cluster, read_cluster
 from clustertool.model.config.hosts import Host, expand, read_hosts
 from clustertool.model.container.container_settings import ContainerSettings
-from clustertool.model.planning.probe_request import job_environment, probe_request
+from clustertool.model.planning.requests import job_environment, probe_request
 
 HOSTS = ["10.0.0.1"]
 

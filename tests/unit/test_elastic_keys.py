@@ -6,7 +6,7 @@ import pytest
 
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.config.cluster import Cluster, read_cluster
-from clustertool.model.config.elastic_settings import ElasticServer, ElasticSettings
+from clustertool.model.config.elastic_keys import ElasticServer, ElasticSettings
 from clustertool.model.config.job import Options, read_job
 from clustertool.model.shape import read_own, to_plain
 

@@ -13,8 +13,7 @@ from clustertool.actions import load_config, load_workspace
 from clustertool.actions.conf_file import Selection
 from clustertool.actions.read_request import read_request
 from clustertool.engines import known_engines
-from clustertool.engines.job_request import RunRequest, RunWish
-from clustertool.engines.job_toml import engine_table, job_toml
+from clustertool.engines.job_request import RunRequest, RunWish, engine_table, job_toml
 from clustertool.engines.known_engines import SLURM_OPTIONS, Capabilities, EngineEntry, EngineOption
 from clustertool.engines.ssh.ssh_engine import SshEngine
 from clustertool.errors import DataError, UsageError

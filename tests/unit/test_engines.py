@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from clustertool.actions import load_config
 from clustertool.actions.conf_file import Selection
 from clustertool.actions.find_jobs import described, merged
 from clustertool.actions.read_request import read_request
-from clustertool.engines import known_engines, registry
+from clustertool.engines import base, known_engines
 from clustertool.engines.base import Description, EngineState, ExportWish
 from clustertool.engines.job_request import RunWish
 from clustertool.engines.known_engines import Capabilities, EngineEntry
@@ -70,9 +71,10 @@ def clusters(conf: Path, text: str, **given: str) -> tuple[Cluster, Caller]:
 
 def test_ssh_is_the_default_and_one_of_the_table() -> None:
     assert known_engines.names()[0] == known_engines.DEFAULT == "ssh"
-    assert registry.engine_of(cluster_of(["10.0.0.1"])) is registry.engine_named("ssh") is SshEngine
+    cluster = cluster_of(["10.0.0.1"])
+    assert base.engine_of(cluster) is base.engine_of(replace(cluster, engine="ssh")) is SshEngine
     for name in known_engines.names():
-        assert registry.engine_named(name)
+        assert base.engine_of(replace(cluster, engine=name))
     assert SshStart.prepare and SshStart.submit
 
 

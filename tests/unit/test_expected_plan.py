@@ -8,7 +8,7 @@ import pytest
 
 from clustertool.engines.job_request import RunRequest, RunWish
 from clustertool.engines.queued_request import expected_plan
-from clustertool.engines.slurm.nodes_of_slurm import nodes_of_slurm
+from clustertool.engines.slurm.slurm_start import nodes_of_slurm
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import Options, read_job
 from clustertool.model.facts import Facts, Identity

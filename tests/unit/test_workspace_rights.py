@@ -11,8 +11,7 @@ import pytest
 from clustertool.actions.load_config import _read
 from clustertool.actions.read_request import read_request
 from clustertool.engines import known_engines
-from clustertool.engines.job_request import RunRequest, RunWish
-from clustertool.engines.job_toml import engine_table, settings_note
+from clustertool.engines.job_request import RunRequest, RunWish, engine_table, settings_note
 from clustertool.errors import ConfigError, DataError
 from clustertool.model.config import container_keys
 from clustertool.model.config.cluster import Cluster

@@ -8,7 +8,7 @@ from dataclasses import replace
 from clustertool.engines.job_request import RunRequest
 from clustertool.errors import UsageError
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.config.elastic_settings import ElasticSettings
+from clustertool.model.config.elastic_keys import ElasticSettings
 from clustertool.model.config.folded_names import fold
 from clustertool.model.config.hosts import Host
 from clustertool.model.planning.plan import Plan

@@ -12,9 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from clustertool.engines.base import Answers, Description, Engine, EngineState
+from clustertool.engines.base import Answers, Description, Engine, EngineState, by_records
 from clustertool.engines.caller import Caller
-from clustertool.engines.job_states import by_records
 from clustertool.engines.kubernetes.cluster_api import ClusterApi
 from clustertool.engines.kubernetes.ended_pods import EndedPods, PodWatch
 from clustertool.engines.kubernetes.job_objects import JobObjects, JobStore, ObjectReader

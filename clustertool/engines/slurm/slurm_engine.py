@@ -13,9 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
 
-from clustertool.engines.base import Answers, Description, Engine, EngineState
+from clustertool.engines.base import Answers, Description, Engine, EngineState, by_records
 from clustertool.engines.caller import Caller
-from clustertool.engines.job_states import by_records
 from clustertool.engines.preflight import Examined
 from clustertool.engines.slurm.allocation_step import allocation_here
 from clustertool.engines.slurm.slurm_check import of_allocation, of_compute_nodes, of_grace, of_login_host, of_queue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import posixpath
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,9 @@ from clustertool.engines import earlier_work
 from clustertool.engines.base import Document, Exported, ExportWish, Starter, Submission, Submitted
 from clustertool.engines.caller import nothing_left, pause
 from clustertool.engines.elastic import elastic_plan
-from clustertool.engines.job_toml import engine_table, job_toml, settings_note
+from clustertool.engines.job_request import engine_table
 from clustertool.engines.queued_request import (
+    ExpectedNodes,
     expected_plan,
     refuse_lease,
     refuse_options,
@@ -24,7 +26,6 @@ from clustertool.engines.queued_request import (
 )
 from clustertool.engines.send_workspace import needs, portions, send
 from clustertool.engines.slurm.allocation_step import AllocationStep, allocation_here
-from clustertool.engines.slurm.nodes_of_slurm import STANDS, nodes_of_slurm
 from clustertool.engines.slurm.slurm_check import of_login_host
 from clustertool.engines.slurm.slurm_engine import SlurmEngine
 from clustertool.engines.slurm.slurm_host import SlurmHost, advice, message
@@ -33,8 +34,8 @@ from clustertool.fleet import job_places
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.identity import identity, job_id
 from clustertool.fleet.joining import join_bundle, join_process
-from clustertool.model.config.elastic_settings import ElasticSettings
-from clustertool.model.config.job import JobSpec, gives_grace, read_job, resumes
+from clustertool.model.config.elastic_keys import ElasticSettings
+from clustertool.model.config.job import JobSpec
 from clustertool.model.facts import Facts, Identity
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.earlier_jobs import read_earlier, rows_of
@@ -63,6 +64,9 @@ _POLL = 1.0
 _TAKING_BACK = 5.0  # seconds in which Slurm must answer where a submission is taken back
 _ACCEPTING = 1.0  # seconds after the end of sbatch in which Slurm may accept its job
 _TURN = 0.2
+_STANDS = (
+    "names, addresses and ports of nodes are known when Slurm has started the job; node0, node1, ... stand for them"
+)
 _EXPORTED = "it has the key of the job: copy it to a folder of yours alone, which all nodes share, and there:"
 
 
@@ -81,12 +85,8 @@ class SlurmStart(Starter):
         facts = self._examine(engine.login)
         engine.slurm.output("sbatch", "--version")
         if request.spec is None:
-            toml = job_toml(facts.job_toml)
-            request.spec, request.resumes = read_job(request.cluster, toml, request.options), resumes(toml)
-            request.table = engine_table(facts.job_toml, request.cluster)
-            if note := settings_note(toml, request.table, request.cluster):
-                engine.caller.remark(note)
-            request.grace_given = request.grace_given or gives_grace(toml, request.options)
+            request.read_toml(engine.caller, facts.job_toml, engine_table(facts.job_toml, request.cluster))
+            assert request.spec is not None
             self._settings = self._read_settings()
         refuse_lease(request.spec, "give --timeout, or the key time of SLURM")
         if request.spec.elastic.present:
@@ -106,8 +106,8 @@ class SlurmStart(Starter):
         if not request.wish.dry:
             return Submission(self._identity.job_id, None, documents)
         shown = self._allocation.seen(self._settings) if self._allocation else self._settings
-        plan = expected_plan(request, nodes_of_slurm(shown, facts), self._identity)
-        stands = f"{elastic_plan.stands(plan, request.cluster)}; {STANDS}" if request.spec.elastic.present else STANDS
+        plan = expected_plan(request, _expected_nodes(shown, facts), self._identity)
+        stands = f"{elastic_plan.stands(plan, request.cluster)}; {_STANDS}" if request.spec.elastic.present else _STANDS
         return Submission(self._identity.job_id, plan, documents, stands)
 
     def _use_allocation(self, ranks: int) -> str:
@@ -377,3 +377,23 @@ def _ranks(spec: JobSpec, settings: SlurmSettings) -> int:
     if not trainers and (spec.nproc_of or (settings.gpus_per_node and not spec.has_pservers)):
         return 0
     return (trainers or 1) + (spec.pserver.per_node or 1 if spec.has_pservers else 0)
+
+
+def _expected_nodes(settings: SlurmSettings, login: Facts) -> ExpectedNodes:
+    """Describe the nodes that Slurm will give to a job: each has the processors and GPUs that the settings ask for.
+
+    login: facts of the login host, whose ROOT_DIR the nodes share.
+    """
+    return ExpectedNodes(
+        names=tuple(f"node{number}" for number in range(settings.node_count)),
+        root=login.root,
+        home=login.home,
+        listing=login.listing,
+        cpus=settings.cpus_per_node or 1,
+        gpus=_gpus(settings.gpus_per_node),
+    )
+
+
+def _gpus(text: str) -> int:
+    """Count the GPUs of a node: "4", "a100:4", "a100:2,v100:1"."""
+    return sum(map(int, re.findall(r"(?:^|[:,])([0-9]+)(?=,|$)", text)))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from clustertool.engines.base import Answers, Description, Engine, EngineState
-from clustertool.engines.job_states import by_records
+from clustertool.engines.base import Answers, Description, Engine, EngineState, by_records
 from clustertool.fleet.fleet import Fleet, stop_everywhere
 from clustertool.model.job.node_status import NodePart
 from clustertool.model.job.state_names import JobState

@@ -9,13 +9,16 @@ from dataclasses import replace
 from clustertool.engines import earlier_work, preflight
 from clustertool.engines.base import Engine, Starter, Submission, Submitted
 from clustertool.engines.caller import nothing_left, pause
-from clustertool.engines.elastic import elastic_plan, member_files
-from clustertool.engines.elastic.member_files import HostMember, members
-from clustertool.engines.elastic.member_start import MemberStart
+from clustertool.engines.elastic import elastic_plan
+from clustertool.engines.elastic.members import HostMember, MemberStart, join_file, members, of_member
 from clustertool.engines.image_distribution import ImageDistribution
-from clustertool.engines.job_request import RunRequest, check_ranks, make_plan
-from clustertool.engines.job_toml import job_toml, settings_note
-from clustertool.engines.plan_again import Kinds, start_again
+from clustertool.engines.job_request import (
+    Kinds,
+    RunRequest,
+    check_ranks,
+    make_plan,
+    start_again,
+)
 from clustertool.engines.preflight import Examined
 from clustertool.engines.send_workspace import needs, portions, send_as_found
 from clustertool.engines.ssh.one_command import OneCommand
@@ -25,8 +28,7 @@ from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.fleet.fleet import Answers, Fleet, carry_out, devices_of, module_request
 from clustertool.fleet.identity import identity, job_id
 from clustertool.model.checks.container_findings import different
-from clustertool.model.config.elastic_settings import ElasticSettings
-from clustertool.model.config.job import read_job, resumes
+from clustertool.model.config.elastic_keys import ElasticSettings
 from clustertool.model.container.container_settings import NO_CONTAINER, ContainerSettings
 from clustertool.model.dispatch.portions import Portions
 from clustertool.model.facts import ByNode, ContainerFacts, Identity, read_facts
@@ -123,10 +125,9 @@ class SshStart(Starter):
         self._send_nvml({node: fact for node, fact in facts.items() if fact.devices and fact.device_kind == "gpu"})
         total, elastic = len(self._members), self._elastic
         caller.note(f"job {made.job_id}: {made.job.mode}, elastic, {elastic.text} nodes, on {count(total, 'node')}")
-        common = member_files.join_file(request, made, releases.get(0, ""), total)
+        common = join_file(request, made, releases.get(0, ""), total)
         files = {
-            member.host.index: member_files.of_member(common, request.cluster, member, member.host.index)
-            for member in self._members
+            member.host.index: of_member(common, request.cluster, member, member.host.index) for member in self._members
         }
         self._command.start(self._fleet)
         MemberStart(caller, self._fleet, files, elastic.minimum).run()
@@ -153,10 +154,8 @@ class SshStart(Starter):
         examined.require()
         examined.warn(caller)
         if request.spec is None:
-            toml = job_toml(facts[0].job_toml)
-            request.spec, request.resumes = read_job(request.cluster, toml, request.options), resumes(toml)
-            if note := settings_note(toml, {}, request.cluster):
-                caller.remark(note)
+            request.read_toml(caller, facts[0].job_toml, {})
+            assert request.spec is not None
             if request.spec.elastic.present:
                 elastic_plan.refuse(request)
                 facts = self._elastic_hosts(examined).facts

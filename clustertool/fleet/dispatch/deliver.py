@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 from clustertool.errors import ClustertoolError, DispatchError
 from clustertool.fleet.dispatch import rsync_carrier
-from clustertool.fleet.dispatch.progress_receiver import ProgressReceiver
-from clustertool.fleet.dispatch.receivers import DispatchCounts, Receiver, as_dispatch, receivers
+from clustertool.fleet.dispatch.receivers import DispatchCounts, ProgressReceiver, Receiver, as_dispatch, receivers
 from clustertool.fleet.dispatch.shipment import RemoteShipment, Shipment
 from clustertool.fleet.dispatch.spread import Spread
 from clustertool.fleet.dispatch.workspace import Workspace

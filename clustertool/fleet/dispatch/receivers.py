@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from clustertool.errors import ClustertoolError, DispatchError
 from clustertool.model.dispatch.portions import Portions
@@ -56,3 +57,13 @@ def receivers(portions: Portions, facts: ByNode) -> tuple[dict[int, Receiver], d
 def as_dispatch(error: ClustertoolError) -> ClustertoolError:
     """Convert the error of a node that fails while it receives to a failed dispatch, whatever broke."""
     return error if isinstance(error, DispatchError) else DispatchError(error.what, error.fix, error.node)
+
+
+class ProgressReceiver(Protocol):
+    """Reports of a dispatch while it runs, from one thread. Nodes are named."""
+
+    def uplink(self, sent: int, planned: int) -> None: ...
+
+    def node(self, name: str, got: int, size: int) -> None: ...
+
+    def done(self, name: str) -> None: ...

@@ -12,8 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from clustertool.errors import Interrupted, PreflightError
-from clustertool.fleet.dispatch.progress_receiver import ProgressReceiver
-from clustertool.fleet.dispatch.receivers import DispatchCounts, Receiver, as_dispatch
+from clustertool.fleet.dispatch.receivers import DispatchCounts, ProgressReceiver, Receiver, as_dispatch
 from clustertool.fleet.dispatch.shipment import Shipment
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.fleet.fleet import Fleet

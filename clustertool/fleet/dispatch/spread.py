@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from clustertool.errors import ClustertoolError, DispatchError, InternalError, Unreachable, from_wire
-from clustertool.fleet.dispatch.progress_receiver import ProgressReceiver
-from clustertool.fleet.dispatch.receivers import DispatchCounts, Receiver, as_dispatch
+from clustertool.fleet.dispatch.receivers import DispatchCounts, ProgressReceiver, Receiver, as_dispatch
 from clustertool.fleet.dispatch.shipment import RemoteShipment, Shipment
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.identity import certificate

@@ -105,7 +105,7 @@ class Cluster:
     """Where jobs run. 0, "" and None in a field mean that conf.py does not set it."""
 
     hosts: Tuple[Host, ...] = field(metadata={"key": "HOSTS", "read": read_hosts})
-    engine: str = _key("ENGINE", _text, "")  # what provides the nodes; "": the default of engines/registry.py
+    engine: str = _key("ENGINE", _text, "")  # what provides the nodes; "": the default of engines/known_engines.py
     root_dir: str = _key("ROOT_DIR", _text, "~/clustertool")
     root_dir_group: str = _key("ROOT_DIR_GROUP", one_of("trusted"), "")  # groups may write to the folders of ROOT_DIR
     nic: str = _key("PADDLE_NIC", _text, "")

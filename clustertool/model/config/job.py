@@ -12,8 +12,7 @@ from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageEr
 from clustertool.model.config import shell_text
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.container_keys import merged, refuse_launcher
-from clustertool.model.config.elastic_keys import TypedElastic, is_range, read_elastic
-from clustertool.model.config.elastic_settings import ElasticSettings
+from clustertool.model.config.elastic_keys import ElasticSettings, TypedElastic, is_range, read_elastic
 from clustertool.model.config.hosts import VARIABLE, device_ids
 from clustertool.model.config.job_tables import (
     COMMANDS,

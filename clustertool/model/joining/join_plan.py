@@ -24,7 +24,7 @@ from clustertool.model.paths import JobPaths
 from clustertool.model.planning import requests
 from clustertool.model.planning.environment import endpoint, mark
 from clustertool.model.planning.plan import Plan, PlannedNode, plan
-from clustertool.model.planning.probe_request import job_environment, probe_request
+from clustertool.model.planning.requests import job_environment, probe_request
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_requests import ProbeRequest

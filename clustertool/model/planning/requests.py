@@ -1,15 +1,21 @@
-"""This module turns a plan into the requests that start its job, in phases that are barriers, and into those that stop it.
+"""This module has the requests that a job needs: the probe of a node before there is a plan, and those that start a plan.
 
-An agent on every node places the job, then launches its supervisor. The first node's supervisor is the coordinator.
+A plan starts in phases that are barriers. An agent on every node places the job, then launches its supervisor. The first
+node's supervisor is the coordinator.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, List, Mapping, Tuple, cast
+from typing import TYPE_CHECKING, Dict, List, Mapping, Tuple, cast
 
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.hosts import Host
+from clustertool.model.container import container_command
+from clustertool.model.container.container_command import Surroundings
 from clustertool.model.job.formats import FORMAT
 from clustertool.model.job.rank_places import Place, pack
+from clustertool.model.paths import rank_home
 from clustertool.model.planning.environment import endpoint, mark
 from clustertool.model.planning.plan import Plan, PlannedNode, PlannedProcess, masked
 from clustertool.model.roles import MPIRUN
@@ -18,9 +24,44 @@ from clustertool.model.wire.messages import LAUNCH, PLACE, UNPLACE, Request, sto
 if TYPE_CHECKING:
     from clustertool.model.field_types import RankPlaces
     from clustertool.model.job.earlier_jobs import EarlierJob
-    from clustertool.model.wire.agent_requests import StopHow
+    from clustertool.model.wire.agent_requests import JobEnvironment, ProbeRequest, StopHow
     from clustertool.model.wire.event_types import JobHeader
     from clustertool.model.wire.spec_types import Spec, SpecPolicy, SpecProcess
+
+# -- facts for a plan --------------------------------------------------------------------------------------------------
+
+
+def probe_request(cluster: Cluster, host: Host) -> ProbeRequest:
+    """Build the probe of one node. `ports`: those of conf.py, of which only the users are searched."""
+    pservers = 8 * (cluster.ports_num + cluster.ports_num_for_sparse)
+    named = range(cluster.start_port, cluster.start_port + 64) if cluster.start_port else ()
+    request: ProbeRequest = {
+        "root_dir": host.root_dir or cluster.root_dir,
+        "nic": host.interface or cluster.nic,
+        "address": host.address,
+        "explicit_address": host.address if host.address != host.host else "",
+        "ports": [*range(cluster.pserver_port, cluster.pserver_port + pservers), *named, cluster.lead_port],
+    }
+    if not (cluster.prelude_of(host) or cluster.container.image):
+        path = {**dict(cluster.env), **dict(host.env)}.get("PATH", "")
+        request["job_path"] = [*filter(None, (cluster.first_path,)), path]
+    return request
+
+
+def job_environment(cluster: Cluster, host: Host, variables: Mapping[str, str]) -> JobEnvironment:
+    """Build what a program of the job would find on a node. variables: of the job, and of the laptop (PASS_ENV)."""
+    return {
+        "prelude": cluster.prelude_of(host),
+        "first_path": cluster.first_path,
+        "ld_library_path": cluster.ld_library_path,
+        "here": host.here,
+        "env": {**dict(cluster.env), **dict(host.env), **variables},
+        "packages": [],
+    }
+
+
+# -- the start of a plan -----------------------------------------------------------------------------------------------
+
 
 _FAILED_START: StopHow = {"by": "the start failed", "code": 69, "grace": 1.0, "force": True}
 
@@ -188,3 +229,23 @@ def _header(plan: Plan, node: PlannedNode, places: List[RankPlaces]) -> JobHeade
         header["image"], header["digest"] = node.container["reference"], node.container["digest"]
         header["runtime"] = node.container["runtime"]
     return header
+
+
+# -- for --dry ---------------------------------------------------------------------------------------------------------
+
+
+def container_lines(plan: Plan) -> Dict[int, List[str]]:
+    """Build the command line of the first process of each node that has containers. No value of a variable is in it.
+
+    A node adds its limits, its device files and an entry for the user when it starts the process.
+    """
+    found: Dict[int, List[str]] = {}
+    for node in plan.nodes:
+        if node.container is None or not node.processes:
+            continue
+        of_node = spec(plan, node, [], [])
+        process, around = of_node["processes"][0], Surroundings(home=rank_home(of_node["root"]))
+        variables = {**dict(node.processes[0].env), "CLUSTERTOOL_ATTEMPT": "0"}
+        names = container_command.passed(node.container["runtime"], of_node, process, variables, around).names
+        found[node.host.index] = container_command.command(node.container, of_node, process, names, around)
+    return found

@@ -1,0 +1,415 @@
+"""Members are the nodes of an elastic job over ssh: those with which it starts, and those that join it while it runs.
+
+Each node gets a join file: the same job for all, and the settings of its host. At the start this machine waits until the first
+epoch has begun.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import posixpath
+import queue
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from clustertool import __version__
+from clustertool.engines import preflight
+from clustertool.engines.caller import Caller, nothing_left
+from clustertool.engines.job_request import RunRequest
+from clustertool.errors import ClustertoolError, NotFound, PreflightError, Unreachable, UsageError, raise_all
+from clustertool.fleet import job_places
+from clustertool.fleet.fleet import Fleet, module_request
+from clustertool.fleet.joining import join_process
+from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.hosts import Host
+from clustertool.model.facts import ByNode, Facts, read_facts, sharing
+from clustertool.model.hints import PROGRAM
+from clustertool.model.job.stop_result import read_undo
+from clustertool.model.joining.join_errors import read_error
+from clustertool.model.joining.join_file import JoinFile, MeetingPoint, OwnSettings, from_json, to_json
+from clustertool.model.paths import base
+from clustertool.model.planning.plan import Plan, below_home
+from clustertool.model.planning.requests import probe_request
+from clustertool.model.wire.agent_answers import Answer, JoinAnswer, JoinReportLine
+from clustertool.model.wire.messages import BUNDLE, END_JOIN, JOIN, JOIN_CODE, JOIN_REPORTS, LIST_JOBS, PROBE, Request
+from clustertool.show.job_text import show_results
+from clustertool.ssh.parallel import Gathered, each, in_background
+
+_WAIT = 2.0  # seconds that a node waits for a report
+_TURN = 0.05
+_END = 45.0  # seconds for a node to take back what it has begun
+_ANSWER = 30.0  # seconds for the answer to a request
+_CODE = 120.0  # and to receive the code and compile it
+_STARTED, _NEEDS_CODE = "started", "needs code"  # answers to a request to join
+
+
+# -- what a node gets --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HostMember:
+    """A host that may take part in an elastic job.
+
+    base: the parent of its directories of jobs. resumes: the ended job whose output it copies, "" if none.
+    """
+
+    host: Host
+    facts: Facts
+    base: str
+    resumes: str = ""
+
+
+def members(cluster: Cluster, facts: ByNode, request: RunRequest) -> tuple[HostMember, ...]:
+    """List all hosts of the cluster as members, by their numbers in the job."""
+    shared, resumed = sharing(facts), request.resumed
+    found = []
+    for host in cluster.hosts:
+        fact = facts[host.index]
+        resumes = resumed.id if resumed is not None and host.index in resumed.with_output else ""
+        found.append(HostMember(host, fact, base(fact.root, host.index, host.index in shared), resumes))
+    return tuple(found)
+
+
+def join_file(request: RunRequest, made: Plan, release: str, count: int) -> JoinFile:
+    """Build what all nodes have in common.
+
+    made: the first plan, whose first node is the coordinator. release: the name of the workspace as the nodes have it. count:
+    of nodes that are started now.
+    """
+    spec = request.spec
+    assert spec is not None
+    elastic = spec.elastic
+    listing = request.workspace.files if request.workspace is not None else made.nodes[0].facts.listing
+    return JoinFile(
+        version=__version__,
+        code=join_process.digest(),
+        identity=made.identity,
+        cluster=replace(request.cluster, hosts=(), settings={}, first_path=""),
+        job=replace(spec, container=made.job.container),
+        nnodes=count,
+        coordinator=MeetingPoint(*made.coordinator),
+        join_timeout=elastic.timeout,
+        listing=tuple(listing),
+        release=release,
+        passed=request.passed,
+        secrets=tuple(request.secrets.items()),
+    )
+
+
+def of_member(common: JoinFile, cluster: Cluster, member: HostMember, index: int) -> JoinFile:
+    """Build the join file of one node, with the settings of its host as conf.py has it. index: its number in the job."""
+    host, workspace = member.host, common.job.job_workspace
+    slots = host.on_slots(member.facts.devices) if host.slots is not None and host.devices is None else None
+    own = OwnSettings(
+        root_dir=host.root_dir or cluster.root_dir,
+        folder=posixpath.normpath(below_home(workspace, member.facts.home)) if workspace else "",
+        nproc=host.nproc,
+        devices=slots or host.devices,
+        env=host.env,
+        first_path=cluster.first_path,
+        here=host.here,
+        name=host.name,
+        address=member.facts.address,
+        base=member.base,
+        entry=host.entry,
+        twin=host.twin,
+        prelude=host.prelude,
+        interface=host.interface,
+        roles=host.roles,
+        resume=member.resumes,
+    )
+    return replace(common, index=index, own=own)
+
+
+def join_request(file: JoinFile, again: bool = False) -> Request[JoinAnswer]:
+    """Build the request to start a process that joins. again: also on a node that was released by `shrink`."""
+    return JOIN({"job": file.identity.job_id, "join": to_json(file), "code": file.code, "again": again})
+
+
+def code_request() -> Request[Answer]:
+    """Build the request that brings the code of such a process to a node which needs it."""
+    data = base64.b64encode(join_process.additional()).decode()
+    return JOIN_CODE({"digest": join_process.digest(), "data": data})
+
+
+def reported_error(report: JoinReportLine, node: str) -> ClustertoolError:
+    """Read the error in a report of a node that joins. node: the name of the one that it is about."""
+    fields = {name: report.get(name, "") for name in ("kind", "what", "fix")}
+    return read_error({**fields, "node": node, "code": report.get("code")})
+
+
+# -- the start of a job ------------------------------------------------------------------------------------------------
+
+
+class MemberStart:
+    """run() starts the nodes of `files`, and returns when the first epoch has begun. files: by node; node 0 coordinates.
+
+    least: how many nodes the job needs. Other nodes that fail are left out with a warning. Raises what is wrong, after all
+    nodes have taken back what they have begun.
+    """
+
+    def __init__(self, caller: Caller, fleet: Fleet, files: Mapping[int, JoinFile], least: int) -> None:
+        self._caller, self._fleet, self._files, self._least = caller, fleet, files, least
+        self._job = next(iter(files.values())).identity.job_id
+        self._left = set(files)  # nodes that take part, or may
+        self._arrived: queue.Queue[tuple[int, JoinReportLine | ClustertoolError]] = queue.Queue()  # by node
+        self._closed = False
+        self._shown = ""
+
+    def run(self) -> None:
+        self._caller.starting(self._job)
+        try:
+            gathered = self._ask()
+            for node, error in gathered.failed.items():
+                self._leave_out(node, error)
+            for node, answer in gathered.ok.items():
+                if answer["state"] != _STARTED:
+                    what = f"a process of job {self._job} runs there already"
+                    self._leave_out(node, PreflightError(what, "take another --job-id", self._fleet.name(node)))
+            for node in self._left:
+                self._read_from(node)
+            self._follow()
+        except BaseException as error:
+            self._closed = True
+            if self._undo() and isinstance(error, ClustertoolError):
+                nothing_left(self._caller, error)
+            raise
+        self._closed = True
+
+    def _ask(self) -> Gathered[JoinAnswer]:
+        """Send the join files, and the code where it is missing."""
+        wanted = {node: join_request(file) for node, file in self._files.items()}
+        gathered = self._fleet.ask(wanted, _ANSWER)
+        needy = [node for node, answer in gathered.ok.items() if answer["state"] == _NEEDS_CODE]
+        if not needy:
+            return gathered
+        sent = self._fleet.ask(dict.fromkeys(needy, code_request()), _CODE)
+        again = self._fleet.ask({node: wanted[node] for node in sent.ok}, _ANSWER)
+        ok = {node: answer for node, answer in gathered.ok.items() if node not in needy}
+        return Gathered({**ok, **again.ok}, {**gathered.failed, **sent.failed, **again.failed})
+
+    def _leave_out(self, node: int, error: ClustertoolError) -> None:
+        """Go on without a node. Raises its error where the job cannot."""
+        self._left.discard(node)
+        if node == 0 or len(self._left) < self._least:
+            raise error
+        self._caller.warn(
+            f"{self._fleet.name(node)} does not take part: {error.what}" + f" ({error.fix})" * bool(error.fix)
+        )
+
+    # -- reports --
+
+    def _read_from(self, node: int) -> None:
+        """Pass on what a node reports, in a thread of its own."""
+
+        def read() -> None:
+            try:
+                while not self._closed:
+                    request = JOIN_REPORTS({"job": self._job, "seconds": _WAIT})
+                    for report in self._fleet.ask_one(node, request, _ANSWER)["reports"]:
+                        self._arrived.put((node, report))
+            except ClustertoolError as error:
+                self._arrived.put((node, error))
+
+        in_background(read)
+
+    def _follow(self) -> None:
+        """Follow the reports until the coordinator's node has begun the first epoch. Raises why it does not."""
+        errors: dict[int, list[ClustertoolError]] = {}
+        while True:
+            self._caller.check()
+            try:
+                node, report = self._arrived.get(timeout=_TURN)
+            except queue.Empty:
+                continue
+            if isinstance(report, ClustertoolError):  # the process has ended, or its node cannot be reached
+                if node in self._left:
+                    self._failed(node, errors.get(node) or [report])
+            elif report["type"] == "error":
+                errors.setdefault(node, []).append(reported_error(report, report.get("node") or self._fleet.name(node)))
+            elif report["type"] == "started" and node == 0:
+                return
+            else:
+                self._show(node, report)
+
+    def _failed(self, node: int, errors: list[ClustertoolError]) -> None:
+        """Leave a node out that has failed, or raise its errors where the job does not start without it."""
+        if node == 0:
+            raise_all(errors)
+        self._leave_out(node, errors[0])
+
+    def _show(self, node: int, report: JoinReportLine) -> None:
+        """Print what the coordinator waits for, and warnings of each node."""
+        if report["type"] == "warning":
+            self._caller.warn(report.get("what", ""))
+        elif report["type"] == "waiting" and node == 0:
+            text = f"waiting for nodes: {report.get('present', 0)} of {report.get('nnodes', 0)}"
+            if report.get("present") != report.get("nnodes") and text != self._shown:
+                self._shown = text
+                self._caller.note(text)
+
+    # -- the end of a start that has failed --
+
+    def _undo(self) -> bool:
+        """End what was begun. Return whether all nodes have done so."""
+        ends = dict.fromkeys(self._files, END_JOIN({"job": self._job, "seconds": 0.0}))
+        gathered = self._fleet.ask(ends, _END, patient=True)
+        bad = {
+            node: error for node, error in gathered.failed.items() if isinstance(error, (Unreachable, PreflightError))
+        }
+        if bad:
+            results = {self._fleet.name(node): read_undo(error) for node, error in bad.items()}
+            with contextlib.suppress(ClustertoolError):
+                show_results(results, self._caller.note)
+        return not bad
+
+
+# -- further nodes of a job that runs ----------------------------------------------------------------------------------
+
+
+_PATIENCE = 60.0  # seconds for a node to reach the coordinator
+_LARGEST = 64 << 20  # bytes of a join file
+_JOINED = {
+    "waiting": "has joined, and waits for the next epoch",
+    "standby": "has joined, and is on standby",
+    "planned": "takes part",
+    "started": "takes part",
+}
+_NOT_STARTED = {"runs already": "takes part already"}
+
+
+class Growth:
+    """run() adds hosts to the job whose nodes `fleet` has, numbered as the job numbers them; again() starts one of these."""
+
+    def __init__(self, caller: Caller, fleet: Fleet, job: str) -> None:
+        self._caller, self._fleet, self._job = caller, fleet, job
+
+    def run(self, hosts: Sequence[Host]) -> Mapping[str, str]:
+        """Have hosts join the job: {name of each host: what has become of it}. Raises the errors of all hosts.
+
+        A host that the job has as a node joins again under its number.
+        """
+        common = common_file(self._fleet, self._job)
+        first = self._free_number()
+        named = [self._known(host) or host for host in hosts]
+        numbered = tuple(replace(host, index=number) for number, host in enumerate(named))
+        cluster = replace(self._fleet.cluster, hosts=numbered)
+        with Fleet(cluster, self._caller.check, None, self._caller.person()) as fleet:
+            examined = preflight.examine(fleet, {}, ports=False, container=common.job.container)
+            examined.require()
+            examined.warn(self._caller)
+            cards = [node for node, fact in examined.facts.items() if fact.devices and fact.device_kind == "gpu"]
+            fleet.ask(dict.fromkeys(cards, module_request()))
+            numbers = {host.index: host for host in numbered}
+            done = each(numbers, lambda host: self._join(fleet, host, common, first), check=self._caller.check)
+            self._remember(common, numbered)
+            raise_all(list(done.failed.values()))
+        return {numbers[node].name: text for node, text in done.ok.items()}
+
+    def again(self, node: int) -> bool:
+        """Start a node that does not take part, and whose agent is open. Returns whether it was started.
+
+        Not started is the one that has coordinated a job without a store, with which the job ends. Raises ClustertoolError.
+        """
+        common = common_file(self._fleet, self._job)
+        if node == common.coordinator.member and not common.job.elastic.server.present:
+            return False
+        return join_node(self._fleet, node, common, node) == _STARTED
+
+    def _known(self, host: Host) -> Host | None:
+        """Find the node of the job that this host is."""
+        return next((known for known in self._fleet.cluster.hosts if known.entry == host.entry), None)
+
+    def _free_number(self) -> int:
+        """Find the lowest number above those of all nodes that the job has had, as the records of its nodes have it."""
+        request = LIST_JOBS({"job": self._job, "exact": True})
+        answers = self._fleet.ask(dict.fromkeys(self._fleet.agents, request), _ANSWER).ok.values()
+        listed = [one for answer in answers for one in answer["jobs"]]
+        return max(len(self._fleet.cluster.hosts), *(len(one["nodes"] or ()) for one in listed), 0)
+
+    def _join(self, fleet: Fleet, host: Host, common: JoinFile, first: int) -> str:
+        """first: the number of the first new host."""
+        known = self._known(host)
+        number = known.index if known is not None else first + host.index
+        state = join_node(fleet, host.index, common, number, again=True, new=known is None)
+        if state != _STARTED:
+            return _NOT_STARTED.get(state, state)
+        until = time.monotonic() + _PATIENCE
+        errors: list[ClustertoolError] = []
+        while time.monotonic() < until:
+            wanted = JOIN_REPORTS({"job": self._job, "seconds": _WAIT})
+            for report in fleet.ask_one(host.index, wanted, _ANSWER)["reports"]:
+                if report["type"] == "error":
+                    errors.append(reported_error(report, host.name))
+                elif report["type"] == "ended":
+                    what = f"job {self._job} has ended before this node has joined it"
+                    raise NotFound(what, f"{PROGRAM} status --job {self._job} shows how", host.name)
+                elif report["type"] in _JOINED:
+                    return _JOINED[report["type"]]
+            raise_all(errors)
+        return "was started, and has not reached the coordinator so far"
+
+    def _remember(self, common: JoinFile, hosts: Sequence[Host]) -> None:
+        """Later commands on this machine find the new nodes, too."""
+        known = self._fleet.cluster.hosts
+        new = [host for host in hosts if self._known(host) is None]
+        if new:
+            listed = tuple(replace(host, index=number) for number, host in enumerate((*known, *new)))
+            problem = job_places.remember(common.identity, replace(self._fleet.cluster, hosts=listed))
+            if problem:
+                self._caller.warn(problem)
+
+
+def common_file(fleet: Fleet, job: str) -> JoinFile:
+    """Read what all nodes of an elastic job have in common, from a node on which it lives. It has the job's key.
+
+    Raises UsageError where another version of the tool has started the job, NotFound where no node answers.
+    """
+    why = ""
+    for node in sorted(fleet.agents):
+        try:
+            file = from_json(_bundle(fleet, node, job).decode("utf-8", "replace"))
+        except ClustertoolError as error:
+            why = f": {fleet.name(node)}: {error.what}"
+            continue
+        if file.code != join_process.digest():
+            what = f"job {job} was started by another clustertool ({file.version}) than the one that runs here"
+            raise UsageError(what, "use the version that has started it, as on the machine where it was started")
+        return file
+    raise NotFound(f"no node on which job {job} lives gives its join file{why}", "try again; status shows the nodes")
+
+
+def _bundle(fleet: Fleet, node: int, job: str) -> bytes:
+    """Read the join file from a node, part by part. Raises NotFound, Unreachable, PreflightError for a damaged one."""
+    data = b""
+    while len(data) <= _LARGEST:
+        part = fleet.ask_one(node, BUNDLE({"job": job, "at": len(data)}), _ANSWER)
+        try:
+            data += base64.b64decode(part["data"], validate=True)
+        except binascii.Error:
+            break
+        if part["last"]:
+            return data
+    raise PreflightError("the join file of the job is damaged", "ask another node", fleet.name(node))
+
+
+def join_node(fleet: Fleet, node: int, common: JoinFile, index: int, again: bool = False, new: bool = False) -> str:
+    """Start a node of a job that runs. node: in the fleet. index: its number in the job. new: it has never been a node of it.
+
+    Returns what the node has answered (agent_answers.JoinAnswer). Raises PreflightError, Unreachable.
+    """
+    host, job = fleet.cluster.hosts[node], common.identity.job_id
+    facts = read_facts(node, fleet.ask_one(node, PROBE(probe_request(fleet.cluster, host)), _ANSWER))
+    listed = fleet.ask_one(node, LIST_JOBS({"job": job, "exact": True}), _ANSWER)["jobs"]
+    known = [posixpath.dirname(one["dir"]) for one in listed if one.get("dir")]
+    # Records of other nodes lie there where ROOT_DIR is shared with them.
+    place = base(facts.root, index, bool(known)) if new or not known else known[0]
+    file = of_member(common, fleet.cluster, HostMember(host, facts, place), index)
+    answer = fleet.ask_one(node, join_request(file, again), _ANSWER)
+    if answer["state"] == _NEEDS_CODE:
+        fleet.ask_one(node, code_request(), _CODE)
+        answer = fleet.ask_one(node, join_request(file, again), _ANSWER)
+    return str(answer["state"])
