@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from clustertool.model.slurm.slurm_answers import explain_reason
+from clustertool.model.slurm.slurm_answers import SlurmJob
 
 
 @pytest.mark.parametrize(
     "reason", ["", "Resources", "Priority", "Dependency", "BeginTime", "AssocGrpCpuLimit", "A new one"]
 )
 def test_what_ends_by_waiting_is_left_alone(reason: str) -> None:
-    assert explain_reason(reason) == reason
+    assert SlurmJob(1, "PENDING", reason).explained_reason == reason
 
 
 @pytest.mark.parametrize(
@@ -29,4 +29,4 @@ def test_what_ends_by_waiting_is_left_alone(reason: str) -> None:
     ],
 )
 def test_what_needs_a_change_is_explained(reason: str, text: str) -> None:
-    assert explain_reason(reason) == text
+    assert SlurmJob(1, "PENDING", reason).explained_reason == text

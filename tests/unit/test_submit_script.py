@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clustertool.model.slurm.shell_allocation import ShellAllocation
-from clustertool.model.slurm.slurm_answers import by_hand, comment, job_of_comment
+from clustertool.model.slurm.slurm_answers import RUNNING, SlurmJob, comment
 from clustertool.model.slurm.slurm_settings import SlurmSettings, read_settings
 from clustertool.model.slurm.submit_script import (
     SubmitOrder,
@@ -154,19 +154,22 @@ def test_a_folder_is_no_pattern_of_sbatch() -> None:
     assert '#SBATCH "--output=/s/\\\\\\\\%j/slurm.out"' in lines and '#SBATCH "--chdir=/s/\\\\%j"' in lines
 
 
+def commented(text: str) -> SlurmJob:
+    return SlurmJob(1, RUNNING, comment=text)
+
+
 def test_a_comment_names_the_job() -> None:
     texts = (comment("J-1"), "", "J-1", "clustertool ", "clustertool ../x")
-    assert list(map(job_of_comment, texts)) == ["J-1", "", "", "", ""]
+    assert [commented(text).clustertool_job for text in texts] == ["J-1", "", "", "", ""]
 
 
 def test_the_comment_of_a_job_that_is_submitted_by_hand() -> None:
     """It names ROOT_DIR: a user may have several, and each conf.py shows the jobs of its own."""
     text = comment("J-1", "~/my jobs")
-    assert job_of_comment(text) == "J-1"
-    assert by_hand(text, "~/my jobs") and not by_hand(text, "~/my")
-    assert not any(
-        by_hand(other, "~/my jobs") for other in (comment("J-1"), "", "other ~/my jobs", "clustertool ../x ~/my jobs")
-    )
+    assert commented(text).clustertool_job == "J-1"
+    assert commented(text).is_by_hand("~/my jobs") and not commented(text).is_by_hand("~/my")
+    others = (comment("J-1"), "", "other ~/my jobs", "clustertool ../x ~/my jobs")
+    assert not any(commented(other).is_by_hand("~/my jobs") for other in others)
 
 
 def test_a_warning_about_one_cpu() -> None:

@@ -16,7 +16,7 @@ from clustertool.errors import ConfigError, DataError
 from clustertool.model.config import container_keys
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.container_keys import merged
-from clustertool.model.config.elastic_keys import TypedElastic, read_elastic
+from clustertool.model.config.elastic_keys import read_elastic
 from clustertool.model.config.job import Options
 from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.kubernetes import kubernetes_settings
@@ -171,10 +171,10 @@ def test_the_password_of_etcd_goes_to_no_server_of_a_workspace() -> None:
     table: Dict[str, Any] = {"min": 1, "max": 2, "server": "https://ann@h"}
     known = Cluster(cluster_of(["a", "b"]).hosts, secrets=("ETCD_PASSWORD",))
     with pytest.raises(DataError, match="may not choose where ETCD_PASSWORD is sent"):
-        read_elastic(known, table, TypedElastic(), "collective")
+        read_elastic(known, table, "collective")
     allowed = Cluster(known.hosts, secrets=known.secrets, workspace_may_set=("elastic.server",))
-    assert read_elastic(allowed, table, TypedElastic(), "collective").server.user == "ann"
-    assert read_elastic(known, table, TypedElastic("1:2", ("https://ann@h",)), "collective").server.user == "ann"
+    assert read_elastic(allowed, table, "collective").server.user == "ann"
+    assert read_elastic(known, table, "collective", "1:2", ("https://ann@h",)).server.user == "ann"
 
 
 def test_conf_py_names_tables_that_exist() -> None:

@@ -34,15 +34,7 @@ from clustertool.model.job.job_names import can_mean
 from clustertool.model.job.node_status import NodePart, read_part
 from clustertool.model.job.state_names import OUTCOMES, JobState, StopState
 from clustertool.model.paths import STEP_OUTPUT
-from clustertool.model.slurm.slurm_answers import (
-    COMPLETING,
-    ENDED,
-    PENDING,
-    RUNNING,
-    SlurmJob,
-    by_hand,
-    explain_reason,
-)
+from clustertool.model.slurm.slurm_answers import COMPLETING, ENDED, PENDING, RUNNING, SlurmJob
 from clustertool.model.slurm.slurm_settings import SlurmSettings, read_settings
 from clustertool.model.wire.agent_answers import JobsAnswer, JobStop, JobSummary, StopAnswer, SubmittedJob
 from clustertool.model.wire.agent_requests import StopHow
@@ -188,7 +180,7 @@ class SlurmEngine(Engine):
         jobs = _queue(slurm, submissions, "--states=all")
         queue = {job.number: job for job in jobs if job.state not in ENDED}
         commented = {job.clustertool_job: job for job in queue.values()}
-        by_user = [job for job in jobs if by_hand(job.comment, self.fleet.cluster.root_dir)]
+        by_user = [job for job in jobs if job.is_by_hand(self.fleet.cluster.root_dir)]
         over = {job.clustertool_job: job for job in sorted(by_user, key=lambda job: job.id) if job.state in ENDED}
         records = by_records(known)
         found: dict[str, Description] = {}
@@ -456,7 +448,7 @@ def _described(job: SlurmJob, about: SubmittedJob | None = None) -> Description:
     if job.state in ENDED:
         found = Description(EngineState.ENDED, _ended_as(job), job.ended or 0.0, created=job.submitted or 0.0)
     elif job.state in _QUEUED:
-        reason = f"{explain_reason(job.reason)} (Slurm job {job.id})" if job.reason else f"Slurm job {job.id}"
+        reason = f"{job.explained_reason} (Slurm job {job.id})" if job.reason else f"Slurm job {job.id}"
         found = Description(EngineState.QUEUED, reason, job.submitted or 0.0, job.expected or 0.0)
     else:
         reason = "" if job.state == RUNNING else f"Slurm: {job.state}"

@@ -11,19 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from clustertool import __version__
-from clustertool.engines import earlier_work
+from clustertool.engines import earlier_work, queued_request
 from clustertool.engines.base import Document, Exported, ExportWish, Starter, Submission, Submitted
 from clustertool.engines.caller import nothing_left, pause
 from clustertool.engines.elastic import elastic_plan
 from clustertool.engines.job_request import engine_table
-from clustertool.engines.queued_request import (
-    ExpectedNodes,
-    expected_plan,
-    refuse_lease,
-    refuse_options,
-    shown_command,
-    typed_settings,
-)
+from clustertool.engines.queued_request import ExpectedNodes
 from clustertool.engines.send_workspace import needs, portions, send
 from clustertool.engines.slurm.allocation_step import AllocationStep, allocation_here
 from clustertool.engines.slurm.slurm_check import of_login_host
@@ -42,19 +35,12 @@ from clustertool.model.job.earlier_jobs import read_earlier, rows_of
 from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, OwnSettings, patience
 from clustertool.model.paths import BUNDLE, STEP_OUTPUT, JobPaths
 from clustertool.model.quantities import count, human_bytes
+from clustertool.model.slurm import submit_script
 from clustertool.model.slurm.shell_allocation import ignored_keys
 from clustertool.model.slurm.slurm_answers import SlurmJob
 from clustertool.model.slurm.slurm_settings import SlurmSettings, read_settings
 from clustertool.model.slurm.slurm_times import grace_warning, kill_wait, longest_grace
-from clustertool.model.slurm.submit_script import (
-    SCRIPT,
-    SubmitOrder,
-    cpus_warning,
-    script,
-    step_script,
-    submit_command,
-    submitted_number,
-)
+from clustertool.model.slurm.submit_script import SCRIPT, SubmitOrder
 from clustertool.model.wire.agent_answers import SubmittedJob
 from clustertool.model.wire.agent_requests import ProbeWanted
 from clustertool.ssh.parallel import each
@@ -80,7 +66,7 @@ class SlurmStart(Starter):
 
     def prepare(self) -> Submission:
         engine, request = self._slurm_engine, self._request
-        refuse_options(self._request)
+        queued_request.refuse_options(self._request)
         self._settings = self._read_settings()  # before a connection is opened
         facts = self._examine(engine.login)
         engine.slurm.output("sbatch", "--version")
@@ -88,7 +74,7 @@ class SlurmStart(Starter):
             request.read_toml(engine.caller, facts.job_toml, engine_table(facts.job_toml, request.cluster))
             assert request.spec is not None
             self._settings = self._read_settings()
-        refuse_lease(request.spec, "give --timeout, or the key time of SLURM")
+        queued_request.refuse_lease(request.spec, "give --timeout, or the key time of SLURM")
         if request.spec.elastic.present:
             elastic_plan.refuse_fixed(request)
         if request.resumes:
@@ -106,7 +92,7 @@ class SlurmStart(Starter):
         if not request.wish.dry:
             return Submission(self._identity.job_id, None, documents)
         shown = self._allocation.seen(self._settings) if self._allocation else self._settings
-        plan = expected_plan(request, _expected_nodes(shown, facts), self._identity)
+        plan = queued_request.expected_plan(request, _expected_nodes(shown, facts), self._identity)
         stands = f"{elastic_plan.stands(plan, request.cluster)}; {_STANDS}" if request.spec.elastic.present else _STANDS
         return Submission(self._identity.job_id, plan, documents, stands)
 
@@ -118,7 +104,7 @@ class SlurmStart(Starter):
             if shell:
                 what = f"the allocation of this shell (SLURM_JOB_ID={shell}) is not used"
                 caller.remark(f"a new Slurm job is submitted; {what}")
-            return cpus_warning(self._settings, ranks)
+            return submit_script.cpus_warning(self._settings, ranks)
         ignored = ", ".join(ignored_keys(self._settings))
         without = f"; these settings have no effect there: {ignored}" if ignored else ""
         caller.remark(f"the job runs in the allocation of this shell (SLURM_JOB_ID={shell}){without}")
@@ -131,13 +117,15 @@ class SlurmStart(Starter):
     def _script(self) -> str:
         order = self._order()
         if self._allocation:
-            return step_script(self._settings, order, self._allocation)
-        return script(self._settings, order)
+            return submit_script.step_script(self._settings, order, self._allocation)
+        return submit_script.script(self._settings, order)
 
     def _read_settings(self) -> SlurmSettings:
         """Read the settings: of the command line, else job.toml, else conf.py. Raises UsageError, DataError."""
         request = self._request
-        found = read_settings(request.cluster.settings, request.table, typed_settings(request), request.cluster.where)
+        found = read_settings(
+            request.cluster.settings, request.table, queued_request.typed_settings(request), request.cluster.where
+        )
         return replace(found, nodes=self._elastic.maximum) if self._elastic.present else found
 
     @property
@@ -192,7 +180,7 @@ class SlurmStart(Starter):
             "job": job,
             "name": self._identity.name,
             "asked": self._identity.asked,
-            "command": shown_command(spec),
+            "command": queued_request.shown_command(spec),
             "mode": spec.mode,
             "nodes": self._settings.node_count,
             "owner": self._identity.owner,
@@ -271,9 +259,11 @@ class SlurmStart(Starter):
     def _sbatch(self, slurm: SlurmHost, order: SubmitOrder) -> str:
         """Submit the script, and return the number of the Slurm job. Raises PreflightError with the reason of a refusal."""
         answer = slurm.run(
-            *submit_command(self._settings, order, posixpath.join(order.folder, SCRIPT)), env={}, login=True
+            *submit_script.submit_command(self._settings, order, posixpath.join(order.folder, SCRIPT)),
+            env={},
+            login=True,
         )
-        number = submitted_number(answer["stdout"])
+        number = submit_script.submitted_number(answer["stdout"])
         if number and not answer["code"]:
             return number
         what = f"sbatch: {message(answer) if answer['code'] else 'its answer has no job id'}"
@@ -347,7 +337,7 @@ class SlurmStart(Starter):
             raise UsageError(f"{option} is an option of manifests of Kubernetes", "leave it out")
         if place is None:
             raise UsageError("export needs a folder", "give --to DIR, which does not exist")
-        refuse_options(self._request)
+        queued_request.refuse_options(self._request)
         workspace = self._request.workspace
         if workspace is None:
             raise UsageError("export needs the files of the job", "give --workspace DIR")
@@ -367,7 +357,7 @@ class SlurmStart(Starter):
         order = SubmitOrder(made.job_id, ".", BUNDLE, cluster.python, made.name, cluster.root_dir, least)
         place.mkdir(mode=0o700)
         join_bundle.write(place / BUNDLE, self._join(OwnSettings(), workspace.files, workspace.release), workspace)
-        (place / SCRIPT).write_text(script(self._settings, order), "utf-8")
+        (place / SCRIPT).write_text(submit_script.script(self._settings, order), "utf-8")
         return Exported((f"sbatch {SCRIPT}",), note=_EXPORTED)
 
 

@@ -12,13 +12,7 @@ from clustertool.engines.caller import nothing_left, pause
 from clustertool.engines.elastic import elastic_plan
 from clustertool.engines.elastic.members import HostMember, MemberStart, join_file, members, of_member
 from clustertool.engines.image_distribution import ImageDistribution
-from clustertool.engines.job_request import (
-    Kinds,
-    RunRequest,
-    check_ranks,
-    make_plan,
-    start_again,
-)
+from clustertool.engines.job_request import Kinds, RunRequest, check_ranks, make_plan, start_again
 from clustertool.engines.preflight import Examined
 from clustertool.engines.send_workspace import needs, portions, send_as_found
 from clustertool.engines.ssh.one_command import OneCommand

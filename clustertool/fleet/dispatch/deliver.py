@@ -48,6 +48,47 @@ class Dispatched:
         return self.tally.failed
 
 
+class _Delivery:
+    """One dispatch. had: the receivers that have their release already. lacking: the others. source: of those that have it.
+
+    group: each file that not all nodes take -> a group.
+    """
+
+    def __init__(
+        self, fleet: Fleet, portions: Portions, facts: ByNode, progress: ProgressReceiver, holder: int | None = None
+    ) -> None:
+        self.tally = DispatchCounts()
+        self._start = time.monotonic()
+        self._fleet, self._progress = fleet, progress
+        self._by_node, self.group = receivers(portions, facts)
+        self.source = None if holder is None else self._by_node[holder].node
+        wanted = [receiver for node, receiver in self._by_node.items() if receiver.node == node]
+        self.had = [one for one in wanted if one.node == self.source or one.release in facts[one.node].releases]
+        self.lacking = [one for one in wanted if one not in self.had]
+        self.done(self.had)
+
+    def done(self, some: Sequence[Receiver]) -> None:
+        """Report that these receivers have their release."""
+        for one in some:
+            self._progress.done(self._fleet.name(one.node))
+
+    def end(self) -> Dispatched:
+        """Record for nodes that share the ROOT_DIR of another one that they have what that one has, or lack it."""
+        shared = tuple(node for node, receiver in self._by_node.items() if receiver.node != node)
+        failed, name = self.tally.failed, self._fleet.name
+        for node in shared:
+            owner = self._by_node[node].node
+            if owner in failed:
+                what = f"{name(owner)}, which shares its ROOT_DIR, has no copy"
+                failed[node] = DispatchError(what, "", name(node))
+            else:
+                self._progress.done(name(node))
+        releases = {node: receiver.release for node, receiver in self._by_node.items()}
+        sent = tuple(one.node for one in self.lacking if one.node not in failed)
+        seconds = time.monotonic() - self._start
+        return Dispatched(releases, self.tally, seconds, sent, tuple(one.node for one in self.had), shared)
+
+
 def deliver(
     fleet: Fleet, workspace: Workspace, portions: Portions, facts: ByNode, progress: ProgressReceiver
 ) -> Dispatched:
@@ -55,15 +96,8 @@ def deliver(
 
     Nodes that fail are in the tally.
     """
-    start = time.monotonic()
-    by_node, group = receivers(portions, facts)
-    wanted = [receiver for node, receiver in by_node.items() if receiver.node == node]
-    had = [one for one in wanted if one.release in facts[one.node].releases]
-    lacking = [one for one in wanted if one not in had]
-    shared = tuple(node for node in facts if by_node[node].node != node)
-    tally = DispatchCounts()
-    for one in had:
-        progress.done(fleet.name(one.node))
+    delivery = _Delivery(fleet, portions, facts, progress)
+    group, lacking, tally = delivery.group, delivery.lacking, delivery.tally
     if lacking and fleet.cluster.dispatch == "rsync":
         rsync_carrier.carry(fleet, workspace, group, lacking, tally, progress)
     elif lacking:
@@ -72,57 +106,24 @@ def deliver(
         shipment = Shipment(workspace, group, common, names)
         patched = [] if group else _patch(fleet, shipment, lacking, facts, tally)
         progress.uplink(tally.uplink, tally.uplink)
-        for one in patched:
-            progress.done(fleet.name(one.node))
+        delivery.done(patched)
         rest = [one for one in lacking if one not in patched and one.node not in tally.failed]
         if rest:
-            whole = [one for one in (*had, *patched) if one.groups is None]
+            whole = [one for one in (*delivery.had, *patched) if one.groups is None]
             Spread(fleet, shipment, tally, progress).run(rest, whole[:_HELPERS], facts)
-    _share(fleet, by_node, shared, tally, progress)
-    releases = {node: receiver.release for node, receiver in by_node.items()}
-    sent = tuple(one.node for one in lacking if one.node not in tally.failed)
-    return Dispatched(releases, tally, time.monotonic() - start, sent, tuple(one.node for one in had), shared)
+    return delivery.end()
 
 
 def deliver_from(
     fleet: Fleet, holder: int, release: str, shipment: RemoteShipment, facts: ByNode, progress: ProgressReceiver
 ) -> Dispatched:
     """Bring a release from the node that has it to all others of `facts`. Nodes that fail are in the tally."""
-    start = time.monotonic()
     portion = Portion(release, tuple(facts), shipment.size)
-    by_node, _ = receivers(dict.fromkeys(facts, portion), facts)
-    source = by_node[holder].node
-    wanted = [one for node, one in by_node.items() if one.node == node]
-    had = [one for one in wanted if one.node == source or release in facts[one.node].releases]
-    lacking = [one for one in wanted if one not in had]
-    shared = tuple(node for node in facts if by_node[node].node != node)
-    tally = DispatchCounts()
-    for one in had:
-        progress.done(fleet.name(one.node))
-    if lacking:
-        had.sort(key=lambda one: one.node != source)
-        Spread(fleet, shipment, tally, progress).run(lacking, had[:_HELPERS], facts)
-    _share(fleet, by_node, shared, tally, progress)
-    releases = dict.fromkeys(facts, release)
-    sent = tuple(one.node for one in lacking if one.node not in tally.failed)
-    return Dispatched(releases, tally, time.monotonic() - start, sent, tuple(one.node for one in had), shared)
-
-
-def _share(
-    fleet: Fleet,
-    by_node: Mapping[int, Receiver],
-    shared: Sequence[int],
-    tally: DispatchCounts,
-    progress: ProgressReceiver,
-) -> None:
-    """Record for nodes that share the ROOT_DIR of another one that they have what that one has, or lack it."""
-    for node in shared:
-        owner = by_node[node].node
-        if owner in tally.failed:
-            what = f"{fleet.name(owner)}, which shares its ROOT_DIR, has no copy"
-            tally.failed[node] = DispatchError(what, "", fleet.name(node))
-        else:
-            progress.done(fleet.name(node))
+    delivery = _Delivery(fleet, dict.fromkeys(facts, portion), facts, progress, holder)
+    if delivery.lacking:
+        helpers = sorted(delivery.had, key=lambda one: one.node != delivery.source)[:_HELPERS]
+        Spread(fleet, shipment, delivery.tally, progress).run(delivery.lacking, helpers, facts)
+    return delivery.end()
 
 
 def _patch(

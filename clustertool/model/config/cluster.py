@@ -9,8 +9,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 from clustertool.errors import ConfigError
 from clustertool.model.config.container_keys import read_conf
 from clustertool.model.config.hosts import Host, lines, read_hosts, valid_user, variables
-from clustertool.model.config.known_names import nearest
-from clustertool.model.config.value_readers import one_of
+from clustertool.model.config.value_readers import nearest, one_of
 from clustertool.model.container.container_names import IMAGE_SOURCES
 from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.finding import COLUMNS

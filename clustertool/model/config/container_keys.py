@@ -12,8 +12,7 @@ from typing import Callable, Collection, Dict, Mapping, Optional, Tuple, Type
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.config import workspace_rights
 from clustertool.model.config.job_tables import Toml
-from clustertool.model.config.known_names import nearest
-from clustertool.model.config.value_readers import one_of
+from clustertool.model.config.value_readers import nearest, one_of
 from clustertool.model.container.container_names import APPTAINER, AUTO, PULLS, RUNTIMES, only_for_apptainer
 from clustertool.model.container.container_options import refused
 from clustertool.model.container.container_settings import ContainerSettings

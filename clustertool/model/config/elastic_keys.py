@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Type
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Type
 
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job_tables import MOST, NUMBER, Toml
-from clustertool.model.config.known_names import nearest
+from clustertool.model.config.value_readers import nearest
 from clustertool.model.quantities import DURATIONS, HIGHEST_PORT, seconds_of, whole
 
 PASSWORD, CA = "ETCD_PASSWORD", "ETCD_CA"  # names in SECRETS
@@ -41,10 +41,8 @@ def is_range(text: str) -> bool:
 
 
 ELASTIC_MODES = ("collective", "ps", "mpi")
-GROWS = (
-    "next",
-    "restart",
-)  # when a machine that has joined takes part: at the next epoch, or in one that begins for it
+# When a machine that has joined takes part: at the next epoch, or in one that begins for it
+GROWS = ("next", "restart")
 
 
 @dataclass(frozen=True)
@@ -101,23 +99,19 @@ class ElasticSettings:
         return f"{self.minimum}:{self.maximum}"
 
 
-class TypedElastic(NamedTuple):
-    """--nnodes, --elastic-server and --elastic-timeout as they were typed."""
-
-    nnodes: str = ""
-    servers: Tuple[str, ...] = ()
-    timeout: str = ""
-
-
-def read_elastic(cluster: Cluster, table: Toml, options: TypedElastic, mode: str) -> ElasticSettings:
+def read_elastic(
+    cluster: Cluster, table: Toml, mode: str, nnodes: str = "", servers: Sequence[str] = (), timeout: str = ""
+) -> ElasticSettings:
     """Read the elastic settings of a job. Those of a job that is not elastic are the defaults.
 
-    table: [elastic]. Raises DataError for the table, UsageError for the options, ConfigError for COORDINATOR and SECRETS.
+    table: [elastic]. nnodes, servers, timeout: --nnodes, --elastic-server and --elastic-timeout as they were typed.
+
+    Raises DataError for the table, UsageError for the options, ConfigError for COORDINATOR and SECRETS.
     """
-    found, nnodes, servers = _table(table), options.nnodes, options.servers
+    found = _table(table)
     low, high = node_range(nnodes) if is_range(nnodes) else (0, 0) if nnodes else (found["min"], found["max"])
     if not low:
-        if servers or options.timeout:
+        if servers or timeout:
             option = "--elastic-server" if servers else "--elastic-timeout"
             what = f"{option} is for elastic jobs, and this job has a fixed number of nodes"
             raise UsageError(what, "add --nnodes MIN:MAX, or leave it out")
@@ -136,7 +130,7 @@ def read_elastic(cluster: Cluster, table: Toml, options: TypedElastic, mode: str
     return ElasticSettings(
         minimum=low,
         maximum=high or max(low, len(cluster.hosts)),
-        timeout=_timeout(options.timeout) if options.timeout else found["timeout"],
+        timeout=_timeout(timeout) if timeout else found["timeout"],
         grow=found["grow"],
         backoff=_backoff_of(found),
         server=server,
@@ -157,11 +151,11 @@ def _timeout(text: str) -> float:
 
 def _table(table: Toml) -> Toml:
     """Read the values of the table, and the defaults of the others. Raises DataError."""
-    found: Dict[str, object] = {**_DEFAULTS}
+    found: Dict[str, object] = {name: default for name, (_, default, _) in _KEYS.items()}
     for name, value in table.items():
-        if name not in _READERS:
-            raise DataError(f"job.toml: [elastic] has the unknown key {name!r}", nearest(name, _READERS, "known:"))
-        read, right = _READERS[name]
+        if name not in _KEYS:
+            raise DataError(f"job.toml: [elastic] has the unknown key {name!r}", nearest(name, _KEYS, "known:"))
+        read, _, right = _KEYS[name]
         found[name] = read(value)
         if found[name] is None:
             raise DataError(f"job.toml: [elastic] {name} = {value!r} is not right", f"{name} is {right}")
@@ -206,27 +200,20 @@ def _urls(value: object) -> Optional[List[str]]:
 
 
 _TIME = f"a duration above 0: {DURATIONS}"
-_READERS: Dict[str, Tuple[Callable[[object], object], str]] = {
-    "min": (_count, NUMBER),
-    "max": (_count, NUMBER),
-    "timeout": (_duration, _TIME),
-    "grow": (_grow, '"next" or "restart"'),
-    "backoff": (_backoff, 'the first and the longest time between two attempts: [1, 30], or ["1s", "30s"]'),
-    "backoff_min": (_duration, _TIME),
-    "backoff_max": (_duration, _TIME),
-    "server": (_urls, f'a URL, or a list of them: "{_SERVER}"'),
+_KEYS: Dict[str, Tuple[Callable[[object], object], object, str]] = {  # how to read it, the default, what is right
+    "min": (_count, 0, NUMBER),
+    "max": (_count, 0, NUMBER),
+    "timeout": (_duration, ElasticSettings.timeout, _TIME),
+    "grow": (_grow, ElasticSettings.grow, '"next" or "restart"'),
+    "backoff": (
+        _backoff,
+        ElasticSettings.backoff,
+        'the first and the longest time between two attempts: [1, 30], or ["1s", "30s"]',
+    ),
+    "backoff_min": (_duration, 0.0, _TIME),
+    "backoff_max": (_duration, 0.0, _TIME),
+    "server": (_urls, [], f'a URL, or a list of them: "{_SERVER}"'),
 }
-_DEFAULTS: Toml = {
-    "min": 0,
-    "max": 0,
-    "timeout": ElasticSettings.timeout,
-    "grow": ElasticSettings.grow,
-    "backoff": ElasticSettings.backoff,
-    "backoff_min": 0.0,
-    "backoff_max": 0.0,
-    "server": [],
-}
-assert set(_READERS) == set(_DEFAULTS)
 
 
 # -- the server, the coordinator ----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageEr
 from clustertool.model.config import shell_text
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.container_keys import merged, refuse_launcher
-from clustertool.model.config.elastic_keys import ElasticSettings, TypedElastic, is_range, read_elastic
+from clustertool.model.config.elastic_keys import ElasticSettings, is_range, read_elastic
 from clustertool.model.config.hosts import VARIABLE, device_ids
 from clustertool.model.config.job_tables import (
     COMMANDS,
@@ -225,13 +225,10 @@ def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
         mpi=MpiSettings(file["mpi"], file["pservers"] or _asks_for_pservers(cluster, options)),
         container=container,
         nested=options.nested,
-        elastic=read_elastic(cluster, file["elastic"], typed_elastic(options), mode),
+        elastic=read_elastic(
+            cluster, file["elastic"], mode, options.nnodes, options.elastic_server, options.elastic_timeout
+        ),
     )
-
-
-def typed_elastic(options: Options) -> TypedElastic:
-    """Collect what the command line has of an elastic job."""
-    return TypedElastic(options.nnodes, options.elastic_server, options.elastic_timeout)
 
 
 def valid_job_id(text: str, option: str = "--job-id") -> str:

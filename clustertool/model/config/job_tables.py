@@ -8,7 +8,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple, Type
 
 from clustertool.errors import ClustertoolError, DataError
 from clustertool.model.config.hosts import VARIABLE
-from clustertool.model.config.known_names import nearest
+from clustertool.model.config.value_readers import nearest
 from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.mpi.launch_command import refused_option
 from clustertool.model.paths import OURS

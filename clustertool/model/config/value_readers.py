@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Callable
+import difflib
+from typing import Callable, Collection
 
 
 def one_of(*allowed: str) -> Callable[[object], str]:
@@ -12,3 +13,9 @@ def one_of(*allowed: str) -> Callable[[object], str]:
         return str(value)
 
     return read
+
+
+def nearest(name: object, known: Collection[str], lead: str = "known keys:") -> str:
+    """Name the known name that is most like it, as a question; else `lead` and all of them."""
+    near = difflib.get_close_matches(str(name), known, 1)
+    return f"did you mean {near[0]}?" if near else f"{lead} {', '.join(known)}"

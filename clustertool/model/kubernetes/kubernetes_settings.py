@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Callable, Collection, Dict, List, Mapping, Optional, Tuple, Type, TypeVar
 
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
-from clustertool.model.config.known_names import nearest
+from clustertool.model.config.value_readers import nearest
 from clustertool.model.kubernetes.api_objects import Json, Manifest
 from clustertool.model.kubernetes.node_view import quantity
 from clustertool.model.kubernetes.object_names import QUEUE_LABEL

@@ -42,20 +42,31 @@ def comment(job_id: str, root_dir: str = "") -> str:
     return _MARK + job_id + f" {root_dir}" * bool(root_dir)
 
 
-def job_of_comment(text: str) -> str:
-    """Read the id of the job with this comment, "" if another program or the user has written it."""
-    return _of_comment(text)[0]
-
-
-def by_hand(text: str, root_dir: str) -> bool:
-    """Check whether the comment is that of a job that was submitted by hand, with its records below root_dir."""
-    return _of_comment(text)[1] == root_dir
-
-
 def _of_comment(text: str) -> Tuple[str, str]:
-    """Read the id of a job, and its ROOT_DIR where the comment has it."""
+    """Read the id of the job with this comment, and its ROOT_DIR where the comment has it; "" for what another has written."""
     job, _, root_dir = text[len(_MARK) :].partition(" ") if text.startswith(_MARK) else ("", "", "")
     return (job, root_dir) if is_job_id(job) else ("", "")
+
+
+# Reasons of pending jobs that do not go away by waiting: squeue(1), JOB REASON CODES.
+_PENDING_MEANINGS = {
+    "AccountNotAllowed": "its account may not use the partition",
+    "BadConstraints": "no nodes have what it asks for",
+    "DependencyNeverSatisfied": "a job that it depends on has not ended as it must",
+    "InvalidAccount": "its account is not valid",
+    "InvalidQOS": "its qos is not valid",
+    "JobHeldAdmin": "an administrator holds it",
+    "JobHeldUser": "it is held; scontrol release NUMBER releases it",
+    "JobLaunchFailure": "a node could not start it: its folder may not be there",
+    "PartitionConfig": "its partition does not allow what it asks for",
+    "PartitionDown": "its partition is down",
+    "PartitionInactive": "its partition is inactive",
+    "PartitionNodeLimit": "it asks for more nodes than its partition has or allows",
+    "PartitionTimeLimit": "its time is above the limit of its partition",
+    "QOSNotAllowed": "its qos may not use the partition",
+    "ReqNodeNotAvail": "a node of nodelist is down, reserved or in use",
+}
+_PER_JOB = ("PerJob", "PerJobLimit")  # QOSMaxCpuPerJobLimit and others: one job asks for too much
 
 
 @dataclass(frozen=True)
@@ -93,7 +104,18 @@ class SlurmJob:
     @property
     def clustertool_job(self) -> str:
         """The id of our job that it runs, "" if another program or the user has submitted it."""
-        return job_of_comment(self.comment)
+        return _of_comment(self.comment)[0]
+
+    @property
+    def explained_reason(self) -> str:
+        """Its reason, with an explanation of one that stays until the job or the cluster is changed."""
+        name = self.reason.split(",")[0]  # "ReqNodeNotAvail, UnavailableNodes:node1"
+        meaning = _PENDING_MEANINGS.get(name, "it asks for more than a job may have" if name.endswith(_PER_JOB) else "")
+        return f"{self.reason}: {meaning}, so it does not start" if meaning else self.reason
+
+    def is_by_hand(self, root_dir: str) -> bool:
+        """Check whether it was submitted by hand, with its records below root_dir."""
+        return _of_comment(self.comment)[1] == root_dir
 
     @property
     def node_names(self) -> List[str]:
@@ -151,33 +173,6 @@ def read_node_list(text: str) -> List[str]:
     if text and not re.fullmatch(f"{_NAME}(?:,{_NAME})*", text):
         raise DataError(f"{text[:80]!r} is no list of nodes", "scontrol show hostnames expands a list of Slurm")
     return [name for part in re.findall(_NAME, text) for name in expand(part)]
-
-
-_PENDING_MEANINGS = {
-    "AccountNotAllowed": "its account may not use the partition",
-    "BadConstraints": "no nodes have what it asks for",
-    "DependencyNeverSatisfied": "a job that it depends on has not ended as it must",
-    "InvalidAccount": "its account is not valid",
-    "InvalidQOS": "its qos is not valid",
-    "JobHeldAdmin": "an administrator holds it",
-    "JobHeldUser": "it is held; scontrol release NUMBER releases it",
-    "JobLaunchFailure": "a node could not start it: its folder may not be there",
-    "PartitionConfig": "its partition does not allow what it asks for",
-    "PartitionDown": "its partition is down",
-    "PartitionInactive": "its partition is inactive",
-    "PartitionNodeLimit": "it asks for more nodes than its partition has or allows",
-    "PartitionTimeLimit": "its time is above the limit of its partition",
-    "QOSNotAllowed": "its qos may not use the partition",
-    "ReqNodeNotAvail": "a node of nodelist is down, reserved or in use",
-}
-_PER_JOB = ("PerJob", "PerJobLimit")  # QOSMaxCpuPerJobLimit and others: one job asks for too much
-
-
-def explain_reason(reason: str) -> str:
-    """Explain a reason of squeue that stays until the job or the cluster is changed; return any other reason alone."""
-    name = reason.split(",")[0]  # "ReqNodeNotAvail, UnavailableNodes:node1"
-    meaning = _PENDING_MEANINGS.get(name, "it asks for more than a job may have" if name.endswith(_PER_JOB) else "")
-    return f"{reason}: {meaning}, so it does not start" if meaning else reason
 
 
 # -- scontrol ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Type, TypeVar
 
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.config.hosts import Host, read_hosts
-from clustertool.model.config.known_names import nearest
+from clustertool.model.config.value_readers import nearest
 from clustertool.model.hints import PROGRAM
 from clustertool.model.quantities import whole
 from clustertool.model.slurm.slurm_times import as_limit

@@ -103,18 +103,7 @@ def sbatch_options(settings: SlurmSettings, order: SubmitOrder) -> Tuple[str, ..
     )
 
 
-_AS_THEY_ARE = (
-    "partition",
-    "account",
-    "qos",
-    "time",
-    "mem",
-    "gpus_per_node",
-    "constraint",
-    "nodelist",
-    "exclude",
-    "reservation",
-)
+_AS_THEY_ARE = "partition account qos time mem gpus_per_node constraint nodelist exclude reservation".split()
 
 
 def srun_command(
