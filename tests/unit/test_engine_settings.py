@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from clustertool.engines.ssh.ssh_engine import SshEngine
 from clustertool.errors import DataError, UsageError
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import Options
-from clustertool.model.slurm.slurm_settings import SETTINGS, read_settings
+from clustertool.model.slurm.slurm_settings import SlurmSettings, read_settings
 from tests.unit.cases import cluster_of
 
 TOML = (
@@ -126,7 +127,11 @@ def test_settings_of_another_engine_are_refused(
 def test_an_option_sets_the_setting_of_its_name() -> None:
     given = {"cpus_per_node": "8", "exclusive": False, "sbatch_option": ("--hold",), "qos": "", "script": "t.py"}
     assert known_engines.typed_settings(given) == {"cpus_per_node": "8", "options": ("--hold",)}
-    assert {option.sets for option in SLURM_OPTIONS} == {*SETTINGS} - {"login", "nodes", "requeue_on"}
+    assert {option.sets for option in SLURM_OPTIONS} == {each.name for each in fields(SlurmSettings)} - {
+        "login",
+        "nodes",
+        "requeue_on",
+    }
 
 
 def test_errors_name_the_option() -> None:

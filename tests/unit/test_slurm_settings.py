@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 
 from clustertool.engines.known_engines import SLURM_OPTIONS
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
-from clustertool.model.slurm.slurm_settings import SETTINGS, SlurmSettings, read_settings
+from clustertool.model.slurm.slurm_settings import SlurmSettings, read_settings
 from clustertool.model.slurm.slurm_times import as_limit, grace_warning, kill_wait, limit_seconds, longest_grace
 
 PAGE = Path(__file__).parents[2] / "docs/slurm.md"
+SETTINGS = tuple(each.name for each in fields(SlurmSettings))
 ALL: dict[str, Any] = {
     "login": "ada@login.example.org:2222",
     "nodes": 2,

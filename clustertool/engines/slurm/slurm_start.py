@@ -92,7 +92,7 @@ class SlurmStart(Starter):
         if not request.wish.dry:
             return Submission(self._identity.job_id, None, documents)
         shown = self._allocation.seen(self._settings) if self._allocation else self._settings
-        plan = queued_request.expected_plan(request, _expected_nodes(shown, facts), self._identity)
+        plan = queued_request.expected_plan(request, nodes_of_slurm(shown, facts), self._identity)
         stands = f"{elastic_plan.stands(plan, request.cluster)}; {_STANDS}" if request.spec.elastic.present else _STANDS
         return Submission(self._identity.job_id, plan, documents, stands)
 
@@ -369,7 +369,7 @@ def _ranks(spec: JobSpec, settings: SlurmSettings) -> int:
     return (trainers or 1) + (spec.pserver.per_node or 1 if spec.has_pservers else 0)
 
 
-def _expected_nodes(settings: SlurmSettings, login: Facts) -> ExpectedNodes:
+def nodes_of_slurm(settings: SlurmSettings, login: Facts) -> ExpectedNodes:
     """Describe the nodes that Slurm will give to a job: each has the processors and GPUs that the settings ask for.
 
     login: facts of the login host, whose ROOT_DIR the nodes share.

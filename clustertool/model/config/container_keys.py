@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields, replace
-from typing import Callable, Collection, Dict, Mapping, Optional, Tuple, Type
+from typing import Collection, Dict, Mapping, Optional, Tuple, Type
 
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.config import workspace_rights
 from clustertool.model.config.job_tables import Toml
-from clustertool.model.config.value_readers import nearest, one_of
+from clustertool.model.config.value_readers import Reader, one_of, read_values
 from clustertool.model.container.container_names import APPTAINER, AUTO, PULLS, RUNTIMES, only_for_apptainer
 from clustertool.model.container.container_options import refused
 from clustertool.model.container.container_settings import ContainerSettings
@@ -35,7 +35,7 @@ def read_conf(value: object) -> ContainerSettings:
     """CONTAINER of conf.py. Raises ValueError, which states what is right, for what is no dict, ConfigError for a key."""
     if not isinstance(value, Mapping):
         raise ValueError('a dict: {"image": "registry.example.org/train:1"}')
-    found = _values(value, ConfigError, lambda name: f"CONTAINER[{name!r}] =")
+    found = read_values(value, _READERS, ConfigError, lambda name: f"CONTAINER[{name!r}] =")
     return _checked(ContainerSettings(**found), ConfigError, "CONTAINER")
 
 
@@ -48,13 +48,13 @@ def merged(
     """
     settings = conf
     if toml:
-        found = _values(toml, DataError, lambda name: f"job.toml: [container] {name} =")
+        found = read_values(toml, _READERS, DataError, lambda name: f"job.toml: [container] {name} =")
         added = {**found, "options": (*conf.options, *found.get("options", ()))}
         settings = _checked(replace(settings, **added), DataError, "job.toml: [container]")
         leaves = conf and not settings  # the container that conf.py has chosen
         workspace_rights.check("container", toml, _OF_WORKSPACE[1:] if leaves else _OF_WORKSPACE, may_set)
     if typed is not None:
-        typed_image = _values({"image": typed}, UsageError, lambda name: "--image")
+        typed_image = read_values({"image": typed}, _READERS, UsageError, lambda name: "--image")
         settings = _checked(replace(settings, **typed_image), UsageError, "--image")
     return settings
 
@@ -66,19 +66,6 @@ def refuse_launcher(settings: ContainerSettings, mode: str) -> None:
         raise ConfigError(
             what, 'take another mode, or no container: image = "" in [container] of job.toml, or --image ""'
         )
-
-
-def _values(values: Toml, error: Type[ClustertoolError], place: Callable[[str], str]) -> Toml:
-    """Read the values of one source by their keys. Raises `error`."""
-    found: Dict[str, object] = {}
-    for name, value in values.items():
-        if name not in _READERS:
-            raise error(f"{place(str(name))} {value!r}: this key is not known", nearest(name, _READERS))
-        try:
-            found[name] = _READERS[name](value)
-        except ValueError as right:
-            raise error(f"{place(name)} {value!r} is not right", f"{name} is {right}") from None
-    return found
 
 
 def _checked(settings: ContainerSettings, error: Type[ClustertoolError], where: str) -> ContainerSettings:
@@ -120,7 +107,7 @@ def _volumes(value: object) -> Tuple[str, ...]:
     return volumes
 
 
-_READERS: Dict[str, Callable[[object], object]] = {
+_READERS: Dict[str, Reader] = {
     "image": _image,
     "runtime": one_of(*RUNTIMES),
     "options": _texts,

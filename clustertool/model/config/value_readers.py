@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from typing import Callable, Collection
+from typing import Any, Callable, Collection, Dict, Mapping, Type
+
+from clustertool.errors import ClustertoolError
+
+Reader = Callable[[object], object]
 
 
 def one_of(*allowed: str) -> Callable[[object], str]:
@@ -19,3 +23,21 @@ def nearest(name: object, known: Collection[str], lead: str = "known keys:") -> 
     """Name the known name that is most like it, as a question; else `lead` and all of them."""
     near = difflib.get_close_matches(str(name), known, 1)
     return f"did you mean {near[0]}?" if near else f"{lead} {', '.join(known)}"
+
+
+def read_values(
+    values: Mapping[str, object],
+    readers: Mapping[str, Reader],
+    error: Type[ClustertoolError],
+    place: Callable[[str], str],
+) -> Dict[str, Any]:
+    """Read the settings of one source by the readers of their names. Raises `error`. place: where the setting of a name is."""
+    found = {}
+    for name, value in values.items():
+        if name not in readers:
+            raise error(f"{place(str(name))} {value!r}: this key is not known", nearest(name, readers))
+        try:
+            found[name] = readers[name](value)
+        except ValueError as right:
+            raise error(f"{place(name)} {value!r} is not right", f"{name} is {right}") from None
+    return found

@@ -7,12 +7,12 @@ added. "" and None mean: not given.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Type, TypeVar
 
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.config.hosts import Host, read_hosts
-from clustertool.model.config.value_readers import nearest
+from clustertool.model.config.value_readers import Reader, read_values
 from clustertool.model.hints import PROGRAM
 from clustertool.model.quantities import whole
 from clustertool.model.slurm.slurm_times import as_limit
@@ -184,8 +184,12 @@ class SlurmSettings:
         return self.nodes or 1
 
 
-_FIELDS = {each.name: each for each in fields(SlurmSettings)}
-SETTINGS = tuple(_FIELDS)
+def _or_default(each: Field[Any]) -> Reader:
+    """Create the reader of a field, for which None and "" are not given."""
+    return lambda value: each.default if value is None or value == "" else each.metadata["read"](value)
+
+
+_READERS = {each.name: _or_default(each) for each in fields(SlurmSettings)}
 
 
 def read_settings(
@@ -210,17 +214,6 @@ def read_settings(
 
 
 def _read(values: Mapping[str, object], error: Type[ClustertoolError], place: Callable[[str], str]) -> Dict[str, Any]:
-    found = {}
-    for name, value in values.items():
-        if name not in _FIELDS:
-            raise error(f"{place(str(name))} {value!r}: this key is not known", nearest(name, SETTINGS))
-        if name == "login" and error is not ConfigError:
-            raise error(f"{place(name)} {value!r} is not possible", "login is a key of SLURM in conf.py")
-        if value is None or value == "":
-            found[name] = _FIELDS[name].default
-            continue
-        try:
-            found[name] = _FIELDS[name].metadata["read"](value)
-        except ValueError as right:
-            raise error(f"{place(name)} {value!r} is not right", f"{name} is {right}") from None
-    return found
+    if "login" in values and error is not ConfigError:
+        raise error(f"{place('login')} {values['login']!r} is not possible", "login is a key of SLURM in conf.py")
+    return read_values(values, _READERS, error, place)
