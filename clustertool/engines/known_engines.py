@@ -91,7 +91,7 @@ register(
         "clustertool.engines.ssh.ssh_engine:SshEngine",
         "clustertool.engines.ssh.ssh_start:SshStart",
         Capabilities(needs_hosts=True, queues=False, sends_workspace=False, live_channels=True, elastic=True),
-        growth="clustertool.engines.elastic.members:Growth",
+        growth="clustertool.engines.elastic.elastic_members:Growth",
     )
 )
 

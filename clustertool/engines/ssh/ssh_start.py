@@ -10,7 +10,7 @@ from clustertool.engines import earlier_work, preflight
 from clustertool.engines.base import Engine, Starter, Submission, Submitted
 from clustertool.engines.caller import nothing_left, pause
 from clustertool.engines.elastic import elastic_plan
-from clustertool.engines.elastic.members import HostMember, MemberStart, join_file, members, of_member
+from clustertool.engines.elastic.elastic_members import HostMember, MemberStart, join_file, members, of_member
 from clustertool.engines.image_distribution import ImageDistribution
 from clustertool.engines.job_request import Kinds, RunRequest, check_ranks, make_plan, start_again
 from clustertool.engines.preflight import Examined
