@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from clustertool.model.config.folded_names import grouped
 from clustertool.model.job.attempts import ProcessStatus
-from clustertool.model.job.outcome import Failure, Key, Outcome, alike, same_error
+from clustertool.model.job.outcome import Key, Outcome, RankExit, alike, same_error
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState
 from clustertool.model.wire.event_types import Event
@@ -27,8 +27,8 @@ class FailureNews:
     """
 
     t: float
-    failures: Sequence[Failure]
-    like: Failure | None
+    failures: Sequence[RankExit]
+    like: RankExit | None
     followed: bool = False
 
 
@@ -99,17 +99,17 @@ class Failures:
     behind it, so that a cause is printed before its consequences.
     """
 
-    _waiting: list[tuple[float, Failure]] = field(default_factory=list)
+    _waiting: list[tuple[float, RankExit]] = field(default_factory=list)
     _behind: list[News] = field(default_factory=list)
     # In the order in which the coordinator knew them, with the attempt.
     _first: list[tuple[Key, int]] = field(default_factory=list)
     _why: EventNews | None = None
     _reported: set[tuple[Key, int]] = field(default_factory=set)
-    _leaders: dict[tuple[object, ...], Failure] = field(default_factory=dict)  # error -> the first that was printed
+    _leaders: dict[tuple[object, ...], RankExit] = field(default_factory=dict)  # error -> the first that was printed
     _causes: set[int] = field(default_factory=set)  # attempts of which a failure is known that has a cause of its own
     _due: float | None = None
 
-    def fail(self, failure: Failure, t: float, now: float) -> None:
+    def fail(self, failure: RankExit, t: float, now: float) -> None:
         """Add the failure of a process at `t` to those that wait, unless it has been reported."""
         if _process_attempt(failure) not in self._reported:
             self._waiting.append((t, failure))
@@ -164,12 +164,12 @@ class Failures:
     def _hold(self, due: float) -> None:
         self._due = due if self._due is None else min(self._due, due)
 
-    def _report(self, group: list[Failure], t: float, followed: bool) -> FailureNews:
+    def _report(self, group: list[RankExit], t: float, followed: bool) -> FailureNews:
         before = self._leaders.setdefault(same_error(group[0]), group[0])
         return FailureNews(t, group, None if before is group[0] else before, followed)
 
 
-def _process_attempt(failure: Failure) -> tuple[Key, int]:
+def _process_attempt(failure: RankExit) -> tuple[Key, int]:
     return (failure.role, failure.rank), failure.attempt
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.model.wire.coordinator_messages import RankExit
+from clustertool.model.job.outcome import RankExit
 from clustertool.node.supervisor import rank_error
 from clustertool.node.supervisor.coordinator import job_decisions as l
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from clustertool.model.job.outcome import Failure, failed
+from clustertool.model.job.outcome import RankExit, failed
 from clustertool.model.planning.ports import LOWEST_PORT
 from clustertool.show.job_text import news_text
 from clustertool.watch.news import EventNews
@@ -13,7 +13,7 @@ from tests.cli import REPO
 PAGE = (REPO / "docs/troubleshooting.md").read_text()
 SOURCES = "\n".join(path.read_text() for path in sorted((REPO / "clustertool").rglob("*.py")))
 MADE = [  # of several parts
-    failed([Failure("trainer", 0, "n1", 0, 9, "out of memory: the kernel killed it (oom_kill in /sys)")]),
+    failed([RankExit("trainer", 0, 0, 9, note="out of memory: the kernel killed it (oom_kill in /sys)", node="n1")]),
     news_text(EventNews(0.0, "n1", {"type": "lost", "t": 0.0, "node": 1, "why": "no heartbeat for 10 s", "ranks": []})),
     "the disk of /home is full",
 ]

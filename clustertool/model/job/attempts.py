@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 from clustertool.model.elastic.membership import EpochChange
-from clustertool.model.job.outcome import Failure, Key
+from clustertool.model.job.outcome import Key, RankExit
 from clustertool.model.job.state_names import RankState
 
 _SHOWN = "role rank node local_rank endpoint log state pid since code signal stopped attempt error epoch step output"
@@ -20,7 +20,7 @@ class Life:
         self.listens = ""  # at another address, and where
         self.guarded = False  # its supervisor was lost, and the guard ended it
         self.states: List[Tuple[float, RankState]] = []  # and since when
-        self.consequence = self.timed_out = False  # see Failure
+        self.consequence = self.timed_out = False  # see RankExit
         self.cpu = 0.0  # seconds, at its end
         self.memory = 0.0  # bytes at most, at its end
 
@@ -48,18 +48,20 @@ class ProcessStatus:
     def key(self) -> Key:
         return self.role, self.rank
 
-    def failure(self, node: str = "") -> Failure:
+    def failure(self, node: str = "") -> RankExit:
         """Describe the failure of the process. node: the name of its node."""
-        how = (
+        return RankExit(
+            self.role,
+            self.rank,
             self.code or 0,
             self.signal,
-            self.note,
-            self.error,
-            self.attempt,
-            self.life.consequence,
-            self.life.timed_out,
+            note=self.note,
+            error=self.error,
+            consequence=self.life.consequence,
+            timed_out=self.life.timed_out,
+            node=node,
+            attempt=self.attempt,
         )
-        return Failure(self.role, self.rank, node, *how)
 
     @property
     def stopped(self) -> bool:

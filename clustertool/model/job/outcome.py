@@ -13,6 +13,8 @@ from clustertool.model.shape import Annotated, to_plain
 
 Key = Tuple[str, int]
 _Keys = Annotated[Tuple[f.RankKey, ...], 100_000]
+MESSAGE_FIELDS = 11  # the first ones of RankExit
+_REQUESTED = (129, 130, 143)  # by SIGHUP, SIGINT and SIGTERM
 COORDINATOR_NODE = 0  # the index of the coordinator's node in a job that is not elastic, see model/planning/requests.py
 
 SIGNALS = {
@@ -105,29 +107,52 @@ def some(names: Sequence[str], last: str = "and") -> str:
     return f" {last} ".join([*([", ".join(shown[:-1])] if shown[1:] else []), *shown[-1:]])
 
 
-class Failure(NamedTuple):
-    """A process that failed by itself.
+class RankExit(NamedTuple):
+    """How a rank ended. The supervisor makes it when it reaps the rank; the message and the event `exited` have its fields.
+
+    by_launcher: mpirun has ended it. The event has this as `stopped`. of_runtime: the runtime of its container could not
+    start it, so the code is that of the runtime.
 
     `error` is a number made of the exception that its program recorded, else of the last line of its log: equal lines, equal
-    numbers.
+    numbers. `consequence`: this line is about a lost connection, store or collective, so another failure may be the cause.
+    `timed_out`: it is about a collective that has waited for the other process until its time ran out.
 
-    `consequence`: this line is about a lost connection, store or collective, so another failure may be the cause. `timed_out`:
-    it is about a collective that has waited for the other process until its time ran out.
+    node: the name of its node, for sentences. The message has neither this nor the attempt: see MESSAGE_FIELDS.
     """
 
     role: str
     rank: int
-    node: str
     code: int
     signal: int = 0
+    stopped: bool = False
     note: str = ""
     error: int = 0
-    attempt: int = 0
     consequence: bool = False
+    by_launcher: bool = False
+    of_runtime: bool = False
     timed_out: bool = False
+    node: str = ""
+    attempt: int = 0
+
+    @property
+    def key(self) -> Key:
+        return (self.role, self.rank)
+
+    @property
+    def failed(self) -> bool:
+        return not self.ended_by_others and exit_code(self.code, self.signal) != 0
+
+    @property
+    def ended_by_others(self) -> bool:
+        return self.stopped or self.by_launcher
+
+    @property
+    def by_request(self) -> bool:
+        """Whether it ended as a process does that was asked to end: by such a signal, or by its exit code in a shell."""
+        return exit_code(self.code, self.signal) in _REQUESTED
 
 
-def same_error(failure: Failure) -> Tuple[object, ...]:
+def same_error(failure: RankExit) -> Tuple[object, ...]:
     """Compute what two failures with the same error have in common.
 
     After a signal the last line of the log is no error message. Notes of the same error may differ in numbers (ranks, ports),
@@ -137,13 +162,13 @@ def same_error(failure: Failure) -> Tuple[object, ...]:
     return failure.role, failure.code, failure.signal, error or failure.note, failure.attempt
 
 
-def alike(failures: Iterable[Failure], followed: bool = False) -> List[List[Failure]]:
+def alike(failures: Iterable[RankExit], followed: bool = False) -> List[List[RankExit]]:
     """Group failures by their error, in the order of the first failure of each group.
 
     Consequences of one kind are one group of each role if they follow a cause: a failure before them, or, with `followed`,
     an earlier one.
     """
-    groups: Dict[Tuple[object, ...], List[Failure]] = {}
+    groups: Dict[Tuple[object, ...], List[RankExit]] = {}
     for failure in failures:
         after = failure.consequence and followed
         followed = followed or not failure.consequence
@@ -153,20 +178,20 @@ def alike(failures: Iterable[Failure], followed: bool = False) -> List[List[Fail
     return list(groups.values())
 
 
-def sentences(groups: Sequence[Sequence[Failure]]) -> List[str]:
+def sentences(groups: Sequence[Sequence[RankExit]]) -> List[str]:
     """Make a sentence about each group, as alike() makes them."""
     cause = bool(groups) and not groups[0][0].consequence
     return [followers(group) if cause and group[0].consequence else failed(group) for group in groups]
 
 
-def followers(group: Sequence[Failure]) -> str:
+def followers(group: Sequence[RankExit]) -> str:
     """Make one sentence about failures that followed another one."""
     role, ranks = role_name(group[0].role), some([str(failure.rank) for failure in group])
     process = f"{role} {ranks} on {group[0].node}" if len(group) == 1 else f"{role}s {ranks}"
     return f"{process} failed after it ({'timed out in a collective' if group[0].timed_out else 'connection lost'})"
 
 
-def failed(group: Sequence[Failure]) -> str:
+def failed(group: Sequence[RankExit]) -> str:
     """Describe failures with the same error in one sentence."""
     first, name = group[0], role_name(group[0].role)
     how = describe_exit(first.code, first.signal, first.note)

@@ -17,10 +17,9 @@ acknowledged. Unknown fields are ignored.
 
 from __future__ import annotations
 
-from typing import Dict, List, Literal, Mapping, NamedTuple, Optional, Tuple, TypedDict, Union
+from typing import Dict, List, Literal, Mapping, NamedTuple, Optional, Sequence, Tuple, TypedDict, Union
 
 from clustertool.model import field_types as f
-from clustertool.model.job.outcome import Key, exit_code
 from clustertool.model.shape import read
 
 _OF_ONE_ATTEMPT = ("start", "stop", "launch", "release")
@@ -32,38 +31,6 @@ class Incarnation(NamedTuple):
     boot: f.Label
     pid: int
     start: int  # clock ticks since the boot
-
-
-class RankExit(NamedTuple):
-    """How a rank ended; these are also fields of the event `exited`. `error`, `consequence`, `timed_out`: see outcome.Failure.
-
-    by_launcher: mpirun has ended it. The event has this as `stopped`. of_runtime: the runtime of its container could not
-    start it, so the code is that of the runtime.
-    """
-
-    role: str
-    rank: int
-    code: int
-    signal: int = 0
-    stopped: bool = False
-    note: str = ""
-    error: int = 0
-    consequence: bool = False
-    by_launcher: bool = False
-    of_runtime: bool = False
-    timed_out: bool = False
-
-    @property
-    def key(self) -> Key:
-        return (self.role, self.rank)
-
-    @property
-    def failed(self) -> bool:
-        return not self.ended_by_others and exit_code(self.code, self.signal) != 0
-
-    @property
-    def ended_by_others(self) -> bool:
-        return self.stopped or self.by_launcher
 
 
 # role, rank, epoch, step, seconds since the last output
@@ -117,7 +84,7 @@ class ListeningMessage(Envelope):
 
 class ExitedMessage(Envelope):
     type: Literal["exited"]
-    exits: List[RankExit]  # what one supervisor reaped in one go
+    exits: Sequence[Tuple[object, ...]]  # what one supervisor reaped in one go: the first MESSAGE_FIELDS of each RankExit
 
 
 class QuietMessage(Envelope):

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple, Union
 
 from clustertool.errors import ClustertoolError, NotFound, PreflightError, UsageError, as_wire
-from clustertool.model.job.outcome import Outcome
+from clustertool.model.job.outcome import Key, Outcome, RankExit
 from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import OURS
 from clustertool.model.wire.frames import Decoder, FrameError, Header, head
@@ -23,8 +23,6 @@ from clustertool.node.storage import files
 from clustertool.node.system import users
 
 if TYPE_CHECKING:
-    from clustertool.model.job.outcome import Key
-    from clustertool.model.wire.coordinator_messages import RankExit
     from clustertool.model.wire.spec_types import Spec
     from clustertool.model.wire.supervisor_messages import (
         Accepted,
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
         SupervisorRequest,
     )
     from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink
-    from clustertool.node.supervisor.rank_table import LocalRank, RankEnd, RankTable
+    from clustertool.node.supervisor.rank_table import LocalRank, RankTable
 
 _NAME = f"{OURS}/control"
 _MOST = 32  # connections
@@ -316,11 +314,11 @@ class LauncherRequests:
         answer: ProcessEnd = {"type": "process-end", "code": exit.code, "signal": exit.signal}
         self._control.resolve((request, *exit.key), answer)
 
-    def may_have_ended(self, rank: LocalRank, ended: RankEnd) -> bool:
+    def may_have_ended(self, rank: LocalRank, exit: RankExit) -> bool:
         """Check whether mpirun may have ended a rank, which becomes known a moment later."""
         if not self._ranks.launched.starts(rank.key[0]) or self.has_ended(rank):
             return False
-        return LaunchedRanks.may_be_ended(ended.code, ended.killed) and time.monotonic() - ended.at <= NOTICE
+        return LaunchedRanks.may_be_ended(exit.code, exit.signal) and time.monotonic() - rank.ended_at <= NOTICE
 
     def has_ended(self, rank: LocalRank) -> bool:
         """Check whether mpirun has ended a rank: its wrapper got the signal as well, or is gone."""

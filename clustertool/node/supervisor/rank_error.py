@@ -164,7 +164,7 @@ def shown_exception(error: LoggedError, secrets: Iterable[str]) -> str:
 
 
 def classify(error: LoggedError) -> Tuple[int, bool, bool]:
-    """Return a number for an error, 0 for an empty one, and Failure.consequence and Failure.timed_out.
+    """Return a number for an error, 0 for an empty one, and RankExit.consequence and RankExit.timed_out.
 
     Lines that differ in digits only have the same number.
     """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Dict, FrozenSet, Iterator, List, NamedTup
 
 from clustertool.errors import NotFound
 from clustertool.model.container.container_command import Surroundings
-from clustertool.model.job.outcome import Key, Outcome, exit_code
+from clustertool.model.job.outcome import Key, Outcome, RankExit
 from clustertool.model.job.start_error import NOT_EXECUTABLE
 from clustertool.model.job.state_names import RankState
 from clustertool.model.paths import JobPaths
@@ -27,7 +27,6 @@ from clustertool.node.supervisor.log_keeper import LogKeeper
 from clustertool.node.system import pressure, processes
 
 if TYPE_CHECKING:
-    from clustertool.model.wire.coordinator_messages import RankExit
     from clustertool.model.wire.spec_types import Spec, SpecProcess
     from clustertool.model.wire.supervisor_messages import LiveRank, LiveStatus, RankEnvironment
 
@@ -35,7 +34,6 @@ OtherAddress = Tuple[Key, str, str]  # of which pserver, where it listens, its e
 
 # Seconds between two searches for pservers that listen on another address; they may yet open the right port.
 _CHECK_EVERY = 3.0
-_REQUESTED = tuple(exit_code(0, number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
 _SIGNALLED = 128
 _GROWTH_EVERY = 0.5  # seconds between two records of how a log grew
 
@@ -110,33 +108,6 @@ class Running(NamedTuple):
     log_size: int
 
 
-class RankEnd(NamedTuple):
-    """How a rank ended. status: as wait4() returns it. at: when it was reaped, by the monotonic clock.
-
-    cpu: seconds. memory: the most that it used, in bytes.
-    """
-
-    pid: int
-    status: int
-    at: float
-    cpu: float
-    memory: int
-
-    @property
-    def killed(self) -> int:
-        """The signal that ended it, or 0."""
-        return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else 0
-
-    @property
-    def code(self) -> int:
-        return 0 if self.killed else os.WEXITSTATUS(self.status)
-
-    @property
-    def by_request(self) -> bool:
-        """Whether it ended as a process does that was asked to end: by such a signal, or by its exit code in a shell."""
-        return exit_code(self.code, self.killed) in _REQUESTED
-
-
 class LocalRank:
     """One rank of this node, running or ended."""
 
@@ -146,7 +117,9 @@ class LocalRank:
         self.attempt = 0
         self.pid = 0
         self.exit: Optional[RankExit] = None  # of this attempt
-        self.early: Optional[RankEnd] = None  # it has ended, and is not judged yet: see Supervisor
+        self.early: Optional[RankExit] = None  # it has ended, and is not judged yet: see Supervisor
+        self.ended_pid, self.ended_at = 0, 0.0  # when it was reaped, by the monotonic clock
+        self.cpu, self.memory = 0.0, 0  # seconds, and the most that it used in bytes, at its end
         self.log = -1
         self.log_name = spec["log"]
         self.log_size = -1
@@ -160,17 +133,20 @@ class LocalRank:
         """The pid of its program: in a container another one than `pid`, which is that of the runtime's client."""
         return self.container.main.pid if self.container and self.container.main else self.pid
 
-    def end(self, status: int, used: resource.struct_rusage) -> RankEnd:
-        """Describe how it ended, when it is reaped.
+    def end(self, status: int, used: resource.struct_rusage) -> RankExit:
+        """Note the end of a rank that is reaped, and return it as it is known before it is judged.
 
-        A container's client exits with 128 + n where signal n ended the program.
+        status: as wait4() returns it. A container's client exits with 128 + n where signal n ended the program.
         """
-        cpu, memory = round(used.ru_utime + used.ru_stime, 2), used.ru_maxrss << 10
+        self.ended_pid, self.ended_at = self.pid, time.monotonic()
+        self.cpu, self.memory = round(used.ru_utime + used.ru_stime, 2), used.ru_maxrss << 10
+        killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        code = 0 if killed else os.WEXITSTATUS(status)
         if self.container is not None:
-            cpu, memory = self.container.cpu, self.container.memory
-            number = os.WEXITSTATUS(status) - _SIGNALLED if os.WIFEXITED(status) else 0
-            status = number if 0 < number < signal.NSIG else status
-        return RankEnd(self.pid, status, time.monotonic(), cpu, memory)
+            self.cpu, self.memory = self.container.cpu, self.container.memory
+            if 0 < code - _SIGNALLED < signal.NSIG:
+                code, killed = 0, code - _SIGNALLED
+        return RankExit(*self.key, code, killed)
 
     def sample(self) -> bool:
         """Measure it. Return whether its program in a container was stopped or continued."""
@@ -225,7 +201,7 @@ class RankTable:
     def of_role(self, role: str) -> Iterator[LocalRank]:
         return (rank for rank in self._ranks if rank.key[0] == role)
 
-    def early(self) -> List[Tuple[LocalRank, RankEnd]]:
+    def early(self) -> List[Tuple[LocalRank, RankExit]]:
         """List those that have ended, and are not judged yet."""
         return [(rank, rank.early) for rank in self._ranks if rank.early is not None]
 

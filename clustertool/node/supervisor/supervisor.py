@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Dict, FrozenSet, List, NamedTuple, Optional, S
 
 from clustertool.errors import Interrupted, NotFound, PreflightError
 from clustertool.model.elastic.epochs import EpochEnd
-from clustertool.model.job.outcome import Key, Outcome, some
+from clustertool.model.job.outcome import MESSAGE_FIELDS, Key, Outcome, RankExit, some
 from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import OURS
 from clustertool.model.roles import MPI_DAEMON
 from clustertool.model.shape import read
 from clustertool.model.wire import record_lines
-from clustertool.model.wire.coordinator_messages import Incarnation, RankExit, is_outdated
+from clustertool.model.wire.coordinator_messages import Incarnation, is_outdated
 from clustertool.node.container.rank_containers import helpers
 from clustertool.node.devices import locks
 from clustertool.node.jobs.descendants import Descendants
@@ -45,7 +45,7 @@ from clustertool.node.supervisor.coordinator.coordinator_link import (
 from clustertool.node.supervisor.coordinator.coordinator_server import CoordinatorServer
 from clustertool.node.supervisor.guard import GuardKeeper
 from clustertool.node.supervisor.node_monitor import NodeMonitor
-from clustertool.node.supervisor.rank_table import LocalRank, PendingServer, RankEnd, RankTable
+from clustertool.node.supervisor.rank_table import LocalRank, PendingServer, RankTable
 from clustertool.node.system import processes
 from clustertool.node.system.child_signals import EndRequest, Signals, changed_children
 from clustertool.node.system.tls_link import wait_for
@@ -481,7 +481,8 @@ class Supervisor:
         if any(exit.failed for exit in exits):  # it cannot have started, or found its files
             self._check_records(samples=1)
         if exits:
-            self.link.post({"type": "exited", "exits": exits, "attempt": self.attempt})
+            sent = [exit[:MESSAGE_FIELDS] for exit in exits]
+            self.link.post({"type": "exited", "exits": sent, "attempt": self.attempt})
 
     def _reap(self) -> None:
         """Reap ranks, orphans and the guard in one waitpid loop. What is reaped in one turn is reported in one message."""
@@ -511,19 +512,19 @@ class Supervisor:
             return []
         if rank.container is not None and rank.container.find():
             self._record_start(rank)
-        ended = rank.end(status, used)
+        exit = rank.end(status, used)
         self.ranks.reaped(rank)
         self.ranks.servers.pending.pop(rank.key, None)
-        if self.shutdown is None and self._is_early(rank, ended):
-            rank.early = ended
+        if self.shutdown is None and self._is_early(rank, exit):
+            rank.early = exit
             return []
-        return [self._ended(rank, ended)]
+        return [self._judge(rank, exit)]
 
-    def _is_early(self, rank: LocalRank, ended: RankEnd) -> bool:
+    def _is_early(self, rank: LocalRank, exit: RankExit) -> bool:
         """Check whether a rank may have been ended by an engine, or by mpirun, which becomes known a moment later."""
-        if self._ends_from_outside and ended.by_request:
-            return time.monotonic() - ended.at <= _OUTSIDE
-        return self.mpirun.may_have_ended(rank, ended)
+        if self._ends_from_outside and exit.by_request:
+            return time.monotonic() - rank.ended_at <= _OUTSIDE
+        return self.mpirun.may_have_ended(rank, exit)
 
     def _early_exits(self) -> List[RankExit]:
         """Judge ranks that ended as if they were stopped: they were, if the job is stopped within _OUTSIDE seconds.
@@ -532,33 +533,32 @@ class Supervisor:
         This process may read its own a moment later.
         """
         stops = self.shutdown is not None
-        due = [(rank, end) for rank, end in self.ranks.early() if stops or not self._is_early(rank, end)]
+        due = [(rank, exit) for rank, exit in self.ranks.early() if stops or not self._is_early(rank, exit)]
         for rank, _ in due:
             rank.early = None
-        return [self._ended(rank, end) for rank, end in due]
+        return [self._judge(rank, exit) for rank, exit in due]
 
-    def _ended(self, rank: LocalRank, ended: RankEnd) -> RankExit:
-        role, number = rank.key
-        pid, killed, code = ended.pid, ended.killed, ended.code
-        stopped = self.shutdown is not None and self.shutdown.stopped(pid, code, killed)
+    def _judge(self, rank: LocalRank, exit: RankExit) -> RankExit:
+        """Decide whether a rank ended by itself, was stopped, or was ended by mpirun; record it with the cause of a failure."""
+        stopped = self.shutdown is not None and self.shutdown.stopped(rank.ended_pid, exit.code, exit.signal)
         if self.shutdown is not None and self._ends_from_outside:
-            stopped = stopped or ended.by_request
+            stopped = stopped or exit.by_request
         if self.link.lease is not None and self.link.lease.ended:
-            stopped = stopped or killed == signal.SIGKILL
-        by_launcher = bool(code or killed) and not stopped and self.mpirun.has_ended(rank)
-        exit = RankExit(role, number, code, killed, stopped, by_launcher=by_launcher)
+            stopped = stopped or exit.signal == signal.SIGKILL
+        by_launcher = bool(exit.code or exit.signal) and not stopped and self.mpirun.has_ended(rank)
+        exit = exit._replace(stopped=stopped, by_launcher=by_launcher)
         if exit.failed:
             disk = f"the disk of {self.spec['root']} is full" if self.monitor.disk_is_full() else ""
             exit = self.ranks.with_reason(rank, exit, disk)
-        self._record_exit(rank, exit, cpu=ended.cpu, memory=ended.memory)
+        self._record_exit(rank, exit, cpu=rank.cpu, memory=rank.memory)
         self.mpirun.answer_wrapper(rank.key)
         return exit
 
     def _record_exit(self, rank: LocalRank, exit: RankExit, **usage: float) -> RankExit:
         rank.exit = exit
-        fields = {**exit._asdict(), "stopped": exit.ended_by_others}
-        del fields["by_launcher"], fields["of_runtime"]
-        self.record("exited", **fields, attempt=self.attempt, **usage)
+        fields = {**exit._asdict(), "stopped": exit.ended_by_others, "attempt": self.attempt}
+        del fields["by_launcher"], fields["of_runtime"], fields["node"]
+        self.record("exited", **fields, **usage)
         return exit
 
     def _report_listeners(self) -> None:

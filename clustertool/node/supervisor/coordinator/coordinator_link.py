@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Set, Tuple
 from clustertool.errors import UsageError
 from clustertool.model.elastic.epochs import EpochEnd
 from clustertool.model.elastic.lease import Lease
-from clustertool.model.job.outcome import Key, Outcome, describe_coordinator
+from clustertool.model.job.outcome import Key, Outcome, RankExit, describe_coordinator
 from clustertool.model.job.state_names import JobState
 from clustertool.model.wire.coordinator_messages import Incarnation, is_of_earlier_epoch, read_incarnation
 from clustertool.model.wire.frames import Header
@@ -23,7 +23,7 @@ from clustertool.node.system.tls_link import TIMED_OUT, Mailbox, TlsLink, beat, 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
-    from clustertool.model.wire.coordinator_messages import MemberMessage, Order, RankExit
+    from clustertool.model.wire.coordinator_messages import MemberMessage, Order
     from clustertool.model.wire.spec_types import Spec
     from clustertool.node.supervisor.node_monitor import Reached
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Iterator, List
 from clustertool.errors import PreflightError
 from clustertool.model.elastic.epochs import EpochEnd
 from clustertool.model.elastic.lease import ends_by
-from clustertool.model.job.outcome import Key, Outcome, describe_coordinator, some
+from clustertool.model.job.outcome import Key, Outcome, RankExit, describe_coordinator, some
 from clustertool.model.job.state_names import JobState
 from clustertool.model.roles import MPI_DAEMON
-from clustertool.model.wire.coordinator_messages import Incarnation, RankExit, is_of_earlier_epoch, read_incarnation
+from clustertool.model.wire.coordinator_messages import Incarnation, is_of_earlier_epoch, read_incarnation
 from clustertool.model.wire.frames import Header
 from clustertool.node.supervisor.allocation import Allocation
 from clustertool.node.supervisor.coordinator import epoch_decisions, job_decisions

@@ -22,10 +22,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence, Tuple, Union
 
 from clustertool.model.elastic.epochs import suspect
-from clustertool.model.job.outcome import Outcome, exit_code, some
+from clustertool.model.job.outcome import Outcome, RankExit, exit_code, some
 from clustertool.model.job.state_names import JobState
 from clustertool.model.roles import role_name
-from clustertool.model.wire.coordinator_messages import RankExit
 from clustertool.node.supervisor.coordinator import job_decisions
 from clustertool.node.supervisor.coordinator.job_decisions import (
     Absent,

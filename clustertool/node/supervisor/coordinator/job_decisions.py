@@ -34,11 +34,10 @@ from __future__ import annotations
 import signal
 from typing import Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple, Union
 
-from clustertool.model.job.outcome import Failure, Key, Outcome, alike, exit_code, sentences, some
+from clustertool.model.job.outcome import Key, Outcome, RankExit, alike, exit_code, sentences, some
 from clustertool.model.job.start_error import NOT_EXECUTABLE, NOT_FOUND
 from clustertool.model.job.state_names import JobState
 from clustertool.model.roles import LAUNCHERS, MPI_DAEMON, MPIRUN, role_name
-from clustertool.model.wire.coordinator_messages import RankExit
 
 _NAMED = 3  # different errors in a reason
 _NOT_STARTED = (NOT_EXECUTABLE, NOT_FOUND)
@@ -394,12 +393,7 @@ def blamed(state: State) -> Tuple[int, ...]:
 def reason(state: State) -> str:
     """List all failures, the first one first; those with the same error in one sentence, and those that followed in another."""
     place, names = state.shape.node_of, state.shape.names
-    groups = alike(
-        Failure(exit.role, exit.rank, names[place[exit.key]], exit.code, exit.signal, exit.note, exit.error)._replace(
-            consequence=exit.consequence, timed_out=exit.timed_out
-        )
-        for exit in state.culprits
-    )
+    groups = alike(exit._replace(node=names[place[exit.key]]) for exit in state.culprits)
     more = sum(map(len, groups[_NAMED:]))
     return "; ".join([*sentences(groups[:_NAMED]), *([f"{more} more failed"] if more else [])])
 
