@@ -1,6 +1,6 @@
 """One agent on a shared directory stands for the agents of all nodes whose records lie there: one client for each base.
 
-A base is the folder of a node below the shared ROOT_DIR (node/jobs/shared_records.py). The clients of all bases send their
+A base is the folder of a node below the shared ROOT_DIR (node/jobs/records.py). The clients of all bases send their
 requests over one connection, with the base in the header. Frames come back with the base. Those without one are about the
 connection, and go to every client.
 """

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from clustertool.node.jobs import remains
-from clustertool.node.jobs.orphan_record import OrphanRecord
+from clustertool.node.jobs.queries import OrphanRecord
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, Node, kill, until
 

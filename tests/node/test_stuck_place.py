@@ -14,7 +14,7 @@ import pytest
 from clustertool.errors import ClustertoolError, PreflightError
 from clustertool.node.join import child_task
 from clustertool.node.join.child_task import ChildTask, placing
-from clustertool.node.system.work_counter import step
+from clustertool.node.system.node_context import step
 from tests.node.harness import sample, until
 from tests.node.joining import JoinBench, Machine
 

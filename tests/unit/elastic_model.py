@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from clustertool.model.elastic import epochs, lease
-from clustertool.model.elastic.gathering import Gathering, Readiness
+from clustertool.model.elastic.epochs import Gathering, Readiness
 from clustertool.model.elastic.lease import Lease
 from clustertool.node.supervisor.coordinator import epoch_decisions as e
 from clustertool.node.supervisor.coordinator import job_decisions as l

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from clustertool.model.elastic import epochs
-from clustertool.model.elastic.gathering import Gathering, Readiness
+from clustertool.model.elastic.epochs import Gathering, Readiness
 from clustertool.model.elastic.lease import Lease, is_silent
 from clustertool.model.joining import store_rules as rules
 from clustertool.model.joining.store_rules import Standing, StoreContent, StoreRecord

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clustertool.errors import ClustertoolError, NodeLost, PortInUse, PreflightError, UsageError
-from clustertool.model.elastic.gathering import EpochBefore, Gathering, Readiness, pause
+from clustertool.model.elastic.epochs import EpochBefore, Gathering, Readiness, pause
 from clustertool.model.joining import join_decisions as d
 from clustertool.model.joining import join_events as e
 from clustertool.model.joining.join_offers import Offer

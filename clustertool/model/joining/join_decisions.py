@@ -48,7 +48,7 @@ from copy import copy
 from typing import Callable, Dict, FrozenSet, Mapping, NamedTuple, Optional, Set, Tuple
 
 from clustertool.errors import ClustertoolError, NodeLost, PortInUse, Several, UsageError, as_one, only
-from clustertool.model.elastic.gathering import Gathering, Readiness
+from clustertool.model.elastic.epochs import Gathering, Readiness
 from clustertool.model.job.outcome import some
 from clustertool.model.joining.join_events import (
     Abort,

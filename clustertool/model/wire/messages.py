@@ -5,7 +5,7 @@ answer is {"re": id, ...fields}, or {"re": id, "error": {kind, what, fix}}. {"re
 A request without an id gets no answer. Frames that are not answers: stream_messages.py.
 
 A request with "of_base" is about another node, whose records lie in a folder of a shared ROOT_DIR: see
-node/jobs/shared_records.py.
+node/jobs/records.py.
 
 STATUS({"job": job}) is a request whose answer is a StatusAnswer, also for the type checker. Answers come from machines on which
 programs of jobs run, so each one is checked by its type before other code uses it (answers.py).
@@ -107,7 +107,7 @@ LIST_FILES: Kind[r.JobRequest, a.FilesAnswer] = Kind(
 )
 ATTACHED: Kind[r.JobRequest, a.Answer] = Kind("attached", "jobs.stop_request:attached")
 SIGNAL: Kind[r.SignalRequest, a.Answer] = Kind("signal", "jobs.stop_request:signal_ranks")
-BASES: Kind[r.NoFields, a.BasesAnswer] = Kind("bases", "jobs.shared_records:list_bases")
+BASES: Kind[r.NoFields, a.BasesAnswer] = Kind("bases", "jobs.records:list_bases")
 STOP: Kind[r.StopRequest, a.StopAnswer] = Kind("stop", "jobs.stop_request:stop_jobs")
 CLEAN: Kind[r.CleanRequest, a.CleanAnswer] = Kind("clean", "jobs.clean:clean", long=True, of_records=True)
 RANK_SESSION: Kind[r.RankSessionRequest, a.RankSessionAnswer] = Kind("rank-session", "agent.rank_session:find")

@@ -21,9 +21,8 @@ from clustertool.errors import ClustertoolError, PreflightError, as_wire
 from clustertool.model.wire.frames import Decoder, Header, encode
 from clustertool.model.wire.messages import LOAD_IMAGE, PLACE, PULL_IMAGE, REQUESTS, SAVE_IMAGE, VERIFY, Kind
 from clustertool.node.storage import files
-from clustertool.node.system import mounts, on_demand, path_trust, processes
-from clustertool.node.system.node_context import NodeContext, PlacingContext
-from clustertool.node.system.work_counter import WorkCounter
+from clustertool.node.system import mounts, node_context, path_trust, processes
+from clustertool.node.system.node_context import NodeContext, PlacingContext, WorkCounter
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import Answer
@@ -48,7 +47,7 @@ AgentStart = NamedTuple(
 
 
 class BaseContext(NodeContext):
-    """The context of a request about another node: see node/jobs/shared_records.py."""
+    """The context of a request about another node: see node/jobs/records.py."""
 
     def __init__(self, agent: Agent, base: str) -> None:
         super().__init__(agent.root, agent.entry, base)
@@ -242,7 +241,7 @@ class Agent(PlacingContext):
 def relay(agent: Agent, request: RelayRequest) -> Answer:
     """Take part in a dispatch. The relay's messages come as frames of their own."""
     unrelay(agent, {})
-    agent.relay = on_demand.named("dispatch.relay_process:RelayProcess")(request, agent.root)
+    agent.relay = node_context.load_on_demand("dispatch.relay_process:RelayProcess")(request, agent.root)
     return {}
 
 
@@ -256,7 +255,7 @@ def unrelay(agent: Agent, request: NoFields) -> Answer:
 
 def _handler(kind: Kind[Any, Any]) -> Callable[[NodeContext, Header], Dict[str, object]]:
     """Import the function for a request."""
-    return cast("Callable[[NodeContext, Header], Dict[str, object]]", on_demand.named(kind.handler))
+    return cast("Callable[[NodeContext, Header], Dict[str, object]]", node_context.load_on_demand(kind.handler))
 
 
 def main(hello: bytes, end: Callable[[], None], safe: Callable[[str], None], complete: Callable[[str], bool]) -> None:

@@ -13,7 +13,7 @@ from typing import BinaryIO, Callable, Optional, Sequence, Tuple
 
 from clustertool.errors import DispatchError
 from clustertool.node.system import processes
-from clustertool.node.system.work_counter import step
+from clustertool.node.system.node_context import step
 
 _SLICE = 0.1  # seconds between two calls of `check`
 _BEAT = 1.0  # seconds between two reports of progress

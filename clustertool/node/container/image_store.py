@@ -32,8 +32,7 @@ from clustertool.node.container.image_program import require_wanted, run
 from clustertool.node.storage import files
 from clustertool.node.storage.release_store import Store, remove, unpack, writing
 from clustertool.node.system import programs
-from clustertool.node.system.node_context import NodeContext
-from clustertool.node.system.work_counter import step
+from clustertool.node.system.node_context import NodeContext, step
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import ImageAnswer, SavedImageAnswer

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
 from clustertool.errors import ClustertoolError, NotFound
 from clustertool.model.paths import OURS
 from clustertool.node.jobs import ledger, queries
-from clustertool.node.jobs.records import Record
-from clustertool.node.jobs.shared_records import require_ended
+from clustertool.node.jobs.records import Record, require_ended
 from clustertool.node.jobs.stop_request import lives, remove_containers
 from clustertool.node.storage import files
 from clustertool.node.system import mounts
-from clustertool.node.system.node_context import NodeContext
-from clustertool.node.system.work_counter import step
+from clustertool.node.system.node_context import NodeContext, step
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import CleanAnswer

@@ -1,4 +1,7 @@
-"""This module tracks every living descendant of the supervisor and records each one on disk, for a stop without supervisor."""
+"""This module finds the processes of a job: the living descendants of its supervisor, and what a stop without it searches.
+
+The supervisor records each descendant on disk, for a stop without supervisor.
+"""
 
 from __future__ import annotations
 
@@ -126,3 +129,26 @@ def recorded(job: int) -> List[Process]:
             if len(fields) == 2 and all(field.isdigit() for field in fields):
                 found.append(Process(int(fields[0]), int(fields[1])))
     return found
+
+
+class JobSearch:
+    """A search for the processes of a job on a node: those that are known or have its marker, and their children.
+
+    `known`: processes of the job, alive or not; `mark`: its marker in their environment."""
+
+    def __init__(self, known: Iterable[Process], mark: str) -> None:
+        self.known = set(known)
+        self.mark = mark
+
+    def living(self) -> List[Process]:
+        """Find the processes that live. One that has ended since may have started others: search again.
+
+        A process that was found once stays known: its parent may be dead at the next search.
+        """
+        seeds = {*filter(processes.alive, self.known), *processes.marked(self.mark)}
+        found: Dict[int, Process] = {process.pid: process for process in seeds}
+        for process in seeds:
+            found.update((child.pid, child) for child in filter(processes.alive, processes.descendants(process.pid)))
+        found.pop(os.getpid(), None)
+        self.known.update(found.values())
+        return list(found.values())

@@ -24,8 +24,7 @@ from clustertool.node.jobs.rank_log import RankLog, last_lines, progress
 from clustertool.node.jobs.records import Record
 from clustertool.node.storage import files
 from clustertool.node.system import processes
-from clustertool.node.system.node_context import NodeContext
-from clustertool.node.system.work_counter import step
+from clustertool.node.system.node_context import NodeContext, step
 
 if TYPE_CHECKING:
     from clustertool.model.field_types import RankOutput

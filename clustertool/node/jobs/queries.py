@@ -7,26 +7,93 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Dict, List, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Tuple, cast
 
 from clustertool.errors import NotFound, PreflightError
 from clustertool.model.hints import PROGRAM
-from clustertool.model.job.node_status import EarlierRow, NodePart
+from clustertool.model.job.caretakers import CARETAKERS, CaretakerRecord
+from clustertool.model.job.node_status import EarlierRow, NodePart, NodeRecord
+from clustertool.model.job.outcome import Key as RankKey
 from clustertool.model.job.state_names import JobState
-from clustertool.node.jobs import remains
-from clustertool.node.jobs.orphan_record import OrphanRecord, of_record
-from clustertool.node.jobs.records import Record, find
-from clustertool.node.jobs.shared_records import find_shared
-from clustertool.node.storage import tree_copy
+from clustertool.model.quantities import whole
+from clustertool.node.jobs import descendants, remains
+from clustertool.node.jobs.records import Key, Record, find, find_shared
+from clustertool.node.jobs.remains import MOST, Remains
+from clustertool.node.storage import files, tree_copy
+from clustertool.node.system import processes
 from clustertool.node.system.node_context import NodeContext
+from clustertool.node.system.processes import Process
 
 if TYPE_CHECKING:
     from clustertool.model.wire import agent_answers as a
     from clustertool.model.wire import agent_requests as r
+    from clustertool.model.wire.event_types import JobHeader
 
 _EARLIER = 20  # jobs of one kind
 _FOREIGN = 100  # orphans below other ROOT_DIRs
 _FILES = 10  # names of one job
+
+
+def ranks_left(record: Record, part: NodePart, found: Mapping[str, Remains]) -> List[RankKey]:
+    """Return the ranks of which something lives on this node after supervisor and guard have ended. found: see living()."""
+    if isinstance(record, OrphanRecord):
+        return sorted(record.remains.ranks)
+    if not record.here or part.state in (JobState.RUNNING, JobState.STARTING):
+        return []
+    own = record.last()
+    key = record.key()
+    if own.clean or key is None or record.caretakers(own):
+        return []
+    if key.mark in found:
+        return sorted(found[key.mark].ranks)
+    if not record.process("supervisor", own) or not any(map(processes.alive, _recorded(record))):
+        return []
+    return sorted((str(one["role"]), int(one["rank"])) for one in record.header.get("processes", ()))
+
+
+def _recorded(record: Record) -> List[Process]:
+    with files.closing(files.open_job_dir(record.paths.dir)) as job:
+        return descendants.recorded(job)
+
+
+class OrphanRecord(Record):
+    """A job without a record, as its processes name it."""
+
+    def __init__(self, remains: Remains) -> None:
+        number = whole(remains.mark.partition("/")[2].partition("/")[0], 0, MOST) or 0
+        super().__init__(
+            remains.base, remains.job, cast("JobHeader", {"id": remains.job, "node": number, "created": 0.0})
+        )
+        self.remains = remains
+
+    def own(self) -> NodeRecord:
+        return NodeRecord()
+
+    def last(self) -> NodeRecord:
+        return NodeRecord()
+
+    def key(self) -> Key:
+        return Key(self.remains.mark, False)
+
+    def blank(self) -> bool:
+        return False
+
+    def supervised(self, own: Optional[NodeRecord] = None) -> bool:
+        """Return False: a supervisor that moves ends the job by itself, and no command reaches it."""
+        return False
+
+    def process(self, kind: str, own: Optional[CaretakerRecord] = None) -> Optional[Process]:
+        """Find a caretaker: a supervisor is the parent of a process of the job, guard and gauge are its children."""
+        parents = {getattr(processes.stat(process.pid), "parent", 0) for process in self.remains.processes}
+        heads = [pid for pid in parents if processes.named(pid)[0] == f"ct-{CARETAKERS[0]}"]
+        near = heads if kind == CARETAKERS[0] else [child for pid in heads for child in processes.children(pid)]
+        return next((processes.identify(pid) for pid in near if processes.named(pid)[0] == f"ct-{kind}"), None)
+
+    def unknown(self) -> str:
+        left = [process for process in self.remains.processes if processes.alive(process)]
+        if not left:
+            return ""
+        return f"{self.remains.dir} was removed, and processes of the job run: {len(left)}"
 
 
 def records(node: NodeContext, request: r.JobRequest) -> List[Record]:
@@ -147,7 +214,7 @@ def list_jobs(node: NodeContext, request: r.JobRequest) -> a.JobsAnswer:
     found: List[a.JobSummary] = []
     for record in [*records(node, request), *_orphans(node, request, living)]:
         part = _part(record)
-        found.append({**record.summary(part), "left": of_record(record, part, living)})
+        found.append({**record.summary(part), "left": ranks_left(record, part, living)})
     return {"jobs": found, "orphans": [(one.dir, len(one.processes)) for one in others[:_FOREIGN]]}
 
 

@@ -14,10 +14,10 @@ from clustertool.model.job.caretakers import CARETAKERS
 from clustertool.model.job.state_names import JobState, StopState
 from clustertool.model.rank_signals import FOR_RANKS
 from clustertool.node.jobs import descendants, queries, records, supervisor_client
-from clustertool.node.jobs.job_search import JobSearch
+from clustertool.node.jobs.descendants import JobSearch
 from clustertool.node.jobs.records import Record
 from clustertool.node.storage import files
-from clustertool.node.system import on_demand, processes
+from clustertool.node.system import node_context, processes
 from clustertool.node.system.node_context import NodeContext
 from clustertool.node.system.processes import Process
 
@@ -175,7 +175,7 @@ class _Left:
 
         No healthy job needs its modules, half of what a stop would import.
         """
-        made = cast("Type[Sweep]", on_demand.named("jobs.termination:Sweep"))
+        made = cast("Type[Sweep]", node_context.load_on_demand("jobs.termination:Sweep"))
         container = self.record.container() if self.key else None
         return made(self.search.known, self.search.mark, container, self.record.main_processes())
 

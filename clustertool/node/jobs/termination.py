@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Callable, Collection, Iterable, List, Mapping,
 
 from clustertool.node.container import container_removal
 from clustertool.node.container.rank_containers import LINGER, helpers
-from clustertool.node.jobs.descendants import Descendants
-from clustertool.node.jobs.job_search import JobSearch
+from clustertool.node.jobs.descendants import Descendants, JobSearch
 from clustertool.node.storage import session_folder
 from clustertool.node.system import processes
 from clustertool.node.system.processes import Process

@@ -12,8 +12,7 @@ from clustertool.node.jobs import ledger
 from clustertool.node.jobs.queries import record_of
 from clustertool.node.jobs.records import Record, bases
 from clustertool.node.storage.files import MARKER
-from clustertool.node.system.node_context import NodeContext
-from clustertool.node.system.work_counter import step
+from clustertool.node.system.node_context import NodeContext, step
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import SpansAnswer

@@ -27,8 +27,7 @@ from clustertool.node.probe.container_probe import read_runtime
 from clustertool.node.probe.probe import probe
 from clustertool.node.system import processes
 from clustertool.node.system.child_signals import END
-from clustertool.node.system.node_context import NodeContext, PlacingContext
-from clustertool.node.system.work_counter import WorkCounter
+from clustertool.node.system.node_context import NodeContext, PlacingContext, WorkCounter
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import ContainerAnswer

@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, FrozenSet, Optional, Tuple
 
 from clustertool.errors import NodeLost
-from clustertool.model.elastic.epochs import EpochEnd, former_leases, lost_leases
-from clustertool.model.elastic.gathering import EpochBefore, Gathering, pause
+from clustertool.model.elastic.epochs import EpochBefore, EpochEnd, Gathering, former_leases, lost_leases, pause
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState

@@ -19,8 +19,7 @@ from clustertool.errors import (
     singles,
 )
 from clustertool.model.dispatch import topology
-from clustertool.model.elastic.epochs import may_enter, next_number
-from clustertool.model.elastic.gathering import Gathering
+from clustertool.model.elastic.epochs import Gathering, may_enter, next_number
 from clustertool.model.facts import Facts
 from clustertool.model.finding import Seen
 from clustertool.model.joining import join_decisions as d

@@ -19,8 +19,7 @@ from clustertool.node.probe import job_environment
 from clustertool.node.probe.network_addresses import interfaces, nic_of
 from clustertool.node.storage import files
 from clustertool.node.system import mounts, path_trust, pressure, private_directory, processes, programs, users
-from clustertool.node.system.node_context import NodeContext
-from clustertool.node.system.work_counter import step
+from clustertool.node.system.node_context import NodeContext, step
 
 if TYPE_CHECKING:
     from clustertool.model.facts import Problem

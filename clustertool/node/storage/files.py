@@ -19,7 +19,7 @@ from clustertool.errors import NotFound, PreflightError, UsageError
 from clustertool.model.hints import PROGRAM
 from clustertool.model.paths import OURS
 from clustertool.node.system import mounts, path_trust
-from clustertool.node.system.work_counter import step
+from clustertool.node.system.node_context import step
 
 MARKER = "marker"
 _FICLONERANGE = 0x4020940D

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, List, Tuple
 
 from clustertool.errors import DispatchError, NotFound
 from clustertool.node.storage import files
-from clustertool.node.system.node_context import NodeContext
-from clustertool.node.system.work_counter import step
+from clustertool.node.system.node_context import NodeContext, step
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import ContentAnswer, FileAnswer, TreeAnswer

@@ -17,8 +17,7 @@ from clustertool.model.dispatch import manifest
 from clustertool.model.paths import OURS
 from clustertool.node.storage import files
 from clustertool.node.storage.release_store import Store, remove, within, writing
-from clustertool.node.system.node_context import NodeContext
-from clustertool.node.system.work_counter import step
+from clustertool.node.system.node_context import NodeContext, step
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import Answer, PatchAnswer, StagedAnswer

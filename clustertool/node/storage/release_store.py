@@ -26,7 +26,7 @@ from clustertool.model.hints import PROGRAM
 from clustertool.model.wire.frames import Sink
 from clustertool.node.storage import files, submissions
 from clustertool.node.system import mounts
-from clustertool.node.system.work_counter import step
+from clustertool.node.system.node_context import step
 
 _KEEP = 4  # releases, the newest included
 _UNUSED = 7 * 86400.0  # seconds in which a job may start ranks again

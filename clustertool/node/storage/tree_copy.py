@@ -9,7 +9,7 @@ import stat
 from typing import List, Sequence, Tuple
 
 from clustertool.node.storage import files
-from clustertool.node.system.work_counter import step
+from clustertool.node.system.node_context import step
 
 _CHUNK = 8 << 20
 # The kernel, or one of the two file systems, cannot copy in one call.

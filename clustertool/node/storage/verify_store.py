@@ -15,8 +15,7 @@ from clustertool.model import paths
 from clustertool.model.dispatch import manifest
 from clustertool.model.dispatch.manifest import Entry
 from clustertool.node.storage.release_store import Store, WrongPiece
-from clustertool.node.system.node_context import NodeContext
-from clustertool.node.system.work_counter import step
+from clustertool.node.system.node_context import NodeContext, step
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import VerifyAnswer

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Mapping, Sequen
 
 from clustertool.model.job import start_error
 from clustertool.model.wire.messages import PROGRAM
-from clustertool.node.system.node_context import NodeContext, PlacingContext
-from clustertool.node.system.work_counter import step
+from clustertool.node.system.node_context import NodeContext, PlacingContext, step
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import Answer, ProgramAnswer
