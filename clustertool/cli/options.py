@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -47,6 +49,38 @@ class Opt:
         """Its help with its default."""
         repeated = "; may be repeated" if self.default == MANY else ""
         return f"{self.help}{repeated}" + (f" (default: {self.usual})" if self.usual else "")
+
+
+_OPTION = re.compile(
+    r"(?:-(?P<short>\w) )?--(?P<name>[\w-]+)"
+    r"(?: (?P<value>[^\s([]+)(?:\((?P<choices>\S+)\)(?:=(?P<default>\w+))?)?(?:\[(?P<bare>\S+)\])?(?P<many> \*)?)?"
+    r"(?: @(?P<alias>\S+))?  (?P<help>.*?)(?: \(default: (?P<usual>.*)\))?"
+)
+
+
+def read_options(text: str) -> tuple[Opt, ...]:
+    """Read a table of options, one a line. A line without a dash is the heading of a group; an indented line continues one.
+
+    Output
+    -r --rank RANK,...  show the log of these trainers: 3, or 3,4, or all (default: 0)
+    --all-ranks  a flag: it has no value
+    --on-failure ACTION(abort|continue)=abort  all values, if they are few, and the value where the option is not given
+    --only HOST,... *  it may be given several times
+    --trainers ENDPOINT,... * @workers  another name of --workers
+    --resume JOB[NEWEST]  the value where none is written
+    """
+    group, found = Opt.group, list[Opt]()
+    for line in re.sub(r"\n +", " ", textwrap.dedent(text).strip()).splitlines():
+        if not line.startswith("-"):
+            group = line
+            continue
+        match = _OPTION.fullmatch(line)
+        assert match is not None, line
+        given = match.groupdict("")
+        choices, many, default = (given.pop(key) for key in ("choices", "many", "default"))
+        kind = MANY if many else default if given["value"] else FLAG
+        found.append(Opt(**given, default=kind, choices=tuple(filter(None, choices.split("|"))), group=group))
+    return tuple(found)
 
 
 @dataclass(frozen=True)

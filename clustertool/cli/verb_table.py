@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clustertool.cli.completion import SCRIPTS
-from clustertool.cli.options import FLAG, Opt, Positional, Verb
+from clustertool.cli.options import FLAG, Opt, Positional, Verb, read_options
 from clustertool.cli.shared_options import (
     COPIES,
     ENGINES,
@@ -135,19 +135,23 @@ VERBS = (
         "logs",
         "Print the log of any rank.",
         JOB,
-        Opt("rank", "ranks within the role: 3, or 3,4, or all", short="r", value="RANK,...", usual="0"),
+        *read_options("-r --rank RANK,...  ranks within the role: 3, or 3,4, or all (default: 0)"),
         ROLE,
-        Opt("all-ranks", "all ranks of all roles", FLAG),
-        Opt("host", "only ranks on this host", value="HOST"),
-        Opt("follow", "continue as the log grows", FLAG, short="f"),
-        Opt("tail", "only the last N lines", short="n", value="N", usual="all"),
-        Opt("since", "only lines that were written since then", value="DURATION|TIME"),
-        Opt("timestamps", "show when each line was written", FLAG),
-        Opt("grep", "only lines that match this regular expression", value="REGEX"),
-        Opt("raw", "exactly one rank's bytes, no prefix", FLAG),
-        Opt("attempt", "the log of the K-th restart", value="K", usual="the newest"),
-        Opt("files", "list all files in the job's log folder", FLAG),
-        Opt("file", "print this file (with --host if several nodes have it)", value="NAME"),
+        *read_options(
+            """
+            --all-ranks  all ranks of all roles
+            --host HOST  only ranks on this host
+            -f --follow  continue as the log grows
+            -n --tail N  only the last N lines (default: all)
+            --since DURATION|TIME  only lines that were written since then
+            --timestamps  show when each line was written
+            --grep REGEX  only lines that match this regular expression
+            --raw  exactly one rank's bytes, no prefix
+            --attempt K  the log of the K-th restart (default: the newest)
+            --files  list all files in the job's log folder
+            --file NAME  print this file (with --host if several nodes have it)
+            """
+        ),
         *PLACES,
         purpose=_WATCH,
         also="log tail output",
@@ -184,20 +188,14 @@ VERBS = (
         "Test all nodes and report every error that would break a job.",
         WORKSPACE,
         replace(IMAGE, help='check for jobs in containers of this image; "" for none', group=Opt.group),
-        Opt("bandwidth", "measure the bandwidth of each link", FLAG),
-        Opt(
-            "framework",
-            "test it on all devices and between all nodes, in the job's own environment",
-            value="NAME",
-            choices=("torch", "paddle"),
+        *read_options(
+            """
+            --bandwidth  measure the bandwidth of each link
+            --framework NAME(torch|paddle)  test it on all devices and between all nodes, in the job's own environment
+            --timeout DURATION  with --framework: time without progress after which it counts as blocked (default: 60s)
+            --deep  where an engine chooses the nodes: start a short program there, and check what it sees
+            """
         ),
-        Opt(
-            "timeout",
-            "with --framework: time without progress after which it counts as blocked",
-            value="DURATION",
-            usual="60s",
-        ),
-        Opt("deep", "where an engine chooses the nodes: start a short program there, and check what it sees", FLAG),
         *ENGINES,
         *NODES,
         purpose=_CLUSTER,
@@ -219,9 +217,13 @@ VERBS = (
         replace(
             JOB, help="only on the nodes of this job: its id, a unique prefix of it, or its name", usual="all nodes"
         ),
-        Opt("command", "what to run with the login shell of each node", short="c", value="COMMAND"),
-        Opt("timeout", "time to wait for each node", value="DURATION", usual="no limit"),
-        Opt("stream", "print each line when it comes, with the name of its node", FLAG),
+        *read_options(
+            """
+            -c --command COMMAND  what to run with the login shell of each node
+            --timeout DURATION  time to wait for each node (default: no limit)
+            --stream  print each line when it comes, with the name of its node
+            """
+        ),
         *IN_JOB,
         *NODES,
         target="exec:exec_",
@@ -273,10 +275,14 @@ VERBS = (
     Verb(
         "export",
         "Write what run would submit: a script and a bundle with the job and its workspace, or manifests of Kubernetes.",
-        Opt("to", "what to write: a new folder, or with kubernetes a new file", value="PLACE", usual="stdout"),
-        Opt("with-secrets", "with kubernetes: the Secret, too, which has the job, its key and its secrets", FLAG),
-        Opt("secrets-to", "with kubernetes: a new file that gets the Secret alone", value="FILE"),
-        Opt("native", "with kubernetes: a PaddleJob whose containers run the command themselves", FLAG),
+        *read_options(
+            """
+            --to PLACE  what to write: a new folder, or with kubernetes a new file (default: stdout)
+            --with-secrets  with kubernetes: the Secret, too, which has the job, its key and its secrets
+            --secrets-to FILE  with kubernetes: a new file that gets the Secret alone
+            --native  with kubernetes: a PaddleJob whose containers run the command themselves
+            """
+        ),
         *RUN,
         *NODES,
         target="run:export",
@@ -302,12 +308,16 @@ VERBS = (
     Verb(
         "split",
         "Cut a data file into shards of equally many lines.",
-        Opt("data", "the file to cut, line by line", value="FILE"),
-        Opt("shards", "the number of shards", value="N"),
-        Opt("to", "the folder for them", value="DIR", usual="where the file is"),
-        Opt("shuffle", "put the lines in random order first", FLAG),
-        Opt("seed", "the same number gives the same order", value="N", usual="a new one, which is printed"),
-        Opt("force", "replace shards of this file that are there already", FLAG),
+        *read_options(
+            """
+            --data FILE  the file to cut, line by line
+            --shards N  the number of shards
+            --to DIR  the folder for them (default: where the file is)
+            --shuffle  put the lines in random order first
+            --seed N  the same number gives the same order (default: a new one, which is printed)
+            --force  replace shards of this file that are there already
+            """
+        ),
         JSON,
         purpose=_DATA,
         also="shard",
@@ -317,15 +327,7 @@ VERBS = (
         "fetch",
         "Copy a job's results to this machine.",
         JOB,
-        Opt(
-            "rank",
-            "rank within the role whose node is read, or all",
-            "0",
-            short="r",
-            value="RANK",
-            usual="0",
-            choices=("all",),
-        ),
+        *read_options("-r --rank RANK(all)=0  rank within the role whose node is read, or all (default: 0)"),
         ROLE,
         Opt("path", "folder or file of the job to copy", value="PATH", usual="its output"),
         Opt("to", "the folder to write", value="DIR", usual="./JOB<id>"),
@@ -352,14 +354,13 @@ VERBS = (
 HELP = Opt("help", "show this", FLAG, short="h", group="Help")
 COMMON = (
     replace(HELP, help="show this, or the options of the command that follows"),
-    Opt("version", "show the version", FLAG, short="V"),
-    Opt("list", "list the commands, one a line", FLAG, short="l"),
-    Opt("dry", "before a command: the same as its own --dry", FLAG),
-    Opt(
-        "print-completion-script",
-        "print the completion of commands and options for a shell",
-        value="SHELL",
-        choices=tuple(SCRIPTS),
+    *read_options(
+        f"""
+        -V --version  show the version
+        -l --list  list the commands, one a line
+        --dry  before a command: the same as its own --dry
+        --print-completion-script SHELL({"|".join(SCRIPTS)})  print the completion of commands and options for a shell
+        """
     ),
 )
 EXAMPLES = (
