@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -122,11 +123,8 @@ def _exclude(launch: Launch, value: str) -> None:
     launch.options["skip"] = (*launch.options.get("skip", ()), value)
 
 
-def _own_address(option: str) -> Effect:
-    def effect(launch: Launch, value: str) -> None:
-        launch.own_address, launch.own_address_by = value, option
-
-    return effect
+def _own_address(option: str, launch: Launch, value: str) -> None:
+    launch.own_address, launch.own_address_by = value, option
 
 
 def place_host(launch: Launch) -> None:
@@ -198,11 +196,12 @@ def _log_level(launch: Launch, value: str) -> None:
         launch.options["verbose"] = True
 
 
-def _program(how: str) -> Effect:
-    def effect(launch: Launch, _: str) -> None:
-        launch.how = combined(launch.how, how)
+def _how(how: str, launch: Launch, _: str) -> None:
+    launch.how = combined(launch.how, how)
 
-    return effect
+
+def _alone(launch: Launch, _: str) -> None:
+    launch.alone = True
 
 
 def _tee(launch: Launch, value: str) -> None:
@@ -229,195 +228,185 @@ def _environ(launch: Launch, pair: str) -> None:
     launch.options["env"] = (*launch.options.get("env", ()), pair)
 
 
-def _sets(**fields: object) -> Effect:
-    """Create a switch that gives these values to fields of Launch."""
-    return lambda launch, _: vars(launch).update(fields)
+def _note(note: str, launch: Launch, _: str) -> None:
+    launch.notes.append(note)
 
 
-def _off_only(text: str) -> Effect:
-    """Create an option that may be given as long as it is off."""
+def _join(field_: str, note: str, launch: Launch, value: str) -> None:
+    """Store where machines meet. The note holds where the command is not typed on each machine."""
+    setattr(launch.join, field_, value)
+    launch.join.notes.append(note)
+    launch.notes.append(note)
 
-    def effect(launch: Launch, value: str) -> None:
-        if value.lower() not in ("", "0", "false", "no", "off", "f", "n"):
-            raise UsageError(f"{text} is not done here", "leave it out")
 
-    return effect
+def _refuse(option: str, fix: str, launch: Launch, value: str) -> None:
+    raise UsageError(f"{option} {value} cannot be done here", fix)
+
+
+def _off_only(option: str, launch: Launch, value: str) -> None:
+    """Accept an option as long as it is off."""
+    if value.lower() not in ("", "0", "false", "no", "off", "f", "n"):
+        raise UsageError(f"--{option[2:].replace('-', '_')} is not done here", "leave it out")
 
 
 # -- the table --------------------------------------------------------------------------------------------------------
 
-
-def _unneeded(names: str, of: str, value: str, why: str) -> Flag:
-    """Create an option that has no effect but a note that says why it is not needed."""
-    here = f"not needed: {why}"
-    return Flag(names, of, value, here, lambda launch, _: launch.notes.append(f"{_long(names)} is {here}"))
-
-
-def _joins(names: str, of: str, value: str, field_: str, here: str, why: str) -> Flag:
-    """Create an option that acts where the command is typed on each machine; otherwise a note says why it is not needed."""
-
-    def effect(launch: Launch, given: str) -> None:
-        setattr(launch.join, field_, given)
-        note = f"{_long(names)} is not needed: {why}"
-        launch.join.notes.append(note)
-        launch.notes.append(note)
-
-    return Flag(names, of, value, f"{here}; typed once it is not needed: {why}", effect)
-
-
-def _refused(names: str, of: str, value: str, fix: str) -> Flag:
-    def refuse(launch: Launch, given: str) -> None:
-        raise UsageError(f"{_long(names)} {given} cannot be done here", fix)
-
-    return Flag(names, of, value, f"refused: {fix}", refuse)
-
-
-_FIXED = "a job keeps the nodes it has begun with"
-_TUNING = "tuning starts many jobs; use Paddle's own launcher for it"
-_ORDER = "ranks follow the order in which the nodes are named"
-_OWN = "this machine's address; typed once with nodes, one of theirs"
-_NODE_ZERO = "clusterrun is typed once and starts all nodes, in the order of --ips or HOSTS"
-_MASTER = "the first node is the master, at a port that is free (--start_port chooses)"
-_JOB_ID = "there is no rendezvous, every process gets its rank (--job-id names the job)"
-_NUMBER = "typed on each machine: the number of this one, 0 is the one that --master names"
-_MEET = "typed on each machine: where they meet, HOST:PORT of one of them"
-_NO_RENDEZVOUS = "there is no rendezvous, every process gets its rank"
-_MASTER_PORT = (
-    "MASTER_PORT, on the first node; default: a free port. With --master-addr on each machine, the port to meet at"
+# Keys of LAUNCHERS, the names of an option, what its value is called, and after the arrow what it does: an option of `run`
+# that gets the value (--name), or a function of this module. Without an arrow the option of `run` has the same name, or the
+# text states that it is not needed, refused, or accepted in one case only. The text is shown to users: in the help, in the
+# documents, and on stderr if the option changes nothing. An indented line continues the one before.
+_TABLE = """
+PL   --ips A,B -> ips  nodes in rank order: [user@]host[:ssh port], or hosts and addresses of conf.py
+PT   --nnodes N -> nnodes  use the first N nodes; MIN:MAX: an elastic job; typed on each machine: the number of machines
+M    -H --hosts -hosts -host A:2,B:2 -> hosts  nodes in rank order with their slots: one trainer each, on the first
+         devices (--under mpi --hosts FILE: mpi.md)
+M    -hostfile --machinefile -machinefile -f FILE -> --hostfile  the same as --hostfile
+M    -i --include A:0,1@B -> include  only these hosts and devices (--only); without HOSTS they are the nodes
+M    -e --exclude A:0@B -> exclude  all but these hosts and devices (--skip)
+M    --num-nodes N -> nnodes  the same as --nnodes
+M    --num-gpus N -> --nproc-per-node  the same as --nproc-per-node
+M    -np -n --num-proc N -> total  trainers on all nodes together: slot by slot, without slots evenly
+L    --np N -> nnodes  the same as --nnodes
+PLT  --nproc-per-node N  processes per node: a number, gpu, xpu, npu, cpu or auto; default: one per device, or one
+T    --standalone -> alone  run on this machine alone, without ssh, with any conf.py
+P    --devices 0,1  physical ids on each node; without HOSTS, of those in CUDA_VISIBLE_DEVICES of the shell
+PL   --gpus --selected-gpus 0,1  the same as --devices
+PL   --xpus --selected-xpus 0,1  the same as --devices
+PL   --npus --selected-npus 0,1  the same as --devices
+P    --start-port P -> start_port  the trainers' first port; the master's comes after them (START_PORT)
+L    --backend auto|gloo|nccl|bkcl|hccl|xccl -> backend  gloo: no devices; nccl, bkcl, hccl: PADDLE_DISTRI_BACKEND;
+         auto: by device
+PL   --run-mode collective|ps|ps-heter|rpc|mpi -> run_mode  collective, ps, ps-heter, rpc or mpi
+PL   --servers E  pservers as ip:port,... by rank; without --ips and conf.py they name the nodes
+P    --trainers E  trainers as ip[:port],... by rank; name nodes as --servers do
+L    --workers E  the same as --trainers
+L    --heter-workers E  heter trainers as ip[:port],..., a semicolon between stages
+L    --heter-devices D  the device of each stage of heter trainers: gpu;cpu
+PL   --server-num N  pservers per node
+P    --trainer-num N  trainers per node
+L    --worker-num N  the same as --trainer_num
+L    --heter-worker-num N  heter trainers per node in each stage: 2, or 2;1
+L    --http-port P  gloo's port on the first pserver
+P    --gloo-port P -> --http-port  the same as --http_port
+P    --with-gloo 0|1 -> with_gloo  PADDLE_WITH_GLOO of every process
+L    --coordinators E  refused: there are no coordinators (federated learning) here
+L    --coordinator-num N  refused: there are no coordinators (federated learning) here
+T    -m --module -> how.module  the script is a module, as in python -m
+T    --no-python -> how.no-python  the script is a program, started as it is
+T    --run-path -> how.run-path  the script is Python, whatever its name
+PL   --job-id ID -> job_id  the job's id, `ID-2` after job ID has ended; `default` stands for none
+PLT  --log-dir DIR -> log_dir  where the newest job's logs are; with nodes, rank 0's and those shown as they grow
+         (--fetch-logs: all)
+P    --log-level DEBUG|INFO|WARNING|ERROR -> log_level  DEBUG: as -v; WARNING and above: no configuration, no table
+T    -t --tee R -> tee  1 to 3: show the output of all processes; 0:3,1:3: of these
+T    --local-ranks-filter 0,1 -> --rank  show the output of these ranks, counted through all nodes
+T    -r --redirects R  not needed: stdout and stderr of every process are in log/workerlog.<rank>
+P    --log-overwrite BOOL  not needed: every job has a log folder of its own, nothing is appended
+P    --enable-gpu-log BOOL  not needed: launching writes nothing about devices into log/
+T    --duplicate-stdout-filters RE  not needed: `clustertool logs --grep RE` picks lines, also while the job runs
+T    --duplicate-stderr-filters RE  not needed: `clustertool logs --grep RE` picks lines, also while the job runs
+T    --logs-specs NAME  not needed: `clustertool logs` reads every log; there are no plugins
+P    --rank N -> join.rank  typed on each machine: the number of this one, 0 is the one that --master names; typed once
+         it is not needed: clusterrun is typed once and starts all nodes, in the order of --ips or HOSTS
+T    --node-rank N -> join.rank  typed on each machine: the number of this one, 0 is the one that --master names; typed
+         once it is not needed: clusterrun is typed once and starts all nodes, in the order of --ips or HOSTS
+P    --master E -> join.master  typed on each machine: where they meet, HOST:PORT of one of them; typed once it is not
+         needed: the first node is the master, at a port that is free (--start_port chooses)
+T    --master-addr IP -> join.master_addr  typed on each machine: where they meet, HOST:PORT of one of them, PORT by
+         --master-port; typed once it is not needed: the first node is the master
+T    --master-port P  MASTER_PORT, on the first node; default: a free port. With --master-addr on each machine, the port
+         to meet at
+PLM  --host IP -> own_address  this machine's address; typed once with nodes, one of theirs. With a comma, slots (A:2)
+         or -np: the same as -H
+T    --local-addr IP -> own_address  this machine's address; typed once with nodes, one of theirs
+P    --sort-ip BOOL  off only: ranks follow the order in which the nodes are named
+T    --rdzv-backend B -> join.rdzv_backend  typed on each machine: c10d or static; typed once it is not needed: there is
+         no rendezvous, every process gets its rank
+T    --rdzv-endpoint E -> join.rdzv_endpoint  typed on each machine: where they meet, HOST:PORT of one of them; port
+         29400 without a number; typed once it is not needed: there is no rendezvous, every process gets its rank
+T    --rdzv-id ID -> join.rdzv_id  typed on each machine: the name of the job; typed once it is not needed: there is no
+         rendezvous, every process gets its rank (--job-id names the job)
+T    --rdzv-conf C -> join.rdzv_conf  typed on each machine: join_timeout=S, is_host=1; typed once it is not needed:
+         there is no rendezvous, every process gets its rank
+P    --max-restart N -> --max-restarts  start all again this many times after a failure; default 0
+T    --max-restarts N  start all again this many times after a failure; default 0
+P    --elastic-level N -> elastic_level  1: restarts are on, 3 of them without --max_restart
+L    --scale N  0 only: a job keeps the nodes it has begun with
+T    --shutdown-timeout S -> --grace  seconds between TERM and KILL (--grace)
+L    --force BOOL  not needed: a job keeps the nodes it has begun with
+P    --elastic-timeout S  how long an elastic job waits for nodes
+L    --elastic-server E -> elastic_server  etcd for the epochs of an elastic job (--nnodes MIN:MAX)
+T    --monitor-interval S  not needed: the end of a process is seen at once
+T    --signals-to-handle S  not needed: Ctrl+C and TERM end the whole job, HUP leaves it running
+L    --elastic-pre-hook CMD  refused: write it into PRELUDE in conf.py, which runs before each process
+T    --virtual-local-rank -> virtual  LOCAL_RANK is 0, and processes see only their own devices
+P    --legacy BOOL  not needed: both forms of the options are understood
+T    --use-env  not needed: LOCAL_RANK is in the environment, --local-rank is never passed
+T    --role R -> role_name  ROLE_NAME of every process; its role in commands stays trainer
+T    --start-method M  not needed: processes are started as programs
+T    --event-log-handler NAME  not needed: `clustertool status` shows the events; there are no plugins
+T    --numa-binding MODE  refused: bind in the script, or --no-python numactl ... python3 train.py
+P    --auto-parallel-config FILE  refused: tuning starts many jobs; use Paddle's own launcher for it
+P    --auto-tuner-json FILE  refused: tuning starts many jobs; use Paddle's own launcher for it
+P    --auto-cluster-config BOOL  off only: tuning starts many jobs; use Paddle's own launcher for it
+L    --cluster-topo-path FILE  refused: ranks follow the order in which the nodes are named
+L    --rank-mapping-path FILE  refused: ranks follow the order in which the nodes are named
+L    --enable-auto-mapping BOOL  off only: ranks follow the order in which the nodes are named
+O    -p --job-dispatch-package DIR -> --workspace  the workspace to send to every node (--workspace)
+O    -j --job-workspace DIR  a workspace that lies on every node already
+"""
+_ROW = re.compile(
+    r"(?P<of>[A-Z]+) +(?P<names>-\S+(?: -\S+)*?)(?: (?P<value>[^-\s]\S*))?(?: -> (?P<effect>\S+))?  (?P<here>.*)"
 )
-_PER_NODE = "processes per node: a number, gpu, xpu, npu, cpu or auto; default: one per device, or one"
-_GREP = "`clustertool logs --grep RE` picks lines, also while the job runs"
-_LOGS = "where the newest job's logs are; with nodes, rank 0's and those shown as they grow (--fetch-logs: all)"
-_AGAIN = "start all again this many times after a failure; default 0"
 
-FLAGS = (
-    # nodes and processes
-    Flag("--ips", "PL", "A,B", "nodes in rank order: [user@]host[:ssh port], or hosts and addresses of conf.py", _ips),
-    Flag(
-        "--nnodes",
-        "PT",
-        "N",
-        "use the first N nodes; MIN:MAX: an elastic job; typed on each machine: the number of machines",
-        _nnodes,
-    ),
-    Flag(
-        "-H --hosts -hosts -host",
-        "M",
-        "A:2,B:2",
-        "nodes in rank order with their slots: one trainer each, on the first devices (--under mpi --hosts FILE: mpi.md)",
-        _hosts,
-    ),
-    Flag("-hostfile --machinefile -machinefile -f", "M", "FILE", "the same as --hostfile", "hostfile"),
-    Flag(
-        "-i --include",
-        "M",
-        "A:0,1@B",
-        "only these hosts and devices (--only); without HOSTS they are the nodes",
-        _include,
-    ),
-    Flag("-e --exclude", "M", "A:0@B", "all but these hosts and devices (--skip)", _exclude),
-    Flag("--num-nodes", "M", "N", "the same as --nnodes", _nnodes),
-    Flag("--num-gpus", "M", "N", "the same as --nproc-per-node", "nproc-per-node"),
-    Flag("-np -n --num-proc", "M", "N", "trainers on all nodes together: slot by slot, without slots evenly", _total),
-    Flag("--np", "L", "N", "the same as --nnodes", _nnodes),
-    Flag("--nproc-per-node", "PLT", "N", _PER_NODE),
-    Flag("--standalone", "T", "", "run on this machine alone, without ssh, with any conf.py", _sets(alone=True)),
-    Flag(
-        "--devices",
-        "P",
-        "0,1",
-        "physical ids on each node; without HOSTS, of those in CUDA_VISIBLE_DEVICES of the shell",
-    ),
-    Flag("--gpus --selected-gpus", "PL", "0,1", "the same as --devices"),
-    Flag("--xpus --selected-xpus", "PL", "0,1", "the same as --devices"),
-    Flag("--npus --selected-npus", "PL", "0,1", "the same as --devices"),
-    Flag("--start-port", "P", "P", "the trainers' first port; the master's comes after them (START_PORT)", _start_port),
-    Flag(
-        "--backend",
-        "L",
-        "auto|gloo|nccl|bkcl|hccl|xccl",
-        "gloo: no devices; nccl, bkcl, hccl: PADDLE_DISTRI_BACKEND; auto: by device",
-        _backend,
-    ),
-    # roles
-    Flag("--run-mode", "PL", "collective|ps|ps-heter|rpc|mpi", "collective, ps, ps-heter, rpc or mpi", _run_mode),
-    Flag("--servers", "PL", "E", "pservers as ip:port,... by rank; without --ips and conf.py they name the nodes"),
-    Flag("--trainers", "P", "E", "trainers as ip[:port],... by rank; name nodes as --servers do"),
-    Flag("--workers", "L", "E", "the same as --trainers"),
-    Flag("--heter-workers", "L", "E", "heter trainers as ip[:port],..., a semicolon between stages"),
-    Flag("--heter-devices", "L", "D", "the device of each stage of heter trainers: gpu;cpu"),
-    Flag("--server-num", "PL", "N", "pservers per node"),
-    Flag("--trainer-num", "P", "N", "trainers per node"),
-    Flag("--worker-num", "L", "N", "the same as --trainer_num"),
-    Flag("--heter-worker-num", "L", "N", "heter trainers per node in each stage: 2, or 2;1"),
-    Flag("--http-port", "L", "P", "gloo's port on the first pserver"),
-    Flag("--gloo-port", "P", "P", "the same as --http_port", "http-port"),
-    Flag("--with-gloo", "P", "0|1", "PADDLE_WITH_GLOO of every process", _with_gloo),
-    _refused("--coordinators", "L", "E", "there are no coordinators (federated learning) here"),
-    _refused("--coordinator-num", "L", "N", "there are no coordinators (federated learning) here"),
-    # what runs
-    Flag("-m --module", "T", "", "the script is a module, as in python -m", _program("module")),
-    Flag("--no-python", "T", "", "the script is a program, started as it is", _program("no-python")),
-    Flag("--run-path", "T", "", "the script is Python, whatever its name", _program("run-path")),
-    Flag("--job-id", "PL", "ID", "the job's id, `ID-2` after job ID has ended; `default` stands for none", _job_id),
-    # logs
-    Flag("--log-dir", "PLT", "DIR", _LOGS, _log_dir),
-    Flag(
-        "--log-level",
-        "P",
-        "DEBUG|INFO|WARNING|ERROR",
-        "DEBUG: as -v; WARNING and above: no configuration, no table",
-        _log_level,
-    ),
-    Flag("-t --tee", "T", "R", "1 to 3: show the output of all processes; 0:3,1:3: of these", _tee),
-    Flag("--local-ranks-filter", "T", "0,1", "show the output of these ranks, counted through all nodes", "rank"),
-    _unneeded("-r --redirects", "T", "R", "stdout and stderr of every process are in log/workerlog.<rank>"),
-    _unneeded("--log-overwrite", "P", "BOOL", "every job has a log folder of its own, nothing is appended"),
-    _unneeded("--enable-gpu-log", "P", "BOOL", "launching writes nothing about devices into log/"),
-    _unneeded("--duplicate-stdout-filters", "T", "RE", _GREP),
-    _unneeded("--duplicate-stderr-filters", "T", "RE", _GREP),
-    _unneeded("--logs-specs", "T", "NAME", "`clustertool logs` reads every log; there are no plugins"),
-    # meeting each other
-    _joins("--rank", "P", "N", "rank", _NUMBER, _NODE_ZERO),
-    _joins("--node-rank", "T", "N", "rank", _NUMBER, _NODE_ZERO),
-    _joins("--master", "P", "E", "master", _MEET, _MASTER),
-    _joins(
-        "--master-addr", "T", "IP", "master_addr", f"{_MEET}, PORT by --master-port", "the first node is the master"
-    ),
-    Flag("--master-port", "T", "P", _MASTER_PORT),
-    Flag("--host", "PLM", "IP", f"{_OWN}. With a comma, slots (A:2) or -np: the same as -H", _own_address("--host")),
-    Flag("--local-addr", "T", "IP", _OWN, _own_address("--local-addr")),
-    Flag("--sort-ip", "P", "BOOL", f"off only: {_ORDER}", _off_only("--sort_ip")),
-    _joins("--rdzv-backend", "T", "B", "rdzv_backend", "typed on each machine: c10d or static", _NO_RENDEZVOUS),
-    _joins("--rdzv-endpoint", "T", "E", "rdzv_endpoint", f"{_MEET}; port 29400 without a number", _NO_RENDEZVOUS),
-    _joins("--rdzv-id", "T", "ID", "rdzv_id", "typed on each machine: the name of the job", _JOB_ID),
-    _joins("--rdzv-conf", "T", "C", "rdzv_conf", "typed on each machine: join_timeout=S, is_host=1", _NO_RENDEZVOUS),
-    # failing
-    Flag("--max-restart", "P", "N", _AGAIN, "max-restarts"),
-    Flag("--max-restarts", "T", "N", _AGAIN),
-    Flag("--elastic-level", "P", "N", "1: restarts are on, 3 of them without --max_restart", _elastic_level),
-    Flag("--scale", "L", "N", f"0 only: {_FIXED}", _off_only("--scale")),
-    Flag("--shutdown-timeout", "T", "S", "seconds between TERM and KILL (--grace)", "grace"),
-    _unneeded("--force", "L", "BOOL", _FIXED),
-    Flag("--elastic-timeout", "P", "S", "how long an elastic job waits for nodes"),
-    Flag("--elastic-server", "L", "E", "etcd for the epochs of an elastic job (--nnodes MIN:MAX)", _elastic_server),
-    _unneeded("--monitor-interval", "T", "S", "the end of a process is seen at once"),
-    _unneeded("--signals-to-handle", "T", "S", "Ctrl+C and TERM end the whole job, HUP leaves it running"),
-    _refused("--elastic-pre-hook", "L", "CMD", "write it into PRELUDE in conf.py, which runs before each process"),
-    # the rest
-    Flag("--virtual-local-rank", "T", "", "LOCAL_RANK is 0, and processes see only their own devices", _virtual),
-    _unneeded("--legacy", "P", "BOOL", "both forms of the options are understood"),
-    _unneeded("--use-env", "T", "", "LOCAL_RANK is in the environment, --local-rank is never passed"),
-    Flag("--role", "T", "R", "ROLE_NAME of every process; its role in commands stays trainer", _role_name),
-    _unneeded("--start-method", "T", "M", "processes are started as programs"),
-    _unneeded("--event-log-handler", "T", "NAME", "`clustertool status` shows the events; there are no plugins"),
-    _refused("--numa-binding", "T", "MODE", "bind in the script, or --no-python numactl ... python3 train.py"),
-    _refused("--auto-parallel-config", "P", "FILE", _TUNING),
-    _refused("--auto-tuner-json", "P", "FILE", _TUNING),
-    Flag("--auto-cluster-config", "P", "BOOL", f"off only: {_TUNING}", _off_only("--auto_cluster_config")),
-    _refused("--cluster-topo-path", "L", "FILE", _ORDER),
-    _refused("--rank-mapping-path", "L", "FILE", _ORDER),
-    Flag("--enable-auto-mapping", "L", "BOOL", f"off only: {_ORDER}", _off_only("--enable_auto_mapping")),
-    Flag("-p --job-dispatch-package", "O", "DIR", "the workspace to send to every node (--workspace)", "workspace"),
-    Flag("-j --job-workspace", "O", "DIR", "a workspace that lies on every node already"),
-)
+
+def _read_flag(row: str) -> Flag:
+    """Read a row of the table."""
+    match = _ROW.fullmatch(row)
+    assert match is not None, row
+    of, names, value, effect, here = match.groups("")
+    return Flag(names, of, value, here, _effect(_long(names), effect, here))
+
+
+def _effect(option: str, effect: str, here: str) -> str | Effect:
+    """Find what an option does. effect: the text behind its arrow. here: the text that users see."""
+    case, _, reason = here.partition(": ")
+    kind, _, name = effect.partition(".")
+    if effect.startswith("--"):
+        return effect[2:]
+    if kind == "join":
+        why = here.partition("typed once it is not needed: ")[2]
+        return functools.partial(_join, name, f"{option} is not needed: {why}")
+    if kind == "how":
+        return functools.partial(_how, name)
+    if kind == "own_address":
+        return functools.partial(_own_address, option)
+    if effect:
+        return _EFFECTS[effect]
+    if case == "not needed":
+        return functools.partial(_note, f"{option} is {here}")
+    if case == "refused":
+        return functools.partial(_refuse, option, reason)
+    return functools.partial(_off_only, option) if case in ("off only", "0 only") else ""
+
+
+_EFFECTS: dict[str, Effect] = {
+    function.__name__[1:]: function
+    for function in (
+        *(
+            _nnodes,
+            _elastic_server,
+            _ips,
+            _hosts,
+            _include,
+            _exclude,
+            _total,
+            _start_port,
+            _log_dir,
+            _run_mode,
+            _job_id,
+        ),
+        *(_with_gloo, _backend, _elastic_level, _log_level, _alone, _tee, _virtual, _role_name),
+    )
+}
+FLAGS = tuple(map(_read_flag, re.sub(r"\n +", " ", _TABLE.strip()).splitlines()))
