@@ -1,10 +1,13 @@
-"""Commands of the tool that start as forks of one process that has imported the package already.
+"""Commands of the tool, and joining processes, that start as forks of a process that has imported the package already.
 
-Python's start and the imports take 0.2 to 0.3 s of CPU for each command, and the tests start thousands. The `Starter` runs
+Python's start and the imports take 0.2 to 0.3 s of CPU for each of them, and the tests start thousands. A `Starter` runs
 this file once as a program, the server. It imports the package, and forks for each request: the child gets the
 descriptors, environment, folder and namespaces of the request, and runs the command as `__main__`. From there on it is the
 command: its pid, exit code and terminal are those that a new process would have. Tests of the start itself (imports, memory,
 Ctrl+C while Python starts) start new processes.
+
+There are two servers: one for commands, and one for joining processes, whose interpreter has their options. /proc shows the
+environment and the command line of a joining process as it does for a new one.
 """
 
 from __future__ import annotations
@@ -12,10 +15,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import io
 import json
+import mmap
 import os
 import pkgutil
 import runpy
@@ -29,20 +34,26 @@ import threading
 from collections.abc import Mapping, Sequence
 from fcntl import ioctl
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 REPO = Path(__file__).resolve().parents[1]
 LARGEST = 1 << 18  # bytes of a request: its environment is the largest part
 CLONE_NEWNET, CLONE_NEWNS = 0x40000000, 0x00020000
 PR_SET_PDEATHSIG = 1
+PR_SET_MM = 35
+PR_SET_MM_MAP = 14
+JOIN = "join"  # the argument of the server of joining processes
 WAIT = 30.0  # seconds for the server's answer
 
 
 class Forked:
-    """A command that the server has forked, with the attributes of subprocess.Popen that tests use."""
+    """A process that a server has forked, with the attributes of subprocess.Popen that tests use."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self.stdin: IO[bytes] | None = None
+        self.stdout: IO[bytes] | None = None
+        self.stderr: IO[bytes] | None = None
         self.returncode: int | None = None
         self._ended = threading.Event()
 
@@ -51,7 +62,7 @@ class Forked:
 
     def wait(self, timeout: float | None = None) -> int:
         if not self._ended.wait(timeout):
-            raise subprocess.TimeoutExpired(f"the command with pid {self.pid}", timeout or 0.0)
+            raise subprocess.TimeoutExpired(f"the process {self.pid}", timeout or 0.0)
         assert self.returncode is not None
         return self.returncode
 
@@ -67,13 +78,16 @@ class Forked:
 
 
 class Starter:
-    """The server of this process, and the commands that it has forked."""
+    """A server of this process, and the processes that it has forked.
 
-    def __init__(self) -> None:
+    options: of its interpreter. kind: JOIN, or "" for commands.
+    """
+
+    def __init__(self, *options: str, kind: str = "") -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
+                [sys.executable, *options, __file__, str(theirs.fileno()), kind],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": str(REPO)},
                 start_new_session=True,
@@ -130,6 +144,36 @@ class Starter:
 
 
 _starter: list[Starter] = []
+_starter_of_joining: list[Starter] = []
+
+
+@functools.cache
+def can_join() -> bool:
+    """Find out whether this kernel lets a process change what /proc shows of it, as a forked joining process has to."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            _show(ctypes.CDLL(None, use_errno=True), ["python"], {"LANG": "C"})
+            code = Path("/proc/self/environ").read_bytes() != b"LANG=C\0"
+        os._exit(int(code))
+    return not os.waitpid(pid, 0)[1]
+
+
+def start_joining(argv: Sequence[str], env: Mapping[str, str]) -> Forked:
+    """Start a joining process, whose standard streams are pipes."""
+    if not _starter_of_joining:
+        _starter_of_joining.append(Starter("-ESs", kind=JOIN))
+    stdin, stdout, stderr = os.pipe(), os.pipe(), os.pipe()
+    theirs = (stdin[0], stdout[1], stderr[1])
+    try:
+        process = _starter_of_joining[0].start(argv, Path.cwd(), env, theirs)
+    finally:
+        for descriptor in theirs:
+            os.close(descriptor)
+    process.stdin = os.fdopen(stdin[1], "wb")
+    process.stdout, process.stderr = os.fdopen(stdout[0], "rb"), os.fdopen(stderr[0], "rb")
+    return process
 
 
 def start(argv: Sequence[str], cwd: Path, env: Mapping[str, str], streams: Sequence[int], **options: Any) -> Forked:
@@ -179,10 +223,13 @@ def _report_ended(connection: socket.socket) -> None:
             connection.send(json.dumps([pid, status]).encode())
 
 
-def become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+def become(request: Mapping[str, Any], descriptors: Sequence[int], kind: str) -> None:
     """Make this process the one that a new start with the request's settings would have made."""
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if kind == JOIN:
+        _show(libc, request["argv"], request["env"])
+    else:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     for number, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, number)
@@ -202,6 +249,45 @@ def become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
     _open_streams()
 
 
+class MemoryMap(ctypes.Structure):
+    """struct prctl_mm_map of linux/prctl.h. The names of the numbers before `brk` and after are those of proc_pid_stat(5)."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint64) for name in ("startcode", "endcode", "start_data", "end_data", "start_brk", "brk")),
+        *((name, ctypes.c_uint64) for name in ("startstack", "arg_start", "arg_end", "env_start", "env_end")),
+        ("auxv", ctypes.c_uint64),
+        ("auxv_size", ctypes.c_uint32),
+        ("exe_fd", ctypes.c_uint32),
+    ]
+
+
+_shown: list[mmap.mmap] = []  # the memory that /proc shows
+
+
+def _show(libc: ctypes.CDLL, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    """Have /proc show this command line and environment as those of this process. Raises OSError."""
+    arguments = b"".join(os.fsencode(argument) + b"\0" for argument in argv)
+    variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in env.items())
+    memory = mmap.mmap(-1, len(arguments) + len(variables), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory[:] = arguments + variables
+    _shown.append(memory)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    numbers = {"startcode": 23, "endcode": 24, "startstack": 25, "start_data": 42, "end_data": 43, "start_brk": 44}
+    libc.sbrk.restype = ctypes.c_void_p
+    shown = MemoryMap(
+        **{name: int(fields[number]) for name, number in numbers.items()},
+        brk=libc.sbrk(0),
+        arg_start=start,
+        arg_end=start + len(arguments),
+        env_start=start + len(arguments),
+        env_end=start + len(arguments) + len(variables),
+        exe_fd=0xFFFFFFFF,
+    )
+    if libc.prctl(PR_SET_MM, PR_SET_MM_MAP, ctypes.byref(shown), ctypes.c_ulong(ctypes.sizeof(shown)), 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_MM_MAP)")
+
+
 def _open_streams() -> None:
     """Open stdin, stdout and stderr as Python does when it starts."""
     encoding, errors = sys.stdout.encoding, sys.stdout.errors
@@ -214,8 +300,14 @@ def _open_streams() -> None:
         setattr(sys, f"__{name}__", stream)
 
 
-def run(argv: Sequence[str]) -> None:
-    """Run a command line: `PYTHON -m MODULE ...` of this Python, or the path of a script and its arguments."""
+def run(argv: Sequence[str], kind: str) -> None:
+    """Run a command line: `PYTHON -m MODULE ...` of this Python, or the path of a script and its arguments.
+
+    That of a joining process is `PYTHON -ESs -c CODE FOLDER ...`.
+    """
+    if kind == JOIN:
+        sys.argv[:] = ["-c", *argv[5:]]
+        sys.exit(sys.modules["clustertool.node.join.main"].main(argv[5:]))
     if argv[0] == sys.executable:
         sys.argv[:] = ["-m", *argv[3:]]
         sys.path.insert(0, os.getcwd())
@@ -239,9 +331,13 @@ def _end(code: int) -> NoReturn:
     os._exit(code & 0xFF)
 
 
-def _import_all() -> None:
+def _import_all(kind: str) -> None:
     """Import all that a command may need; a module whose extra is not installed is left out."""
     sys.path[:] = [path for path in sys.path if path != str(Path(__file__).parent)]
+    if kind == JOIN:
+        sys.path.append(str(REPO))
+        importlib.import_module("clustertool.node.join.main")
+        return
     import clustertool.verbs  # installs the handlers of signals before all slow imports
 
     for module in pkgutil.walk_packages(clustertool.__path__, "clustertool."):
@@ -252,20 +348,20 @@ def _import_all() -> None:
 
 
 def main() -> NoReturn:
-    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection, kind = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         signal.signal(
             number, handler
         )  # they may be ignored here (nohup, a shell's background), and the tool goes on with that
-    _import_all()
+    _import_all(kind)
     gc.collect()
     gc.freeze()  # what is imported is no garbage of a command, which would visit, and thereby copy, all of it
     assert threading.active_count() == 1, threading.enumerate()
     request, descriptors = serve(connection)
     connection.detach()
-    become(request, descriptors)
+    become(request, descriptors, kind)
     try:
-        run(request["argv"])
+        run(request["argv"], kind)
     except SystemExit as end:
         if end.code is not None and not isinstance(end.code, int):
             raise

@@ -9,22 +9,25 @@ from pathlib import Path
 import pytest
 
 from tests.cli import HereSite
+from tests.node_code import NodeCode
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Iterator[HereSite]:
+def here(tmp_path: Path, node_code: NodeCode) -> Iterator[HereSite]:
     home = tmp_path / "home"
     home.mkdir()
+    node_code.put_into(home)
     site = HereSite(tmp_path / "folder", home)
     yield site
     site.close()
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> Iterator[list[HereSite]]:
+def folders(tmp_path: Path, node_code: NodeCode) -> Iterator[list[HereSite]]:
     """Two folders of one user."""
     home = tmp_path / "home"
     home.mkdir()
+    node_code.put_into(home)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     sites = [HereSite(tmp_path / name / "folder", home) for name in ("a", "b")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -23,9 +24,11 @@ from clustertool.model.config.job import Options, read_job
 from clustertool.model.facts import Identity
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint, OwnSettings, to_json
 from clustertool.model.wire import record_lines
+from tests import forked
 from tests.node.harness import PATIENCE, Process, alive, marked, read, sample, until
 
 Line = dict[str, Any]
+_LANG = "C.UTF-8"
 
 
 class Machine:
@@ -34,7 +37,7 @@ class Machine:
     def __init__(self, join: JoinFile, env: Mapping[str, str], python: str, folder: Path) -> None:
         self.join, self.env, self.python, self.folder = join, env, python, folder
         self.argv: list[str] = []  # of a bundle, which has its join file in it
-        self.popen: subprocess.Popen[bytes] | None = None
+        self.popen: subprocess.Popen[bytes] | forked.Forked | None = None
         self.lines: list[Line] = []
         self.errors = b""
         self._readers: list[threading.Thread] = []
@@ -51,8 +54,11 @@ class Machine:
             reader.start()
         return self
 
-    def _popen(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-        """The process, with pipes as its standard streams."""
+    def _popen(self, argv: Sequence[str]) -> subprocess.Popen[bytes] | forked.Forked:
+        """The process, with pipes as its standard streams: a fork of one that has imported the package, where it can be."""
+        as_server = self.env.get("LANG") == _LANG and not any(name.startswith(("LD_", "LC_")) for name in self.env)
+        if argv[0] == sys.executable and not self.argv and as_server and forked.can_join():
+            return forked.start_joining(argv, self.env)
         pipe = subprocess.PIPE
         return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=dict(self.env), start_new_session=True)
 
@@ -86,8 +92,10 @@ class Machine:
         return line
 
     def signal(self, number: int) -> None:
+        """Send a signal to the process, if it has not ended."""
         assert self.popen is not None
-        os.kill(self.popen.pid, number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.popen.pid, number)
 
     def wait(self, patience: float = PATIENCE) -> int:
         assert self.popen is not None
@@ -138,7 +146,7 @@ class JoinBench:
 
     def __init__(self, tmp: Path, home: Path) -> None:
         self.tmp = tmp
-        self.env = {"HOME": str(home), "PATH": os.environ["PATH"], "USER": "tester", "LANG": "C.UTF-8"}
+        self.env = {"HOME": str(home), "PATH": os.environ["PATH"], "USER": "tester", "LANG": _LANG}
         self.machines: list[Machine] = []
         self.tokens: list[str] = []
 
