@@ -299,7 +299,7 @@ def first_fails(node, request):
     answer = real(node, request)
     if not os.path.exists({mark!r}):
         open({mark!r}, "w").close()
-        place._take_back(request["spec"])
+        place._remove(request["spec"]["job_dir"])
         raise PortInUse("port 1 is in use by job other")
     return answer
 place.place = first_fails
