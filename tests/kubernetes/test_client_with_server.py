@@ -10,7 +10,7 @@ from collections import namedtuple
 import pytest
 
 from clustertool.engines.kubernetes.cluster_api import ClusterApi
-from clustertool.engines.kubernetes.pod_channel import PodLink
+from clustertool.engines.kubernetes.kubernetes_engine import PodLink
 from clustertool.errors import AuthError
 from clustertool.fleet.agent_client import AgentClient
 from clustertool.model.config.cluster import Cluster
@@ -69,10 +69,10 @@ def test_an_agent_answers_through_the_server(pod, tmp_path):
 def test_a_server_that_is_away_for_20_seconds_is_waited_for(server):
     notes = []
     api = ClusterApi(Place(), notes.append)
-    api.listed("Pod")
+    api.list_objects("Pod")
     server.away(20)
     began = time.monotonic()
-    assert api.listed("Pod") == []
+    assert api.list_objects("Pod") == []
     assert 15 < time.monotonic() - began < 40
     assert len(notes) == 1
 
@@ -82,8 +82,8 @@ def test_missing_rights_and_a_wrong_token_are_refused(server, tmp_path, monkeypa
     path = server.kubeconfig(tmp_path / "ann", "ann")
     monkeypatch.setenv("KUBECONFIG", str(path))
     api = ClusterApi(Place())
-    assert api.listed("Pod") == []
+    assert api.list_objects("Pod") == []
     with pytest.raises(AuthError, match="may not list secrets"):
-        api.listed("Secret")
+        api.list_objects("Secret")
     assert not api.allowed("list", "", "secrets")
     assert api.user() == "ann"

@@ -125,7 +125,7 @@ def test_objects_are_read_in_the_namespace_of_the_context(server):
     server.answers = [(200, POD), (404, {}), (200, {"items": [{"metadata": {"name": "b"}}], "metadata": {}})]
     api = ClusterApi(Place())
     assert (api.get("Pod", "a"), api.get("Job", "b")) == (POD, None)
-    assert [one["kind"] for one in api.listed("JobSet", {"clustertool/job": "x"})] == ["JobSet"]
+    assert [one["kind"] for one in api.list_objects("JobSet", {"clustertool/job": "x"})] == ["JobSet"]
     paths = [path for _, path, _, _ in server.seen]
     assert paths[:2] == ["/api/v1/namespaces/team/pods/a", "/apis/batch/v1/namespaces/team/jobs/b"]
     assert paths[2].startswith(
@@ -270,10 +270,10 @@ def test_rights_and_user_are_asked_of_the_server(server):
 def test_a_log_comes_in_pieces(server):
     server.answers = [(200, b"x" * 300_000), status(404, "no pod")]
     api = ClusterApi(Place())
-    pieces = list(api.log("a", tail=5, follow=True))
+    pieces = list(api.log("a", tail=5, limit=9))
     assert sum(map(len, pieces)) == 300_000
     assert max(map(len, pieces)) <= 65536
-    assert "container=clustertool&tailLines=5&follow=true" in server.seen[0][1]
+    assert "container=clustertool&tailLines=5&limitBytes=9" in server.seen[0][1]
     with pytest.raises(NotFound):
         list(api.log("a"))
 

@@ -26,7 +26,7 @@ class ObjectsInMemory:
     def user(self) -> str:
         return self._user
 
-    def listed(self, kind: str, labels: Any = None, fields: str = "", whole: bool = True) -> list[dict[str, Any]]:
+    def list_objects(self, kind: str, labels: Any = None, fields: str = "", whole: bool = True) -> list[dict[str, Any]]:
         if kind in self.refused:
             raise AuthError(f"may not list {kind}")
         if self.deleted and kind == "Pod" and self._slow:

@@ -4,8 +4,9 @@ from decimal import Decimal
 
 import pytest
 
-from clustertool.engines.kubernetes.kubernetes_check import CheckedJob, PodGroup, of_cluster, quantity, rights, shown
+from clustertool.engines.kubernetes.kubernetes_check import of_cluster, quantity, rights, shown
 from clustertool.errors import AuthError, ClustertoolError, NotFound
+from clustertool.model.kubernetes.kubernetes_settings import read_settings
 
 GPU = "nvidia.com/gpu"
 READY = [{"type": "Ready", "status": "True"}]
@@ -36,7 +37,7 @@ class Prepared:
             raise AuthError(f"ann may not get {kind}", "a Role")
         return next((one for one in self.objects.get(kind, []) if one["metadata"]["name"] == name), None)
 
-    def listed(self, kind, labels=None, fields=""):
+    def list_objects(self, kind, labels=None, fields=""):
         if kind in self.unreadable:
             raise AuthError(f"ann may not list {kind}", "a Role")
         wanted = (labels or {}).items()
@@ -53,16 +54,15 @@ def prepared(*nodes, **more):
     return Prepared(objects, **more)
 
 
-def found(api, groups=None, **job):
-    """The findings of a job. pods, requests, limits: of its only group of pods."""
-    one = PodGroup(**{name: job.pop(name) for name in PodGroup._fields if name in job})
-    findings = list(of_cluster(api, CheckedJob(groups=groups or (one,), **job)))
+def found(api, **settings):
+    """The findings of a job."""
+    findings = list(of_cluster(api, read_settings(settings)))
     assert all(one.node == 0 for one in findings)
     return [(one.level, one.text) for one in findings]
 
 
 def test_a_cluster_that_has_everything_has_no_error():
-    assert found(prepared(), pods=4, limits={GPU: "4"}) == [("ok", "ok"), ("ok", f"16 {GPU}")]
+    assert found(prepared(), nodes=4, resources={"limits": {GPU: "4"}}) == [("ok", "ok"), ("ok", f"16 {GPU}")]
 
 
 def test_all_missing_rights_are_in_one_finding():
@@ -75,7 +75,9 @@ def test_all_missing_rights_are_in_one_finding():
 
 def test_a_namespace_a_definition_and_a_pull_secret_that_are_absent_are_found_together():
     api = prepared(objects={"Namespace": [], "Secret": [{"metadata": {"name": "other"}, "type": "Opaque"}]})
-    errors = [text for level, text in found(api, kind="JobSet", pull_secrets=["mine", "other"]) if level == "error"]
+    errors = [
+        text for level, text in found(api, dialect="jobset", image_pull_secrets=["mine", "other"]) if level == "error"
+    ]
     assert errors == [
         "the namespace team is not there",
         "the cluster has no JobSet (jobset.x-k8s.io/v1alpha2)",
@@ -87,9 +89,13 @@ def test_a_namespace_a_definition_and_a_pull_secret_that_are_absent_are_found_to
 def test_a_quota_is_compared_with_what_all_pods_need():
     quota = {"hard": {f"requests.{GPU}": "8", "pods": "10", "limits.memory": "64Gi"}, "used": {f"requests.{GPU}": "6"}}
     api = prepared(objects={"ResourceQuota": [{"metadata": {"name": "q"}, "status": quota}]})
-    texts = [text for level, text in found(api, pods=4, limits={GPU: "1"}) if level == "warn"]
+    texts = [text for level, text in found(api, nodes=4, resources={"limits": {GPU: "1"}}) if level == "warn"]
     assert texts == [f"the job needs 4 requests.{GPU}, and the quota q has 2 left"]
-    texts = [text for level, text in found(api, pods=4, limits={GPU: "4", "memory": "32Gi"}) if level == "error"]
+    texts = [
+        text
+        for level, text in found(api, nodes=4, resources={"limits": {GPU: "4", "memory": "32Gi"}})
+        if level == "error"
+    ]
     assert f"the job needs 16 requests.{GPU}, and the quota q has 8" in texts
     assert "the job needs 128Gi limits.memory, and the quota q has 64Gi" in texts
 
@@ -97,9 +103,12 @@ def test_a_quota_is_compared_with_what_all_pods_need():
 @pytest.mark.parametrize(
     ("job", "text"),
     [
-        ({"limits": {GPU: "16"}}, f"a pod needs 16 {GPU}, and no node has more than 8"),
-        ({"limits": {GPU: "8"}, "pods": 3}, f"the nodes have room for 2 pods with 8 {GPU}, and the job has 3"),
-        ({"requests": {"memory": "65Gi"}}, "a pod needs 65Gi memory, and no node has more than 64Gi"),
+        ({"resources": {"limits": {GPU: "16"}}}, f"a pod needs 16 {GPU}, and no node has more than 8"),
+        (
+            {"resources": {"limits": {GPU: "8"}}, "nodes": 3},
+            f"the nodes have room for 2 pods with 8 {GPU}, and the job has 3",
+        ),
+        ({"resources": {"requests": {"memory": "65Gi"}}}, "a pod needs 65Gi memory, and no node has more than 64Gi"),
         ({"node_selector": {"zone": "x"}}, "no node is ready that has these labels"),
     ],
 )
@@ -109,9 +118,10 @@ def test_what_no_node_can_give_is_an_error(job, text):
 
 def test_each_role_counts_with_its_own_resources():
     """Pservers need no GPU."""
-    groups = (PodGroup(2, limits={GPU: "8", "memory": "1Gi"}), PodGroup(4, limits={"memory": "2Gi"}))
+    by_role = {"trainer": {"limits": {GPU: "8", "memory": "1Gi"}}, "pserver": {"limits": {"memory": "2Gi"}}}
+    job = {"dialect": "jobset", "nodes": {"trainer": 2, "pserver": 4}, "resources": by_role}
     quota = {"metadata": {"name": "q"}, "status": {"hard": {"limits.memory": "9Gi", "pods": "5"}}}
-    levels = found(prepared(objects={"ResourceQuota": [quota]}), groups)
+    levels = found(prepared(objects={"ResourceQuota": [quota]}, kinds=("JobSet",)), **job)
     assert [text for level, text in levels if level == "error"] == [
         "the job needs 6 pods, and the quota q has 5",
         "the job needs 10Gi limits.memory, and the quota q has 9Gi",
@@ -120,13 +130,15 @@ def test_each_role_counts_with_its_own_resources():
 
 def test_a_queue_of_kueue_needs_a_further_right():
     api = prepared(refused=[("list", "workloads")])
-    assert found(api, queue=True)[0] == ("warn", "ann may not in the namespace team: list workloads.kueue.x-k8s.io")
-    assert found(api, queue=False)[0] == ("ok", "ok")
+    assert found(api, queue="team")[0] == ("warn", "ann may not in the namespace team: list workloads.kueue.x-k8s.io")
+    assert found(api)[0] == ("ok", "ok")
 
 
 def test_nodes_that_take_no_pods_do_not_count():
     api = prepared(node("a", 8, ready=False), node("b", 8, cordoned=True), node("c", 2))
-    assert ("error", f"a pod needs 8 {GPU}, and no node has more than 2") in found(api, limits={GPU: "8"})
+    assert ("error", f"a pod needs 8 {GPU}, and no node has more than 2") in found(
+        api, resources={"limits": {GPU: "8"}}
+    )
 
 
 def test_what_may_not_be_read_is_a_warning():

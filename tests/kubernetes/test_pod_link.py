@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from clustertool.engines.kubernetes.pod_channel import PodLink
+from clustertool.engines.kubernetes.kubernetes_engine import PodLink
 from clustertool.errors import NoPython
 from clustertool.fleet.agent_client import AgentClient
 from clustertool.fleet.this_machine import HereChannel, HereLink, ProgramLink

@@ -13,14 +13,15 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlencode
 
 from clustertool.engines.kubernetes.kube_credentials import KubeCredentials
 from clustertool.engines.kubernetes.pod_channel import PodChannel
 from clustertool.errors import AuthError, ClustertoolError, ConfigError, NotFound, PreflightError, Unreachable
 from clustertool.model.kubernetes.api_objects import KINDS, Manifest, ObjectKind, fields, items, text
+from clustertool.model.kubernetes.kubernetes_settings import KubernetesSettings
 from clustertool.model.kubernetes.object_names import JOB_LABEL
 from clustertool.model.kubernetes.pod_reasons import CONTAINER
 from clustertool.ssh.parallel import each
@@ -48,22 +49,51 @@ _STRICT = {"fieldValidation": "Strict"}  # an unknown field is an error; before 
 _PROTOCOLS = "v5.channel.k8s.io,v4.channel.k8s.io"
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _WHOAMI = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
-REPEATED = (429, 500, 502, 503, 504)  # a later attempt may succeed
-GONE = 410  # the version of a list is too old: list again
+_REPEATED = (429, 500, 502, 503, 504)  # a later attempt may succeed
+_EXPIRED = 410  # the version of a list is too old: list again
 _LONGEST = 600  # characters of a message that are shown
 _NO_DRY_RUN = "does not support dry run"  # an admission webhook: it checks objects that are created only
 _FORM = re.compile(r"(?:strict decoding error: |cannot be handled as an? \w+: )+(.*)", re.DOTALL)
 _RIGHTS = "an administrator grants it: docs/kubernetes.md has the Role"
 
 
-class ApiPlace(Protocol):
-    """Of the settings: the context of the kubeconfig and the namespace, "" for the current ones."""
+class AlreadyExists(PreflightError):
+    """An object of this name is there."""
+
+
+class Expired(PreflightError):
+    """The version from which a watch was to begin is too old."""
+
+
+@dataclass(frozen=True)
+class ApiRequest:
+    """A request to the API server.
+
+    resource: as in rights, for messages. namespace: "" where the path has none. accept: the form of the answer.
+    """
+
+    verb: str
+    resource: str
+    path: str
+    name: str = ""
+    namespace: str = ""
+    query: Mapping[str, object] = field(default_factory=dict)
+    body: Manifest | None = None
+    accept: str = _ANY
 
     @property
-    def context(self) -> str: ...
+    def method(self) -> str:
+        return {"create": "POST", "delete": "DELETE"}.get(self.verb, "GET")
 
     @property
-    def namespace(self) -> str: ...
+    def has_manifest(self) -> bool:
+        """Whether an object is sent that the user's settings shape, and not a review of rights."""
+        return self.verb == "create" and self.body is not None and bool(self.name)
+
+    @property
+    def text(self) -> str:
+        inside = f" in the namespace {self.namespace}" if self.namespace else ""
+        return f"{self.verb} {self.resource}{f' {self.name}' if self.name else ''}{inside}"
 
 
 class ClusterApi:
@@ -71,17 +101,16 @@ class ClusterApi:
 
     def __init__(
         self,
-        place: ApiPlace,
+        settings: KubernetesSettings,
         note: Callable[[str], None] = lambda text: None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare a client of the API server, without a request.
+        """Prepare a client of the API server, without a request. settings: have the context and the namespace.
 
-        note: gets a message while a server that is away is waited for. check: raises what ends the command; both are called in
-        the
-        thread of this constructor only.
+        note: gets a message while a server that is away is waited for. check: raises what ends the command; both are called
+        in the thread of this constructor only.
         """
-        self._place, self._note, self._check = place, note, check
+        self._settings, self._note, self._check = settings, note, check
         self._thread, self._lock = threading.get_ident(), threading.Lock()
         self._known: KubeCredentials | None = None
         self._user = ""
@@ -95,12 +124,12 @@ class ClusterApi:
         """Raises ConfigError, AuthError."""
         with self._lock:
             if self._known is None:
-                self._known = KubeCredentials(self._place.context)
+                self._known = KubeCredentials(self._settings.context)
             return self._known
 
     @property
     def namespace(self) -> str:
-        return self._place.namespace or self.credentials.namespace or "default"
+        return self._settings.namespace or self.credentials.namespace or "default"
 
     @property
     def where(self) -> str:
@@ -110,10 +139,10 @@ class ClusterApi:
         """Ask for the user's name as the server knows it; that of the kubeconfig where the server has no answer."""
         if not self._user:
             review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
-            asked = self._asked("create", "selfsubjectreviews.authentication.k8s.io", "", "")
+            request = ApiRequest("create", "selfsubjectreviews.authentication.k8s.io", _WHOAMI, body=review)
             found: object = ""
             try:
-                answer = self._json("POST", _WHOAMI, asked, body=review)
+                answer = self._json(request)
                 found = (answer.get("status") or {}).get("userInfo", {}).get("username", "")
             except (NotFound, PreflightError) as error:  # the server is older than 1.28
                 if isinstance(error, Unreachable):
@@ -134,29 +163,27 @@ class ClusterApi:
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": wanted},
         }
-        asked = self._asked("create", "selfsubjectaccessreviews.authorization.k8s.io", "", "")
-        answer = self._json("POST", _REVIEWS, asked, body=body)
+        request = ApiRequest("create", "selfsubjectaccessreviews.authorization.k8s.io", _REVIEWS, body=body)
+        answer = self._json(request)
         return bool((answer.get("status") or {}).get("allowed"))
 
     # -- objects
 
     def get(self, kind: str, name: str) -> Manifest | None:
         """Read an object, None if there is none."""
-        found = KINDS[kind]
         with contextlib.suppress(NotFound):
-            return self._json("GET", found.path(self.namespace, name), self._asked_of("get", found, name))
+            return self._json(self._request("get", KINDS[kind], name))
         return None
 
-    def listed(
+    def list_objects(
         self, kind: str, labels: Mapping[str, str] | None = None, fields: str = "", whole: bool = True
     ) -> list[Manifest]:
         """List the objects with these labels, in the namespace if the kind has one.
 
         [] where the server does not know the kind. fields: a field selector. whole: else their metadata are enough: a Secret
-        may
-        have 1 MiB.
+        may have 1 MiB.
         """
-        return self._listed(KINDS[kind], labels or {}, fields, _ANY if whole else _METADATA)[0]
+        return self._list(KINDS[kind], labels or {}, fields, _ANY if whole else _METADATA)[0]
 
     def versions(self, kind: str) -> tuple[str, ...]:
         """List the resources that the server has in the version of this kind.
@@ -164,9 +191,8 @@ class ClusterApi:
         Raises NotFound where it does not have the kind.
         """
         found = KINDS[kind]
-        asked = self._asked("get", found.version, "", "")
-        top = f"/apis/{found.version}" if found.group else f"/api/{found.version}"
-        names = tuple(str(one.get("name")) for one in self._json("GET", top, asked).get("resources") or [])
+        answer = self._json(ApiRequest("get", found.version, found.top))
+        names = tuple(str(one.get("name")) for one in answer.get("resources") or [])
         if found.plural not in names:
             raise NotFound(f"the API server has no {found.plural} in {found.version}", "", self.where)
         return names
@@ -176,16 +202,16 @@ class ClusterApi:
 
         Raises AlreadyExists for a name that is taken, ConfigError for a wrong field, PreflightError, AuthError.
         """
-        kind, name, lost = KINDS[manifest["kind"]], str(manifest["metadata"]["name"]), False
+        lost = False
 
         def unsure(error: ClustertoolError) -> None:
             nonlocal lost
             lost = True  # the attempt before may have created it
 
         try:
-            return self._post(kind, manifest, _STRICT, unsure)
+            return self._post(manifest, _STRICT, unsure)
         except AlreadyExists:
-            present = self.get(kind.name, name) if lost else None
+            present = self.get(manifest["kind"], str(manifest["metadata"]["name"])) if lost else None
             if present is not None and _job_of(present) and _job_of(present) == _job_of(manifest):
                 return present
             raise
@@ -196,13 +222,13 @@ class ClusterApi:
         Only create() shows what else the server refuses: a right, a quota, a name that is taken.
         """
         with contextlib.suppress(AuthError, NotFound, PreflightError):
-            self._post(KINDS[manifest["kind"]], manifest, {**_STRICT, "dryRun": "All"})
+            self._post(manifest, {**_STRICT, "dryRun": "All"})
 
     def delete(self, kind: str, name: str, uid: str = "", grace: int | None = None) -> bool:
         """Begin to delete an object and what it owns; False if it is not there.
 
-        uid: only that one, and not a later one of the same name. grace: seconds between TERM and KILL of a pod, None for its
-        own.
+        uid: only that one, and not a later one of the same name. grace: seconds between TERM and KILL of a pod, None for
+        its own.
         """
         found = KINDS[kind]
         body: Manifest = {
@@ -215,11 +241,8 @@ class ClusterApi:
         if uid:
             body["preconditions"] = {"uid": uid}
         try:
-            path, asked = found.path(self.namespace, name), self._asked_of("delete", found, name)
-            self._json("DELETE", path, asked, body=body)
-        except NotFound:
-            return False
-        except AlreadyExists:  # a conflict: another one has this name
+            self._json(self._request("delete", found, name, body=body))
+        except (NotFound, AlreadyExists):  # the latter is a conflict: another one has this name
             return False
         return True
 
@@ -234,7 +257,7 @@ class ClusterApi:
         found, selected = KINDS[kind], labels or {}
         while True:
             if not version:
-                items, version = self._listed(found, selected, "")
+                items, version = self._list(found, selected, "")
                 yield "LISTED", {"items": items}
             try:
                 for event, changed in self._watched(found, selected, version):
@@ -244,24 +267,15 @@ class ClusterApi:
             except Expired:
                 version = ""
 
-    def log(
-        self,
-        pod: str,
-        *,
-        tail: int | None = None,
-        since: str = "",
-        follow: bool = False,
-        timestamps: bool = False,
-        limit: int = 0,
-    ) -> Iterator[bytes]:
-        """Yield the log of a pod's container in pieces. since: RFC 3339. limit: in bytes. Raises Unreachable if it breaks."""
+    def log(self, pod: str, *, tail: int | None = None, limit: int = 0) -> Iterator[bytes]:
+        """Yield the log of a pod's container in pieces. tail: lines. limit: in bytes. Raises Unreachable if it breaks."""
         query: dict[str, object] = {"container": CONTAINER}
-        given = {"tailLines": tail, "sinceTime": since, "limitBytes": limit}
-        query.update({name: value for name, value in given.items() if value not in (None, "", 0) or value == tail == 0})
-        query.update({name: "true" for name, value in (("follow", follow), ("timestamps", timestamps)) if value})
+        if tail is not None:
+            query["tailLines"] = tail
+        if limit:
+            query["limitBytes"] = limit
         path = f"{KINDS['Pod'].path(self.namespace, pod)}/log"
-        asked = self._asked("get", "pods/log", pod, self.namespace)
-        return self._pieces("GET", path, asked, query, None if follow else _READ)
+        return self._pieces(ApiRequest("get", "pods/log", path, pod, self.namespace, query), _READ)
 
     def channel(self, pod: str, argv: Sequence[str]) -> PodChannel:
         """Run a program in the pod's container, with stdin, stdout and stderr.
@@ -270,10 +284,11 @@ class ClusterApi:
         """
         query = [("container", CONTAINER), *(("command", one) for one in argv)]
         query += [(name, "true") for name in ("stdin", "stdout", "stderr")]
-        path = f"{KINDS['Pod'].path(self.namespace, pod)}/exec"
-        asked = self._asked("create", "pods/exec", pod, self.namespace)
+        request = ApiRequest(
+            "create", "pods/exec", f"{KINDS['Pod'].path(self.namespace, pod)}/exec", pod, self.namespace
+        )
         known = self.credentials
-        url = f"{known.host}{path}?{urlencode(query)}".replace("http", "ws", 1)
+        url = f"{known.host}{request.path}?{urlencode(query)}".replace("http", "ws", 1)
         headers = {name.lower(): value for name, value in known.headers().items()}
         headers["sec-websocket-protocol"] = _PROTOCOLS
         try:
@@ -281,9 +296,11 @@ class ClusterApi:
         except (WebSocketException, OSError) as error:
             status, body = getattr(error, "status_code", 0), getattr(error, "resp_body", None) or b""
             if status:
-                raise refusal(int(status), body if isinstance(body, bytes) else str(body).encode(), asked) from None
+                raise self._refusal(
+                    int(status), body if isinstance(body, bytes) else str(body).encode(), request
+                ) from None
             fix = "is the pod running? kubectl describe pod shows it"
-            raise Unreachable(f"no channel to the pod {asked.name}: {error}", fix, asked.where) from None
+            raise Unreachable(f"no channel to the pod {pod}: {error}", fix, known.where) from None
 
     @contextlib.contextmanager
     def patiently(self) -> Iterator[None]:
@@ -296,26 +313,29 @@ class ClusterApi:
 
     # -- requests
 
+    def _request(self, verb: str, kind: ObjectKind, name: str = "", **more: Any) -> ApiRequest:
+        """Make the request about one object, or about all of a kind."""
+        path = kind.path(self.namespace, "" if verb == "create" else name)
+        return ApiRequest(verb, kind.resource, path, name, self.namespace if kind.namespaced else "", **more)
+
     def _post(
         self,
-        kind: ObjectKind,
         manifest: Manifest,
         query: Mapping[str, object],
         failed: Callable[[ClustertoolError], None] = lambda error: None,
     ) -> Manifest:
-        asked = replace(self._asked_of("create", kind, str(manifest["metadata"]["name"])), manifest=True)
-        return self._json("POST", kind.path(self.namespace), asked, query, manifest, failed)
+        name = str(manifest["metadata"]["name"])
+        return self._json(self._request("create", KINDS[manifest["kind"]], name, query=query, body=manifest), failed)
 
-    def _listed(
+    def _list(
         self, kind: ObjectKind, labels: Mapping[str, str], fields: str, accept: str = _ANY
     ) -> tuple[list[Manifest], str]:
         """List the objects page by page, with the version of the list."""
-        asked, start = self._asked_of("list", kind), ""
-        items: list[Manifest] = []
+        start, items = "", list[Manifest]()
         while True:
             query = {**_selectors(labels, fields), "limit": _PAGE, **({"continue": start} if start else {})}
             try:
-                page = self._json("GET", kind.path(self.namespace), asked, query, accept=accept)
+                page = self._json(self._request("list", kind, query=query, accept=accept))
             except NotFound:
                 return [], ""
             except Expired:  # the list has changed too much between two pages
@@ -331,10 +351,9 @@ class ClusterApi:
         """Yield the changes of one watch, to its end. Raises Expired."""
         query = {**_selectors(labels, ""), "watch": "true", "allowWatchBookmarks": "true"}
         query.update(resourceVersion=version, timeoutSeconds=_WATCH)
-        asked, rest = self._asked_of("watch", kind), b""
-        pieces = self._pieces("GET", kind.path(self.namespace), asked, query, _WATCH + _READ)
+        request, rest = self._request("watch", kind, query=query), b""
         with contextlib.suppress(Unreachable):  # it is begun again from the last version
-            for piece in pieces:
+            for piece in self._pieces(request, _WATCH + _READ):
                 *lines, rest = (rest + piece).split(b"\n")
                 if len(rest) > _LONGEST_LINE:
                     raise PreflightError("the API server sends a line that does not end", "", self.where)
@@ -342,15 +361,12 @@ class ClusterApi:
                     event = _object(line, self.where)
                     changed = event.get("object") or {}
                     if event.get("type") == "ERROR":
-                        status = int(changed.get("code") or 500)
-                        raise refusal(status, json.dumps(changed).encode(), asked)
+                        raise self._refusal(int(changed.get("code") or 500), json.dumps(changed).encode(), request)
                     yield str(event.get("type")), changed
 
-    def _pieces(
-        self, method: str, path: str, asked: Asked, query: Mapping[str, object], read: float | None
-    ) -> Iterator[bytes]:
-        """Yield a response as it comes."""
-        response = self._response(method, path, asked, query, None, read)
+    def _pieces(self, request: ApiRequest, read: float) -> Iterator[bytes]:
+        """Yield a response as it comes. read: seconds to wait for a piece."""
+        response = self._response(request, read)
         try:
             yield from response.stream(_CHUNK, decode_content=True)
         except HTTPError as error:
@@ -359,17 +375,8 @@ class ClusterApi:
             response.close()
             response.release_conn()
 
-    def _json(
-        self,
-        method: str,
-        path: str,
-        asked: Asked,
-        query: Mapping[str, object] | None = None,
-        body: Manifest | None = None,
-        failed: Callable[[ClustertoolError], None] = lambda error: None,
-        accept: str = _ANY,
-    ) -> Manifest:
-        response = self._response(method, path, asked, query, body, _READ, failed, accept)
+    def _json(self, request: ApiRequest, failed: Callable[[ClustertoolError], None] = lambda error: None) -> Manifest:
+        response = self._response(request, _READ, failed)
         try:
             data = response.read(_MOST + 1)
         except HTTPError as error:
@@ -377,36 +384,27 @@ class ClusterApi:
         finally:
             response.release_conn()
         if len(data) > _MOST:
-            raise PreflightError(f"the answer to {asked.text} is larger than {_MOST >> 20} MiB", "", self.where)
+            raise PreflightError(f"the answer to {request.text} is larger than {_MOST >> 20} MiB", "", self.where)
         return _object(data, self.where)
 
     def _response(
-        self,
-        method: str,
-        path: str,
-        asked: Asked,
-        query: Mapping[str, object] | None,
-        body: Manifest | None,
-        read: float | None,
-        failed: Callable[[ClustertoolError], None] = lambda error: None,
-        accept: str = _ANY,
+        self, request: ApiRequest, read: float, failed: Callable[[ClustertoolError], None] = lambda error: None
     ) -> urllib3.BaseHTTPResponse:
         """Send a request until a response is a success, and return it unread.
 
         failed: gets the errors of attempts that are repeated.
         """
         began, attempt = time.monotonic(), 0
-        data = json.dumps(body).encode() if body is not None else None
         while True:
             pause = _PAUSES[min(attempt, len(_PAUSES) - 1)] * random.uniform(0.8, 1.2)
             try:
-                response = self._attempt(method, path, query, data, read, accept)
+                response = self._attempt(request, read)
                 self._connected = True
                 if response.status < 300:
                     return response
-                error = refusal(response.status, response.read(_CHUNK), asked)
+                error = self._refusal(response.status, response.read(_CHUNK), request)
                 response.release_conn()
-                if response.status not in REPEATED:
+                if response.status not in _REPEATED:
                     raise error
                 pause = max(pause, min(_retry_after(response.headers), _PATIENCE / 2))
             except HTTPError as broken:
@@ -420,26 +418,25 @@ class ClusterApi:
             self._wait(pause, time.monotonic() - began, error)
             attempt += 1
 
-    def _attempt(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, object] | None,
-        data: bytes | None,
-        read: float | None,
-        accept: str,
-    ) -> urllib3.BaseHTTPResponse:
+    def _attempt(self, request: ApiRequest, read: float) -> urllib3.BaseHTTPResponse:
         known = self.credentials
-        url = f"{known.host}{path}{'?' if query else ''}{urlencode(query or {})}"
+        url = f"{known.host}{request.path}{'?' if request.query else ''}{urlencode(request.query)}"
+        data = json.dumps(request.body).encode() if request.body is not None else None
 
         def send(_: str) -> urllib3.BaseHTTPResponse | HTTPError:
-            headers = {"Accept": accept, "User-Agent": "clustertool", **known.headers()}
+            headers = {"Accept": request.accept, "User-Agent": "clustertool", **known.headers()}
             if data is not None:
                 headers["Content-Type"] = "application/json"
             timeout = urllib3.Timeout(connect=_CONNECT, read=read)
             try:
                 response: urllib3.BaseHTTPResponse = known.pool.request(
-                    method, url, body=data, headers=headers, timeout=timeout, preload_content=False, retries=False
+                    request.method,
+                    url,
+                    body=data,
+                    headers=headers,
+                    timeout=timeout,
+                    preload_content=False,
+                    retries=False,
                 )
                 return response
             except HTTPError as error:
@@ -452,6 +449,9 @@ class ClusterApi:
         if isinstance(found, HTTPError):
             raise found
         return found
+
+    def _refusal(self, status: int, body: bytes, request: ApiRequest) -> ClustertoolError:
+        return refusal(status, body, request, self._user or self.credentials.user, self.where)
 
     def _may_return(self, error: HTTPError) -> bool:
         """Check whether a later attempt may reach the server."""
@@ -477,13 +477,6 @@ class ClusterApi:
         if isinstance(error, SSLError):
             fix = "correct certificate-authority of this cluster in the kubeconfig"
         return Unreachable(f"the API server does not answer: {why[:300]}", fix, self.where)
-
-    def _asked_of(self, verb: str, kind: ObjectKind, name: str = "") -> Asked:
-        return self._asked(verb, kind.resource, name, self.namespace if kind.namespaced else "")
-
-    def _asked(self, verb: str, resource: str, name: str, namespace: str) -> Asked:
-        known = self.credentials
-        return Asked(verb, resource, name, namespace, self._user or known.user, known.where)
 
 
 def _selectors(labels: Mapping[str, str], fields: str) -> dict[str, object]:
@@ -516,61 +509,37 @@ def _object(data: bytes, where: str) -> Manifest:
     return found
 
 
-class AlreadyExists(PreflightError):
-    """An object of this name is there."""
+def refusal(status: int, body: bytes, request: ApiRequest, user: str, where: str) -> ClustertoolError:
+    """Convert a response that is no success to an error.
 
-
-class Expired(PreflightError):
-    """The version from which a watch was to begin is too old."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A request, for messages. resource: as in rights. user: as far as it is known. manifest: the request has one."""
-
-    verb: str
-    resource: str
-    name: str
-    namespace: str
-    user: str
-    where: str
-    manifest: bool = False
-
-    @property
-    def text(self) -> str:
-        inside = f" in the namespace {self.namespace}" if self.namespace else ""
-        return f"{self.verb} {self.resource}{f' {self.name}' if self.name else ''}{inside}"
-
-
-def refusal(status: int, body: bytes, asked: Asked) -> ClustertoolError:
-    """Convert a response that is no success to an error. body: a Status object in JSON, or any text of a proxy."""
+    body: a Status object in JSON, or any text of a proxy. user: "" if it is not known.
+    """
     answer = _status(body)
-    message = _shown(str(answer.get("message", ""))) or _shown(body.decode(errors="replace"))
-    where = asked.where
+    message = _one_line(str(answer.get("message", ""))) or _one_line(body.decode(errors="replace"))
     if status == 401:
         fix = "log in again, or correct the user of this context: kubectl config view --minify"
-        return AuthError(f"the API server refuses the credentials of {asked.user or 'this context'}", fix, where)
+        return AuthError(f"the API server refuses the credentials of {user or 'this context'}", fix, where)
     if status == 403 and "exceeded quota" in message:
         return PreflightError(message, "ask for less in KUBERNETES, or wait until other jobs have ended", where)
     if status == 403:
         # A refusal that does not name the user comes from an admission controller: PodSecurity, LimitRange, a webhook.
         fix = _RIGHTS if "User" in message or not message else f"correct KUBERNETES in conf.py, or {_RIGHTS}"
-        what = f"{asked.user or 'this user'} may not {asked.text}" + (f": {message}" if message else "")
+        what = f"{user or 'this user'} may not {request.text}" + (f": {message}" if message else "")
         return AuthError(what, fix, where)
-    if status == 404 and asked.verb == "create":
-        what = f"cannot {asked.text}: {message or 'not found'}"
-        return PreflightError(what, "is the namespace there, and is the resource definition installed?", where)
-    if status == 404:
-        return NotFound(f"cannot {asked.text}: {message or 'not found'}", "", where)
-    if status == 409:
-        return AlreadyExists(f"cannot {asked.text}: {message}", "choose another --job-id, or stop that job", where)
-    if status == GONE:
-        return Expired(f"cannot {asked.text}: {message}", "try again", where)
-    if asked.manifest and status in (400, 422) and _NO_DRY_RUN not in message:
+    if request.has_manifest and status in (400, 422) and _NO_DRY_RUN not in message:
         fix = "correct KUBERNETES in conf.py, [kubernetes] in job.toml, or pod_template"
         return ConfigError(f"the manifest is not right: {_wrong_fields(answer) or message}", fix, where)
-    fix = "try again later" if status in REPEATED else "is this the address of an API server?"
-    return PreflightError(f"cannot {asked.text}: HTTP {status}: {message}", fix, where)
+    what = f"cannot {request.text}: {message or 'not found'}"
+    if status == 404 and request.verb == "create":
+        return PreflightError(what, "is the namespace there, and is the resource definition installed?", where)
+    if status == 404:
+        return NotFound(what, "", where)
+    if status == 409:
+        return AlreadyExists(f"cannot {request.text}: {message}", "choose another --job-id, or stop that job", where)
+    if status == _EXPIRED:
+        return Expired(f"cannot {request.text}: {message}", "try again", where)
+    fix = "try again later" if status in _REPEATED else "is this the address of an API server?"
+    return PreflightError(f"cannot {request.text}: HTTP {status}: {message}", fix, where)
 
 
 def _status(body: bytes) -> Mapping[str, object]:
@@ -585,11 +554,11 @@ def _wrong_fields(answer: Mapping[str, object]) -> str:
     """Name the wrong fields of a manifest, with the reasons of the server, which lists them or has them in its message."""
     listed = [one for one in items(fields(answer, "details"), "causes") if text(one, "field")]
     if listed:
-        return _shown("; ".join(f"{text(one, 'field')}: {text(one, 'message')}" for one in listed))
+        return _one_line("; ".join(f"{text(one, 'field')}: {text(one, 'message')}" for one in listed))
     form = _FORM.search(str(answer.get("message", "")))
-    return _shown(form[1]) if form else ""
+    return _one_line(form[1]) if form else ""
 
 
-def _shown(text: str) -> str:
+def _one_line(text: str) -> str:
     clean = "".join(char if char.isprintable() else " " for char in text[: 4 * _LONGEST])
     return " ".join(clean.split())[:_LONGEST]

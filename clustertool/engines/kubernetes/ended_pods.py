@@ -15,12 +15,13 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple
 
+from clustertool.engines.kubernetes.cluster_api import ClusterApi
 from clustertool.errors import ClustertoolError, DataError, NotFound
 from clustertool.model.config.hosts import Host
 from clustertool.model.kubernetes import pod_record
-from clustertool.model.kubernetes.api_objects import Manifest, Object, fields, text
+from clustertool.model.kubernetes.api_objects import Object, fields, text
 from clustertool.model.kubernetes.object_names import JOB_LABEL, JobAbout, job_hash
 from clustertool.model.kubernetes.pod_reasons import PodFault, PodView, end_of, view
 from clustertool.model.kubernetes.pod_record import LEDGER, MOST_LINE, PodEnd, PodRecord, Stated
@@ -39,16 +40,10 @@ _MOST_BYTES = 8 << 30  # of all logs of one node
 _CUT = b"[clustertool: what follows was not restored: the log of the pod is too large]\n"
 
 
-class PodEvents(Protocol):
-    """Of ClusterApi, what is used here."""
-
-    def watch(self, kind: str, labels: Mapping[str, str] | None = None) -> Iterator[tuple[str, Manifest]]: ...
-
-
 class PodWatch:
     """start() begins it in a thread, which ends with the process or soon after close()."""
 
-    def __init__(self, api: PodEvents) -> None:
+    def __init__(self, api: ClusterApi) -> None:
         self._api = api
         self._closed = threading.Event()
         self._started = False
@@ -96,16 +91,10 @@ class PodWatch:
             self._closed.wait(_PAUSE)
 
 
-class LogReader(Protocol):
-    """Of ClusterApi, what is used here."""
-
-    def log(self, pod: str, *, tail: int | None = None) -> Iterator[bytes]: ...
-
-
 class EndedPods:
     """places: which node of which job a pod is. failed: why the log of a pod cannot be read. May be used by several threads."""
 
-    def __init__(self, api: LogReader) -> None:
+    def __init__(self, api: ClusterApi) -> None:
         self._api = api
         self._records = RestoredRecords()
         self._lock = threading.Lock()

@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from clustertool.engines.base import Description, EngineState
+from clustertool.engines.kubernetes.cluster_api import ClusterApi
 from clustertool.errors import AuthError, ClustertoolError, DataError, NodeLost, PreflightError, Survivors, raise_all
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.state_names import JobState
@@ -251,25 +252,10 @@ def _owners(of: Object) -> list[dict[str, object]]:
     return items(fields(of, "metadata"), "ownerReferences")
 
 
-class ObjectReader(Protocol):
-    """Of ClusterApi, what is used here."""
-
-    @property
-    def namespace(self) -> str: ...
-
-    def user(self) -> str: ...
-
-    def listed(
-        self, kind: str, labels: Mapping[str, str] | None = None, fields: str = "", whole: bool = True
-    ) -> list[Manifest]: ...
-
-    def delete(self, kind: str, name: str, uid: str = "", grace: int | None = None) -> bool: ...
-
-
 class JobStore:
     """The jobs of the user of `api` in its namespace. Those of other owners are not found, whatever their ids."""
 
-    def __init__(self, api: ObjectReader) -> None:
+    def __init__(self, api: ClusterApi) -> None:
         self._api = api
         self._owner = ""
 
@@ -290,7 +276,7 @@ class JobStore:
 
     def pods(self, job: str) -> list[Manifest]:
         """List the pods of one job. Raises ClustertoolError."""
-        return self._api.listed("Pod", self._labels(job))
+        return self._api.list_objects("Pod", self._labels(job))
 
     def describe(self) -> dict[str, Description]:
         """Compute the state of each job. Raises ClustertoolError."""
@@ -339,23 +325,23 @@ class JobStore:
         The Secret and the Service are left out as long as others are there: they go with the workload.
         """
         labels = self._labels(job)
-        found = [*self._workloads(labels), *self._api.listed("Pod", labels)]
-        return found or [one for kind in _KEPT for one in self._api.listed(kind, labels, whole=False)]
+        found = [*self._workloads(labels), *self._api.list_objects("Pod", labels)]
+        return found or [one for kind in _KEPT for one in self._api.list_objects(kind, labels, whole=False)]
 
     def abandoned(self) -> list[Manifest]:
         """List Secrets and Services of this user whose workload is gone: those that kubectl has applied have no owner.
 
         They are as old as an ended workload becomes. A workload that this user may not list has pods. Raises ClustertoolError.
         """
-        jobs = {_job_label(one) for one in (*self._workloads(self.owner), *self._api.listed("Pod", self.owner))}
-        kept = [one for kind in _KEPT for one in self._api.listed(kind, self.owner, whole=False)]
+        jobs = {_job_label(one) for one in (*self._workloads(self.owner), *self._api.list_objects("Pod", self.owner))}
+        kept = [one for kind in _KEPT for one in self._api.list_objects(kind, self.owner, whole=False)]
         return [one for one in kept if _job_label(one) not in jobs and time.time() - _created(one) > KEPT]
 
     def _labels(self, job: str) -> dict[str, str]:
         return {**self.owner, JOB_LABEL: job_hash(job)}
 
     def _found(self, labels: Mapping[str, str]) -> dict[str, JobObjects]:
-        workloads, pods = self._workloads(labels), self._api.listed("Pod", labels)
+        workloads, pods = self._workloads(labels), self._api.list_objects("Pod", labels)
         by_hash: dict[str, list[Manifest]] = {}
         for pod in pods:
             by_hash.setdefault(_job_label(pod), []).append(pod)
@@ -372,7 +358,7 @@ class JobStore:
         refused: list[ClustertoolError] = []
         for kind in WORKLOADS.values():
             try:
-                found += self._api.listed(kind, labels)
+                found += self._api.list_objects(kind, labels)
             except AuthError as error:
                 refused.append(error)
         if len(refused) == len(WORKLOADS):
@@ -382,7 +368,7 @@ class JobStore:
     def _optional(self, kind: str, fields: str = "") -> list[Manifest]:
         """List objects that only explain something: [] without the right to list them."""
         try:
-            return self._api.listed(kind, None, fields)
+            return self._api.list_objects(kind, None, fields)
         except AuthError:
             return []
 

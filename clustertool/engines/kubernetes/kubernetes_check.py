@@ -5,8 +5,7 @@ All findings are returned together. Where a right is missing that only this chec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -15,7 +14,9 @@ from clustertool.errors import AuthError, NotFound, PreflightError
 from clustertool.model.finding import Finding
 from clustertool.model.kubernetes import node_view
 from clustertool.model.kubernetes.api_objects import KINDS, Object
+from clustertool.model.kubernetes.kubernetes_settings import KubernetesSettings
 from clustertool.model.kubernetes.node_view import is_cordoned, is_ready
+from clustertool.model.kubernetes.pod_places import WORKLOADS
 from clustertool.ssh.parallel import each
 
 _COLUMN = "queue"
@@ -40,35 +41,16 @@ class Right(NamedTuple):
 
 
 class PodGroup(NamedTuple):
-    """Pods that ask for the same.
+    """Pods that ask for the same: requests and limits of one pod, as quantities by their names."""
 
-    requests, limits: of one pod, as quantities by their names; requests that are absent are as the limits.
-    """
-
-    pods: int = 1
-    requests: Mapping[str, str] = {}
-    limits: Mapping[str, str] = {}
+    pods: int
+    requests: Mapping[str, str]
+    limits: Mapping[str, str]
 
     @property
     def each(self) -> dict[str, str]:
-        """What one pod requests."""
+        """What one pod requests: where it does not, as the limits."""
         return {**self.limits, **self.requests}
-
-
-@dataclass(frozen=True)
-class CheckedJob:
-    """What a job would ask for. kind: of its workload. queue: whether one is set. groups: its pods, by their roles."""
-
-    kind: str = "Job"
-    groups: Sequence[PodGroup] = (PodGroup(),)
-    queue: bool = False
-    pull_secrets: Sequence[str] = ()
-    service_account: str = ""
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def pods(self) -> int:
-        return sum(group.pods for group in self.groups)
 
 
 def rights(kind: str, queue: bool = False) -> tuple[Right, ...]:
@@ -87,7 +69,7 @@ def rights(kind: str, queue: bool = False) -> tuple[Right, ...]:
     return tuple(found)
 
 
-def of_cluster(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
+def of_cluster(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
     """Yield all findings, of node 0, which stands for the cluster. Raises ClustertoolError if the server does not answer."""
     user = api.user()
     yield from of_rights(api, job, user)
@@ -99,8 +81,14 @@ def of_cluster(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
             yield Finding(0, _COLUMN, "warn", f"not checked: {error.what}", error.fix)
 
 
-def of_rights(api: ClusterApi, job: CheckedJob, user: str) -> Iterator[Finding]:
-    wanted = rights(job.kind, job.queue)
+def pod_groups(job: KubernetesSettings) -> list[PodGroup]:
+    """List the pods of each role."""
+    resources = [(count, job.resources_of(role)) for role, count in job.nodes]
+    return [PodGroup(count, found.get("requests", {}), found.get("limits", {})) for count, found in resources]
+
+
+def of_rights(api: ClusterApi, job: KubernetesSettings, user: str) -> Iterator[Finding]:
+    wanted = rights(WORKLOADS[job.dialect], bool(job.queue))
     gathered = each(wanted, lambda one: api.allowed(one.verb, one.group, one.resource, one.subresource), width=_WIDTH)
     allowed = gathered.all()
     missing = [right for number, right in enumerate(wanted) if not allowed[number]]
@@ -113,7 +101,7 @@ def of_rights(api: ClusterApi, job: CheckedJob, user: str) -> Iterator[Finding]:
         yield Finding(0, _COLUMN, "ok", "ok")
 
 
-def of_namespace(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
+def of_namespace(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
     """Check that the namespace is there.
 
     Only an API server that lets the user read namespaces knows; else the first request in it shows it.
@@ -129,20 +117,20 @@ def of_namespace(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
         yield Finding(0, _COLUMN, "error", f"the namespace {api.namespace} {state}", fix)
 
 
-def of_kind(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
+def of_kind(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
     """Check that the resource definition of the dialect is installed, in the version that is used."""
-    kind = KINDS[job.kind]
+    kind = KINDS[WORKLOADS[job.dialect]]
     if kind.group in ("", "batch"):
         return
     try:
-        api.versions(job.kind)
+        api.versions(kind.name)
     except NotFound:
         what = f"the cluster has no {kind.name} ({kind.version})"
         yield Finding(0, _COLUMN, "error", what, 'install its controller, or choose KUBERNETES["dialect"] = "job"')
 
 
-def of_pull_secrets(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
-    for name in job.pull_secrets:
+def of_pull_secrets(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
+    for name in job.image_pull_secrets:
         found = api.get("Secret", name)
         if found is None:
             what = f"the pull secret {name} is not in the namespace {api.namespace}"
@@ -154,9 +142,9 @@ def of_pull_secrets(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
             yield Finding(0, _COLUMN, "error", what, "its type is kubernetes.io/dockerconfigjson")
 
 
-def of_quota(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
+def of_quota(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
     """Compare the job with what the quotas of the namespace have left, and whether it could ever run in it."""
-    for quota in api.listed("ResourceQuota"):
+    for quota in api.list_objects("ResourceQuota"):
         name, status = quota["metadata"]["name"], quota.get("status") or {}
         hard, used = status.get("hard") or {}, status.get("used") or {}
         for key, wanted in _of_quota(job).items():
@@ -171,14 +159,14 @@ def of_quota(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
                 yield Finding(0, _COLUMN, "warn", what, "its pods are created when other jobs have ended")
 
 
-def of_devices(api: ClusterApi, job: CheckedJob) -> Iterator[Finding]:
+def of_devices(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
     """Check that nodes have what the pods ask for: in each node what one of them needs, and in all together what all need."""
-    nodes = [node for node in api.listed("Node", job.node_selector) if usable(node)]
+    nodes = [node for node in api.list_objects("Node", job.node_selector) if usable(node)]
     if not nodes:
         what = "no node is ready" + (" that has these labels" if job.node_selector else "")
         yield Finding(0, _COLUMN, "error", what, 'correct KUBERNETES["node_selector"]' if job.node_selector else "")
         return
-    for group in job.groups:
+    for group in pod_groups(job):
         for name, text in group.each.items():
             wanted, column = quantity(text), "devices" if "/" in name else _COLUMN
             having = [_allocatable(node, name) for node in nodes]
@@ -219,14 +207,14 @@ def _allocatable(node: Object, name: str) -> Decimal:
     return quantity(str(found))
 
 
-def _of_quota(job: CheckedJob) -> dict[str, Decimal]:
+def _of_quota(job: KubernetesSettings) -> dict[str, Decimal]:
     """Compute what the job needs, by the names that quotas have."""
-    found = {"pods": Decimal(job.pods), "count/pods": Decimal(job.pods)}
+    found = {"pods": Decimal(job.node_count), "count/pods": Decimal(job.node_count)}
 
     def add(name: str, amount: Decimal) -> None:
         found[name] = found.get(name, Decimal()) + amount
 
-    for group in job.groups:
+    for group in pod_groups(job):
         for name, text in group.each.items():
             add(f"requests.{name}", quantity(text) * group.pods)
             if name in ("cpu", "memory"):

@@ -7,18 +7,18 @@ a private folder here, and one agent on it answers for all of them (Fleet.open_s
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from clustertool.engines.base import Answers, Description, Engine, EngineState, by_records
 from clustertool.engines.caller import Caller
 from clustertool.engines.kubernetes.cluster_api import ClusterApi
 from clustertool.engines.kubernetes.ended_pods import EndedPods, PodWatch
-from clustertool.engines.kubernetes.job_objects import JobObjects, JobStore, ObjectReader
-from clustertool.engines.kubernetes.kubernetes_check import CheckedJob, PodGroup, of_cluster
-from clustertool.engines.kubernetes.pod_channel import PodChannel, PodLink
+from clustertool.engines.kubernetes.job_objects import JobObjects, JobStore
+from clustertool.engines.kubernetes.kubernetes_check import of_cluster
+from clustertool.engines.kubernetes.pod_channel import PodChannel
 from clustertool.engines.preflight import Examined
 from clustertool.errors import AuthError, ClustertoolError, NotFound, PreflightError, Unreachable, raise_all
 from clustertool.fleet import this_machine
@@ -33,14 +33,14 @@ from clustertool.model.job.job_names import can_mean
 from clustertool.model.job.state_names import OUTCOMES, StopState
 from clustertool.model.job.stop_result import read_result
 from clustertool.model.job_pod import JobPod
-from clustertool.model.kubernetes.api_objects import Manifest, Object, fields, text
+from clustertool.model.kubernetes.api_objects import Object, fields, text
 from clustertool.model.kubernetes.kubernetes_settings import read_settings
 from clustertool.model.kubernetes.node_view import node_view
 from clustertool.model.kubernetes.object_names import JobAbout, about_of
-from clustertool.model.kubernetes.pod_places import WORKLOADS, node_of_pod
+from clustertool.model.kubernetes.pod_places import node_of_pod
 from clustertool.model.kubernetes.pod_reasons import view
 from clustertool.model.kubernetes.workload import GRACE_MORE, pod_root, root_of
-from clustertool.model.paths import base
+from clustertool.model.paths import IN_POD, base
 from clustertool.model.wire.agent_answers import JobsAnswer, JobStop, StopAnswer
 from clustertool.model.wire.agent_requests import StopHow
 from clustertool.model.wire.messages import LIST_JOBS, RELEASE, stop_request
@@ -54,33 +54,21 @@ _NOTICED = 3.0  # seconds after which the API server shows that a process has en
 _JOIN_LINES, _JOIN_BYTES = 20, 64 << 10  # of the log of a pod that has not joined
 _CHANNELS = 64  # that are opened at a time
 _POLL = 0.2
+_SHELL = ("/bin/sh",)
+_NO_SHELL = "use an image with a shell, or run a program: exec --in-job PROGRAM ..."
 _CLEAN: JobStop = {"state": StopState.CLEAN, "survivors": []}
-
-
-class EngineApi(ObjectReader, Protocol):
-    """Of ClusterApi, what is used here."""
-
-    def get(self, kind: str, name: str) -> Object | None: ...
-
-    def log(self, pod: str, *, tail: int | None = None, limit: int = 0) -> Iterator[bytes]: ...
-
-    def channel(self, pod: str, argv: Sequence[str]) -> PodChannel: ...
-
-    def watch(self, kind: str, labels: Mapping[str, str] | None = None) -> Iterator[tuple[str, Manifest]]: ...
-
-    def patiently(self) -> contextlib.AbstractContextManager[None]: ...
 
 
 class KubernetesEngine(Engine):
     """Only jobs of the user of the kubeconfig are found."""
 
     def __init__(
-        self, cluster: Cluster, caller: Caller, sink: Sink | None = None, api: EngineApi | None = None
+        self, cluster: Cluster, caller: Caller, sink: Sink | None = None, api: ClusterApi | None = None
     ) -> None:
         """Build the engine. api: the API server, by default that of the settings."""
         settings = read_settings(cluster.settings, where=cluster.where)
         super().__init__(cluster, caller, sink)
-        self.api: EngineApi = api or ClusterApi(settings, caller.note, caller.check)
+        self.api = api or ClusterApi(settings, caller.note, caller.check)
         self.store = JobStore(self.api)
         self._ended = EndedPods(self.api)
         self._followed = sink is not None
@@ -350,32 +338,67 @@ class KubernetesEngine(Engine):
 
     def check(self, settings: Mapping[str, object], deep: bool) -> Examined:
         """Check the API server, and what a job of these settings needs there. The cluster counts as one node."""
-        assert isinstance(self.api, ClusterApi)
         cluster = self.fleet.cluster
         read = read_settings(cluster.settings, None, settings, cluster.where)
-        groups = [
-            PodGroup(count, resources.get("requests", {}), resources.get("limits", {}))
-            for role, count in read.nodes
-            for resources in [read.resources_of(role)]
-        ]
-        job = CheckedJob(
-            kind=WORKLOADS[read.dialect],
-            groups=groups,
-            queue=bool(read.queue),
-            pull_secrets=read.image_pull_secrets,
-            service_account=read.service_account,
-            node_selector=read.node_selector,
-        )
         where = Host(0, self.api.where, name=self.api.where)
-        findings = tuple(of_cluster(self.api, job))
+        findings = tuple(of_cluster(self.api, read))
         return Examined(replace(cluster, hosts=(where,)), {}, findings, {})
 
     def nodes(self) -> Sequence[EngineNode]:
         try:
-            return [node_view(node) for node in self.api.listed("Node")]
+            return [node_view(node) for node in self.api.list_objects("Node")]
         except AuthError as error:
             fix = "ask for the right to list nodes: docs/kubernetes.md has a ClusterRole for it"
             raise AuthError(error.what, fix, error.node) from None
+
+
+class PodLink:
+    """api: may be used by several threads. pod: its name in the API server. node: what messages call it."""
+
+    noise = b""
+    no_shell = ("/bin/sh did not start in the container", _NO_SHELL)
+    root_group = IN_POD
+
+    def __init__(self, api: ClusterApi, pod: str, node: str = "") -> None:
+        self.pod, self.node = pod, node or pod
+        self.times: Mapping[str, float] = {}
+        self._api, self._lock = api, threading.Lock()
+        self._channels: list[PodChannel] = []
+        self._closed = False
+
+    @property
+    def alive(self) -> bool:
+        """Each channel is a connection of its own."""
+        return not self._closed
+
+    @property
+    def waiting(self) -> int:
+        return sum(channel.waiting for channel in list(self._channels))
+
+    def channel(self, *, window: int = 0, timeout: float = 10.0) -> PodChannel:
+        """Open a POSIX shell. In an image without /bin/sh the channel ends with 126 or 127, and its stderr has the reason."""
+        return self.program(_SHELL, timeout=timeout)
+
+    def program(self, argv: Sequence[str], *, window: int = 0, timeout: float = 10.0) -> PodChannel:
+        """Open a program in the place of a shell. Raises AuthError, NotFound, Unreachable."""
+        channel = self._api.channel(self.pod, argv)
+        channel.settimeout(timeout)
+        with self._lock:
+            self._channels = [one for one in self._channels if not one.closed]
+            self._channels.append(channel)
+            if self._closed:  # meanwhile
+                channel.close()
+        return channel
+
+    def lost(self, why: str) -> Unreachable:
+        return Unreachable(why, f"is the pod {self.pod} still running?", self.node)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            channels = list(self._channels)
+        for channel in channels:
+            channel.close()
 
 
 def _no_records(node: str) -> NotFound:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 from clustertool.engines import earlier_work
 from clustertool.engines.base import Document, Engine, EngineState, Exported, ExportWish, Starter, Submission, Submitted
@@ -62,7 +61,7 @@ class KubernetesStart(Starter):
         assert isinstance(engine, KubernetesEngine)
         self._pods = engine
         self._uploaded = False  # the workspace does not fit into the Secret
-        self._api = cast(ClusterApi, engine.api)
+        self._api = engine.api
 
     def prepare(self) -> Submission:
         """Make the objects of the job. A workspace that does not fit into the Secret is sent by submit()."""

@@ -1,4 +1,4 @@
-"""A pod is reached by programs in its container. A channel to one is the exec websocket of the official client.
+"""A channel to a program in the container of a pod is the exec websocket of the official client.
 
 It has the used functions of paramiko's channel. One thread moves bytes between the websocket and bounded buffers: TLS
 allows one thread at a time. WSClient.update() of the client does not serve here: it takes frames as long as there are any,
@@ -14,11 +14,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
-
-from clustertool.errors import Unreachable
-from clustertool.model.paths import IN_POD
+from collections.abc import Callable
 
 try:
     from websocket import ABNF, WebSocket, WebSocketException
@@ -33,8 +29,6 @@ _LARGEST = 32 << 20  # bytes of a message from the pod
 _PING = 30.0  # seconds: a proxy on the way closes a silent connection
 _EXIT = "ExitCode"  # the cause in the final status that has the exit code of the program
 _FAILED = 126  # exit status where the runtime could not start the program
-_SHELL = ("/bin/sh",)
-_NO_SHELL = "use an image with a shell, or run a program: exec --in-job PROGRAM ..."
 
 
 class PodChannel:
@@ -265,58 +259,3 @@ def _select(waiting: selectors.BaseSelector, connection: socket.socket, wanted: 
         waiting.register(connection, wanted)
     elif known:
         waiting.unregister(connection)
-
-
-class ChannelOpener(Protocol):
-    """Of ClusterApi, what is used here."""
-
-    def channel(self, pod: str, argv: Sequence[str]) -> PodChannel: ...
-
-
-class PodLink:
-    """api: may be used by several threads. pod: its name in the API server. node: what messages call it."""
-
-    noise = b""
-    no_shell = ("/bin/sh did not start in the container", _NO_SHELL)
-    root_group = IN_POD
-
-    def __init__(self, api: ChannelOpener, pod: str, node: str = "") -> None:
-        self.pod, self.node = pod, node or pod
-        self.times: Mapping[str, float] = {}
-        self._api, self._lock = api, threading.Lock()
-        self._channels: list[PodChannel] = []
-        self._closed = False
-
-    @property
-    def alive(self) -> bool:
-        """Each channel is a connection of its own."""
-        return not self._closed
-
-    @property
-    def waiting(self) -> int:
-        return sum(channel.waiting for channel in list(self._channels))
-
-    def channel(self, *, window: int = 0, timeout: float = 10.0) -> PodChannel:
-        """Open a POSIX shell. In an image without /bin/sh the channel ends with 126 or 127, and its stderr has the reason."""
-        return self.program(_SHELL, timeout=timeout)
-
-    def program(self, argv: Sequence[str], *, window: int = 0, timeout: float = 10.0) -> PodChannel:
-        """Open a program in the place of a shell. Raises AuthError, NotFound, Unreachable."""
-        channel = self._api.channel(self.pod, argv)
-        channel.settimeout(timeout)
-        with self._lock:
-            self._channels = [one for one in self._channels if not one.closed]
-            self._channels.append(channel)
-            if self._closed:  # meanwhile
-                channel.close()
-        return channel
-
-    def lost(self, why: str) -> Unreachable:
-        return Unreachable(why, f"is the pod {self.pod} still running?", self.node)
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            channels = list(self._channels)
-        for channel in channels:
-            channel.close()

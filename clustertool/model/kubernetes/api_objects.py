@@ -39,11 +39,15 @@ class ObjectKind:
         """As rights and custom resource definitions name it."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
+    @property
+    def top(self) -> str:
+        """The path of its version."""
+        return f"/apis/{self.version}" if self.group else f"/api/{self.version}"
+
     def path(self, namespace: str, name: str = "") -> str:
         """Return the path of one object, or of all."""
-        top = f"/apis/{self.version}" if self.group else f"/api/{self.version}"
         inside = f"/namespaces/{namespace}" if self.namespaced else ""
-        return f"{top}{inside}/{self.plural}{'/' if name else ''}{name}"
+        return f"{self.top}{inside}/{self.plural}{'/' if name else ''}{name}"
 
 
 _ALL = (
