@@ -551,11 +551,16 @@ def _probe(node: int, pid: int) -> Iterator[Process]:
 
 
 def until(true: Callable[[], Any], seconds: float = PATIENCE, what: Callable[[], str] = lambda: "it") -> None:
+    """Poll until it is true, with pauses twice as long as the last call took: it may start a command."""
     deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
+    while True:
+        began = time.monotonic()
+        if true():
+            return
+        now = time.monotonic()
+        if now > deadline:
             raise AssertionError(f"waited {seconds} s for {what()}")
-        time.sleep(0.02)
+        time.sleep(min(max(0.02, 2 * (now - began)), 1.0))
 
 
 def plain(text: str) -> str:

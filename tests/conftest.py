@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Dict, List, Tuple
 
 import pytest
 
@@ -26,6 +26,44 @@ def pytest_configure() -> None:
     """OWN_LOOPBACK=1: 127.0.0.1 is another one for this process, so that it can run next to others."""
     if os.environ.get("OWN_LOOPBACK") and not ctypes.CDLL(None).unshare(0x40000000):  # CLONE_NEWNET
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+
+
+# Seconds of CPU of a test, on average. Where a folder's tests share what takes long to start, one worker gets the folder.
+_SECONDS = {"lab": 2.5, "ssh": 0.8, "node": 0.4, "security": 0.3, "kubernetes": 0.2, "unit": 0.02}
+_TOGETHER = {"frameworks": 3.0, "slurm": 2.0, "browser": 2.0, "here": 1.5, "workspaces": 1.0}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
+    """Give all workers long tests first, equal shares of them, and then short ones: at the end these can be shared.
+
+    xdist divides the list into one part for each worker, and later takes tests from the end of a part. Tests of the lab mostly
+    wait, so half of the workers begin with them, and the others have them later.
+    """
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    if workers == 1:
+        return
+    seconds = {**_SECONDS, **_TOGETHER}
+    groups: Dict[Tuple[float, Path], List[pytest.Item]] = {}
+    for item in items:
+        folder = item.path.parent
+        place = folder if folder.name in _TOGETHER else item.path
+        groups.setdefault((seconds.get(folder.name, 1.0), place), []).append(item)
+    parts: List[List[List[pytest.Item]]] = [[] for _ in range(workers)]
+    loads = [0.0] * workers
+    room = [(len(items) + number) // workers for number in range(workers)]  # the last ones are the larger
+    for (each, _), group in sorted(groups.items(), key=lambda entry: (entry[0][0], len(entry[1])), reverse=True):
+        rest = group
+        while rest:
+            part = min((number for number in range(workers) if room[number]), key=lambda number: loads[number])
+            given, rest = rest[: room[part]], rest[room[part] :]
+            parts[part].append(given)
+            loads[part] += each * len(given)
+            room[part] -= len(given)
+    for number in range(1, workers, 2):
+        long = [group for group in parts[number] if group[0].path.parent.name != "unit"]
+        parts[number] = long[::-1] + parts[number][len(long) :]
+    items[:] = [item for part in parts for group in part for item in group]
 
 
 @pytest.fixture(scope="session")

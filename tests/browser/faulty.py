@@ -16,8 +16,7 @@ healthy = train.train_step
 
 def train_step(*args) -> float:
     loss = healthy(*args)
-    if RANK == 2:
-        time.sleep(0.05)
+    time.sleep(0.1 if RANK == 2 else 0.01)  # so that the healthy ones leave time to others on this machine
     if RANK == 1 and time.monotonic() - born > SECONDS:
         raise FloatingPointError("the loss is nan")
     return loss

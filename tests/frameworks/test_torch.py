@@ -20,19 +20,21 @@ DIES = """
         loss = train("""
 
 
-def test_four_trainers_learn_what_one_learns(example):
+@pytest.mark.parametrize("each", [1, pytest.param(2, marks=pytest.mark.frameworks)])
+def test_trainers_learn_together_what_one_learns(example, each):
     digits = example("digits-torch")
-    four = digits.run("--nproc-per-node", 2, "--all-ranks").ends(0)
+    all_of_two = digits.run("--nproc-per-node", each, "--all-ranks").ends(0)
     assert digits.outputs() == [["checkpoints", "model.pt"], ["checkpoints"]]
-    curves = [curve(four, rank) for rank in range(4)]
+    curves = [curve(all_of_two, rank) for rank in range(2 * each)]
     assert len(curves[0]) == 20
-    assert curves.count(curves[0]) == 4, "all trainers know the loss of all"
-    assert curve(four, 0, "accuracy")[-1] > 0.95
+    assert curves.count(curves[0]) == 2 * each, "all trainers know the loss of all"
+    assert curve(all_of_two, 0, "accuracy")[-1] > 0.95
     one = digits.run("--only", digits.site.name(0)).ends(0)
     assert "1 trainer on 1 node" in one.err
     assert curve(one, 0) == pytest.approx(curves[0], rel=0.01)
 
 
+@pytest.mark.frameworks
 def test_rpc_workers_call_each_other(site, venv):
     two = site(2)
     two.conf(PRELUDE=activate(venv("digits-torch")))

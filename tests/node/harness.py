@@ -42,11 +42,13 @@ def until(true: Callable[[], Any], what: str = "it came true", patience: float =
     """Poll until it is true and return what it was, or fail."""
     end = time.monotonic() + patience
     while True:
+        began = time.monotonic()
         found = true()
         if found:
             return found
-        assert time.monotonic() < end, f"{patience:g} s and not: {what}"
-        time.sleep(0.01)
+        now = time.monotonic()
+        assert now < end, f"{patience:g} s and not: {what}"
+        time.sleep(min(max(0.01, now - began), 1.0))
 
 
 # -- processes, as /proc tells them -----------------------------------------------------------------------------------

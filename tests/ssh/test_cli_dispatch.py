@@ -115,8 +115,15 @@ def test_a_store_that_somebody_damaged_is_repaired(three):
     assert [len(three.jobs(node)) for node in range(3)] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("text", ["", "[\n"])
-@pytest.mark.parametrize("verb", ["dispatch", "run"])
+@pytest.mark.parametrize(
+    ("text", "verb"),
+    [
+        ("", "dispatch"),
+        ("[\n", "run"),
+        pytest.param("[\n", "dispatch", marks=pytest.mark.chaos),
+        pytest.param("", "run", marks=pytest.mark.chaos),
+    ],
+)
 def test_an_empty_or_torn_manifest_is_received_again(three, text, verb):
     """As a power cut may leave it on a node."""
     three.inv("dispatch", "-w", "job").ends(0)
@@ -126,7 +133,7 @@ def test_an_empty_or_torn_manifest_is_received_again(three, text, verb):
     assert manifest.read_text().endswith("]\n") and len(manifest.read_text()) > 20
 
 
-@pytest.mark.parametrize("text", ["", "[\n"])
+@pytest.mark.parametrize("text", ["[\n", pytest.param("", marks=pytest.mark.chaos)])
 def test_a_crash_of_the_laptop_costs_time_only(three, text):
     """It may leave what it remembers of the last dispatch empty or torn."""
     cache = three.folder / "cache"

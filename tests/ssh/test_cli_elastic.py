@@ -27,13 +27,14 @@ def status(site: LoopSite) -> dict[str, Any]:
 
 
 def ready(site: LoopSite, attempt: int, world: int) -> None:
-    """All ranks of an attempt run."""
+    """All ranks of an attempt run. It reads the files of the newest job, since a command takes more CPU."""
+    wanted = {f"ready {attempt} {rank} {world}" for rank in range(world)}
 
-    def all_run() -> bool:
-        ranks = [one for one in status(site)["processes"] if one["attempt"] == attempt and one["state"] == "running"]
-        return len(ranks) == world
+    def printed() -> set[str]:
+        logs = [log for node in range(site.count) for log in (site.jobs(node)[-1] / "log").rglob("*log.*")]
+        return {line for log in logs for line in log.read_text().splitlines()}
 
-    until(all_run, 60)
+    until(lambda: wanted <= printed(), 60)
 
 
 def kill(site: LoopSite, node: int) -> None:

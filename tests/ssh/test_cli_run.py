@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import sys
 
+import pytest
+
 from tests import cases
 from tests.cli import USER, until
 from tests.node_code import CACHE
@@ -53,6 +55,7 @@ def test_word2vec(site):
     cases.trains_word2vec(cases.with_numpy(site(2)), 2)
 
 
+@pytest.mark.chaos
 def test_word2vec_on_the_embedded_cluster(embedded):
     cases.trains_word2vec(embedded, 3)
     up = embedded.inv("cluster.up").ends(0)
