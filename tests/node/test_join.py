@@ -21,9 +21,9 @@ import pytest
 from clustertool.fleet import identity
 from clustertool.fleet.joining import join_process
 from clustertool.model.joining.join_file import MeetingPoint, OwnSettings, to_json
+from clustertool.model.joining.join_offers import read_offer, read_settings
 from clustertool.model.shape import to_plain
 from clustertool.node.join.join_report import JoinReport
-from clustertool.node.join.offer_fields import read_offer, read_settings
 from clustertool.node.system.tls_link import TlsLink, context
 from tests.lab.lab import REPO, compiler
 from tests.node.harness import kill, pythons, read, until

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ipaddress
 from itertools import count
-from typing import Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.errors import ClustertoolError, NodeLost, PreflightError, UsageError
 from clustertool.model import field_types as f
 from clustertool.model.job.outcome import some
 from clustertool.model.joining.join_errors import messages_of
-from clustertool.model.joining.join_file import MOST_MEMBERS
-from clustertool.model.shape import Annotated, matching, whole
+from clustertool.model.joining.join_file import MOST_MEMBERS, OwnSettings
+from clustertool.model.shape import Annotated, matching, read, read_own, whole
 from clustertool.model.wire.coordinator_messages import Incarnation
+
+_MOST_RANKS = 4096  # of one machine: a plan has each of them
 
 
 def _is_address(text: str) -> bool:
@@ -22,7 +24,8 @@ def _is_address(text: str) -> bool:
         return False
 
 
-Address = Annotated[str, matching(_is_address, "an address")]
+_Address = Annotated[str, matching(_is_address, "an address")]
+_AddressOrNone = Annotated[str, matching(lambda text: not text or _is_address(text), "an address")]
 _Hostname = Annotated[str, matching(lambda name: 0 < len(name) <= 256 and name.isprintable(), "a host name")]
 COORDINATOR = 0  # its connection, and mostly its index
 
@@ -30,7 +33,8 @@ COORDINATOR = 0  # its connection, and mostly its index
 class Offer(NamedTuple):
     """What the coordinator knows of a machine before the plan.
 
-    node: the index that it asks for, None for any. job: the id of the job in whose epochs it has been, "" if in none.
+    node: the index that it asks for, None for any. job: the id of the job in whose epochs it has been, "" if in none. epoch:
+    the highest attempt that this process has been in, -1 if none. coordinator: its address, as this machine sees it, or "".
     """
 
     node: Optional[Annotated[int, whole(0, MOST_MEMBERS - 1)]]
@@ -38,13 +42,29 @@ class Offer(NamedTuple):
     version: f.Name
     code: f.Name
     sender: Incarnation
-    address: Address
+    address: _Address
     hostname: _Hostname
     job: f.Name = ""
+    epoch: Annotated[int, whole(-1, MOST_MEMBERS - 1)] = -1
+    coordinator: _AddressOrNone = ""
 
     @property
     def name(self) -> str:
         return f"{self.hostname} ({self.address})"
+
+
+def read_offer(message: Mapping[str, object]) -> Offer:
+    """Read the fields of an offer. Raises LookupError or ValueError."""
+    fields = {name: message[name] for name in Offer._fields if name in message}
+    return read(Offer, {**fields, "node": message["index"]})
+
+
+def read_settings(message: Mapping[str, object]) -> OwnSettings:
+    """Read the settings in an offer of a machine that has the same code. Raises LookupError or ValueError."""
+    own: OwnSettings = read_own(OwnSettings, message["own"])
+    if own.nproc is not None and not 0 < own.nproc <= _MOST_RANKS:
+        raise ValueError("an offer with a wrong number of processes")
+    return own
 
 
 class JoinedNode(NamedTuple):

@@ -26,16 +26,16 @@ from clustertool.model.joining import join_decisions as d
 from clustertool.model.joining import join_events as e
 from clustertool.model.joining.join_errors import error_rows, read_errors
 from clustertool.model.joining.join_file import OwnSettings
-from clustertool.model.joining.join_offers import COORDINATOR, other_job
+from clustertool.model.joining.join_offers import COORDINATOR, other_job, read_offer, read_settings
 from clustertool.model.joining.join_plan import Arrival, cluster_of, facts_of, plan_of, specs
 from clustertool.model.planning.environment import endpoint
+from clustertool.model.quantities import HIGHEST_PORT
 from clustertool.model.wire.frames import Header
 from clustertool.node.join import meeting, workspace_relay
 from clustertool.node.join.join_members import Arrived, JoinMembers
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joining_node import JoiningNode
 from clustertool.node.join.meeting import DoubtTimer, MemberPlace
-from clustertool.node.join.offer_fields import read_address, read_attempt, read_offer, read_port, read_settings
 from clustertool.node.supervisor.allocation import End
 from clustertool.node.supervisor.coordinator.coordinator_server import JobLimits
 from clustertool.node.supervisor.coordinator.member_connections import CoordinatorListener
@@ -75,8 +75,7 @@ class JoinCoordinator:
         listener = CoordinatorListener(ctx, sock, join.nnodes, _MAX_HEADER)
         self._members = JoinMembers(listener, join.cluster.loss_timeout)
         own = node.offer(address, join.index if elastic is not None else COORDINATOR)
-        # Of each connection: the settings of the machine, and the coordinator's address as it sees it.
-        self._settings: Dict[int, Tuple[OwnSettings, str]] = {COORDINATOR: (join.offered, "")}
+        self._settings: Dict[int, OwnSettings] = {COORDINATOR: join.offered}  # of each connection
         self._order: Tuple[int, ...] = ()  # connections by node id
         self._facts: Dict[int, Tuple[object, float]] = {}  # of each connection, and when they came
         self._asked_at = 0.0
@@ -158,14 +157,14 @@ class JoinCoordinator:
         """Convert a message to an event. Raises one of _MALFORMED."""
         kind = message["type"]
         if kind == "offer":
-            offer, known = read_offer(message), read_attempt(message.get("epoch", -1))
+            offer = read_offer(message)
             if offer.job not in ("", self._join.identity.job_id):
                 self._act(e.Refuse(connection, other_job(offer, self._join.identity.job_id)))
                 return None
-            if self._state.phase == "gathering" and not self._numbered_above(known):
+            if self._state.phase == "gathering" and not self._numbered_above(offer.epoch):
                 return None
             if offer.code == self._state.own.code:  # another version has other settings, and is refused
-                self._settings[connection] = read_settings(message), read_address(message["coordinator"])
+                self._settings[connection] = read_settings(message)
             return e.Offered(connection, offer, boottime())
         if kind == "stop" and self._state.elastic is not None:
             return e.Signalled(read_errors(message["errors"]))
@@ -176,7 +175,9 @@ class JoinCoordinator:
         if kind == "done":
             if message.get("facts") is not None:
                 self._facts[connection] = message["facts"], time.time()
-            self._ports[connection] = read_port(message["port"])
+            self._ports[connection] = port = int(message["port"])
+            if not 0 <= port <= HIGHEST_PORT:
+                raise ValueError("no port")
             return e.Done(connection, int(message["round"]))
         return None
 
@@ -284,8 +285,8 @@ class JoinCoordinator:
 
     def _address_for_others(self) -> str:
         """Return this machine's address, or the one that others use if it is a loopback address (127.0.1.1 in /etc/hosts)."""
-        seen = [self._settings[connection][1] for connection in self._order if connection != COORDINATOR]
-        others = [address for address in seen if not meeting.loopback(address)]
+        seen = [one.offer.coordinator for one in self._state.members]
+        others = [address for address in seen if address and not meeting.loopback(address)]
         return others[0] if others and meeting.loopback(self._address) else self._address
 
     def _plan(self) -> e.Planned:
@@ -296,7 +297,7 @@ class JoinCoordinator:
             Arrival(
                 members[one].hostname,
                 addresses[one],
-                self._settings[one][0],
+                self._settings[one],
                 members[one].node if self._state.elastic is not None else None,
             )
             for one in self._order

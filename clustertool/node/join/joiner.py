@@ -171,16 +171,8 @@ class Joiner:
         with socket.socket(fileno=os.dup(wire.fileno())) as sock:
             local, coordinator = str(sock.getsockname()[0]), str(sock.getpeername()[0])
         self._address = self._join.own.address or local
-        offer = self._node.offer(self._address, self._join.index)
-        fields = {
-            **offer._asdict(),
-            "index": offer.node,
-            "own": to_plain(self._join.offered),
-            "coordinator": coordinator,
-            "epoch": self._node.known,
-        }
-        del fields["node"]
-        wire.send({"type": "offer", **fields})
+        offer = self._node.offer(self._address, self._join.index)._replace(coordinator=coordinator)._asdict()
+        wire.send({"type": "offer", "index": offer.pop("node"), **offer, "own": to_plain(self._join.offered)})
         wire.flush()
 
     def _broken(self, now: float, why: str, tls: bool = False) -> None:

@@ -118,7 +118,9 @@ class JoiningNode:
         """Build what the coordinator gets to know first. address: of this machine, on the way to the coordinator."""
         join = self.join
         job = join.identity.job_id if self.known >= 0 else ""
-        return Offer(index, join.nnodes, join.version, join.code, own_incarnation(), address, self.name, job)
+        return Offer(
+            index, join.nnodes, join.version, join.code, own_incarnation(), address, self.name, job, self.known
+        )
 
     def ask(self, error: ClustertoolError) -> bool:
         """Begin to ask the engine why a signal ends the job. error: of the signal. False if there is no engine."""
