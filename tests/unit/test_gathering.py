@@ -6,8 +6,7 @@ import pytest
 
 from clustertool.errors import ClustertoolError, NodeLost, PortInUse, PreflightError, UsageError
 from clustertool.model.elastic.epochs import EpochBefore, Gathering, Readiness, pause
-from clustertool.model.joining import join_decisions as d
-from clustertool.model.joining import join_events as e
+from clustertool.model.joining import join_decisions as decisions
 from clustertool.model.joining.join_offers import Offer
 from clustertool.model.wire.coordinator_messages import Incarnation
 
@@ -105,52 +104,52 @@ class History:
 
     def __init__(self, gathering: Gathering = THREE) -> None:
         own = Offer(0, 3, "1.0", "c0de", Incarnation("boot0", 100, 1), "10.0.0.0", "node0")
-        self.state = d.JoinState(own, 300.0, elastic=gathering)
+        self.state = decisions.JoinState(own, 300.0, elastic=gathering)
         self.ordered: tuple[int, ...] = ()  # connections that get orders
-        self.after(e.Offered(0, own, 100.0))
+        self.after(decisions.Offered(0, own, 100.0))
 
-    def after(self, event: e.Event) -> tuple[e.Action, ...]:
-        self.state, actions = d.decide(self.state, event)
+    def after(self, event: decisions.Event) -> tuple[decisions.Action, ...]:
+        self.state, actions = decisions.decide(self.state, event)
         for action in actions:
-            if isinstance(action, e.Number):
+            if isinstance(action, decisions.Number):
                 self.ordered = action.order
         return actions
 
-    def offers(self, connection: int, number: int | None = -1) -> tuple[e.Action, ...]:
+    def offers(self, connection: int, number: int | None = -1) -> tuple[decisions.Action, ...]:
         sender = Incarnation(f"boot{connection}", 100 + connection, 1)
         node = connection if number == -1 else number
         offer = Offer(node, 3, "1.0", "c0de", sender, f"10.0.0.{connection}", f"node{connection}")
-        return self.after(e.Offered(connection, offer, 100.0))
+        return self.after(decisions.Offered(connection, offer, 100.0))
 
-    def tick(self, now: float) -> tuple[e.Action, ...]:
-        return self.after(e.Tick(now))
+    def tick(self, now: float) -> tuple[decisions.Action, ...]:
+        return self.after(decisions.Tick(now))
 
-    def done(self, *connections: int) -> tuple[e.Action, ...]:
-        actions: tuple[e.Action, ...] = ()
+    def done(self, *connections: int) -> tuple[decisions.Action, ...]:
+        actions: tuple[decisions.Action, ...] = ()
         for connection in connections:
             assert connection in self.ordered, f"{connection} has got no order"
-            actions = self.after(e.Done(connection, self.state.round))
+            actions = self.after(decisions.Done(connection, self.state.round))
         return actions
 
     def placing(self) -> History:
         self.offers(1)
         self.offers(2)
-        assert self.tick(100.0) == (e.Wait(3, ()), e.Number((0, 1, 2)), e.Order("probe", 1))
+        assert self.tick(100.0) == (decisions.Wait(3, ()), decisions.Number((0, 1, 2)), decisions.Order("probe", 1))
         self.done(0, 1, 2)
-        self.after(e.Planned())
+        self.after(decisions.Planned())
         assert self.state.phase == "placing"
         return self
 
 
-def undone(actions: tuple[e.Action, ...]) -> list[str]:
-    return [action.kind for action in actions if isinstance(action, e.Order)]
+def undone(actions: tuple[decisions.Action, ...]) -> list[str]:
+    return [action.kind for action in actions if isinstance(action, decisions.Order)]
 
 
 def test_the_order_of_nodes_is_that_of_their_numbers() -> None:
     history = History()
     history.offers(5, 7)
     history.offers(6, 2)
-    assert history.tick(100.0)[1] == e.Number((0, 6, 5))
+    assert history.tick(100.0)[1] == decisions.Number((0, 6, 5))
 
 
 def test_machines_without_a_number_get_the_free_ones() -> None:
@@ -166,19 +165,19 @@ def test_those_beyond_the_maximum_wait() -> None:
     history = History()
     for connection in (1, 2, 3):
         history.offers(connection)
-    assert history.tick(100.0)[1] == e.Number((0, 1, 2))
+    assert history.tick(100.0)[1] == decisions.Number((0, 1, 2))
     assert [one.connection for one in history.state.standby] == [3]
-    assert history.offers(4) == (e.Drop(4),)  # it comes again when the epoch has begun
+    assert history.offers(4) == (decisions.Drop(4),)  # it comes again when the epoch has begun
 
 
 def test_a_machine_that_is_lost_while_the_job_is_placed() -> None:
     """The others undo what they have done, and the epoch begins without it."""
     history = History().placing()
-    actions = history.after(e.Gone(1, "closed"))
-    assert undone(actions) == ["undo"] and e.OutOfEpoch("node1", "closed") in actions
+    actions = history.after(decisions.Gone(1, "closed"))
+    assert undone(actions) == ["undo"] and decisions.OutOfEpoch("node1", "closed") in actions
     assert history.done(0, 2) == () and history.state.phase == "gathering"
     assert history.tick(101.0) == ()  # the maximum is not there
-    assert history.tick(400.0)[1] == e.Number((0, 2))
+    assert history.tick(400.0)[1] == decisions.Number((0, 2))
 
 
 def test_a_machine_on_standby_takes_the_place_of_a_lost_one() -> None:
@@ -186,9 +185,9 @@ def test_a_machine_on_standby_takes_the_place_of_a_lost_one() -> None:
     history.offers(1)
     history.offers(2)
     history.tick(100.0)
-    history.after(e.Gone(1, "closed"))
+    history.after(decisions.Gone(1, "closed"))
     history.done(0)  # the one on standby has got no order
-    assert history.tick(101.0)[1] == e.Number((0, 2))
+    assert history.tick(101.0)[1] == decisions.Number((0, 2))
 
 
 def test_a_machine_on_standby_that_is_gone_does_not_take_part() -> None:
@@ -196,8 +195,8 @@ def test_a_machine_on_standby_that_is_gone_does_not_take_part() -> None:
     history.offers(1)
     history.offers(2)
     history.tick(100.0)
-    history.after(e.Gone(2, "closed"))
-    history.after(e.Gone(1, "closed"))
+    history.after(decisions.Gone(2, "closed"))
+    history.after(decisions.Gone(1, "closed"))
     history.done(0)
     assert history.tick(101.0) == () and [one.connection for one in history.state.members] == [0]
 
@@ -207,12 +206,12 @@ def test_a_machine_that_has_rebooted_offers_again_until_its_old_connection_is_go
     history.offers(1)
     sender = Incarnation("another boot", 7, 1)
     offer = Offer(1, 3, "1.0", "c0de", sender, "10.0.0.1", "node1")
-    assert history.after(e.Offered(9, offer, 100.0)) == (e.Drop(9),)
+    assert history.after(decisions.Offered(9, offer, 100.0)) == (decisions.Drop(9),)
     other = offer._replace(hostname="node8")
-    (refuse,) = history.after(e.Offered(10, other, 100.0))
-    assert isinstance(refuse, e.Refuse) and "index 1 is in use" in refuse.error.what
-    history.after(e.Gone(1, "silent"))
-    assert history.after(e.Offered(9, offer, 100.0)) == (e.Wait(2, ()),)
+    (refuse,) = history.after(decisions.Offered(10, other, 100.0))
+    assert isinstance(refuse, decisions.Refuse) and "index 1 is in use" in refuse.error.what
+    history.after(decisions.Gone(1, "silent"))
+    assert history.after(decisions.Offered(9, offer, 100.0)) == (decisions.Wait(2, ()),)
 
 
 def test_a_new_machine_does_not_get_the_number_of_a_lost_one() -> None:
@@ -222,7 +221,7 @@ def test_a_new_machine_does_not_get_the_number_of_a_lost_one() -> None:
     history.offers(2)
     history.offers(7, None)
     assert history.tick(111.0) == ()
-    assert history.tick(112.5)[1] == e.Number((0, 2, 7))
+    assert history.tick(112.5)[1] == decisions.Number((0, 2, 7))
     assert [one.offer.node for one in history.state.members] == [0, 2, 3]
 
 
@@ -230,17 +229,17 @@ def test_a_machine_that_cannot_place_the_job_leaves() -> None:
     history = History().placing()
     history.done(0, 1)
     error = PreflightError("the disk is full", "make room")
-    refuse, order, left = history.after(e.Failed(2, history.state.round, error))
-    assert isinstance(refuse, e.Refuse) and refuse.connection == 2 and refuse.error.node == "node2"
-    assert isinstance(order, e.Order) and order.kind == "undo"
-    assert left == e.OutOfEpoch("node2", "the disk is full")
+    refuse, order, left = history.after(decisions.Failed(2, history.state.round, error))
+    assert isinstance(refuse, decisions.Refuse) and refuse.connection == 2 and refuse.error.node == "node2"
+    assert isinstance(order, decisions.Order) and order.kind == "undo"
+    assert left == decisions.OutOfEpoch("node2", "the disk is full")
     assert [one.connection for one in history.state.members] == [0, 1]
 
 
 def test_a_port_that_was_taken_meanwhile_keeps_the_machine() -> None:
     history = History().placing()
     history.done(0, 1)
-    (undo,) = history.after(e.Failed(2, history.state.round, PortInUse("port 1", "x")))  # no node is left out
+    (undo,) = history.after(decisions.Failed(2, history.state.round, PortInUse("port 1", "x")))  # no node is left out
     assert undone((undo,)) == ["undo"]
     assert len(history.state.members) == 3
 
@@ -249,16 +248,16 @@ def test_too_few_machines_can_place_the_job() -> None:
     """The first epoch ends with their errors."""
     history = History().placing()
     history.done(0)
-    history.after(e.Failed(1, history.state.round, PreflightError("disk one", "x")))
-    (abort,) = history.after(e.Failed(2, history.state.round, PreflightError("disk two", "x")))
-    assert isinstance(abort, e.Abort) and "disk one" in str(abort.error) and "disk two" in str(abort.error)
+    history.after(decisions.Failed(1, history.state.round, PreflightError("disk one", "x")))
+    (abort,) = history.after(decisions.Failed(2, history.state.round, PreflightError("disk two", "x")))
+    assert isinstance(abort, decisions.Abort) and "disk one" in str(abort.error) and "disk two" in str(abort.error)
 
 
 def test_the_coordinator_cannot_place_the_job() -> None:
     history = History().placing()
     history.done(1, 2)
-    (abort,) = history.after(e.Failed(0, history.state.round, PreflightError("full", "x")))
-    assert isinstance(abort, e.Abort)
+    (abort,) = history.after(decisions.Failed(0, history.state.round, PreflightError("full", "x")))
+    assert isinstance(abort, decisions.Abort)
 
 
 def test_a_machine_that_does_not_answer_is_dropped() -> None:
@@ -269,14 +268,14 @@ def test_a_machine_that_does_not_answer_is_dropped() -> None:
     history.tick(101.0)
     history.done(0, 1)
     drop, order, left = history.tick(282.0)
-    assert drop == e.Drop(2) and isinstance(order, e.Order) and order.kind == "undo"
-    assert left == e.OutOfEpoch("node2", "no answer to `probe` for 180 s")
+    assert drop == decisions.Drop(2) and isinstance(order, decisions.Order) and order.kind == "undo"
+    assert left == decisions.OutOfEpoch("node2", "no answer to `probe` for 180 s")
 
 
 def test_too_few_for_too_long() -> None:
     history = History()
     (abort,) = history.tick(400.0)
-    assert isinstance(abort, e.Abort) and isinstance(abort.error, NodeLost)
+    assert isinstance(abort, decisions.Abort) and isinstance(abort.error, NodeLost)
     error: ClustertoolError = abort.error
     assert "1 of at least 2 nodes are there after 300 s" in error.what
 
@@ -290,24 +289,24 @@ def test_machines_for_which_there_is_no_plan_wait_for_others() -> None:
     """The only node with a pserver is lost: the same machines are not planned again."""
     history = History(later())
     history.offers(1)
-    assert history.tick(100.0)[1] == e.Number((0, 1))
+    assert history.tick(100.0)[1] == decisions.Number((0, 1))
     history.done(0, 1)
     wrong = UsageError("no host is left to run a pserver", "give some host the role pserver")
-    assert undone(history.after(e.Planned(wrong))) == ["undo"]
+    assert undone(history.after(decisions.Planned(wrong))) == ["undo"]
     assert history.done(0, 1) == () and history.state.phase == "gathering"
     assert history.tick(101.0) == () and history.tick(119.0) == ()
     history.offers(2)
-    assert history.tick(119.0)[1] == e.Number((0, 1, 2))
+    assert history.tick(119.0)[1] == decisions.Number((0, 1, 2))
 
 
 def test_machines_without_a_plan_end_after_the_timeout() -> None:
     history = History(later())
     history.tick(100.0)
     history.done(0)
-    history.after(e.Planned(UsageError("no host is left to run a pserver", "give some host the role")))
+    history.after(decisions.Planned(UsageError("no host is left to run a pserver", "give some host the role")))
     history.done(0)
     (abort,) = history.tick(121.0)
-    assert isinstance(abort, e.Abort) and (abort.error.code, abort.error.fix) == (75, "give some host the role")
+    assert isinstance(abort, decisions.Abort) and (abort.error.code, abort.error.fix) == (75, "give some host the role")
     assert "no host is left to run a pserver; no other node has joined within 20 s" in abort.error.what
 
 
@@ -315,5 +314,5 @@ def test_a_first_epoch_without_a_plan_ends_the_job() -> None:
     history = History(THREE._replace(minimum=1, maximum=1))
     history.tick(100.0)
     history.done(0)
-    (abort,) = history.after(e.Planned(UsageError("no host is left to run a pserver", "")))
-    assert isinstance(abort, e.Abort) and abort.error.code == 64
+    (abort,) = history.after(decisions.Planned(UsageError("no host is left to run a pserver", "")))
+    assert isinstance(abort, decisions.Abort) and abort.error.code == 64

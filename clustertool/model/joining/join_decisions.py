@@ -45,33 +45,11 @@ coordinator's own machine is connection 0 and never leaves. Times are seconds of
 from __future__ import annotations
 
 from copy import copy
-from typing import Callable, Dict, FrozenSet, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Callable, Dict, FrozenSet, Mapping, NamedTuple, Optional, Set, Tuple, Union
 
 from clustertool.errors import ClustertoolError, NodeLost, PortInUse, Several, UsageError, as_one, only
 from clustertool.model.elastic.epochs import Gathering, Readiness
 from clustertool.model.job.outcome import some
-from clustertool.model.joining.join_events import (
-    Abort,
-    Action,
-    Coordinate,
-    Done,
-    Drop,
-    Event,
-    Failed,
-    Go,
-    Gone,
-    Left,
-    MakePlan,
-    Number,
-    Offered,
-    Order,
-    OutOfEpoch,
-    Planned,
-    Refuse,
-    Signalled,
-    Tick,
-    Wait,
-)
 from clustertool.model.joining.join_offers import (
     COORDINATOR,
     JoinedNode,
@@ -89,6 +67,133 @@ from clustertool.model.joining.join_offers import (
 
 _ANSWER = 180.0  # seconds for an answer to an order that copies nothing: a file system that is gone never gives one
 _TRIES = 5  # plans that are made because of a port that another job has taken meanwhile
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+
+
+class Offered(NamedTuple):
+    connection: int
+    offer: Offer
+    now: float
+
+
+class Gone(NamedTuple):
+    """The connection has ended, or was silent for too long."""
+
+    connection: int
+    why: str
+
+
+class Left(NamedTuple):
+    """The machine was interrupted. `error`: that, as the others report it."""
+
+    connection: int
+    error: ClustertoolError
+
+
+class Done(NamedTuple):
+    """An order is done. `round`: of the order."""
+
+    connection: int
+    round: int
+
+
+class Failed(NamedTuple):
+    connection: int
+    round: int
+    error: ClustertoolError
+
+
+class Planned(NamedTuple):
+    """The plan is made, or `error` says why there is none.
+
+    fetch: machines lack the workspace. later: node 0 lacks it, too: the laptop sends it, and this event comes again then.
+    failures: the same as errors of single machines, where it consists of such errors.
+    """
+
+    error: Optional[ClustertoolError] = None
+    fetch: bool = False
+    later: bool = False
+    failures: Tuple[Tuple[int, ClustertoolError], ...] = ()
+
+
+class Signalled(NamedTuple):
+    """A signal for the coordinator."""
+
+    error: ClustertoolError
+
+
+class Tick(NamedTuple):
+    now: float
+
+
+Event = Union[Offered, Gone, Left, Done, Failed, Planned, Signalled, Tick]
+
+
+# -- actions ----------------------------------------------------------------------------------------------------------
+
+
+class Refuse(NamedTuple):
+    connection: int
+    error: ClustertoolError
+
+
+class Drop(NamedTuple):
+    """Close a connection that another one of the same machine replaces."""
+
+    connection: int
+
+
+class Wait(NamedTuple):
+    """Tell all machines how many have joined. missing: indices, () where the machines have none."""
+
+    present: int
+    missing: Tuple[int, ...]
+
+
+class Number(NamedTuple):
+    """The connections in the order of their node ids."""
+
+    order: Tuple[int, ...]
+
+
+class Order(NamedTuple):
+    """`kind`: probe, relay, fetch, place, launch or undo."""
+
+    kind: str
+    round: int
+
+
+class MakePlan(NamedTuple):
+    pass
+
+
+class Coordinate(NamedTuple):
+    round: int
+
+
+class Go(NamedTuple):
+    pass
+
+
+class OutOfEpoch(NamedTuple):
+    """Record that a machine of an elastic job, which was to take part in the next epoch, does not."""
+
+    name: str
+    why: str
+
+
+class Abort(NamedTuple):
+    """Undo everything, everywhere. All machines end with this error."""
+
+    error: ClustertoolError
+
+
+Action = Union[Refuse, Drop, Wait, Number, Order, MakePlan, Coordinate, Go, OutOfEpoch, Abort]
+
+
+# -- decisions --------------------------------------------------------------------------------------------------------
 
 
 class JoinState(NamedTuple):

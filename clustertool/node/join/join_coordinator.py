@@ -22,8 +22,7 @@ from clustertool.model.dispatch import topology
 from clustertool.model.elastic.epochs import Gathering, may_enter, next_number
 from clustertool.model.facts import Facts
 from clustertool.model.finding import Seen
-from clustertool.model.joining import join_decisions as d
-from clustertool.model.joining import join_events as e
+from clustertool.model.joining import join_decisions as decisions
 from clustertool.model.joining.join_errors import error_rows, read_errors
 from clustertool.model.joining.join_file import OwnSettings
 from clustertool.model.joining.join_offers import COORDINATOR, other_job, read_offer, read_settings
@@ -81,18 +80,18 @@ class JoinCoordinator:
         self._asked_at = 0.0
         self._ports: Dict[int, int] = {}  # of each connection's relay
         self._result: Optional[int] = None  # the exit code
-        self._state = d.JoinState(own, join.join_timeout, join.names, join.engine, elastic=elastic)
+        self._state = decisions.JoinState(own, join.join_timeout, join.names, join.engine, elastic=elastic)
         policy = join.job.policy
         self._limits = JobLimits(policy.timeout, policy.lease, time.monotonic())
         if elastic is not None:
             self._limits.began_before(boottime() - node.job_began, elastic.unattended)
-        self._decide(e.Offered(COORDINATOR, own, boottime()))
+        self._decide(decisions.Offered(COORDINATOR, own, boottime()))
 
     def run(self) -> int:
         while self._result is None and not self._state.ended:
             ready = wait_for([self._signals.wake, *self._node.wires(), *self._members.wires()], TICK)
             for request in self._signals.turn():
-                self._decide(e.Signalled(interrupted(request, self._state.own.hostname)))
+                self._decide(decisions.Signalled(interrupted(request, self._state.own.hostname)))
             for arrived in self._members.turn(ready):
                 self._take(arrived)
             self._take_own(ready)
@@ -100,12 +99,12 @@ class JoinCoordinator:
             self._await_workspace()
             self._check_limits()
             if self._node.stopped is not None:
-                self._decide(e.Signalled(self._node.stopped))
+                self._decide(decisions.Signalled(self._node.stopped))
             store = self._node.store
             if store is not None and self._result is None and not self._state.ended and not store.holds:
                 self._resign()
                 break
-            self._decide(e.Tick(boottime()))
+            self._decide(decisions.Tick(boottime()))
         return self._result if self._result is not None else self._explained()
 
     def _check_place(self) -> None:
@@ -115,7 +114,7 @@ class JoinCoordinator:
         try:
             self._doubt.turn()
         except ClustertoolError as error:
-            self._decide(e.Signalled(error))
+            self._decide(decisions.Signalled(error))
 
     def _check_limits(self) -> None:
         """Check --timeout and --lease between two epochs, too."""
@@ -126,7 +125,7 @@ class JoinCoordinator:
             record.attended = False
             self._limits.attached(now)
         for stop in self._limits.passed(now, lambda: ""):
-            self._decide(e.Signalled((TimedOut if stop.code == TimedOut.code else Terminated)(stop.by)))
+            self._decide(decisions.Signalled((TimedOut if stop.code == TimedOut.code else Terminated)(stop.by)))
 
     def _explained(self) -> int:
         """Wait for the reason of the engine after a signal, which comes within some seconds, and end."""
@@ -146,39 +145,41 @@ class JoinCoordinator:
                 event = self._event(arrived.connection, message)
             except _MALFORMED as error:
                 self._members.close(arrived.connection)
-                self._decide(e.Gone(arrived.connection, f"it sent a message that cannot be read ({error!r:.100})"))
+                self._decide(
+                    decisions.Gone(arrived.connection, f"it sent a message that cannot be read ({error!r:.100})")
+                )
                 return
             if event is not None:
                 self._decide(event)
         if arrived.ended:
-            self._decide(e.Gone(arrived.connection, arrived.ended))
+            self._decide(decisions.Gone(arrived.connection, arrived.ended))
 
-    def _event(self, connection: int, message: Header) -> Optional[e.Event]:
+    def _event(self, connection: int, message: Header) -> Optional[decisions.Event]:
         """Convert a message to an event. Raises one of _MALFORMED."""
         kind = message["type"]
         if kind == "offer":
             offer = read_offer(message)
             if offer.job not in ("", self._join.identity.job_id):
-                self._act(e.Refuse(connection, other_job(offer, self._join.identity.job_id)))
+                self._act(decisions.Refuse(connection, other_job(offer, self._join.identity.job_id)))
                 return None
             if self._state.phase == "gathering" and not self._numbered_above(offer.epoch):
                 return None
             if offer.code == self._state.own.code:  # another version has other settings, and is refused
                 self._settings[connection] = read_settings(message)
-            return e.Offered(connection, offer, boottime())
+            return decisions.Offered(connection, offer, boottime())
         if kind == "stop" and self._state.elastic is not None:
-            return e.Signalled(read_errors(message["errors"]))
+            return decisions.Signalled(read_errors(message["errors"]))
         if kind == "leaving":
-            return e.Left(connection, read_errors(message["errors"]))
+            return decisions.Left(connection, read_errors(message["errors"]))
         if kind == "failed":
-            return e.Failed(connection, int(message["round"]), read_errors(message["errors"]))
+            return decisions.Failed(connection, int(message["round"]), read_errors(message["errors"]))
         if kind == "done":
             if message.get("facts") is not None:
                 self._facts[connection] = message["facts"], time.time()
             self._ports[connection] = port = int(message["port"])
             if not 0 <= port <= HIGHEST_PORT:
                 raise ValueError("no port")
-            return e.Done(connection, int(message["round"]))
+            return decisions.Done(connection, int(message["round"]))
         return None
 
     def _numbered_above(self, known: int) -> bool:
@@ -204,47 +205,47 @@ class JoinCoordinator:
             self._facts[COORDINATOR] = result.facts, time.time()
         self._ports[COORDINATOR] = result.port
         if result.error is not None:
-            self._decide(e.Failed(COORDINATOR, self._state.round, result.error))
+            self._decide(decisions.Failed(COORDINATOR, self._state.round, result.error))
         else:
-            self._decide(e.Done(COORDINATOR, self._state.round))
+            self._decide(decisions.Done(COORDINATOR, self._state.round))
 
     # -- decisions --
 
-    def _decide(self, event: e.Event) -> None:
-        self._state, actions = d.decide(self._state, event)
+    def _decide(self, event: decisions.Event) -> None:
+        self._state, actions = decisions.decide(self._state, event)
         for action in actions:
             self._act(action)
 
-    def _act(self, action: e.Action) -> None:
-        if isinstance(action, e.Refuse):
+    def _act(self, action: decisions.Action) -> None:
+        if isinstance(action, decisions.Refuse):
             self._report.warning(f"refused: {action.error.what}")
             self._members.close(action.connection, {"type": "refused", "errors": error_rows(action.error)})
-        elif isinstance(action, e.Drop):
+        elif isinstance(action, decisions.Drop):
             self._members.close(action.connection)
-        elif isinstance(action, e.Wait):
+        elif isinstance(action, decisions.Wait):
             self._wait(action)
-        elif isinstance(action, e.Number):
+        elif isinstance(action, decisions.Number):
             self._order = action.order
             self._node.all_have_joined()
-        elif isinstance(action, e.Order):
+        elif isinstance(action, decisions.Order):
             self._give(action)
-        elif isinstance(action, e.MakePlan):
+        elif isinstance(action, decisions.MakePlan):
             self._decide(self._plan())
-        elif isinstance(action, e.Coordinate):
+        elif isinstance(action, decisions.Coordinate):
             self._coordinate(action)
-        elif isinstance(action, e.Go):
+        elif isinstance(action, decisions.Go):
             for one in self._state.standby:  # they connect again, and wait at the coordinator
                 self._members.close(one.connection)
             self._members.end({"type": "go"}, _LAST_MESSAGE, until_closed=True)
             self._signals.close()
             self._result = self._node.run()
-        elif isinstance(action, e.OutOfEpoch):
+        elif isinstance(action, decisions.OutOfEpoch):
             self._report.warning(f"{action.name} does not take part in the next epoch: {action.why}")
             self._node.record_event("left-out", name=action.name, why=action.why)
         else:
             self._abort(action.error)
 
-    def _wait(self, action: e.Wait) -> None:
+    def _wait(self, action: decisions.Wait) -> None:
         missing = list(action.missing)
         message: Mapping[str, object] = {
             "type": "wait",
@@ -263,7 +264,7 @@ class JoinCoordinator:
         """For how many machines the job waits at first."""
         return min(self._join.nnodes, self._join.job.elastic.maximum or self._join.nnodes)
 
-    def _give(self, action: e.Order) -> None:
+    def _give(self, action: decisions.Order) -> None:
         """Send an order to each machine, and begin with it here."""
         self._asked_at = time.time()
         for connection in self._order:
@@ -281,7 +282,7 @@ class JoinCoordinator:
             self._place(action.round)
         elif action.kind == "undo":
             self._node.undo()
-            self._decide(e.Done(COORDINATOR, action.round))
+            self._decide(decisions.Done(COORDINATOR, action.round))
 
     def _address_for_others(self) -> str:
         """Return this machine's address, or the one that others use if it is a loopback address (127.0.1.1 in /etc/hosts)."""
@@ -289,7 +290,7 @@ class JoinCoordinator:
         others = [address for address in seen if address and not meeting.loopback(address)]
         return others[0] if others and meeting.loopback(self._address) else self._address
 
-    def _plan(self) -> e.Planned:
+    def _plan(self) -> decisions.Planned:
         """Make the plan."""
         members = {member.connection: member.offer for member in self._state.members}
         addresses = {**{one: members[one].address for one in self._order}, COORDINATOR: self._address}
@@ -315,13 +316,13 @@ class JoinCoordinator:
             self._made = plan_of(self._join, cluster, self._arrivals, facts, Seen(asked=asked))
             if self._node.upload.expected:
                 self._report.awaits_workspace()
-                return e.Planned(later=True)
+                return decisions.Planned(later=True)
             return self._with_workspace()
         except ClustertoolError as error:
-            return e.Planned(error, failures=self._of_machines(error, [host.name for host in cluster.hosts]))
+            return decisions.Planned(error, failures=self._of_machines(error, [host.name for host in cluster.hosts]))
         except _MALFORMED as error:
             what = f"the facts of {'this machine' if name else 'the machines'} are not valid: {error!r:.200}"
-            return e.Planned(PreflightError(what, "install the same version on all machines", name))
+            return decisions.Planned(PreflightError(what, "install the same version on all machines", name))
 
     def _of_machines(self, error: ClustertoolError, names: Sequence[str]) -> Tuple[Tuple[int, ClustertoolError], ...]:
         """Split an error into those of single machines, () if it is not only about single ones. names: of the nodes."""
@@ -332,14 +333,14 @@ class JoinCoordinator:
             found.setdefault(self._order[names.index(one.node)], []).append(one)
         return tuple((connection, as_one(errors) or error) for connection, errors in found.items())
 
-    def _with_workspace(self) -> e.Planned:
+    def _with_workspace(self) -> decisions.Planned:
         """Check whether nodes lack the workspace that node 0 has, if it is sent. Raises DispatchError."""
         release = self._join.release
         facts = {node: made.facts for node, made in enumerate(self._made.nodes)}
         if not (release and workspace_relay.receivers(facts, release)):
-            return e.Planned()
+            return decisions.Planned()
         self._request = workspace_relay.request_of(self._node.root, release)
-        return e.Planned(fetch=True)
+        return decisions.Planned(fetch=True)
 
     def _await_workspace(self) -> None:
         """Wait for the workspace that the laptop sends into the store of this machine."""
@@ -349,7 +350,7 @@ class JoinCoordinator:
             if self._node.upload.turn():
                 self._decide(self._with_workspace())
         except ClustertoolError as error:
-            self._decide(e.Planned(error))
+            self._decide(decisions.Planned(error))
 
     def _start_relays(self, round: int) -> None:
         """Start the relays of the machines that lack the workspace, and of this one, which serves it."""
@@ -384,7 +385,7 @@ class JoinCoordinator:
             }
             if connection != COORDINATOR:
                 self._members.send(connection, order)
-        self._decide(e.Done(COORDINATOR, round))
+        self._decide(decisions.Done(COORDINATOR, round))
 
     def _place(self, round: int) -> None:
         parts = specs(self._made, self._arrivals, self._join.engine, self._elastic_spec())
@@ -435,7 +436,7 @@ class JoinCoordinator:
             "unattended": self._limits.unattended(time.monotonic()),
         }
 
-    def _coordinate(self, action: e.Coordinate) -> None:
+    def _coordinate(self, action: decisions.Coordinate) -> None:
         """Start the supervisor of this node, to which the port of joining passes."""
         self._members.stop_listening()
         try:
@@ -443,7 +444,7 @@ class JoinCoordinator:
                 return
             self._node.launch(time.time())
         except ClustertoolError as error:
-            self._decide(e.Failed(COORDINATOR, action.round, error))
+            self._decide(decisions.Failed(COORDINATOR, action.round, error))
             return
         elastic = self._state.elastic
         if elastic is not None:
@@ -451,7 +452,7 @@ class JoinCoordinator:
             self._node.record_event("epoch", attempt=elastic.number, **elastic.before.change(members, boottime()))
             for one in self._state.standby:
                 self._node.record_event("standby", name=one.offer.hostname, address=one.offer.address)
-        self._decide(e.Done(COORDINATOR, action.round))
+        self._decide(decisions.Done(COORDINATOR, action.round))
 
     def _publish(self) -> bool:
         """Put the nodes of the epoch into the store, if there is one. False: it is not reached, and this node has resigned."""
