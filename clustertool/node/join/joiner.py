@@ -1,4 +1,4 @@
-"""A joiner connects to the coordinator, obeys its orders, and becomes its node's supervisor.
+"""A joiner searches the coordinator, connects to it, obeys its orders, and becomes its node's supervisor.
 
 Before the job is placed here, a lost coordinator may come back until JOIN_TIMEOUT. After that the joiner undoes what it has
 done, and ends.
@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, List, Optional, Set, Tuple, cast
 
-from clustertool.errors import ClustertoolError, Interrupted, NodeLost, Terminated, TimedOut
+from clustertool.errors import AuthError, ClustertoolError, Interrupted, NodeLost, Terminated, TimedOut
 from clustertool.model.elastic.epochs import may_enter
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState
-from clustertool.model.joining.join_errors import error_rows, read_errors
-from clustertool.model.joining.join_file import MeetingPoint
+from clustertool.model.joining.join_errors import error_rows, messages_of, read_errors
+from clustertool.model.joining.join_file import JoinFile, MeetingPoint
 from clustertool.model.shape import read, to_plain
 from clustertool.model.wire.frames import Header
 from clustertool.node.join import meeting
-from clustertool.node.join.coordinator_search import CoordinatorSearch
 from clustertool.node.join.epoch_store import StoreMeeting
 from clustertool.node.join.join_coordinator import TICK, interrupted
 from clustertool.node.join.join_report import JoinReport
@@ -30,7 +30,7 @@ from clustertool.node.join.meeting import Doubt, DoubtTimer
 from clustertool.node.join.member_record import MemberRecord
 from clustertool.node.system.child_signals import EndRequest, Signals
 from clustertool.node.system.process_clock import ProcessClock
-from clustertool.node.system.tls_link import TlsLink, beat, cause, context, tls_failed, wait_for
+from clustertool.node.system.tls_link import TIMED_OUT, TlsLink, beat, cause, context, dial, tls_failed, wait_for
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
@@ -39,6 +39,11 @@ if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import Spec
 
 _LAST_MESSAGE = 1.0  # seconds
+_RETRY = 0.5  # seconds between two rounds of attempts
+_CONNECT = 3.0  # seconds for TCP and TLS
+_REFUSED = 5.0  # seconds of failing TLS at a port that was named, after which it is no coordinator of this job
+_MAX_HEADER = 64 << 20  # a spec
+_NO_ANSWER = "the port is open, but no coordinator answers there"
 _MALFORMED = (KeyError, TypeError, ValueError)
 _CLOSED = "the coordinator closed the connection"
 _ENDED = "the job has ended, as its store has it"
@@ -59,7 +64,7 @@ class Joiner:
         self._node, self._report, self._signals = node, report, signals
         self._join = node.join
         self._context = context(self._join.identity.certificate, self._join.identity.key, server=False)
-        self._search = CoordinatorSearch(self._join, self._context, report, node.fix)
+        self._search = _Search(self._join, self._context, report, node.fix)
         self._doubt = DoubtTimer(doubt, report, self._join)
         self._timeout = self._join.cluster.loss_timeout
         self._clock = ProcessClock()
@@ -128,7 +133,7 @@ class Joiner:
         if found is not None and found != self._join.coordinator:
             self._close()
             self._join = replace(self._join, coordinator=found)
-            self._search = CoordinatorSearch(self._join, self._context, self._report, self._node.fix)
+            self._search = _Search(self._join, self._context, self._report, self._node.fix)
         member = -1 if self._join.index is None else self._join.index
         self._node.won = store.turn(member, self._node.known, self._place, now)
         if self._node.won is not None:
@@ -306,3 +311,91 @@ def _why(error: ConnectionError) -> Tuple[str, bool]:
     """Describe why a connection failed, and return whether TLS did."""
     _, text = cause(error)
     return text or _CLOSED, tls_failed(error)
+
+
+class _Search:
+    """connect() begins an attempt; failed() ends it. `now`: of the caller's clock. Each new cause is reported once.
+
+    fix: what a user does if the coordinator is not found.
+    """
+
+    def __init__(self, join: JoinFile, ctx: ssl.SSLContext, report: JoinReport, fix: str = "") -> None:
+        self._fix = fix
+        self._join, self._context, self._report = join, ctx, report
+        self.where = meeting.where(join)
+        self._to_try: List[meeting.Endpoint] = []
+        self._tried_at = self._retry_at = 0.0
+        self._cause = ""
+        self._began = time.monotonic()
+        self._tls_since: Optional[float] = None  # since when TLS fails at the port that was named
+
+    def require_time(self, cause: str) -> None:
+        """Raise NodeLost after JOIN_TIMEOUT. cause: why there is no coordinator."""
+        limit = self._join.join_timeout
+        if time.monotonic() - self._began > limit:
+            what = f"no coordinator at {self.where} within {limit:g} s: {cause}"
+            if self._join.names:
+                raise NodeLost(
+                    what,
+                    f"{messages_of(self._join.engine)} has the messages of that node; a firewall may block its port",
+                )
+            raise NodeLost(
+                what, self._fix or "start the job on the coordinator's machine too; a firewall may block its port"
+            )
+
+    def connect(self, now: float) -> Optional[TlsLink]:
+        """Begin a new attempt, if it is time for one. Raises NodeLost after JOIN_TIMEOUT."""
+        self.require_time(self._cause or "it did not answer")
+        if now < self._retry_at:
+            return None
+        if not self._to_try:
+            self._retry_at = now + _RETRY
+            try:
+                self._to_try = meeting.endpoints(self._join)
+            except (OSError, UnicodeError) as error:
+                self._note(f"{self._join.coordinator.host}: {error}")
+                return None
+        return self._open(*self._to_try.pop(0), now=now)
+
+    def _open(self, address: str, port: int, now: float) -> Optional[TlsLink]:
+        try:
+            sock = dial(address, port)
+        except OSError as error:
+            self._note((error.strerror or "").lower())
+            return None
+        self._tried_at = now
+        return TlsLink(sock, self._context, server=False, max_header=_MAX_HEADER)
+
+    def check(self, wire: TlsLink, now: float) -> None:
+        """Raise ConnectionError if an attempt takes too long."""
+        if not wire.secure and now - self._tried_at > _CONNECT:
+            raise ConnectionError(_NO_ANSWER if wire.connected else TIMED_OUT[1])
+
+    def found(self) -> None:
+        """Record that the coordinator has answered."""
+        self._cause, self._tls_since, self._to_try = "", None, []
+        if self._join.job.elastic.present:  # the time is that without a coordinator
+            self._began = time.monotonic()
+
+    def failed(self, now: float, why: str, tls: bool) -> None:
+        """Record that an attempt has failed, or a connection has ended. tls: it failed in TLS.
+
+        Raises AuthError if that does not change.
+        """
+        self._note(why)
+        if not self._to_try:
+            self._retry_at = now + _RETRY
+        if not tls or not self._join.coordinator.port:
+            return
+        self._tls_since = now if self._tls_since is None else self._tls_since
+        if now - self._tls_since > _REFUSED:
+            what = f"{self.where} is no coordinator of this job: {why}"
+            raise AuthError(what, "give all machines the same secret; see whether another program has this port")
+
+    def _note(self, why: str) -> None:
+        """Report why attempts fail. Of several ports the last one that failed counts."""
+        if self._to_try:
+            return
+        if why != self._cause:
+            self._report.retry(self.where, why)
+        self._cause = why
