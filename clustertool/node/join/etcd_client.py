@@ -107,11 +107,10 @@ class EtcdClient:
         answer = self._call("kv/txn", {"success": ranges})
         return [_pair(one, "response_range") for one in _objects(answer, "responses", len(keys))]
 
-    def change(self, unchanged: Sequence[Unchanged], puts: Sequence[Put] = (), removed: Sequence[str] = ()) -> bool:
-        """Write and remove keys at one moment if all conditions are met. False: one of them is not."""
+    def change(self, unchanged: Sequence[Unchanged], puts: Sequence[Put]) -> bool:
+        """Write keys at one moment if all conditions are met. False: one of them is not."""
         done = [{"request_put": {"key": _text64(p.key), "value": _bytes64(p.value), "lease": p.lease}} for p in puts]
-        ends = [{"request_delete_range": {"key": _text64(key)}} for key in removed]
-        answer = self._call("kv/txn", {"compare": [_compare(one) for one in unchanged], "success": [*done, *ends]})
+        answer = self._call("kv/txn", {"compare": [_compare(one) for one in unchanged], "success": done})
         succeeded = answer.get("succeeded", False)
         if type(succeeded) is not bool:
             raise EtcdError(f"{self._servers[0].url}: an answer that is not valid", True)

@@ -6,7 +6,7 @@ Its own machine takes part like the others, as connection 0.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from clustertool.errors import (
     ClustertoolError,
@@ -246,30 +246,20 @@ class JoinCoordinator:
             self._abort(action.error)
 
     def _wait(self, action: decisions.Wait) -> None:
-        missing = list(action.missing)
-        message: Mapping[str, object] = {
-            "type": "wait",
-            "present": action.present,
-            "nnodes": self._wanted,
-            "missing": missing,
-        }
+        """Report which machines are missing: here, and to each one that has joined."""
+        join, present, missing = self._join, action.present, list(action.missing)
+        wanted = min(join.nnodes, join.job.elastic.maximum or join.nnodes)  # for so many the job waits at first
         for member in self._state.members:
+            message = {"type": "wait", "present": present, "nnodes": wanted, "missing": missing}
             self._members.send(member.connection, message)
-        join = self._join
         where = endpoint(join.coordinator.host, self._port)
-        self._report.waiting(action.present, self._wanted, missing, where, join.names)
-
-    @property
-    def _wanted(self) -> int:
-        """For how many machines the job waits at first."""
-        return min(self._join.nnodes, self._join.job.elastic.maximum or self._join.nnodes)
+        self._report.waiting(present, wanted, missing, where, join.names)
 
     def _give(self, action: decisions.Order) -> None:
         """Send an order to each machine, and begin with it here."""
-        self._asked_at = time.time()
-        for connection in self._order:
-            if action.kind in ("probe", "launch", "undo"):
-                self._members.send(connection, {"type": action.kind, "round": action.round, "now": time.time()})
+        self._asked_at = now = time.time()
+        if action.kind in ("probe", "launch", "undo"):
+            self._send_each(lambda node: {"type": action.kind, "round": action.round, "now": now})
         if action.kind == "probe":
             self._facts.clear()
             self._address = self._address_for_others()
@@ -283,6 +273,11 @@ class JoinCoordinator:
         elif action.kind == "undo":
             self._node.undo()
             self._decide(decisions.Done(COORDINATOR, action.round))
+
+    def _send_each(self, order: Callable[[int], Mapping[str, object]]) -> None:
+        """Send each other machine its order. order: makes that of a node. This machine is node 0."""
+        for node, connection in enumerate(self._order[1:], 1):
+            self._members.send(connection, order(node))
 
     def _address_for_others(self) -> str:
         """Return this machine's address, or the one that others use if it is a loopback address (127.0.1.1 in /etc/hosts)."""
@@ -355,19 +350,15 @@ class JoinCoordinator:
     def _start_relays(self, round: int) -> None:
         """Start the relays of the machines that lack the workspace, and of this one, which serves it."""
         facts = {node: made.facts for node, made in enumerate(self._made.nodes)}
-        lacking = workspace_relay.receivers(facts, self._join.release)
-        for node, connection in enumerate(self._order):
-            own = connection == COORDINATOR
+        relays = {COORDINATOR, *workspace_relay.receivers(facts, self._join.release)}
+
+        def order(node: int) -> RelayOrder:
+            own = node == COORDINATOR
             request: RelayRequest = {**self._request, "address": self._arrivals[node].address, "helper": own}
-            order: RelayOrder = {
-                "type": "relay",
-                "round": round,
-                "request": request if own or node in lacking else None,
-            }
-            if own:
-                self._node.relay(order)
-            else:
-                self._members.send(connection, order)
+            return {"type": "relay", "round": round, "request": request if node in relays else None}
+
+        self._node.relay(order(COORDINATOR))
+        self._send_each(order)
 
     def _fetch(self, round: int) -> None:
         relays = {
@@ -375,16 +366,12 @@ class JoinCoordinator:
             for node, connection in enumerate(self._order)
             if self._ports.get(connection)
         }
-        of = workspace_relay.sources(relays)
-        for node, connection in enumerate(self._order):
-            order: FetchOrder = {
-                "type": "fetch",
-                "round": round,
-                "sources": of.get(node, []),
-                "degree": topology.degree(len(relays)),
-            }
-            if connection != COORDINATOR:
-                self._members.send(connection, order)
+        sources, degree = workspace_relay.sources(relays), topology.degree(len(relays))
+
+        def order(node: int) -> FetchOrder:
+            return {"type": "fetch", "round": round, "sources": sources.get(node, []), "degree": degree}
+
+        self._send_each(order)
         self._decide(decisions.Done(COORDINATOR, round))
 
     def _place(self, round: int) -> None:
@@ -399,19 +386,14 @@ class JoinCoordinator:
         elif gathering is None and attempt:
             for part in parts.values():
                 part["attempt"] = attempt
-        for node, connection in enumerate(self._order):
-            own = connection == COORDINATOR
-            order: PlaceOrder = {
-                "type": "place",
-                "round": round,
-                "spec": parts[node],
-                "release": self._join.release,
-                "warnings": list(self._made.warnings) if own else [],
-            }
-            if own:
-                self._node.place(order)
-            else:
-                self._members.send(connection, order)
+
+        def order(node: int) -> PlaceOrder:
+            warnings = list(self._made.warnings) if node == COORDINATOR else []
+            release = self._join.release
+            return {"type": "place", "round": round, "spec": parts[node], "release": release, "warnings": warnings}
+
+        self._node.place(order(COORDINATOR))
+        self._send_each(order)
 
     def _elastic_spec(self) -> "ElasticSpec | None":
         """Build what all members of an epoch know of it, None where the job is not elastic."""
