@@ -17,11 +17,9 @@ from clustertool.fleet import node_bundle
 from clustertool.fleet.dispatch.shipment import Shipment
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.fleet.joining import join_process
-from clustertool.model.joining.join_file import JoinFile, to_json
+from clustertool.model.joining.join_file import JOIN_FILE, MANIFEST, NVML, PIECES, JoinFile, to_json
 
 LARGEST_WORKSPACE = 64 << 20  # bytes of a workspace that a bundle contains; a larger one comes from node 0
-# The names of node/join/bundle_content.py, which the laptop does not import.
-_JOIN_FILE, _MANIFEST, _PIECES, _NVML = "join.json", "workspace/manifest", "workspace/pieces/", "nvml/"
 _SHEBANG = b"#!/usr/bin/env python3\n"
 # Runs under whatever Python starts it, also under 2.7, which gets a message.
 _MAIN = b"""\
@@ -68,15 +66,15 @@ def _write(file: BinaryIO, join: JoinFile, workspace: Workspace | None) -> None:
         for name, text in join_process.code().items():
             archive.writestr(name, text)
         archive.writestr("__main__.py", _MAIN)
-        archive.writestr(_JOIN_FILE, to_json(join))
+        archive.writestr(JOIN_FILE, to_json(join))
         digest, packed = node_bundle.nvml()
-        archive.writestr(_NVML + digest, packed)
+        archive.writestr(NVML + digest, packed)
         if workspace is not None:
             _add_workspace(archive, Shipment(workspace, {}))
 
 
 def _add_workspace(archive: zipfile.ZipFile, shipment: Shipment) -> None:
-    archive.writestr(_MANIFEST, shipment.text)
+    archive.writestr(MANIFEST, shipment.text)
     for number, piece in enumerate(shipment.pieces):
         if number:
-            archive.writestr(_PIECES + piece.name, shipment.read(number))
+            archive.writestr(PIECES + piece.name, shipment.read(number))

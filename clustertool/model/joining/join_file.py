@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 JOIN_FORMAT = 1
 JOIN_TIMEOUT = 600.0  # seconds, from the first node that has joined
 MOST_MEMBERS = 100_000  # numbers of machines in an elastic job, those that have left included
+# Names of files in a bundle: the join file; of the workspace the manifest and pieces; the module that reads devices, by digest.
+JOIN_FILE, MANIFEST, PIECES, NVML = "join.json", "workspace/manifest", "workspace/pieces/", "nvml/"
 _TOGETHER = {"slurm": 120.0}  # the same where an engine starts all nodes at once
 _FIX = "write it again with the same version of clustertool"
 Pairs = Tuple[Tuple[str, str], ...]

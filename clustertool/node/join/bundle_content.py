@@ -15,16 +15,12 @@ from typing import List
 from clustertool.errors import DataError, DispatchError, PreflightError
 from clustertool.model.dispatch import manifest
 from clustertool.model.joining import join_file
-from clustertool.model.joining.join_file import JoinFile
+from clustertool.model.joining.join_file import JOIN_FILE, MANIFEST, NVML, PIECES, JoinFile
 from clustertool.node.devices import detect, nvml
 from clustertool.node.join.join_engine import engine_of, require_private
 from clustertool.node.storage.release_store import Store, writing
 from clustertool.node.system import path_trust
 
-JOIN_FILE = "join.json"
-MANIFEST = "workspace/manifest"
-PIECES = "workspace/pieces/"
-NVML = "nvml/"  # and the digest
 _DAMAGED = (OSError, zipfile.BadZipFile, KeyError, zlib.error, EOFError)
 _FIX = "copy it again, or write a new one"
 
@@ -54,7 +50,7 @@ class BundleContent:
 
     def join_file(self) -> JoinFile:
         """Read the join file in it. Raises DataError for a damaged one."""
-        return join_file.from_json(self._read(JOIN_FILE).decode("utf-8", "replace"))
+        return join_file.from_json(self._content(JOIN_FILE).decode("utf-8", "replace"))
 
     def remove(self) -> None:
         """Remove the file, so that its keys are in the memory of the machines only. Raises OSError."""
@@ -66,17 +62,17 @@ class BundleContent:
 
         Raises PreflightError, DispatchError, DataError.
         """
-        if not release or not self._has(MANIFEST):
+        if not release or MANIFEST not in self._names():
             return
         store = Store(root)
         if store.has(release):
             return
-        text = self._read(MANIFEST)
+        text = self._content(MANIFEST)
         sizes = manifest.sizes(manifest.read_rows(text))
         with writing(store):
             with store.used():
                 for name in store.missing(sizes):
-                    if not store.add(name, self._read(PIECES + name)):
+                    if not store.add(name, self._content(PIECES + name)):
                         raise DispatchError(f"a piece of the workspace in {self._path} is damaged", _FIX)
                     store.sync(name)
                 store.complete(release, text)
@@ -87,10 +83,7 @@ class BundleContent:
         digests = [name[len(NVML) :] for name in self._names() if name.startswith(NVML)]
         for digest in digests if detect.found()[0] == "gpu" else []:
             if not nvml.has(digest):
-                nvml.keep_module(digest, self._read(NVML + digest))
-
-    def _has(self, name: str) -> bool:
-        return name in self._names()
+                nvml.keep_module(digest, self._content(NVML + digest))
 
     def _names(self) -> List[str]:
         try:
@@ -99,7 +92,7 @@ class BundleContent:
         except _DAMAGED as error:
             raise self._damaged(error) from None
 
-    def _read(self, name: str) -> bytes:
+    def _content(self, name: str) -> bytes:
         try:
             with zipfile.ZipFile(io.BytesIO(self.data)) as file:
                 return file.read(name)
