@@ -26,6 +26,18 @@ if TYPE_CHECKING:
 _MOST = 1000  # errors in one message
 _LONGEST = 1 << 16  # characters of a text
 _FIELDS = ("kind", "what", "fix", "node")
+_STATES = {
+    0: JobState.SUCCEEDED,
+    NodeLost.code: JobState.LOST,
+    TimedOut.code: JobState.TIMEOUT,
+    Interrupted.code: JobState.STOPPED,
+    Terminated.code: JobState.STOPPED,
+}
+
+
+def state_of(code: int) -> JobState:
+    """Return the state of a job that has ended with this exit code, where nothing else is known of its end."""
+    return _STATES.get(code, JobState.FAILED)
 
 
 def messages_of(engine: str) -> str:

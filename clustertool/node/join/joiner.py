@@ -13,11 +13,11 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, List, Optional, Set, Tuple, cast
 
-from clustertool.errors import AuthError, ClustertoolError, Interrupted, NodeLost, Terminated, TimedOut
+from clustertool.errors import AuthError, ClustertoolError, NodeLost, Terminated
 from clustertool.model.elastic.epochs import may_enter
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState
-from clustertool.model.joining.join_errors import error_rows, messages_of, read_errors
+from clustertool.model.joining.join_errors import error_rows, messages_of, read_errors, state_of
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint
 from clustertool.model.shape import read, to_plain
 from clustertool.model.wire.frames import Header
@@ -47,14 +47,6 @@ _NO_ANSWER = "the port is open, but no coordinator answers there"
 _MALFORMED = (KeyError, TypeError, ValueError)
 _CLOSED = "the coordinator closed the connection"
 _ENDED = "the job has ended, as its store has it"
-# The store has the exit code of the job, and not its state.
-_STATES = {
-    0: JobState.SUCCEEDED,
-    NodeLost.code: JobState.LOST,
-    TimedOut.code: JobState.TIMEOUT,
-    Interrupted.code: JobState.STOPPED,
-    Terminated.code: JobState.STOPPED,
-}
 
 
 class Joiner:
@@ -128,7 +120,7 @@ class Joiner:
         """
         code, found = store.over, store.coordinator
         if code is not None:
-            self._over(Outcome(_STATES.get(code, JobState.FAILED), code, "job", _ENDED))
+            self._over(Outcome(state_of(code), code, "job", _ENDED))
             return True
         if found is not None and found != self._join.coordinator:
             self._close()

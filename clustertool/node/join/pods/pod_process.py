@@ -15,9 +15,10 @@ import signal
 import time
 from typing import Callable, Dict, List, Optional
 
-from clustertool.errors import ClustertoolError, Interrupted, NodeLost, Terminated, TimedOut
+from clustertool.errors import ClustertoolError, Interrupted
 from clustertool.model.job.outcome import exit_code
 from clustertool.model.job.state_names import JobState
+from clustertool.model.joining.join_errors import state_of
 from clustertool.model.joining.join_file import EngineSettings, JoinFile
 from clustertool.model.kubernetes import pod_record
 from clustertool.model.kubernetes.pod_record import PodEnd
@@ -37,12 +38,6 @@ _LEFT = 20.0  # seconds for the guard of a supervisor that has died, and for wha
 _DRAIN = 20.0  # seconds for the rest of the logs: a reader of stdout may be slow
 _ASKED = 5.0  # both, in a pod that is to end
 _LARGEST = 1 << 20  # bytes of a report
-_STATES = {
-    NodeLost.code: JobState.LOST,
-    Interrupted.code: JobState.STOPPED,
-    Terminated.code: JobState.STOPPED,
-    TimedOut.code: JobState.TIMEOUT,
-}
 
 
 class PodProcess:
@@ -193,8 +188,7 @@ class PodProcess:
     def _verdict(self, code: int) -> PodEnd:
         """Return the verdict as it was reported; else what is known from the exit code."""
         if self._errors:
-            state = _STATES.get(code, JobState.FAILED)
-            return self._end._replace(state=state.value, reason="; ".join(self._errors), code=code)
+            return self._end._replace(state=state_of(code).value, reason="; ".join(self._errors), code=code)
         if not self._reported:
             what = f"the process of this node ended with exit code {code} without a result"
             return self._end._replace(state=JobState.LOST.value, reason=what, code=code)
