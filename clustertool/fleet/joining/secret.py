@@ -62,7 +62,7 @@ def find(environ: Mapping[str, str]) -> Secret | None:
     if environ.get(SECRET):
         return Secret(_checked(environ[SECRET].strip(), SECRET), SECRET)
     path = default_file()
-    text = _read(path)
+    text = _read_file(path)
     return None if text is None else Secret(_checked(text.strip(), str(path)), str(path))
 
 
@@ -72,14 +72,14 @@ def of_this_machine(make: bool = True) -> Secret:
     make: False for a command that changes nothing: the text is empty as long as there is none.
     """
     path = this_user.state() / "loopback-secret"
-    text = _read(path)
+    text = _read_file(path)
     if text is None and not make:
         return Secret("", str(path))
     if text is None:
         this_user.make(path.parent, "XDG_STATE_HOME")
         with contextlib.suppress(FileExistsError):  # another command was faster
             write(path, new())
-        text = _read(path) or ""
+        text = _read_file(path) or ""
     return Secret(_checked(text.strip(), str(path)), str(path))
 
 
@@ -129,7 +129,7 @@ def _checked(text: str, source: str) -> str:
     return text
 
 
-def _read(path: Path) -> str | None:
+def _read_file(path: Path) -> str | None:
     """Read the text of a file that only this user can read; None if there is none. Raises ConfigError."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -138,13 +138,13 @@ def _read(path: Path) -> str | None:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", "correct its permissions") from None
     try:
-        _check(path, os.fstat(handle))
+        _require_own(path, os.fstat(handle))
         return os.read(handle, _MOST).decode("ascii", "replace")
     finally:
         os.close(handle)
 
 
-def _check(path: Path, info: os.stat_result) -> None:
+def _require_own(path: Path, info: os.stat_result) -> None:
     """Raise ConfigError for what is no file of this user, or a file that others can read or write."""
     again = f"remove it; {PROGRAM} secret --to {path} makes a new one"
     if not stat.S_ISREG(info.st_mode):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Callable, Dict, Mapping, NamedTuple, Sequence
+from typing import Callable, Dict, Mapping, Sequence, Tuple
 
 from clustertool.errors import DataError, UsageError
 from clustertool.model.joining.join_file import JoinFile
@@ -13,15 +13,8 @@ from clustertool.model.slurm.step_variables import node_names, number
 _SRUN = "start it with: srun --ntasks-per-node=1 python3 bundle.pyz join"
 
 
-class EnginePlace(NamedTuple):
-    """node: the index of this machine, 0 is the coordinator.
-
-    names: of all machines, as the engine knows them. host: of the coordinator.
-    """
-
-    node: int
-    names: Sequence[str]
-    host: str
+# The index of a machine (0 is the coordinator), the names of all, as the engine knows them, and the coordinator's host.
+EnginePlace = Tuple[int, Sequence[str], str]
 
 
 def placed(join: JoinFile, environ: Mapping[str, str]) -> JoinFile:
@@ -30,17 +23,17 @@ def placed(join: JoinFile, environ: Mapping[str, str]) -> JoinFile:
         return join
     if join.engine not in _PLACES:
         raise DataError(f"the join file has the engine {join.engine!r}", f"the engines are {', '.join(_PLACES)}")
-    place = _PLACES[join.engine](join, environ)
-    names, count = place.names, len(place.names)
+    node, names, host = _PLACES[join.engine](join, environ)
+    count = len(names)
     elastic = join.job.elastic
     fits = elastic.minimum <= count <= elastic.maximum if elastic.present else count == join.nnodes
-    if not fits or not 0 <= place.node < count:
+    if not fits or not 0 <= node < count:
         wanted = elastic.text if elastic.present else join.nnodes
-        what = f"{join.engine} has started node {place.node} of {count}, and the job has {wanted} nodes"
+        what = f"{join.engine} has started node {node} of {count}, and the job has {wanted} nodes"
         raise UsageError(what, "start the bundle once on each node of the job")
-    own = replace(join.own, name=names[place.node])
-    meets = replace(join.coordinator, host=place.host)
-    return replace(join, index=place.node, coordinator=meets, own=own, names=tuple(names), nnodes=count)
+    own = replace(join.own, name=names[node])
+    meets = replace(join.coordinator, host=host)
+    return replace(join, index=node, coordinator=meets, own=own, names=tuple(names), nnodes=count)
 
 
 def _slurm(join: JoinFile, environ: Mapping[str, str]) -> EnginePlace:
@@ -49,7 +42,7 @@ def _slurm(join: JoinFile, environ: Mapping[str, str]) -> EnginePlace:
     names = node_names(environ, _SRUN)
     if tasks != len(names):
         raise UsageError(f"srun has started {tasks} tasks on {len(names)} nodes", _SRUN)
-    return EnginePlace(node, names, names[0])
+    return node, names, names[0]
 
 
 def _kubernetes(join: JoinFile, environ: Mapping[str, str]) -> EnginePlace:
@@ -57,7 +50,7 @@ def _kubernetes(join: JoinFile, environ: Mapping[str, str]) -> EnginePlace:
 
     The join file has the names of the pods, and mostly that of the coordinator's host.
     """
-    return EnginePlace(pod_node(environ), join.names, join.coordinator.host or coordinator(environ))
+    return pod_node(environ), join.names, join.coordinator.host or coordinator(environ)
 
 
 _PLACES: Dict[str, Callable[[JoinFile, Mapping[str, str]], EnginePlace]] = {"slurm": _slurm, "kubernetes": _kubernetes}

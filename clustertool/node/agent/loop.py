@@ -129,7 +129,10 @@ class Agent(PlacingContext):
     def _dispatch(self, header: Header, payload: bytes) -> None:
         type, number = str(header["type"]), header.get("id")  # a request without a number wants no answer
         if type in _RELAY_ORDERS:
-            self._order_relay(header, payload)
+            if (
+                self.relay is not None
+            ):  # while it is busy nothing more is read from the laptop, which so sends no faster
+                self.relay.send(header, payload)
             return
         kind = REQUESTS[type]
         if kind.inline:
@@ -218,14 +221,6 @@ class Agent(PlacingContext):
                 del self._waiting[:sent]
 
     # -- the relay of a dispatch, a process of its own --
-
-    def _order_relay(self, header: Header, payload: bytes) -> None:
-        """Pass a message on to the relay.
-
-        While it is busy nothing more is read from the laptop, which so sends no faster.
-        """
-        if self.relay is not None:
-            self.relay.send(header, payload)
 
     def _read_relay(self) -> None:
         if self.relay is None:

@@ -169,12 +169,9 @@ class EpochLoop:
         lost, released = frozenset(end.lost), frozenset(end.left)
         worked = now - lease if end.silent else now  # a silent one has lost its lease, which began with the last answer
         before = EpochBefore(members, end.why, min(end.lost.values(), default=worked), lost, released)
-        self._gathering = Gathering(
-            end.attempt + 1,
-            elastic.minimum,
-            elastic.maximum,
-            elastic.timeout,
-            now,
+        self._gathering = self._gathering._replace(
+            number=end.attempt + 1,
+            began=now,
             first=False,
             earliest=now + pause(self._short, least, most),
             leases=lost_leases(end.lost, lease),

@@ -67,7 +67,7 @@ def start_detached(reports: int, source: int, umask: int, *kept: int) -> None:
     processes.take_environment(os.getpid())
     processes.set_name("ct-join")
     report = JoinReport(lines=False, also=reports, log=True)
-    report.guarded(lambda: _join(_read(str(source)), report, None))
+    report.guarded(lambda: _join(_read_join_file(str(source)), report, None))
 
 
 def _start(arguments: Sequence[str], path: str, report: JoinReport) -> int:
@@ -75,7 +75,7 @@ def _start(arguments: Sequence[str], path: str, report: JoinReport) -> int:
     if given.with_parent:
         prctl.end_with_parent(signal.SIGTERM)
     bundle = BundleContent(path) if path else None
-    join = bundle.join_file() if bundle is not None else _read(given.file)
+    join = bundle.join_file() if bundle is not None else _read_join_file(given.file)
     return engine_of(join).run(join, lambda to: _join(_with_options(join, given), to, bundle), report)
 
 
@@ -120,9 +120,9 @@ def _meeting_point(text: str, port: int) -> MeetingPoint:
     return MeetingPoint(host.strip("[]"), number)
 
 
-def _read(name: str) -> JoinFile:
+def _read_join_file(name: str) -> JoinFile:
     """Read the join file. Raises DataError, PreflightError."""
-    fd = int(name) if name.isdecimal() else _open(name)
+    fd = int(name) if name.isdecimal() else _open_join_file(name)
     with open(fd, "rb") as file:
         text = file.read(_LARGEST)
     if fd == 0:
@@ -130,7 +130,7 @@ def _read(name: str) -> JoinFile:
     return join_file.from_json(text.decode("utf-8", "replace"))
 
 
-def _open(path: str) -> int:
+def _open_join_file(path: str) -> int:
     """Open a file with keys, which is this user's own, and closed to others. Raises PreflightError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
