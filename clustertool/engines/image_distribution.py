@@ -17,8 +17,8 @@ from clustertool.fleet.dispatch import saved_images
 from clustertool.fleet.dispatch.saved_images import LocalImage
 from clustertool.fleet.dispatch.shipment import RemoteShipment
 from clustertool.fleet.fleet import Fleet
-from clustertool.model.container import image_commands as commands
-from clustertool.model.container.container_names import APPTAINER, FIRST, LAPTOP
+from clustertool.model.container import container_runtimes
+from clustertool.model.container.container_runtimes import APPTAINER, FIRST, LAPTOP
 from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.facts import ByNode, ContainerFacts
 from clustertool.model.quantities import count, human_bytes
@@ -67,14 +67,14 @@ class ImageDistribution:
             what = f'the image {self._settings.image} is not there, and pull is "never"'
             raise_all([NotFound(what, 'set pull to "missing"', self._fleet.name(node)) for node in nodes])
         requests = {node: PULL_IMAGE(self._request(node)) for node in nodes}
-        self._learn(self._ask("image: pull", requests, commands.PULLS_AT_ONCE).all())
+        self._learn(self._ask("image: pull", requests, container_runtimes.PULLS_AT_ONCE).all())
 
     # -- this machine sends it --
 
     def _from_laptop(self) -> None:
         settings = self._settings
         local = saved_images.find(settings.runtime, settings.image)
-        if not local.id or settings.pull == "always" and not commands.is_file(settings.image):
+        if not local.id or settings.pull == "always" and not container_runtimes.is_file(settings.image):
             local = self._pull_here(local)
         lacking = [node for node, one in self._known.items() if one.image_id != local.id]
         if not lacking:
@@ -138,13 +138,13 @@ class ImageDistribution:
         if APPTAINER in runtimes and len(runtimes) > 1:
             others = [self._fleet.name(node) for node in lacking if self._known[node].runtime != runtime]
             raise ConfigError(f"{', '.join(others)}: apptainer and {runtime} cannot load each other's images", _BUILD)
-        return commands.kind_of_copy(sorted(runtimes))
+        return container_runtimes.kind_of_copy(sorted(runtimes))
 
     def _require_room(self, release: str, size: int, kind: str, facts: ByNode) -> None:
         """Check the room for the files, and for a copy where podman loads them or apptainer uses them. Raises DispatchError."""
         raised: list[ClustertoolError] = []
         for node, fact in facts.items():
-            need = size * ((release not in fact.releases) + (kind != commands.COPY_ARCHIVE))
+            need = size * ((release not in fact.releases) + (kind != container_runtimes.COPY_ARCHIVE))
             if 0 <= fact.disk_free < need:
                 free = human_bytes(fact.disk_free)
                 what = f"the files of the image need {human_bytes(need)} in ROOT_DIR, and {free} are free"
@@ -167,7 +167,7 @@ class ImageDistribution:
         }
         loaded = self._ask("image: load", requests).all()
         self._learn(loaded)
-        if copy.kind != commands.COPY_FILE:  # the pieces of a file have been compared
+        if copy.kind != container_runtimes.COPY_FILE:  # the pieces of a file have been compared
             wrong = {node: one["image_id"] for node, one in loaded.items() if one["image_id"] != copy.image_id}
             text = f"the image has the id {{!r}} there after it was loaded, and its copy has {copy.image_id!r}"
             raise_all([DispatchError(text.format(id), "", self._fleet.name(node)) for node, id in wrong.items()])

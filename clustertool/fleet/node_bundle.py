@@ -24,7 +24,7 @@ _LAPTOP = """
     container_options container_settings earlier_jobs engine_node facts finding gathering job_container
     job_pod late_pieces launch_command portions scheduler stop_result
 """.split()
-_MODEL = ("", "container/", "devices/", "dispatch/", "elastic/", "job/", "mpi/", "wire/")
+_MODEL = ("", "container/", "dispatch/", "elastic/", "job/", "mpi/", "wire/")
 _FILES = ("__init__.py", "errors.py", "node/**/*.py", *(f"model/{folder}*.py" for folder in _MODEL))
 _JOIN = "join"  # the folder of node/ that only nodes need which no laptop starts
 # The types of messages are for the type checker, and for the laptop's checks.

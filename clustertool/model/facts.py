@@ -21,7 +21,7 @@ class ContainerFacts:
 
     runtime: "" where none can be used; then `problem` and `fix` state why. program: its absolute path. cgroup: "v1" or "v2".
     image_id: "" where the image is not there. digest: that of the registry's manifest, else the id with its hash. size:
-    bytes of the image in the store. store_free: bytes free where images are kept. gpu: CDI or HOOK of runtime_output.py, ""
+    bytes of the image in the store. store_free: bytes free where images are kept. gpu: CDI or HOOK of container_runtimes.py, ""
     for neither.
     process_limit: it limits the processes and threads of a container by default (podman: 2048), and can allow more.
     uid, groups: of the user; the primary group is the first one. missing: sources of volumes that are not there.

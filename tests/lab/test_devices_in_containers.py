@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.model.container.container_devices import device_options
+from clustertool.model.container.container_command import device_options
 from tests import containers, docker_daemon
 from tests.cli import LabSite
 

@@ -13,7 +13,7 @@ UNUSED = {"ast", "ctypes", "dataclasses", "encodings.idna", "inspect", "ssl", "t
 # The records of jobs with the fold of their events take 4 ms.
 UNUSED |= {f"clustertool.{name}" for name in ("model.job.state_names", "model.job.outcome", "node.jobs.records")}
 # Only a job in containers needs them: its probe is a request of its own. They take 4 million instructions.
-UNUSED |= {"glob", "clustertool.node.probe.container_probe", "clustertool.model.container.runtime_output"}
+UNUSED |= {"glob", "clustertool.node.probe.container_probe", "clustertool.model.container.container_runtimes"}
 # The first call of compile() takes 2 ms. typing calls it for a type that is text, as each one is in the body of a NamedTuple.
 CODE = """
 import builtins, sys
@@ -28,7 +28,7 @@ import clustertool.node.agent.loop
 CHECK = """
 import clustertool.node.probe.link_test
 import clustertool.node.probe.check_probe
-from clustertool.node.probe.name_service import first_address
+from clustertool.node.probe.network_addresses import first_address
 first_address("127.0.0.1", 80)
 """
 STOP = """

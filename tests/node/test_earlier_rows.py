@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from clustertool.model.wire.agent_requests import EarlierWanted
-from clustertool.node.jobs import queries
 from clustertool.node.jobs.records import find
+from clustertool.node.probe import run_probe
 from clustertool.node.system.node_context import NodeContext
 
 ENTRY = "ann@10.0.0.1:22"
@@ -33,7 +33,7 @@ def listed(root: Path, **asked: str) -> dict[str, bool]:
     """Job -> whether it has left an output."""
     wanted: EarlierWanted = {"asked": "", "name": "", "resume": "", "owner": "ann", "workspace": "", "keep": ()}
     wanted.update(asked)  # type: ignore[typeddict-item]
-    rows = queries.list_earlier(NodeContext(str(root), ENTRY), wanted, [])
+    rows = run_probe.list_earlier(NodeContext(str(root), ENTRY), wanted, [])
     return {row["id"]: row["output"] for row in rows}
 
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from clustertool.node.probe.name_service import first_address, resolved
+from clustertool.node.probe.network_addresses import first_address, resolved
 
 
 def test_addresses() -> None:

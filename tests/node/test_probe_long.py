@@ -16,7 +16,7 @@ import pytest
 
 from clustertool.model.facts import Facts, read_facts
 from clustertool.node.probe import job_environment, probe
-from clustertool.node.probe.name_service import resolved
+from clustertool.node.probe.network_addresses import resolved
 from tests.node import programs as p
 from tests.node.harness import Bench, marked, until
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from clustertool.model.container.container_command import (
+    RankUser,
     Surroundings,
     accounts_command,
     command,
@@ -21,7 +22,6 @@ from clustertool.model.container.container_command import (
     read_accounts,
     removal,
 )
-from clustertool.model.container.container_user import RankUser
 
 MARK = "j1/2/token"
 AROUND = Surroundings(attempt=3, umask=0o027, limits={"nofile": (1024, 4096), "core": (0, -1)})

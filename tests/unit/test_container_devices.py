@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clustertool.model.config.cluster import DEVICE_KINDS
-from clustertool.model.container.container_devices import device_options, patterns
+from clustertool.model.container.container_command import device_options, device_patterns
 
 ASCEND = ["/dev/davinci0", "/dev/davinci1", "/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"]
 
@@ -48,4 +48,4 @@ def test_gpus_that_the_user_has_stated_are_not_added_to(chosen: list[str]) -> No
 
 def test_each_kind_is_known() -> None:
     """A kind without files is one of a vendor's runtime, or has no devices."""
-    assert {kind for kind in DEVICE_KINDS if not patterns(kind)} == {"auto", "cpu", "gpu"}
+    assert {kind for kind in DEVICE_KINDS if not device_patterns(kind)} == {"auto", "cpu", "gpu"}

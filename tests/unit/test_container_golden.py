@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
-from clustertool.model.container import image_commands
+from clustertool.model.container import container_runtimes
 from clustertool.model.container.container_command import Surroundings, command, passed, removal, session
-from clustertool.model.container.container_names import RUNTIMES
+from clustertool.model.container.container_runtimes import RUNTIMES
 from clustertool.model.planning import requests
 from clustertool.model.wire.spec_types import ContainerSpec, Spec, SpecProcess
 from tests.unit.cases import cluster_of, facts_of, plan_of
@@ -100,14 +100,14 @@ def of_images(runtime: str) -> list[list[str]]:
     """What is done with images: pulling, saving, loading, naming, and the removal of containers."""
     program, image, folder, mark = f"/usr/bin/{runtime}", "docker://train:1", "/root/images/1", "same/0/token"
     if runtime == "apptainer":
-        return [image_commands.pull_file(program, image, f"{folder}/{image_commands.SIF}")]
-    kind = image_commands.kind_of_copy([runtime])
+        return [container_runtimes.pull_file(program, image, f"{folder}/{container_runtimes.SIF}")]
+    kind = container_runtimes.kind_of_copy([runtime])
     return [
-        image_commands.pull(program, "train:1"),
-        image_commands.save(program, kind, runtime, "train:1", folder),
-        image_commands.load(program, kind, folder),
-        image_commands.tag(program, "sha256:0123", "train:1"),
-        image_commands.storage(program, runtime),
+        container_runtimes.pull(program, "train:1"),
+        container_runtimes.save(program, kind, runtime, "train:1", folder),
+        container_runtimes.load(program, kind, folder),
+        container_runtimes.tag(program, "sha256:0123", "train:1"),
+        container_runtimes.storage(program, runtime),
         [*removal(runtime, program, mark)[-2:]],
     ]
 

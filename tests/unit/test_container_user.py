@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.model.container.container_user import HOME_SCRIPT, RankUser, group, passwd
+from clustertool.model.container.container_command import HOME_SCRIPT, RankUser, group, passwd
 from clustertool.node.container.rank_user import home_inside, rank_user
 
 ANN = RankUser("ann", 4001, 4002, "/root/.clustertool/home")

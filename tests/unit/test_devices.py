@@ -9,9 +9,9 @@ import pytest
 from cases import IDENTITY, cluster_of, env_of, facts_of, hosts, job_of, of_role, one, plan_of
 
 from clustertool.errors import DeviceInUse, PreflightError, Several
+from clustertool.model import cards
+from clustertool.model.cards import VARIABLES
 from clustertool.model.config.cluster import Cluster, read_cluster
-from clustertool.model.devices import visibility
-from clustertool.model.devices.visibility import VARIABLES
 from clustertool.model.planning.plan import Plan, given_facts, needs_probe
 from clustertool.model.planning.requests import spec
 
@@ -559,7 +559,7 @@ UUIDS = ("GPU-8932f937", "GPU-1b2c3d4e")
     ],
 )
 def test_what_an_engine_allocates(kind: str, environ: dict[str, str], names: list[str]) -> None:
-    assert visibility.allocated(kind, environ) == names
+    assert cards.allocated(kind, environ) == names
 
 
 def allocation(*names: str, count: int = 1, keys: dict[str, Any] | None = None, **options: Any) -> Plan:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from cases import cluster_of, facts_of, hosts, plan_of
 
+from clustertool.model.cards import broken
 from clustertool.model.checks.device_counts import CHECKS, inventory, shared, to_ask
-from clustertool.model.devices.faults import broken
 from clustertool.model.finding import Finding, cells
 
 GB = 10**9

@@ -13,7 +13,7 @@ from clustertool.engines.queued_request import USUAL, ExpectedNodes, shown_comma
 from clustertool.errors import ConfigError, UsageError
 from clustertool.fleet import this_user
 from clustertool.fleet.joining import join_bundle, join_process
-from clustertool.model.container.container_names import ALWAYS, NEVER
+from clustertool.model.container.container_runtimes import ALWAYS, NEVER
 from clustertool.model.container.container_settings import NO_CONTAINER
 from clustertool.model.facts import Identity
 from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, OwnSettings, patience

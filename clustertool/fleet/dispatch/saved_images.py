@@ -17,8 +17,8 @@ from pathlib import Path
 from clustertool.errors import DispatchError, NotFound
 from clustertool.fleet import this_user
 from clustertool.fleet.dispatch.workspace import Workspace, read_workspace
-from clustertool.model.container import image_commands as commands
-from clustertool.model.container.container_names import APPTAINER, AUTO, DOCKER, PODMAN, only_for_apptainer
+from clustertool.model.container import container_runtimes
+from clustertool.model.container.container_runtimes import APPTAINER, AUTO, DOCKER, PODMAN, only_for_apptainer
 from clustertool.model.quantities import human_bytes
 from clustertool.node.container import image_program, image_store
 from clustertool.node.system import programs
@@ -53,7 +53,7 @@ def find(runtime: str, image: str) -> LocalImage:
 
     Raises NotFound where this machine has no runtime, or no such file.
     """
-    if commands.is_file(image):
+    if container_runtimes.is_file(image):
         with contextlib.suppress(OSError):
             info = os.stat(image)
             id = f"{info.st_size}-{info.st_mtime_ns}-{info.st_ino}"
@@ -88,7 +88,7 @@ def _runtimes(runtime: str) -> tuple[str, ...]:
 
 def pull(image: LocalImage, check: Callable[[], None]) -> LocalImage:
     """Pull the image from its registry. Raises DispatchError, or what `check` raises."""
-    image_program.run(commands.pull(image.program, image.name), check)
+    image_program.run(container_runtimes.pull(image.program, image.name), check)
     return find(image.runtime, image.name)
 
 
@@ -118,15 +118,15 @@ def save(image: LocalImage, kind: str, check: Callable[[], None]) -> SavedImage:
 def _write(image: LocalImage, kind: str, folder: Path, check: Callable[[], None]) -> None:
     folder.mkdir(mode=0o700)
     free = shutil.disk_usage(folder).free
-    if free < image.bytes and kind != commands.COPY_DIR:
+    if free < image.bytes and kind != container_runtimes.COPY_DIR:
         what = f"{folder.parent.parent} has {human_bytes(free)} free, and the image has {human_bytes(image.bytes)}"
         raise DispatchError(what, "make room, or set XDG_CACHE_HOME to another folder")
     id = image.id
-    if kind == commands.COPY_FILE:
+    if kind == container_runtimes.COPY_FILE:
         try:
-            os.link(image.name, folder / commands.SIF)
+            os.link(image.name, folder / container_runtimes.SIF)
         except OSError:  # on another file system, or of another user
-            shutil.copyfile(image.name, folder / commands.SIF)
+            shutil.copyfile(image.name, folder / container_runtimes.SIF)
     else:
         id = image_store.save(image.program, kind, image.runtime, image.name, str(folder), check)
     (folder.parent / "files.id").write_text(id)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, NamedTuple, Sequence
 
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.container.container_devices import CHOSEN
-from clustertool.model.container.container_names import APPTAINER, DOCKER, PODMAN, REGISTRY
+from clustertool.model.container.container_command import CHOSEN
+from clustertool.model.container.container_runtimes import APPTAINER, CDI, DOCKER, HOOK, PODMAN, REGISTRY
 from clustertool.model.container.container_settings import ContainerSettings
-from clustertool.model.container.runtime_output import CDI, HOOK
 from clustertool.model.facts import ByNode, ContainerFacts, Facts
 from clustertool.model.finding import Finding
 from clustertool.model.job.outcome import some

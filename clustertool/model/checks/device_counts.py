@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
 
+from clustertool.model.cards import IN_USE_FIX, Ill, computing, describe, exclusive, holder, ills, in_use
 from clustertool.model.checks.across_nodes import most_common
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
-from clustertool.model.devices.faults import Ill, exclusive, ills
-from clustertool.model.devices.wording import FIX, computing, describe, holder, in_use
 from clustertool.model.facts import ByNode
 from clustertool.model.finding import Finding
 from clustertool.model.planning.devices import TWICE_FIX, given_twice, kind_of
@@ -174,7 +173,7 @@ def _users(node: int, report: DevicesAnswer, cards: Sequence[Card]) -> List[Find
     kind = str(report["kind"])
     locks = {card["index"]: card.get("held") for card in cards}
     locked = {index: holder(lock["job"], lock["user"]) for index, lock in locks.items() if lock}
-    found = [Finding(node, "users", "warn", in_use(kind, locked), FIX)] if locked else []
+    found = [Finding(node, "users", "warn", in_use(kind, locked), IN_USE_FIX)] if locked else []
     found += _processes(node, kind, cards) + _hidden(node, kind, cards)
     return found or [Finding(node, "users", "ok", "none")]
 

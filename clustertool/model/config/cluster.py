@@ -10,7 +10,7 @@ from clustertool.errors import ConfigError
 from clustertool.model.config.container_keys import read_conf
 from clustertool.model.config.hosts import Host, lines, read_hosts, valid_user, variables
 from clustertool.model.config.value_readers import nearest, one_of
-from clustertool.model.container.container_names import IMAGE_SOURCES
+from clustertool.model.container.container_runtimes import IMAGE_SOURCES
 from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.finding import COLUMNS
 from clustertool.model.quantities import DURATIONS, HIGHEST_PORT, seconds_of, whole

@@ -13,8 +13,8 @@ from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageEr
 from clustertool.model.config import workspace_rights
 from clustertool.model.config.job_tables import Toml
 from clustertool.model.config.value_readers import Reader, one_of, read_values
-from clustertool.model.container.container_names import APPTAINER, AUTO, PULLS, RUNTIMES, only_for_apptainer
 from clustertool.model.container.container_options import refused
+from clustertool.model.container.container_runtimes import APPTAINER, AUTO, PULLS, RUNTIMES, only_for_apptainer
 from clustertool.model.container.container_settings import ContainerSettings
 
 # What a job.toml may set: the image, and options that limit its container or give it memory of its own.

@@ -2,6 +2,12 @@
 
 No value of a variable is on a command line: the client of the runtime has them in its environment, and passes them by name.
 Variables that the client itself obeys (HOME, DOCKER_HOST) have another name on the way.
+
+A container gets all devices of its node, and the planned variables (CUDA_VISIBLE_DEVICES ...) select among them, as without a
+container. A container with some of them would number these from 0, and the planned numbers are those of the node.
+
+A rank has the uid of the user on the node, which the image need not know: getpass.getuser() and `~user` then fail, and HOME may
+be a folder that this user cannot write. So the entries of its user and group are added, and HOME is chosen.
 """
 
 from __future__ import annotations
@@ -10,9 +16,7 @@ import hashlib
 import shlex
 from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-from clustertool.model.container.container_devices import device_options
-from clustertool.model.container.container_names import APPTAINER, DOCKER, PODMAN
-from clustertool.model.container.container_user import HOME_SCRIPT, RankUser, group, passwd
+from clustertool.model.container.container_runtimes import APPTAINER, DOCKER, PODMAN
 from clustertool.model.job.start_error import after_prelude
 from clustertool.model.launcher_variables import patterns
 from clustertool.model.paths import OURS, JobPaths
@@ -20,6 +24,88 @@ from clustertool.model.rank_signals import REAL_TIME
 
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import ContainerSpec, Spec, SpecProcess
+
+
+_SHELL = "/bin/sh"
+
+
+class RankUser(NamedTuple):
+    """name: on the node. home: where the image's own HOME cannot be written: ROOT_DIR/.clustertool/home."""
+
+    name: str
+    uid: int
+    gid: int
+    home: str
+
+
+def passwd(text: str, user: RankUser) -> str:
+    """Return the text of an image's /etc/passwd with an entry for the user; unchanged where it has one."""
+    entry = f"{_field(user.name)}:x:{user.uid}:{user.gid}::{_field(user.home)}:{_SHELL}"
+    return _with(text, entry, user.uid)
+
+
+def group(text: str, user: RankUser) -> str:
+    """Return the same of /etc/group, with the primary group of the user."""
+    return _with(text, f"{_field(user.name)}:x:{user.gid}:", user.gid)
+
+
+def _with(text: str, entry: str, number: int) -> str:
+    lines = [line for line in text.split("\n") if line]
+    known = any(line.split(":")[2:3] == [str(number)] for line in lines)
+    return "\n".join([*lines, *([] if known else [entry]), ""])
+
+
+def _field(text: str) -> str:
+    """Replace what separates fields and lines."""
+    return "".join("_" if sign == ":" or not sign.isprintable() else sign for sign in text)
+
+
+# Of a shell in an image: HOME is the image's where this user can write it. `/` is that of a user without an entry.
+# CLUSTERTOOL_HOME: the folder of RankUser.home, "" where HOME stays.
+HOME_SCRIPT = """\
+if [ -n "$CLUSTERTOOL_HOME" ] && { [ ! -d "$HOME" ] || [ ! -w "$HOME" ] || [ "$HOME" = / ]; }; then
+    export HOME="$CLUSTERTOOL_HOME"
+fi
+"""
+
+
+# kind -> (patterns of device files and of their folders, files and folders of the driver that programs load)
+FILES: Dict[str, Tuple[Tuple[str, ...], Tuple[str, ...]]] = {
+    "dcu": (("/dev/kfd", "/dev/mkfd", "/dev/dri"), ("/opt/hyhal",)),
+    "xpu": (("/dev/xpu[0-9]*", "/dev/xpuctrl"), ()),
+    "npu": (
+        ("/dev/davinci[0-9]*", "/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"),
+        ("/usr/local/Ascend/driver", "/usr/local/dcmi", "/etc/ascend_install.info", "/etc/hccn.conf"),
+    ),
+}
+# What in an option of the user states which NVIDIA GPUs a container gets
+CHOSEN = ("--gpus", "nvidia.com/gpu", "--nv")
+
+
+def device_patterns(kind: str) -> List[str]:
+    """List what a node searches (glob) for `present` of device_options."""
+    return [pattern for part in FILES.get(kind, ()) for pattern in part]
+
+
+def device_options(runtime: str, kind: str, present: Sequence[str], chosen: Sequence[str] = ()) -> List[str]:
+    """Build the options for a rank that has devices of `kind`.
+
+    runtime: docker, podman or apptainer. present: the paths on the node that match `device_patterns(kind)`. chosen: the user's
+    options; if they state GPUs, none are added.
+    """
+    if kind == "gpu":
+        if any(mark in option for option in chosen for mark in CHOSEN):
+            return []
+        by_runtime = {DOCKER: ["--gpus", "all"], APPTAINER: ["--nv"]}
+        return by_runtime.get(runtime, ["--device", "nvidia.com/gpu=all"])
+    drivers = FILES.get(kind, ((), ()))[1]
+    mounted = [path for path in present if path in drivers]
+    if runtime == APPTAINER:  # it has the node's /dev
+        options = ["--rocm"] if kind == "dcu" else []
+        return options + [part for path in mounted for part in ("--bind", f"{path}:{path}:ro")]
+    options = [part for path in present if path not in mounted for part in ("--device", path)]
+    return options + [part for path in mounted for part in ("--volume", f"{path}:{path}:ro")]
+
 
 JOB_LABEL, NODE_LABEL, PLACE_LABEL = "clustertool.job", "clustertool.node", "clustertool.place"
 MARK = "CLUSTERTOOL_MARK"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, FrozenSet, Sequence
 
-from clustertool.model.container.container_names import APPTAINER
+from clustertool.model.container.container_runtimes import APPTAINER
 
 _NETWORK = "ranks use the network of their node"
 _SPACES = "ranks share processes and memory with their node"

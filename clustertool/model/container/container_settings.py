@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Tuple
 
-from clustertool.model.container.container_names import AUTO, PULLS
+from clustertool.model.container.container_runtimes import AUTO, PULLS
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from clustertool.model.checks.each_node import check, errors
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import JobSpec
-from clustertool.model.container.container_names import MISSING, REGISTRY
+from clustertool.model.container.container_runtimes import MISSING, REGISTRY
 from clustertool.model.facts import ByNode, Facts, may_share, read_facts
 from clustertool.model.finding import Finding, Seen
 from clustertool.model.job.formats import FORMAT

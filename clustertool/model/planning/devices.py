@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.errors import ClustertoolError, DeviceInUse, PreflightError, raise_all
+from clustertool.model.cards import IN_USE_FIX, holder, ills, in_use
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.folded_names import gather
 from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import JobSpec
-from clustertool.model.devices.faults import ills
-from clustertool.model.devices.wording import FIX, holder, in_use
 from clustertool.model.facts import ByNode, Facts
 from clustertool.model.job.outcome import some
 from clustertool.model.planning.ranks import Seat
@@ -96,7 +95,7 @@ def require_free(
             errors.append(DeviceInUse(what, AUTO_FIX, host.name))
         elif own & set(taken):
             locked = {device: user for device, user in taken.items() if device in own}
-            errors.append(DeviceInUse(in_use(kind, locked), FIX, host.name))
+            errors.append(DeviceInUse(in_use(kind, locked), IN_USE_FIX, host.name))
     raise_all(errors)
 
 

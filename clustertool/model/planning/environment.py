@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Dict, Iterable, List, Mapping, Sequence, Tuple
 
 from clustertool.model import roles
+from clustertool.model.cards import VARIABLES, one_each
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import JobSpec
-from clustertool.model.devices.visibility import VARIABLES, one_each
 from clustertool.model.facts import ByNode, Identity
 from clustertool.model.paths import JobPaths
 from clustertool.model.planning.devices import heter_type, visible

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from clustertool.model.cards import VARIABLES, allocated, one_each
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import JobSpec
-from clustertool.model.devices.visibility import VARIABLES, allocated, one_each
 from clustertool.model.facts import Facts, Identity
 from clustertool.model.launcher_variables import SHELL_DEFAULTS
 from clustertool.model.paths import JobPaths

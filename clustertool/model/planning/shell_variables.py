@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from clustertool.errors import UsageError
+from clustertool.model.cards import VARIABLES, shown
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.devices.visibility import VARIABLES, shown
 from clustertool.model.launcher_variables import for_frameworks
 from clustertool.model.quantities import whole
 

@@ -389,7 +389,7 @@ class StagedAnswer(Answer):
 
 
 class ImageAnswer(Answer):
-    """model.container.runtime_output.Image: image_id is "" where the node does not have it."""
+    """model.container.container_runtimes.Image: image_id is "" where the node does not have it."""
 
     image_id: f.Label
     digest: f.Label

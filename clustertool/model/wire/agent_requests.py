@@ -335,12 +335,12 @@ class ImageRequest(TypedDict):
 
 
 class SaveImageRequest(ImageRequest):
-    kind: str  # of the files that are written: model/container/image_commands
+    kind: str  # of the files that are written: model/container/container_runtimes
 
 
 class LoadImageRequest(ImageRequest):
     release: str  # of its saved files
-    kind: str  # of these files: model/container/image_commands
+    kind: str  # of these files: model/container/container_runtimes
     image_id: str  # that the image has then
     bytes: int  # in the store of the runtime
 

@@ -21,10 +21,8 @@ from typing import TYPE_CHECKING, BinaryIO, Callable, Dict, Iterator, List, Tupl
 
 from clustertool.errors import DispatchError, NotFound
 from clustertool.model import paths
-from clustertool.model.container import image_commands as commands
-from clustertool.model.container import runtime_output
-from clustertool.model.container.container_names import APPTAINER
-from clustertool.model.container.runtime_output import Image
+from clustertool.model.container import container_runtimes
+from clustertool.model.container.container_runtimes import APPTAINER, Image
 from clustertool.model.dispatch import manifest
 from clustertool.model.hints import PROGRAM
 from clustertool.model.quantities import human_bytes
@@ -48,14 +46,14 @@ def pull_image(node: NodeContext, request: ImageRequest) -> ImageAnswer:
     runtime, program, image = request["runtime"], request["program"], request["image"]
     with _with_room(program, runtime, node.root):
         if runtime != APPTAINER:
-            run(commands.pull(program, image))
+            run(container_runtimes.pull(program, image))
             return _answer(inspect(program, image))
-        if commands.is_file(image):
+        if container_runtimes.is_file(image):
             raise NotFound(f"there is no file {image}", 'copy it to the node, or set IMAGE_FROM = "laptop"')
         top = _images(node)
         folder = os.path.join(top, hashlib.sha256(image.encode()).hexdigest()[:32])
         with _new_folder(top, os.path.basename(folder)) as part:
-            run(commands.pull_file(program, image, os.path.join(part, commands.SIF)))
+            run(container_runtimes.pull_file(program, image, os.path.join(part, container_runtimes.SIF)))
             remove_copy(folder)
             os.rename(part, folder)
         return _answer(_file(folder))
@@ -67,20 +65,20 @@ def load_image(node: NodeContext, request: LoadImageRequest) -> ImageAnswer:
     store, release, kind = Store(node.root), request["release"], request["kind"]
     top = _images(node)
     _remove_stale(top)
-    if kind == commands.COPY_FILE:
+    if kind == container_runtimes.COPY_FILE:
         return _answer(_place_file(store, release, os.path.join(top, release)))
     with _with_room(program, runtime, node.root, request["bytes"]):
-        if kind == commands.COPY_DIR:
+        if kind == container_runtimes.COPY_DIR:
             with _new_folder(top, release) as part:
                 with writing(store):
                     unpack(store, release, part)
-                run(commands.load(program, kind, part))
+                run(container_runtimes.load(program, kind, part))
         else:
             with store.used():
-                run(commands.load(program, kind, ""), feed=lambda file: _write_archive(store, release, file))
+                run(container_runtimes.load(program, kind, ""), feed=lambda file: _write_archive(store, release, file))
         found = inspect(program, request["image_id"])
         if found.id and "@" not in request["image"]:
-            run(commands.tag(program, found.id, request["image"]))
+            run(container_runtimes.tag(program, found.id, request["image"]))
     return _answer(found)
 
 
@@ -90,8 +88,8 @@ def save_image(node: NodeContext, request: SaveImageRequest) -> SavedImageAnswer
     store, top = Store(node.root), _images(node)
     _remove_stale(top)
     with _new_folder(top, "saved") as part:
-        if kind == commands.COPY_FILE:
-            os.symlink(image, os.path.join(part, commands.SIF))
+        if kind == container_runtimes.COPY_FILE:
+            os.symlink(image, os.path.join(part, container_runtimes.SIF))
             id = ""
         else:
             id = save(program, kind, request["runtime"], image, part)
@@ -115,7 +113,7 @@ def _keep(store: Store, folder: str) -> Tuple[str, bytes]:
         for name in found:
             full = os.path.join(at, name)
             path = os.path.relpath(full, folder)
-            if os.path.islink(full) and name != commands.SIF:
+            if os.path.islink(full) and name != container_runtimes.SIF:
                 entries.append(manifest.Entry(path, "link", 0, 0, os.readlink(full)))
                 continue
             with open(full, "rb") as file:
@@ -147,7 +145,7 @@ def inspect(program: str, image: str) -> Image:
     code, out, err = programs.output([program, "image", "inspect", image], _QUICK, cwd="/")
     text = err.lower()
     if code == 0 or "no such" in text or "not known" in text or "not found" in text:
-        return runtime_output.read_image(out if code == 0 else "", image)
+        return container_runtimes.read_image(out if code == 0 else "", image)
     lines = err.strip().splitlines() or [f"exit code {code}"]
     raise DispatchError(f"{os.path.basename(program)} image inspect: {lines[-1]}", f"try it by hand; {PROGRAM} check")
 
@@ -156,16 +154,16 @@ def save(
     program: str, kind: str, runtime: str, image: str, folder: str, check: Callable[[], None] = require_wanted
 ) -> str:
     """Write an image to an empty folder; the id that it has when it was loaded. Raises DispatchError."""
-    argv = commands.save(program, kind, runtime, image, folder)
+    argv = container_runtimes.save(program, kind, runtime, image, folder)
     try:
-        if kind == commands.COPY_DIR:
+        if kind == container_runtimes.COPY_DIR:
             run(argv, check)
         else:
             run(argv, check, drain=lambda file: _extract(file, folder))
         with open(os.path.join(folder, "manifest.json"), "rb") as file:
             found = json.load(file)
-        if kind == commands.COPY_DIR:
-            return commands.plain_id(str(found["config"]["digest"]))
+        if kind == container_runtimes.COPY_DIR:
+            return container_runtimes.plain_id(str(found["config"]["digest"]))
         return os.path.basename(str(found[0]["Config"])).partition(".")[0]
     except OSError as error:
         raise DispatchError(f"the image cannot be written to {folder}: {error.strerror}", "make room") from None
@@ -246,7 +244,7 @@ def _unlocked(path: str) -> bool:
 
 def _place_file(store: Store, release: str, folder: str) -> Image:
     """Unpack a .sif file, unless it is there."""
-    if not os.path.exists(os.path.join(folder, commands.SIF)):
+    if not os.path.exists(os.path.join(folder, container_runtimes.SIF)):
         with _new_folder(os.path.dirname(folder), release) as part, writing(store):
             unpack(store, release, part)
             with contextlib.suppress(FileExistsError):  # another request was quicker
@@ -256,10 +254,10 @@ def _place_file(store: Store, release: str, folder: str) -> Image:
 
 def _file(folder: str) -> Image:
     """Describe the .sif file in a folder, whose time is that of its last use."""
-    path = os.path.join(folder, commands.SIF)
+    path = os.path.join(folder, container_runtimes.SIF)
     os.utime(folder)
     with open(path, "rb") as file:
-        digest = runtime_output.sif_digest(file.read(runtime_output.SIF_HEADER))
+        digest = container_runtimes.sif_digest(file.read(container_runtimes.SIF_HEADER))
     return Image(path, digest, os.stat(path).st_size)
 
 
@@ -285,7 +283,7 @@ def _with_room(program: str, runtime: str, root: str, need: int = 0) -> Iterator
     """Check the room for an image. Raises DispatchError, with bytes, where the runtime's disk has none."""
     place = root
     if runtime != APPTAINER:
-        place = programs.output(commands.storage(program, runtime), _QUICK)[1].strip() or root
+        place = programs.output(container_runtimes.storage(program, runtime), _QUICK)[1].strip() or root
     free = _free(place)
     fix = f"remove images that are not needed there ({runtime} image prune)"
     if 0 <= free < need:

@@ -14,9 +14,9 @@ import sys
 from typing import TYPE_CHECKING, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple
 
 from clustertool.errors import PreflightError
-from clustertool.model.container import container_command, container_devices
+from clustertool.model.container import container_command
 from clustertool.model.container.container_command import Surroundings
-from clustertool.model.container.container_names import DOCKER, PODMAN
+from clustertool.model.container.container_runtimes import DOCKER, PODMAN
 from clustertool.model.launcher_variables import of_allocation
 from clustertool.model.paths import OURS, JobPaths
 from clustertool.model.rank_signals import in_step
@@ -240,4 +240,4 @@ def limits(file_limit: int) -> Dict[str, Tuple[int, int]]:
 
 def device_files(kind: str) -> List[str]:
     """List the files of this node that device_options() asks for."""
-    return sorted(path for pattern in container_devices.patterns(kind) for path in glob.glob(pattern))
+    return sorted(path for pattern in container_command.device_patterns(kind) for path in glob.glob(pattern))

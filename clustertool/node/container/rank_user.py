@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from clustertool.model.container.container_user import RankUser
+from clustertool.model.container.container_command import RankUser
 from clustertool.model.paths import rank_home
 from clustertool.node.storage import files
 from clustertool.node.system import users

@@ -21,7 +21,7 @@ import time
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 from clustertool.errors import DeviceInUse, PreflightError
-from clustertool.model.devices.wording import FIX, holder, in_use
+from clustertool.model.cards import IN_USE_FIX, holder, in_use
 from clustertool.model.job import formats
 from clustertool.node.devices import detect
 from clustertool.node.storage import files
@@ -78,7 +78,7 @@ def take(kind: str, ids: Sequence[int], job: str) -> DeviceLock:
         if not why or not again:
             break
         time.sleep(_APART * os.urandom(1)[0] / 255)  # by chance, or they would meet again
-    raise DeviceInUse(in_use(kind, {index: holder(lock.job, lock.user) for index, lock in taken.items()}), FIX)
+    raise DeviceInUse(in_use(kind, {index: holder(lock.job, lock.user) for index, lock in taken.items()}), IN_USE_FIX)
 
 
 def locked() -> Dict[str, Dict[str, str]]:

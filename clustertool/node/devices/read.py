@@ -10,8 +10,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Tuple, cast
 
-from clustertool.model.devices.faults import broken
-from clustertool.model.devices.wording import computing, describe
+from clustertool.model.cards import broken, computing, describe
 from clustertool.node.devices import detect, locks, nvml, vendor_tools
 from clustertool.node.system import processes, users
 from clustertool.node.system.node_context import NodeContext

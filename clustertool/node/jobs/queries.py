@@ -5,21 +5,20 @@ A request has the id of one job (job, exact), or what a user calls jobs: a name,
 
 from __future__ import annotations
 
-import contextlib
 import os
-from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Tuple, cast
+from typing import TYPE_CHECKING, List, Mapping, Optional, cast
 
-from clustertool.errors import NotFound, PreflightError
+from clustertool.errors import NotFound
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.caretakers import CARETAKERS, CaretakerRecord
-from clustertool.model.job.node_status import EarlierRow, NodePart, NodeRecord
+from clustertool.model.job.node_status import NodePart, NodeRecord
 from clustertool.model.job.outcome import Key as RankKey
 from clustertool.model.job.state_names import JobState
 from clustertool.model.quantities import whole
 from clustertool.node.jobs import descendants, remains
 from clustertool.node.jobs.records import Key, Record, find, find_shared
 from clustertool.node.jobs.remains import MOST, Remains
-from clustertool.node.storage import files, tree_copy
+from clustertool.node.storage import files
 from clustertool.node.system import processes
 from clustertool.node.system.node_context import NodeContext
 from clustertool.node.system.processes import Process
@@ -29,9 +28,7 @@ if TYPE_CHECKING:
     from clustertool.model.wire import agent_requests as r
     from clustertool.model.wire.event_types import JobHeader
 
-_EARLIER = 20  # jobs of one kind
 _FOREIGN = 100  # orphans below other ROOT_DIRs
-_FILES = 10  # names of one job
 
 
 def ranks_left(record: Record, part: NodePart, found: Mapping[str, Remains]) -> List[RankKey]:
@@ -126,99 +123,18 @@ def record_of(node: NodeContext, job: str) -> Record:
     return found[0]
 
 
-def list_earlier(
-    node: NodeContext, wanted: r.EarlierWanted, problems: List[Tuple[str, str, str, str]]
-) -> List[Dict[str, object]]:
-    """List the jobs that a new one may belong to, the newest ones of each kind.
-
-    Those are the ones that --job-id or --resume mean, or of the same name or workspace. `problems` gets what keeps the node
-    from
-    reading its jobs.
-    """
-    try:
-        found = find(node.root, node.entry, os.uname().nodename)
-    except PreflightError as error:
-        problems.append(("root", "error", error.what, error.fix))
-        return []
-    chosen: Dict[str, Record] = {}
-    for belongs in (_asked, _resumed, _same_work):
-        fitting = [record for record in found if belongs(record, wanted)]
-        chosen.update((record.job, record) for record in fitting[:_EARLIER])
-    return [_earlier_row(record, wanted["keep"])._asdict() for record in chosen.values()]
-
-
-def _asked(record: Record, wanted: r.EarlierWanted) -> bool:
-    """Check whether a job has the id that is asked for, or that with a number after it, which is then not free."""
-    asked = wanted["asked"]
-    head, _, number = record.job.rpartition("-")
-    return bool(asked) and (asked in (record.job, record.asked) or (head == asked and number.isdigit()))
-
-
-def _resumed(record: Record, wanted: r.EarlierWanted) -> bool:
-    return bool(wanted["resume"]) and record.called(wanted["resume"])
-
-
-def _same_work(record: Record, wanted: r.EarlierWanted) -> bool:
-    header = record.header
-    if wanted["name"] and wanted["name"] in (record.name, record.asked):
-        return True
-    place = header.get("owner"), header.get("workspace", "")
-    return bool(wanted["workspace"]) and place == (wanted["owner"], wanted["workspace"])
-
-
-def _earlier_row(record: Record, keep: Sequence[str]) -> EarlierRow:
-    part = _part(record)
-    summary = record.summary(part)
-    return EarlierRow(
-        id=record.job,
-        asked=record.asked,
-        name=record.name,
-        owner=summary["owner"],
-        workspace=record.header.get("workspace", ""),
-        command=summary["command"],
-        created=summary["created"],
-        node=summary["node"],
-        state=part.state,
-        code=summary["code"],
-        reason="",
-        start=part.start,
-        final=part.final,
-        output=tree_copy.has_files(record.output),
-        kept=tuple(path for path in keep if os.path.exists(record.paths.of(path))),
-        files=tuple(_own_files(record)),
-    )
-
-
-def _own_files(record: Record) -> List[str]:
-    """List the files that the job's programs have written into its directory, outside of the folders there.
-
-    The workspace was copied before the supervisor wrote its first event. A working directory that jobs share keeps its files.
-    """
-    began = record.header.get("t")
-    found: List[str] = []
-    if not isinstance(began, (int, float)) or record.header.get("work_dir", record.paths.dir) != record.paths.dir:
-        return found
-    with contextlib.suppress(OSError):
-        with os.scandir(record.paths.dir) as entries:
-            for entry in entries:
-                regular = entry.is_file(follow_symlinks=False) and not entry.name.startswith(".")
-                if regular and entry.stat(follow_symlinks=False).st_ctime > began:
-                    found.append(entry.name)
-    return sorted(found)[:_FILES]
-
-
 def list_jobs(node: NodeContext, request: r.JobRequest) -> a.JobsAnswer:
     """Summarize each job in one line. A record that cannot be read is in state "unknown", with the reason."""
     living = {} if node.base is not None else remains.living()
     others = remains.orphans(node.root, living.values())[1]
     found: List[a.JobSummary] = []
     for record in [*records(node, request), *_orphans(node, request, living)]:
-        part = _part(record)
+        part = known_part(record)
         found.append({**record.summary(part), "left": ranks_left(record, part, living)})
     return {"jobs": found, "orphans": [(one.dir, len(one.processes)) for one in others[:_FOREIGN]]}
 
 
-def _part(record: Record) -> NodePart:
+def known_part(record: Record) -> NodePart:
     """Return the part of a record; unknown where its records make this fail: one job's records must not hide another's."""
     try:
         return record.part()

@@ -16,7 +16,7 @@ import traceback
 from typing import TYPE_CHECKING, Callable, Dict, List, Optional, cast
 
 from clustertool.errors import ClustertoolError, InternalError, PreflightError
-from clustertool.model.container.container_names import ALWAYS, NEVER
+from clustertool.model.container.container_runtimes import ALWAYS, NEVER
 from clustertool.model.container.container_settings import NO_CONTAINER, ContainerSettings
 from clustertool.model.joining.join_errors import error_rows, read_errors
 from clustertool.model.planning.node_container import container_request

@@ -10,7 +10,7 @@ from clustertool.model.hints import PROGRAM
 from clustertool.node.devices import locks
 from clustertool.node.jobs import remains
 from clustertool.node.probe import job_environment
-from clustertool.node.probe.name_service import resolved
+from clustertool.node.probe.network_addresses import resolved
 from clustertool.node.probe.probe import probe, timed
 from clustertool.node.system import logind, private_directory, programs
 from clustertool.node.system.node_context import NodeContext

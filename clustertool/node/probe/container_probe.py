@@ -11,9 +11,8 @@ import glob
 import os
 from typing import TYPE_CHECKING, Dict, List, Tuple
 
-from clustertool.model.container import runtime_output
-from clustertool.model.container.container_names import APPTAINER, PODMAN
-from clustertool.model.container.runtime_output import CDI, HOOK, Image, Runtime
+from clustertool.model.container import container_runtimes
+from clustertool.model.container.container_runtimes import APPTAINER, CDI, HOOK, PODMAN, Image, Runtime
 from clustertool.node.system import programs, users
 from clustertool.node.system.node_context import NodeContext
 
@@ -30,7 +29,7 @@ _HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 
 def read_runtime(node: NodeContext, wanted: ContainerWanted) -> ContainerAnswer:
     """Find the first runtime that can be used, and the image."""
-    names = runtime_output.candidates(wanted["runtime"], wanted["image"], wanted["options"])
+    names = container_runtimes.candidates(wanted["runtime"], wanted["image"], wanted["options"])
     problems: List[Tuple[str, str]] = []
     for name in names:
         program = _program(name)
@@ -76,8 +75,8 @@ def _program(runtime: str) -> str:
 def _runtime(name: str, program: str) -> Runtime:
     """Ask a runtime for what it reports of itself, and check what it needs of the node."""
     user = users.name_of(os.getuid())
-    code, out, err = programs.output([program, *runtime_output.info_arguments(name)], LIMIT, cwd="/")
-    found = runtime_output.read_info(name, code, out, err, user)
+    code, out, err = programs.output([program, *container_runtimes.info_arguments(name)], LIMIT, cwd="/")
+    found = container_runtimes.read_info(name, code, out, err, user)
     if found.version and name == PODMAN and not os.path.isdir("/dev/mqueue"):
         fix = "as root: mkdir /dev/mqueue && mount -t mqueue mqueue /dev/mqueue"
         return Runtime("", problem="there is no /dev/mqueue, which --ipc=host needs", fix=fix)
@@ -109,10 +108,10 @@ def _image(runtime: str, program: str, reference: str) -> Image:
     """Describe the image as the node has it; its id is "" where it has none."""
     if runtime != APPTAINER:
         code, out, _ = programs.output([program, "image", "inspect", reference], LIMIT, cwd="/")
-        return runtime_output.read_image(out if code == 0 else "", reference)
+        return container_runtimes.read_image(out if code == 0 else "", reference)
     with contextlib.suppress(OSError):
         with open(reference, "rb") as file:
-            digest = runtime_output.sif_digest(file.read(runtime_output.SIF_HEADER))
+            digest = container_runtimes.sif_digest(file.read(container_runtimes.SIF_HEADER))
             return Image(reference, digest, os.fstat(file.fileno()).st_size)
     return Image("", "", -1)
 

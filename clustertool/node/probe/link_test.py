@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Dict, List, Sequence, Tuple
 from clustertool.errors import PreflightError
 from clustertool.model.link_answer import LinkAnswer
 from clustertool.node.ports import claims, listeners
-from clustertool.node.probe.name_service import first_address
+from clustertool.node.probe.network_addresses import first_address
 from clustertool.node.system.node_context import NodeContext
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, List, Mapping, Sequence, Tuple
 
-from clustertool.model import paths
-from clustertool.model.devices import visibility
+from clustertool.model import cards, paths
 from clustertool.model.launcher_variables import cpus_of_task
 from clustertool.node.devices import detect, locks
 from clustertool.node.ports import claims, listeners, reservations
@@ -48,7 +47,7 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
     if tmp:  # claims that have a file can still be written where /tmp is full
         problems.append(("tmp", "warn" if os.access(private_directory.find(), os.W_OK) else "error", tmp, fix))
     kind, devices = detect.found()
-    allocated = visibility.allocated(kind, os.environ) if request.get("engine") else None
+    allocated = cards.allocated(kind, os.environ) if request.get("engine") else None
     if request.get("engine") == "kubernetes" and not allocated:
         allocated = None  # without the variable: a pod has the device files of its own devices only
     if allocated is not None:

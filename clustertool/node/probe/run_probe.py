@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Dict, List, Sequence, Tuple
 
-from clustertool.node.jobs import queries, remains
+from clustertool.errors import PreflightError
+from clustertool.model.job.node_status import EarlierRow
+from clustertool.node.jobs import remains
+from clustertool.node.jobs.queries import known_part
+from clustertool.node.jobs.records import Record, find
 from clustertool.node.probe.probe import probe, timed
+from clustertool.node.storage import tree_copy
 from clustertool.node.system.node_context import NodeContext
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import ProbeAnswer
-    from clustertool.model.wire.agent_requests import ProbeRequest
+    from clustertool.model.wire.agent_requests import EarlierWanted, ProbeRequest
+
+_EARLIER = 20  # jobs of one kind
+_FILES = 10  # names of one job
 
 
 def probe_for_run(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
@@ -19,5 +29,75 @@ def probe_for_run(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
     began = time.monotonic()
     answer = probe(node, request)
     answer["leftovers"] = remains.without_caretakers(answer["root"], remains.living())
-    answer["earlier"] = queries.list_earlier(node, request["earlier"], answer["problems"])
+    answer["earlier"] = list_earlier(node, request["earlier"], answer["problems"])
     return timed(answer, began)
+
+
+def list_earlier(
+    node: NodeContext, wanted: EarlierWanted, problems: List[Tuple[str, str, str, str]]
+) -> List[Dict[str, object]]:
+    """List the jobs that a new one may belong to, the newest ones of each kind.
+
+    Those are the ones that --job-id or --resume mean, or of the same name or workspace. `problems` gets what keeps the node
+    from reading its jobs.
+    """
+    try:
+        found = find(node.root, node.entry, os.uname().nodename)
+    except PreflightError as error:
+        problems.append(("root", "error", error.what, error.fix))
+        return []
+    chosen: Dict[str, Record] = {}
+    for belongs in (_asked, _resumed, _same_work):
+        fitting = [record for record in found if belongs(record, wanted)]
+        chosen.update((record.job, record) for record in fitting[:_EARLIER])
+    return [_earlier_row(record, wanted["keep"]) for record in chosen.values()]
+
+
+def _asked(record: Record, wanted: EarlierWanted) -> bool:
+    """Check whether a job has the id that is asked for, or that with a number after it, which is then not free."""
+    asked = wanted["asked"]
+    head, _, number = record.job.rpartition("-")
+    return bool(asked) and (asked in (record.job, record.asked) or (head == asked and number.isdigit()))
+
+
+def _resumed(record: Record, wanted: EarlierWanted) -> bool:
+    return bool(wanted["resume"]) and record.called(wanted["resume"])
+
+
+def _same_work(record: Record, wanted: EarlierWanted) -> bool:
+    header = record.header
+    if wanted["name"] and wanted["name"] in (record.name, record.asked):
+        return True
+    place = header.get("owner"), header.get("workspace", "")
+    return bool(wanted["workspace"]) and place == (wanted["owner"], wanted["workspace"])
+
+
+def _earlier_row(record: Record, keep: Sequence[str]) -> Dict[str, object]:
+    """Build the fields of an EarlierRow."""
+    summary = record.summary(known_part(record))
+    return {
+        **{name: summary[name] for name in EarlierRow._fields if name in summary},  # type: ignore[literal-required]
+        "reason": "",
+        "workspace": record.header.get("workspace", ""),
+        "output": tree_copy.has_files(record.output),
+        "kept": [path for path in keep if os.path.exists(record.paths.of(path))],
+        "files": _own_files(record),
+    }
+
+
+def _own_files(record: Record) -> List[str]:
+    """List the files that the job's programs have written into its directory, outside of the folders there.
+
+    The workspace was copied before the supervisor wrote its first event. A working directory that jobs share keeps its files.
+    """
+    began = record.header.get("t")
+    found: List[str] = []
+    if not isinstance(began, (int, float)) or record.header.get("work_dir", record.paths.dir) != record.paths.dir:
+        return found
+    with contextlib.suppress(OSError):
+        with os.scandir(record.paths.dir) as entries:
+            for entry in entries:
+                regular = entry.is_file(follow_symlinks=False) and not entry.name.startswith(".")
+                if regular and entry.stat(follow_symlinks=False).st_ctime > began:
+                    found.append(entry.name)
+    return sorted(found)[:_FILES]

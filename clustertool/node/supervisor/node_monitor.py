@@ -20,7 +20,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
-from clustertool.model.devices.visibility import numbers
+from clustertool.model.cards import numbers
 from clustertool.model.job import usage
 from clustertool.model.job.outcome import Key
 from clustertool.model.job.usage import CardUsage, RankUsage, UsageLine

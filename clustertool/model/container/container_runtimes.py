@@ -1,12 +1,28 @@
-"""This module reads what container runtimes print about themselves and about images. Pure: text in, values out."""
+"""This module names container runtimes, reads what they print about themselves and images, and has their commands for images.
 
-# Without `annotations` from __future__: with it, typing would compile each type of a NamedTuple (decision 26).
+It is apart from the settings: a node imports no dataclass for a name. Pure: text in, values and command lines out. An image
+travels as a folder of files: COPY_DIR has the manifest, the configuration and the layers as podman's transport `dir:` writes
+them, compressed; COPY_ARCHIVE has the files of a tar archive as `docker save` writes it; COPY_FILE has one .sif file.
+"""
 
 import json
 import re
-from typing import Dict, List, Mapping, NamedTuple, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-from clustertool.model.container.container_names import APPTAINER, AUTO, DOCKER, PODMAN, only_for_apptainer
+AUTO = "auto"
+DOCKER, PODMAN, APPTAINER = "docker", "podman", "apptainer"
+RUNTIMES = (AUTO, DOCKER, PODMAN, APPTAINER)
+MISSING, ALWAYS, NEVER = "missing", "always", "never"
+PULLS = (MISSING, ALWAYS, NEVER)
+LAPTOP, FIRST, REGISTRY = "laptop", "first", "registry"
+IMAGE_SOURCES = (LAPTOP, FIRST, REGISTRY)  # IMAGE_FROM
+_OF_APPTAINER = ("/", "docker://", "docker-archive://", "library://", "oras://", "shub://", "oci://", "oci-archive://")
+
+
+def only_for_apptainer(image: str) -> bool:
+    """Check whether an image is named by the path of a .sif file, or an address as only apptainer has it."""
+    return image.startswith(_OF_APPTAINER)
+
 
 # How NVIDIA's GPUs get into a container: a specification of CDI, or the hook of NVIDIA's runtime.
 CDI, HOOK = "cdi", "hook"
@@ -136,3 +152,60 @@ def _dict(value: object) -> Dict[str, object]:
 
 def _list(value: object) -> List[object]:
     return value if isinstance(value, list) else []
+
+
+COPY_DIR, COPY_ARCHIVE, COPY_FILE = "dir", "archive", "file"
+SIF = "image.sif"  # the only file of a COPY_FILE
+# Nodes that pull an image at a time, with IMAGE_FROM = "registry": registries limit clients of one address.
+PULLS_AT_ONCE = 8
+
+
+def kind_of_copy(runtimes: Sequence[str]) -> str:
+    """Choose how an image travels between machines with these runtimes: as all of them can load it."""
+    if APPTAINER in runtimes:
+        return COPY_FILE
+    return COPY_ARCHIVE if DOCKER in runtimes else COPY_DIR
+
+
+def is_file(image: str) -> bool:
+    """Check whether an image is named by the path of a .sif file."""
+    return image.startswith("/")
+
+
+def pull(program: str, image: str) -> List[str]:
+    return [program, "pull", "--quiet", image]
+
+
+def pull_file(program: str, image: str, file: str) -> List[str]:
+    """Build the command of apptainer that pulls an image into a file."""
+    return [program, "pull", "--force", file, image]
+
+
+def save(program: str, kind: str, runtime: str, image: str, folder: str) -> List[str]:
+    """Build the command that saves an image: a COPY_DIR to the folder, the archive of a COPY_ARCHIVE to stdout.
+
+    `dir:` keeps the form of the manifest, and so the id. Two copies of an image are the same bytes, so pieces of them are too.
+    """
+    if kind == COPY_DIR:
+        return [program, "push", "--quiet", "--compress", image, f"dir:{folder}"]
+    return [program, "save", *(("--format", "docker-archive") if runtime == PODMAN else ()), image]
+
+
+def load(program: str, kind: str, folder: str) -> List[str]:
+    """Build the command that loads an image. A COPY_ARCHIVE is read from stdin."""
+    return [program, "pull", "--quiet", f"dir:{folder}"] if kind == COPY_DIR else [program, "load", "--quiet"]
+
+
+def tag(program: str, id: str, image: str) -> List[str]:
+    return [program, "tag", id, image]
+
+
+def storage(program: str, runtime: str) -> List[str]:
+    """Build the command that prints the folder in which the runtime keeps images."""
+    key = "{{.Store.GraphRoot}}" if runtime == PODMAN else "{{.DockerRootDir}}"
+    return [program, "info", "--format", key]
+
+
+def plain_id(text: str) -> str:
+    """Remove the name of its hash from an id."""
+    return text.strip().rpartition(":")[2]

@@ -7,7 +7,7 @@ from typing import Any, Dict
 
 import pytest
 
-from clustertool.model.container.runtime_output import candidates, info_arguments, read_image, read_info, sif_digest
+from clustertool.model.container.container_runtimes import candidates, info_arguments, read_image, read_info, sif_digest
 
 ROOTLESS_MAP = [{"container_id": 0, "host_id": 1000, "size": 1}, {"container_id": 1, "host_id": 100000, "size": 65536}]
 ID = "00af73cbffc592f7c0ea1421e7e9dd3f22277cbb6ab313f1316e057336268721"

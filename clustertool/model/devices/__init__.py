@@ -1,1 +1,0 @@
-"""Describe devices: their faults, and why a device is not free."""
