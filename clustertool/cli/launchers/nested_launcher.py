@@ -22,22 +22,24 @@ from clustertool.errors import UsageError
 from clustertool.model.config.job import Options
 from clustertool.model.planning.plan import Plan
 
-# Launchers whose options clusterrun has, too. Of others: the option with the number of processes, and whether it is a total.
-_FAMILIAR = ("torchrun", "fleetrun")
+# A launcher; where its number of processes is: in the options of clusterrun, which has them too (own), or in options that count
+# on all nodes together (total) or on each one (each); and the modules that are the same program.
+_LAUNCHERS = """
+torchrun    own                      torch.distributed.run torch.distributed.launch
+fleetrun    own                      paddle.distributed.launch paddle.distributed.fleet.launch
+accelerate  total --num-processes    accelerate.commands.launch accelerate.commands.accelerate_cli
+deepspeed   each --num-gpus          deepspeed.launcher.runner
+mpirun      total -np -n -c --np
+mpiexec     total -np -n -c --np
+orterun     total -np -n -c --np
+horovodrun  total -np -n -c --np
+"""
+_KNOWN = [(name, kind, rest) for name, kind, *rest in map(str.split, _LAUNCHERS.strip().splitlines())]
+_FAMILIAR = tuple(name for name, kind, _ in _KNOWN if kind == "own")
 _COUNTED = {
-    "accelerate": (("--num-processes",), True),
-    "deepspeed": (("--num-gpus",), False),
-    **dict.fromkeys(("mpirun", "mpiexec", "orterun", "horovodrun"), (("-np", "-n", "-c", "--np"), True)),
+    name: ([one for one in rest if one[0] == "-"], kind == "total") for name, kind, rest in _KNOWN if kind != "own"
 }
-_MODULES = {
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
-    "paddle.distributed.launch": "fleetrun",
-    "paddle.distributed.fleet.launch": "fleetrun",
-    "accelerate.commands.launch": "accelerate",
-    "accelerate.commands.accelerate_cli": "accelerate",
-    "deepspeed.launcher.runner": "deepspeed",
-}
+_MODULES = {module: name for name, _, rest in _KNOWN for module in rest if module[0] != "-"}
 _PYTHON = re.compile(r"python[0-9.]*")
 _AS_MODULE = ("python3", "-u", "-m")
 _FRONT_END = "llamafactory-cli train"  # it starts torchrun on several devices, with NNODES and NODE_RANK
