@@ -33,7 +33,7 @@ def build_report(fleet: Fleet, job: ListedJob, caller: Caller) -> ReportModel:
         raise_all(list(fleet.failed.values()))
         raise NotFound(f"job {job['id']} has not started on any node that answered", f"{PROGRAM} jobs lists the jobs")
     secrets = load_config.known_secrets(fleet.cluster)
-    notes = _silent(fleet, answers)
+    notes = _notes_of_missing_records(fleet, answers)
     missing = [name for name in fleet.cluster.secrets if name not in secrets]
     if missing:  # their values may be in the lines of a log
         where = f"SECRETS names {', '.join(missing)}, not set where this page was made"
@@ -42,7 +42,7 @@ def build_report(fleet: Fleet, job: ListedJob, caller: Caller) -> ReportModel:
     return tell(read(answers, proof(fleet, job)), answers, mask(secrets.values()), notes)
 
 
-def _silent(fleet: Fleet, answers: Mapping[int, ReportAnswer]) -> list[str]:
+def _notes_of_missing_records(fleet: Fleet, answers: Mapping[int, ReportAnswer]) -> list[str]:
     """List a note for each node whose own records are missing; records of others about them are on the page."""
     notes = []
     for host in fleet.cluster.hosts:

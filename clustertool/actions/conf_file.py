@@ -54,7 +54,7 @@ def read(given: str, keys: Collection[str], nodes_known: bool, optional: bool) -
     if given:
         return path, _execute(path, _named(path))
     try:
-        text = _found(path)
+        text = _read_found(path)
     except ConfigError as error:
         raise NotNeeded(error.what, error.fix) if nodes_known else error from None
     kind = _kind(text, keys) if optional else _OURS
@@ -108,7 +108,7 @@ def _named(path: Path) -> bytes:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", "correct its permissions") from None
 
 
-def _found(path: Path) -> bytes:
+def _read_found(path: Path) -> bytes:
     """Read a conf.py that the search found. Raises ConfigError if another user can have written it.
 
     The file that is checked is the one that is read. A link is followed if root or the user made it.

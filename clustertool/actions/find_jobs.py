@@ -402,7 +402,7 @@ def _picked(found: list[ListedJob], prefix: str, running: bool) -> ListedJob:
         if not found:
             raise NotFound(f"no job {prefix!r} on this cluster", _FIX)
         if len(found) > 1:
-            raise UsageError(f"--job {prefix!r} is not unique: {_names(found)}", "write more of it")
+            raise UsageError(f"--job {prefix!r} is not unique: {_job_ids(found)}", "write more of it")
         return found[0]
     if running:
         return _only_running(found)
@@ -414,10 +414,10 @@ def _picked(found: list[ListedJob], prefix: str, running: bool) -> ListedJob:
 def _only_running(found: list[ListedJob]) -> ListedJob:
     running = [job for job in found if may_start(job) and job["state"] is not JobState.UNKNOWN]
     if len(running) > 1:
-        raise UsageError(f"several jobs run: {_names(running)}", "name one with --job; stop --all ends all")
+        raise UsageError(f"several jobs run: {_job_ids(running)}", "name one with --job; stop --all ends all")
     unknown = [job for job in found if job["state"] is JobState.UNKNOWN]
     if unknown and not running:
-        what = f"no job is known to run, and these may: {_names(unknown)}"
+        what = f"no job is known to run, and these may: {_job_ids(unknown)}"
         raise PreflightError(
             what, f"{PROGRAM} jobs shows why that is not known; {PROGRAM} stop --job J tries to stop one"
         )
@@ -431,5 +431,5 @@ def may_start(job: ListedJob) -> bool:
     return job["part"].may_run or job["state"] is JobState.QUEUED
 
 
-def _names(found: Iterable[ListedJob]) -> str:
+def _job_ids(found: Iterable[ListedJob]) -> str:
     return ", ".join(str(job["id"]) for job in found)

@@ -44,13 +44,13 @@ def cluster(
     """
     if conf is None:
         conf = read_conf(caller, selection, optional=not start_local) if not selection.here else Conf()
-    known = None if start_local else _of_job(selection, conf.values, conf.where)
+    known = None if start_local else _find_stored_job(selection, conf.values, conf.where)
     if known is not None and known.cluster is not None:
         found = known.cluster
-        _tell(caller, selection, f"hosts of job {known.id}, stored when it was started", found)
+        _report_source(caller, selection, f"hosts of job {known.id}, stored when it was started", found)
     elif conf.values and (start_local or conf.names_nodes or this_machine.found(Path.cwd()) is None):
-        found = _read(conf.values, conf.where)
-        _tell(caller, selection, conf.source, found)
+        found = _read_keys(conf.values, conf.where)
+        _report_source(caller, selection, conf.source, found)
         if start_local:
             _note_allocation(caller, found)
     else:
@@ -60,7 +60,7 @@ def cluster(
         raise UsageError(
             what, instead or f"give a conf.py with HOSTS and ENGINE = {known_engines.DEFAULT!r}: --conf FILE"
         )
-    return _chosen(selection, found)
+    return _apply_selection(selection, found)
 
 
 def needs_hosts(found: Cluster) -> bool:
@@ -68,7 +68,7 @@ def needs_hosts(found: Cluster) -> bool:
     return known_engines.capabilities(found.engine).needs_hosts
 
 
-def _read(values: Mapping[str, object], where: str) -> Cluster:
+def _read_keys(values: Mapping[str, object], where: str) -> Cluster:
     """Read the keys of conf.py, with those of engines. Raises ConfigError."""
     keys = dict(values)
     engine = keys.get("ENGINE", "")
@@ -100,13 +100,13 @@ def _engine_needs_hosts(values: Mapping[str, object]) -> bool:
     return known_engines.capabilities(engine if engine in known_engines.names() else "").needs_hosts
 
 
-def _of_job(selection: Selection, values: Mapping[str, object], where: str) -> StoredJob | None:
+def _find_stored_job(selection: Selection, values: Mapping[str, object], where: str) -> StoredJob | None:
     """Find the job whose stored hosts are used in place of those of conf.py or a hostfile (`values`), None for these."""
     if selection.job is None or selection.here or selection.conf or selection.hostfile:
         return None
     if "HOSTS" not in values and _engine_needs_hosts(values):
         return job_places.without_conf(selection.job)
-    return job_places.other_than(selection.job, _read(values, where)) if selection.job else None
+    return job_places.other_than(selection.job, _read_keys(values, where)) if selection.job else None
 
 
 @dataclass(frozen=True)
@@ -142,14 +142,14 @@ def launched(caller: Caller, selection: Selection, named: NamedNodes, folder: Pa
     """
     values, source = conf.values, conf.source
     listed = named.listed or (() if values else named.mentioned)
-    known = _without_hosts(conf) if listed or named.alone else _read(values, conf.where) if values else None
+    known = _without_hosts(conf) if listed or named.alone else _read_keys(values, conf.where) if values else None
     asked = hosts_of(listed, named.option) if listed else ()
     if known is not None and not needs_hosts(known):
         if asked or named.alone:
             what = f"{named.option if asked else 'this command line'} names nodes, and the engine {known.engine} chooses them"
             raise UsageError(what, f"leave that out, or add --engine {known_engines.DEFAULT}")
-        _tell(caller, selection, source, known)
-        return _chosen(selection, known)
+        _report_source(caller, selection, source, known)
+        return _apply_selection(selection, known)
     if named.alone or not (asked or known) or _itself(asked, known if "HOSTS" in values else None):
         found = this_machine.with_job_python(this_machine.alone(folder, known))
         found = replace(
@@ -168,14 +168,14 @@ def launched(caller: Caller, selection: Selection, named: NamedNodes, folder: Pa
     else:
         assert known is not None
         found = known
-    _tell(caller, selection, source, found)
+    _report_source(caller, selection, source, found)
     _tell_python(caller, found)
     if not found.hosts[0].here:
         _note_allocation(caller, found)
         note = shell_variables.note(found, os.environ)
         if note:
             caller.remark(note)
-    return _chosen(selection, found)
+    return _apply_selection(selection, found)
 
 
 def joining(caller: Caller, conf: Conf, nodes: int, folder: Path, devices: bool, address: str) -> Cluster:
@@ -195,7 +195,7 @@ def joining(caller: Caller, conf: Conf, nodes: int, folder: Path, devices: bool,
 
 def _without_hosts(conf: Conf) -> Cluster | None:
     """Read the other keys of a conf.py that need not name hosts; None without one."""
-    return _read({"HOSTS": ["localhost"], **conf.values}, conf.where) if conf.values else None
+    return _read_keys({"HOSTS": ["localhost"], **conf.values}, conf.where) if conf.values else None
 
 
 def _itself(asked: Sequence[Host], known: Cluster | None) -> bool:
@@ -236,7 +236,7 @@ def read_conf(caller: Caller, selection: Selection, named: bool = False, optiona
     return Conf(values, files[0] if files else "", ", hosts of ".join(files))
 
 
-def _chosen(selection: Selection, found: Cluster) -> Cluster:
+def _apply_selection(selection: Selection, found: Cluster) -> Cluster:
     """Apply --dispatch, --only and --skip. Raises ConfigError for an ssh configuration that must not be obeyed."""
     carrier = selection.dispatch
     if carrier not in ("", *CARRIERS):
@@ -255,7 +255,7 @@ def _chosen(selection: Selection, found: Cluster) -> Cluster:
     return found
 
 
-def _tell(caller: Caller, selection: Selection, source: str, found: Cluster) -> None:
+def _report_source(caller: Caller, selection: Selection, source: str, found: Cluster) -> None:
     if not needs_hosts(found):
         caller.note(f"conf: {source or 'none found'} (engine {found.engine})")
         return
@@ -307,7 +307,7 @@ def _local(caller: Caller, selection: Selection, start: bool, why: str) -> Clust
         if selection.job:
             what = f"no hosts of a job {selection.job!r} are stored, {what}"
         raise ConfigError(what, f"write conf.py (see conf.py.example), or start it with {PROGRAM} cluster.up")
-    _tell(caller, selection, f"{why}, using {names}", found)
+    _report_source(caller, selection, f"{why}, using {names}", found)
     return found
 
 

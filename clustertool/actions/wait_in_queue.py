@@ -40,7 +40,7 @@ def until_started(engine: Engine, job: str, check: Check, limit: float = 0.0) ->
     poll = _POLL
     running_at = 0.0  # when it was first known to run
     while True:
-        found = _described(engine, job)
+        found = _ask_engine(engine, job)
         runs = found.state is EngineState.RUNNING and not found.ending  # what ends now is an earlier run
         running_at = (running_at or time.monotonic()) if runs else 0.0
         if runs or found.state is EngineState.ENDED:
@@ -49,9 +49,9 @@ def until_started(engine: Engine, job: str, check: Check, limit: float = 0.0) ->
                 engine.capabilities.requeues
                 and bool(running_at)
                 and time.monotonic() - running_at < _EARLIER
-                and _over(parts)
+                and _earlier_run_ended(parts)
             )
-            if parts and not earlier and _placed(parts, whole=found.state is not EngineState.ENDED):
+            if parts and not earlier and _supervisors_started(parts, whole=found.state is not EngineState.ENDED):
                 return
             if found.state is EngineState.ENDED:
                 raise _ended_before(job, found, engine.cause(job) or found.cause)
@@ -81,7 +81,7 @@ def _ended_before(job: str, found: Description, cause: tuple[str, int] | None) -
     return error
 
 
-def _over(parts: Mapping[int, JobSummary]) -> bool:
+def _earlier_run_ended(parts: Mapping[int, JobSummary]) -> bool:
     """Check whether a record has an end. While the job runs it is that of an earlier run: the job was requeued.
 
     A node that was lost then has recorded none.
@@ -89,7 +89,7 @@ def _over(parts: Mapping[int, JobSummary]) -> bool:
     return any(read_part(part).state in OUTCOMES for part in parts.values())
 
 
-def _placed(parts: Mapping[int, JobSummary], whole: bool) -> bool:
+def _supervisors_started(parts: Mapping[int, JobSummary], whole: bool) -> bool:
     """Check whether the supervisors have started. A node without a supervisor has nothing to send.
 
     whole: all nodes must be there. A node that is missing has not placed the job so far.
@@ -98,7 +98,7 @@ def _placed(parts: Mapping[int, JobSummary], whole: bool) -> bool:
     return there and all(part.get("start") != StartReason.PLACED for part in parts.values())
 
 
-def _described(engine: Engine, job: str) -> Description:
+def _ask_engine(engine: Engine, job: str) -> Description:
     """Ask the engine for a job. One that does not answer for a while, as while its server starts again, ends nothing."""
     try:
         known = engine.describe({})

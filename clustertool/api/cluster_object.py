@@ -70,7 +70,7 @@ class Cluster:
         folder. hostfile, only, skip, engine, no_conf: as the options of the command line. Raises ConfigError, UsageError. It
         opens no connection.
         """
-        chosen = _items("only", only), _items("skip", skip)
+        chosen = _require_list("only", only), _require_list("skip", skip)
         selection = Selection(os.fspath(conf), os.fspath(hostfile), *chosen, engine=engine, no_conf=no_conf)
         return cls(load_config.cluster(SilentCaller(), selection, start_local=False))
 
@@ -163,32 +163,32 @@ class Cluster:
             shards = (shards,) if shards else ()
         options = Options(
             script=script,
-            command=_items("command", command),
+            command=_require_list("command", command),
             job_workspace=job_workspace,
             mode=mode,
-            nproc_per_node=_text(nproc_per_node),
-            devices=_devices(devices),
-            nnodes=_text(nnodes),
-            servers=_items("servers", servers),
-            workers=_items("workers", workers),
-            heter_workers=_items("heter_workers", heter_workers),
+            nproc_per_node=_option_text(nproc_per_node),
+            devices=_devices_text(devices),
+            nnodes=_option_text(nnodes),
+            servers=_require_list("servers", servers),
+            workers=_require_list("workers", workers),
+            heter_workers=_require_list("heter_workers", heter_workers),
             heter_devices=heter_devices,
-            server_num=_text(server_num),
-            worker_num=_text(worker_num),
-            heter_worker_num=_text(heter_worker_num),
-            http_port=_text(http_port),
-            master_port=_text(master_port),
+            server_num=_option_text(server_num),
+            worker_num=_option_text(worker_num),
+            heter_worker_num=_option_text(heter_worker_num),
+            http_port=_option_text(http_port),
+            master_port=_option_text(master_port),
             env=tuple(f"{name}={value}" for name, value in (env or {}).items()),
             force_env=force_env,
             shards=tuple(shards),
             only_where_read=only_where_read,
-            timeout=_text(timeout),
-            grace=_text(grace),
+            timeout=_option_text(timeout),
+            grace=_option_text(grace),
             on_failure=on_failure,
-            max_restarts=_text(max_restarts),
-            lease=_text(lease),
+            max_restarts=_option_text(max_restarts),
+            lease=_option_text(lease),
             image=image,
-            elastic_timeout=_text(elastic_timeout),
+            elastic_timeout=_option_text(elastic_timeout),
             elastic_server=(elastic_server,) if isinstance(elastic_server, str) else tuple(elastic_server),
             nested=nested,
         )
@@ -196,7 +196,7 @@ class Cluster:
             os.fspath(job),
             job_id,
             name,
-            _resume(resume),
+            _job_to_resume(resume),
             (keep,) if isinstance(keep, str) else tuple(keep),
             skip_bad=skip_bad,
             wait=wait,
@@ -205,7 +205,7 @@ class Cluster:
         )
         caller, inbox = SilentCaller(listener(progress)), Inbox()
         advise = no_advice if nested else functools.partial(refuse_nested, folder=os.fspath(job))
-        request = read_request(caller, options, wish, self._remote, advise)
+        request = read_request(caller, options, wish, self._without_this_machine, advise)
         caller.progress("check", text=f"checking {count(len(request.cluster.hosts), 'node')}")
         with closing(inbox), caller.engine(request.cluster, inbox.put) as engine:
             starter = starter_of(engine, request)
@@ -223,7 +223,7 @@ class Cluster:
                 raise
         return Job(request.cluster, submitted.job_id)
 
-    def _remote(self) -> ClusterConfig:
+    def _without_this_machine(self) -> ClusterConfig:
         """Return the configuration without this machine, on which only clusterrun starts jobs.
 
         Raises ConfigError if there are no other nodes.
@@ -264,32 +264,32 @@ class Cluster:
             return [Job(self._config, job["id"]) for job in merged(answers, described(engine, answers, ""))]
 
 
-def _text(value: object) -> str:
+def _option_text(value: object) -> str:
     """Convert a parameter to the text that the command line has for it."""
     return "" if value is None else str(value)
 
 
-def _items(name: str, value: Iterable[str]) -> tuple[str, ...]:
+def _require_list(name: str, value: Iterable[str]) -> tuple[str, ...]:
     """Check that a parameter is a list of texts. Raises UsageError for one text, of which a list would have the characters."""
     if isinstance(value, str):
         raise UsageError(f"{name} is the text {value!r}", f"give a list: {name}={value.split()!r}")
     return tuple(value)
 
 
-def _devices(value: str | Iterable[int] | None) -> str:
+def _devices_text(value: str | Iterable[int] | None) -> str:
     """Convert the parameter `devices` to the text of the option. Raises UsageError for an empty list.
 
     The option without a value means all devices.
     """
     if value is None or isinstance(value, str):
-        return _text(value)
+        return _option_text(value)
     listed = ",".join(map(str, value))
     if not listed:
         raise UsageError("devices is an empty list", "name devices, leave it out for all of them")
     return listed
 
 
-def _resume(value: bool | str | Job) -> str:
+def _job_to_resume(value: bool | str | Job) -> str:
     """Convert the parameter `resume` to the job to resume as RunWish has it."""
     if isinstance(value, bool):
         return NEWEST if value else FRESH

@@ -117,7 +117,7 @@ class Job:
         The iterator opens connections with the first line and closes them with the last one, or when it is closed. Raises
         UsageError, NotFound, and after the lines the errors of nodes that did not answer.
         """
-        kind = _role(role)
+        kind = _read_role(role)
         asked: Shown = "all"
         if not isinstance(rank, str):
             asked = [(kind, int(one)) for one in ([rank] if isinstance(rank, int) else rank)]
@@ -126,9 +126,9 @@ class Job:
         request: FollowRequest = {"job": self.id, "follow": follow, "tail": tail, "attempt": attempt, "by_time": True}
         if since is not None:
             request["since"] = since
-        return self._lines(request, asked, kind, host)
+        return self._log_lines_of(request, asked, kind, host)
 
-    def _lines(self, request: FollowRequest, asked: Shown, role: str, host: str) -> Iterator[LogLine]:
+    def _log_lines_of(self, request: FollowRequest, asked: Shown, role: str, host: str) -> Iterator[LogLine]:
         caller, inbox = SilentCaller(), Inbox()
         lanes = NodeQueues(caller.check)
         sink = inbox.put if request["follow"] else lanes.put
@@ -206,7 +206,7 @@ class Job:
             error, outcome = error_of(status), status.outcome
             if error is not None and (check or outcome is None):
                 caller.progress("ended", text=f"job {self.id}: {error.what}")
-                raise _explained(error, status, fleet)
+                raise _explain(error, status, fleet)
             assert outcome is not None  # else there is an error
             caller.progress("ended", text=f"job {self.id}: {outcome.state}, {outcome.reason}")
             return outcome
@@ -242,7 +242,7 @@ class Job:
         because an earlier or later job in the same folder has written it.
         """
         require_inside(path)
-        kind = _role(role)
+        kind = _read_role(role)
         if rank != "all" and (not isinstance(rank, int) or rank < 0):
             raise UsageError(f"rank {rank!r} is not valid", 'a number, or "all"')
         caller, folder = SilentCaller(), this_user.expanded(str(to or folder_of(self.id)))
@@ -279,7 +279,7 @@ class Job:
         return tag("iframe", srcdoc=text, sandbox="", style=_STYLE, title=f"report of job {self.id}")
 
 
-def _role(text: str) -> str:
+def _read_role(text: str) -> str:
     """Convert a parameter to a role as the job's processes have it. Raises UsageError."""
     found = known(text)
     if not found:
@@ -312,7 +312,7 @@ def _report(caller: SilentCaller, fleet: Fleet, follower: JobFollower) -> None:
     caller.progress("running", done, len(trainers), f"job {job}: {', '.join(parts)}")
 
 
-def _explained(error: ClustertoolError, status: JobStatus, fleet: Fleet) -> ClustertoolError:
+def _explain(error: ClustertoolError, status: JobStatus, fleet: Fleet) -> ClustertoolError:
     """Add its node to an error and, for a failed process, the last lines of its log."""
     outcome = status.outcome
     first = news.first_culprit(status, outcome) if outcome else None

@@ -56,11 +56,11 @@ def candidates(
 
     values: lists the values of options whose value help calls so (JOB, HOST).
     """
-    before, last = _typed(tokens)
+    before, last = _split_typed(tokens)
     verb = next((verb for token in before for verb in verbs if verb.name == token), None)
     known = spellings((*verb.options, help_option) if verb else common)
     others = [verb.name for verb in verbs] if verb is None else verb.positional.choices if verb.positional else ()
-    return _found(before, last, known, values, others)
+    return _matching(before, last, known, values, others)
 
 
 def of_launcher(tokens: Sequence[str], known: Mapping[str, Opt], values: Values = lambda name: ()) -> list[str]:
@@ -68,7 +68,7 @@ def of_launcher(tokens: Sequence[str], known: Mapping[str, Opt], values: Values 
 
     known: every spelling of its options.
     """
-    before, last = _typed(tokens)
+    before, last = _split_typed(tokens)
     left = list(before)
     while left:
         name, value = split(left.pop(0), known)
@@ -77,16 +77,16 @@ def of_launcher(tokens: Sequence[str], known: Mapping[str, Opt], values: Values 
             return []
         if left and option is not None and option.default is not FLAG and value is None and not option.bare:
             left.pop(0)
-    return _found(before, last, known, values, ())
+    return _matching(before, last, known, values, ())
 
 
-def _typed(tokens: Sequence[str]) -> tuple[list[str], str]:
+def _split_typed(tokens: Sequence[str]) -> tuple[list[str], str]:
     """Split the tokens into the arguments before the last one, and the last one."""
     *before, last = list(tokens[1:]) or [""]
     return [token for token in before if token != "="], "" if last == "=" else last  # bash has = as a token of its own
 
 
-def _found(
+def _matching(
     before: Sequence[str], last: str, known: Mapping[str, Opt], values: Values, others: Sequence[str]
 ) -> list[str]:
     """List the values of the option that stands before, else options, or `others`, that begin with the last token."""

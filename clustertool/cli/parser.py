@@ -37,7 +37,7 @@ def read(argv: Sequence[str], verbs: Sequence[Verb], common: Sequence[Opt], help
     line = CommandLine(_defaults(common))
     while rest and line.verb is None:
         if rest[0].startswith("-"):
-            _read_option(rest, spellings(common), line.common, "", _late(rest[0], verbs))
+            _read_option(rest, spellings(common), line.common, "", _fix_for_early_option(rest[0], verbs))
         else:
             line.verb = find(rest.pop(0), verbs, common)
     if line.verb is not None:
@@ -109,7 +109,7 @@ def _read_verb(line: CommandLine, verb: Verb, rest: list[str], help_option: Opt)
     if verb.positional:
         line.given[verb.positional.name] = tuple(arguments)
     elif arguments:
-        raise UsageError(f"{verb.name} takes no argument {arguments[0]!r}", _named(verb, arguments[0]))
+        raise UsageError(f"{verb.name} takes no argument {arguments[0]!r}", _fix_for_argument(verb, arguments[0]))
 
 
 def _defaults(options: Iterable[Opt]) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _read_option(rest: list[str], known: Mapping[str, Opt], values: dict[str, An
     values[option.attribute] = (*values[option.attribute], value) if option.default == MANY else value
 
 
-def _named(verb: Verb, argument: str) -> str:
+def _fix_for_argument(verb: Verb, argument: str) -> str:
     """Build the fix for an argument where a verb has none.
 
     Other programs take the id of a job, or a file, without an option. The first option of its own is the one that names what
@@ -154,7 +154,7 @@ def _named(verb: Verb, argument: str) -> str:
     return f"clustertool {verb.name} --{first.name} {shlex.quote(argument)}; {shows}"
 
 
-def _late(argument: str, verbs: Sequence[Verb]) -> str:
+def _fix_for_early_option(argument: str, verbs: Sequence[Verb]) -> str:
     """Build the fix for an unknown option before the verb: most often it belongs behind it."""
     for verb in verbs:
         known = spellings(verb.options)

@@ -87,7 +87,7 @@ class AgentClient:
         except ClustertoolError:
             agent.close()
             raise
-        threading.Thread(target=agent._read, name=f"agent {host.name}", daemon=True).start()
+        threading.Thread(target=agent._read_frames, name=f"agent {host.name}", daemon=True).start()
         return agent
 
     # -- start --
@@ -237,7 +237,7 @@ class AgentClient:
             finally:
                 self._send_lock.release()
 
-    def _read(self) -> None:
+    def _read_frames(self) -> None:
         """Read the frames of the channel until its end, as its only reader, in a thread of its own."""
         why = "the connection was closed"
         try:
@@ -260,7 +260,7 @@ class AgentClient:
             most = answers.frame_limit(header)
         else:
             with self._lock:
-                asked = self._asked.get(_number(header))
+                asked = self._asked.get(_request_number(header))
                 most = asked.limit if asked else 0
         if size > most:
             what = "an answer" if "re" in header else f"a frame of type {str(header.get('type'))[:20]!r}"
@@ -268,7 +268,7 @@ class AgentClient:
 
     def _take(self, header: Header, payload: bytes) -> None:
         if "re" in header:
-            self._take_answer(_number(header), header)
+            self._take_answer(_request_number(header), header)
             return
         base = _base(header)
         if base in self._refused:
@@ -361,7 +361,7 @@ def _base(header: Header) -> str | None:
     return base if isinstance(base, str) else None
 
 
-def _number(header: Header) -> int:
+def _request_number(header: Header) -> int:
     """Return the number of the request that a header answers, 0 if it is none."""
     number = header["re"]
     return number if isinstance(number, int) and not isinstance(number, bool) else 0

@@ -215,10 +215,10 @@ class LocalCluster:
     def _make_keys(self) -> None:
         host, user = _key_pair(), _key_pair()
         for name, pair in (("host_key", host), ("user_key", user)):
-            _write(self.run / name, pair[0])
-            _write(self.run / f"{name}.pub", pair[1] + "\n")
-        _write(self.run / "authorized_keys", user[1] + "\n")
-        _write(self.run / "known_hosts", f"* {host[1]}\n")
+            _write_private_file(self.run / name, pair[0])
+            _write_private_file(self.run / f"{name}.pub", pair[1] + "\n")
+        _write_private_file(self.run / "authorized_keys", user[1] + "\n")
+        _write_private_file(self.run / "known_hosts", f"* {host[1]}\n")
 
     # -- servers
 
@@ -258,7 +258,7 @@ class LocalCluster:
         user, pam = users.own_name(), "yes" if _root_is_locked() else "no"
         address = f"127.0.0.{node + 1}:{port}"  # Linux has all of 127/8 on loopback
         text = _CONFIG.format(address=address, run=self.run, node=node, home=home, user=user, pam=pam)
-        _write(config, text + _newer(sshd))
+        _write_private_file(config, text + _newer(sshd))
         return subprocess.Popen(
             [sshd, "-f", str(config), "-E", str(config.with_suffix(".log"))],
             cwd="/",
@@ -372,7 +372,7 @@ def _key_pair() -> tuple[str, str]:
     return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode(), public.decode()
 
 
-def _write(path: Path, text: str) -> None:
+def _write_private_file(path: Path, text: str) -> None:
     """Whole or not at all, readable by us only."""
     part = path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)

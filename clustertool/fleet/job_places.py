@@ -73,7 +73,7 @@ class JobPlaces:
         self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._check_dir()
         about = {"asked": identity.asked, "name": identity.name, "created": identity.created}
-        value = {"format": _FORMAT, "id": identity.job_id, **about, **_written(cluster)}
+        value = {"format": _FORMAT, "id": identity.job_id, **about, **_to_content(cluster)}
         files.replace(str(self._path(identity.job_id)), json.dumps(value, default=str).encode(), durable=False)
         for path in this_user.job_files_by_age(self._dir)[:-_MOST]:
             path.unlink(missing_ok=True)
@@ -83,10 +83,10 @@ class JobPlaces:
 
         Raises ConfigError; UsageError for a prefix of jobs in several places.
         """
-        for entry in self._read([self._path(text)] if is_job_id(text) else []):
+        for entry in self._read_files([self._path(text)] if is_job_id(text) else []):
             if not entry.asked:  # an id that the tool has made: no other job is meant
                 return entry.job()
-        stored = self._read(this_user.job_files(self._dir))
+        stored = self._read_files(this_user.job_files(self._dir))
         found = meant(text, stored, lambda entry: (entry.id, entry.asked, entry.name))
         if any(entry.reach != found[0].reach for entry in found):
             listed = ", ".join(entry.id for entry in found[:8])
@@ -95,7 +95,7 @@ class JobPlaces:
 
     def newest(self) -> StoredJob | None:
         """Find the job that was started last. Raises ConfigError."""
-        for entry in self._read(this_user.job_files_by_age(self._dir)[-1:]):
+        for entry in self._read_files(this_user.job_files_by_age(self._dir)[-1:]):
             return entry.job()
         return None
 
@@ -113,14 +113,14 @@ class JobPlaces:
         if wrong:
             raise ConfigError(f"the stored hosts of jobs are not used: {wrong.what}", _FIX)
 
-    def _read(self, paths: Sequence[Path]) -> list[_StoredFile]:
+    def _read_files(self, paths: Sequence[Path]) -> list[_StoredFile]:
         """Read these files, the newest job first. A file that is damaged, or of a newer version, is left out."""
         if paths:
             self._check_dir()
         found: list[_StoredFile] = []
         for path in paths:
             with contextlib.suppress(OSError, *_DAMAGED):
-                entry = _entry(json.loads(self._bytes(path)))
+                entry = _read_content(json.loads(self._bytes(path)))
                 if entry.id == this_user.job_of_file(path):
                     found.append(entry)
         return sorted(found, key=lambda entry: (entry.created, entry.id), reverse=True)
@@ -158,7 +158,7 @@ class _StoredFile:
             return None
 
 
-def _written(cluster: Cluster) -> dict[str, object]:
+def _to_content(cluster: Cluster) -> dict[str, object]:
     """Convert a cluster to the content of its file: {} for the embedded one."""
     if cluster.ssh_config == "none":
         return {}
@@ -175,7 +175,7 @@ def _written(cluster: Cluster) -> dict[str, object]:
     return {"keys": keys, "hosts": hosts, **settings}
 
 
-def _entry(value: _Content) -> _StoredFile:
+def _read_content(value: _Content) -> _StoredFile:
     """Read a file's content. Raises one of _DAMAGED for what this version has not written."""
     if value["format"] != _FORMAT:
         raise ValueError(value["format"])
@@ -244,7 +244,7 @@ def other_than(job: str, conf: Cluster) -> StoredJob | None:
     found = None
     with contextlib.suppress(ConfigError):  # conf.py is enough
         found = JobPlaces().find(job)
-    if found is None or found.cluster is None or found.id != job or found.asked or not _needed(found, True):
+    if found is None or found.cluster is None or found.id != job or found.asked or not _hosts_differ(found, True):
         return None
     entries = {host.entry for host in conf.hosts}
     if conf.engine != found.cluster.engine:
@@ -260,10 +260,10 @@ def without_conf(job: str) -> StoredJob | None:
     found = None
     with contextlib.suppress(NoHome):
         found = JobPlaces().find(job) if job else JobPlaces().newest()
-    return found if found is not None and _needed(found, bool(job)) else None
+    return found if found is not None and _hosts_differ(found, bool(job)) else None
 
 
-def _needed(job: StoredJob, named: bool) -> bool:
+def _hosts_differ(job: StoredJob, named: bool) -> bool:
     """Check whether its hosts are others than those that a command without a conf.py uses here.
 
     named: the user named the job.

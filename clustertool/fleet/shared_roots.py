@@ -22,10 +22,10 @@ def confirm(fleet: Fleet, facts: ByNode) -> dict[int, Facts]:
         return dict(facts)
     token = secrets.token_hex(8)
     try:
-        left = _all(fleet, doubtful, "leave", token)
-        seen = _all(fleet, set(left), "find", token)
+        left = _ask_step(fleet, doubtful, "leave", token)
+        seen = _ask_step(fleet, set(left), "find", token)
     finally:
-        _all(fleet, doubtful, "forget", token)
+        _ask_step(fleet, doubtful, "forget", token)
     found = dict(facts)
     for node in doubtful:  # a node that could not leave its mark has a disk of its own, full or forbidden
         same = seen[node].get("seen", [node]) if node in seen else [node]
@@ -33,6 +33,6 @@ def confirm(fleet: Fleet, facts: ByNode) -> dict[int, Facts]:
     return found
 
 
-def _all(fleet: Fleet, nodes: set[int], step: Step, token: str) -> dict[int, SeenAnswer]:
+def _ask_step(fleet: Fleet, nodes: set[int], step: Step, token: str) -> dict[int, SeenAnswer]:
     requests = {node: MEET({"step": step, "token": token, "node": node}) for node in nodes}
     return fleet.ask(requests, patient=step == "forget").ok

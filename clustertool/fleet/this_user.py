@@ -36,15 +36,15 @@ def config() -> Path:
 
     Raises NoHome where this user has no home folder, as all folders here.
     """
-    return _of_system(user_config_path, "XDG_CONFIG_HOME")
+    return _system_folder(user_config_path, "XDG_CONFIG_HOME")
 
 
 def state() -> Path:
-    return _of_system(user_state_path, "XDG_STATE_HOME")
+    return _system_folder(user_state_path, "XDG_STATE_HOME")
 
 
 def cache() -> Path:
-    return _of_system(user_cache_path, "XDG_CACHE_HOME")
+    return _system_folder(user_cache_path, "XDG_CACHE_HOME")
 
 
 def expanded(path: str) -> Path:
@@ -82,7 +82,7 @@ def make(folder: Path, variable: str) -> None:
         raise ConfigError(what, f"export HOME=DIR, a folder that you can write, or {variable}=DIR") from None
 
 
-def _of_system(find: Callable[[str], Path], variable: str) -> Path:
+def _system_folder(find: Callable[[str], Path], variable: str) -> Path:
     try:
         path = find("clustertool")
     except RuntimeError:  # of platformdirs since 4.10; earlier ones return ~ as it is

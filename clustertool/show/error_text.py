@@ -27,10 +27,10 @@ def show_error(error: ClustertoolError, terminal: Terminal) -> None:
     """Print an error on stderr; of one that was printed in detail already, the fix and the last line."""
     for alike in grouped((for_node(one.fix, one.node), one) for one in singles(error)).values():
         for message in () if error.printed else _messages(alike):
-            terminal.error(_indented(message))
+            terminal.error(_indent(message))
         fix = joined_fix({one.node: one.fix for one in alike})
         if fix:
-            terminal.note(_indented(f"  fix: {fix}"))
+            terminal.note(_indent(f"  fix: {fix}"))
     terminal.note(f"clustertool: exit {error.code} ({error.source}): {error.brief or reason(error)}")
 
 
@@ -75,6 +75,6 @@ def _messages(errors: Iterable[ClustertoolError], first_line: bool = False) -> l
     return found
 
 
-def _indented(text: str) -> str:
+def _indent(text: str) -> str:
     """Further lines of a message are indented, so that its end is visible."""
     return text.rstrip().replace("\n", "\n    ")

@@ -116,7 +116,7 @@ class DispatchProgress:
         """Record the bytes that have left this machine, and how many it will be."""
         with self._lock:
             self._sent, self._planned = sent, max(sent, planned)
-        self._tell()
+        self._print_progress()
 
     def node(self, name: str, got: int, size: int) -> None:
         """`name` has `got` of `size` bytes now."""
@@ -131,14 +131,14 @@ class DispatchProgress:
     def _set(self, name: str, node: _Node) -> None:
         with self._lock:
             self._nodes[name] = node
-        self._tell()
+        self._print_progress()
 
-    def _named(self, state: str) -> list[str]:
+    def _nodes_in(self, state: str) -> list[str]:
         return [name for name, node in self._nodes.items() if node.state == state]
 
     def _summary(self, seconds: float, broken: bool) -> str:
         """Format the last line of a dispatch: bytes, nodes that are ready, nodes that have failed."""
-        done, failed, took = self._named("done"), self._named("failed"), human_seconds(seconds)
+        done, failed, took = self._nodes_in("done"), self._nodes_in("failed"), human_seconds(seconds)
         if broken:
             text = f"stopped after {took}, {len(done)} of {count(len(self._nodes), 'node')} done"
         elif not done:
@@ -151,7 +151,7 @@ class DispatchProgress:
             text = f"{moved}, {count(len(done), 'node')} ready in {took}"
         return f"{text}, failed: {fold(failed)}" if failed else text
 
-    def _tell(self) -> None:
+    def _print_progress(self) -> None:
         """Print the progress where there is no terminal, at most a line every two seconds."""
         if self._terminal.is_terminal:
             return
@@ -160,7 +160,7 @@ class DispatchProgress:
             if now - self._printed_at < _PERIOD:
                 return
             self._printed_at = now
-            nodes = f"{len(self._named('done'))} of {count(len(self._nodes), 'node')}"
+            nodes = f"{len(self._nodes_in('done'))} of {count(len(self._nodes), 'node')}"
             text = f"{_of(self._sent, self._planned)} over the uplink, {nodes} done, {self._pace(now)}"
         self._print(f"dispatch: {text}")
 
@@ -180,7 +180,7 @@ class DispatchProgress:
         printable, few = self._terminal.printable, len(self._nodes) <= _FEW
         grid, states = Table.grid(padding=(0, 2, 0, 0)), Text(no_wrap=True, overflow="crop")
         with self._lock:
-            done, number, pace = len(self._named("done")), len(self._nodes), self._pace(self._clock())
+            done, number, pace = len(self._nodes_in("done")), len(self._nodes), self._pace(self._clock())
             uplink = f"{_of(self._sent, self._planned)}, {pace}" if self._planned else ""
             grid.add_row(*_bar("uplink", self._sent, self._planned, uplink))
             grid.add_row(*_bar("nodes", done, number, f"{done} of {number}"))
@@ -188,7 +188,7 @@ class DispatchProgress:
                 note = _of(node.got, node.size) if node.state == "receiving" else f"{node.state} {node.why}".rstrip()
                 got, size = (1, 1) if node.state == "done" else (node.got, node.size)
                 grid.add_row(*_bar(printable(name), got, size, printable(note)))
-            folded = [(state, fold(self._named(state))) for state in _STYLES if self._named(state)]
+            folded = [(state, fold(self._nodes_in(state))) for state in _STYLES if self._nodes_in(state)]
         for state, names in () if few else folded:
             states.append(", " if states else "").append(printable(names)).append(f" {state}", _STYLES[state])
         return Group(grid, *([states] if states else []))
@@ -237,13 +237,13 @@ class Bar:
         if phase != self._phase:
             self._phase, self._begun = phase, now
         if self._progress is not None:
-            note, text = f"{_of(done, total)}{self._left(now, done, total)}", f"{self._label}: {phase}"
+            note, text = f"{_of(done, total)}{self._time_left(now, done, total)}", f"{self._label}: {phase}"
             self._progress.update(self._task, description=text, completed=done, total=total, note=note)
         elif now - self._printed_at >= _PERIOD:
             self._printed_at = now
-            self._terminal.line(f"{self._label}: {phase}, {_of(done, total)}{self._left(now, done, total)}")
+            self._terminal.line(f"{self._label}: {phase}, {_of(done, total)}{self._time_left(now, done, total)}")
 
-    def _left(self, now: float, done: int, total: int) -> str:
+    def _time_left(self, now: float, done: int, total: int) -> str:
         """Format the time that this phase still takes, once it can be known."""
         passed = now - self._begun
         return f", {human_seconds(passed * (total - done) / done)} left" if passed > 1 and 0 < done < total else ""

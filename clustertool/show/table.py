@@ -55,10 +55,10 @@ def table(
     if terminal.is_terminal:
         _rich(title, columns, cells, terminal, narrow)
     else:
-        terminal.write("".join(line + "\n" for line in _plain(title, columns, cells)))
+        terminal.write("".join(line + "\n" for line in _plain_lines(title, columns, cells)))
 
 
-def _plain(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
+def _plain_lines(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
     """Title, header, rows; columns at least two blanks apart."""
     texts = [list(columns)] + [[cell.text or "-" for cell in row] for row in rows]
     widths = _widths(texts)
@@ -93,8 +93,8 @@ def _rich(
         terminal.line(title, "bold")
     drawn = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     widths = _widths([list(columns), *([cell.text for cell in row] for row in rows)])
-    shown = _shown(columns, widths, rows, terminal.width, narrow)
-    beyond = _drawn([widths[index] for index in shown]) - terminal.width
+    shown = _columns_to_draw(columns, widths, rows, terminal.width, narrow)
+    beyond = _drawn_width([widths[index] for index in shown]) - terminal.width
     for index in shown:
         if columns[index] == narrow.cut and beyond > 0:
             room = max(widths[index] - beyond, _CUT)
@@ -108,23 +108,23 @@ def _rich(
     draw(drawn, terminal)
 
 
-def _shown(
+def _columns_to_draw(
     columns: Sequence[str], widths: Sequence[int], rows: Sequence[Sequence[Cell]], room: int, narrow: Narrow
 ) -> list[int]:
     """Choose the columns to draw: all; without room for them, empty ones go, and then those that `narrow` names."""
     every = list(range(len(widths)))
-    if not rows or _drawn(widths) <= room:
+    if not rows or _drawn_width(widths) <= room:
         return every
     shown = [index for index in every if any(row[index].text for row in rows)]
     least = [min(width, _CUT) if name == narrow.cut else width for name, width in zip(columns, widths)]
     for name in narrow.out:
-        if _drawn([least[index] for index in shown]) <= room:
+        if _drawn_width([least[index] for index in shown]) <= room:
             break
         shown = [index for index in shown if columns[index] != name]
     return shown
 
 
-def _drawn(widths: Sequence[int]) -> int:
+def _drawn_width(widths: Sequence[int]) -> int:
     """Compute how many columns of the terminal a drawn table of these widths takes."""
     return sum(widths) + _RICH_GAP * (len(widths) - 1)
 

@@ -61,9 +61,9 @@ class Terminal:
         self._err = _Sink(sys.stderr if err is None else err)
         capable = self.environ.get("TERM", "") != "dumb"
         self.is_terminal = capable and self._out.is_tty()
-        self.colour = _colour(self.environ, self.is_terminal)
+        self.colour = _uses_colour(self.environ, self.is_terminal)
         self._err_is_terminal = capable and self._err.is_tty()
-        self._err_colour = _colour(self.environ, self._err_is_terminal)
+        self._err_colour = _uses_colour(self.environ, self._err_is_terminal)
         self._lock = threading.RLock()
         self._reported = False
         self._above: Callable[[str], None] | None = None
@@ -81,17 +81,17 @@ class Terminal:
 
     def line(self, text: str = "", style: str = "") -> None:
         """Write one message to stdout. style: one of STYLES. Further lines are indented; no control character stays."""
-        self.write(_painted(self._message(text), style, self.colour) + "\n")
+        self.write(_paint(self._message(text), style, self.colour) + "\n")
 
     def block(self, text: str) -> None:
         """Write lines to stdout as they are, but for control characters: the output of a command, a help text."""
         self.write(harmless_lines(text) + "\n")
 
     def warn(self, text: str) -> None:
-        self._tell("warning", "yellow", text)
+        self._write_message("warning", "yellow", text)
 
     def error(self, text: str) -> None:
-        self._tell("error", "bold red", text)
+        self._write_message("error", "bold red", text)
 
     def note(self, text: str) -> None:
         """Write a line that is neither warning nor error to stderr."""
@@ -118,7 +118,7 @@ class Terminal:
 
     def paint(self, text: str, style: str) -> str:
         """Colour a text, if stdout takes colours. style: one of STYLES or an ANSI number."""
-        return _painted(text, style, self.colour)
+        return _paint(text, style, self.colour)
 
     def divert(self, above: Callable[[str], None] | None) -> None:
         """Hand all further lines to `above`, a live display that prints them above itself; None ends this."""
@@ -141,8 +141,8 @@ class Terminal:
             self._err.send(f"clustertool: cannot write to stdout: {failure}\n")
         raise ReaderGone(_NOT_WRITTEN)
 
-    def _tell(self, kind: str, style: str, text: str) -> None:
-        self._write_err(f"{_painted(kind + ':', style, self._err_colour)} {self._message(text)}\n")
+    def _write_message(self, kind: str, style: str, text: str) -> None:
+        self._write_err(f"{_paint(kind + ':', style, self._err_colour)} {self._message(text)}\n")
 
     def _message(self, text: str) -> str:
         return harmless_lines(filled(text, self._program), _INDENT)
@@ -158,12 +158,12 @@ class Terminal:
             self._err.send(text)
 
 
-def _painted(text: str, style: str, colour: bool) -> str:
+def _paint(text: str, style: str, colour: bool) -> str:
     code = STYLES.get(style, style)
     return f"\x1b[{code}m{text}\x1b[0m" if colour and code and text else text
 
 
-def _colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
+def _uses_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
     """Decide on colours: by NO_COLOR, then what forces colours, then whether it is a terminal (no-color.org)."""
     if environ.get("NO_COLOR"):
         return False

@@ -157,7 +157,7 @@ class Login:
             )
         if allowed & set(_TYPED) and not self._prompter.present:
             self._bad.append("it takes a password, and there is no terminal to ask for one")
-        raise self._refused(transport)
+        raise self._refusal(transport)
 
     def _with_keys(self, transport: Untyped) -> set[str]:
         """Try the keys, and return the methods that the server accepts next, if it reports them."""
@@ -200,17 +200,19 @@ class Login:
             key = agent.pop(_public(path), None) if agent else None
             key = key or self._from_file(path, waiting)
             if key:
-                yield from self._shown(path, key, given or _implicit(path))
+                yield from self._with_certificates(path, key, given or _implicit(path))
         for key in agent.values():
-            for name, identity in self._shown(f"agent's {key.comment or key.get_name()}", key, given):
+            for name, identity in self._with_certificates(f"agent's {key.comment or key.get_name()}", key, given):
                 if name in given or not self._to.identities_only:
                     yield name, identity
         for path in waiting:
             key = self._unlocked(path)
             if key:
-                yield from self._shown(path, key, given or _implicit(path))
+                yield from self._with_certificates(path, key, given or _implicit(path))
 
-    def _shown(self, name: str, key: Untyped, certificates: Mapping[str, bytes]) -> Iterator[tuple[str, _Identity]]:
+    def _with_certificates(
+        self, name: str, key: Untyped, certificates: Mapping[str, bytes]
+    ) -> Iterator[tuple[str, _Identity]]:
         """Yield the certificates of a key, and the key."""
         for path, blob in certificates.items():
             certificate = read_certificate(blob)
@@ -316,7 +318,7 @@ class Login:
             typed.ends(transport.is_authenticated())
         return False
 
-    def _refused(self, transport: Untyped) -> AuthError:
+    def _refusal(self, transport: Untyped) -> AuthError:
         to = self._to
         tried = ", ".join(_counted(self._tried)) or "no key"
         notes = "".join(f"; {note}" for note in self._bad)

@@ -189,7 +189,7 @@ class Greeting:
         while (line := self.line()) != mark:
             if line == f"{mark} taken":
                 self._last = last
-                what = f"a start file of the login shell reads from its input{self._shown()}"
+                what = f"a start file of the login shell reads from its input{self._last_line()}"
                 raise PreflightError(what, f"let it ask only on a terminal ([ -t 0 ]): {SHELL_FIX}", self._node)
             last = line.strip() or last
         self.login = False
@@ -202,9 +202,9 @@ class Greeting:
             time.sleep(_TURN)
         code = int(self._channel.exit_status)
         how = f"ended with exit code {code}" if code >= 0 else "ended"
-        return f"the login shell {how} and did not start /bin/sh{self._shown()}"
+        return f"the login shell {how} and did not start /bin/sh{self._last_line()}"
 
-    def _shown(self) -> str:
+    def _last_line(self) -> str:
         """Quote the last line that the login has printed, on stdout, else on stderr."""
         errors = b""
         while self._channel.recv_stderr_ready() and len(errors) < MOST_BYTES:
@@ -227,7 +227,7 @@ class Greeting:
     def _late(self) -> Unreachable:
         if not self.login:
             return Unreachable(f"no answer for {self._seconds:g} s", f"check the load of the node; {_SLOW}", self._node)
-        return late_login(self._seconds, self._shown(), self._node)
+        return late_login(self._seconds, self._last_line(), self._node)
 
     def _endless(self) -> PreflightError:
         what = f"the login shell prints too much (more than {MOST_BYTES >> 10} KiB)"

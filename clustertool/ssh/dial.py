@@ -43,7 +43,7 @@ def tcp(to: SshSettings, deadline: float) -> socket.socket:
         except OSError as error:
             sock.close()
             problem = error
-    raise _described(to, problem)
+    raise _describe_failure(to, problem)
 
 
 def _keep_alive(sock: socket.socket) -> None:
@@ -71,7 +71,7 @@ def _addresses(to: SshSettings) -> list[tuple[int, Any]]:
     return [(family, address) for family, _, _, _, address in found]
 
 
-def _described(to: SshSettings, error: OSError | None) -> Unreachable:
+def _describe_failure(to: SshSettings, error: OSError | None) -> Unreachable:
     where = f"{to.hostname} port {to.port}"
     if isinstance(error, socket.timeout) or (error and error.errno == errno.ETIMEDOUT):
         return Unreachable(f"{where} did not answer within {to.connect_timeout:g} s", _FIX_SLOW, to.name)

@@ -186,7 +186,7 @@ class KnownHosts:
         for path in self._paths:
             with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="surrogateescape") as lines:
                 for number, line in enumerate(lines, 1):
-                    self._add(_parse(line, path, number))
+                    self._add(_parse_line(line, path, number))
 
     def _add(self, entry: HostKeyEntry | None) -> None:
         if entry and (entry.hashed or set(entry.names) & set("*?!")):
@@ -286,7 +286,7 @@ def _bare(to: SshSettings) -> str:
     return name if to.host_key_name.lower() == f"[{name}]:{to.port}" else to.host_key_name
 
 
-def _parse(line: str, path: str, number: int) -> HostKeyEntry | None:
+def _parse_line(line: str, path: str, number: int) -> HostKeyEntry | None:
     """Parse a line: [marker] names type key [comment]. None for comments and for what is no such line."""
     fields = line.split()
     marker = fields.pop(0) if fields and fields[0].startswith("@") else ""

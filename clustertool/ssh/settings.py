@@ -81,7 +81,7 @@ def settings(host: Host, cluster: Cluster) -> SshSettings:
     if cluster.gateway and cluster.gateway.lower() != "none":
         if " " in cluster.gateway.strip():
             return replace(found, proxy_command=cluster.gateway.strip(), gateways=())
-        return replace(found, proxy_command="", gateways=_chain(cluster.gateway, found, cluster, 0))
+        return replace(found, proxy_command="", gateways=_parse_gateways(cluster.gateway, found, cluster, 0))
     return replace(found, proxy_command="", gateways=()) if cluster.gateway else found
 
 
@@ -101,9 +101,9 @@ def _settings(host: Host, cluster: Cluster, user: str, port: int, depth: int = 0
     """Read the settings of one host by itself. user, port: conf.py's defaults for it."""
     user, port = host.user or user, host.port or port
     answers = {} if cluster.ssh_config == "none" else _configured(host.host, user, port)
-    user = user or _one(answers, "user") or users.own_name()
-    port = port or int(_one(answers, "port") or 22)
-    hostname = _one(answers, "hostname") or host.host
+    user = user or _first_value(answers, "user") or users.own_name()
+    port = port or int(_first_value(answers, "port") or 22)
+    hostname = _first_value(answers, "hostname") or host.host
     known = tokens(host.host, hostname, user, port)
     keys, given = _identities(host.identity_file or cluster.identity_file, answers, known)
     found = SshSettings(
@@ -114,28 +114,28 @@ def _settings(host: Host, cluster: Cluster, user: str, port: int, depth: int = 0
         port=port,
         identity_files=keys,
         identities_given=given,
-        identities_only=_one(answers, "identitiesonly") == "yes",
+        identities_only=_first_value(answers, "identitiesonly") == "yes",
         certificate_files=_paths(answers, "certificatefile", known),
         agent=_agent(answers),
-        proxy_command=_one(answers, "proxycommand"),
+        proxy_command=_first_value(answers, "proxycommand"),
         host_key_name=_key_name(answers, hostname, port),
         host_keys=_policy(cluster, answers),
         known_hosts=_known_hosts(cluster, answers),
-        system_known_hosts=tuple(_list(answers, "globalknownhostsfile")) or SYSTEM_KNOWN_HOSTS,
+        system_known_hosts=tuple(_all_values(answers, "globalknownhostsfile")) or SYSTEM_KNOWN_HOSTS,
         revoked_host_keys=next(iter(_paths(answers, "revokedhostkeys", known)), ""),
         connect_timeout=cluster.connect_timeout,
     )
-    jump = _one(answers, "proxyjump")
-    return replace(found, gateways=_chain(jump, found, cluster, depth), proxy_command="") if jump else found
+    jump = _first_value(answers, "proxyjump")
+    return replace(found, gateways=_parse_gateways(jump, found, cluster, depth), proxy_command="") if jump else found
 
 
-def _chain(text: str, to: SshSettings, cluster: Cluster, depth: int) -> tuple[SshSettings, ...]:
+def _parse_gateways(text: str, to: SshSettings, cluster: Cluster, depth: int) -> tuple[SshSettings, ...]:
     """Parse "a,user@b:2222" to the jump hosts in order. A host that would be its own gateway is reached directly."""
     if depth > _HOPS_LIMIT:
         raise ConfigError(f"the gateways of {to.name} form a loop", "check ProxyJump in ~/.ssh/config", to.name)
     hops: list[SshSettings] = []
     for item in text.split(","):
-        jump = _hop(item.strip())
+        jump = _parse_gateway(item.strip())
         if jump.host in (to.name, to.hostname) and jump.port in (0, to.port):
             return ()
         hop = _gateway(jump, cluster, depth + 1)
@@ -159,7 +159,7 @@ def _gateway(hop: Host, cluster: Cluster, depth: int) -> SshSettings:
     return replace(found, gateway=True)
 
 
-def _hop(item: str) -> Host:
+def _parse_gateway(item: str) -> Host:
     """Parse a jump host, which is written like an entry of HOSTS, without ranges. Raises ConfigError."""
     try:
         (host,) = read_hosts([item])
@@ -171,12 +171,12 @@ def _hop(item: str) -> Host:
 # ---- the values of single settings
 
 
-def _one(answers: _Answers, key: str) -> str:
+def _first_value(answers: _Answers, key: str) -> str:
     value = (answers.get(key) or [""])[0]
     return "" if value.lower() == "none" else value
 
 
-def _list(answers: _Answers, key: str) -> list[str]:
+def _all_values(answers: _Answers, key: str) -> list[str]:
     return [_expand_home(item) for value in answers.get(key, ()) for item in value.split() if item.lower() != "none"]
 
 
@@ -219,7 +219,7 @@ def _agent(answers: _Answers) -> str:
 
 def _policy(cluster: Cluster, answers: _Answers) -> str:
     """Choose conf.py's policy; the user's own StrictHostKeyChecking=yes for a host makes accept-new strict."""
-    careful = _one(answers, "stricthostkeychecking") in ("true", "yes")
+    careful = _first_value(answers, "stricthostkeychecking") in ("true", "yes")
     return "strict" if careful and cluster.host_keys == "accept-new" else cluster.host_keys
 
 
@@ -229,14 +229,14 @@ def _known_hosts(cluster: Cluster, answers: _Answers) -> tuple[str, ...]:
     usual = tuple(os.path.join(home(), ".ssh", name) for name in ("known_hosts", "known_hosts2"))
     if "userknownhostsfile" not in answers:
         return usual
-    files = tuple(_list(answers, "userknownhostsfile"))
+    files = tuple(_all_values(answers, "userknownhostsfile"))
     passwd = os.path.join(_passwd_home(), ".ssh")  # ssh's defaults are there, the tool's in $HOME
     return usual if files == (f"{passwd}/known_hosts", f"{passwd}/known_hosts2") else files
 
 
 def _key_name(answers: _Answers, hostname: str, port: int) -> str:
     """Compute the name of a host in known_hosts: the alias as it is, else the address, with the port unless it is 22."""
-    alias = _one(answers, "hostkeyalias")
+    alias = _first_value(answers, "hostkeyalias")
     return alias or (hostname.lower() if port == 22 else f"[{hostname.lower()}]:{port}")
 
 

@@ -167,14 +167,14 @@ class Commands:
             with contextlib.suppress(*BROKEN):  # the channel has closed: its output shows the reason
                 channel.settimeout(timeout)
                 channel.sendall(text.encode("utf-8", "surrogateescape"))
-            over = _over(channel, output, min(end, time.monotonic() + login))
+            over = _ends_in_time(channel, output, min(end, time.monotonic() + login))
             if not over and not streams[0].begun and login < timeout:
                 shown = shown_end(streams[0].before.strip() or streams[1].before)
                 raise late_login(login, shown, link.node)
-            if not over and not _over(channel, output, end):
+            if not over and not _ends_in_time(channel, output, end):
                 in_background(functools.partial(_request_end, channel))
                 what = f"the command did not end within {timeout:g} s"
-                if _over(channel, output, time.monotonic() + _GRACE + 1):
+                if _ends_in_time(channel, output, time.monotonic() + _GRACE + 1):
                     raise TimedOut(f"{what} and was ended", "give it more time with --timeout", link.node)
                 raise TimedOut(what, f"it may still run there: check with `{PROGRAM} exec`", link.node)
         except BROKEN as error:
@@ -195,7 +195,7 @@ class Commands:
         return code if code >= 0 else 255
 
 
-def _over(channel: Any, output: Output, end: float) -> bool:
+def _ends_in_time(channel: Any, output: Output, end: float) -> bool:
     """Check whether the output and the command end in time. The command may have closed its streams before."""
     return output.collect(end) and bool(channel.status_event.wait(max(0.0, end - time.monotonic())))
 

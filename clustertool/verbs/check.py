@@ -98,7 +98,7 @@ def check(call: Call) -> None:
     container = load_workspace.container(cluster, toml, call.given.image)
     known_engines.refuse_settings(cluster.engine, typed)
     if not load_config.needs_hosts(cluster):
-        _of_engine(call, cluster, typed)
+        _check_engine(call, cluster, typed)
         return
     spec, passed = load_workspace.scattered(cluster, toml), dict(load_config.passed(cluster))
     order, ear = _read_trial(call, cluster, toml, tuple(passed.items())), TrialFollower(len(cluster.hosts))
@@ -129,7 +129,7 @@ def _probe_wanted(cluster: Cluster, host: Host, toml: Toml, passed: Mapping[str,
     return {**wanted, **preflight.for_mpi(cluster, host, variables)}
 
 
-def _of_engine(call: Call, cluster: Cluster, typed: Mapping[str, object]) -> None:
+def _check_engine(call: Call, cluster: Cluster, typed: Mapping[str, object]) -> None:
     """Check what jobs need where an engine chooses the nodes. Raises UsageError for options that need HOSTS."""
     for option in ("framework", "bandwidth"):
         if getattr(call.given, option):

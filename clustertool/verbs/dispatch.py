@@ -120,7 +120,7 @@ def verified(call: Call, fleet: Fleet, facts: ByNode) -> tuple[dict[int, Facts],
     answers = dict(sorted(gathered.ok.items()))
     for node, answer in answers.items():
         style = "red" if answer["damaged"] or answer["lost"] else ""
-        call.terminal.line(f"{fleet.name(node)}: {_described(answer, call.given.dry)}", style)
+        call.terminal.line(f"{fleet.name(node)}: {_describe_verification(answer, call.given.dry)}", style)
     raise_all(list(gathered.failed.values()))
     sound = {}
     for node, fact in facts.items():
@@ -132,7 +132,7 @@ def verified(call: Call, fleet: Fleet, facts: ByNode) -> tuple[dict[int, Facts],
     return sound, found
 
 
-def _described(answer: VerifyAnswer, dry: bool) -> str:
+def _describe_verification(answer: VerifyAnswer, dry: bool) -> str:
     all_ = f"{count(answer['releases'], 'release')} of {count(answer['pieces'], 'piece')}"
     all_ += f", {human_bytes(answer['bytes'])}"
     if not answer["damaged"] and not answer["lost"]:

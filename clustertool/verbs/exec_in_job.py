@@ -56,7 +56,7 @@ def _in_rank(call: Call) -> None:
         job = attach_to(engine, given.job, running=True)["id"]
         status = read(engine.fleet.ask_all(STATUS({"job": job})))
         raise_all(list(engine.fleet.silent.values()))
-        key = _chosen(status, role, rank, given.host)
+        key = _choose_rank(status, role, rank, given.host)
         node = status.processes[key].node
         if node in engine.fleet.failed:
             raise engine.fleet.failed[node]
@@ -83,7 +83,7 @@ def _in_rank(call: Call) -> None:
         raise error
 
 
-def _chosen(status: JobStatus, role: str, rank: int | None, host: str) -> Key:
+def _choose_rank(status: JobStatus, role: str, rank: int | None, host: str) -> Key:
     """Choose the rank that is meant: without --rank the lowest one that runs, of the role if it has one. Raises NotFound."""
     names = {node.index: node.name for node in status.nodes.values()}
     if host and host not in names.values():

@@ -192,14 +192,14 @@ class JobStopper:
         fleet = self._follower.fleet
         self._thread.join(self._how.patience)
         away = {node for node, error in fleet.failed.items() if isinstance(error, NotFound)}  # nothing to stop here
-        results = {fleet.name(node): self._result(watch, node) for node in sorted(watch.nodes - away)}
+        results = {fleet.name(node): self._stop_result(watch, node) for node in sorted(watch.nodes - away)}
         show_results(results, self._call.note)
         left = [f"{n}: {stop_text(one)}" for n, one in results.items() if one.state is StopState.SURVIVORS]
         if left:
             raise Survivors("; ".join(left), f"{PROGRAM} stop --job {watch.status.job} --force tries again")
         raise_all([error for error in self._errors if isinstance(error, Survivors)])
 
-    def _result(self, watch: JobView, node: int) -> StopResult:
+    def _stop_result(self, watch: JobView, node: int) -> StopResult:
         """Read the result of the stop from the node's last event, else from its answer to the stop.
 
         The coordinator's stop may have been faster, or the connection broken at our request.
@@ -275,7 +275,7 @@ class FollowSession:
             self._call.terminal.note("Ctrl+C stops the job; Ctrl+D detaches: the job goes on")
         try:
             for item in self._follower.items(self._check, done):
-                self._show(item)
+                self._show_item(item)
         except ReaderGone:
             if self._stops:
                 self._call.terminal.note(f"the output is closed; the job goes on: {self.again}")
@@ -328,7 +328,7 @@ class FollowSession:
                 if result.state is not StopState.ENDED_ALREADY:
                     self._call.terminal.note(f"{name}, which was lost: {stop_text(result)}")
 
-    def _show(self, item: Item) -> None:
+    def _show_item(self, item: Item) -> None:
         if self._lacks_endpoints:
             self._copy_endpoints()
         if isinstance(item, LogPiece):

@@ -54,7 +54,7 @@ def perform(call: Call, request: RunRequest, meeting: TypedMeeting, folder: Path
     secret = join_job.find_secret(meeting, make=not request.wish.dry)
     call.show_remarks()
     if request.wish.dry:
-        _show(call, made, meeting, secret.source)
+        _show_plan(call, made, meeting, secret.source)
         return
     prepare_log_folder(call)
     what = f"the command for the job at {meeting.endpoint}"
@@ -65,7 +65,7 @@ def perform(call: Call, request: RunRequest, meeting: TypedMeeting, folder: Path
         _follow(call, request, planned, ended, made.job.elastic.present)
 
 
-def _show(call: Call, made: Plan, meeting: TypedMeeting, source: str) -> None:
+def _show_plan(call: Call, made: Plan, meeting: TypedMeeting, source: str) -> None:
     """Print the way to the meeting, and the plan with placeholders for what the machines learn there, for --dry."""
     own = "has no number" if meeting.index is None else f"is number {meeting.index}"
     about = {
@@ -92,7 +92,7 @@ def _show(call: Call, made: Plan, meeting: TypedMeeting, source: str) -> None:
 def _meet(call: Call, child: JoinChild, patience: float) -> Report:
     """Show what the process reports until the job has started here. Returns what was planned. Raises what ended it."""
     try:
-        return _met(call, child, patience)
+        return _show_meeting(call, child, patience)
     except signals.STOPS as stop:
         _leave(child, signal.SIGINT if stop.code == 130 else signal.SIGTERM, patience)
         raise
@@ -101,7 +101,7 @@ def _meet(call: Call, child: JoinChild, patience: float) -> Report:
         raise
 
 
-def _met(call: Call, child: JoinChild, patience: float) -> Report:
+def _show_meeting(call: Call, child: JoinChild, patience: float) -> Report:
     """Wait for the plan and the start of a joined job, and return the plan. Raises what the process has reported."""
     planned: Report = {}
     first = True  # this machine is the one where the others join
@@ -119,16 +119,16 @@ def _met(call: Call, child: JoinChild, patience: float) -> Report:
             call.starting(planned["job"])
             return planned
         elif kind == "error":
-            failed.append(_error(report))
+            failed.append(_reported_error(report))
         elif kind == "closed":
             code = child.wait(patience)
             if failed:
-                raise _together(failed, code)
+                raise _join_errors(failed, code)
             what = f"the joining process ended with {code}: {child.errors or 'without a reason'}"
             raise InternalError(what, errors.REPORT)
         else:
             first = first and kind not in ("joined", "retry")
-            _note(call, report, first)
+            _note_report(call, report, first)
 
 
 def _ranks(planned: Report) -> str:
@@ -138,7 +138,7 @@ def _ranks(planned: Report) -> str:
     return ", ".join(texts) or "no process"
 
 
-def _together(failed: list[ClustertoolError], code: int | None) -> ClustertoolError:
+def _join_errors(failed: list[ClustertoolError], code: int | None) -> ClustertoolError:
     """Join all that the process reported into one error with its exit code."""
     found = as_one(failed)
     assert found is not None
@@ -146,7 +146,7 @@ def _together(failed: list[ClustertoolError], code: int | None) -> ClustertoolEr
     return found
 
 
-def _note(call: Call, report: Report, first: bool) -> None:
+def _note_report(call: Call, report: Report, first: bool) -> None:
     """Print one line about the meeting."""
     kind = report["type"]
     if kind == "waiting":
@@ -173,7 +173,7 @@ def _leave(child: JoinChild, number: int, patience: float) -> None:
             child.signal(signal.SIGKILL)
 
 
-def _error(report: Report) -> ClustertoolError:
+def _reported_error(report: Report) -> ClustertoolError:
     """Read the error that the process reported, with its class and its exit code."""
     found = read_error(report)
     found.code = report["code"]
@@ -204,7 +204,9 @@ def _follow(call: Call, request: RunRequest, planned: Report, ended: Ended, elas
         if elastic:
             ends = Ending(functools.partial(_leave_job, fleet), where="this node, or on all if it coordinates the job")
         follow = FollowSession(call, fleet, inbox, job, RankLines(call.terminal, hide=hide), ends, copy=copy)
-        follow.start({"logs": _shown(call, own), "tail": None}, request.spec.policy.grace if request.spec else 0.0)
+        follow.start(
+            {"logs": _logs_to_follow(call, own), "tail": None}, request.spec.policy.grace if request.spec else 0.0
+        )
         if not (call.given.detach and detached(call, follow, job, len(own))):
             follow_to_end(call, fleet, inbox, follow, hide, over)
 
@@ -220,7 +222,7 @@ def _leave_job(fleet: Fleet, job: str, how: StopHow) -> Mapping[str, StopAnswer 
     return stop_everywhere(fleet, job, how)
 
 
-def _shown(call: Call, own: list[tuple[str, int]]) -> Shown:
+def _logs_to_follow(call: Call, own: list[tuple[str, int]]) -> Shown:
     """Choose the logs to show on this machine: its first trainer's, or those of the options that run here."""
     asked = logs_to_show(call)
     if isinstance(asked, str):

@@ -55,10 +55,14 @@ def logs(call: Call) -> None:
     call.lines = call.json
     if call.json and given.raw:
         raise UsageError("--raw prints bytes, and --json objects", "give one of them")
-    asked, tail, attempt = _asked(call), whole(call.given.tail, "--tail"), whole(call.given.attempt, "--attempt")
+    asked, tail, attempt = (
+        _ranks_to_show(call),
+        whole(call.given.tail, "--tail"),
+        whole(call.given.attempt, "--attempt"),
+    )
     request: FollowRequest = {"job": "", "follow": call.given.follow, "tail": tail, "attempt": attempt}
     if given.since:
-        request["since"] = _since(given.since)
+        request["since"] = _since_when(given.since)
     if given.timestamps or call.json:
         request["by_time"] = True
     several = not call.given.raw and not call.given.follow
@@ -87,7 +91,7 @@ def logs(call: Call) -> None:
         if call.given.raw:
             if request["attempt"] is None:  # one log, not all attempts' one after the other
                 request["attempt"] = next(status.processes[key].attempt for key in places)
-            _raw(call, fleet, inbox, request, next(iter(places.values())))
+            _copy_raw(call, fleet, inbox, request, next(iter(places.values())))
         else:
             printer = _printer(call, fleet, places, status)
             if call.given.follow:
@@ -115,7 +119,7 @@ def logs(call: Call) -> None:
         raise_all([*missing, *(error for error in fleet.silent.values() if error.node not in named)])
 
 
-def _asked(call: Call) -> Ranks:
+def _ranks_to_show(call: Call) -> Ranks:
     given = call.given
     given.role = role_of(given.role)
     if given.grep:
@@ -134,14 +138,14 @@ def _asked(call: Call) -> Ranks:
     return keys
 
 
-def _since(text: str) -> float:
+def _since_when(text: str) -> float:
     """Convert --since to seconds since the epoch: so long ago, or a time in ISO 8601, of this time zone unless it names one."""
     with contextlib.suppress(ValueError, OverflowError):
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
     return time.time() - age(text, "--since")
 
 
-def _raw(call: Call, fleet: Fleet, inbox: Inbox, request: FollowRequest, node: int) -> None:
+def _copy_raw(call: Call, fleet: Fleet, inbox: Inbox, request: FollowRequest, node: int) -> None:
     """Copy bytes as they are from the channel to stdout, whatever the amount. A broken connection is resumed."""
     offsets: dict[str, int] = {}
     fleet.agents[node].ask(FOLLOW(request))

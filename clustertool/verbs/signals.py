@@ -36,7 +36,9 @@ class _Count:
         self.working = False  # a verb is running and calls check()
         self.asking = False  # it waits for a password and cannot call check()
         self.job = ""  # the running job, for the last message
-        self.note: Callable[[str], None] = lambda text: print(_named(text), file=sys.stderr)  # a line for the user
+        self.note: Callable[[str], None] = lambda text: print(
+            _with_program_name(text), file=sys.stderr
+        )  # a line for the user
 
     @property
     def total(self) -> int:
@@ -56,10 +58,10 @@ def install() -> None:
     for for_ranks in FOR_RANKS:
         if signal.getsignal(for_ranks) == signal.SIG_DFL:
             signal.signal(for_ranks, _for_ranks)
-    atexit.register(_deaf)
+    atexit.register(_ignore_signals)
 
 
-def _deaf() -> None:
+def _ignore_signals() -> None:
     """Ignore signals from now on, since everything is printed.
 
     The interpreter removes handlers while it ends, and a late Ctrl+C would change the exit code.
@@ -87,7 +89,7 @@ def pause(seconds: float) -> None:
         time.sleep(0.02)
 
 
-def _named(text: str) -> str:
+def _with_program_name(text: str) -> str:
     return filled(text, commanded())
 
 
@@ -109,5 +111,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         raise Interrupted("Ctrl+C", _FIX if count.job else "")
     if count.ints >= 3:
         job = f" job {count.job} may still run: {PROGRAM} stop --job {count.job} ends it everywhere." * bool(count.job)
-        os.write(2, _named(f"\nclustertool: left at once.{job}\nclustertool: exit 130 (tool): Ctrl+C\n").encode())
+        os.write(
+            2, _with_program_name(f"\nclustertool: left at once.{job}\nclustertool: exit 130 (tool): Ctrl+C\n").encode()
+        )
         os._exit(130)

@@ -22,7 +22,7 @@ def split(call: Call) -> None:
     start = time.monotonic()
     with Bar(call.terminal, "split") as bar:
         done = cut(order, bar.tell, signals.check)
-    _tell(call, order, done, time.monotonic() - start)
+    _report_result(call, order, done, time.monotonic() - start)
 
 
 def _order(call: Call) -> LineOrder:
@@ -43,7 +43,7 @@ def _order(call: Call) -> LineOrder:
     return LineOrder(data, Path(given.to) if given.to else data.parent, int(given.shards), seed, given.force)
 
 
-def _tell(call: Call, order: LineOrder, done: Result, seconds: float) -> None:
+def _report_result(call: Call, order: LineOrder, done: Result, seconds: float) -> None:
     if call.json:
         call.answer(
             {

@@ -53,18 +53,18 @@ def stop(call: Call) -> None:
         grace = typed if call.given.grace else fleet.cluster.grace
         how = stop_how(f"{commanded()} stop", grace, call.given.force)
         shown: dict[tuple[str, str], str] = {}  # by job and node
-        first = _at_once(call, fleet, how, shown)
+        first = _stop_early(call, fleet, how, shown)
         fleet.rest()
         known = ask_jobs(fleet, call.given.job, LISTING)
         warn_of_orphans(engine, known)
         about = described(engine, known, call.given.job)
         wanted = list(first)
         if call.given.all or not first:
-            wanted = list(dict.fromkeys([*first, *_wanted(call, fleet, known, about)]))
-        orphaned = [] if wanted else _orphaned(engine, known, about)
+            wanted = list(dict.fromkeys([*first, *_jobs_to_stop(call, fleet, known, about)]))
+        orphaned = [] if wanted else _orphaned_jobs(engine, known, about)
         if call.given.dry or not (wanted or orphaned):
             wanted += orphaned
-            call.terminal.line(f"would stop: {', '.join(wanted)}" if wanted else _nothing(fleet))
+            call.terminal.line(f"would stop: {', '.join(wanted)}" if wanted else _nothing_to_stop(fleet))
             if call.json:
                 done = exit_json(as_one(list(fleet.failed.values())), "tool")
                 call.answer({"would_stop": wanted} if call.given.dry else {"jobs": {}, "exit": done})
@@ -74,27 +74,27 @@ def stop(call: Call) -> None:
         cancelled = [job for job, found in ended.items() if not found]
         of_nodes = [job for job in [*wanted, *orphaned] if job not in of_engine]
         answers = stop_jobs(fleet, of_nodes, how, known, first, lambda found: _show_early(call, found, shown))
-        answers = {job: nodes for job, nodes in answers.items() if job not in orphaned or _found(job, nodes)}
+        answers = {job: nodes for job, nodes in answers.items() if job not in orphaned or _has_result(job, nodes)}
         answers.update((job, dict(found)) for job, found in ended.items() if found)
         if orphaned and not answers:
-            call.terminal.line(_nothing(fleet))
+            call.terminal.line(_nothing_to_stop(fleet))
         lost = () if call.given.job else [job["id"] for job in merged(known) if job["state"] is JobState.LOST]
         if call.given.only or call.given.skip:
-            answers = _asked(call, fleet, answers)
+            answers = _without_left_out(call, fleet, answers)
         _show_result(call, answers, fleet.silent if call.given.job else fleet.failed, lost, cancelled, refused, shown)
 
 
-def _nothing(fleet: Fleet) -> str:
+def _nothing_to_stop(fleet: Fleet) -> str:
     return "nothing to stop" + " on the nodes that answered" * bool(fleet.failed)
 
 
-def _orphaned(engine: Engine, known: Mapping[int, JobsAnswer], about: Described) -> list[str]:
+def _orphaned_jobs(engine: Engine, known: Mapping[int, JobsAnswer], about: Described) -> list[str]:
     """List jobs that no supervisor controls any more, where none runs. Their processes may live: the caretakers were killed."""
     lost = [job["id"] for job in merged(known, about) if job["state"] is JobState.LOST]
     return [job for job in lost if not by_engine(engine, about, job)]
 
 
-def _found(job: str, nodes: Mapping[str, Stopped]) -> bool:
+def _has_result(job: str, nodes: Mapping[str, Stopped]) -> bool:
     """Check whether a stop has found something of a job."""
     return any(read_result(answer, job).state in (StopState.CLEAN, StopState.SURVIVORS) for answer in nodes.values())
 
@@ -119,7 +119,7 @@ def _show_early(call: Call, answers: ByJob, shown: dict[tuple[str, str], str]) -
         shown.update(((job, name), text) for name, text in texts.items())
 
 
-def _asked(call: Call, fleet: Fleet, answers: ByJob) -> ByJob:
+def _without_left_out(call: Call, fleet: Fleet, answers: ByJob) -> ByJob:
     """Remove the nodes that --only and --skip leave out from the answers, and name them in a note."""
     ours = {host.name for host in fleet.cluster.hosts}
     for job, nodes in answers.items():
@@ -129,7 +129,7 @@ def _asked(call: Call, fleet: Fleet, answers: ByJob) -> ByJob:
     return {job: {name: one for name, one in nodes.items() if name in ours} for job, nodes in answers.items()}
 
 
-def _at_once(call: Call, fleet: Fleet, how: StopHow, shown: dict[tuple[str, str], str]) -> ByJob:
+def _stop_early(call: Call, fleet: Fleet, how: StopHow, shown: dict[tuple[str, str], str]) -> ByJob:
     """Stop on the nodes that are there while others still log in: {job: its nodes' answers}.
 
     {} where the others may decide which job is meant, for --dry, and if no node is late.
@@ -151,7 +151,7 @@ def _at_once(call: Call, fleet: Fleet, how: StopHow, shown: dict[tuple[str, str]
     return stop_jobs(fleet, jobs, how, known, early=lambda found: _show_early(call, found, shown))
 
 
-def _wanted(call: Call, fleet: Fleet, known: Mapping[int, JobsAnswer], about: Described) -> list[str]:
+def _jobs_to_stop(call: Call, fleet: Fleet, known: Mapping[int, JobsAnswer], about: Described) -> list[str]:
     """`known`: the nodes' answers about their jobs. about: what the engine knows of them."""
     if call.given.all:
         return unfinished(known, about)

@@ -99,28 +99,28 @@ class Top:
             self._measure()
             self._call.answer(self._screen.as_dict(self._picture, self._failed(), time.monotonic()))
         elif self._call.terminal.is_terminal and sys.stdin is not None and sys.stdin.isatty():
-            self._live(samples)
+            self._run_live(samples)
         else:
-            self._plain(samples)
+            self._run_plain(samples)
         raise_all(list(self._poll.failed.values()))
 
     def _measure(self) -> None:
         """Take samples for one interval, and until each node that answers has sent two: loads and rates need two."""
         end = time.monotonic() + self._interval
-        while time.monotonic() < end or (self._lacking() and time.monotonic() < end + self._interval + _PATIENCE):
+        while time.monotonic() < end or (self._lacks_samples() and time.monotonic() < end + self._interval + _PATIENCE):
             signals.check()
             self._take()
             time.sleep(0.05)
 
-    def _lacking(self) -> bool:
+    def _lacks_samples(self) -> bool:
         return any(self._samples[node] < 2 for node in self._fleet.agents if node not in self._poll.failed)
 
-    def _plain(self, samples: int | None) -> None:
+    def _run_plain(self, samples: int | None) -> None:
         for _ in itertools.count() if samples is None else range(samples):
             self._measure()
             self._screen.plain(self._picture, self._view, self._failed(), time.monotonic())
 
-    def _live(self, samples: int | None) -> None:
+    def _run_live(self, samples: int | None) -> None:
         console = rich_console(self._call.terminal)
         drawn, shown, at = 0, (0, 0), 0.0
         with keyboard(), Live(console=console, screen=True, auto_refresh=False) as live:
@@ -257,7 +257,7 @@ def gpus(call: Call) -> None:
     with engine_of(call) as engine:
         fleet = engine.fleet
         if not engine.capabilities.live_channels:
-            _of_engine(call, [] if fleet.failed else engine.nodes())
+            _print_engine_nodes(call, [] if fleet.failed else engine.nodes())
             return
         gathered = devices_of(fleet)
         nodes = {fleet.name(node): answer for node, answer in sorted(gathered.ok.items())}
@@ -270,7 +270,7 @@ def gpus(call: Call) -> None:
             devices_tables(nodes, call.terminal)
 
 
-def _of_engine(call: Call, nodes: Sequence[EngineNode]) -> None:
+def _print_engine_nodes(call: Call, nodes: Sequence[EngineNode]) -> None:
     """Print what the engine knows: what its users have asked for, and not what runs on the devices."""
     if call.json:
         found = {node.name: {k: v for k, v in asdict(node).items() if k not in ("name", "gpus")} for node in nodes}

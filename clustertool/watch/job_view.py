@@ -175,12 +175,12 @@ class JobView:
         payload = payload[max(0, at - start) :]
         offsets[log] = max(at, start) + len(payload)
         found: list[Item] = [LogPiece(log, max(at, start), payload)] if self.pieces and payload else []
-        lines = self._feed(self._of_attempt(key, attempt), payload)
+        lines = self._feed(self._lines_of_attempt(key, attempt), payload)
         if "t" in header:
             self._times[key] = float(header["t"])
         return [*found, LogLines(*key, node, lines, self._times.get(key))] if lines else found
 
-    def _of_attempt(self, key: Key, attempt: int) -> Lines:
+    def _lines_of_attempt(self, key: Key, attempt: int) -> Lines:
         """Return the lines of an attempt of a rank, and drop those of attempts before the last two.
 
         The last but one may still print when the next one begins.

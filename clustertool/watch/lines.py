@@ -69,7 +69,7 @@ class Lines:
             return []
         # A segment without its "\r" may be half a bar; after a period of silence it is all there is.
         silent = now - self._changed_at >= self._period
-        text = self._text() if self._open and silent else self._bar
+        text = self._take_line() if self._open and silent else self._bar
         if not text.strip() or text == self._shown:
             return []
         self._shown, self._shown_at = text, now
@@ -82,7 +82,7 @@ class Lines:
     def _close(self, data: bytes) -> list[str]:
         """Complete the current line with `data` and return it, unless idle() has returned exactly this text."""
         self._keep(data)
-        line = self._text() if self._open else self._bar
+        line = self._take_line() if self._open else self._bar
         lines = [] if line and line == self._shown else [line]
         self._clear()
         self._bar = self._shown = ""
@@ -99,7 +99,7 @@ class Lines:
                 self._clear()
             self._append(last)
             if self._open:
-                self._bar = self._text()
+                self._bar = self._take_line()
             self._clear()
         self._append(rest)
 
@@ -113,7 +113,7 @@ class Lines:
             self._open = bytearray()
         self._dropped = 0
 
-    def _text(self) -> str:
+    def _take_line(self) -> str:
         if not self._dropped:
             return self._open.decode("utf-8", _ERRORS)
         whole = len(self._open) + self._dropped

@@ -185,7 +185,7 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
         culprit=(guilty.role, guilty.rank) if guilty else None,
         headline=_headline(status),
         victims=outcome.victims if outcome and outcome.state in (JobState.FAILED, JobState.LOST) else (),
-        last_lines=_lines(tails.get((guilty.role, guilty.rank), ""), clean) if guilty else (),
+        last_lines=_excerpt_lines(tails.get((guilty.role, guilty.rank), ""), clean) if guilty else (),
         nodes=[_node(status, index, answers.get(index), began, clean) for index in sorted(status.nodes)],
         ranks=[replace(rank, behind=behind.get(rank.key, "")) for rank in ranks],
         news=[(news.t - began, news) for news in _news(answers)],
@@ -203,7 +203,7 @@ def _headline(status: JobStatus) -> Sequence[Key]:
     return [process.key for process in groups[0]] if groups else outcome.culprits if outcome else ()
 
 
-def _lines(text: str, clean: Hide) -> list[str]:
+def _excerpt_lines(text: str, clean: Hide) -> list[str]:
     return [clean(line) for line in excerpt(text.removesuffix("\n").split("\n"), _TAIL)] if text else []
 
 

@@ -89,7 +89,7 @@ def reached(progress: Curve, moment: float) -> float:
     if after:
         (later, more) = after[0]
         return step + (more - step) * (moment - t) / (later - t)
-    return step + pace_of(before) * min(moment - t, _PATIENCE * _gap(before))
+    return step + pace_of(before) * min(moment - t, _PATIENCE * _median_step(before))
 
 
 def printed(progress: Curve, moment: float) -> float:
@@ -103,7 +103,7 @@ def pace_of(progress: Curve) -> float:
     return (last - first) / (end - start) if end > start else 0.0
 
 
-def _gap(progress: Curve) -> float:
+def _median_step(progress: Curve) -> float:
     return median(b[0] - a[0] for a, b in zip(progress, progress[1:])) if len(progress) > 1 else 0.0
 
 

@@ -259,7 +259,7 @@ def test_what_is_wrong_is_raised_before_a_connection(tmp_path: Path, monkeypatch
     with pytest.raises(ConfigError, match=r"no conf\.py"):
         alone.run(tmp_path, command=["true"])
     both = replace(cluster._config, hosts=(*alone._config.hosts, *cluster._config.hosts))
-    assert [(host.name, host.index) for host in Cluster(both)._remote().hosts] == [(cluster.hosts[0], 0)]
+    assert [(host.name, host.index) for host in Cluster(both)._without_this_machine().hosts] == [(cluster.hosts[0], 0)]
     job = Job(cluster._config, "x")
     for call in (lambda: job.logs(role="boss"), lambda: job.fetch(rank=-1), lambda: job.fetch(path="../x")):
         with pytest.raises(UsageError):

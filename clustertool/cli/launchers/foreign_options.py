@@ -67,17 +67,17 @@ _PS = ("workers", "trainers", "worker-num", "trainer-num", "http-port")
 
 def read(argv: Sequence[str], own: Sequence[Opt]) -> Launch:
     """Parse a command line of clusterrun. own: the options of `run`, which are understood too. Raises UsageError."""
-    known = _known(FLAGS, own)
+    known = _options_by_spelling(FLAGS, own)
     found = _Arguments(argv, known)
     packaged = [flag for flag, _ in found.given if isinstance(flag, Flag) and flag.of == "O"]
     if packaged and found.script is None:
-        found = _Arguments(argv, _known([flag for flag in FLAGS if flag.of == "O"], own), old=True)
+        found = _Arguments(argv, _options_by_spelling([flag for flag in FLAGS if flag.of == "O"], own), old=True)
     elif found.rest:
-        raise _unknown(found.rest[0], known)
+        raise _unknown_option(found.rest[0], known)
     launch = Launch(arguments=tuple(found.rest or found.script or ()), old=bool(packaged and found.script is None))
     for flag, value in found.given:
-        _take(launch, flag, value)
-    _finish(launch)
+        _store_option(launch, flag, value)
+    _combine_options(launch)
     return launch
 
 
@@ -159,7 +159,7 @@ def notes(launch: Launch, known: bool, joins: bool) -> list[str]:
 
 def on_each_node(argv: Sequence[str], own: Sequence[Opt], address: str, nodes: int) -> list[str]:
     """Rewrite a command line that starts all nodes as the one that is typed on each of them, and meets at `address`."""
-    found = _Arguments(argv, _known(FLAGS, own))
+    found = _Arguments(argv, _options_by_spelling(FLAGS, own))
     kept = ["clusterrun", "--master", f"{address}:{_MEETING_PORT}", "--nnodes", str(nodes)]
     for flag, value in found.given:
         name = f"--{flag.name}" if isinstance(flag, Opt) else flag.names.split()[0]
@@ -180,7 +180,10 @@ def names_nodes(launch: Launch, known: bool) -> bool:
 
 def spellings() -> dict[str, Opt]:
     """Map every spelling with dashes to its option, for completion."""
-    return {name: _as_option(one) if isinstance(one, Flag) else one for name, one in _known(FLAGS, OWN).items()}
+    return {
+        name: _as_option(one) if isinstance(one, Flag) else one
+        for name, one in _options_by_spelling(FLAGS, OWN).items()
+    }
 
 
 def _as_option(flag: Flag) -> Opt:
@@ -190,7 +193,7 @@ def _as_option(flag: Flag) -> Opt:
     return Opt(flag.name, flag.here, "" if flag.value else FLAG, value=value, choices=choices)
 
 
-def _known(flags: Sequence[Flag], own: Sequence[Opt]) -> Mapping[str, Flag | Opt]:
+def _options_by_spelling(flags: Sequence[Flag], own: Sequence[Opt]) -> Mapping[str, Flag | Opt]:
     """Map every spelling with dashes to its option. A launcher's name has priority over one of `run`."""
     found: dict[str, Flag | Opt] = {f"--{option.name}": option for option in own}
     found.update((f"-{option.short}", option) for option in own if option.short)
@@ -214,7 +217,7 @@ class _Arguments:
             name, value = split(argument, known)
             flag = known.get(name)
             if flag is not None:
-                self.given.append((flag, self._value(flag, name, value, arguments, known)))
+                self.given.append((flag, self._take_value(flag, name, value, arguments, known)))
             elif self.rest or argument.startswith("-") and argument not in ("-", "--") or old:
                 self.rest.append(argument)
             else:
@@ -222,7 +225,9 @@ class _Arguments:
                 return
 
     @staticmethod
-    def _value(flag: Flag | Opt, name: str, value: str | None, rest: list[str], known: Mapping[str, Flag | Opt]) -> str:
+    def _take_value(
+        flag: Flag | Opt, name: str, value: str | None, rest: list[str], known: Mapping[str, Flag | Opt]
+    ) -> str:
         if not (flag.value if isinstance(flag, Flag) else flag.default is not FLAG):
             if value is not None:
                 raise UsageError(f"{name} takes no value", "leave the value out")
@@ -232,13 +237,13 @@ class _Arguments:
         return following(name, value, rest, known)
 
 
-def _unknown(argument: str, known: Mapping[str, Flag | Opt]) -> UsageError:
+def _unknown_option(argument: str, known: Mapping[str, Flag | Opt]) -> UsageError:
     name = split(argument, known)[0]
     what = f"{name} is no option of clusterrun{did_you_mean(name, known)}"
     return UsageError(what, "options of your script go after it; clusterrun --help lists ours")
 
 
-def _take(launch: Launch, flag: Flag | Opt, value: str) -> None:
+def _store_option(launch: Launch, flag: Flag | Opt, value: str) -> None:
     """Store one option with its value. Of texts the last one counts; run's own lists grow."""
     bare = isinstance(flag, Opt) and value == flag.bare
     shown = "True" if bare or not value else value
@@ -256,7 +261,7 @@ def _take(launch: Launch, flag: Flag | Opt, value: str) -> None:
         flag.effect(launch, value)
 
 
-def _finish(launch: Launch) -> None:
+def _combine_options(launch: Launch) -> None:
     """Apply the options that have a meaning only together with others."""
     place_host(launch)
     etcd = join_options.etcd(launch.join)

@@ -77,16 +77,16 @@ def meeting(typed: JoinOptions, nodes: tuple[int, int] | None, master_port: str)
     if typed.rdzv_backend not in _BACKENDS:
         what = f"--rdzv-backend {typed.rdzv_backend!r}: the machines meet without a server of their own"
         raise UsageError(what, "--rdzv-backend c10d, and one of the machines in --rdzv-endpoint HOST:PORT")
-    host, port = _place(typed, master_port)
-    index, timeout = _index(typed.rank, high), None
-    for key, value in _pairs(typed.rdzv_conf):
+    host, port = _meeting_place(typed, master_port)
+    index, timeout = _machine_index(typed.rank, high), None
+    for key, value in _rendezvous_settings(typed.rdzv_conf):
         if key == "join_timeout":
             timeout = seconds_of(value)
             if not timeout:
                 raise UsageError(f"--rdzv-conf join_timeout={value} is not a duration above 0", DURATIONS)
         elif key == "is_host" and value.lower() in _YES:
             index = 0
-    return TypedMeeting(host, port, high, index, _run_id(typed.rdzv_id), timeout)
+    return TypedMeeting(host, port, high, index, _job_name(typed.rdzv_id), timeout)
 
 
 def etcd(typed: JoinOptions) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ def refuse_rank(typed: JoinOptions) -> None:
         raise UsageError(f"--rank {typed.rank!r}: {_ONCE}", fix)
 
 
-def _place(typed: JoinOptions, master_port: str) -> tuple[str, int]:
+def _meeting_place(typed: JoinOptions, master_port: str) -> tuple[str, int]:
     """Parse the host and the port of the coordinator.
 
     In torchrun's order: an endpoint counts before --master-addr.
@@ -135,7 +135,7 @@ def _place(typed: JoinOptions, master_port: str) -> tuple[str, int]:
     return (match["bracketed"] or match["plain"]).lower(), port
 
 
-def _index(text: str, nodes: int) -> int | None:
+def _machine_index(text: str, nodes: int) -> int | None:
     if text in _NO_RANK:
         return None
     index = whole(text, 0, MOST_MACHINES)
@@ -146,7 +146,7 @@ def _index(text: str, nodes: int) -> int | None:
     return index
 
 
-def _run_id(text: str) -> str:
+def _job_name(text: str) -> str:
     """Check the name in --rdzv-id; `none` is what torchrun has without it. Raises UsageError."""
     if text in ("", "none"):
         return ""
@@ -156,7 +156,7 @@ def _run_id(text: str) -> str:
     return text
 
 
-def _pairs(text: str) -> list[tuple[str, str]]:
+def _rendezvous_settings(text: str) -> list[tuple[str, str]]:
     """Parse --rdzv-conf, `key=value,key=value`. Raises UsageError."""
     found = []
     for item in filter(None, (part.strip() for part in text.split(","))):

@@ -77,7 +77,7 @@ def warning(made: Plan, options: Options, typed: Sequence[str], folder: str = ""
     inner = separating(made, folder)
     if inner is None:
         return ""
-    return f"{effect(inner, made)} (--nested: intended)\n  fix: {_right(inner, made, options, typed)}"
+    return f"{effect(inner, made)} (--nested: intended)\n  fix: {_right_command(inner, made, options, typed)}"
 
 
 def separating(made: Plan, folder: str = "") -> Inner | None:
@@ -192,14 +192,14 @@ def _familiar(shown: str, arguments: list[str]) -> Inner:
     except UsageError:
         return Inner(shown, (), ())
     meets = {"master", "rdzv_endpoint"} & launch.typed.keys() and launch.nodes and launch.nodes[1] > 1
-    options = [(f"--{name}", each) for name, value in launch.options.items() for each in _texts(value)]
+    options = [(f"--{name}", each) for name, value in launch.options.items() for each in _option_values(value)]
     program = foreign_options.command(launch, launch.arguments)
     if program[:2] == ("python3", "-u") and launch.arguments[0].endswith(".py"):
         program = launch.arguments
     return Inner(shown, tuple(options), program, joins=bool(meets) or len(launch.listed) > 1)
 
 
-def _texts(value: object) -> tuple[str, ...]:
+def _option_values(value: object) -> tuple[str, ...]:
     """List the values of an option, one for each time that it is to be written."""
     if isinstance(value, tuple):
         return value
@@ -226,7 +226,7 @@ def _counted(shown: str, name: str, arguments: list[str], nodes: int) -> Inner:
     return Inner(shown, (("--nproc-per-node", str(each)),) if each else (), tuple(arguments[start:]))
 
 
-def _right(inner: Inner, made: Plan, options: Options, typed: Sequence[str]) -> str:
+def _right_command(inner: Inner, made: Plan, options: Options, typed: Sequence[str]) -> str:
     """Build the user's command line with the program in place of the launcher, or what to write into job.toml."""
     if not inner.program:
         fix = f"start the program without {inner.shown}, with --nproc-per-node N"
@@ -235,23 +235,25 @@ def _right(inner: Inner, made: Plan, options: Options, typed: Sequence[str]) -> 
     if options.host_counts:  # -np, or slots of -H: clusterrun refuses another number
         inner = replace(inner, options=tuple(option for option in inner.options if option[0] != "--nproc-per-node"))
     if options.script:
-        return _line(_without(typed, inner), [*_flat(inner), "--script", shlex.join(inner.program)])
+        return _quoted_line(
+            _without_options(typed, inner), [*_typed_options(inner), "--script", shlex.join(inner.program)]
+        )
     if options.command:  # clusterrun's, behind its options
         added = 3 if options.command[:3] == _AS_MODULE else 0  # by clusterrun, in front of what was typed
         outer = list(typed[: len(typed) - len(options.command) + added])
         outer = [text for text in outer if text.replace("_", "-") not in (*_HOW, "--")]
-        return _line(_without(outer, inner), [*_flat(inner), *inner.program])
+        return _quoted_line(_without_options(outer, inner), [*_typed_options(inner), *inner.program])
     python = ["python3", "-u"] if inner.program[0].endswith(".py") else []
     number = dict(inner.options).get("--nproc-per-node", "")
     per_node = f", per_node = {number}" if number.isdecimal() else ""
     return f"in job.toml: [trainer] command = {json.dumps([*python, *inner.program])}{per_node}"
 
 
-def _flat(inner: Inner) -> list[str]:
+def _typed_options(inner: Inner) -> list[str]:
     return [text for option in inner.options for text in option if text]
 
 
-def _without(typed: Sequence[str], inner: Inner) -> list[str]:
+def _without_options(typed: Sequence[str], inner: Inner) -> list[str]:
     """Remove --script, and the options that come from the launcher, from a command line."""
     takes_value = {"--script": True, **{name: bool(value) for name, value in inner.options if name != "--env"}}
     kept, rest = [], list(typed)
@@ -266,7 +268,7 @@ def _without(typed: Sequence[str], inner: Inner) -> list[str]:
     return kept
 
 
-def _line(outer: Sequence[str], rest: Sequence[str]) -> str:
+def _quoted_line(outer: Sequence[str], rest: Sequence[str]) -> str:
     """Quote a command line for a shell: the user's own options, then what comes from the launcher's command.
 
     Values of the user's --env may be secret: they are not repeated.

@@ -101,16 +101,16 @@ def _order(values: Dict[str, str], how: str, arguments: List[str]) -> RankOrder:
     if not arguments:
         raise UsageError("what is to be run?", RANK_USAGE)
     options = RankOptions(
-        start_port=_number(values, "--start-port", HIGHEST_PORT),
+        start_port=_number_of_option(values, "--start-port", HIGHEST_PORT),
         own_device="--virtual-local-rank" in values,
         master=values.get("--master", ""),
-        server_num=_number(values, "--server-num", _MOST),
-        worker_num=_number(values, "--worker-num", _MOST),
+        server_num=_number_of_option(values, "--server-num", _MOST),
+        worker_num=_number_of_option(values, "--worker-num", _MOST),
     )
     return RankOrder(under, options, values.get("--hosts", ""), how, tuple(arguments))
 
 
-def _number(values: Mapping[str, str], name: str, most: int) -> int:
+def _number_of_option(values: Mapping[str, str], name: str, most: int) -> int:
     """Parse the value of an option as a number from 1 to `most`, 0 where it is not given. Raises UsageError."""
     text = values.get(name, "")
     number = whole(text, 1, most) if text else 0
@@ -123,7 +123,7 @@ def _number(values: Mapping[str, str], name: str, most: int) -> int:
 def execute(order: RankOrder) -> int:
     """Become the rank's program. Returns the exit code where that fails."""
     try:
-        environment = UNDER[order.under](processes.own_environment(), _seen(order))
+        environment = UNDER[order.under](processes.own_environment(), _with_machine(order))
         if order.hosts:
             _check_address(environment["POD_IP"])
     except ClustertoolError as error:
@@ -136,7 +136,7 @@ def execute(order: RankOrder) -> int:
         return _fail(JobFailed(f"{command[0]} cannot be started: {error.strerror}", code, "correct the command"))
 
 
-def _seen(order: RankOrder) -> RankOptions:
+def _with_machine(order: RankOrder) -> RankOptions:
     """Add what this machine shows to the options: the content of the hostfile, and the devices. Raises DataError."""
     if not order.hosts:
         return order.options
