@@ -317,8 +317,8 @@ def _fields(kind: Any, own: bool, record: Optional[type] = None) -> Check:
             if name not in known and own:
                 raise Malformed(path, f"has the unknown field {str(name)[:_SHOWN]!r}")
             found[name] = known.get(name, _little)(one, f"{path}.{name}" if path else name)
-        for name in required:
-            if name not in value:
+        for name in known:
+            if name in required and name not in value:
                 raise Malformed(path, f"has no {name!r}")
         return kind(**{name: found[name] for name in names if name in found}) if names else value
 
