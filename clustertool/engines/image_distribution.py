@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from clustertool.engines.caller import Caller
 from clustertool.engines.send_workspace import portions, send, send_from
@@ -23,23 +23,13 @@ from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.facts import ByNode, ContainerFacts
 from clustertool.model.quantities import count, human_bytes
 from clustertool.model.wire.agent_answers import ImageAnswer, SavedImageAnswer
-from clustertool.model.wire.agent_requests import ImageRequest
+from clustertool.model.wire.agent_requests import ImageCopy, ImageRequest
 from clustertool.model.wire.messages import LOAD_IMAGE, PULL_IMAGE, SAVE_IMAGE, Answered, Request
 from clustertool.ssh.parallel import Gathered, each
 
 _SILENCE = 600.0  # seconds in which a node that pulls, saves or loads an image may read and write nothing
 _BUILD = "apptainer build FILE.sif IMAGE, and give the path of that file as the image"
 Known = dict[int, ContainerFacts]  # by node
-
-
-@dataclass(frozen=True)
-class _ImageCopy:
-    """A release with the files of an image. image_id: that it has once it was loaded. size: in the store of a runtime."""
-
-    release: str
-    kind: str
-    image_id: str
-    size: int
 
 
 class ImageDistribution:
@@ -91,7 +81,7 @@ class ImageDistribution:
         shares = portions(workspace, self._fleet.cluster, facts, None)
         sent = send(self._caller, self._fleet, workspace, shares, facts)
         raise_all(list(sent.failed.values()))
-        self._load(lacking, _ImageCopy(workspace.release, kind, saved.id, saved.bytes))
+        self._load(lacking, {"release": workspace.release, "kind": kind, "image_id": saved.id, "bytes": saved.bytes})
 
     def _pull_here(self, local: LocalImage) -> LocalImage:
         if self._settings.pull == "never":
@@ -123,7 +113,8 @@ class ImageDistribution:
         self._caller.note(f"image: {name} sends {human_bytes(shipment.size)} to {count(len(lacking), 'node')}")
         sent = send_from(self._caller, self._fleet, first, answer["release"], shipment, facts)
         raise_all(list(sent.failed.values()))
-        self._load(lacking, _ImageCopy(answer["release"], kind, answer["image_id"], max(0, source.size)))
+        size = max(0, source.size)
+        self._load(lacking, {"release": answer["release"], "kind": kind, "image_id": answer["image_id"], "bytes": size})
 
     def _require_relays(self) -> None:
         if self._fleet.cluster.relay == "off":
@@ -151,25 +142,14 @@ class ImageDistribution:
                 raised.append(DispatchError(what, "make room, or choose another ROOT_DIR", self._fleet.name(node)))
         raise_all(raised)
 
-    def _load(self, nodes: Sequence[int], copy: _ImageCopy) -> None:
+    def _load(self, nodes: Sequence[int], copy: ImageCopy) -> None:
         """Have nodes load the image. Raises DispatchError for nodes on which it is another one then."""
-        requests = {
-            node: LOAD_IMAGE(
-                {
-                    **self._request(node),
-                    "release": copy.release,
-                    "kind": copy.kind,
-                    "image_id": copy.image_id,
-                    "bytes": copy.size,
-                }
-            )
-            for node in nodes
-        }
+        requests = {node: LOAD_IMAGE({**self._request(node), **copy}) for node in nodes}
         loaded = self._ask("image: load", requests).all()
         self._learn(loaded)
-        if copy.kind != container_runtimes.COPY_FILE:  # the pieces of a file have been compared
-            wrong = {node: one["image_id"] for node, one in loaded.items() if one["image_id"] != copy.image_id}
-            text = f"the image has the id {{!r}} there after it was loaded, and its copy has {copy.image_id!r}"
+        if copy["kind"] != container_runtimes.COPY_FILE:  # the pieces of a file have been compared
+            wrong = {node: one["image_id"] for node, one in loaded.items() if one["image_id"] != copy["image_id"]}
+            text = f"the image has the id {{!r}} there after it was loaded, and its copy has {copy['image_id']!r}"
             raise_all([DispatchError(text.format(id), "", self._fleet.name(node)) for node, id in wrong.items()])
 
     def _learn(self, answers: Mapping[int, ImageAnswer]) -> None:

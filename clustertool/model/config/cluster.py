@@ -71,27 +71,27 @@ def _names(value: object) -> Tuple[str, ...]:
     return tuple(value)
 
 
-def _file_names(value: object) -> Tuple[str, ...]:
-    names = _names(value)
-    if not all(name.strip(".") and "/" not in name for name in names):
-        raise ValueError('a list of names of files with lines as in .gitignore: [".gitignore"]')
-    return names
+def _names_that(fit: Callable[[str], object], right: str) -> Callable[[object], Tuple[str, ...]]:
+    """Create a reader of names that all fit. right: what they are."""
+
+    def read(value: object) -> Tuple[str, ...]:
+        names = _names(value)
+        if not all(map(fit, names)):
+            raise ValueError(right)
+        return names
+
+    return read
 
 
-def _checks(value: object) -> Tuple[str, ...]:
-    names = _names(value)
-    if not set(names) <= set(COLUMNS):
-        raise ValueError(f"a list of checks: {', '.join(COLUMNS)}")
-    return names
-
-
-def _rights(value: object) -> Tuple[str, ...]:
-    names = _names(value)
-    if not all(re.fullmatch(r"[a-z][a-z0-9-]*\.[a-z_]+(\..+)?", name) for name in names):
-        raise ValueError(
-            'a list of keys and options of job.toml: ["kubernetes.namespace", "container.options.--mount"]'
-        )
-    return names
+_file_names = _names_that(
+    lambda name: name.strip(".") and "/" not in name,
+    'a list of names of files with lines as in .gitignore: [".gitignore"]',
+)
+_checks = _names_that(lambda name: name in COLUMNS, f"a list of checks: {', '.join(COLUMNS)}")
+_rights = _names_that(
+    lambda name: re.fullmatch(r"[a-z][a-z0-9-]*\.[a-z_]+(\..+)?", name),
+    'a list of keys and options of job.toml: ["kubernetes.namespace", "container.options.--mount"]',
+)
 
 
 def _key(name: str, read: Callable[[object], object], default: object) -> Any:

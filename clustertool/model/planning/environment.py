@@ -117,18 +117,25 @@ def environment(table: Table, seat: Seat, paths: JobPaths, nic: str) -> Env:
 
 def _tool(table: Table, seat: Seat, paths: JobPaths) -> Env:
     return {
+        **process_variables(table, seat),
         "PYTHONUNBUFFERED": "1",
-        "CLUSTERTOOL_JOB": table.identity.job_id,
-        "CLUSTERTOOL_ROLE": seat.role,
-        "CLUSTERTOOL_RANK": str(seat.rank),
         "CLUSTERTOOL_WORLD_SIZE": str(len(table.roles[seat.role])),
         "CLUSTERTOOL_LOCAL_RANK": str(seat.local_rank),
         "CLUSTERTOOL_LOCAL_WORLD_SIZE": str(len(table.neighbours(seat))),
+        "CLUSTERTOOL_SHARDS": paths.shards(seat.role, seat.rank),
+        "CLUSTERTOOL_OUTPUT": paths.of(table.job.output),
+    }
+
+
+def process_variables(table: Table, seat: Seat) -> Env:
+    """Compute what each process of a job has, a launcher of ranks too: the tool finds it, and programs read it."""
+    return {
+        "CLUSTERTOOL_JOB": table.identity.job_id,
+        "CLUSTERTOOL_ROLE": seat.role,
+        "CLUSTERTOOL_RANK": str(seat.rank),
         "CLUSTERTOOL_NODE_RANK": str(seat.node),
         "CLUSTERTOOL_NNODES": str(len(table.addresses)),
         "CLUSTERTOOL_HOSTS": ",".join(table.addresses),
-        "CLUSTERTOOL_SHARDS": paths.shards(seat.role, seat.rank),
-        "CLUSTERTOOL_OUTPUT": paths.of(table.job.output),
         "CLUSTERTOOL_ATTEMPT": "0",
         "CLUSTERTOOL_MARK": mark(table.identity.job_id, table.node_id(seat), table.identity.token),
     }

@@ -75,9 +75,7 @@ def variables(table: Table, seat: Seat) -> Env:
     return {name: value for name, value in computed.items() if name not in _OF_JOBS}
 
 
-def with_device(
-    computed: Env, environ: Mapping[str, str], local_rank: int, found: Tuple[str, Sequence[int]] = ("cpu", ())
-) -> Env:
+def with_device(computed: Env, environ: Mapping[str, str], local_rank: int, found: Tuple[str, Sequence[int]]) -> Env:
     """Add Paddle's flag for its device to the variables of a collective job's rank; nothing without devices.
 
     The launcher's own variable for devices stays as it is; only of MIG instances a rank sees its own one, because CUDA shows a
@@ -87,6 +85,14 @@ def with_device(
     if not flags:
         return computed
     return {**{name: value for name, value in computed.items() if name != "PADDLE_DISTRI_BACKEND"}, **flags}
+
+
+def collective_rank(
+    hosts: Sequence[Host], options: RankOptions, name: str, rank: int, local_rank: int, environ: Mapping[str, str]
+) -> Env:
+    """Compute what `run` would set for a rank of a collective job on these hosts. name: of the launch."""
+    table = job_on(hosts, JobSpec(), options.start_port or first_port(name), name)
+    return with_device(variables(table, table.seats[rank]), environ, local_rank, options.devices)
 
 
 def _flags(environ: Mapping[str, str], local_rank: int, found: Tuple[str, Sequence[int]]) -> Env:
@@ -102,8 +108,12 @@ def _flags(environ: Mapping[str, str], local_rank: int, found: Tuple[str, Sequen
     return {}
 
 
-def laid_over(environ: Mapping[str, str], computed: Mapping[str, str], kept: Callable[[str], bool]) -> Dict[str, str]:
+def laid_over(
+    environ: Mapping[str, str], computed: Env, options: RankOptions, kept: Callable[[str], bool]
+) -> Dict[str, str]:
     """Build the environment of the rank's program. kept: whether a variable of this process stays."""
+    if options.own_device:
+        computed["LOCAL_RANK"] = "0"
     stay = {name: value for name, value in environ.items() if kept(name)}
     return {**stay, **computed, **{name: environ[name] for name in SHELL_DEFAULTS if name in environ}}
 

@@ -9,7 +9,7 @@ from clustertool.errors import PreflightError, UsageError
 from clustertool.model.facts import Facts
 from clustertool.model.mpi import launch_command
 from clustertool.model.mpi.launch_command import NO_MPI_FIX, SUPPORTED, Implementation, read_implementation
-from clustertool.model.planning.environment import Env, Table, mark
+from clustertool.model.planning.environment import Env, Table, process_variables
 from clustertool.model.planning.ranks import Seat
 from clustertool.model.roles import MPI_DAEMON, MPIRUN
 
@@ -34,7 +34,9 @@ def launchers(table: Table) -> Dict[int, List[Launcher]]:
     root = table.facts[0].user == "root"
     argv = launch_command.mpirun(implementation, nodes, table.addresses[0], table.job.mpi.options, root)
     seat = Seat(MPIRUN, 0, 0, 0, 0, (), 0)
-    found = {0: [Launcher(seat, argv, {**_own(table, seat), **launch_command.own_environment(implementation)})]}
+    found = {
+        0: [Launcher(seat, argv, {**process_variables(table, seat), **launch_command.own_environment(implementation)})]
+    }
     machines = Counter(table.facts[node].machine for node in dict.fromkeys(nodes))
     ranks = Counter(table.facts[node].machine for node in nodes)
     for node in sorted(set(nodes)):
@@ -42,7 +44,7 @@ def launchers(table: Table) -> Dict[int, List[Launcher]]:
         shared, crowded = machines[fact.machine] > 1, ranks[fact.machine] > fact.cpus
         env = launch_command.daemon_environment(implementation, fact.address, shared, crowded)
         name = implementation.daemon if implementation is not None else MPI_DAEMON
-        found.setdefault(node, []).append(Launcher(seat, (name,), {**_own(table, seat), **env}))
+        found.setdefault(node, []).append(Launcher(seat, (name,), {**process_variables(table, seat), **env}))
     return found
 
 
@@ -58,17 +60,3 @@ def implementation_of(fact: Facts, name: str) -> "Implementation | None":
         what = f"mpirun is of {found.text}" if found else "there is no mpirun of Open MPI or MPICH"
         raise PreflightError(f"{what}; mode mpi needs {SUPPORTED}", NO_MPI_FIX, name)
     return found
-
-
-def _own(table: Table, seat: Seat) -> Env:
-    """Compute what finds a process of the job, and what users' programs may read in the environment of a launcher."""
-    return {
-        "CLUSTERTOOL_JOB": table.identity.job_id,
-        "CLUSTERTOOL_ROLE": seat.role,
-        "CLUSTERTOOL_RANK": str(seat.rank),
-        "CLUSTERTOOL_NODE_RANK": str(seat.node),
-        "CLUSTERTOOL_NNODES": str(len(table.addresses)),
-        "CLUSTERTOOL_HOSTS": ",".join(table.addresses),
-        "CLUSTERTOOL_ATTEMPT": "0",
-        "CLUSTERTOOL_MARK": mark(table.identity.job_id, table.node_id(seat), table.identity.token),
-    }

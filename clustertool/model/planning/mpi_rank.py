@@ -17,7 +17,14 @@ from clustertool.model.config.job_tables import Role
 from clustertool.model.launcher_variables import of_launcher, of_task
 from clustertool.model.mpi.rank_variables import RankVariables, rank_variables
 from clustertool.model.planning.environment import Env, Table
-from clustertool.model.planning.launched_rank import RankOptions, first_port, job_on, laid_over, variables, with_device
+from clustertool.model.planning.launched_rank import (
+    RankOptions,
+    collective_rank,
+    first_port,
+    job_on,
+    laid_over,
+    variables,
+)
 from clustertool.model.planning.ranks import Seat
 from clustertool.model.quantities import count
 
@@ -56,10 +63,8 @@ def mpi_rank_environment(environ: Mapping[str, str], options: RankOptions) -> Di
     computed = (
         _of_hosts(place, environ, options, name) if options.hosts is not None else _of_torch(place, options, name)
     )
-    if options.own_device:
-        computed["LOCAL_RANK"] = "0"
     ours = {name: value for name, value in computed.items() if not name.startswith(_OF_MPI)}
-    return laid_over(environ, ours, _kept)
+    return laid_over(environ, ours, options, _kept)
 
 
 def _kept(name: str) -> bool:
@@ -74,8 +79,7 @@ def _of_hosts(place: RankVariables, environ: Mapping[str, str], options: RankOpt
     layout = _layout(place, options.hosts or "")
     if options.server_num or options.worker_num:
         return _of_roles(layout, options, name)
-    table = job_on(layout.hosts, JobSpec(), options.start_port or first_port(name), name)
-    return with_device(variables(table, table.seats[place.rank]), environ, layout.local_rank, options.devices)
+    return collective_rank(layout.hosts, options, name, place.rank, layout.local_rank, environ)
 
 
 def _layout(place: RankVariables, text: str) -> _Layout:

@@ -94,18 +94,23 @@ def _time(value: object) -> str:
     return text
 
 
-def _mem(value: object) -> str:
-    text = "" if isinstance(value, bool) else str(value)
-    if not re.fullmatch(r"[0-9]{1,12}[KMGTkmgt]?", text):
-        raise ValueError('memory per node: megabytes, or with a unit: "64G"; "0" is all of it')
-    return text
+def _matching(pattern: str, right: str) -> Callable[[object], str]:
+    """Create a reader of texts and numbers that have this form. right: what they are."""
+
+    def read(value: object) -> str:
+        text = "" if isinstance(value, bool) else str(value)
+        if not re.fullmatch(pattern, text, re.ASCII):
+            raise ValueError(right)
+        return text
+
+    return read
 
 
-def _gpus(value: object) -> str:
-    text = "" if isinstance(value, bool) else str(value)
-    if not re.fullmatch(r"([\w.-]+:)?[0-9]{1,5}(,[\w.-]+:[0-9]{1,5})*", text, re.ASCII):
-        raise ValueError('a number of GPUs per node, with their type if there are several: 4, "a100:4"')
-    return text
+_mem = _matching("[0-9]{1,12}[KMGTkmgt]?", 'memory per node: megabytes, or with a unit: "64G"; "0" is all of it')
+_gpus = _matching(
+    r"([\w.-]+:)?[0-9]{1,5}(,[\w.-]+:[0-9]{1,5})*",
+    'a number of GPUs per node, with their type if there are several: 4, "a100:4"',
+)
 
 
 def _flag(value: object) -> bool:

@@ -9,17 +9,8 @@ import re
 from typing import Dict, List, Mapping, NamedTuple, Tuple
 
 from clustertool.errors import UsageError
-from clustertool.model.config.job import JobSpec
 from clustertool.model.launcher_variables import of_launcher
-from clustertool.model.planning.launched_rank import (
-    RankOptions,
-    first_port,
-    job_on,
-    laid_over,
-    names_of,
-    variables,
-    with_device,
-)
+from clustertool.model.planning.launched_rank import RankOptions, collective_rank, laid_over, names_of
 from clustertool.model.slurm.step_variables import node_names, number, text
 
 _SRUN = "start it as a task of srun: srun -N 2 --ntasks-per-node=4 clusterrun --under slurm train.py"
@@ -62,14 +53,11 @@ def rank_environment(environ: Mapping[str, str], options: RankOptions) -> Dict[s
     """
     task = read_task(environ)
     hosts = names_of(task.hosts, task.tasks)
-    table = job_on(hosts, JobSpec(), options.start_port or first_port(task.step), f"slurm-{task.step}")
-    computed = with_device(variables(table, table.seats[task.rank]), environ, task.local_rank)
-    if options.own_device:
-        computed["LOCAL_RANK"] = "0"
+    computed = collective_rank(hosts, options, f"slurm-{task.step}", task.rank, task.local_rank, environ)
     if "SLURM_CPUS_PER_TASK" in environ:
         computed["OMP_NUM_THREADS"] = environ["SLURM_CPUS_PER_TASK"]
     # Settings of Open MPI stay: Slurm starts its programs as well.
-    return laid_over(environ, computed, lambda name: not of_launcher(name) or name.startswith("OMPI_MCA_"))
+    return laid_over(environ, computed, options, lambda name: not of_launcher(name) or name.startswith("OMPI_MCA_"))
 
 
 def _counts(listed: str) -> Tuple[int, ...]:

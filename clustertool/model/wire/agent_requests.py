@@ -338,11 +338,17 @@ class SaveImageRequest(ImageRequest):
     kind: str  # of the files that are written: model/container/container_runtimes
 
 
-class LoadImageRequest(ImageRequest):
-    release: str  # of its saved files
+class ImageCopy(TypedDict):
+    """A release with the files of an image."""
+
+    release: str
     kind: str  # of these files: model/container/container_runtimes
-    image_id: str  # that the image has then
+    image_id: str  # that the image has once it was loaded
     bytes: int  # in the store of the runtime
+
+
+class LoadImageRequest(ImageRequest, ImageCopy):
+    """The image of a copy is to be loaded."""
 
 
 class FolderRequest(TypedDict):
