@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypedDict
 
-from clustertool.engines.base import UNRECORDED, Description, Engine, EngineState, corrected
+from clustertool.engines.base import UNRECORDED, Description, Engine, EngineState, correct_state
 from clustertool.errors import ClustertoolError, NodeLost, NotFound, PreflightError, UsageError, raise_all
 from clustertool.fleet import this_user
 from clustertool.fleet.fleet import Fleet
@@ -186,7 +186,7 @@ def _corrected(part: NodePart, known: Description | None, over: bool) -> NodePar
 
     An agent that is not on that node cannot know what runs there.
     """
-    state = corrected(part.state, known, over)
+    state = correct_state(part.state, known, over)
     if known is None or state is part.state:
         return part
     return NodePart(part.node, state, reason=known.reason if state is JobState.LOST else "")

@@ -15,7 +15,7 @@ from clustertool.errors import DataError
 from clustertool.fleet.dispatch.workspace import CREDENTIALS, PRIVATE_KEY, UNUSUAL, Workspace, accidents
 from clustertool.fleet.dispatch.workspace import read_workspace as read
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.config.container_keys import merged, refuse_launcher
+from clustertool.model.config.container_keys import merge_container, refuse_launcher
 from clustertool.model.config.job import JobSpec, Options, read_job
 from clustertool.model.config.job_tables import Toml
 from clustertool.model.container.container_settings import ContainerSettings
@@ -106,6 +106,8 @@ def scattered(cluster: Cluster, toml: Toml) -> JobSpec | None:
 def container(cluster: Cluster, toml: Toml, image: str | None) -> ContainerSettings:
     """Read the container of a job of this workspace. image: of --image. Raises ConfigError, DataError, UsageError."""
     table = toml.get("container", {})
-    found = merged(cluster.container, table if isinstance(table, dict) else {}, image, cluster.workspace_may_set)
+    found = merge_container(
+        cluster.container, table if isinstance(table, dict) else {}, image, cluster.workspace_may_set
+    )
     refuse_launcher(found, str(toml.get("mode", "")))
     return found

@@ -105,7 +105,7 @@ def by_records(known: Mapping[int, JobsAnswer]) -> dict[str, NodePart]:
     return {job: decide(map(read_part, of_job)) for job, of_job in parts.items()}
 
 
-def corrected(recorded: JobState, known: Description | None, over: bool = False) -> JobState:
+def correct_state(recorded: JobState, known: Description | None, over: bool = False) -> JobState:
     """Correct the recorded state of a job, or of its part on one node, by what the engine knows. A recorded end stands.
 
     over: a node has recorded the end of the job. Then a node that has not is lost, if the engine waits for it or has queued

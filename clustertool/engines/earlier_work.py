@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from clustertool.engines.base import UNRECORDED, Description, EngineState, corrected
+from clustertool.engines.base import UNRECORDED, Description, EngineState, correct_state
 from clustertool.engines.caller import Caller
 from clustertool.engines.job_request import RunRequest
 from clustertool.errors import NotFound
@@ -25,7 +25,7 @@ _SHOWN = 3  # files in a hint
 _OUTPUT = "programs write it into output/ of their working directory, or into $CLUSTERTOOL_OUTPUT"
 
 
-def wanted(request: RunRequest) -> EarlierWanted:
+def earlier_wanted(request: RunRequest) -> EarlierWanted:
     """Build what the probe asks each node for about earlier jobs."""
     kin = _kin(request)
     return {
@@ -53,8 +53,8 @@ def settle(caller: Caller, request: RunRequest, facts: ByNode) -> None:
     have = set(request.resumed.with_output)
     lacking = [host.index for host in request.cluster.hosts if host.index not in have]
     copied = [(path, nodes) for path, nodes in (("its output", tuple(sorted(have))), *request.resumed.kept) if nodes]
-    text = ", ".join(f"{what} is copied on {_names(request, nodes)}" for what, nodes in copied)
-    none = f"; {_names(request, lacking)} has none of it" if have and lacking else ""
+    text = ", ".join(f"{what} is copied on {_folded_names(request, nodes)}" for what, nodes in copied)
+    none = f"; {_folded_names(request, lacking)} has none of it" if have and lacking else ""
     caller.remark(f"resuming job {request.resumed.id}: {text}{none}")
 
 
@@ -84,7 +84,7 @@ def known_by(earlier: Iterable[EarlierJob], known: Mapping[str, Description]) ->
 
 def _state(recorded: JobState, known: Description | None) -> JobState:
     """Determine the state of a job with records. It may be queued again."""
-    state = corrected(recorded, known)
+    state = correct_state(recorded, known)
     queued = known is not None and known.state is EngineState.QUEUED
     return JobState.QUEUED if queued and state in OUTCOMES else state
 
@@ -97,7 +97,7 @@ def hint(caller: Caller, request: RunRequest, made: Plan) -> None:
     request.left = ()
     if left is None or request.wish.resume == FRESH:
         return
-    found = [f"an output on {_names(request, left.with_output)}"] if left.with_output else []
+    found = [f"an output on {_folded_names(request, left.with_output)}"] if left.with_output else []
     found += [f"{some(left.files)} in its directory"] if left.files else []
     how = "".join(f" --keep {shlex.quote(name)}" for name in left.files[:_SHOWN])
     if left.files:  # a user of torchrun expects the program to find them
@@ -145,5 +145,5 @@ def _kin(request: RunRequest) -> Kinship:
     return Kinship(request.wish.name or request.wish.job_id, this_user.name(), request.origin)
 
 
-def _names(request: RunRequest, nodes: Iterable[int]) -> str:
+def _folded_names(request: RunRequest, nodes: Iterable[int]) -> str:
     return fold(request.cluster.hosts[node].name for node in nodes)

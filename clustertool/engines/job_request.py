@@ -60,7 +60,7 @@ def engine_table(text: str, cluster: Cluster) -> Toml:
 def settings_note(toml: Toml, table: Toml, cluster: Cluster) -> str:
     """Return what a job.toml sets of its container and of the engine (`table`), in one line; "" for nothing."""
     name = known_engines.entry_of(cluster.engine).name
-    found = workspace_rights.shown({"container": toml.get("container", {}), name: table})
+    found = workspace_rights.describe_tables({"container": toml.get("container", {}), name: table})
     return f"job.toml sets {found}" if found else ""
 
 

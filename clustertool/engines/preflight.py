@@ -59,7 +59,9 @@ class Examined:
             return self
         gathered = devices_of(fleet, nodes)
         found = list(inventory(self.cluster, self.facts, gathered.ok, shared(made)))
-        found += [Finding(node, "health", "error", short(error), error.fix) for node, error in gathered.failed.items()]
+        found += [
+            Finding(node, "health", "error", short_error(error), error.fix) for node, error in gathered.failed.items()
+        ]
         return replace(self.found(found), failed={**self.failed, **gathered.failed})
 
     def require(self) -> None:
@@ -75,7 +77,7 @@ class Examined:
         warnings = [finding for finding in self.findings if finding.level == "warn"]
         alike = grouped(((one.column, one.text, one.fix), one.node) for one in warnings)
         for (column, text, fix), nodes in alike.items():
-            caller.warn(f"{folding(self.cluster)(nodes)}: {column}: {text} ({fix})")
+            caller.warn(f"{name_folder(self.cluster)(nodes)}: {column}: {text} ({fix})")
 
     def good(self, caller: Caller, most: int = 0, least: int = 1, first: str = "") -> Examined:
         """Leave the nodes out that failed, for --skip-bad, and number the others anew; with --nnodes the first `most` of them.
@@ -95,7 +97,7 @@ class Examined:
             self.require()
         for node in sorted(bad):
             why = next((f for f in wrong if f.node == node), None)
-            text = f"{why.column}: {why.text} ({why.fix})" if why else short(self.failed[node])
+            text = f"{why.column}: {why.text} ({why.fix})" if why else short_error(self.failed[node])
             caller.warn(f"{hosts[node].name} is left out: {text}")
         good = sorted(good, key=lambda host: host is not chief)[: most or None]
         new = {host.index: number for number, host in enumerate(good)}
@@ -147,11 +149,11 @@ def examine(
     findings = list(check(cluster, facts, Seen(dict(pings), when, fleet.phases), ports=ports, container=container))
     for node, error in failed.items():
         column = "python" if isinstance(error, NoPython) else "ssh"
-        findings += unreachable(node, dict(pings), short(error), error.fix, column)
+        findings += unreachable(node, dict(pings), short_error(error), error.fix, column)
     return Examined(cluster, facts, tuple(findings), failed)
 
 
-def short(error: ClustertoolError) -> str:
+def short_error(error: ClustertoolError) -> str:
     """Shorten an error for a cell of a table, without the traceback of a bug."""
     return error.short if isinstance(error, InternalError) else error.what
 
@@ -201,6 +203,6 @@ def _ping(cluster: Cluster, into: dict[int, bool | None]) -> None:
     into.update(ping_all(targets, cluster.connect_timeout))
 
 
-def folding(cluster: Cluster) -> Callable[[Iterable[int]], str]:
+def name_folder(cluster: Cluster) -> Callable[[Iterable[int]], str]:
     """Create a function that folds the names of nodes."""
     return lambda nodes: fold(cluster.hosts[node].name for node in nodes)

@@ -20,7 +20,7 @@ from clustertool.actions import load_config, load_workspace
 from clustertool.actions.follow_job import BEAT, attached
 from clustertool.engines import base, known_engines, preflight
 from clustertool.engines.job_request import start_again
-from clustertool.engines.preflight import Examined, folding, short
+from clustertool.engines.preflight import Examined, name_folder, short_error
 from clustertool.engines.send_workspace import needs
 from clustertool.errors import (
     ClustertoolError,
@@ -210,10 +210,10 @@ def _mesh(fleet: Fleet, facts: ByNode, ports: Mapping[int, Sequence[int]], bandw
     finally:
         for agent in fleet.agents.values():
             agent.send(LINK_CLOSE({}))  # no caller waits for that
-    folded = folding(fleet.cluster)
+    folded = name_folder(fleet.cluster)
     findings = link_plan.judge(tries, sorted(facts), folded) + link_plan.slow_links(speeds, folded)
     for node, error in links.failed.items():
-        findings.append(Finding(node, "mesh", "error", f"not tried: {short(error)}", error.fix))
+        findings.append(Finding(node, "mesh", "error", f"not tried: {short_error(error)}", error.fix))
     return Meshed(tuple(findings), tuple(tries), speeds, found.coverage, left)
 
 
@@ -417,7 +417,7 @@ def _run_trial(
     Raises Interrupted, with all processes ended.
     """
     cluster = fleet.cluster
-    folded, numbers = folding(cluster), {host.name: host.index for host in cluster.hosts}
+    folded, numbers = name_folder(cluster), {host.name: host.index for host in cluster.hosts}
     bad = sorted({finding.node for finding in errors(examined.findings)})
     if bad:
         found = [Finding(node, _TRIAL_COLUMN, "skip", "not tried") for node in sorted(examined.facts)]
@@ -446,7 +446,7 @@ def _not_started(error: ClustertoolError, numbers: Mapping[str, int]) -> list[Fi
     for one in singles(error):
         level = "warn" if isinstance(one, DeviceInUse) else "error"
         nodes = [numbers[one.node]] if one.node in numbers else list(numbers.values())
-        found += [Finding(node, _TRIAL_COLUMN, level, f"not tried: {short(one)}", one.fix) for node in nodes]
+        found += [Finding(node, _TRIAL_COLUMN, level, f"not tried: {short_error(one)}", one.fix) for node in nodes]
     named = {finding.node for finding in found}
     return found + [Finding(node, _TRIAL_COLUMN, "skip", "not tried") for node in numbers.values() if node not in named]
 
@@ -501,7 +501,7 @@ def _follow_trial(
         ranks, quiet = ear.state(0.1)
         if quiet >= trial_plan.patience(ranks, order.seconds):
             return ranks
-        what = trial_plan.waiting(order.name, ranks, folding(fleet.cluster))
+        what = trial_plan.waiting(order.name, ranks, name_folder(fleet.cluster))
         if what != reported and time.monotonic() - since > _TRIAL_TELL:
             reported, since = what, time.monotonic()
             call.terminal.note(f"{order.name}: waiting for {what}, up to {max(0.0, order.seconds - quiet):.0f} s more")

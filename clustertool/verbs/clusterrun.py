@@ -31,7 +31,7 @@ from clustertool.fleet import this_user
 from clustertool.fleet.joining import secret, typed_machine
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.folded_names import fold
-from clustertool.model.config.hostfile import included, share_out
+from clustertool.model.config.hostfile import hosts_of_only, share_out
 from clustertool.model.config.hosts import device_ids
 from clustertool.model.config.job import AUTO, Options
 from clustertool.model.hints import PROGRAM
@@ -177,7 +177,7 @@ def _cluster(call: Call, launch: Launch, folder: Path, conf: Conf) -> Cluster:
     given = call.given
     include = launch.included and not (launch.listed or conf.names_nodes)
     nodes = NamedNodes(
-        included(launch.included) if include else launch.listed,
+        hosts_of_only(launch.included) if include else launch.listed,
         "--include" if include else launch.listed_by or "--ips",
         foreign_options.named_nodes(launch),
         launch.own_address,

@@ -141,7 +141,7 @@ def test_numbers_grow_with_their_number() -> None:
 def test_a_set_with_longer_numbers_is_known_by_its_first_one(tmp_path: Path) -> None:
     for name in ("d-000000", "d-000001", "d-100000", "d-2024001", "d-00007", "d-0008", "e-00001"):
         (tmp_path / name).touch()
-    assert module.existing(tmp_path, "d") == ["d-000000", "d-000001", "d-00007", "d-100000"]
+    assert module.existing_shards(tmp_path, "d") == ["d-000000", "d-000001", "d-00007", "d-100000"]
 
 
 # -- what cannot be cut -----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from clustertool.errors import ConfigError, UsageError
 from clustertool.model.config.hostfile import (
     choose,
     hosts_of,
-    included,
+    hosts_of_only,
     is_host_list,
     pick,
     read_host_list,
@@ -247,7 +247,7 @@ def test_slots_are_devices_as_deepspeed_means_them(only: str, skip: str, left: l
 
 
 def test_hosts_that_items_with_slots_name() -> None:
-    assert included(("a:0,1@b", "node[1,3]:2", "[::1]:0", "::1", "a")) == ("a", "b", "node[1,3]", "[::1]", "::1")
+    assert hosts_of_only(("a:0,1@b", "node[1,3]:2", "[::1]:0", "::1", "a")) == ("a", "b", "node[1,3]", "[::1]", "::1")
 
 
 def test_what_is_a_list_of_hosts() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.model.slurm.partitions import beyond, read_partitions
+from clustertool.model.slurm.partitions import limits_exceeded, read_partitions
 from clustertool.model.slurm.slurm_settings import read_settings
 
 LINE = (
@@ -77,4 +77,4 @@ ALL = read_partitions(
     ],
 )
 def test_what_is_beyond_the_limits(settings: dict[str, Any], reasons: list[str]) -> None:
-    assert beyond(read_settings(settings), ALL) == reasons
+    assert limits_exceeded(read_settings(settings), ALL) == reasons

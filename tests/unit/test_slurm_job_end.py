@@ -6,7 +6,7 @@ import pytest
 
 from clustertool.model.job.outcome import EngineEnd, Outcome
 from clustertool.model.shape import Malformed, check_of, read
-from clustertool.model.slurm.job_end import begins_again, end_of, give_back, unexplained
+from clustertool.model.slurm.job_end import begins_again, end_of, give_back, outcome_without_answer
 from clustertool.model.slurm.slurm_answers import SlurmJob
 from clustertool.model.wire import event_types
 
@@ -105,7 +105,7 @@ def test_the_nodes_of_a_job_with_a_lost_one_go_back(job: dict[str, object], coor
 
 
 def test_no_answer_of_slurm():
-    found = unexplained("11", "it cannot start: No such file or directory", BY, 143)
+    found = outcome_without_answer("11", "it cannot start: No such file or directory", BY, 143)
     assert (found.state, found.code, found.engine) == ("stopped", 143, None)
     assert found.reason == f"{BY}; scontrol shows nothing about job 11: it cannot start: No such file or directory"
 

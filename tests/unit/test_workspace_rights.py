@@ -15,7 +15,7 @@ from clustertool.engines.job_request import RunRequest, RunWish, engine_table, s
 from clustertool.errors import ConfigError, DataError
 from clustertool.model.config import container_keys
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.config.container_keys import merged
+from clustertool.model.config.container_keys import merge_container
 from clustertool.model.config.elastic_keys import read_elastic
 from clustertool.model.config.job import Options
 from clustertool.model.container.container_settings import ContainerSettings
@@ -156,15 +156,17 @@ def test_a_part_is_not_its_neighbour() -> None:
         "container.options": {"volumes": ["/:/x"]},
     }.items():
         with pytest.raises(DataError, match="a workspace may not set"):
-            merged(ContainerSettings(), {"image": "a", **table}, None, (name,))
-    assert merged(ContainerSettings(), {"volumes": ["/data:/x:ro"]}, None, ("container.volumes./data",)).volumes
+            merge_container(ContainerSettings(), {"image": "a", **table}, None, (name,))
+    assert merge_container(
+        ContainerSettings(), {"volumes": ["/data:/x:ro"]}, None, ("container.volumes./data",)
+    ).volumes
 
 
 def test_a_workspace_does_not_leave_the_container_of_conf_py() -> None:
     with pytest.raises(DataError, match="may not set container.image"):
-        merged(ContainerSettings("a:1"), {"image": ""}, None)
-    assert not merged(ContainerSettings(), {"image": ""}, None)
-    assert not merged(ContainerSettings("a:1"), {}, "")
+        merge_container(ContainerSettings("a:1"), {"image": ""}, None)
+    assert not merge_container(ContainerSettings(), {"image": ""}, None)
+    assert not merge_container(ContainerSettings("a:1"), {}, "")
 
 
 def test_the_password_of_etcd_goes_to_no_server_of_a_workspace() -> None:

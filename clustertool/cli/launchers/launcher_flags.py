@@ -12,7 +12,7 @@ from clustertool.cli.launchers.join_options import JoinOptions
 from clustertool.errors import UsageError
 from clustertool.model.config.elastic_keys import is_range
 from clustertool.model.config.hostfile import Listed, is_host_list, read_host_list, split_list
-from clustertool.model.config.job import combined
+from clustertool.model.config.job import combine_starts
 from clustertool.model.quantities import HIGHEST_PORT, whole
 
 LAUNCHERS = {
@@ -197,7 +197,7 @@ def _log_level(launch: Launch, value: str) -> None:
 
 
 def _how(how: str, launch: Launch, _: str) -> None:
-    launch.how = combined(launch.how, how)
+    launch.how = combine_starts(launch.how, how)
 
 
 def _alone(launch: Launch, _: str) -> None:

@@ -16,7 +16,7 @@ import sys
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.errors import ClustertoolError, DataError, JobFailed, UsageError
-from clustertool.model.config.job import combined, started_by
+from clustertool.model.config.job import combine_starts, started_by
 from clustertool.model.planning.launched_rank import RankOptions
 from clustertool.model.planning.mpi_rank import mpi_rank_environment
 from clustertool.model.quantities import HIGHEST_PORT, whole
@@ -79,7 +79,7 @@ def read(argv: Sequence[str]) -> Optional[RankOrder]:
                 return None
             values[_WITH_VALUE[-2] if name == _WITH_VALUE[-1] else name] = value if equals else rest.pop(0)
         elif argument in _HOW or name in _HOW:
-            how = combined(how, _HOW[name])
+            how = combine_starts(how, _HOW[name])
         elif name == "--virtual-local-rank":
             values[name] = "1"
         elif "--under" in values:

@@ -18,7 +18,7 @@ from clustertool.model.facts import Facts
 from clustertool.model.finding import Finding
 from clustertool.model.paths import JobPaths
 from clustertool.model.quantities import count
-from clustertool.model.slurm.partitions import beyond
+from clustertool.model.slurm.partitions import limits_exceeded
 from clustertool.model.slurm.shell_allocation import ShellAllocation
 from clustertool.model.slurm.slurm_settings import SlurmSettings
 from clustertool.model.slurm.slurm_times import grace_warning, kill_wait
@@ -50,7 +50,7 @@ def of_queue(slurm: SlurmHost, settings: SlurmSettings, folder: str) -> Iterator
     options = sbatch_options(settings, SubmitOrder("check", folder, ""))
     correct = "correct SLURM in conf.py, or the options; sinfo lists partitions"
     answer = slurm.run("sbatch", "--test-only", *options, "--wrap=true", env={})
-    reasons = [] if is_silent(answer) else beyond(settings, slurm.partitions())
+    reasons = [] if is_silent(answer) else limits_exceeded(settings, slurm.partitions())
     if answer["code"]:
         yield Finding(0, "queue", "error", "; ".join([message(answer), *reasons]), advice(answer, correct))
         return

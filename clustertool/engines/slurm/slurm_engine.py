@@ -85,9 +85,9 @@ class SlurmEngine(Engine):
     @property
     def slurm(self) -> SlurmHost:
         """Raises Unreachable if the login host is not there."""
-        return SlurmHost(self.login, self._note_once, self._check)
+        return SlurmHost(self.login, self._note_once, self._check_in_own_thread)
 
-    def _check(self) -> None:
+    def _check_in_own_thread(self) -> None:
         """Call the caller's check, which may be called in its own thread only."""
         if threading.get_ident() == self._thread:
             self.caller.check()
@@ -112,7 +112,7 @@ class SlurmEngine(Engine):
         """Open a fleet whose connections to the nodes of a running job are steps of srun. Raises NotFound, PreflightError."""
         slurm, login = self.slurm, self.login
         cluster, absent = self.fleet.cluster, dict(self.fleet.failed)  # of the job; _summaries() opens the fleet of all
-        running = self._find(slurm, job)
+        running = self._find_in_queue(slurm, job)
         if running is None or running.state != RUNNING:
             state = f": Slurm has it as {running.state}" if running else ""
             raise NotFound(f"job {job} does not run{state}", f"{PROGRAM} status --job {job}")
@@ -271,7 +271,7 @@ class SlurmEngine(Engine):
     def _cancel(self, job: str, how: StopHow, note: Callable[[str], None], channels: int) -> Answers:
         """Cancel a job, and return the answers of its nodes. channels: how many of its nodes are asked at a time."""
         slurm = self.slurm.patient
-        queued = self._find(slurm, job)
+        queued = self._find_in_queue(slurm, job)
         if queued is not None and queued.state in _QUEUED:
             self._scancel(slurm, queued, "--state=PENDING")
             queued = self._until(slurm, queued, lambda one: one.state not in _QUEUED, _LEAVING)
@@ -312,7 +312,7 @@ class SlurmEngine(Engine):
         for job in jobs:
             slurm.withdraw(job)
 
-    def _find(self, slurm: SlurmHost, job: str) -> SlurmJob | None:
+    def _find_in_queue(self, slurm: SlurmHost, job: str) -> SlurmJob | None:
         """Find the job in the queue, None if it is not there."""
         about = {name: found for name, found in slurm.submissions().items() if name == job}
         numbers = {found["slurm_id"] for found in about.values()}
@@ -374,7 +374,7 @@ class SlurmEngine(Engine):
             part = summaries.get(node)
             folder = part.get("dir", "").rpartition("/")[0] if part else ""
             if part and folder:
-                found[node] = Host(node, host, root_dir=folder, name=_name(part))
+                found[node] = Host(node, host, root_dir=folder, name=_name_in_job(part))
         return found
 
     def _stop_on(self, host: Host, slurm: SlurmHost, number: int, job: str, how: StopHow) -> StopAnswer | None:
@@ -408,13 +408,13 @@ class SlurmEngine(Engine):
         end = time.monotonic() + _RECORDS
         while True:
             parts = self._summaries(job).values()
-            over = {_name(part): read_part(part).state in OUTCOMES for part in parts}
+            over = {_name_in_job(part): read_part(part).state in OUTCOMES for part in parts}
             if all(over.values()) or time.monotonic() > end:
                 return {name: {"jobs": {job: ended if is_over else _NO_END}} for name, is_over in over.items()}
             time.sleep(_POLL)
 
 
-def _name(part: JobSummary) -> str:
+def _name_in_job(part: JobSummary) -> str:
     """Return the name that a node has in the job."""
     node, names = int(part["node"] or 0), part["nodes"] or []
     return names[node] if node < len(names) else f"node {node}"
@@ -426,7 +426,7 @@ def _nodes_of(queued: SlurmJob, summaries: Mapping[int, JobSummary]) -> dict[int
     A failed node of an elastic job is in its allocation no more.
     """
     names = queued.node_names
-    known = {node: _name(part) for node, part in summaries.items()}
+    known = {node: _name_in_job(part) for node, part in summaries.items()}
     if set(names) <= set(known.values()):
         return {node: name for node, name in known.items() if name in names}
     return dict(enumerate(names))

@@ -133,7 +133,7 @@ class SshStart(Starter):
         options = request.options
         listing = not (options.command or options.script) or bool(options.shards)  # else only job.toml could need it
         wanted: ProbeWanted = {"job_workspace": options.job_workspace, "listing": listing}
-        wanted["earlier"] = earlier_work.wanted(request)
+        wanted["earlier"] = earlier_work.earlier_wanted(request)
         container = request.spec.container if request.spec else NO_CONTAINER
         asked = self._with_mpi(wanted)
         examined = self._room(preflight.examine(self._fleet, asked, ports=False, container=container))

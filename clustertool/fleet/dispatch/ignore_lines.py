@@ -27,7 +27,7 @@ class IgnoreLines:
 
     def __init__(self, lines: Iterable[str] = ()) -> None:
         self.texts = tuple(lines)
-        self._lines = [line for line in map(_read, reversed(self.texts)) if line is not None]
+        self._lines = [line for line in map(_parse_line, reversed(self.texts)) if line is not None]
 
     def ignored(self, path: str) -> bool | None:
         """Check whether the last line about a path leaves it out; None: no line is about it."""
@@ -48,7 +48,7 @@ class IgnoreLines:
         return False
 
 
-def _read(text: str) -> _Line | None:
+def _parse_line(text: str) -> _Line | None:
     """Read a line. None for a comment and an empty line."""
     text = re.sub(r"(?<!\\)[ \r]+$", "", text)
     takes = text.startswith("!")
@@ -58,11 +58,11 @@ def _read(text: str) -> _Line | None:
     if not any(parts) or text.startswith("#"):
         return None
     if len(parts) == 1:  # of any folder
-        return _Line(takes, only_folders, (None, _name(parts[0])))
-    return _Line(takes, only_folders, [None if part == "**" else _name(part) for part in parts[not parts[0] :]])
+        return _Line(takes, only_folders, (None, _compile_name(parts[0])))
+    return _Line(takes, only_folders, [None if part == "**" else _compile_name(part) for part in parts[not parts[0] :]])
 
 
-def _name(pattern: str) -> _Fits:
+def _compile_name(pattern: str) -> _Fits:
     """Compile a pattern for one name: `*`, `?`, `[a-z]`, `[^a-z]`, and a backslash in front of a character that is meant."""
     plain = re.sub(r"\\(.)", lambda found: f"[{found[1]}]" if found[1] in "*?[" else found[1], pattern)
     return re.compile(fnmatch.translate(plain.replace("[^", "[!"))).match

@@ -77,7 +77,7 @@ def cut(order: LineOrder, progress: Progress, check: Check) -> Result:
         raise DataError(f"{where}: {error.strerror}", fix) from None
 
 
-def existing(folder: Path, name: str) -> list[str]:
+def existing_shards(folder: Path, name: str) -> list[str]:
     """List the shards of a file that lie in a folder.
 
     Longer numbers than five digits count where their set has its first one.
@@ -92,7 +92,7 @@ def existing(folder: Path, name: str) -> list[str]:
 
 
 def _refuse_existing(order: LineOrder) -> list[str]:
-    old = existing(order.folder, order.data.name)
+    old = existing_shards(order.folder, order.data.name)
     if old and not order.replace:
         fix = "add --force to replace them, or give another folder with --to"
         names = old[0] if len(old) == 1 else f"{old[0]} to {old[-1]}"

@@ -30,10 +30,17 @@ from clustertool.model.dispatch.scheduler import (
     SendSources,
 )
 from clustertool.model.facts import Facts
-from clustertool.model.wire import stream_messages as m
 from clustertool.model.wire.agent_answers import Answer
 from clustertool.model.wire.agent_requests import RelayRequest, RelaySecret
 from clustertool.model.wire.messages import END_RELAY, RELAY, Request
+from clustertool.model.wire.stream_messages import (
+    RelayFailed,
+    RelayGone,
+    RelayOrder,
+    RelayPiece,
+    RelayReport,
+    RelaySources,
+)
 from clustertool.ssh.parallel import SLICE, in_background
 
 _REPORT = 0.25  # seconds between two reports of a node
@@ -85,7 +92,7 @@ class Spread:
                 if self._fleet.check:
                     self._fleet.check()
         self._progress.uplink(self._tally.uplink, self._tally.uplink)
-        self._end()
+        self._end_relays()
 
     def _arrived(self) -> Iterator[Callable[[], None]]:
         """Yield some of what the threads have queued; waits for it at most SLICE seconds."""
@@ -112,10 +119,10 @@ class Spread:
                 "helper": member.helper,
                 **secret,
             }
-            self._fleet.agents[one.node].on_relay = functools.partial(self._later, self._take)
+            self._fleet.agents[one.node].on_relay = functools.partial(self._queue_call, self._take_report)
             self._in_background(functools.partial(self._order, one.node, RELAY(order)))
 
-    def _end(self) -> None:
+    def _end_relays(self) -> None:
         """End the relays of all nodes, so that no port of one is left, and count what they have sent."""
         members = self._scheduler.members
         self._fleet.ask({node: END_RELAY({}) for node, one in members.items() if not one.failed}, timeout=_END)
@@ -128,27 +135,27 @@ class Spread:
 
     # -- in the loop --
 
-    def _take(self, node: int, message: m.RelayReport) -> None:
+    def _take_report(self, node: int, message: RelayReport) -> None:
         try:
-            self._read(node, message)
+            self._read_report(node, message)
         except ValueError as error:
-            self._fail(node, self._error(node, f"its relay sent what is not valid: {error}"))
+            self._fail(node, self._run_again_error(node, f"its relay sent what is not valid: {error}"))
 
-    def _moved(self, node: int, size: int) -> None:
+    def _count_bytes(self, node: int, size: int) -> None:
         self._tally.uplink += size
         self._scheduler.taken(node, time.monotonic())
 
-    def _sent(self, node: int, good: bool) -> None:
+    def _take_sent(self, node: int, good: bool) -> None:
         self._carry_out(self._scheduler.sent(node, good, time.monotonic()))
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
             agent = self._fleet.agents[action.node]
             if isinstance(action, SendPiece):
-                piece: m.RelayPiece = {"type": "relay-piece", "piece": action.piece}
+                piece: RelayPiece = {"type": "relay-piece", "piece": action.piece}
                 self._in_background(functools.partial(self._send, action.node, piece, action.piece))
             elif isinstance(action, SendSources):
-                sources: m.RelaySources = {"type": "relay-sources", "sources": action.sources, "degree": action.degree}
+                sources: RelaySources = {"type": "relay-sources", "sources": action.sources, "degree": action.degree}
                 self._in_background(functools.partial(self._send, action.node, sources))
             elif isinstance(action, SendBeat):
                 agent.nudge_relay()
@@ -160,7 +167,7 @@ class Spread:
                 if silent:
                     self._in_background(agent.link.close)  # a thread that still sends to it continues
 
-    def _read(self, node: int, message: m.RelayReport) -> None:
+    def _read_report(self, node: int, message: RelayReport) -> None:
         """Read a message of a node's relay. Raises ValueError for one that names pieces which are not there."""
         if message["type"] == "relay-failed" or message["type"] == "relay-gone":
             self._fail(node, self._reason(node, message))
@@ -195,15 +202,17 @@ class Spread:
         elif not member.helper and not member.failed:
             self._progress.done(self._fleet.name(node))
 
-    def _reason(self, node: int, message: m.RelayFailed | m.RelayGone) -> ClustertoolError:
+    def _reason(self, node: int, message: RelayFailed | RelayGone) -> ClustertoolError:
         if message["type"] == "relay-gone":
-            return self._error(node, f"its relay has gone{': ' + message['why'] if message.get('why') else ''}")
+            return self._run_again_error(
+                node, f"its relay has gone{': ' + message['why'] if message.get('why') else ''}"
+            )
         if message.get("kind") == "InternalError":
             return InternalError(message["what"], "", self._fleet.name(node))
         kind = message.get("kind", "DispatchError")
         return from_wire(kind, message["what"], message["fix"], self._fleet.name(node))
 
-    def _error(self, node: int, what: str) -> DispatchError:
+    def _run_again_error(self, node: int, what: str) -> DispatchError:
         return DispatchError(what, "run it again", self._fleet.name(node))
 
     def _fail(self, node: int, error: ClustertoolError) -> None:
@@ -216,7 +225,7 @@ class Spread:
 
     # -- in other threads --
 
-    def _later(self, call: Callable[..., None], *arguments: object) -> None:
+    def _queue_call(self, call: Callable[..., None], *arguments: object) -> None:
         """Queue a call for the loop."""
         self._queue.put(functools.partial(call, *arguments))
 
@@ -233,22 +242,22 @@ class Spread:
         try:
             self._fleet.ask_one(node, request)
         except ClustertoolError as error:
-            self._later(self._fail, node, error)
+            self._queue_call(self._fail, node, error)
 
-    def _send(self, node: int, message: m.RelayOrder, piece: int | None = None) -> None:
+    def _send(self, node: int, message: RelayOrder, piece: int | None = None) -> None:
         data = b"" if piece is None else self._shipment.read(piece)
 
         def moved(size: int) -> None:
             if data:
-                self._later(self._moved, node, size)
+                self._queue_call(self._count_bytes, node, size)
 
         try:
             self._fleet.agents[node].tell_relay(message, data, moved, lambda: self._scheduler.gentle)
             good = True
         except ClustertoolError as error:
-            self._later(self._fail, node, error)
+            self._queue_call(self._fail, node, error)
             good = False
-        self._later(self._sent, node, good)
+        self._queue_call(self._take_sent, node, good)
 
 
 _CAUSES = {

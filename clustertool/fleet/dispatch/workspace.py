@@ -219,7 +219,7 @@ def _digests(
         else:
             todo.append((path, info))
     room = _READ
-    for some in _read(walk, todo, crew):
+    for some in _read_all(walk, todo, crew):
         for path, content in some:
             if content.private and not walk.taken(path):
                 walk.left_out.append(LeftOut(path, PRIVATE_KEY, content.info.st_size))
@@ -241,14 +241,14 @@ def _key(info: os.stat_result) -> tuple[int, int, int, int]:
     return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
 
 
-def _read(walk: _Walk, todo: Sequence[Found], crew: _Readers) -> Iterator[_Read]:
+def _read_all(walk: _Walk, todo: Sequence[Found], crew: _Readers) -> Iterator[_Read]:
     """Yield names and bytes of files: large files alone, small ones by the dozen.
 
     To hand a small one to a thread costs as much as to read it.
     """
 
     def names(some: Sequence[Found]) -> _Read:
-        read = ((path, _names(walk, path)) for path, _ in some)
+        read = ((path, _read_file(walk, path)) for path, _ in some)
         return [(path, content) for path, content in read if content is not None]
 
     yield from crew.each(names, _dozens([item for item in todo if item[1].st_size <= TINY]))
@@ -260,7 +260,7 @@ def _dozens(items: Sequence[Found]) -> Iterator[Sequence[Found]]:
     return (items[at : at + _DOZENS] for at in range(0, len(items), _DOZENS))
 
 
-def _names(walk: _Walk, path: str) -> _Content | None:
+def _read_file(walk: _Walk, path: str) -> _Content | None:
     """Read a file. None: it cannot be sent, and the walk knows why. After a problem files are only opened."""
     with walk.noting(path):
         fd = os.open(walk.place(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

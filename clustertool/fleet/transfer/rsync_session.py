@@ -190,8 +190,8 @@ class _Session:
             process = self._start(theirs)
             theirs.close()
             streams = (("out", process.stdout), ("err", process.stderr))
-            threads = [_thread(self._keep_tail, name, stream) for name, stream in streams]
-            threads.append(_thread(self._serve, ours))
+            threads = [_start_thread(self._keep_tail, name, stream) for name, stream in streams]
+            threads.append(_start_thread(self._serve, ours))
             try:
                 while process.poll() is None:
                     if check:
@@ -210,7 +210,7 @@ class _Session:
         if process.returncode:
             raise self._failure(process.returncode)
         numbers = self.output["out"]
-        return Copied(_number(_SIZE, numbers), _number(_FILES, numbers))
+        return Copied(_number_in_stats(_SIZE, numbers), _number_in_stats(_FILES, numbers))
 
     def _start(self, bridge: socket.socket) -> subprocess.Popen[bytes]:
         rsync = shutil.which("rsync")
@@ -285,7 +285,7 @@ class _Session:
                 pipe = self.pipe = Pipe(self.link, script, window=_WINDOW, timeout=_START)
                 if self.ended:
                     pipe.close()
-                sender = _thread(self._upward, pipe, up)
+                sender = _start_thread(self._upward, pipe, up)
                 self._downward(pipe, down)
                 down.close()  # rsync waits for this, then for the bridge's exit code
                 code = pipe.code(5.0)
@@ -336,7 +336,7 @@ _KNOWN = (
 )
 
 
-def _thread(do: Callable[..., None], *values: object) -> threading.Thread:
+def _start_thread(do: Callable[..., None], *values: object) -> threading.Thread:
     thread = threading.Thread(target=do, args=values, daemon=True)
     thread.start()
     return thread
@@ -366,7 +366,7 @@ def _quoted(argument: str | bytes) -> bytes:
     return os.fsencode(shlex.quote(os.fsdecode(argument)))
 
 
-def _number(what: bytes, output: bytes) -> int:
+def _number_in_stats(what: bytes, output: bytes) -> int:
     """Read one of the numbers of --stats."""
     match = re.search(what + rb": ([\d,.]+)", output)
     return int(re.sub(rb"\D", b"", match[1])) if match else 0

@@ -21,20 +21,20 @@ HOST_KEY_POLICIES = ("accept-new", "strict", "off")
 CARRIERS = ("swarm", "rsync")
 
 
-def _text(value: object) -> str:
+def _any_text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError("a string")
     return value
 
 
 def _user(value: object) -> str:
-    text = _text(value)
+    text = _any_text(value)
     if text and not valid_user(text):
         raise ValueError("a user name that ssh accepts")
     return text
 
 
-def _number(low: int, high: int, what: str) -> Callable[[object], int]:
+def _number_in_range(low: int, high: int, what: str) -> Callable[[object], int]:
     def read(value: object) -> int:
         number = whole(value.strip() if isinstance(value, str) else value, low, high)
         if number is None:
@@ -44,7 +44,7 @@ def _number(low: int, high: int, what: str) -> Callable[[object], int]:
     return read
 
 
-_port = _number(1, HIGHEST_PORT, "a port")
+_port = _number_in_range(1, HIGHEST_PORT, "a port")
 
 
 def _seconds(value: object) -> float:
@@ -63,7 +63,7 @@ def _bool(value: object) -> bool:
     raise ValueError('True or False (or "True", "False")')
 
 
-def _names(value: object) -> Tuple[str, ...]:
+def _list_of_names(value: object) -> Tuple[str, ...]:
     if isinstance(value, str):
         value = value.replace(",", " ").split()
     if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
@@ -75,7 +75,7 @@ def _names_that(fit: Callable[[str], object], right: str) -> Callable[[object], 
     """Create a reader of names that all fit. right: what they are."""
 
     def read(value: object) -> Tuple[str, ...]:
-        names = _names(value)
+        names = _list_of_names(value)
         if not all(map(fit, names)):
             raise ValueError(right)
         return names
@@ -104,34 +104,34 @@ class Cluster:
     """Where jobs run. 0, "" and None in a field mean that conf.py does not set it."""
 
     hosts: Tuple[Host, ...] = field(metadata={"key": "HOSTS", "read": read_hosts})
-    engine: str = _key("ENGINE", _text, "")  # what provides the nodes; "": the default of engines/known_engines.py
-    root_dir: str = _key("ROOT_DIR", _text, "~/clustertool")
+    engine: str = _key("ENGINE", _any_text, "")  # what provides the nodes; "": the default of engines/known_engines.py
+    root_dir: str = _key("ROOT_DIR", _any_text, "~/clustertool")
     root_dir_group: str = _key("ROOT_DIR_GROUP", one_of("trusted"), "")  # groups may write to the folders of ROOT_DIR
-    nic: str = _key("PADDLE_NIC", _text, "")
+    nic: str = _key("PADDLE_NIC", _any_text, "")
     pserver_port: int = _key("PADDLE_PORT", _port, 7164)
     pserver_port_given: bool = False
-    ports_num: int = _key("PADDLE_PORTS_NUM", _number(1, 1000, "a number of ports"), 1)
-    ports_num_for_sparse: int = _key("PADDLE_PORTS_NUM_FOR_SPARSE", _number(0, 1000, "a number of ports"), 1)
+    ports_num: int = _key("PADDLE_PORTS_NUM", _number_in_range(1, 1000, "a number of ports"), 1)
+    ports_num_for_sparse: int = _key("PADDLE_PORTS_NUM_FOR_SPARSE", _number_in_range(0, 1000, "a number of ports"), 1)
     use_gpu: Optional[bool] = _key("PADDLE_USE_GPU", _bool, None)
-    ld_library_path: str = _key("LD_LIBRARY_PATH", _text, "")
+    ld_library_path: str = _key("LD_LIBRARY_PATH", _any_text, "")
     user: str = _key("USER", _user, "")
     port: int = _key("PORT", _port, 0)
-    identity_file: str = _key("IDENTITY_FILE", _text, "")
-    gateway: str = _key("GATEWAY", _text, "")
+    identity_file: str = _key("IDENTITY_FILE", _any_text, "")
+    gateway: str = _key("GATEWAY", _any_text, "")
     connect_timeout: float = _key("CONNECT_TIMEOUT", _seconds, 10.0)
     host_keys: str = _key("HOST_KEYS", one_of(*HOST_KEY_POLICIES), "accept-new")
-    known_hosts: str = _key("KNOWN_HOSTS", _text, "")
-    python: str = _key("PYTHON", _text, "python3")
+    known_hosts: str = _key("KNOWN_HOSTS", _any_text, "")
+    python: str = _key("PYTHON", _any_text, "python3")
     prelude: str = _key("PRELUDE", lines, "")
     env: Tuple[Tuple[str, str], ...] = _key("ENV", variables, ())
-    pass_env: Tuple[str, ...] = _key("PASS_ENV", _names, ())
-    secrets: Tuple[str, ...] = _key("SECRETS", _names, ())
+    pass_env: Tuple[str, ...] = _key("PASS_ENV", _list_of_names, ())
+    secrets: Tuple[str, ...] = _key("SECRETS", _list_of_names, ())
     device_kind: str = _key("DEVICE_KIND", one_of(*DEVICE_KINDS), "auto")
     # What a rank sees; "": by its devices.
     device_visibility: str = _key("DEVICE_VISIBILITY", one_of(*VISIBILITIES), "")
     start_port: int = _key("START_PORT", _port, 0)
     lead_port: int = _key("LEAD_PORT", _port, 0)
-    coordinator: str = _key("COORDINATOR", _text, "")  # of elastic jobs: a host that is known to stay available
+    coordinator: str = _key("COORDINATOR", _any_text, "")  # of elastic jobs: a host that is known to stay available
     ignore_from: Tuple[str, ...] = _key("IGNORE_FROM", _file_names, ())  # whose lines keep files out of a dispatch
     relay: str = _key("RELAY", one_of("auto", "off"), "auto")
     dispatch: str = _key("DISPATCH", one_of(*CARRIERS), "swarm")  # what carries a workspace to the nodes
@@ -145,7 +145,7 @@ class Cluster:
     grace: float = _key("GRACE", _seconds, 10.0)
     grace_given: bool = False
     checks_off: Tuple[str, ...] = _key("CHECKS_OFF", _checks, ())
-    check_packages: Tuple[str, ...] = _key("CHECK_PACKAGES", _names, ("torch", "paddle", "numpy"))
+    check_packages: Tuple[str, ...] = _key("CHECK_PACKAGES", _list_of_names, ("torch", "paddle", "numpy"))
     ssh_config: str = field(default="", repr=False)  # set only by the embedded cluster: "none" ignores ~/.ssh/config
     first_path: str = ""  # of the embedded cluster and of this machine alone: first on every process's PATH
     job_python: str = ""  # set only by clusterrun on this machine: what python3 is for its jobs, and why
@@ -192,11 +192,11 @@ def read_cluster(values: Mapping[str, object], where: str = "conf.py", needs_hos
     if "hosts" not in found:
         raise ConfigError(f"{where} has no HOSTS", 'name your machines: HOSTS = ["user@10.0.0.1", "user@10.0.0.2"]')
     cluster = Cluster(**found)
-    _check(cluster)
+    _require_absolute_roots(cluster)
     return cluster
 
 
-def _check(cluster: Cluster) -> None:
+def _require_absolute_roots(cluster: Cluster) -> None:
     where = cluster.where
     roots = {"ROOT_DIR": cluster.root_dir}
     roots.update((f"root_dir of {host.name}", host.root_dir) for host in cluster.hosts if host.root_dir)

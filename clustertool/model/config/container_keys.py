@@ -39,7 +39,7 @@ def read_conf(value: object) -> ContainerSettings:
     return _checked(ContainerSettings(**found), ConfigError, "CONTAINER")
 
 
-def merged(
+def merge_container(
     conf: ContainerSettings, toml: Toml, typed: Optional[str], may_set: Collection[str] = ()
 ) -> ContainerSettings:
     """Merge the settings of a job's container. toml: the table [container]. typed: of --image; None: not given, "": none.

@@ -106,7 +106,7 @@ def is_host_list(text: str) -> bool:
     return len(items) > 1 or any(_read_name(item)[1] for item in items)
 
 
-def included(items: Sequence[str]) -> Tuple[str, ...]:
+def hosts_of_only(items: Sequence[str]) -> Tuple[str, ...]:
     """Return the hosts that items of --only name, without their slots: `a:0,1@b` -> a, b."""
     sliced = ((item, _SLICED.fullmatch(item)) for item in _split(items))
     return tuple(dict.fromkeys(match[1] if match else item for item, match in sliced))
@@ -179,15 +179,15 @@ def _wanted(hosts: Sequence[Host], names: Sequence[str]) -> Dict[str, Optional[T
 
 def _named_by(name: str, hosts: Sequence[Host]) -> Tuple[List[Host], Optional[Tuple[int, ...]]]:
     """Find the hosts that a name means, as a whole or by slots. A host as HOSTS writes it (host:port, IPv6) is one."""
-    chosen = [host for one in _expanded(name) for host in hosts if one in _names(host)]
+    chosen = [host for one in _expanded(name) for host in hosts if one in _names_of_host(host)]
     sliced = _SLICED.fullmatch(name)
     if chosen or not sliced:
         return chosen, None
     slots = tuple(int(slot) for slot in sliced.group(2).split(","))
-    return [host for one in _expanded(sliced.group(1)) for host in hosts if one in _names(host)], slots
+    return [host for one in _expanded(sliced.group(1)) for host in hosts if one in _names_of_host(host)], slots
 
 
-def _names(host: Host) -> Tuple[str, ...]:
+def _names_of_host(host: Host) -> Tuple[str, ...]:
     bracketed = f"[{host.host}]" if is_address(host.host) and ":" in host.host else host.host
     if host.here:
         return (host.name, host.host, host.address, *LOOPBACK)

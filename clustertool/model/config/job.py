@@ -11,7 +11,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple, Type, TypeVa
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.config import shell_text
 from clustertool.model.config.cluster import Cluster
-from clustertool.model.config.container_keys import merged, refuse_launcher
+from clustertool.model.config.container_keys import merge_container, refuse_launcher
 from clustertool.model.config.elastic_keys import ElasticSettings, is_range, read_elastic
 from clustertool.model.config.hosts import VARIABLE, device_ids
 from clustertool.model.config.job_tables import (
@@ -191,7 +191,7 @@ def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
     if mode == "mpi" and policy.on_failure != "abort":
         what = f"on_failure {policy.on_failure!r} is not possible in mode mpi: mpirun ends all trainers when one fails"
         raise UsageError(what, "leave it out, or take another mode")
-    container = merged(cluster.container, file["container"], options.image, cluster.workspace_may_set)
+    container = merge_container(cluster.container, file["container"], options.image, cluster.workspace_may_set)
     refuse_launcher(container, mode)
     devices = options.devices.strip()
     trainer, pserver, heter = (replace(file[name], command=script or file[name].command) for name in COMMANDS)
@@ -313,7 +313,7 @@ def with_python(arguments: Sequence[str]) -> Tuple[str, ...]:
     return ("python3", "-u", *arguments) if arguments and arguments[0].endswith(".py") else tuple(arguments)
 
 
-def combined(how: str, other: str) -> str:
+def combine_starts(how: str, other: str) -> str:
     """Combine two of torchrun's switches about the program, as torchrun does.
 
     Raises UsageError for a program that cannot be started in both ways.

@@ -33,7 +33,7 @@ def check(table: str, values: Toml, usual: Collection[str], more: Collection[str
                 raise DataError(what, f"{fix}WORKSPACE_MAY_SET = [{name!r}]")
 
 
-def shown(tables: Mapping[str, Toml]) -> str:
+def describe_tables(tables: Mapping[str, Toml]) -> str:
     """Return what the tables set, in one line; "" for nothing."""
     texts: Dict[str, str] = {
         table: ", ".join(f"{key} = {repr(value)[:200]}" for key, value in values.items())

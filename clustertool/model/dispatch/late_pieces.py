@@ -54,7 +54,7 @@ class LatePieces:
     def on_the_way(self, node: int) -> Set[int]:
         return {piece for at, piece in self._transits if at == node}
 
-    def late(self, now: float) -> Set[Tuple[int, int]]:
+    def find_late(self, now: float) -> Set[Tuple[int, int]]:
         """Find (node, piece) of what should have come by now, as others that were begun later have come."""
         return {
             key
@@ -62,7 +62,7 @@ class LatePieces:
             if now - transit.since > self._patience and transit.passed >= _TIMES * transit.weight
         }
 
-    def overdue(self, now: float) -> Set[Tuple[int, int]]:
+    def find_slowest(self, now: float) -> Set[Tuple[int, int]]:
         """Find (node, piece) of what takes four times as long as others took.
 
         Not to be judged by while other pieces can be sent. Its node gets twice the time for its report: where all machines are

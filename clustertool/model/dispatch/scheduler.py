@@ -327,7 +327,7 @@ class Scheduler:
 
     def _judge(self, now: float) -> None:
         """Find the slow nodes: others come first, and each sender that is stuck with a slow node gives way to one more."""
-        late = {(node, piece) for node, piece in self._pace.late(now) if not self.members[node].failed}
+        late = {(node, piece) for node, piece in self._pace.find_late(now) if not self.members[node].failed}
         for node, _ in late:
             self.members[node].slow = now + _REST
         stuck = sum(self.members[node].piece == piece for node, piece in late)
@@ -411,7 +411,7 @@ class Scheduler:
         """
         overdue: Dict[int, int] = {}
         if quick and self._copied <= self._confirmed:
-            overdue = {piece: node for node, piece in self._pace.overdue(now) if self.members[node].seeds}
+            overdue = {piece: node for node, piece in self._pace.find_slowest(now) if self.members[node].seeds}
         waited = {**overdue, **self._late}
         for piece in sorted(waited.keys() - self._copied - self._confirmed):
             for member in quick:

@@ -52,7 +52,7 @@ def rank_variables(environ: Mapping[str, str]) -> RankVariables:
     Raises UsageError where no launcher has set a rank, for a value that is no number, for a rank that is not below the size,
     and where two launchers contradict each other: then one of them has started the other, and both of their variables are left.
     """
-    found = tuple(_read(environ, names) for names in (_OPEN_MPI, _MPICH, _PMIX) if environ.get(names.rank))
+    found = tuple(_place_stated(environ, names) for names in (_OPEN_MPI, _MPICH, _PMIX) if environ.get(names.rank))
     if not found:
         names = f"{_OPEN_MPI.rank}, {_MPICH.rank} and {_PMIX.rank}"
         raise UsageError(f"{names} are not set: no mpirun has started this process", _FIX)
@@ -71,9 +71,9 @@ def _contradiction(first: RankVariables, second: RankVariables) -> UsageError:
     )
 
 
-def _read(environ: Mapping[str, str], names: _Names) -> RankVariables:
+def _place_stated(environ: Mapping[str, str], names: _Names) -> RankVariables:
     """Read the variables of one launcher. Raises UsageError."""
-    rank, size, local_rank, local_size = (_number(environ, name) for name in names[1:])
+    rank, size, local_rank, local_size = (_number_stated(environ, name) for name in names[1:])
     if rank is None:
         raise UsageError(f"{names.rank} is not set", _FIX)
     for value, limit, (low, high) in (
@@ -85,7 +85,7 @@ def _read(environ: Mapping[str, str], names: _Names) -> RankVariables:
     return RankVariables(rank, size, local_rank, local_size, names.launcher)
 
 
-def _number(environ: Mapping[str, str], name: str) -> Optional[int]:
+def _number_stated(environ: Mapping[str, str], name: str) -> Optional[int]:
     """Read a variable as a number, None where it is not set. Raises UsageError."""
     text = environ.get(name, "") if name else ""
     if not text:

@@ -39,9 +39,9 @@ def kind_of(cluster: Cluster, facts: Facts) -> str:
 
 def with_devices(fact: Facts, answer: Mapping[str, Any]) -> Facts:
     """Add the processes on a node's devices and their faults, from the node's answer about them."""
-    sick = tuple((int(card["index"]), ill.text, ill.fix) for card in answer["devices"] for ill in ills(card))
+    fault_warnings = tuple((int(card["index"]), ill.text, ill.fix) for card in answer["devices"] for ill in ills(card))
     used = tuple((int(index), str(process)) for index, process in answer.get("used", ()))
-    return replace(fact, used=used, ills=sick)
+    return replace(fact, used=used, ills=fault_warnings)
 
 
 def busy(facts: Facts, job_id: str) -> Dict[int, str]:
@@ -124,11 +124,11 @@ def _absent(host: Host, job: JobSpec, facts: Facts, kind: str, origin: str) -> O
     if not facts.devices_seen or not asked or (of_hosts and not facts.devices):
         return None
     have = facts.devices if facts.device_kind == kind else ()
-    missing = [device for device in asked if device not in have]
-    if not missing:
+    missing_devices = [device for device in asked if device not in have]
+    if not missing_devices:
         return None
     where = "--devices" if job.devices is not None else origin
-    what = f"there is no device {', '.join(map(str, missing))} ({where})"
+    what = f"there is no device {', '.join(map(str, missing_devices))} ({where})"
     if facts.allocated is not None:
         there = f"{len(have)}, numbered from 0" if have else "none"
         fix = f"of this node's devices the job's allocation has {there}: ask for more, or leave some out"
@@ -198,7 +198,7 @@ def require_once(cluster: Cluster, facts: ByNode, kinds: Sequence[str], seats: S
     )
 
 
-def shared(cluster: Cluster, facts: ByNode, kinds: Sequence[str], seats: Sequence[Seat]) -> List[str]:
+def shared_warnings(cluster: Cluster, facts: ByNode, kinds: Sequence[str], seats: Sequence[Seat]) -> List[str]:
     """Return a warning about nodes of one machine that share its devices."""
     twice = given_twice(cluster, facts, of_nodes(seats, kinds))
     if not twice:
@@ -209,7 +209,9 @@ def shared(cluster: Cluster, facts: ByNode, kinds: Sequence[str], seats: Sequenc
     return [f"{names} share {kinds[nodes[0]]} {','.join(map(str, ids))}: they are one machine"]
 
 
-def unequal(cluster: Cluster, job: JobSpec, facts: ByNode, kinds: Sequence[str], seats: Sequence[Seat]) -> List[str]:
+def unequal_warnings(
+    cluster: Cluster, job: JobSpec, facts: ByNode, kinds: Sequence[str], seats: Sequence[Seat]
+) -> List[str]:
     """Return a warning where nodes get another number of devices than others, or where the models differ.
 
     A host with devices or slots of its own in HOSTS or a hostfile may have any.
@@ -231,7 +233,7 @@ def unequal(cluster: Cluster, job: JobSpec, facts: ByNode, kinds: Sequence[str],
     return [f"unequal devices: {listed} (the slowest one sets the pace of all; --skip and --devices leave some out)"]
 
 
-def unallocated(cluster: Cluster, facts: ByNode, kinds: Sequence[str]) -> List[str]:
+def unallocated_warnings(cluster: Cluster, facts: ByNode, kinds: Sequence[str]) -> List[str]:
     """Warn of nodes with devices of which the job's allocation has none."""
     bare = [host for host in cluster.hosts if facts[host.index].allocated == () and kinds[host.index] != "cpu"]
     if not bare or "devices" in cluster.checks_off:
@@ -290,14 +292,14 @@ def visible(setting: str, collective: bool, seat: Seat, seats: Sequence[Seat]) -
     return seat.devices
 
 
-def missing(seats: Sequence[Seat], job: JobSpec, kinds: Sequence[str]) -> List[Tuple[Seat, str]]:
+def missing_devices(seats: Sequence[Seat], job: JobSpec, kinds: Sequence[str]) -> List[Tuple[Seat, str]]:
     """Heter trainers whose stage needs a device that their node does not have, one per node and stage."""
     heter = [(seat, heter_type(job, seat, kinds[seat.node])) for seat in seats if seat.role == "heter"]
     wanting = {(seat.node, seat.stage): (seat, kind) for seat, kind in heter if kind != "cpu" and not seat.devices}
     return list(wanting.values())
 
 
-def sick(cluster: Cluster, seats: Sequence[Seat], facts: ByNode, kinds: Sequence[str]) -> List[str]:
+def fault_warnings(cluster: Cluster, seats: Sequence[Seat], facts: ByNode, kinds: Sequence[str]) -> List[str]:
     """Describe the faults of cards that processes get, where the devices were read."""
     taken = {(seat.node, card) for seat in seats for card in seat.devices}
     return [

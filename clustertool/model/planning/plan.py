@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.errors import DataError, raise_all
-from clustertool.model import paths as p
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import JobSpec
@@ -15,6 +14,7 @@ from clustertool.model.config.job_tables import Role
 from clustertool.model.facts import ByNode, Facts, Identity, sharing
 from clustertool.model.masking import HIDDEN
 from clustertool.model.mpi import launch_command
+from clustertool.model.paths import JobPaths, base
 from clustertool.model.planning import devices, ports, ranks
 from clustertool.model.planning.environment import Table, endpoint, environment, fill
 from clustertool.model.planning.launcher_processes import Launcher, implementation_of, launchers
@@ -175,8 +175,8 @@ def _nodes(table: Table, listing: Sequence[str], passed: Pairs) -> Tuple[Planned
     nodes = []
     for host in table.cluster.hosts:
         facts = table.facts[host.index]
-        base = host.base or p.base(facts.root, host.node_id, host.index in shared)
-        paths = p.JobPaths(base, table.identity.job_id)
+        parent = host.base or base(facts.root, host.node_id, host.index in shared)
+        paths = JobPaths(parent, table.identity.job_id)
         users = {**dict(table.cluster.env), **dict(host.env), **dict(passed), **dict(job.env)}
         processes = tuple(
             PlannedProcess(
@@ -199,7 +199,7 @@ def _nodes(table: Table, listing: Sequence[str], passed: Pairs) -> Tuple[Planned
     return tuple(nodes)
 
 
-def _launcher(one: Launcher, users: Mapping[str, str], paths: p.JobPaths) -> PlannedProcess:
+def _launcher(one: Launcher, users: Mapping[str, str], paths: JobPaths) -> PlannedProcess:
     env = tuple(sorted({**one.env, **users}.items()))
     log = paths.log(one.seat.role, one.seat.rank)
     return PlannedProcess(**vars(one.seat), argv=one.argv, env=env, endpoint="", ports=(), ready=(), shards=(), log=log)
@@ -236,7 +236,7 @@ def below_home(path: str, home: str) -> str:
     return posixpath.normpath(posixpath.join(home, path[2:] if path.startswith("~/") else "" if path == "~" else path))
 
 
-def _placeholders(table: Table, seat: Seat, paths: p.JobPaths, nic: str) -> Dict[str, str]:
+def _placeholders(table: Table, seat: Seat, paths: JobPaths, nic: str) -> Dict[str, str]:
     servers = table.roles["pserver"]
     return {
         "port": str(table.first_port(seat)),
@@ -267,14 +267,14 @@ def _warnings(table: Table) -> Tuple[str, ...]:
         found.append(
             f"{shared} are one machine: each pserver that gets --nics={nic} listens on the first address of {nic}"
         )
-    found += devices.shared(table.cluster, table.facts, table.kinds, table.seats)
-    found += devices.unequal(table.cluster, table.job, table.facts, table.kinds, table.seats)
-    found += devices.unallocated(table.cluster, table.facts, table.kinds)
-    for seat, kind in devices.missing(table.seats, table.job, table.kinds):
+    found += devices.shared_warnings(table.cluster, table.facts, table.kinds, table.seats)
+    found += devices.unequal_warnings(table.cluster, table.job, table.facts, table.kinds, table.seats)
+    found += devices.unallocated_warnings(table.cluster, table.facts, table.kinds)
+    for seat, kind in devices.missing_devices(table.seats, table.job, table.kinds):
         stage = f"stage {seat.stage} of heter trainers wants {kind} (--heter-devices)"
         found.append(f"{names[seat.node]}: {stage}, none is known there")
     if "health" not in table.cluster.checks_off:
-        found += devices.sick(table.cluster, table.seats, table.facts, table.kinds)
+        found += devices.fault_warnings(table.cluster, table.seats, table.facts, table.kinds)
     return tuple(found)
 
 

@@ -152,7 +152,7 @@ def spec(plan: Plan, node: PlannedNode, endpoints: list[str], places: List[RankP
     if host is coordinator and job.by_mpirun:
         made["hostfile"] = plan.hostfile
     if host is coordinator:
-        made["shape"] = {"names": _names(plan), "place": _places(plan)}
+        made["shape"] = {"names": _node_names(plan), "place": _places(plan)}
         if plan.job.elastic.present:
             made["shape"]["nodes"] = sorted(other.host.node_id for other in plan.nodes)
     return made
@@ -164,7 +164,7 @@ def _places(plan: Plan) -> List[Place]:
     return [(process.role, process.rank, nodes[process.node]) for process in plan.processes]
 
 
-def _names(plan: Plan) -> List[str]:
+def _node_names(plan: Plan) -> List[str]:
     """List the nodes' names; "" for a node of an elastic job that does not take part."""
     found = {node.host.node_id: node.host.name for node in plan.nodes}
     return [found.get(node, "") for node in range(max(found) + 1)]
@@ -207,7 +207,7 @@ def _header(plan: Plan, node: PlannedNode, places: List[RankPlaces]) -> JobHeade
         "name": node.host.name,
         "entry": node.host.entry,
         "hostname": node.facts.hostname,
-        "nodes": _names(plan),
+        "nodes": _node_names(plan),
         "created": plan.identity.created,
         "owner": plan.identity.owner,
         "asked": plan.identity.asked,

@@ -68,7 +68,7 @@ def assign_shards(files: Sequence[str], patterns: Sequence[str], trainers: int) 
     taken: Dict[str, str] = {}
     for pattern in patterns:
         found = sorted((number(path), path) for path in files if matches(path, pattern))
-        _check(found, pattern, trainers)
+        _require_complete(found, pattern, trainers)
         for shard, path in found:
             if path in taken:
                 what = f"{path!r} matches two patterns: {taken[path]!r} and {pattern!r}"
@@ -78,7 +78,7 @@ def assign_shards(files: Sequence[str], patterns: Sequence[str], trainers: int) 
     return tuple(tuple(files) for files in lists)
 
 
-def _check(found: Sequence[Tuple[int, str]], pattern: str, trainers: int) -> None:
+def _require_complete(found: Sequence[Tuple[int, str]], pattern: str, trainers: int) -> None:
     if not found:
         what = f"no file of the workspace matches [shards] {pattern!r}"
         raise DataError(what, "prepare the data first, or correct the pattern")

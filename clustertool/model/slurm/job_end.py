@@ -30,7 +30,7 @@ def end_of(job: SlurmJob, restarts: int, by: str, code: int) -> Outcome:
 
     restarts: how often the job had been requeued when this run of it began.
     """
-    state, code, brief = _end(job, restarts, code)
+    state, code, brief = _state_of_end(job, restarts, code)
     reason = brief or f"{by}; Slurm has not ended job {job.id}: its state is {job.state}"
     return Outcome(state, code, "tool", reason, brief=brief, engine=engine_end(job))
 
@@ -40,7 +40,7 @@ def engine_end(job: SlurmJob) -> EngineEnd:
     return EngineEnd("slurm", str(job.id), job.state, job.reason, job.ended or 0.0)
 
 
-def unexplained(number: str, why: str, by: str, code: int) -> Outcome:
+def outcome_without_answer(number: str, why: str, by: str, code: int) -> Outcome:
     """Create the outcome where Slurm does not answer. why: what is known about that."""
     return Outcome(JobState.STOPPED, code, "tool", f"{by}; scontrol shows nothing about job {number}: {why}")
 
@@ -80,7 +80,7 @@ def give_back(job: SlurmJob, own: str, step: str, coordinates: bool, lost: bool)
     return ("scancel", *(("--batch", "--signal=KILL") if coordinates else ()), number)
 
 
-def _end(job: SlurmJob, restarts: int, code: int) -> Tuple[JobState, int, str]:
+def _state_of_end(job: SlurmJob, restarts: int, code: int) -> Tuple[JobState, int, str]:
     """State, exit code, and the reason in few words; "" where Slurm has not ended the job."""
     name, known = f"Slurm's job {job.id}", {job.state, job.reason}
     if job.preempted is not None or "PREEMPTED" in known:

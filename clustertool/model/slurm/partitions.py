@@ -39,10 +39,10 @@ class SlurmPartition:
 def read_partitions(text: str) -> List[SlurmPartition]:
     """Parse partitions. Lines that are no partition are left out, and limits that cannot be read are none."""
     lines = (dict(re.findall(r"(?:^| )(\w+)=(\S*)", line)) for line in text.splitlines())
-    return [_read(fields) for fields in lines if fields.get("PartitionName")]
+    return [_partition_of(fields) for fields in lines if fields.get("PartitionName")]
 
 
-def _read(fields: Dict[str, str]) -> SlurmPartition:
+def _partition_of(fields: Dict[str, str]) -> SlurmPartition:
     fewest, most = (fields.get(name, "") for name in ("MinNodes", "MaxNodes"))
     longest = limit_seconds(fields.get("MaxTime", ""))
     return SlurmPartition(
@@ -52,18 +52,18 @@ def _read(fields: Dict[str, str]) -> SlurmPartition:
         longest=UNLIMITED if longest is None else longest,
         fewest_nodes=int(fewest) if re.fullmatch("[0-9]{1,9}", fewest) else 0,
         most_nodes=int(most) if re.fullmatch("[0-9]{1,9}", most) else math.inf,
-        accounts=_names(fields.get("AllowAccounts", "")),
-        qos=_names(fields.get("AllowQos", "")),
-        barred_accounts=_names(fields.get("DenyAccounts", "")),
-        barred_qos=_names(fields.get("DenyQos", "")),
+        accounts=_listed_names(fields.get("AllowAccounts", "")),
+        qos=_listed_names(fields.get("AllowQos", "")),
+        barred_accounts=_listed_names(fields.get("DenyAccounts", "")),
+        barred_qos=_listed_names(fields.get("DenyQos", "")),
     )
 
 
-def _names(text: str) -> Tuple[str, ...]:
+def _listed_names(text: str) -> Tuple[str, ...]:
     return () if text in ("", "ALL", "(null)", "N/A") else tuple(text.split(","))
 
 
-def beyond(settings: SlurmSettings, partitions: Sequence[SlurmPartition]) -> List[str]:
+def limits_exceeded(settings: SlurmSettings, partitions: Sequence[SlurmPartition]) -> List[str]:
     """Describe why a job with these settings would not start in any of the partitions that it names, or in the default one.
 
     [] if it would start in one of them, or if Slurm has none of them: sbatch reports that.

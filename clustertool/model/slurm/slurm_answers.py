@@ -130,38 +130,38 @@ def job_of(fields: Mapping[str, str]) -> SlurmJob:
     `nodes` and `name`. Others may be missing.
     """
     state = fields["state"]
-    started, ended = _time(fields, "StartTime"), _time(fields, "EndTime")
+    started, ended = _seconds(fields, "StartTime"), _seconds(fields, "EndTime")
     over, pending = state in ENDED or state == COMPLETING, state == PENDING
     return SlurmJob(
         id=int(fields["id"]),
         state=state,
-        reason=_stated(fields["reason"]),
-        submitted=_time(fields, "SubmitTime"),
+        reason=_or_empty(fields["reason"]),
+        submitted=_seconds(fields, "SubmitTime"),
         started=None if pending else started,
         ended=ended if over else None,
         expected=started if pending else None,
-        preempted=_time(fields, "PreemptTime"),
-        nodelist=_stated(fields.get("NodeList", "")),
-        comment=_stated(fields["comment"]),
-        restarts=_number(fields.get("Restarts", "")),
+        preempted=_seconds(fields, "PreemptTime"),
+        nodelist=_or_empty(fields.get("NodeList", "")),
+        comment=_or_empty(fields["comment"]),
+        restarts=_number_or_zero(fields.get("Restarts", "")),
         requeue=fields.get("Requeue") == "1",
-        nodes=_number(fields.get("nodes", "").partition("-")[0]),  # "2-4": at least 2
+        nodes=_number_or_zero(fields.get("nodes", "").partition("-")[0]),  # "2-4": at least 2
         name=fields.get("name", ""),
         step=fields.get("step", ""),
         output=fields.get("output", ""),
     )
 
 
-def _stated(value: str) -> str:
+def _or_empty(value: str) -> str:
     return "" if value in _EMPTY else value
 
 
-def _time(fields: Mapping[str, str], name: str) -> Optional[float]:
+def _seconds(fields: Mapping[str, str], name: str) -> Optional[float]:
     value = fields.get(name, "")
     return float(value) if re.fullmatch("[0-9]{1,12}", value) else None
 
 
-def _number(value: str) -> int:
+def _number_or_zero(value: str) -> int:
     return int(value) if re.fullmatch("[0-9]{1,9}", value) else 0
 
 

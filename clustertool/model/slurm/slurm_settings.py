@@ -52,7 +52,7 @@ Value = TypeVar("Value")
 _OPTION = re.compile(r"--([a-z][a-z-]*)(=.*)?", re.DOTALL)
 
 
-def _text(value: object) -> str:
+def _text_without_spaces(value: object) -> str:
     if not isinstance(value, str) or re.search(r"\s", value) or not value.isprintable():
         raise ValueError("a string without spaces")
     return value
@@ -62,13 +62,13 @@ def _list(value: object) -> str:
     if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
         value = ",".join(value)
     try:
-        return _text(value)
+        return _text_without_spaces(value)
     except ValueError:
         raise ValueError('names of nodes: "node[1-4],node7", or a list of them') from None
 
 
 def _login(value: object) -> str:
-    text = _text(value)
+    text = _text_without_spaces(value)
     try:
         one = len(read_hosts([text])) == 1
     except ConfigError:
@@ -78,7 +78,7 @@ def _login(value: object) -> str:
     return text
 
 
-def _number(value: object) -> int:
+def _count_of_nodes_or_cpus(value: object) -> int:
     number = whole(value, 1, _MOST)
     if number is None:
         raise ValueError(f"a whole number from 1 to {_MOST}")
@@ -157,19 +157,19 @@ class SlurmSettings:
     of sbatch, as typed."""
 
     login: str = _setting(_login, "")
-    nodes: int = _setting(_number, 0)
-    partition: str = _setting(_text, "")
-    account: str = _setting(_text, "")
-    qos: str = _setting(_text, "")
+    nodes: int = _setting(_count_of_nodes_or_cpus, 0)
+    partition: str = _setting(_text_without_spaces, "")
+    account: str = _setting(_text_without_spaces, "")
+    qos: str = _setting(_text_without_spaces, "")
     time: str = _setting(_time, "")
-    cpus_per_node: int = _setting(_number, 0)
+    cpus_per_node: int = _setting(_count_of_nodes_or_cpus, 0)
     mem: str = _setting(_mem, "")
     gpus_per_node: str = _setting(_gpus, "")
     exclusive: bool = _setting(_flag, False)
-    constraint: str = _setting(_text, "")
+    constraint: str = _setting(_text_without_spaces, "")
     nodelist: str = _setting(_list, "")
     exclude: str = _setting(_list, "")
-    reservation: str = _setting(_text, "")
+    reservation: str = _setting(_text_without_spaces, "")
     requeue: bool = _setting(_flag, False)
     requeue_on: Tuple[str, ...] = _setting(_reasons, ())
     options: Tuple[str, ...] = _setting(_options, ())
@@ -207,10 +207,10 @@ def read_settings(
 
     Raises ConfigError (78) for an error in conf.py, DataError (65) for job.toml, UsageError (64) for the command line.
     """
-    found = _read(conf, ConfigError, lambda name: f"{where}: SLURM[{name!r}] =")
+    found = _read_source(conf, ConfigError, lambda name: f"{where}: SLURM[{name!r}] =")
     later = (
-        _read(toml or {}, DataError, lambda name: f"job.toml: [slurm] {name} ="),
-        _read(typed or {}, UsageError, lambda name: f"--{_OPTIONS.get(name) or name.replace('_', '-')}"),
+        _read_source(toml or {}, DataError, lambda name: f"job.toml: [slurm] {name} ="),
+        _read_source(typed or {}, UsageError, lambda name: f"--{_OPTIONS.get(name) or name.replace('_', '-')}"),
     )
     for source in later:
         for name, value in source.items():
@@ -218,7 +218,9 @@ def read_settings(
     return SlurmSettings(**found)
 
 
-def _read(values: Mapping[str, object], error: Type[ClustertoolError], place: Callable[[str], str]) -> Dict[str, Any]:
+def _read_source(
+    values: Mapping[str, object], error: Type[ClustertoolError], place: Callable[[str], str]
+) -> Dict[str, Any]:
     if "login" in values and error is not ConfigError:
         raise error(f"{place('login')} {values['login']!r} is not possible", "login is a key of SLURM in conf.py")
     return read_values(values, _READERS, error, place)

@@ -83,7 +83,7 @@ def submitted_number(output: str) -> str:
 def sbatch_options(settings: SlurmSettings, order: SubmitOrder) -> Tuple[str, ...]:
     """Long options of sbatch. Those of `settings.options` are the last ones: sbatch takes the last value of an option."""
     given = [
-        ("job-name", _name(order)),
+        ("job-name", _job_name(order)),
         ("comment", comment(order.job_id, order.root_dir)),
         ("nodes", f"{order.least}-{settings.node_count}" if order.least else str(settings.node_count)),
         # With a number of tasks for each node Slurm 22.05 gives the least number of nodes, also where more are free.
@@ -128,7 +128,7 @@ def srun_command(
         "--mpi=none",  # the task is no rank: a PMI of the site's default would wait for ranks that call it
         *("sh", "-c", _SURVIVE, "sh"),
         # Of a step it would be the name of the step.
-        *(("env", f"SLURM_JOB_NAME={_name(order)}") if allocation else ()),
+        *(("env", f"SLURM_JOB_NAME={_job_name(order)}") if allocation else ()),
         order.python,
         order.bundle,
         "join",
@@ -147,7 +147,7 @@ def _inside(settings: SlurmSettings, order: SubmitOrder, allocation: ShellAlloca
     )
 
 
-def _name(order: SubmitOrder) -> str:
+def _job_name(order: SubmitOrder) -> str:
     """Return the name of the Slurm job."""
     return order.name or order.job_id
 

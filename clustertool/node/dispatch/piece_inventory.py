@@ -31,19 +31,19 @@ class PieceSaver:
 
     def add(self, names: Iterable[str]) -> None:
         for name in names:
-            self._put(self._store.sync, name)
+            self._put_work(self._store.sync, name)
 
     def finish(self, release: str, text: bytes) -> None:
         """Name the release, since all pieces of it are there."""
         self.begun = True
-        self._put(self._store.complete, release, text)
+        self._put_work(self._store.complete, release, text)
         self._worker.end()
 
-    def _put(self, work: Callable[..., None], *arguments: object) -> None:
-        if not self._worker.put(self._do, work, *arguments):
-            self._do(work, *arguments)
+    def _put_work(self, work: Callable[..., None], *arguments: object) -> None:
+        if not self._worker.put(self._do_work, work, *arguments):
+            self._do_work(work, *arguments)
 
-    def _do(self, work: Callable[..., None], *arguments: object) -> None:
+    def _do_work(self, work: Callable[..., None], *arguments: object) -> None:
         try:
             if self.error is None:
                 work(*arguments)
@@ -97,7 +97,7 @@ class Inventory:
             return manifest.name_of(self._text) == str(self._order["manifest"])
         if not sink.keep():
             return False
-        self._add(number)
+        self._add_piece(number)
         self.saving.add([self.piece(number).name])
         return True
 
@@ -117,11 +117,11 @@ class Inventory:
         missing = set(self._store.missing(manifest.sizes(found)))
         wanted = {} if self._order.get("helper") else manifest.sizes(self._rows)
         self.saving.add(self._store.volatile(wanted.keys() - missing))
-        self._add(0)
+        self._add_piece(0)
         lacking = set()
         for number, piece in enumerate(self._pieces, 1):
             if piece.name not in missing:
-                self._add(number)
+                self._add_piece(number)
             elif piece.name in wanted:
                 lacking.add(number)
         return frozenset(lacking)
@@ -131,6 +131,6 @@ class Inventory:
         text = self._text if self._order["groups"] is None else manifest.text_of(self._rows)
         self.saving.finish(str(self._order["release"]), text)
 
-    def _add(self, number: int) -> None:
+    def _add_piece(self, number: int) -> None:
         self.arrived.append(number)
         self._has.add(number)

@@ -127,12 +127,12 @@ class Relay:
 
     def run(self) -> None:
         with self._store.used():  # else another dispatch might prune what this one has so far
-            self._run()
+            self._run_until_end()
         saving = self._inventory.saving
         if saving.over or not saving.begun:  # else a release is being named, whose pieces are not known here
             self._store.prune()
 
-    def _run(self) -> None:
+    def _run_until_end(self) -> None:
         port = self._listener.getsockname()[1] if self._listener else 0
         self._laptop.report("ready", port=port, empty=self._store.empty)
         if self._order.get("helper") and self._inventory.kept_manifest():
@@ -161,7 +161,7 @@ class Relay:
             self._accept(self._listener)
         for fd, link in by_fd.items():
             if link in self._links and (fd in ready or link.wire.more):
-                self._read(link)
+                self._read_link(link)
         if self._inventory.saving.over and not self._done:
             self._saved()
         self._announce()
@@ -324,7 +324,7 @@ class Relay:
             self._links.append(link)
         return None
 
-    def _read(self, link: PeerLink) -> None:
+    def _read_link(self, link: PeerLink) -> None:
         got, secure = link.wire.got, link.wire.secure
         try:
             frames = link.wire.frames()

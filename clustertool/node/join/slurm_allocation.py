@@ -12,7 +12,7 @@ from typing import Mapping, Optional, Sequence, Set
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.model.quantities import whole
-from clustertool.model.slurm.job_end import begins_again, end_of, give_back, requeue, unexplained
+from clustertool.model.slurm.job_end import begins_again, end_of, give_back, outcome_without_answer, requeue
 from clustertool.model.slurm.slurm_answers import SHOW_JOB, TIME_FORMAT, SlurmJob, read_jobs
 from clustertool.node.supervisor.allocation import Allocation, End
 from clustertool.node.system import programs
@@ -77,7 +77,7 @@ class SlurmAllocation(Allocation):
             return end_of(job, restarts, by, self._code)
         self._comes_back = True  # that is not known
         why = self._why or " ".join(text.split())[:_SHOWN] or "its answer is empty"
-        return unexplained(self._job, why, by, self._code)
+        return outcome_without_answer(self._job, why, by, self._code)
 
     def comes_back(self, outcome: Outcome) -> bool:
         """Slurm requeues a job that was preempted, or that has lost a node, and with `requeue_on` one at its time limit."""
