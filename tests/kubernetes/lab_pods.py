@@ -223,13 +223,13 @@ class LabPod:
 
     @property
     def message(self) -> PodEnd:
-        return pod_record.read_message(self.termination.read_text())
+        return pod_record.decode_message(self.termination.read_text())
 
     def logs(self) -> dict[tuple[str, int, int], bytes]:
         """The logs of the ranks, restored from the pod's log: by role, rank and attempt."""
         found: dict[tuple[str, int, int], bytes] = {}
         for row in self.out.read_bytes().split(b"\n"):
-            line = pod_record.read_line(row)
+            line = pod_record.decode_line(row)
             if line is not None:
                 key = (line.role, line.rank, line.attempt)
                 found[key] = found.get(key, b"") + line.content

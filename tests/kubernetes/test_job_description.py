@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from clustertool.engines.base import EngineState
-from clustertool.engines.kubernetes.job_objects import JobObjects, described, owned, seconds
-from clustertool.model.kubernetes.object_names import JobAbout, labels, notes
+from clustertool.engines.kubernetes.job_objects import JobObjects, describe_job, owned_by, seconds
+from clustertool.model.kubernetes.object_names import JobAbout, annotations_of_job, labels
 
 MADE = "2026-11-24T10:00:00Z"
 
 
 def workload(kind: str = "Job", suspend: bool = False, deleted: bool = False, **status: Any) -> dict[str, Any]:
-    about = notes("a", "ann", JobAbout("digits", "asked", "python train.py", "collective", 2))
+    about = annotations_of_job("a", "ann", JobAbout("digits", "asked", "python train.py", "collective", 2))
     metadata = {"labels": labels("a", "ann"), "annotations": about, "creationTimestamp": MADE}
     if deleted:
         metadata["deletionTimestamp"] = MADE
@@ -76,7 +76,7 @@ QUEUED = [
 def test_a_job_without_a_process_is_queued_for_the_reason_that_the_cluster_gives(
     objects: JobObjects, reason: str
 ) -> None:
-    found = described(objects)
+    found = describe_job(objects)
     assert (found.state, found.reason, found.since) == (EngineState.QUEUED, reason, seconds(MADE))
     assert (found.job_name, found.asked, found.command, found.nodes) == ("digits", "asked", "python train.py", 2)
 
@@ -84,20 +84,20 @@ def test_a_job_without_a_process_is_queued_for_the_reason_that_the_cluster_gives
 def test_the_queue_of_kueue_is_named() -> None:
     suspended = workload(suspend=True)
     suspended["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team-a"
-    assert described(JobObjects(suspended)).reason == "suspended by Kueue, queue team-a"
+    assert describe_job(JobObjects(suspended)).reason == "suspended by Kueue, queue team-a"
 
 
 def test_one_pod_that_runs_makes_the_job_a_running_one() -> None:
-    found = described(JobObjects(workload(), [pod("Running"), pod("Pending", 1, conditions=FULL)]))
+    found = describe_job(JobObjects(workload(), [pod("Running"), pod("Pending", 1, conditions=FULL)]))
     assert found.state is EngineState.RUNNING and not found.ending
     assert found.reason == "Unschedulable: 0/3 nodes (1 of 2 pods)"
 
 
 def test_a_running_job_whose_other_pods_are_not_created_names_the_reason() -> None:
     refused = [event("FailedCreate", "exceeded quota: gpu")]
-    found = described(JobObjects(workload(), [pod("Running")], refused))
+    found = describe_job(JobObjects(workload(), [pod("Running")], refused))
     assert (found.state, found.reason) == (EngineState.RUNNING, "FailedCreate: exceeded quota: gpu")
-    assert described(JobObjects(workload(), [pod("Running"), pod("Running", 1)], refused)).reason == ""
+    assert describe_job(JobObjects(workload(), [pod("Running"), pod("Running", 1)], refused)).reason == ""
 
 
 @pytest.mark.parametrize(
@@ -113,33 +113,33 @@ def test_a_running_job_whose_other_pods_are_not_created_names_the_reason() -> No
 )
 def test_an_end_is_proved_by_the_workload_and_by_all_its_pods(kind: str, status: dict[str, Any]) -> None:
     over = workload(kind, **status)
-    assert described(JobObjects(over, [pod("Failed"), pod("Succeeded", 1)])).state is EngineState.ENDED
-    assert described(JobObjects(over)).state is EngineState.ENDED
-    left = described(JobObjects(over, [pod("Failed"), pod("Running", 1)]))
+    assert describe_job(JobObjects(over, [pod("Failed"), pod("Succeeded", 1)])).state is EngineState.ENDED
+    assert describe_job(JobObjects(over)).state is EngineState.ENDED
+    left = describe_job(JobObjects(over, [pod("Failed"), pod("Running", 1)]))
     assert (left.state, left.ending) == (EngineState.RUNNING, True)
 
 
 def test_the_condition_of_another_kind_is_no_end() -> None:
-    assert described(JobObjects(workload("JobSet", conditions=true("Complete")))).state is EngineState.QUEUED
+    assert describe_job(JobObjects(workload("JobSet", conditions=true("Complete")))).state is EngineState.QUEUED
 
 
 def test_a_workload_that_is_being_deleted_is_ending() -> None:
-    found = described(JobObjects(workload(deleted=True), [pod("Running")]))
+    found = describe_job(JobObjects(workload(deleted=True), [pod("Running")]))
     assert (found.state, found.ending) == (EngineState.RUNNING, True)
-    assert described(JobObjects(workload(deleted=True))).state is EngineState.RUNNING
+    assert describe_job(JobObjects(workload(deleted=True))).state is EngineState.RUNNING
 
 
 def test_the_reason_of_an_end_is_that_of_the_cluster() -> None:
     evicted = pod("Failed", reason="Evicted", message="low on memory")
     over = workload(conditions=true("Failed", "BackoffLimitExceeded"))
-    found = described(JobObjects(over, [pod("Failed", 1), evicted]))
+    found = describe_job(JobObjects(over, [pod("Failed", 1), evicted]))
     assert found.reason == "pod ct-a-0: Evicted by the node: low on memory"
-    assert described(JobObjects(over, [pod("Failed", 1)])).reason == "BackoffLimitExceeded"
+    assert describe_job(JobObjects(over, [pod("Failed", 1)])).reason == "BackoffLimitExceeded"
 
 
 def test_owned_objects_are_those_of_the_same_uid() -> None:
     mine = {"metadata": {"ownerReferences": [{"uid": "u1"}]}}
-    assert owned([mine, {"metadata": {"ownerReferences": [{"uid": "u2"}]}}, {"metadata": {}}], "u1") == [mine]
+    assert owned_by([mine, {"metadata": {"ownerReferences": [{"uid": "u2"}]}}, {"metadata": {}}], "u1") == [mine]
 
 
 def with_sidecar(number: int, ended: bool = True) -> dict[str, Any]:
@@ -149,17 +149,17 @@ def with_sidecar(number: int, ended: bool = True) -> dict[str, Any]:
 
 
 def test_a_sidecar_that_runs_on_is_no_process_of_the_job() -> None:
-    found = described(JobObjects(workload(), [with_sidecar(0), with_sidecar(1)]))
+    found = describe_job(JobObjects(workload(), [with_sidecar(0), with_sidecar(1)]))
     assert (found.state, found.since) == (EngineState.ENDED, seconds(MADE))
-    found = described(JobObjects(workload(), [with_sidecar(0), with_sidecar(1, ended=False)]))
+    found = describe_job(JobObjects(workload(), [with_sidecar(0), with_sidecar(1, ended=False)]))
     assert (found.state, found.ending) == (EngineState.RUNNING, False)
-    assert described(JobObjects(workload(), [with_sidecar(0)])).state is EngineState.RUNNING, (
+    assert describe_job(JobObjects(workload(), [with_sidecar(0)])).state is EngineState.RUNNING, (
         "a pod is not there so far"
     )
 
 
 def test_pods_that_have_ended_before_their_controller_has_seen_it_are_not_queued() -> None:
-    found = described(JobObjects(workload(), [pod("Failed"), pod("Succeeded", 1)]))
+    found = describe_job(JobObjects(workload(), [pod("Failed"), pod("Succeeded", 1)]))
     assert (found.state, found.ending) == (EngineState.RUNNING, True)
-    found = described(JobObjects(workload(), [pod("Failed"), pod("Pending", 1)]))
+    found = describe_job(JobObjects(workload(), [pod("Failed"), pod("Pending", 1)]))
     assert (found.state, found.ending) == (EngineState.RUNNING, False)

@@ -9,7 +9,7 @@ import pytest
 from clustertool.engines.base import EngineState
 from clustertool.engines.kubernetes.job_objects import JobStore
 from clustertool.errors import AuthError, Survivors
-from clustertool.model.kubernetes.object_names import JobAbout, labels, notes
+from clustertool.model.kubernetes.object_names import JobAbout, annotations_of_job, labels
 
 
 class ObjectsInMemory:
@@ -53,7 +53,7 @@ def made(job: str, owner: str = "ann", phase: str = "Running") -> list[dict[str,
         metadata = {"name": f"ct-{job}", "uid": f"{kind}-{owner}-{job}", "labels": labels(job, owner)}
         found.append({"kind": kind, "metadata": metadata, "status": {"phase": phase} if kind == "Pod" else {}})
         if kind == "Job":
-            metadata["annotations"] = notes(job, owner, JobAbout(nodes=1))
+            metadata["annotations"] = annotations_of_job(job, owner, JobAbout(nodes=1))
         elif kind != "Service":  # the Service has lost its owner
             found[-1]["of"] = found[0]["metadata"]["uid"]
     return found

@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from clustertool.engines.kubernetes.kubernetes_check import of_cluster, quantity, rights, shown
+from clustertool.engines.kubernetes.kubernetes_check import amount_text, of_cluster, quantity, rights
 from clustertool.errors import AuthError, ClustertoolError, NotFound
 from clustertool.model.kubernetes.kubernetes_settings import read_settings
 
@@ -161,7 +161,7 @@ def test_quantities_are_read_as_kubernetes_writes_them():
         "100n": Decimal("1e-7"),
     }
     assert {text: quantity(text) for text in values} == values
-    assert [shown(quantity(text)) for text in ("4", "500m", "1536Mi", "2Ti")] == ["4", "0.5", "1.5Gi", "2Ti"]
+    assert [amount_text(quantity(text)) for text in ("4", "500m", "1536Mi", "2Ti")] == ["4", "0.5", "1.5Gi", "2Ti"]
     for wrong in ("", "four", "1 Gi", "-1", "1Xi"):
         with pytest.raises(ClustertoolError, match="no quantity"):
             quantity(wrong)

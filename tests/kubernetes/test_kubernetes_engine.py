@@ -26,9 +26,9 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.job.state_names import JobState, StopState
 from clustertool.model.job.stop_result import read_result
 from clustertool.model.kubernetes import pod_record
-from clustertool.model.kubernetes.object_names import JobAbout, notes
+from clustertool.model.kubernetes.object_names import JobAbout, annotations_of_job
 from clustertool.model.kubernetes.pod_places import FIRST_LABEL, INDEX_LABEL
-from clustertool.model.kubernetes.pod_record import PodEnd, PodLine, written
+from clustertool.model.kubernetes.pod_record import PodEnd, PodLine, encode_line
 from clustertool.model.wire.messages import LIST_FILES, LIST_JOBS, STATUS
 from tests.kubernetes.test_job_objects import ObjectsInMemory, made
 
@@ -52,7 +52,7 @@ class PodsInMemory(ObjectsInMemory):
         self.reads.append(tail)
         if self.unreadable:
             raise PreflightError("the kubelet does not answer")
-        lines = [*written(PodLine("trainer", 0, 0, b"the last words")).splitlines(True), self.end]
+        lines = [*encode_line(PodLine("trainer", 0, 0, b"the last words")).splitlines(True), self.end]
         yield b"".join(lines if tail is None else list(filter(None, lines))[-tail:])
 
     def channel(self, pod: str, argv: Any) -> HereChannel:
@@ -77,7 +77,7 @@ def objects_of(job: str, root: Path, phase: str = "Running") -> list[dict[str, A
 
 
 def end(objects: list[dict[str, Any]]) -> None:
-    state = {"terminated": {"exitCode": 7, "reason": "Error", "message": pod_record.message(END).decode()}}
+    state = {"terminated": {"exitCode": 7, "reason": "Error", "message": pod_record.encode_message(END).decode()}}
     objects[0]["status"] = {"conditions": [{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]}
     objects[1]["status"].update(phase="Failed", containerStatuses=[{"name": "clustertool", "state": state}])
 
@@ -180,7 +180,7 @@ def test_of_all_jobs_the_newest_and_those_that_run_are_read(tmp_path: Path) -> N
     objects = []
     for number, job in enumerate(("old", "running", "new")):
         of_job = objects_of(job, tmp_path / job)
-        of_job[0]["metadata"]["annotations"].update(notes(job, "ann", JobAbout(created=1000.0 + number)))
+        of_job[0]["metadata"]["annotations"].update(annotations_of_job(job, "ann", JobAbout(created=1000.0 + number)))
         objects += of_job
         if job != "running":
             end(of_job)

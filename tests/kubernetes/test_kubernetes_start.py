@@ -240,7 +240,7 @@ def test_a_name_that_is_taken_and_a_quota_do_not_keep_dry_from_showing_the_job(s
     )
     assert start(api, wish=RunWish(dry=True)).prepare().plan is not None
     server.store.delete("ResourceQuota", "default", "q")
-    workload = start(api)._made("words").objects.workload
+    workload = start(api)._make_manifests("words").objects.workload
     api.create(workload)
     api.validate(workload)
     server.store.delete("Job", "default", "ct-words")

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from clustertool.model.kubernetes.object_names import JobAbout, about_of, job_hash, job_of, labels, notes, object_name
+from clustertool.model.kubernetes.object_names import (
+    JobAbout,
+    about_of,
+    annotations_of_job,
+    job_hash,
+    job_of,
+    labels,
+    object_name,
+)
 
 IDS = [
     "a",
@@ -39,7 +47,7 @@ def test_ids_of_different_jobs_have_different_names() -> None:
 
 
 def workload(job: str, about: JobAbout = JobAbout()) -> dict[str, Any]:  # noqa: B008 - it is frozen
-    return {"metadata": {"labels": labels(job, "ann"), "annotations": notes(job, "ann", about)}}
+    return {"metadata": {"labels": labels(job, "ann"), "annotations": annotations_of_job(job, "ann", about)}}
 
 
 def test_a_workload_states_its_job() -> None:

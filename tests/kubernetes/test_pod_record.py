@@ -40,11 +40,11 @@ def test_of_large_records_the_newest_lines_stay():
 
 def test_a_message_fits_whatever_is_in_it():
     end = END._replace(reason="ß" * 5000, failed=tuple(f"trainer {rank}" for rank in range(5000)))
-    text = pod_record.message(end)
+    text = pod_record.encode_message(end)
     assert len(text) <= pod_record.MOST_MESSAGE
-    found = pod_record.read_message(text.decode())
+    found = pod_record.decode_message(text.decode())
     assert found[:3] == end[:3] and found.code == 7 and set(found.failed) <= set(end.failed)
-    assert pod_record.read_message(pod_record.message(END).decode()) == END
+    assert pod_record.decode_message(pod_record.encode_message(END).decode()) == END
 
 
 WRONG = [
@@ -98,18 +98,18 @@ def test_what_is_no_record_is_refused(line: bytes):
 @pytest.mark.parametrize("text", WRONG)
 def test_what_is_no_message_is_refused(text: bytes):
     with pytest.raises(DataError):
-        pod_record.read_message(text.decode())
+        pod_record.decode_message(text.decode())
 
 
 def test_lines_of_ranks():
-    assert pod_record.written(PodLine("trainer", 3, 0, b"hello")) == b"[trainer 3] hello\n"
-    assert pod_record.written(PodLine("pserver", 0, 2, b"x", True)) == b"[pserver 0 attempt 2 +] x\n"
+    assert pod_record.encode_line(PodLine("trainer", 3, 0, b"hello")) == b"[trainer 3] hello\n"
+    assert pod_record.encode_line(PodLine("pserver", 0, 2, b"x", True)) == b"[pserver 0 attempt 2 +] x\n"
     rng = random.Random(5)
     for _ in range(500):
         text = bytes(rng.choice(b"[]trainer 3+\r\x00\xffattempt{}") for _ in range(rng.randrange(30)))
         line = PodLine(rng.choice(["trainer", "mpirun"]), rng.randrange(9), rng.randrange(3), text, rng.random() < 0.5)
-        data = pod_record.written(line)
-        assert data.endswith(b"\n") and pod_record.read_line(data[:-1]) == line
+        data = pod_record.encode_line(line)
+        assert data.endswith(b"\n") and pod_record.decode_line(data[:-1]) == line
         assert line.content == text + (b"" if line.goes_on else b"\n")
     for other in (
         b'{"clustertool": 1}',
@@ -119,4 +119,4 @@ def test_lines_of_ranks():
         b"[trainer -1] x",
         b"[x",
     ):
-        assert pod_record.read_line(other) is None
+        assert pod_record.decode_line(other) is None

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.engines.kubernetes.ended_pods import RestoredRecords, lines
+from clustertool.engines.kubernetes.ended_pods import RestoredRecords, split_lines
 from clustertool.model.kubernetes import pod_record
-from clustertool.model.kubernetes.pod_record import MOST_LINE, PodEnd, PodLine, written
+from clustertool.model.kubernetes.pod_record import MOST_LINE, PodEnd, PodLine, encode_line
 
 END = PodEnd("job-1", 1, "failed", "trainer 1 has exited with 7", 7, ("trainer 1",))
 EVENTS = b'{"event": "header"}\n'
@@ -39,7 +39,7 @@ def test_logs_and_records_are_restored_byte_for_byte(records: RestoredRecords) -
         PodLine("pserver", 0, 0, b"p"),
         PodLine("trainer", 1, 0, b"er"),
     ]
-    log = b"".join(map(written, [*first, PodLine("trainer", 1, 2, b"again")])) + record()
+    log = b"".join(map(encode_line, [*first, PodLine("trainer", 1, 2, b"again")])) + record()
     found = records.restore("job-1", 1, [log[at : at + 7] for at in range(0, len(log), 7)])
     assert found.end == END and found.cut == ()
     assert files(found.root) == {
@@ -61,7 +61,7 @@ def test_the_folder_is_private_and_is_removed(records: RestoredRecords) -> None:
 
 def test_a_rank_that_prints_a_record_does_not_replace_the_one_of_its_pod(records: RestoredRecords) -> None:
     false = record(END._replace(state="succeeded", code=0)).rstrip(b"\n")
-    log = record() + written(PodLine("trainer", 1, 0, false))
+    log = record() + encode_line(PodLine("trainer", 1, 0, false))
     assert records.restore("job-1", 1, [log]).end == END
 
 
@@ -77,7 +77,7 @@ def test_a_rank_that_prints_a_record_does_not_replace_the_one_of_its_pod(records
     ],
 )
 def test_a_pod_without_a_record_of_this_node_has_its_logs_only(records: RestoredRecords, last: bytes) -> None:
-    found = records.restore("job-1", 1, [written(PodLine("trainer", 1, 0, b"text")) + last])
+    found = records.restore("job-1", 1, [encode_line(PodLine("trainer", 1, 0, b"text")) + last])
     assert found.end is None
     assert files(found.root) == {"JOBjob-1/.clustertool/marker": b"", "JOBjob-1/log/workerlog.1": b"text\n"}
 
@@ -89,9 +89,9 @@ def test_no_line_makes_a_file_outside_of_the_logs(records: RestoredRecords) -> N
 
 
 def test_a_log_that_the_kubelet_has_rotated_is_known_to_be_cut(records: RestoredRecords) -> None:
-    log = written(PodLine("trainer", 1, 0, b"the newest line")) + record(size=1000)
+    log = encode_line(PodLine("trainer", 1, 0, b"the newest line")) + record(size=1000)
     assert records.restore("job-1", 1, [log]).cut == ("log/workerlog.1",)
-    whole = written(PodLine("trainer", 1, 0, b"x" * 999)) + record(size=1000)
+    whole = encode_line(PodLine("trainer", 1, 0, b"x" * 999)) + record(size=1000)
     records.close()
     again = RestoredRecords()
     assert again.restore("job-1", 1, [whole]).cut == ()
@@ -99,7 +99,9 @@ def test_a_log_that_the_kubelet_has_rotated_is_known_to_be_cut(records: Restored
 
 
 def test_more_ranks_than_files_that_are_open(records: RestoredRecords) -> None:
-    text = [written(PodLine("trainer", rank, 0, b"%d %d" % (rank, turn))) for turn in range(2) for rank in range(100)]
+    text = [
+        encode_line(PodLine("trainer", rank, 0, b"%d %d" % (rank, turn))) for turn in range(2) for rank in range(100)
+    ]
     found = records.restore("job-1", 1, [*text, record()])
     assert (found.root / "JOBjob-1/log/workerlog.37").read_bytes() == b"37 0\n37 1\n"
 
@@ -107,4 +109,4 @@ def test_more_ranks_than_files_that_are_open(records: RestoredRecords) -> None:
 def test_a_line_without_an_end_is_left_out() -> None:
     endless = [b"a\n", *[b"x" * (1 << 20)] * 5, b"\nb\n", b"c"]
     assert MOST_LINE < 5 << 20
-    assert list(lines(endless)) == [b"a", b"b", b"c"]
+    assert list(split_lines(endless)) == [b"a", b"b", b"c"]

@@ -5,7 +5,7 @@ import pytest
 from clustertool.engines.kubernetes.cluster_api import AlreadyExists
 from clustertool.engines.kubernetes.kubernetes_start import SubmittedObjects, documents
 from clustertool.errors import Interrupted, PreflightError, Unreachable
-from clustertool.model.kubernetes.workload import owned
+from clustertool.model.kubernetes.workload import with_owner
 from tests.kubernetes.prepared_objects import Objects
 
 
@@ -81,7 +81,7 @@ def test_the_object_of_another_job_stays():
 
 
 def test_documents_have_no_secret():
-    shown = documents([JOB, owned(SECRET, {**JOB, "metadata": {"name": "ct-a", "uid": "u"}}), SERVICE])
+    shown = documents([JOB, with_owner(SECRET, {**JOB, "metadata": {"name": "ct-a", "uid": "u"}}), SERVICE])
     assert [one.name for one in shown] == ["ct-a-job.yaml", "ct-a-secret.yaml", "ct-a-service.yaml"]
     assert "czNjcmV0" not in "".join(one.text for one in shown)
     assert "bundle.pyz: '***'" in shown[1].text

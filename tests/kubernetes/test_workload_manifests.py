@@ -12,7 +12,15 @@ import pytest
 from clustertool.errors import ConfigError, DataError, PreflightError, UsageError
 from clustertool.model.kubernetes.kubernetes_settings import read_settings
 from clustertool.model.kubernetes.pod_places import coordinator_host, node_of_pod, node_roles, pod_hosts
-from clustertool.model.kubernetes.workload import MOST_SECRET, WorkloadOrder, manifests, native, owned, pod_root, secret
+from clustertool.model.kubernetes.workload import (
+    MOST_SECRET,
+    WorkloadOrder,
+    manifests,
+    native,
+    pod_root,
+    secret,
+    with_owner,
+)
 from tests.kubernetes.api_validation import refusal
 
 DIALECTS = ("job", "jobset", "paddlejob")
@@ -132,7 +140,7 @@ def test_the_service_and_the_secret_belong_to_the_workload() -> None:
     created = copy.deepcopy(objects.workload)
     created["metadata"]["uid"] = "1-2"
     assert objects.service is not None
-    service = owned(objects.service, created)
+    service = with_owner(objects.service, created)
     (owner,) = service["metadata"]["ownerReferences"]
     assert owner == {"apiVersion": "batch/v1", "kind": "Job", "name": ORDER.name, "uid": "1-2"}
     assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"] is True

@@ -260,7 +260,7 @@ class ClusterApi:
                 items, version = self._list(found, selected, "")
                 yield "LISTED", {"items": items}
             try:
-                for event, changed in self._watched(found, selected, version):
+                for event, changed in self._watch_once(found, selected, version):
                     version = str(changed["metadata"].get("resourceVersion", version))
                     if event != "BOOKMARK":
                         yield event, changed
@@ -347,7 +347,7 @@ class ClusterApi:
             if not start:
                 return items, str(about.get("resourceVersion") or "")
 
-    def _watched(self, kind: ObjectKind, labels: Mapping[str, str], version: str) -> Iterator[tuple[str, Manifest]]:
+    def _watch_once(self, kind: ObjectKind, labels: Mapping[str, str], version: str) -> Iterator[tuple[str, Manifest]]:
         """Yield the changes of one watch, to its end. Raises Expired."""
         query = {**_selectors(labels, ""), "watch": "true", "allowWatchBookmarks": "true"}
         query.update(resourceVersion=version, timeoutSeconds=_WATCH)

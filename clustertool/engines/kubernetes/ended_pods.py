@@ -121,7 +121,7 @@ class EndedPods:
         self._wanted.add(pod.name)
         self._stated[pod.name] = Stated(about)
         with contextlib.suppress(DataError):
-            end = pod_record.read_message(pod.message)
+            end = pod_record.decode_message(pod.message)
             if (end.job, end.node) == self.places[pod.name]:
                 self._stated[pod.name] = Stated(about, end, pod.ended_at or about.created)
 
@@ -224,8 +224,8 @@ class RestoredRecords:
         if logs:  # of an attempt that has failed
             shutil.rmtree(paths.of("log"), ignore_errors=True)
         try:
-            for line in lines(log):
-                found = pod_record.read_line(line)
+            for line in split_lines(log):
+                found = pod_record.decode_line(line)
                 if found is None:
                     last = line if line.startswith(b"{") else last
                 elif logs:
@@ -251,7 +251,7 @@ class RestoredRecords:
         return RestoredNode(root, record.end, cut)
 
 
-def lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def split_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the lines without their newlines. What is longer than any line of a pod is left out; memory is bounded."""
     rest, skips = b"", False
     for piece in pieces:

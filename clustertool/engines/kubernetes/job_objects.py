@@ -37,7 +37,7 @@ from clustertool.model.kubernetes.object_names import (
 )
 from clustertool.model.kubernetes.pod_places import WORKLOADS
 from clustertool.model.kubernetes.pod_reasons import PodFault, PodView, end_of, view, waits_for
-from clustertool.model.kubernetes.pod_record import PodEnd, read_message
+from clustertool.model.kubernetes.pod_record import PodEnd, decode_message
 from clustertool.model.kubernetes.workload import KEPT
 
 _ENDS = {"Job": ("Failed", "Complete"), "JobSet": ("Failed", "Completed")}  # types of conditions
@@ -70,7 +70,7 @@ class JobObjects(NamedTuple):
     kueue: Sequence[Object] = ()
 
 
-def described(found: JobObjects) -> Description:
+def describe_job(found: JobObjects) -> Description:
     """Compute the state of a job: it runs while the job's container of one pod does.
 
     It has ended when no pod is left that may have a process, and its controller makes no more. A controller does not see that
@@ -81,14 +81,14 @@ def described(found: JobObjects) -> Description:
     made = seconds(text(metadata, "creationTimestamp")) or about.created
     alive = [pod for pod in pods if not pod.ended]
     runs = [pod for pod in alive if pod.phase != "Pending"]
-    over, succeeded, why, at = _over(found.workload)
+    over, succeeded, why, at = _end_of_workload(found.workload)
     if not over and not alive and any(pod.sidecars for pod in pods) and len(pods) >= about.nodes:
         over, why, at = True, "its processes have ended", max(pod.ended_at for pod in pods)
     deleted = bool(text(metadata, "deletionTimestamp"))
     ending = over or deleted or any(is_true(condition(status, kind)) for kind in _ENDINGS)
     cause = end_of(pods)
     if over and not alive:
-        cause = cause or _never_joined(found, pods) or _disrupted(found.events)
+        cause = cause or _end_before_joining(found, pods) or _disruption(found.events)
         if not pods and cause is None:
             cause = f"its pods were deleted, and their records with them: {why}", 0 if succeeded else NodeLost.code
     if runs:
@@ -112,12 +112,12 @@ def described(found: JobObjects) -> Description:
         asked=about.asked,
         ending=state.ending,
         cause=cause,
-        stuck=stuck(pods) if not over else "",
+        stuck=stuck_pod(pods) if not over else "",
         created=about.created or made,
     )
 
 
-def stuck(pods: Sequence[PodView]) -> str:
+def stuck_pod(pods: Sequence[PodView]) -> str:
     """Name the first pod that was placed on a node of the cluster and cannot start there, with the reason."""
     return next((f"pod {pod.name}: {pod.reason}" for pod in pods if pod.fault is PodFault.IMAGE), "")
 
@@ -132,7 +132,7 @@ def stated_end(pods: Sequence[PodView]) -> str:
     return ""
 
 
-def _never_joined(found: JobObjects, pods: Sequence[PodView]) -> tuple[str, int] | None:
+def _end_before_joining(found: JobObjects, pods: Sequence[PodView]) -> tuple[str, int] | None:
     """Collect what is stated about a job that no node has joined, and the exit code of the first pod that has failed.
 
     No record has its end. Nodes that did not come were not lost: they were not reached.
@@ -154,7 +154,7 @@ def _not_created(found: JobObjects) -> str:
     return _POD_NAME.sub("a pod is", refused)  # each attempt has another name
 
 
-def _disrupted(events: Sequence[Object]) -> tuple[str, int] | None:
+def _disruption(events: Sequence[Object]) -> tuple[str, int] | None:
     """Return what the first of these events states about a pod that was deleted."""
     first = min((event for event in events if text(event, "reason") in _DISRUPTED), key=event_time, default=None)
     if first is None:
@@ -165,7 +165,7 @@ def _disrupted(events: Sequence[Object]) -> tuple[str, int] | None:
 
 def disruption_unknown(found: JobObjects) -> bool:
     """Return whether pods of a job that has failed are gone, and those that are left do not state why it has."""
-    over, succeeded, _, _ = _over(found.workload)
+    over, succeeded, _, _ = _end_of_workload(found.workload)
     pods = [view(pod) for pod in found.pods]
     stated = any(end is not None and end.state != JobState.LOST.value for end in map(_end_of, pods))
     return over and not succeeded and not stated and end_of(pods) is None and len(pods) < about_of(found.workload).nodes
@@ -173,7 +173,7 @@ def disruption_unknown(found: JobObjects) -> bool:
 
 def _end_of(pod: PodView) -> PodEnd | None:
     try:
-        return read_message(pod.message)
+        return decode_message(pod.message)
     except DataError:
         return None
 
@@ -182,7 +182,7 @@ def queued_reason(found: JobObjects, pods: Sequence[PodView]) -> str:
     """Describe why no process has started, in the words of what holds it back: Kueue, the quota, the scheduler, the kubelet."""
     spec, labels = fields(found.workload, "spec"), fields(fields(found.workload, "metadata"), "labels")
     if spec.get("suspend") is True:
-        return _suspended(found.kueue, text(labels, QUEUE_LABEL))
+        return _suspension(found.kueue, text(labels, QUEUE_LABEL))
     refused = _not_created(found)
     if refused:
         return refused
@@ -202,7 +202,7 @@ def _of_secret(event: Object, name: str) -> bool:
     return text(event, "reason") == "FailedMount" and f'secret "{name}" not found' in text(event, "message")
 
 
-def _over(workload: Object) -> tuple[bool, bool, str, float]:
+def _end_of_workload(workload: Object) -> tuple[bool, bool, str, float]:
     """Check whether the controller has ended the workload, and whether with success; why, and when."""
     status = fields(workload, "status")
     for kind in _ENDS.get(text(workload, "kind"), ()):
@@ -217,7 +217,7 @@ def _over(workload: Object) -> tuple[bool, bool, str, float]:
     return False, False, "", 0.0
 
 
-def _suspended(workloads: Sequence[Object], queue: str) -> str:
+def _suspension(workloads: Sequence[Object], queue: str) -> str:
     """Describe why a workload is suspended, by the words of Kueue, where it has a Workload for this one."""
     name = f"suspended by Kueue, queue {queue}" if queue else "suspended"
     for one in workloads:
@@ -243,7 +243,7 @@ def event_time(event: Object) -> float:
     return max(map(seconds, times))
 
 
-def owned(objects: Sequence[Object], uid: str) -> list[Object]:
+def owned_by(objects: Sequence[Object], uid: str) -> list[Object]:
     """Select the objects that have this owner."""
     return [one for one in objects if any(text(owner, "uid") == uid for owner in _owners(one))]
 
@@ -268,11 +268,11 @@ class JobStore:
 
     def all(self) -> dict[str, JobObjects]:
         """Read the jobs by their ids. Raises ClustertoolError."""
-        return self._found(self.owner)
+        return self._find_jobs(self.owner)
 
     def one(self, job: str) -> JobObjects | None:
         """Read the objects of a job, None if this user has none with this id. Raises ClustertoolError."""
-        return self._found(self._labels(job)).get(job)
+        return self._find_jobs(self._labels(job)).get(job)
 
     def pods(self, job: str) -> list[Manifest]:
         """List the pods of one job. Raises ClustertoolError."""
@@ -281,7 +281,7 @@ class JobStore:
     def describe(self) -> dict[str, Description]:
         """Compute the state of each job. Raises ClustertoolError."""
         found = self.all()
-        states = {job: described(objects) for job, objects in found.items()}
+        states = {job: describe_job(objects) for job, objects in found.items()}
         queued = [job for job, state in states.items() if state.state is EngineState.QUEUED]
         lost = [job for job in found if disruption_unknown(found[job])]
         waiting = [
@@ -292,7 +292,7 @@ class JobStore:
         if lost:  # a preemption is no warning
             events += self._optional("Event", fields="involvedObject.kind=Pod")
         for job in (*queued, *lost, *waiting):
-            states[job] = described(_with_reasons(found[job], events, kueue))
+            states[job] = describe_job(_with_reasons(found[job], events, kueue))
         return states
 
     def remove(
@@ -328,7 +328,7 @@ class JobStore:
         found = [*self._workloads(labels), *self._api.list_objects("Pod", labels)]
         return found or [one for kind in _KEPT for one in self._api.list_objects(kind, labels, whole=False)]
 
-    def abandoned(self) -> list[Manifest]:
+    def orphans(self) -> list[Manifest]:
         """List Secrets and Services of this user whose workload is gone: those that kubectl has applied have no owner.
 
         They are as old as an ended workload becomes. A workload that this user may not list has pods. Raises ClustertoolError.
@@ -340,13 +340,13 @@ class JobStore:
     def _labels(self, job: str) -> dict[str, str]:
         return {**self.owner, JOB_LABEL: job_hash(job)}
 
-    def _found(self, labels: Mapping[str, str]) -> dict[str, JobObjects]:
+    def _find_jobs(self, labels: Mapping[str, str]) -> dict[str, JobObjects]:
         workloads, pods = self._workloads(labels), self._api.list_objects("Pod", labels)
         by_hash: dict[str, list[Manifest]] = {}
         for pod in pods:
             by_hash.setdefault(_job_label(pod), []).append(pod)
         uids = {text(fields(one, "metadata"), "uid") for one in workloads}
-        tops = [one for one in workloads if not any(owned([one], uid) for uid in uids)]
+        tops = [one for one in workloads if not any(owned_by([one], uid) for uid in uids)]
         return {job: JobObjects(one, by_hash.get(job_hash(job), ())) for one in tops for job in [job_of(one)] if job}
 
     def _workloads(self, labels: Mapping[str, str]) -> list[Manifest]:
@@ -385,7 +385,7 @@ def _with_reasons(found: JobObjects, events: Sequence[Manifest], kueue: Sequence
         gone = text(of, "kind") == "Pod" and pod.fullmatch(text(of, "name")) and event_time(event) >= made
         if text(of, "uid") in about or child or gone:
             mine.append(event)
-    return found._replace(events=mine, kueue=owned(kueue, text(fields(found.workload, "metadata"), "uid")))
+    return found._replace(events=mine, kueue=owned_by(kueue, text(fields(found.workload, "metadata"), "uid")))
 
 
 def _to_delete(left: Sequence[Manifest], hurry: bool) -> list[Manifest]:

@@ -40,9 +40,9 @@ class KubeCredentials:
         self.namespace = self.user = self.context = ""
         files = [os.path.expanduser(path) for path in (os.environ.get("KUBECONFIG") or _DEFAULT).split(os.pathsep)]
         if any(os.path.exists(path) for path in files if path):
-            self._read(os.pathsep.join(files), context)
+            self._read_kubeconfig(os.pathsep.join(files), context)
         elif os.environ.get("KUBERNETES_SERVICE_HOST") and not context:
-            self._read_pod()
+            self._read_service_account()
         else:
             raise ConfigError(f"there is no kubeconfig: {', '.join(filter(None, files))}", _FIX)
         self.configuration.retries = False  # cluster_api.py decides what is repeated
@@ -64,8 +64,8 @@ class KubeCredentials:
         found: Mapping[str, Mapping[str, str]] = self.configuration.auth_settings()
         return {one["key"]: one["value"] for one in found.values() if one.get("in") == "header" and one["value"]}
 
-    def _read(self, files: str, context: str) -> None:
-        with _Logged() as logged:
+    def _read_kubeconfig(self, files: str, context: str) -> None:
+        with _ErrorLog() as logged:
             try:
                 contexts, current = kube_config.list_kube_config_contexts(files)
                 chosen = next((one for one in contexts if one["name"] == context), None) if context else current
@@ -76,13 +76,13 @@ class KubeCredentials:
             except (ConfigException, KeyError, TypeError, ValueError, OSError) as error:
                 raise ConfigError(f"the kubeconfig is not valid: {error!s:.300}", _FIX) from None
         fields = chosen["context"]
-        self.context, self.user = str(chosen["name"]), str(_field(fields, "user"))
-        self.namespace = str(_field(fields, "namespace"))
+        self.context, self.user = str(chosen["name"]), str(_text_field(fields, "user"))
+        self.namespace = str(_text_field(fields, "namespace"))
         if logged.errors:  # the client goes on without credentials
             what = f"no credentials for the user {self.user}: {'; '.join(logged.errors)}"
             raise AuthError(what, "run the program of this user's exec section by hand, and log in")
 
-    def _read_pod(self) -> None:
+    def _read_service_account(self) -> None:
         try:
             InClusterConfigLoader(token_filename=str(_POD / "token"), cert_filename=str(_POD / "ca.crt")).load_and_set(
                 self.configuration
@@ -92,11 +92,11 @@ class KubeCredentials:
             raise ConfigError(f"the service account of this pod cannot be used: {error}", _FIX) from None
 
 
-def _field(fields: Mapping[str, object], name: str) -> object:
+def _text_field(fields: Mapping[str, object], name: str) -> object:
     return fields[name] if name in fields and fields[name] is not None else ""
 
 
-class _Logged(logging.Handler):
+class _ErrorLog(logging.Handler):
     """Collects what the client logs as an error in place of raising it."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class _Logged(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.errors.append(" ".join(record.getMessage().split())[:300])
 
-    def __enter__(self) -> _Logged:
+    def __enter__(self) -> _ErrorLog:
         logging.getLogger().addHandler(self)
         return self
 

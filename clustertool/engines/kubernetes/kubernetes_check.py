@@ -152,16 +152,16 @@ def of_quota(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
                 continue
             most, taken = quantity(str(hard[key])), quantity(str(used.get(key, "0")))
             if wanted > most:
-                what = f"the job needs {shown(wanted)} {key}, and the quota {name} has {shown(most)}"
+                what = f"the job needs {amount_text(wanted)} {key}, and the quota {name} has {amount_text(most)}"
                 yield Finding(0, _COLUMN, "error", what, "ask for less in KUBERNETES")
             elif wanted > most - taken:
-                what = f"the job needs {shown(wanted)} {key}, and the quota {name} has {shown(most - taken)} left"
+                what = f"the job needs {amount_text(wanted)} {key}, and the quota {name} has {amount_text(most - taken)} left"
                 yield Finding(0, _COLUMN, "warn", what, "its pods are created when other jobs have ended")
 
 
 def of_devices(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
     """Check that nodes have what the pods ask for: in each node what one of them needs, and in all together what all need."""
-    nodes = [node for node in api.list_objects("Node", job.node_selector) if usable(node)]
+    nodes = [node for node in api.list_objects("Node", job.node_selector) if takes_pods(node)]
     if not nodes:
         what = "no node is ready" + (" that has these labels" if job.node_selector else "")
         yield Finding(0, _COLUMN, "error", what, 'correct KUBERNETES["node_selector"]' if job.node_selector else "")
@@ -172,16 +172,16 @@ def of_devices(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
             having = [_allocatable(node, name) for node in nodes]
             fit = sum(int(amount // wanted) for amount in having) if wanted else group.pods
             if not fit:
-                what = f"a pod needs {shown(wanted)} {name}, and no node has more than {shown(max(having))}"
+                what = f"a pod needs {amount_text(wanted)} {name}, and no node has more than {amount_text(max(having))}"
                 yield Finding(0, column, "error", what, 'correct KUBERNETES["resources"]; gpus shows what nodes have')
             elif fit < group.pods:
-                what = f"the nodes have room for {fit} pods with {shown(wanted)} {name}, and the job has {group.pods}"
+                what = f"the nodes have room for {fit} pods with {amount_text(wanted)} {name}, and the job has {group.pods}"
                 yield Finding(0, column, "error", what, "use fewer pods, or smaller ones")
             elif "/" in name:
-                yield Finding(0, column, "ok", f"{shown(sum(having, Decimal()))} {name}")
+                yield Finding(0, column, "ok", f"{amount_text(sum(having, Decimal()))} {name}")
 
 
-def usable(node: Object) -> bool:
+def takes_pods(node: Object) -> bool:
     """Check whether a node takes pods."""
     return is_ready(node) and not is_cordoned(node)
 
@@ -194,7 +194,7 @@ def quantity(text: str) -> Decimal:
         raise PreflightError(str(error), 'examples: "4", "500m", "16Gi"') from None
 
 
-def shown(amount: Decimal) -> str:
+def amount_text(amount: Decimal) -> str:
     """Format a quantity for people: with a binary unit from 1 Mi on."""
     for unit in ("Ti", "Gi", "Mi"):
         if amount >= node_view.UNITS[unit]:

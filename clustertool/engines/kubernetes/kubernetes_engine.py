@@ -97,7 +97,7 @@ class KubernetesEngine(Engine):
         if self._followed:
             self._watch.start(self.store.owner)
         while True:
-            fleet = self._open(lag, job, newest)
+            fleet = self._open_once(lag, job, newest)
             failed = [
                 host.host for host in fleet.cluster.hosts if isinstance(fleet.failed.get(host.index), PreflightError)
             ]
@@ -118,10 +118,10 @@ class KubernetesEngine(Engine):
             time.sleep(_POLL)
         return False
 
-    def _open(self, lag: float | None, job: str, newest: bool) -> Fleet:
+    def _open_once(self, lag: float | None, job: str, newest: bool) -> Fleet:
         running: dict[str, Host] = {}
-        for name, objects in self._wanted(job, newest).items():
-            self._take(name, objects, running)
+        for name, objects in self._select_jobs(job, newest).items():
+            self._add_pods(name, objects, running)
         self._ended.read(self.caller.check)
         running.update(self._ended.unreadable())
         self.fleet.open_shared(this_machine.host(str(self._ended.root)))
@@ -129,7 +129,7 @@ class KubernetesEngine(Engine):
         new = [host for pod, host in running.items() if pod not in kept]
         return self.fleet.open_more(new, lambda host: not host.here and host.host not in kept, lag)
 
-    def _wanted(self, job: str, newest: bool) -> dict[str, JobObjects]:
+    def _select_jobs(self, job: str, newest: bool) -> dict[str, JobObjects]:
         """Select the jobs that open() is to know, by their ids."""
         found: dict[str, JobObjects] = {}
         created: dict[str, float] = {}
@@ -144,7 +144,7 @@ class KubernetesEngine(Engine):
                 del found[name]
         return found
 
-    def _take(self, job: str, objects: JobObjects | None, running: dict[str, Host], first: bool = False) -> None:
+    def _add_pods(self, job: str, objects: JobObjects | None, running: dict[str, Host], first: bool = False) -> None:
         """Add the pods of a job to those that have ended, or to those that run; one that waits has no node.
 
         first: only that of node 0.
@@ -152,9 +152,9 @@ class KubernetesEngine(Engine):
         for pod in objects.pods if objects is not None else ():
             node = node_of_pod(pod)
             if objects is not None and node is not None and (node == 0 or not first):
-                self._take_pod(job, node, pod, about_of(objects.workload), running)
+                self._add_pod(job, node, pod, about_of(objects.workload), running)
 
-    def _take_pod(self, job: str, node: int, pod: Object, about: JobAbout, running: dict[str, Host]) -> None:
+    def _add_pod(self, job: str, node: int, pod: Object, about: JobAbout, running: dict[str, Host]) -> None:
         seen = view(pod)
         self._ended.place(seen.name, job, node)
         if seen.ended:
@@ -167,7 +167,7 @@ class KubernetesEngine(Engine):
     def first_pod(self, job: str) -> Host | None:
         """Return the pod of node 0, if it runs."""
         running: dict[str, Host] = {}
-        self._take(job, self.store.one(job), running, first=True)
+        self._add_pods(job, self.store.one(job), running, first=True)
         return next(iter(running.values()), None)
 
     def reach(self, host: Host) -> Link | None:
@@ -248,11 +248,11 @@ class KubernetesEngine(Engine):
         """
         with self.api.patiently():
             running: dict[str, Host] = {}
-            self._take(job, self.store.one(job), running)
+            self._add_pods(job, self.store.one(job), running)
             answers = self._stop(job, running, how)
             if self._followed:  # those that were placed leave their last records before they are deleted
                 results = {pod: read_result(answers[host.name], job).state for pod, host in running.items()}
-                self._leave([pod for pod, state in results.items() if state is not StopState.NEVER_STARTED])
+                self._await_ends([pod for pod, state in results.items() if state is not StopState.NEVER_STARTED])
             grace = _FORCED if how["force"] else None
             self.store.remove(job, how["grace"] + GRACE_MORE + _LEAVING, grace=grace)
         return answers
@@ -281,7 +281,7 @@ class KubernetesEngine(Engine):
         clean: StopAnswer = {"jobs": {job: _CLEAN}}
         return {running[pod].name: asked.ok.get(number, clean) for number, pod in enumerate(pods)}
 
-    def _leave(self, running: Collection[str]) -> None:
+    def _await_ends(self, running: Collection[str]) -> None:
         """Wait until these pods have ended, and read their records."""
         end, left = time.monotonic() + _ENDING, set(running)
         while left and time.monotonic() < end:
@@ -331,7 +331,7 @@ class KubernetesEngine(Engine):
     def forget(self, jobs: Collection[str]) -> None:
         for job in jobs:
             self.store.remove(job, GRACE_MORE + _LEAVING, self.caller.check)
-        for one in self.store.abandoned():
+        for one in self.store.orphans():
             kind, about = str(one["kind"]), fields(one, "metadata")
             if self.api.delete(kind, text(about, "name"), uid=text(about, "uid")):
                 self.caller.note(f"removed {kind.lower()} {text(about, 'name')}: its job is gone")

@@ -38,7 +38,7 @@ from clustertool.model.job.earlier_jobs import read_earlier, rows_of
 from clustertool.model.kubernetes.api_objects import Manifest, Object
 from clustertool.model.kubernetes.object_names import JOB_LABEL
 from clustertool.model.kubernetes.pod_places import PADDLEJOB
-from clustertool.model.kubernetes.workload import MOST_SECRET, owned, secret
+from clustertool.model.kubernetes.workload import MOST_SECRET, secret, with_owner
 from clustertool.model.masking import HIDDEN
 from clustertool.model.planning.plan import Plan
 from clustertool.model.quantities import count
@@ -66,14 +66,14 @@ class KubernetesStart(Starter):
     def prepare(self) -> Submission:
         """Make the objects of the job. A workspace that does not fit into the Secret is sent by submit()."""
         request, caller = self._request, self._engine.caller
-        self._api.validate(self._made(request.wish.job_id).objects.workload)
+        self._api.validate(self._make_manifests(request.wish.job_id).objects.workload)
         if request.wish.job_id:
             recorded, known = self._pods.earlier(request.wish.job_id)
             records = read_earlier({node: rows_of(answer["jobs"]) for node, answer in recorded.items()})
             earlier_work.take_id(caller, request, earlier_work.known_by(records, known))
         if request.resumes:
             caller.warn("job.toml: resume has no effect with this engine; the job starts anew")
-        made = self._made(request.job_id)
+        made = self._make_manifests(request.job_id)
         self._identity = made.identity
         self._order = replace(made.order, owner=self._api.user(), namespace=self._api.namespace)
         made = replace(made, order=self._order)
@@ -97,7 +97,7 @@ class KubernetesStart(Starter):
         )
         return expected_plan(replace(request, cluster=cluster, spec=spec), made.nodes, made.identity)
 
-    def _made(self, job: str) -> JobManifests:
+    def _make_manifests(self, job: str) -> JobManifests:
         """Make the objects of the request. job: its id, "" for a new one. Their owner is not known so far.
 
         Raises UsageError, ConfigError, DataError.
@@ -118,7 +118,7 @@ class KubernetesStart(Starter):
 
     def export(self, place: Path | None, wish: ExportWish) -> Exported:
         """Write the objects as YAML. The API server is asked only for the user's name, and its answer is not needed."""
-        made = self._made(self._request.wish.job_id)
+        made = self._make_manifests(self._request.wish.job_id)
         apply = f"kubectl apply -f {place.name if place is not None else '-'}"
         if wish.native:
             if made.settings.dialect != PADDLEJOB:
@@ -221,7 +221,7 @@ class SubmittedObjects:
         try:
             created = self._create(workload)
             for one in others:
-                self._create(owned(one, {**workload, **created}))
+                self._create(with_owner(one, {**workload, **created}))
             self._check()
         except BaseException:
             self.undo()
@@ -231,11 +231,11 @@ class SubmittedObjects:
     def undo(self) -> None:
         """Remove what was begun, and wait until it is gone. No Ctrl+C ends it."""
         with self._api.patiently():
-            left = [one for one in reversed(self._begun) if not self._removed(one)]
+            left = [one for one in reversed(self._begun) if not self._remove(one)]
             end = time.monotonic() + _LEAVING
             while left and time.monotonic() < end:
                 time.sleep(_REMOVAL_POLL)
-                left = [one for one in left if not self._removed(one)]
+                left = [one for one in left if not self._remove(one)]
         for one in left:
             name = f"{one['kind'].lower()} {one['metadata']['name']}"
             self._warn(f"{name} is still there; remove it: kubectl delete {name} --namespace {self._api.namespace}")
@@ -268,7 +268,7 @@ class SubmittedObjects:
         mine = manifest["metadata"]["labels"][JOB_LABEL]
         return str(about.get("uid") or "") if (about.get("labels") or {}).get(JOB_LABEL) == mine else ""
 
-    def _removed(self, manifest: Manifest) -> bool:
+    def _remove(self, manifest: Manifest) -> bool:
         """Delete an object and return whether it is gone; else its deletion has begun, as far as the server answers."""
         try:
             uid = self._uid(manifest)
@@ -284,7 +284,7 @@ def send_to_first_pod(engine: KubernetesEngine, job: str, workspace: Workspace) 
     """
     caller = engine.caller
     for attempt in range(_ATTEMPTS):
-        host = _running(engine, caller, job)
+        host = _await_first_pod(engine, caller, job)
         try:
             _send(engine, host, workspace)
             return
@@ -295,7 +295,7 @@ def send_to_first_pod(engine: KubernetesEngine, job: str, workspace: Workspace) 
             _wait(caller, _PAUSE)
 
 
-def _running(engine: KubernetesEngine, caller: Caller, job: str) -> Host:
+def _await_first_pod(engine: KubernetesEngine, caller: Caller, job: str) -> Host:
     """Wait until the first pod runs, and show its reasons to wait. Raises PreflightError."""
     shown = ""
     while True:

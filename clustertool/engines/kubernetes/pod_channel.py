@@ -67,8 +67,8 @@ class PodChannel:
     def send(self, data: bytes | memoryview) -> int:
         """Queue data for sending, and return how many bytes were taken."""
         with self._changed:
-            self._until(lambda: len(self._unsent) < _UNSENT or self._over)
-            if self._over:
+            self._wait_until(lambda: len(self._unsent) < _UNSENT or self._is_over)
+            if self._is_over:
                 raise OSError(self._broken or "the channel is closed")
             piece = bytes(data[:_FRAME])
             self._queue(bytes([_STDIN]) + piece)
@@ -77,10 +77,10 @@ class PodChannel:
 
     def recv(self, size: int) -> bytes:
         """b"" at the end. Raises TimeoutError."""
-        return self._taken(_STDOUT, size)
+        return self._take_bytes(_STDOUT, size)
 
     def recv_stderr(self, size: int) -> bytes:
-        return self._taken(_STDERR, size)
+        return self._take_bytes(_STDERR, size)
 
     def recv_ready(self) -> bool:
         return bool(self._streams[_STDOUT])
@@ -91,7 +91,7 @@ class PodChannel:
     def wait(self, seconds: float) -> None:
         """Wait until bytes are there, or the channel has ended; at most so many seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: any(self._streams.values()) or self._over, seconds)
+            self._changed.wait_for(lambda: any(self._streams.values()) or self._is_over, seconds)
 
     def shutdown_write(self) -> None:
         """End stdin, as far as the protocol and the runtime pass this on: no program may rely on it."""
@@ -114,26 +114,26 @@ class PodChannel:
         return len(self._unsent)
 
     @property
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         return self.closed or self.eof_received
 
-    def _taken(self, stream: int, size: int) -> bytes:
+    def _take_bytes(self, stream: int, size: int) -> bytes:
         with self._changed:
             data = self._streams[stream]
-            self._until(lambda: bool(data) or self._over)
-            full = self._full
+            self._wait_until(lambda: bool(data) or self._is_over)
+            full = self._is_full
             piece = bytes(data[:size])
             del data[:size]
         if full:
             self._ring()
         return piece
 
-    def _until(self, true: Callable[[], bool]) -> None:
+    def _wait_until(self, true: Callable[[], bool]) -> None:
         if not self._changed.wait_for(true, self._timeout):
             raise TimeoutError("timed out")
 
     @property
-    def _full(self) -> bool:
+    def _is_full(self) -> bool:
         return sum(map(len, self._streams.values())) >= _UNREAD
 
     def _ring(self) -> None:
@@ -169,13 +169,13 @@ class PodChannel:
                 if time.monotonic() - pinged > _PING:
                     pinged = time.monotonic()
                     self._queue(b"", ABNF.OPCODE_PING)
-                reads, writes = selectors.EVENT_READ * (not self._full), selectors.EVENT_WRITE * bool(self._unsent)
+                reads, writes = selectors.EVENT_READ * (not self._is_full), selectors.EVENT_WRITE * bool(self._unsent)
                 _select(waiting, self._connection, reads | writes)
                 for key, _ in waiting.select(0 if more else _PING):
                     if key.fileobj is self._bell:
                         self._bell.recv(4096)
                 self._write()
-                more = not self._full and self._read()
+                more = not self._is_full and self._read()
 
     def _write(self) -> None:
         """Send what waits, as far as the connection takes it."""
@@ -196,10 +196,10 @@ class PodChannel:
             if (self._websocket.frame_buffer.length or 0) > _LARGEST:
                 raise ValueError("a frame is too large") from None
             return False
-        self._take(frame)
+        self._take_frame(frame)
         return True
 
-    def _take(self, frame: ABNF) -> None:
+    def _take_frame(self, frame: ABNF) -> None:
         """Add a frame to its message, which may have several, and take a message that is complete."""
         if frame.opcode == ABNF.OPCODE_CLOSE:
             raise OSError("it was closed by the server")
@@ -218,7 +218,7 @@ class PodChannel:
             if stream in self._streams:
                 self._streams[stream] += data
             elif stream == _ERROR:
-                self._end(data)
+                self._record_status(data)
             self._changed.notify_all()
 
     def _queue(self, payload: bytes, opcode: int = ABNF.OPCODE_BINARY) -> None:
@@ -226,7 +226,7 @@ class PodChannel:
         with self._changed:
             self._unsent += ABNF.create_frame(payload, opcode).format()
 
-    def _end(self, data: bytes) -> None:
+    def _record_status(self, data: bytes) -> None:
         """Record the final status of the program."""
         code, message = exit_code(data)
         self.exit_status = code

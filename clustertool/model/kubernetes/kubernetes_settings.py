@@ -70,7 +70,7 @@ def _below(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _line(value: object) -> str:
+def _text_line(value: object) -> str:
     if not isinstance(value, str) or not value.isprintable():
         raise NotRight("a string of one line")
     return value
@@ -112,7 +112,7 @@ def _objects(value: object) -> Tuple[Manifest, ...]:
     return tuple(_object(one, f"[{index}]") for index, one in enumerate(_entries(value)))
 
 
-def _texts(value: object) -> Dict[str, str]:
+def _texts_by_name(value: object) -> Dict[str, str]:
     found = _object(value)
     for name, one in found.items():
         if not isinstance(one, str):
@@ -122,7 +122,7 @@ def _texts(value: object) -> Dict[str, str]:
 
 def _unreserved(value: object) -> Dict[str, str]:
     """Read labels or annotations. Those of the tool itself are refused."""
-    found = _texts(value)
+    found = _texts_by_name(value)
     for name in found:
         if name.startswith(_OWN):
             raise NotRight("left out: the tool itself sets it", _below("", name))
@@ -289,11 +289,11 @@ class KubernetesSettings:
     where it is sent. paddlejob: what only that dialect has.
     """
 
-    context: str = field(default="", metadata=_setting(_line))
+    context: str = field(default="", metadata=_setting(_text_line))
     namespace: str = field(default="", metadata=_setting(_label))
     nodes: Nodes = field(default=(("trainer", 1),), metadata=_setting(_nodes))
     resources: Manifest = field(default_factory=dict, hash=False, metadata=_setting(_resources))
-    node_selector: Dict[str, str] = field(default_factory=dict, hash=False, metadata=_setting(_texts))
+    node_selector: Dict[str, str] = field(default_factory=dict, hash=False, metadata=_setting(_texts_by_name))
     tolerations: Tuple[Manifest, ...] = field(default=(), hash=False, metadata=_setting(_objects))
     affinity: Manifest = field(default_factory=dict, hash=False, metadata=_setting(_object))
     service_account: str = field(default="", metadata=_setting(_subdomain))
@@ -307,7 +307,7 @@ class KubernetesSettings:
     labels: Dict[str, str] = field(default_factory=dict, hash=False, metadata=_setting(_unreserved))
     annotations: Dict[str, str] = field(default_factory=dict, hash=False, metadata=_setting(_unreserved))
     keep: Optional[float] = field(default=None, metadata=_setting(_keep))
-    pod_template: str = field(default="", metadata=_setting(_line))
+    pod_template: str = field(default="", metadata=_setting(_text_line))
     workspace: str = field(default="", metadata=_setting(_workspace))
     output: str = field(default="", metadata=_setting(_writable_claim))
     paddlejob: Manifest = field(default_factory=dict, hash=False, metadata=_setting(_paddlejob))
@@ -339,9 +339,9 @@ def read_settings(
     Raises ConfigError (78) for an error in conf.py, DataError (65) for job.toml, UsageError (64) for the command line.
     """
     found = {
-        **_read(conf, ConfigError, lambda name: f"{where}: KUBERNETES: {name}"),
-        **_read(toml or {}, DataError, lambda name: f"job.toml: [kubernetes] {name}"),
-        **_read(typed or {}, UsageError, lambda name: f"--{_OPTIONS.get(name) or name.replace('_', '-')}"),
+        **_read_source(conf, ConfigError, lambda name: f"{where}: KUBERNETES: {name}"),
+        **_read_source(toml or {}, DataError, lambda name: f"job.toml: [kubernetes] {name}"),
+        **_read_source(typed or {}, UsageError, lambda name: f"--{_OPTIONS.get(name) or name.replace('_', '-')}"),
     }
     split = next((isinstance(of.get("nodes"), Mapping) for of in (typed, toml, conf) if of and of.get("nodes")), False)
     made = KubernetesSettings(**found, split=split)
@@ -352,7 +352,7 @@ def read_settings(
     return made
 
 
-def _read(values: Mapping[str, object], error: Type[ClustertoolError], place: Callable[[str], str]) -> Manifest:
+def _read_source(values: Mapping[str, object], error: Type[ClustertoolError], place: Callable[[str], str]) -> Manifest:
     found = {}
     for name, value in values.items():
         if name not in _FIELDS:

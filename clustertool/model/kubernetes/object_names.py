@@ -46,17 +46,17 @@ def object_name(job: str) -> str:
     name = re.sub(r"[^a-z0-9-]", "-", wanted.lower())
     if name == wanted and len(name) <= LONGEST_NAME and not name.endswith("-"):
         return name
-    return f"{name[: LONGEST_NAME - _HASH - 1].rstrip('-')}-{_hashed(job, _HASH)}"
+    return f"{name[: LONGEST_NAME - _HASH - 1].rstrip('-')}-{_short_hash(job, _HASH)}"
 
 
 def job_hash(job: str) -> str:
     """Compute the value of JOB_LABEL."""
-    return _hashed(job, _LABEL_HASH)
+    return _short_hash(job, _LABEL_HASH)
 
 
 def owner_hash(owner: str) -> str:
     """Compute the value of OWNER_LABEL."""
-    return _hashed(owner, _LABEL_HASH)
+    return _short_hash(owner, _LABEL_HASH)
 
 
 def labels(job: str, owner: str) -> Dict[str, str]:
@@ -64,7 +64,7 @@ def labels(job: str, owner: str) -> Dict[str, str]:
     return {JOB_LABEL: job_hash(job), OWNER_LABEL: owner_hash(owner)}
 
 
-def notes(job: str, owner: str, about: JobAbout) -> Dict[str, str]:
+def annotations_of_job(job: str, owner: str, about: JobAbout) -> Dict[str, str]:
     """Build the annotations of the workload of a job."""
     return {JOB_ID: job, OWNER: owner, ABOUT: json.dumps(about._asdict(), sort_keys=True)}
 
@@ -92,16 +92,16 @@ def about_of(workload: Mapping[str, object]) -> JobAbout:
         text(found, "asked"),
         text(found, "command"),
         text(found, "mode"),
-        int(_number(found, "nodes")),
-        _number(found, "created"),
+        int(_bounded_number(found, "nodes")),
+        _bounded_number(found, "created"),
         text(found, "dialect"),
     )
 
 
-def _number(found: Mapping[str, object], name: str) -> float:
+def _bounded_number(found: Mapping[str, object], name: str) -> float:
     value = found.get(name)
     return float(value) if type(value) in (int, float) and 0 <= value < _MOST else 0.0  # type: ignore[operator, arg-type]
 
 
-def _hashed(text: str, length: int) -> str:
+def _short_hash(text: str, length: int) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:length]

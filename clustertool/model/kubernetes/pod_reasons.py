@@ -118,10 +118,10 @@ def view(pod: Object) -> PodView:
     container = _container(status)
     phase, host = text(status, "phase") or "Pending", text(fields(pod, "spec"), "nodeName")
     ended = fields(fields(container, "state"), "terminated")
-    code = _whole(ended, "exitCode", -1)
-    fault, reason = _explained(status, container, ended, phase)
+    code = _whole_number(ended, "exitCode", -1)
+    fault, reason = _explain(status, container, ended, phase)
     others = [one for one in items(status, "containerStatuses") if one.get("name") != CONTAINER]
-    restarts = max(0, _whole(container, "restartCount", 0))
+    restarts = max(0, _whole_number(container, "restartCount", 0))
     message = ended.get("message")
     return PodView(
         text(metadata, "name"),
@@ -159,7 +159,7 @@ def waits_for(pods: Sequence[PodView]) -> str:
     return f"{found.reason} ({same} of {len(pods)} pods)"
 
 
-def _whole(of: Object, name: str, absent: int) -> int:
+def _whole_number(of: Object, name: str, absent: int) -> int:
     found = of.get(name)
     return found if type(found) is int else absent
 
@@ -168,7 +168,7 @@ def _container(status: Object) -> Dict[str, object]:
     return next((one for one in items(status, "containerStatuses") if one.get("name") == CONTAINER), {})
 
 
-def _explained(status: Object, container: Object, ended: Object, phase: str) -> Tuple[PodFault, str]:
+def _explain(status: Object, container: Object, ended: Object, phase: str) -> Tuple[PodFault, str]:
     """Explain the fault of a pod. The cause that the cluster states comes before that of the container.
 
     The container ends because of it.
@@ -196,12 +196,12 @@ def _explained(status: Object, container: Object, ended: Object, phase: str) -> 
     if phase == "Running" and ready.get("status") == "False" and ready.get("reason") == "NodeNotReady":
         return PodFault.NODE_LOST, "node lost: it does not answer the API server"
     if ended:
-        return _of_end(ended)
-    return _of_waiting(status, container, phase, with_message(reason, message))
+        return _explain_end(ended)
+    return _explain_waiting(status, container, phase, with_message(reason, message))
 
 
-def _of_end(ended: Object) -> Tuple[PodFault, str]:
-    why, code = text(ended, "reason"), _whole(ended, "exitCode", 0)
+def _explain_end(ended: Object) -> Tuple[PodFault, str]:
+    why, code = text(ended, "reason"), _whole_number(ended, "exitCode", 0)
     if why == "OOMKilled":
         return PodFault.OOM_KILLED, "OOMKilled: it used more than its memory limit; raise `memory` in resources"
     if why in _CONFIG:
@@ -209,7 +209,7 @@ def _of_end(ended: Object) -> Tuple[PodFault, str]:
     return (PodFault.FAILED, f"exit code {code}") if code else (PodFault.NONE, "")
 
 
-def _of_waiting(status: Object, container: Object, phase: str, stated: str) -> Tuple[PodFault, str]:
+def _explain_waiting(status: Object, container: Object, phase: str, stated: str) -> Tuple[PodFault, str]:
     waiting = fields(fields(container, "state"), "waiting")
     why, message = text(waiting, "reason"), text(waiting, "message")
     if why in _IMAGE:

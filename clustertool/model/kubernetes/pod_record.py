@@ -64,14 +64,14 @@ class PodLine(NamedTuple):
         return self.text if self.goes_on else self.text + b"\n"
 
 
-def written(line: PodLine) -> bytes:
+def encode_line(line: PodLine) -> bytes:
     """Write a rank's line as it stands in the log of the pod."""
     attempt = f" attempt {line.attempt}" if line.attempt else ""
     head = f"[{line.role} {line.rank}{attempt}{' +' if line.goes_on else ''}] "
     return head.encode() + line.text + b"\n"
 
 
-def read_line(line: bytes) -> Optional[PodLine]:
+def decode_line(line: bytes) -> Optional[PodLine]:
     """Read a line of the log of a pod, without its newline; None for a line that is none of a rank."""
     found = _LINE.fullmatch(line)
     if found is None:
@@ -112,33 +112,33 @@ class PodRecord(NamedTuple):
 
 def encode(end: PodEnd, files: Mapping[str, bytes], logs: Sequence[Log] = ()) -> bytes:
     """Write the last line of a pod's log. Of records that are too large the newest lines are kept, or nothing."""
-    fields = {**_fields(end), "logs": [list(log) for log in logs[:_MOST_LOGS]], "records": _packed(files)}
+    fields = {**_end_fields(end), "logs": [list(log) for log in logs[:_MOST_LOGS]], "records": _pack(files)}
     return json.dumps(fields).encode() + b"\n"
 
 
 def decode(line: bytes) -> PodRecord:
     """Read the last line of a pod's log. Raises DataError for what is no such line."""
     if len(line) > MOST_LINE:
-        raise _wrong("it is too long")
+        raise _no_record("it is too long")
     try:
         fields = json.loads(line)
-        end = _read(fields)
+        end = _decode_end(fields)
         logs = tuple((str(name), size) for name, size in fields["logs"][:_MOST_LOGS] if type(size) is int and size >= 0)
         packed = base64.b64decode(fields["records"], validate=True)
         unpack = zlib.decompressobj()
         data = unpack.decompress(packed, _MOST_RECORDS + 1)
         if len(data) > _MOST_RECORDS or not unpack.eof:
-            raise _wrong("its records are too large, or cut")
-        return PodRecord(end, _files(data), logs)
+            raise _no_record("its records are too large, or cut")
+        return PodRecord(end, _split_files(data), logs)
     except (ValueError, LookupError, TypeError, RecursionError, zlib.error) as error:
-        raise _wrong(f"{error!r:.200}") from None
+        raise _no_record(f"{error!r:.200}") from None
 
 
-def message(end: PodEnd) -> bytes:
+def encode_message(end: PodEnd) -> bytes:
     """Write the termination message. What does not fit is cut: ranks first, then the reason."""
     failed, reason = list(end.failed), end.reason
     while True:
-        text = json.dumps(_fields(end._replace(failed=tuple(failed), reason=reason))).encode()
+        text = json.dumps(_end_fields(end._replace(failed=tuple(failed), reason=reason))).encode()
         if len(text) <= MOST_MESSAGE:
             return text
         if failed:
@@ -147,15 +147,15 @@ def message(end: PodEnd) -> bytes:
             reason = reason[: len(reason) * 3 // 4]
 
 
-def read_message(text: str) -> PodEnd:
+def decode_message(text: str) -> PodEnd:
     """Read a termination message. Raises DataError for another text.
 
     The kubelet puts the end of the log there if there is no message.
     """
     try:
-        return _read(json.loads(text[: 4 * MOST_MESSAGE]))
+        return _decode_end(json.loads(text[: 4 * MOST_MESSAGE]))
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise _wrong(f"{error!r:.200}") from None
+        raise _no_record(f"{error!r:.200}") from None
 
 
 def stated_events(job: str, node: int, stated: Stated, ranks: Mapping[str, Tuple[str, int, int]]) -> bytes:
@@ -180,11 +180,11 @@ def stated_events(job: str, node: int, stated: Stated, ranks: Mapping[str, Tuple
     return b"".join(json.dumps(event).encode() + b"\n" for event in events)
 
 
-def _fields(end: PodEnd) -> Dict[str, object]:
+def _end_fields(end: PodEnd) -> Dict[str, object]:
     return {"clustertool": FORMAT, **end._asdict(), "reason": end.reason[:_LONGEST], "failed": list(end.failed)}
 
 
-def _read(fields: Mapping[str, object]) -> PodEnd:
+def _decode_end(fields: Mapping[str, object]) -> PodEnd:
     """Read the fields of an end. Raises ValueError, LookupError, TypeError."""
     if fields["clustertool"] != FORMAT:
         raise ValueError("another format")
@@ -192,33 +192,33 @@ def _read(fields: Mapping[str, object]) -> PodEnd:
     return end._replace(reason=end.reason[:_LONGEST])
 
 
-def _packed(files: Mapping[str, bytes]) -> str:
+def _pack(files: Mapping[str, bytes]) -> str:
     kept = {name: files[name] for name in RECORDS if name in files}
-    data = _joined(kept)
+    data = _join_files(kept)
     for name in [one for one in reversed(list(kept)) if len(kept[one]) > _SMALL]:
         for part in _CUTS:
             if len(data) <= _MOST_PACKED and sum(map(len, kept.values())) < _MOST_RECORDS - _LONGEST:
                 return base64.b64encode(data).decode()
-            kept[name] = _newest(files[name], len(files[name]) // part) if name in _LINES else b""
-            data = _joined(kept)
-    return base64.b64encode(data if len(data) <= _MOST_PACKED else _joined({})).decode()
+            kept[name] = _newest_lines(files[name], len(files[name]) // part) if name in _LINES else b""
+            data = _join_files(kept)
+    return base64.b64encode(data if len(data) <= _MOST_PACKED else _join_files({})).decode()
 
 
-def _newest(data: bytes, most: int) -> bytes:
+def _newest_lines(data: bytes, most: int) -> bytes:
     """Keep the first line, which says what the file is about, and of the others the last `most` bytes in whole lines."""
     first, _, rest = data.partition(b"\n")
     return first + b"\n" + rest[-most:].partition(b"\n")[2]
 
 
-def _joined(files: Mapping[str, bytes]) -> bytes:
+def _join_files(files: Mapping[str, bytes]) -> bytes:
     """Pack files: a line of JSON with the name and the size of each file, and their bytes one after the other; compressed."""
     present = [(name, data) for name, data in files.items() if data]
     head = json.dumps([[name, len(data)] for name, data in present]).encode()
     return zlib.compress(b"\n".join([head, b"".join(data for _, data in present)]), 9)
 
 
-def _files(data: bytes) -> Dict[str, bytes]:
-    """Unpack the result of _joined(), without the compression. Raises ValueError, TypeError."""
+def _split_files(data: bytes) -> Dict[str, bytes]:
+    """Unpack the result of _join_files(), without the compression. Raises ValueError, TypeError."""
     head, _, rest = data.partition(b"\n")
     found: Dict[str, bytes] = {}
     for name, size in json.loads(head):
@@ -228,5 +228,5 @@ def _files(data: bytes) -> Dict[str, bytes]:
     return found
 
 
-def _wrong(why: str) -> DataError:
+def _no_record(why: str) -> DataError:
     return DataError(f"this is no record of a pod: {why}")

@@ -22,7 +22,7 @@ _FIX = "start the bundle by a manifest of clustertool: export --engine kubernete
 def pod_node(environ: Mapping[str, str]) -> int:
     """Read the number of the node that this pod is. Raises UsageError where the variables do not state it."""
     index = INDEX if INDEX in environ else _OPERATOR_INDEX
-    return _number(environ, FIRST_NODE) + _number(environ, index)
+    return _number_of_variable(environ, FIRST_NODE) + _number_of_variable(environ, index)
 
 
 def coordinator(environ: Mapping[str, str]) -> str:
@@ -33,7 +33,7 @@ def coordinator(environ: Mapping[str, str]) -> str:
     return first
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
+def _number_of_variable(environ: Mapping[str, str], name: str) -> int:
     found = environ.get(name, "")
     value = whole(found, 0, _MOST)
     if value is None:

@@ -16,9 +16,9 @@ from clustertool.model.kubernetes.object_names import (
     JOB_LABEL,
     QUEUE_LABEL,
     JobAbout,
+    annotations_of_job,
     job_hash,
     labels,
-    notes,
     object_name,
 )
 from clustertool.model.kubernetes.pod_places import FIRST_LABEL, JOB, JOBSET, PADDLE_ROLES, PADDLEJOB, RolePods, groups
@@ -103,7 +103,7 @@ def manifests(settings: KubernetesSettings, order: WorkloadOrder) -> Objects:
 
 def _job(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
     (group,) = groups(JOB, settings.nodes)
-    spec = {"ttlSecondsAfterFinished": KEPT, **_indexed(settings, order, group)}
+    spec = {"ttlSecondsAfterFinished": KEPT, **_indexed_spec(settings, order, group)}
     return {**_head(settings, order, "batch/v1", "Job"), "spec": spec}
 
 
@@ -113,7 +113,7 @@ def _jobset(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
     With the trainers alone as its aim the controller would delete pservers' pods, and their logs.
     """
     jobs: List[Manifest] = [
-        {"name": group.role, "replicas": 1, "template": {"spec": _indexed(settings, order, group)}}
+        {"name": group.role, "replicas": 1, "template": {"spec": _indexed_spec(settings, order, group)}}
         for group in groups(JOBSET, settings.nodes)
     ]
     spec = {
@@ -126,7 +126,7 @@ def _jobset(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
     return {**_head(settings, order, "jobset.x-k8s.io/v1alpha2", "JobSet"), "spec": spec}
 
 
-def _indexed(settings: KubernetesSettings, order: WorkloadOrder, group: RolePods) -> Manifest:
+def _indexed_spec(settings: KubernetesSettings, order: WorkloadOrder, group: RolePods) -> Manifest:
     return {
         "completions": group.size,
         "parallelism": group.size,
@@ -169,7 +169,7 @@ def _head(settings: KubernetesSettings, order: WorkloadOrder, version: str, kind
     made = _metadata(order)
     queue = {QUEUE_LABEL: settings.queue} if settings.queue and settings.dialect != PADDLEJOB else {}
     made["labels"] = {**settings.labels, **queue, **order.labels}
-    made["annotations"] = {**settings.annotations, **notes(order.job_id, order.owner, order.about)}
+    made["annotations"] = {**settings.annotations, **annotations_of_job(order.job_id, order.owner, order.about)}
     return {"apiVersion": version, "kind": kind, "metadata": made}
 
 
@@ -196,7 +196,7 @@ def secret(order: WorkloadOrder, bundle: bytes) -> Manifest:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(order), "type": "Opaque", "data": data}
 
 
-def owned(manifest: Manifest, workload: Manifest) -> Manifest:
+def with_owner(manifest: Manifest, workload: Manifest) -> Manifest:
     """Make the manifest of an object that is deleted with the workload. workload: as the API server has created it."""
     owner = {
         "apiVersion": workload["apiVersion"],
@@ -239,7 +239,7 @@ def pod_template(settings: KubernetesSettings, order: WorkloadOrder, group: Role
     spec = {"subdomain": order.name, **_spec(settings, order)}
     if settings.dialect == PADDLEJOB:
         spec.pop("subdomain")  # its operator gives pods no host name
-    return _merged(
+    return _merged_template(
         settings, order, {FIRST_LABEL: str(group.first)}, {**spec, "containers": [container], "volumes": volumes}
     )
 
@@ -256,7 +256,9 @@ def native_template(settings: KubernetesSettings, order: WorkloadOrder, role: st
     folder = workspace_folder(settings, order)
     if folder:
         container["workingDir"] = folder
-    return _merged(settings, order, {}, {**_spec(settings, order), "containers": [container], "volumes": volumes})
+    return _merged_template(
+        settings, order, {}, {**_spec(settings, order), "containers": [container], "volumes": volumes}
+    )
 
 
 def container_and_volumes(
@@ -351,7 +353,9 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$") if "$(" in text or "$$" in text else text
 
 
-def _merged(settings: KubernetesSettings, order: WorkloadOrder, marks: Mapping[str, str], spec: Manifest) -> Manifest:
+def _merged_template(
+    settings: KubernetesSettings, order: WorkloadOrder, marks: Mapping[str, str], spec: Manifest
+) -> Manifest:
     ours = {
         "metadata": {
             "labels": {**settings.labels, **order.labels, **marks},
@@ -364,34 +368,36 @@ def _merged(settings: KubernetesSettings, order: WorkloadOrder, marks: Mapping[s
     if strange:
         fix = "it is a Pod or a PodTemplateSpec, with metadata and spec"
         raise ConfigError(f"{settings.pod_template}: {min(strange)} is not known", fix)
-    made = merge(users, ours)
+    made = merge_templates(users, ours)
     if not made["spec"]["containers"][0].get("image"):
         raise ConfigError("the job has no image", "set CONTAINER in conf.py, or give --image IMAGE")
     return made
 
 
-def merge(users: Manifest, ours: Manifest) -> Manifest:
+def merge_templates(users: Manifest, ours: Manifest) -> Manifest:
     """Merge two templates into one with the fields of both."""
     found = dict(users)
     for name, value in ours.items():
         theirs = users.get(name)
         if isinstance(theirs, dict) and isinstance(value, dict):
-            found[name] = _without_null(merge(value, theirs)) if name in _OF_USER else merge(theirs, value)
+            found[name] = (
+                _without_null(merge_templates(value, theirs)) if name in _OF_USER else merge_templates(theirs, value)
+            )
         elif isinstance(theirs, list) and isinstance(value, list) and name not in _WHOLE:
-            found[name] = _lists(theirs, value, _KEYS.get(name, ""))
+            found[name] = _merge_lists(theirs, value, _KEYS.get(name, ""))
         else:
             found[name] = value
     return found
 
 
-def _lists(theirs: List[Manifest], ours: List[Manifest], key: str) -> List[Manifest]:
+def _merge_lists(theirs: List[Manifest], ours: List[Manifest], key: str) -> List[Manifest]:
     """Merge two lists, ours first: the operator of PaddleJobs gives its variables to the first container."""
 
     def of(entry: object) -> object:
         return entry.get(key) if key and isinstance(entry, dict) else None
 
     known = {of(entry): entry for entry in theirs if of(entry) is not None}
-    mine = [merge(known.pop(of(entry)), entry) if of(entry) in known else entry for entry in ours]
+    mine = [merge_templates(known.pop(of(entry)), entry) if of(entry) in known else entry for entry in ours]
     rest = [entry for entry in theirs if of(entry) is None or of(entry) in known]
     return [*mine, *(entry for entry in rest if entry not in mine)]
 

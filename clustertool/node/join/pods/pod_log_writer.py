@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Dict, Iterator
 
 from clustertool.errors import ClustertoolError
-from clustertool.model.kubernetes.pod_record import PIECE, PodLine, written
+from clustertool.model.kubernetes.pod_record import PIECE, PodLine, encode_line
 from clustertool.model.paths import JobPaths
 from clustertool.node.jobs.follow import Follower
 from clustertool.node.jobs.records import Record
@@ -54,7 +54,7 @@ class PodLogWriter:
                         break
                     self._last.wait(_POLL)
             for line in self._parts.values():
-                write_line(written(line._replace(goes_on=True)))
+                write_line(encode_line(line._replace(goes_on=True)))
         except (OSError, ClustertoolError) as error:  # the records are damaged, or stdout is closed
             with contextlib.suppress(OSError):
                 sys.stderr.write(f"clustertool join: the logs are not shown any more: {error}\n")
@@ -65,7 +65,7 @@ class PodLogWriter:
         for header, payload in follower.pieces():
             if header["type"] == "log":
                 found = True
-                data = b"".join(written(line) for line in self._lines(header, payload))
+                data = b"".join(encode_line(line) for line in self._lines(header, payload))
                 files.write_all(_STDOUT, data)
         return found
 

@@ -21,13 +21,15 @@ from clustertool.model.job.state_names import JobState
 from clustertool.model.joining.join_errors import state_of
 from clustertool.model.joining.join_file import EngineSettings, JoinFile
 from clustertool.model.kubernetes import pod_record
-from clustertool.model.kubernetes.pod_record import PodEnd
-from clustertool.model.paths import OURS, RELEASED, JobPaths
+from clustertool.model.kubernetes.pod_record import EVENTS, GROWTH, LEDGER, SPEC, USAGE, Log, PodEnd
+from clustertool.model.masking import HIDDEN
+from clustertool.model.paths import CUT, LOG_NAMES, OURS, RELEASED, JobPaths
 from clustertool.model.quantities import human_seconds
 from clustertool.node.container.rank_user import home_inside, rank_user
+from clustertool.node.jobs import ledger
 from clustertool.node.jobs.records import Record
 from clustertool.node.join.pods.pod_log_writer import PodLogWriter, write_line
-from clustertool.node.join.pods.pod_records import has_output, leave_message, read_records, sizes_of_logs
+from clustertool.node.storage import files
 from clustertool.node.supervisor import prctl
 from clustertool.node.system import processes, users
 from clustertool.node.system.child_signals import Signals
@@ -38,6 +40,7 @@ _LEFT = 20.0  # seconds for the guard of a supervisor that has died, and for wha
 _DRAIN = 20.0  # seconds for the rest of the logs: a reader of stdout may be slow
 _ASKED = 5.0  # both, in a pod that is to end
 _LARGEST = 1 << 20  # bytes of a report
+_MOST_RECORD = 4 << 20  # bytes of a file of records: its first line, and its end
 
 
 class PodProcess:
@@ -173,7 +176,7 @@ class PodProcess:
 
     def _finish(self, signals: Signals, code: int) -> None:
         end = self._end = self._verdict(code)
-        leave_message(pod_record.message(end))
+        leave_message(pod_record.encode_message(end))
         if self._lines is not None:
             lines = self._lines
             lines.finish()
@@ -211,3 +214,59 @@ class PodProcess:
 
 def _write(text: str) -> None:
     write_line(f"clustertool join: {text}\n".encode())
+
+
+def read_records(paths: JobPaths) -> Dict[str, bytes]:
+    """Read the records that are there, by their names, without the token of the job: nodes of it may still listen."""
+    found: Dict[str, bytes] = {}
+    places = {EVENTS: paths.events, LEDGER: paths.ledger, SPEC: paths.spec, GROWTH: paths.growth, USAGE: paths.usage}
+    for name, path in places.items():
+        with contextlib.suppress(OSError):
+            found[name] = _read_newest(path)
+    token = str(ledger.read(paths).get("token") or "").encode()
+    return {name: data.replace(token, HIDDEN.encode()) for name, data in found.items()} if token else found
+
+
+def _read_newest(path: str) -> bytes:
+    """Read the first line and the newest part of a file. Raises OSError."""
+    with open(files.open_file(path), "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        if size <= _MOST_RECORD:
+            return file.read(_MOST_RECORD)
+        first = file.readline(_MOST_RECORD)
+        file.seek(size - _MOST_RECORD + len(first))
+        file.readline(_MOST_RECORD)
+        return first + file.read(_MOST_RECORD)
+
+
+def sizes_of_logs(paths: JobPaths) -> List[Log]:
+    """List the logs of the ranks with their sizes, by their names in the job's directory."""
+    found: Dict[str, int] = {}
+    with contextlib.suppress(OSError):
+        job = files.open_job_dir(paths.dir)
+        with files.closing(job):
+            top = os.path.join(files.path_of(job), paths.written("log"))
+            for folder, _, names in os.walk(top):
+                place = os.path.relpath(folder, os.path.dirname(top))
+                for name in sorted(names):
+                    path = os.path.join(folder, name)
+                    if name.partition(".")[0] in LOG_NAMES and not os.path.islink(path):
+                        log = f"{place}/{name[: -len(CUT)] if name.endswith(CUT) else name}"
+                        found[log] = found.get(log, 0) + os.lstat(path).st_size
+    return list(found.items())
+
+
+def has_output(folder: str) -> bool:
+    """Check whether there is anything in a folder, which may be a link to one."""
+    with contextlib.suppress(OSError):
+        with os.scandir(folder) as entries:
+            return next(entries, None) is not None
+    return False
+
+
+def leave_message(data: bytes, path: str = "/dev/termination-log") -> None:
+    """Write the termination message of the container, if its runtime wants one: then the file is there."""
+    with contextlib.suppress(OSError):
+        with files.closing(os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)) as fd:
+            files.write_all(fd, data)
