@@ -1,7 +1,7 @@
 """Whatever dies, the job goes on correctly or ends everywhere, quickly, and says so; no byte of a log is lost.
 
-Each seed is one story: a job of 4 nodes x 2 ranks, one fault at a random moment, and what must be true afterwards. One seed
-runs always, a hundred with `make test-chaos`. A failing seed is repeated with
+Each seed is one story: a job of 4 nodes x 2 ranks, one fault at a random moment, and what must be true afterwards. They
+run with `make test-chaos`; test_jobs_faults.py and test_jobs_interrupt.py have single faults. A failing seed is repeated with
 `pytest tests/lab/test_chaos.py -m "chaos or not chaos" -k "story[17]"`.
 """
 
@@ -20,7 +20,6 @@ from tests.cli import LabSite, Running, until
 from tests.lab.chaos_faults import Fault, freeze_laptop, interrupt, kill_laptop, pids, status
 
 LOSS, GRACE, LENGTH = 3.0, 1.0, 6.0
-ALWAYS = (0,)  # Ctrl+C ends the job everywhere
 # Numbered lines, half of a second line without its end, and a child that would outlive its parent.
 JOB = f"""
     import os, subprocess, sys, time
@@ -89,11 +88,8 @@ def stop_rank(site: LabSite, running: Running, node: int) -> Fault:
     return Fault("stop rank, then Ctrl+C", (130,))
 
 
-def seeds() -> list[object]:
-    return [pytest.param(seed, marks=() if seed in ALWAYS else pytest.mark.chaos) for seed in range(100)]
-
-
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.chaos
+@pytest.mark.parametrize("seed", range(100))
 def test_story(site: Callable[..., LabSite], seed: int) -> None:
     dice = random.Random(seed)
     four = site(4)

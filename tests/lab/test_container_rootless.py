@@ -89,7 +89,9 @@ def test_ctrl_c_and_ranks_that_ignore_term(cluster: LabSite) -> None:
 RUNTIME = [pytest.param(name, 137, marks=pytest.mark.chaos) for name in ("client", "conmon")]
 
 
-@pytest.mark.parametrize(("name", "code"), [("rank", 137), *RUNTIME, ("ct-supervisor", 75)])
+@pytest.mark.parametrize(
+    ("name", "code"), [("rank", 137), *RUNTIME, pytest.param("ct-supervisor", 75, marks=pytest.mark.chaos)]
+)
 def test_a_process_is_killed(cluster: LabSite, name: str, code: int) -> None:
     command = start(cluster)
     strike(cluster, name)

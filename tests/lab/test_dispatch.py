@@ -59,6 +59,7 @@ def swallow(site) -> None:
                 assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.chaos
 def test_what_the_interface_sends(site) -> None:
     """All of it, also the logins. The tool's own code is counted apart: it is sent with the first command of a version."""
     eight = site(8, installed=False)

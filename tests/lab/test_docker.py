@@ -100,6 +100,7 @@ def test_ctrl_c_and_ranks_that_ignore_term(docker_site: LabSite) -> None:
     docker_daemon.no_containers(docker_site)
 
 
+@pytest.mark.chaos  # test_container_failures.py has it with podman
 def test_a_supervisor_is_killed(docker_site: LabSite) -> None:
     command = start(docker_site)
     (found,) = [p for p in docker_site.processes(1) if p.name == "ct-supervisor"]

@@ -1,8 +1,8 @@
 """An elastic job goes on, or ends everywhere, whatever happens to its nodes; its epochs never overlap.
 
-Each seed is one story: a job on 4 or 5 nodes, and one to three faults at random moments. One seed runs always, fifty with
-`make test-chaos`. A failing seed is repeated with `pytest tests/lab/test_elastic_chaos.py -m "chaos or not chaos" -k
-"story[17]"`.
+Each seed is one story: a job on 4 or 5 nodes, and one to three faults at random moments. They run with `make test-chaos`;
+tests/node/test_epochs.py has single faults. A failing seed is repeated with
+`pytest tests/lab/test_elastic_chaos.py -m "chaos or not chaos" -k "story[17]"`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,12 @@ from tests.cli import LabSite
 from tests.lab.elastic_story import ElasticStory, etcd_or_skip
 from tests.lab.lab_store import LabStore
 
-ALWAYS = (0,)  # a supervisor is killed
 STORIES = 50
 STORE_EACH = 3  # of so many stories one has a store
 
 
-def seeds() -> list[object]:
-    return [pytest.param(seed, marks=() if seed in ALWAYS else pytest.mark.chaos) for seed in range(STORIES)]
-
-
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.chaos
+@pytest.mark.parametrize("seed", range(STORIES))
 def test_story(site: Callable[..., LabSite], tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
     stored = seed % STORE_EACH == STORE_EACH - 1

@@ -80,7 +80,7 @@ def test_the_job_goes_on_and_ends_when_there_is_room_again(site, filler):
     assert pair.inv("status", "--json").ends(0).json["state"] == "succeeded"
 
 
-@pytest.mark.parametrize("filler", [0, 1])
+@pytest.mark.parametrize("filler", [0, pytest.param(1, marks=pytest.mark.chaos)])
 def test_a_stop_works_and_is_recorded(site, filler):
     pair, running = filling(site, filler)
     done = pair.inv("stop").ends(0)
@@ -94,7 +94,7 @@ def test_a_stop_works_and_is_recorded(site, filler):
     pair.inv("clean", "--job", status["job"]).ends(0)
 
 
-@pytest.mark.parametrize("filler", [0, 12])
+@pytest.mark.parametrize("filler", [pytest.param(0, marks=pytest.mark.chaos), 12])
 def test_each_failure_of_it_is_reported(site, filler):
     """Twelve ranks a node: the last words are more than the last block of the events file would hold."""
     pair, running = filling(site, filler, fail="yes", nproc=12)

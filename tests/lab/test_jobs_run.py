@@ -17,6 +17,7 @@ def test_ranks_of_nodes_of_different_sizes(site):
     cases.ranks_of_uneven_nodes(three, [three.name(node) for node in range(3)])
 
 
+@pytest.mark.chaos  # test_jobs_detached.py trains it, too
 def test_word2vec(site):
     cases.trains_word2vec(cases.with_numpy(site(2)), 2)
 

@@ -107,6 +107,7 @@ def test_each_has_a_job_of_their_own(people):
     ]
 
 
+@pytest.mark.chaos
 def test_they_start_in_the_same_moment(people):
     """All want the default port of a pserver; whoever comes second takes another one."""
     streams = {user: run(people, user) for user in UIDS}

@@ -1,7 +1,7 @@
 """Whatever dies in a job of mode mpi: it goes on correctly or ends on all nodes, and no process or session folder is left.
 
 Each seed is one story: 3 nodes x 2 ranks, with Open MPI (even seeds) or MPICH (odd seeds), and one fault at one of the steps
-of the job. One seed runs always, thirty with `make test-chaos`. A failing seed is repeated with
+of the job. They run with `make test-chaos`; test_mpi_failures.py has single faults. A failing seed is repeated with
 `pytest tests/lab/test_mpi_chaos.py -m "chaos or not chaos" -k "story[17]"`.
 """
 
@@ -22,7 +22,6 @@ from tests.lab.chaos_faults import Fault, freeze_laptop, interrupt, kill_laptop,
 from tests.mpi import BOTH, Mpi
 
 LOSS, GRACE, LENGTH = 3.0, 1.0, 4.0
-ALWAYS = (9,)  # MPICH; test_mpi_failures.py has faults with Open MPI
 NODES, EACH = 3, 2
 # Numbered lines; a child that would outlive its parent; and what the last all-reduce gives.
 JOB = f"""
@@ -141,11 +140,8 @@ def hit(story: Story, name: str, node: int) -> Fault:
     return Fault(f"{name} of node {node}", (0,))
 
 
-def seeds() -> list[object]:
-    return [pytest.param(seed, marks=() if seed in ALWAYS else pytest.mark.chaos) for seed in range(30)]
-
-
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.chaos
+@pytest.mark.parametrize("seed", range(30))
 def test_story(site: Callable[..., LabSite], seed: int) -> None:
     dice = random.Random(seed)
     kind, step, node = BOTH[seed % 2], STEPS[seed // 2 % len(STEPS)], dice.randrange(NODES)

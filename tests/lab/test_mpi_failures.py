@@ -133,7 +133,7 @@ def started(site: Callable[..., LabSite]) -> Callable[..., MpiRun]:
     return make
 
 
-@pytest.mark.parametrize("kind", mpi.each(OPENMPI, MPICH))
+@pytest.mark.parametrize("kind", mpi.each(OPENMPI))
 def test_a_rank_exits(started: Callable[..., MpiRun], kind: Mpi) -> None:
     job = started(kind)
     job.does("exit 7")

@@ -158,6 +158,7 @@ def test_nodes_that_share_one_home(nodes: Callable[..., LabSite], kind: Mpi) -> 
     nothing_else(three, before)
 
 
+@pytest.mark.chaos  # test_jobs_run.py has it without mpirun
 def test_two_entries_of_one_machine_are_two_nodes(nodes: Callable[..., LabSite]) -> None:
     """One address and one home: each has a daemon of its own, and ranks are where the plan has them."""
     one = nodes(OPENMPI, 1)

@@ -178,7 +178,14 @@ ROLES = """
 """
 
 
-@pytest.mark.parametrize("lines", EXAMPLES, ids=("torchrun", "torch.distributed.launch", "rpc"))
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param(EXAMPLES[0], id="torchrun"),
+        pytest.param(EXAMPLES[1], id="torch.distributed.launch", marks=pytest.mark.chaos),
+        pytest.param(EXAMPLES[2], id="rpc"),
+    ],
+)
 def test_examples_of_the_launchers_documents(machines, typed, lines):
     sites = typed(2, train_py=PROMPT)
     commands = [line.replace("HOST", machines.address(0)).split() for line in lines]
