@@ -305,21 +305,21 @@ def _fields(kind: Any, own: bool, record: Optional[type] = None) -> Check:
     known, required = _known_fields(kind, own)
     if record is not None:
         more, needed = _known_fields(record, own)
-        known, required = {**more, **known}, {*required, *needed}
+        known, required = {**more, **known}, [*required, *needed]
 
     def check(value: object, path: str) -> object:
         if names and isinstance(value, list) and issubclass(kind, tuple) and len(value) <= len(names):
             value = dict(zip(names, value))
         if not isinstance(value, dict):
             raise _wrong(path, value, "an object")
+        for name in required:
+            if name not in value:
+                raise Malformed(path, f"has no {name!r}")
         found = {}
         for name, one in value.items():
             if name not in known and own:
                 raise Malformed(path, f"has the unknown field {str(name)[:_SHOWN]!r}")
             found[name] = known.get(name, _little)(one, f"{path}.{name}" if path else name)
-        for name in known:
-            if name in required and name not in value:
-                raise Malformed(path, f"has no {name!r}")
         return kind(**{name: found[name] for name in names if name in found}) if names else value
 
     return check
@@ -333,7 +333,8 @@ def _known_fields(kind: Any, own: bool) -> Tuple[Dict[str, Check], Iterable[str]
     known = {name: check_of(hints[name], own) for name in names or hints}
     if not names:
         # Python 3.8 does not tell apart the fields of a base; there, types have no base with other ones.
-        return known, list(getattr(kind, "__required_keys__", known if kind.__total__ else ()))
+        required = getattr(kind, "__required_keys__", known if kind.__total__ else ())
+        return known, [name for name in known if name in required]
     make = kind.__new__ if issubclass(kind, tuple) else kind.__init__
     return known, names[: len(names) - len(make.__defaults__ or ())]
 

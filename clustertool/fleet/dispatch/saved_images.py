@@ -71,7 +71,7 @@ def find(runtime: str, image: str) -> LocalImage:
             continue
         try:
             here = image_store.inspect(program, image)
-            found.append(LocalImage(image, name, program, here.id, max(0, here.size)))
+            found.append(LocalImage(image, name, program, here.image_id, max(0, here.size)))
         except DispatchError as error:
             problems.append(error.what)
     present = [one for one in found if one.id]

@@ -45,11 +45,11 @@ class Runtime(NamedTuple):
 
 
 class Image(NamedTuple):
-    """id: without the name of its hash. digest: of the registry's manifest, else of the image. size: bytes."""
+    """image_id: without the name of its hash, "" for no image. digest: of the registry's manifest, else of the image."""
 
-    id: str
+    image_id: str
     digest: str
-    size: int
+    size: int  # bytes
 
 
 def candidates(runtime: str, image: str, options: bool) -> Tuple[str, ...]:

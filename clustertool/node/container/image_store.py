@@ -77,8 +77,8 @@ def load_image(node: NodeContext, request: LoadImageRequest) -> ImageAnswer:
             with store.used():
                 run(container_runtimes.load(program, kind, ""), feed=lambda file: _write_archive(store, release, file))
         found = inspect(program, request["image_id"])
-        if found.id and "@" not in request["image"]:
-            run(container_runtimes.tag(program, found.id, request["image"]))
+        if found.image_id and "@" not in request["image"]:
+            run(container_runtimes.tag(program, found.image_id, request["image"]))
     return _answer(found)
 
 
@@ -200,7 +200,7 @@ def _extract(file: BinaryIO, folder: str) -> None:
 
 
 def _answer(found: Image) -> ImageAnswer:
-    return {"image_id": found.id, "digest": found.digest, "size": found.size}
+    return {"image_id": found.image_id, "digest": found.digest, "size": found.size}
 
 
 def _images(node: NodeContext) -> str:

@@ -156,8 +156,7 @@ def _pull_image(node: NodeContext, known: ContainerAnswer, container: ContainerS
     """
     if not known["runtime"] or container.pull == NEVER or (known["image_id"] and container.pull != ALWAYS):
         return
-    found = pull_image(node, {"runtime": known["runtime"], "program": known["program"], "image": container.image})
-    known["image_id"], known["digest"], known["size"] = found["image_id"], found["digest"], found["size"]
+    known.update(pull_image(node, {"runtime": known["runtime"], "program": known["program"], "image": container.image}))
 
 
 def placing(

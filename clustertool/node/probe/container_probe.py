@@ -60,7 +60,7 @@ def read_runtime(node: NodeContext, wanted: ContainerWanted) -> ContainerAnswer:
     if found.version:
         answer["problem"] = answer["fix"] = ""
         image = _image(name, program, wanted["image"])
-        answer["image_id"], answer["digest"], answer["size"] = image
+        answer.update(image._asdict())
         answer["store_free"] = _free(found.store or users.home() or "/")
     return answer
 
