@@ -173,14 +173,13 @@ def _time(at: float) -> str:
 
 def rank_note(process: ProcessStatus) -> str:
     """Further information about a rank's state."""
-    life = process.life
     if process.note or process.code is not None:
         return process.note
-    if life.guarded:
+    if process.guarded:
         return "its supervisor was lost"
-    if life.listening:
+    if process.listening:
         return "listening"
-    return f"listens on {life.listens}, not on {process.endpoint}" if life.listens else ""
+    return f"listens on {process.listens}, not on {process.endpoint}" if process.listens else ""
 
 
 def jobs_table(jobs: Iterable[Shown], terminal: Terminal, now: float) -> None:

@@ -238,7 +238,7 @@ def _spans(status: JobStatus, process: ProcessStatus, answers: Answers, began: f
     last: the end of the report; None for an attempt after which the rank has started again.
     """
     start = _start(status, process, began)
-    states = [(t - start, state) for t, state in process.life.states]
+    states = [(t - start, state) for t, state in process.states]
     if states[-1][1].alive:
         supervised = answers[process.node]["supervised"]
         if process.state is RankState.LOST:
@@ -259,7 +259,7 @@ def _rank(
     rows = [(row[0] - began, *row[1:]) for row in known["rows"]] if known else []
     progress, unit = curve([(t - began, epoch, step) for t, epoch, step in known["progress"]] if known else [])
     # The kernel's counters at the ends of a rank are exact, also if it lived for less than one sample.
-    lives = [attempt.ranks[process.key].life for attempt in status.attempts.values() if process.key in attempt.ranks]
+    attempts = [attempt.ranks[process.key] for attempt in status.attempts.values() if process.key in attempt.ranks]
     output = process.output - _start(status, process, began) if process.output else None
     how = "" if process.code is None else clean(describe_exit(process.code, process.signal, process.note))
     if process.state in (RankState.LOST, RankState.UNKNOWN):
@@ -276,8 +276,8 @@ def _rank(
         command=clean(plan["command"] if plan else ""),
         devices=plan["devices"] if plan else (),
         usage=UsageCurves(
-            cpu=max(rows[-1][1] if rows else 0.0, sum(life.cpu for life in lives)),
-            memory=max([0.0, *(row[2] for row in rows), *(life.memory for life in lives)]),
+            cpu=max(rows[-1][1] if rows else 0.0, sum(one.cpu for one in attempts)),
+            memory=max([0.0, *(row[2] for row in rows), *(one.memory for one in attempts)]),
             cores=rates(rows),
             resident=[(row[0], row[2]) for row in rows],
         ),

@@ -115,7 +115,7 @@ def _age(now: float, since: float) -> float:
 def _pservers(status: JobStatus, now: float) -> list[ListenWait]:
     if status.phase != "pserver":
         return []
-    waiting = [p for p in status.of("pserver") if p.state.alive and not p.life.listening]
+    waiting = [p for p in status.of("pserver") if p.state.alive and not p.listening]
     late = [p for p in waiting if _age(now, p.since) >= _LISTEN_AFTER]
     if not late:
         return []

@@ -35,19 +35,19 @@ def as_other_user(work: Callable[[], None]) -> int:
 def test_another_user_cannot_have_it_until_it_is_given_back() -> None:
     mine, theirs = reservations.Reservations(), reservations.Reservations()
     mine.take([7, 8])
-    assert {port: reservations.reserved()[port] for port in (7, 8)} == {7: [0], 8: [0]}
+    assert {port: reservations.reserved_ports()[port] for port in (7, 8)} == {7: [0], 8: [0]}
     assert reservations.holder(7, [0]) == "a job of user root"
     assert as_other_user(lambda: theirs.take([7])) == 1
     assert as_other_user(lambda: theirs.take([9])) == 0
     reservations.Reservations().take([7])  # another node of my job on this machine
     mine.close()
-    assert not {7, 8, 9} & set(reservations.reserved())
+    assert not {7, 8, 9} & set(reservations.reserved_ports())
     assert as_other_user(lambda: theirs.take([7])) == 0
 
 
 def reserved_by(job: Job) -> set[int]:
     wanted = {port for process in job.plan.processes for port in process.ports}
-    return wanted & set(reservations.reserved())
+    return wanted & set(reservations.reserved_ports())
 
 
 def test_a_job_holds_its_ports_as_long_as_it_lives(bench: Bench) -> None:

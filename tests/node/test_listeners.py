@@ -154,10 +154,10 @@ def test_ports_are_claimed_and_given_back(bench: Bench) -> None:
     node = bench.nodes(1)[0]
     port = free_port()
     assert opened(node, 0, port) == [port]
-    assert claims.claimed()[port] == "(check)"
+    assert claims.claimed_ports()[port] == "(check)"
     assert port in node.probe()["busy"]
     node.ask("link-close")
-    assert port not in claims.claimed()
+    assert port not in claims.claimed_ports()
     with socket.create_server((address_of(node), port)):
         assert opened(node, 0, port, free := free_port()) == [free]  # what is taken is left out
 
@@ -180,7 +180,7 @@ def test_it_is_gone_with_the_agent(bench: Bench, how: str) -> None:
         return False
 
     until(refused, "nobody listens")
-    until(lambda: port not in claims.claimed(), "the claim is void")
+    until(lambda: port not in claims.claimed_ports(), "the claim is void")
 
 
 def test_a_job_that_wants_a_port_of_a_check_is_reported(bench: Bench) -> None:
@@ -195,11 +195,11 @@ def test_a_job_that_wants_a_port_of_a_check_is_reported(bench: Bench) -> None:
     node.ask("link-close")
     Path(node.root, "JOBmine").mkdir(parents=True)
     claims.claim([port], "mine", str(node.root))
-    assert claims.claimed()[port] == "mine"
+    assert claims.claimed_ports()[port] == "mine"
     assert opened(node, 0, port, free := free_port()) == [free]  # a check leaves the port to the job
-    assert (claims.claimed()[port], claims.claimed()[free]) == ("mine", "(check)")
+    assert (claims.claimed_ports()[port], claims.claimed_ports()[free]) == ("mine", "(check)")
     node.ask("link-close")
-    assert claims.claimed()[port] == "mine" and free not in claims.claimed()
+    assert claims.claimed_ports()[port] == "mine" and free not in claims.claimed_ports()
     Path(node.root, "JOBmine").rmdir()
-    assert port not in claims.claimed()
+    assert port not in claims.claimed_ports()
     assert claims_on_disk(), "the file is whole"

@@ -149,4 +149,4 @@ def test_an_error_of_the_supervisor_in_a_scope_is_its_own(bench: Bench, node: Ma
     with socket.create_server(("127.0.0.1", port)), pytest.raises(PortInUse, match=f"port {port} is in use by"):
         job.start()
     assert asked(tmp_path, "systemd-run") == ["--user --scope"]
-    until(lambda: port not in reservations.reserved(), "the supervisor has ended")
+    until(lambda: port not in reservations.reserved_ports(), "the supervisor has ended")

@@ -161,7 +161,7 @@ def test_variables_of_a_process_are_what_its_program_has_made_of_them(
     with subprocess.Popen(["sh", "-c", "echo; exec sleep 100"], env=env, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout and process.stdout.readline()
-            there = [one for one in remains.living().values() if one.processes[0].pid == process.pid]
+            there = [one for one in remains.find_living().values() if one.processes[0].pid == process.pid]
             records = [OrphanRecord(one) for one in there]
         finally:
             process.kill()

@@ -78,7 +78,7 @@ def test_two_starts_never_share_a_port(bench: Bench) -> None:
     with pytest.raises(PreflightError, match=f"port 20417 is in use by job {first.plan.job_id}"):
         second.place()
     assert not second.dir().exists()
-    assert claims.claimed()[20417] == first.plan.job_id
+    assert claims.claimed_ports()[20417] == first.plan.job_id
     assert 20417 in nodes[0].probe()["busy"]
     first.start()
     first.stop()
@@ -86,17 +86,17 @@ def test_two_starts_never_share_a_port(bench: Bench) -> None:
     until(lambda: "20417" not in claims_on_disk(), "its supervisor took the claim back")
     third = bench.job(nodes, p.PLAIN).place()
     nodes[0].ask("unplace", job_dir=str(third.dir()), token=third.plan.identity.token)
-    assert 20417 not in claims.claimed()
+    assert 20417 not in claims.claimed_ports()
 
 
 def test_a_job_that_was_placed_and_never_started_gives_its_ports_back(bench: Bench) -> None:
     nodes = bench.nodes(1, LEAD_PORT=20418)
     forgotten = bench.job(nodes, p.PLAIN).place()
-    assert claims.claimed()[20418] == forgotten.plan.job_id
+    assert claims.claimed_ports()[20418] == forgotten.plan.job_id
     nodes[0].client.close()  # as long as its laptop is there, it waits for other nodes
     long_ago = time.time() - 3600
     os.utime(forgotten.dir() / ".clustertool", (long_ago, long_ago))
-    assert 20418 not in claims.claimed()
+    assert 20418 not in claims.claimed_ports()
     nodes[0].open()
     again = bench.job(nodes, p.PLAIN).place()
     nodes[0].ask("unplace", job_dir=str(again.dir()), token=again.plan.identity.token)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.node.jobs.same_command import _read, enter
+from clustertool.node.jobs.same_command import _read_entries, enter
 from clustertool.node.system.node_context import NodeContext
 
 FREE = {"starter": "", "job": ""}
@@ -104,4 +104,4 @@ def test_a_job_that_runs_is_known_without_its_command(two: list[Machine], tmp_pa
 def test_a_damaged_file_counts_for_nothing(tmp_path: Path, damage: str) -> None:
     (tmp_path / "file").write_text(damage)
     with open(tmp_path / "file") as file:
-        assert _read(file.fileno()) == []
+        assert _read_entries(file.fileno()) == []

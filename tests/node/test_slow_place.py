@@ -114,14 +114,14 @@ def test_ports_are_claimed_before_a_slow_copy_and_stay_so(bench: Bench, slow: Sl
     records = job.dir() / ".clustertool"
     until(lambda: list(job.dir().glob("file*")), "the copy has begun")
     port = job.place_requests[0]["spec"]["extra_ports"][0]
-    assert claims.claimed()[port] == job.id
+    assert claims.claimed_ports()[port] == job.id
     old = time.time() - 200  # the claim is not void so far: a claim of another test would remove it
     os.utime(records, (old, old))
     until(lambda: records.stat().st_mtime > old + 100, "the agent keeps it young")
-    assert claims.claimed()[port] == job.id
+    assert claims.claimed_ports()[port] == job.id
     assert len(list(job.dir().glob("file*"))) < FILES, "the copy goes on"
     node.client.close()
-    assert port not in claims.claimed()
+    assert port not in claims.claimed_ports()
 
 
 def test_a_node_that_is_done_keeps_its_claims_while_others_copy(bench: Bench) -> None:

@@ -205,13 +205,13 @@ def test_a_child_that_no_search_finds_is_no_proof(monkeypatch: pytest.MonkeyPatc
 def test_a_search_follows_processes_that_start_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each listing of /proc shows a process that ends before its environment is read; the fourth one lives."""
     with subprocess.Popen(["sleep", "600"], env={"CLUSTERTOOL_MARK": "chain of four"}) as last:
-        until(lambda: processes.marked("chain of four"))
+        until(lambda: processes.find_marked("chain of four"))
         gone = [subprocess.Popen(["true"]) for _ in range(3)]
         chain = [*(child.pid for child in gone), last.pid]
         for child in gone:
             child.wait()
         monkeypatch.setattr(processes, "pids", lambda: [chain.pop(0)] if len(chain) > 1 else list(chain))
-        (found,) = processes.marked("chain of four")
+        (found,) = processes.find_marked("chain of four")
         assert found.pid == last.pid
         last.kill()
 

@@ -262,7 +262,7 @@ def ports_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The claims of this user, in a /tmp of the test's own."""
     monkeypatch.setattr(private_directory, "_TMP", str(tmp_path))
     claims.hold([20001])
-    assert claims.claimed() == {20001: "(check)"}
+    assert claims.claimed_ports() == {20001: "(check)"}
     found = Path(private_directory.make("ports.json"), "ports.json")
     assert json.loads(found.read_text())["format"] == FORMAT
     return found
@@ -286,11 +286,11 @@ def ports_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_claims_of_another_shape_count_for_nothing(ports_json: Path, text: str) -> None:
     ports_json.write_text(text.replace("BOOT", processes.boot_id()))
-    assert claims.claimed() == {}
+    assert claims.claimed_ports() == {}
     claims.hold([20001])
-    assert claims.claimed() == {20001: "(check)"}
+    assert claims.claimed_ports() == {20001: "(check)"}
     claims.let_go()
-    assert claims.claimed() == {}
+    assert claims.claimed_ports() == {}
 
 
 def test_claims_of_a_newer_version_are_refused_and_kept(ports_json: Path) -> None:
@@ -305,5 +305,5 @@ def test_claims_of_a_newer_version_are_refused_and_kept(ports_json: Path) -> Non
 def test_claims_without_a_number_are_read(ports_json: Path) -> None:
     text = ports_json.read_text()
     ports_json.write_text(text.replace(f'"format": {FORMAT}, ', ""))
-    assert claims.claimed() == {20001: "(check)"}
+    assert claims.claimed_ports() == {20001: "(check)"}
     assert ports_json.read_text() != text

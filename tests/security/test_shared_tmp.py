@@ -70,7 +70,7 @@ def another_user(work: Callable[[], object]) -> Iterator[int]:
 
 
 def test_the_directory_of_claims_is_private_and_found_again(tmp: Path) -> None:
-    assert private_directory.find() == "" and claims.claimed() == {}
+    assert private_directory.find() == "" and claims.claimed_ports() == {}
     claims.take_back("none", "/")
     assert list(tmp.iterdir()) == [], "nothing is made to take back nothing"
     made = Path(private_directory.make("ports.json"))
@@ -234,7 +234,7 @@ def name(port: int, uid: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> s
 def test_a_port_name_of_another_user_is_that_users() -> None:
     mine = reservations.Reservations()
     with another_user(lambda: name(7, OTHER)):
-        assert reservations.holder(7, reservations.reserved()[7]) == "a job of user nobody"
+        assert reservations.holder(7, reservations.reserved_ports()[7]) == "a job of user nobody"
         with pytest.raises(PortInUse, match="port 7 is in use by a job of user nobody"):
             mine.take([7])
     mine.close()
@@ -247,7 +247,7 @@ def test_a_port_name_of_another_user_is_that_users() -> None:
 def test_a_name_that_another_user_has_taken_in_our_name_is_not_ours(kind: socket.SocketKind, user: str) -> None:
     mine = reservations.Reservations()
     with another_user(lambda: name(7, os.getuid(), kind)):
-        assert reservations.holder(7, reservations.reserved()[7]) == f"a job of {user}"
+        assert reservations.holder(7, reservations.reserved_ports()[7]) == f"a job of {user}"
         with pytest.raises(PortInUse, match=f"port 7 is in use by a job of {user}"):
             mine.take([7])
     mine.close()
@@ -331,7 +331,7 @@ def test_claims_that_stay_locked_end_in_an_error(tmp: Path, monkeypatch: pytest.
         for act in (claims.claimed, lambda: claims.claim([6170], "j", "/base"), lambda: claims.take_back("j", "/base")):
             with pytest.raises(PreflightError, match=r"ports.json has been locked for 0.2 s"):
                 act()
-    assert claims.claimed() == {}
+    assert claims.claimed_ports() == {}
 
 
 def test_claims_of_a_long_job_are_touched_and_their_directory_is_not_changed(tmp: Path) -> None:

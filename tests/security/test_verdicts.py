@@ -64,7 +64,7 @@ def test_the_name_of_a_handler_is_no_type_of_an_event(type: str) -> None:
     """The fields of an event of an unknown type are not checked, and any node may send it."""
     lie = {"type": type, "role": "trainer", "rank": 0, "listens": "a lie", "why": "a lie"}
     found = fold([(0, event) for event in at(HONEST)] + [(1, event) for event in at([HONEST[0], lie, {"type": type}])])
-    assert not found.processes["trainer", 0].life.listens
+    assert not found.processes["trainer", 0].listens
     assert found.nodes[1].trouble == NodeTrouble()
 
 

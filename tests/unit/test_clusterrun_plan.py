@@ -17,7 +17,7 @@ from clustertool.model.planning.plan import needs_probe
 from clustertool.model.planning.requests import spec as spec_of
 from clustertool.model.planning.shell_variables import visible
 from clustertool.node.supervisor.rank_process import environment as environment_of
-from clustertool.node.supervisor.rank_process import inherited, of_allocation, of_login
+from clustertool.node.supervisor.rank_process import inherited_variables, of_allocation, of_login
 
 CLUSTER = cluster_of(hosts(2))
 
@@ -298,7 +298,7 @@ def test_what_a_process_inherits_on_this_machine() -> None:
         FLAGS_START_PORT HETER_DEVICE_TYPE STAGE_ID""".split(),
         "x",
     )
-    assert inherited({**kept, **dropped}) == kept
+    assert inherited_variables({**kept, **dropped}) == kept
 
 
 def test_only_a_job_on_this_machine_inherits() -> None:

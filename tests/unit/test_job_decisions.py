@@ -24,7 +24,7 @@ from clustertool.node.supervisor.coordinator.job_decisions import (
     Stop,
     StopAsked,
     decide,
-    expected,
+    describe_wait,
     may_fail,
     stop,
 )
@@ -763,7 +763,7 @@ def test_no_node_is_blamed_if_none_could_connect(
 
 def test_what_a_job_waits_for() -> None:
     def after(shape: Shape, *events: Event) -> str:
-        return expected(replay(shape, *events)[0], WHERE)
+        return describe_wait(replay(shape, *events)[0], WHERE)
 
     assert after(THREE, Joined(0)) == f"a connection from n1 and n2 to {WHERE}"
     assert after(PS, *JOINED, Listening(P0)) == "an open port of pserver 1 on n1"

@@ -9,8 +9,8 @@ from clustertool.node.supervisor.coordinator.job_decisions import (
     Exited,
     Finish,
     Joined,
+    LauncherTimeout,
     Lost,
-    Overdue,
     Quiet,
     RankExit,
     Release,
@@ -121,7 +121,7 @@ def test_mpirun_that_ends_its_ranks_and_exits_with_0() -> None:
 def test_a_wait_for_the_other_has_a_limit(events: tuple[Exited, ...], text: str) -> None:
     state, _ = replay(MPI, *JOINED, *events)
     assert waits_for_launcher(state)
-    found = verdict(MPI, *JOINED, *events, Overdue(10.0), *CLEAN)
+    found = verdict(MPI, *JOINED, *events, LauncherTimeout(10.0), *CLEAN)
     assert (found.state, found.code, found.culprits) == ("failed", 1, (M,)) and text in found.reason
 
 
@@ -129,7 +129,7 @@ def test_no_wait_otherwise() -> None:
     for events in ((), (DONE, exits(ended(M))), (StopAsked("user", 130),)):
         state, done = replay(MPI, *JOINED, *events)
         assert not waits_for_launcher(state)
-        assert decide(state, Overdue(10.0)) == (state, ())
+        assert decide(state, LauncherTimeout(10.0)) == (state, ())
 
 
 def test_a_lost_node_ends_the_job_as_in_other_modes() -> None:

@@ -193,8 +193,8 @@ def test_ranks_and_times_belong_to_an_attempt() -> None:
     assert [second["trainer", rank].state for rank in (0, 1)] == [RankState.RUNNING, RankState.DONE]
     assert (first["trainer", 1].code, second["trainer", 1].code, first["trainer", 1].log) == (3, 0, "log/0")
     assert found.processes["trainer", 1] is second["trainer", 1]
-    assert second["trainer", 1].life.states == [(5.0, RankState.RUNNING), (7.0, RankState.DONE)]
-    assert (second["trainer", 1].life.cpu, second["trainer", 1].endpoint) == (2.0, "n1:1")
+    assert second["trainer", 1].states == [(5.0, RankState.RUNNING), (7.0, RankState.DONE)]
+    assert (second["trainer", 1].cpu, second["trainer", 1].endpoint) == (2.0, "n1:1")
 
 
 def test_a_phase_belongs_to_the_attempt_that_the_coordinator_has_begun() -> None:

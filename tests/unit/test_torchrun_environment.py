@@ -8,7 +8,7 @@ from cases import IDENTITY, cluster_of, env_of, facts_of, hosts, of_role, plan_o
 from clustertool.errors import PreflightError, Several, UsageError
 from clustertool.model.planning.plan import Plan
 from clustertool.model.planning.requests import spec
-from clustertool.node.supervisor.rank_process import environment, inherited
+from clustertool.node.supervisor.rank_process import environment, inherited_variables
 
 PAIR = cluster_of(hosts(2))
 
@@ -145,4 +145,4 @@ def test_front_ends_that_run_in_each_rank_start_no_launcher() -> None:
 
 @pytest.mark.parametrize("name", ["NNODES", "NPROC_PER_NODE"])
 def test_those_of_a_shell_are_not_inherited(name: str) -> None:
-    assert inherited({name: "2", "MINE": "1"}) == {"MINE": "1"}
+    assert inherited_variables({name: "2", "MINE": "1"}) == {"MINE": "1"}

@@ -11,22 +11,8 @@ from clustertool.model.job.state_names import RankState
 _SHOWN = "role rank node local_rank endpoint log state pid since code signal stopped attempt error epoch step output"
 
 
-class Life:
-    """What a rank did in one attempt. Times are by the laptop's clock."""
-
-    def __init__(self) -> None:
-        self.start = 0  # the start time of its process, as the kernel counts it
-        self.listening = False  # at its endpoint
-        self.listens = ""  # at another address, and where
-        self.guarded = False  # its supervisor was lost, and the guard ended it
-        self.states: List[Tuple[float, RankState]] = []  # and since when
-        self.consequence = self.timed_out = False  # see RankExit
-        self.cpu = 0.0  # seconds, at its end
-        self.memory = 0.0  # bytes at most, at its end
-
-
 class ProcessStatus:
-    """A rank in the newest attempt that it has entered, or in the first one."""
+    """A rank in the newest attempt that it has entered, or in the first one. Times are by the laptop's clock."""
 
     def __init__(self, role: str, rank: int, node: int, attempt: int = 0) -> None:
         self.role, self.rank, self.node, self.attempt = role, rank, node, attempt
@@ -42,7 +28,14 @@ class ProcessStatus:
         self.epoch: Optional[float] = None  # the last one that it printed, like step
         self.step: Optional[float] = None
         self.output = 0.0  # when it printed last, or was started if it printed nothing; 0 if that is not known
-        self.life = Life()
+        self.start = 0  # the start time of its process, as the kernel counts it
+        self.listening = False  # at its endpoint
+        self.listens = ""  # at another address, and where
+        self.guarded = False  # its supervisor was lost, and the guard ended it
+        self.states: List[Tuple[float, RankState]] = []  # and since when
+        self.consequence = self.timed_out = False  # see RankExit
+        self.cpu = 0.0  # seconds, at its end
+        self.memory = 0.0  # bytes at most, at its end
 
     @property
     def key(self) -> Key:
@@ -57,8 +50,8 @@ class ProcessStatus:
             self.signal,
             note=self.note,
             error=self.error,
-            consequence=self.life.consequence,
-            timed_out=self.life.timed_out,
+            consequence=self.consequence,
+            timed_out=self.timed_out,
             node=node,
             attempt=self.attempt,
         )

@@ -293,7 +293,7 @@ class JobStatus:
         for process in self._on(here.index):
             if process.state.alive or (process.state is RankState.LOST and process.pid):
                 self._enter(here, process, float(event.get("t", 0)), RankState.STOPPED)
-                process.life.guarded = True
+                process.guarded = True
 
     def _on_epoch_ended(self, here: NodeStatus, event: Event) -> None:
         """Record that the job goes on, and the node waits for the next epoch."""
@@ -313,18 +313,18 @@ class JobStatus:
 
     def _on_started(self, here: NodeStatus, event: Event) -> None:
         process = self._begin(here, event)
-        process.pid, process.life.start = int(event["pid"]), int(event.get("start", 0))
+        process.pid, process.start = int(event["pid"]), int(event.get("start", 0))
         process.log = str(event.get("log", process.log))
         t = self._enter(here, process, float(event.get("t", 0)), RankState.RUNNING)
         attempt = self.attempts[process.attempt]
         attempt.began = min(attempt.began or t, t)
 
     def _on_listening(self, here: NodeStatus, event: Event) -> None:
-        self._process(here, event).life.listening = True
+        self._process(here, event).listening = True
 
     def _on_other_address(self, here: NodeStatus, event: Event) -> None:
-        life = self._process(here, event).life
-        life.listening, life.listens = False, str(event["listens"])
+        process = self._process(here, event)
+        process.listening, process.listens = False, str(event["listens"])
 
     def _on_frozen(self, here: NodeStatus, event: Event) -> None:
         """Record that a rank is frozen, or thawed."""
@@ -333,16 +333,16 @@ class JobStatus:
 
     def _on_exited(self, here: NodeStatus, event: Event) -> None:
         process, t = self._process(here, event), float(event.get("t", 0))
-        if not process.life.states or int(event.get("attempt", process.attempt)) != process.attempt:
+        if not process.states or int(event.get("attempt", process.attempt)) != process.attempt:
             process = self._begin(here, event)  # a command that could not start
             self._enter(here, process, t, RankState.RUNNING)
         process.code, process.signal = int(event["code"]), int(event.get("signal", 0))
         failed = RankState.FAILED if exit_code(process.code, process.signal) else RankState.DONE
         t = self._enter(here, process, t, RankState.STOPPED if event.get("stopped") else failed)
         process.error, process.note = int(event.get("error", 0)), str(event.get("note", ""))
-        process.life.consequence = bool(event.get("consequence"))
-        process.life.timed_out = bool(event.get("timed_out"))
-        process.life.cpu, process.life.memory = float(event.get("cpu", 0)), float(event.get("memory", 0))
+        process.consequence = bool(event.get("consequence"))
+        process.timed_out = bool(event.get("timed_out"))
+        process.cpu, process.memory = float(event.get("cpu", 0)), float(event.get("memory", 0))
         attempt = self._attempt(process.attempt)
         attempt.ended = max(attempt.ended, t)
 
@@ -415,7 +415,7 @@ class JobStatus:
         before = self._process(here, event)
         number = int(event.get("attempt", before.attempt))
         process = before
-        if before.life.states:
+        if before.states:
             process = ProcessStatus(*before.key, here.index)
             process.local_rank, process.endpoint, process.log = before.local_rank, before.endpoint, before.log
             self.processes[before.key] = process
@@ -426,7 +426,7 @@ class JobStatus:
     def _enter(self, here: NodeStatus, process: ProcessStatus, t: float, state: RankState) -> float:
         """Record that a rank is in a state since `t`, by the clock of its node. Returns that time by the laptop's clock."""
         since = t - here.skew
-        process.life.states.append((since, state))
+        process.states.append((since, state))
         process.state, process.since = state, since
         if here.lost is not None and state.alive:  # the coordinator's event may be read before this one
             process.state, process.since = RankState.LOST, here.lost
@@ -479,4 +479,4 @@ def ranks_of(events: Iterable[Event]) -> List[ProcessStatus]:
         if event.get("type") in _OF_A_RANK:
             with suppress(KeyError, TypeError, ValueError):  # a program of the job can damage its records
                 found.apply(COORDINATOR_NODE, event)
-    return [process for process in found.processes.values() if process.life.states]
+    return [process for process in found.processes.values() if process.states]

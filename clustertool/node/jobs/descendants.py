@@ -145,7 +145,7 @@ class JobSearch:
 
         A process that was found once stays known: its parent may be dead at the next search.
         """
-        seeds = {*filter(processes.alive, self.known), *processes.marked(self.mark)}
+        seeds = {*filter(processes.alive, self.known), *processes.find_marked(self.mark)}
         found: Dict[int, Process] = {process.pid: process for process in seeds}
         for process in seeds:
             found.update((child.pid, child) for child in filter(processes.alive, processes.descendants(process.pid)))

@@ -211,7 +211,7 @@ class Follower:
             self._check_at = now + (_CHECK_EVERY if self._record.here else _REFRESH)
             if not self._record.here:
                 self._refresh()
-            self._gone = self._record.abandoned(self._own)
+            self._gone = self._record.is_abandoned(self._own)
         return self._gone
 
     def _refresh(self) -> None:

@@ -52,7 +52,7 @@ def status(node: NodeContext, request: r.JobRequest) -> a.StatusAnswer:
 def _status(record: Record) -> a.StatusAnswer:
     events = record.events() or [record.first_event()]
     ranks = ranks_of(events)
-    started = [processes.Process(rank.pid, rank.life.start) for rank in ranks if rank.pid and record.here]
+    started = [processes.Process(rank.pid, rank.start) for rank in ranks if rank.pid and record.here]
     living = [(process.pid, processes.stat(process.pid)) for process in started if processes.alive(process)]
     return {
         "node": record.node,

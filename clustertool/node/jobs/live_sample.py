@@ -169,7 +169,7 @@ class _SampledJob:
         shown: Dict[str, Any] = {name: getattr(rank, name) for name in ("role", "rank", "state", "log")}
         shown["pid"] = rank.pid if rank.state.alive else 0
         found = processes.stat(rank.pid) if shown["pid"] else None
-        if found is not None and found.start == rank.life.start:
+        if found is not None and found.start == rank.start:
             shown["seconds"], shown["memory"] = found.cpu, found.memory
         living = found is not None and "seconds" in shown and found.state not in "ZX"
         if rank.state.alive and not living and not self.record.supervised(self._here):

@@ -32,7 +32,7 @@ _FOREIGN = 100  # orphans below other ROOT_DIRs
 
 
 def ranks_left(record: Record, part: NodePart, found: Mapping[str, Remains]) -> List[RankKey]:
-    """Return the ranks of which something lives on this node after supervisor and guard have ended. found: see living()."""
+    """Return the ranks of which something lives on this node after supervisor and guard have ended. found: of find_living()."""
     if isinstance(record, OrphanRecord):
         return sorted(record.remains.ranks)
     if not record.here or part.state in (JobState.RUNNING, JobState.STARTING):
@@ -43,12 +43,12 @@ def ranks_left(record: Record, part: NodePart, found: Mapping[str, Remains]) -> 
         return []
     if key.mark in found:
         return sorted(found[key.mark].ranks)
-    if not record.process("supervisor", own) or not any(map(processes.alive, _recorded(record))):
+    if not record.process("supervisor", own) or not any(map(processes.alive, _recorded_processes(record))):
         return []
     return sorted((str(one["role"]), int(one["rank"])) for one in record.header.get("processes", ()))
 
 
-def _recorded(record: Record) -> List[Process]:
+def _recorded_processes(record: Record) -> List[Process]:
     with files.closing(files.open_job_dir(record.paths.dir)) as job:
         return descendants.recorded(job)
 
@@ -103,7 +103,7 @@ def records(node: NodeContext, request: r.JobRequest) -> List[Record]:
 def records_and_orphans(node: NodeContext, request: r.JobRequest) -> List[Record]:
     """Return the same, and what stands for the record of a job that has none here, but processes: see orphan_record.py."""
     found = records(node, request)
-    return found if node.base is not None else [*found, *_orphans(node, request, remains.living())]
+    return found if node.base is not None else [*found, *_orphans(node, request, remains.find_living())]
 
 
 def _orphans(node: NodeContext, request: r.JobRequest, living: Mapping[str, remains.Remains]) -> List[Record]:
@@ -125,7 +125,7 @@ def record_of(node: NodeContext, job: str) -> Record:
 
 def list_jobs(node: NodeContext, request: r.JobRequest) -> a.JobsAnswer:
     """Summarize each job in one line. A record that cannot be read is in state "unknown", with the reason."""
-    living = {} if node.base is not None else remains.living()
+    living = {} if node.base is not None else remains.find_living()
     others = remains.orphans(node.root, living.values())[1]
     found: List[a.JobSummary] = []
     for record in [*records(node, request), *_orphans(node, request, living)]:

@@ -60,14 +60,16 @@ class Record(JobProcesses):
         """
         paths = JobPaths(base, job)
         trouble = None
-        header: Mapping[str, object] = _first_event(paths) or _planned(paths) or ledger.read(paths).get("header", {})
+        header: Mapping[str, object] = (
+            _first_event(paths) or _planned_header(paths) or ledger.read(paths).get("header", {})
+        )
         if "lead" in header:  # of an elastic job: a later epoch may have other nodes
             header = ledger.read(paths).get("header") or header
         try:
             formats.require_known(header, paths.events)
         except PreflightError as error:
             trouble = error
-        return cls(base, job, _checked(header, paths), trouble)
+        return cls(base, job, _checked_header(header, paths), trouble)
 
     @property
     def node(self) -> int:
@@ -175,7 +177,7 @@ class Record(JobProcesses):
             return f"it runs (or ran) on {name}: ask there"
         return _DAMAGED if self.key() is None and not self.blank() and not self._rebooted() else ""
 
-    def abandoned(self, own: NodeRecord) -> bool:
+    def is_abandoned(self, own: NodeRecord) -> bool:
         """Return whether supervisor and guard have ended, so no event will follow.
 
         own: the fold of those that the caller has read: a program may have removed the file since.
@@ -290,7 +292,7 @@ def _stale(record: Record) -> bool:
     if os.path.lexists(record.paths.dir) or record.trouble or record.other_machine():
         return False
     key = record.key()
-    if record.caretakers() or (key and processes.marked(key.mark)):
+    if record.caretakers() or (key and processes.find_marked(key.mark)):
         return False
     with contextlib.suppress(OSError):
         ledger.remove(record.paths)
@@ -313,7 +315,7 @@ def _spec(paths: JobPaths) -> Mapping[str, Any]:
     return {}
 
 
-def _planned(paths: JobPaths) -> Mapping[str, object]:
+def _planned_header(paths: JobPaths) -> Mapping[str, object]:
     """Read what will be the first event."""
     header = _spec(paths).get("header")
     return header if isinstance(header, dict) else {}
@@ -323,7 +325,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and len(value) <= _TAIL
 
 
-def _checked(found: Mapping[str, object], paths: JobPaths) -> JobHeader:
+def _checked_header(found: Mapping[str, object], paths: JobPaths) -> JobHeader:
     """Remove what has not the type that it must have from a header: the job's programs may have written it.
 
     A wrong value would make the node's whole answer invalid, and so hide its other jobs.
@@ -402,7 +404,7 @@ class SharedRecord(Record):
         since = "" if beat is None else f" for {beat:.0f} s"
         return f"its supervisor on {self.header.get('hostname') or 'its node'} has given no sign of life{since}"
 
-    def abandoned(self, own: NodeRecord) -> bool:
+    def is_abandoned(self, own: NodeRecord) -> bool:
         """Check whether the guard has recorded that the supervisor was lost and that nothing lives."""
         return own.clean
 

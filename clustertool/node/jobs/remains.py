@@ -56,7 +56,7 @@ class Remains:
         return any(_mounts(process.pid) == _mounts(os.getpid()) != "" for process in self.processes)
 
 
-def living() -> Dict[str, Remains]:
+def find_living() -> Dict[str, Remains]:
     """Find what lives of all jobs of this user, by mark. Processes that have changed their environment are not found."""
     found: Dict[str, Remains] = {}
     for pid, variables in processes.of_jobs():
@@ -77,7 +77,7 @@ def living() -> Dict[str, Remains]:
 
 
 def orphans(root: str, found: Iterable[Remains]) -> Tuple[List[Remains], List[Remains]]:
-    """Return the orphans of this ROOT_DIR, and those of others, of what lives (see living())."""
+    """Return the orphans of this ROOT_DIR, and those of others, of what lives (see find_living())."""
     orphaned = [one for one in found if one.orphaned]
     return [one for one in orphaned if one.is_below(root)], [one for one in orphaned if not one.is_below(root)]
 

@@ -37,7 +37,9 @@ def enter(node: NodeContext, request: SameCommandRequest) -> SameCommandAnswer:
     assert own is not None
     with private_directory.locked(_FILE) as fd:
         entries = [
-            entry for entry in _read(fd) if entry[4:] != tuple(own) and processes.alive(processes.Process(*entry[4:]))
+            entry
+            for entry in _read_entries(fd)
+            if entry[4:] != tuple(own) and processes.alive(processes.Process(*entry[4:]))
         ]
         others = [entry for entry in entries if entry[0] == command and entry[1] != starter]
         for record in find(node.root, node.entry, os.uname().nodename):
@@ -53,7 +55,7 @@ def enter(node: NodeContext, request: SameCommandRequest) -> SameCommandAnswer:
     return {"starter": "", "job": ""}
 
 
-def _read(fd: int) -> List[_Entry]:
+def _read_entries(fd: int) -> List[_Entry]:
     """Read the entries of the file. What is damaged in it counts for nothing."""
     try:
         rows = json.loads(private_directory.content(fd) or b"[]")

@@ -163,7 +163,7 @@ class Termination:
 
     def _kill_strays(self) -> List[Process]:
         """Kill marked processes that `living` does not find, and return them."""
-        strays = [process for process in processes.marked(self._mark) if process.pid != os.getpid()]
+        strays = [process for process in processes.find_marked(self._mark) if process.pid != os.getpid()]
         for process in strays:
             processes.signal_one(process, signal.SIGKILL)
         return strays

@@ -30,11 +30,11 @@ def spans(node: NodeContext, request: SpansRequest) -> SpansAnswer:
         return {"spans": []}
     device = os.stat(folder).st_dev if os.path.exists(folder) else 0
     found: Dict[str, WriteSpan] = {}
-    for record in _all(node.root):
+    for record in _read_all(node.root):
         step()
         if record.job == job or folder in _folders(record, request["path"]):
             span = _span(record, device)
-            found[record.job] = _both(found[record.job], span) if record.job in found else span
+            found[record.job] = _merge_spans(found[record.job], span) if record.job in found else span
     return {"spans": list(found.values())}
 
 
@@ -44,7 +44,7 @@ def _of_volume(name: str, job: str) -> bool:
     return name == own or (name.startswith(f"{own}-node") and name[len(f"{own}-node") :].isdigit())
 
 
-def _all(root: str) -> Iterator[Record]:
+def _read_all(root: str) -> Iterator[Record]:
     """Read the records below ROOT_DIR, those of other nodes, too: they may work in the same folder."""
     for base, _ in bases(root):
         for name, marked in ledger.names(base, "").items():
@@ -65,16 +65,18 @@ def _span(record: Record, device: int) -> WriteSpan:
     Where the job's records are on the same file system, their times have the same clock as the files of the folder, also if
     that is the clock of a file server.
     """
-    made = [time for time in (_changed(record.paths.of(OURS, name), device) for name in (MARKER, "spec.json")) if time]
+    made = [
+        time for time in (_change_time(record.paths.of(OURS, name), device) for name in (MARKER, "spec.json")) if time
+    ]
     own = record.last()
     if own.ended is None and not own.clean and (record.supervised(own) or record.unknown()):
         end = None
     else:
-        end = _changed(record.paths.events, device) or int(own.ended_at * 1e9) or None
+        end = _change_time(record.paths.events, device) or int(own.ended_at * 1e9) or None
     return WriteSpan(record.job, min(made, default=int((record.header["created"] + record.skew) * 1e9)), end)
 
 
-def _changed(path: str, device: int) -> Optional[int]:
+def _change_time(path: str, device: int) -> Optional[int]:
     """Read the time of the last change of a file, if it is on this file system."""
     with contextlib.suppress(OSError):
         info = os.lstat(path)
@@ -82,7 +84,7 @@ def _changed(path: str, device: int) -> Optional[int]:
     return None
 
 
-def _both(one: WriteSpan, other: WriteSpan) -> WriteSpan:
+def _merge_spans(one: WriteSpan, other: WriteSpan) -> WriteSpan:
     """Merge the spans of a job that has records of several nodes here."""
     end = None if None in (one.end, other.end) else max(one.end or 0, other.end or 0)
     return WriteSpan(one.job, min(one.start, other.start), end)

@@ -41,7 +41,7 @@ def touch() -> None:
 def claim(ports: Sequence[int], job: str, base: str) -> None:
     """Claim all ports or none. Raises PortInUse with the other job."""
     with private_directory.locked(_FILE) as fd:
-        kept = _kept(_read(fd), job)
+        kept = _kept(_read_claims(fd), job)
         taken = [(port, kept[str(port)][0]) for port in ports if not _is_free(port, kept, job)]
         if taken:
             message = "; ".join(f"port {port} is in use by job {other}" for port, other in taken)
@@ -55,7 +55,7 @@ def take_back(job: str, base: str) -> None:
     if not private_directory.find():
         return
     with private_directory.locked(_FILE) as fd:
-        claims = _read(fd)
+        claims = _read_claims(fd)
         left = {port: claim for port, claim in claims.items() if claim[:2] != (job, base)}
         if len(left) < len(claims):
             _write(fd, left)
@@ -64,7 +64,7 @@ def take_back(job: str, base: str) -> None:
 def hold(ports: Sequence[int]) -> List[int]:
     """Claim ports for a check, until this process ends or lets go: those that no job has. Raises PreflightError."""
     with private_directory.locked(_FILE) as fd:
-        kept = _kept(_read(fd), _CHECK)
+        kept = _kept(_read_claims(fd), _CHECK)
         free = [port for port in ports if _is_free(port, kept, _CHECK)]
         _add(fd, kept, free, _CHECK, _this_process())
     return free
@@ -79,7 +79,7 @@ def _this_process() -> str:
     return " ".join(map(str, processes.identify(os.getpid()) or ()))
 
 
-def claimed() -> Dict[int, str]:
+def claimed_ports() -> Dict[int, str]:
     """Port -> job, of this user's living claims; read only.
 
     Raises PreflightError for a file of a newer version, or one that stays locked.
@@ -90,7 +90,7 @@ def claimed() -> Dict[int, str]:
     try:
         with open(os.path.join(place, _FILE), "rb") as file:
             private_directory.lock(file.fileno(), fcntl.LOCK_SH, file.name)  # not while another process writes
-            return {int(port): job for port, (job, _, _) in _living(_parse(file.read(), file.name)).items()}
+            return {int(port): job for port, (job, _, _) in _living_claims(_parse(file.read(), file.name)).items()}
     except OSError:
         return {}
 
@@ -98,7 +98,7 @@ def claimed() -> Dict[int, str]:
 def _kept(claims: Claims, job: str) -> Claims:
     """Select the claims of living jobs, and those of `job`: other nodes on this machine may have placed it a moment ago."""
     ours = {port: claim for port, claim in claims.items() if claim[0] == job}
-    return {**_living({port: claim for port, claim in claims.items() if port not in ours}), **ours}
+    return {**_living_claims({port: claim for port, claim in claims.items() if port not in ours}), **ours}
 
 
 def _is_free(port: int, claims: Claims, job: str) -> bool:
@@ -110,7 +110,7 @@ def _add(fd: int, claims: Claims, ports: Sequence[int], job: str, base: str) -> 
     _write(fd, {**claims, **dict.fromkeys(map(str, ports), (job, base, processes.boot_id()))})
 
 
-def _read(fd: int) -> Claims:
+def _read_claims(fd: int) -> Claims:
     return _parse(private_directory.content(fd), os.readlink(f"/proc/self/fd/{fd}"))
 
 
@@ -132,7 +132,7 @@ def _write(fd: int, claims: Claims) -> None:
     private_directory.rewrite(fd, json.dumps({formats.KEY: formats.FORMAT, **claims}).encode())
 
 
-def _living(claims: Claims) -> Claims:
+def _living_claims(claims: Claims) -> Claims:
     boot = processes.boot_id()
     known = {port: claim for port, claim in claims.items() if claim[2] == boot}
     living = {(job, base) for job, base in {claim[:2] for claim in known.values()} if not _over(job, base)}

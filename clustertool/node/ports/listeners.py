@@ -43,7 +43,7 @@ def _dump(family: int) -> Iterator[Listener]:
                 if kind == _DONE:
                     return
                 port, uid, inode = struct.unpack_from(">H", data, 20) + struct.unpack_from("=II", data, 80)
-                yield Listener(_text(data[24 : 28 if family == socket.AF_INET else 40]), port, uid, inode)
+                yield Listener(_address_text(data[24 : 28 if family == socket.AF_INET else 40]), port, uid, inode)
                 data = data[(size + 3) & ~3 :]
 
 
@@ -56,10 +56,10 @@ def _table(path: str) -> Iterator[Listener]:
                     address, _, port = row[1].rpartition(":")
                     groups = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
                     packed = struct.pack(f"={len(groups)}I", *groups)
-                    yield Listener(_text(packed), int(port, 16), int(row[7]), int(row[9]))
+                    yield Listener(_address_text(packed), int(port, 16), int(row[7]), int(row[9]))
 
 
-def _text(packed: bytes) -> str:
+def _address_text(packed: bytes) -> str:
     """Format an address as text; an IPv4 one in IPv6's clothes is IPv4."""
     if len(packed) == 16 and packed.startswith(_MAPPED):
         packed = packed[12:]
@@ -75,7 +75,7 @@ def own_address(host: str) -> str:
             sock.bind((host, 0))
     except OSError:
         return ""
-    return _text(packed)
+    return _address_text(packed)
 
 
 def serves(listener: Listener, address: str) -> bool:

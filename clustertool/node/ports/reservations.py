@@ -38,7 +38,7 @@ class Reservations:
         ports = ports[:_MOST]
         for port in ports:
             self._take(port)
-        names = reserved()
+        names = reserved_ports()
         for port in ports:
             for uid in names.get(port, ()):
                 if uid == os.getuid() and port in self._sockets:
@@ -80,19 +80,24 @@ def _name(port: int, uid: int) -> bytes:
     return f"\0{_PREFIX}{port}/{uid}".encode()
 
 
-def reserved() -> Dict[int, List[int]]:
+def reserved_ports() -> Dict[int, List[int]]:
     """Port -> uids in the names that reserve it. A name proves nothing: owner() finds its owner."""
     found: Dict[int, List[int]] = {}
     with contextlib.suppress(OSError):
         with open("/proc/net/unix", errors="replace", encoding="utf-8") as file:
             for line in file:
                 port, slash, uid = line.rstrip("\n").partition(" @" + _PREFIX)[2].partition("/")
-                if slash and _number(port, 5) and _number(uid, 10) and int(uid) not in found.setdefault(int(port), []):
+                if (
+                    slash
+                    and _is_number(port, 5)
+                    and _is_number(uid, 10)
+                    and int(uid) not in found.setdefault(int(port), [])
+                ):
                     found[int(port)].append(int(uid))
     return found
 
 
-def _number(text: str, digits: int) -> bool:
+def _is_number(text: str, digits: int) -> bool:
     """Check that a text is a number of so many digits. Any user can have a name of this form."""
     return text.isdecimal() and text.isascii() and len(text) <= digits
 

@@ -46,7 +46,7 @@ def probe_for_check(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
     if wrong_lock:
         fix = "jobs go on without it, by their own lock files; ask that user, or root, to end it or remove the file"
         problems.append(("devices", "warn", f"the lock for taking devices: {wrong_lock}", fix))
-    living = remains.living()
+    living = remains.find_living()
     answer["leftovers"] = remains.without_caretakers(answer["root"], living)
     for one in remains.orphans(answer["root"], living.values())[1]:
         what = f"{len(one.processes)} left of a job whose directory was removed: {one.dir}"

@@ -37,7 +37,7 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
     _find_foreign(address, problems)
     low, high = listeners.ephemeral()
     busy = {listener.port for listener in listeners.listeners()}
-    claimed, reserved = claims.claimed(), reservations.reserved()
+    claimed, reserved = claims.claimed_ports(), reservations.reserved_ports()
     asked = set(request["ports"])
     users_of = {port: reservations.holder(port, uids) for port, uids in reserved.items() if port in asked}
     users_of.update((port, f"job {job}") for port, job in claimed.items() if port in asked)

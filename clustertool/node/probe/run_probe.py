@@ -28,7 +28,7 @@ def probe_for_run(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
     """Collect the facts of each probe, `leftovers` and `earlier`. Needs the field `earlier`."""
     began = time.monotonic()
     answer = probe(node, request)
-    answer["leftovers"] = remains.without_caretakers(answer["root"], remains.living())
+    answer["leftovers"] = remains.without_caretakers(answer["root"], remains.find_living())
     answer["earlier"] = list_earlier(node, request["earlier"], answer["problems"])
     return timed(answer, began)
 

@@ -102,17 +102,17 @@ def _pieces(folder: str, rows: Iterable[manifest.Row], missing: Dict[str, int]) 
             data = bytearray(missing.pop(pack))
             for file in found:
                 _, offset, size = file.parts[0]
-                data[offset : offset + size] = _read(folder, file.path, 0, size)
+                data[offset : offset + size] = _read_part(folder, file.path, 0, size)
             yield found[0].path, pack, bytes(data)
         for file in found if not pack else ():
             at = 0
             for name, _, size in file.parts:
                 if missing.pop(name, None) is not None:
-                    yield file.path, name, _read(folder, file.path, at, size)
+                    yield file.path, name, _read_part(folder, file.path, at, size)
                 at += size
 
 
-def _read(folder: str, path: str, at: int, size: int) -> bytes:
+def _read_part(folder: str, path: str, at: int, size: int) -> bytes:
     """Read so many bytes of a staged file; fewer where it is shorter, none where it is not there."""
     try:
         fd = files.open_file(within(folder, path))

@@ -108,7 +108,7 @@ class Store:
         now = time.time()
         young = {name for name, info in self._files(wanted).items() if now - info.st_mtime < _STALE}
         try:
-            return young - self._needed(_by_age(self.releases)) if young else young
+            return young - self._pieces_of(_by_age(self.releases)) if young else young
         except OSError:
             return young  # one too many does no harm
 
@@ -190,8 +190,8 @@ class Store:
             old = [name for name in names[:-keep] if name not in queued]
             for name in old:
                 remove(os.path.join(self.releases, name))
-            needed = self._needed([name for name in names if name not in old]) if old else None
-            for path in self._unwanted(needed, 0.0 if locked else _STALE):
+            needed = self._pieces_of([name for name in names if name not in old]) if old else None
+            for path in self._find_unwanted(needed, 0.0 if locked else _STALE):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
                 step()
@@ -206,7 +206,7 @@ class Store:
                 if name not in kept and time.time() - os.stat(path).st_mtime > _UNUSED:
                     remove(path)
 
-    def _unwanted(self, needed: Optional[Set[str]], age: float) -> Iterator[str]:
+    def _find_unwanted(self, needed: Optional[Set[str]], age: float) -> Iterator[str]:
         """Yield the paths of incomplete pieces without a writer, and of pieces that are not needed.
 
         The latter have at least that age. needed: None: all are.
@@ -219,7 +219,7 @@ class Store:
                 if time.time() - entry.stat().st_mtime >= (_STALE if part else age):
                     yield entry.path
 
-    def _needed(self, releases: Sequence[str]) -> Set[str]:
+    def _pieces_of(self, releases: Sequence[str]) -> Set[str]:
         """Collect the pieces of releases. One whose manifest is damaged is removed. Raises OSError."""
         found: Set[str] = set()
         for release in releases:

@@ -90,7 +90,7 @@ def clear(folder: str, job: str = "") -> None:
             moved = os.path.join(folder, f".{name}.{binascii.hexlify(os.urandom(8)).decode()}")
             os.rename(path, moved)
             meanwhile = job and is_of_job(moved, job)  # another node has put its link there
-            os.rename(moved, path if meanwhile else _unused(path))
+            os.rename(moved, path if meanwhile else _unused_name(path))
 
 
 def is_name(name: str) -> bool:
@@ -100,7 +100,7 @@ def is_name(name: str) -> bool:
     return (stem in LOG_NAMES and number.isdigit()) or restart or name in _NAMES
 
 
-def _unused(path: str) -> str:
+def _unused_name(path: str) -> str:
     """Return a name like this one that nothing has."""
     found, number = f"{path}.old", 1
     while os.path.lexists(found):

@@ -47,7 +47,7 @@ def submit(node: NodeContext, request: r.SubmitRequest) -> a.Answer:
     except FileExistsError:
         raise UsageError(f"{path} is there already", "take another --job-id, or clean that job") from None
     except OSError as error:
-        raise _unwritten(path, error) from None
+        raise _write_error(path, error) from None
     try:
         with files.closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as folder:
             for name, data in request["files"].items():
@@ -55,20 +55,20 @@ def submit(node: NodeContext, request: r.SubmitRequest) -> a.Answer:
         _write(path, about)
     except (OSError, binascii.Error) as error:
         shutil.rmtree(path, ignore_errors=True)
-        raise _unwritten(path, error) from None
+        raise _write_error(path, error) from None
     return {}
 
 
 def submitted(node: NodeContext, request: r.SubmittedRequest) -> a.Answer:
     """Record the id that the scheduler has given to a job. Raises NotFound, PreflightError."""
     path = _path(node.root, request["job"])
-    about = _read(path, request["job"])
+    about = _read_submission(path, request["job"])
     if about is None:
         raise NotFound(f"job {request['job']} is not submitted", f"{PROGRAM} jobs lists the jobs")
     try:
         _write(path, {**about, "slurm_id": request["slurm_id"]})
     except OSError as error:
-        raise _unwritten(path, error) from None
+        raise _write_error(path, error) from None
     return {}
 
 
@@ -115,7 +115,7 @@ def _all(root: str) -> Iterator[a.SubmittedJob]:
     with contextlib.suppress(OSError):
         names = os.listdir(queue(root))
     for name in filter(is_job_id, names):
-        about = _read(_path(root, name), name)
+        about = _read_submission(_path(root, name), name)
         if about is not None:
             yield about
 
@@ -138,7 +138,7 @@ def _write(path: str, about: a.SubmittedJob) -> None:
     files.replace(os.path.join(path, _ABOUT), text.encode(), durable=True)
 
 
-def _read(path: str, job: str) -> Optional[a.SubmittedJob]:
+def _read_submission(path: str, job: str) -> Optional[a.SubmittedJob]:
     """Read the submission of a job; None where there is none, or it is not valid."""
     with contextlib.suppress(OSError, ValueError, RecursionError, PreflightError):
         found = json.loads(files.read_file(os.path.join(path, _ABOUT))) if _is_there(path) else None
@@ -157,6 +157,6 @@ def _is_right(found: Mapping[str, object]) -> bool:
     return texts and counted and dated
 
 
-def _unwritten(path: str, error: Exception) -> PreflightError:
+def _write_error(path: str, error: Exception) -> PreflightError:
     why = getattr(error, "strerror", None) or str(error)
     return PreflightError(f"{path} cannot be written: {why}", "make room or rights in ROOT_DIR")

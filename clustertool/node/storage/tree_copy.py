@@ -57,7 +57,7 @@ def copy_tree(source: str, target: str) -> None:
                     waiting.append(path)
                 elif stat.S_ISLNK(info.st_mode):
                     _clear(to)
-                    os.symlink(_moved(os.readlink(entry.path), tops, target), to)
+                    os.symlink(_link_target(os.readlink(entry.path), tops, target), to)
                 elif stat.S_ISREG(info.st_mode):
                     _clear(to)
                     _copy_file(entry.path, to, info)
@@ -77,7 +77,7 @@ def _clear(path: str) -> None:
         os.unlink(path)
 
 
-def _moved(link: str, sources: Sequence[str], target: str) -> str:
+def _link_target(link: str, sources: Sequence[str], target: str) -> str:
     """Compute the target of a link: an absolute one into the source leads to the same place in `target`.
 
     sources: the paths of the source.

@@ -28,17 +28,18 @@ def of_login(environ: Mapping[str, str]) -> Dict[str, str]:
     Open MPI's stay, except those of a rank: in a login they are settings of the user.
     """
     settings = {name: value for name, value in environ.items() if name.startswith("OMPI_") and "_COMM_" not in name}
-    return {**{name: value for name, value in inherited(environ).items() if not name.startswith("PADDLE_")}, **settings}
+    kept = {name: value for name, value in inherited_variables(environ).items() if not name.startswith("PADDLE_")}
+    return {**kept, **settings}
 
 
-def inherited(environ: Mapping[str, str]) -> Dict[str, str]:
+def inherited_variables(environ: Mapping[str, str]) -> Dict[str, str]:
     """Select the variables of the user's shell, without those that launchers compute, for a job on the user's machine."""
     return {name: value for name, value in environ.items() if not (of_launcher(name) or name.endswith("_proxy"))}
 
 
 def of_allocation(environ: Mapping[str, str]) -> Dict[str, str]:
     """Select the variables of the shell that has submitted the job, and those that name the engine's job."""
-    return {name: value for name, value in inherited(environ).items() if not of_task(name)}
+    return {name: value for name, value in inherited_variables(environ).items() if not of_task(name)}
 
 
 def environment(spec: RankSurroundings, rank: ProcessCommand, attempt: int, own: Mapping[str, str]) -> Dict[str, str]:
@@ -48,14 +49,14 @@ def environment(spec: RankSurroundings, rank: ProcessCommand, attempt: int, own:
     nothing that only ranks have. In mode mpi, neither it nor its ranks have variables of MPI from the base: Open MPI would send
     those of its own node to all nodes.
     """
-    base = of_allocation if spec.get("engine") else inherited if spec["here"] else of_login
+    base = of_allocation if spec.get("engine") else inherited_variables if spec["here"] else of_login
     apart = rank.get("apart", False)
     env = {name: value for name, value in base(own).items() if not (apart and of_scheduler(name))}
     if apart or spec.get("launcher"):
         env = {name: value for name, value in env.items() if not name.startswith(_OF_MPI)}
     if spec["first_path"]:
         env["PATH"] = spec["first_path"] + ":" + env.get("PATH", os.defpath)
-    env.update(planned(spec, rank, attempt))
+    env.update(planned_variables(spec, rank, attempt))
     if spec["ld_library_path"]:
         env["LD_LIBRARY_PATH"] = ":".join(filter(None, (spec["ld_library_path"], env.get("LD_LIBRARY_PATH"))))
     if spec["prelude"]:
@@ -63,7 +64,7 @@ def environment(spec: RankSurroundings, rank: ProcessCommand, attempt: int, own:
     return env
 
 
-def planned(spec: RankSurroundings, rank: ProcessCommand, attempt: int) -> Dict[str, str]:
+def planned_variables(spec: RankSurroundings, rank: ProcessCommand, attempt: int) -> Dict[str, str]:
     """Collect the plan's variables and the secrets."""
     env = {**({} if rank.get("apart", False) else spec["common"]), **rank["env"], **spec.get("secrets", {})}
     env["CLUSTERTOOL_ATTEMPT"] = str(attempt)

@@ -28,7 +28,7 @@ from clustertool.node.system import pressure, processes
 
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import Spec, SpecProcess
-    from clustertool.model.wire.supervisor_messages import LiveRank, LiveStatus, RankEnvironment
+    from clustertool.model.wire.supervisor_messages import LiveStatus, RankEnvironment
 
 OtherAddress = Tuple[Key, str, str]  # of which pserver, where it listens, its endpoint
 
@@ -177,7 +177,7 @@ class LocalRank:
 
 
 class RankTable:
-    """`running` has the ranks by pid from start() until reaped(). `job`: the descriptor of the job's directory."""
+    """`running` has the ranks by pid from start() until forget_process(). `job`: the descriptor of the job's directory."""
 
     def __init__(self, spec: Spec, job: int, umask: int) -> None:
         self._spec = spec
@@ -251,7 +251,7 @@ class RankTable:
             spec = {**spec, "work_dir": spec["job_dir"]}
         client: Optional[Tuple[List[str], Dict[str, str]]] = None
         if self.containers.present:
-            variables = rank_process.planned(spec, process, attempt)
+            variables = rank_process.planned_variables(spec, process, attempt)
             try:
                 client, rank.container = self.containers.start(process, variables, self._around(attempt))
             except OSError as error:
@@ -266,7 +266,7 @@ class RankTable:
         present = rank_containers.device_files(self._spec["device_kind"])
         return Surroundings(attempt, self._umask, rank_containers.limits(self._file_limit), present)
 
-    def entered(self) -> List[LocalRank]:
+    def take_entered(self) -> List[LocalRank]:
         """List the ranks whose programs in containers are known since the last call."""
         found = [rank for rank in self.running.values() if rank.container is not None and rank.container.find()]
         for rank in found:
@@ -331,22 +331,18 @@ class RankTable:
             "leads": coordinates,
             "stopping": stopping,
             "outcome": None if outcome is None else outcome.as_record(),
-            "ranks": self.live(),
+            "ranks": [
+                {
+                    "role": rank.key[0],
+                    "rank": rank.key[1],
+                    "attempt": rank.attempt,
+                    "state": rank.state.value,
+                    "pid": rank.main,
+                    "log": rank.log_name,
+                }
+                for rank in self._ranks
+            ],
         }
-
-    def live(self) -> List[LiveRank]:
-        """Return the ranks of this node as they are now."""
-        return [
-            {
-                "role": rank.key[0],
-                "rank": rank.key[1],
-                "attempt": rank.attempt,
-                "state": rank.state.value,
-                "pid": rank.main,
-                "log": rank.log_name,
-            }
-            for rank in self._ranks
-        ]
 
     def environment(self, role: str, rank: int, attempt: int) -> RankEnvironment:
         """Return what start() would give to a rank of this node. Raises NotFound."""
@@ -374,7 +370,7 @@ class RankTable:
             "shards": process["shards"],
         }
         if self.containers.present:
-            variables = rank_process.planned(self._spec, process, attempt)
+            variables = rank_process.planned_variables(self._spec, process, attempt)
             answer["session"] = self.containers.session(process, variables, self._around(attempt))
         return answer
 
@@ -390,7 +386,7 @@ class RankTable:
             for rank in self.running.values():
                 processes.signal_one(processes.identify(rank.main) or processes.Process(rank.main, 0), number)
 
-    def reaped(self, rank: LocalRank) -> None:
+    def forget_process(self, rank: LocalRank) -> None:
         del self.running[rank.pid]
         rank.pid = 0
 

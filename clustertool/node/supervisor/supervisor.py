@@ -469,7 +469,7 @@ class Supervisor:
 
     def _enter_containers(self) -> None:
         """Record the ranks whose containers run since the last turn."""
-        for rank in self.ranks.entered():
+        for rank in self.ranks.take_entered():
             self._record_start(rank)
             main = rank.container.main if rank.container else None
             if main is not None:
@@ -513,7 +513,7 @@ class Supervisor:
         if rank.container is not None and rank.container.find():
             self._record_start(rank)
         exit = rank.end(status, used)
-        self.ranks.reaped(rank)
+        self.ranks.forget_process(rank)
         self.ranks.servers.pending.pop(rank.key, None)
         if self.shutdown is None and self._is_early(rank, exit):
             rank.early = exit

@@ -32,10 +32,10 @@ def memory() -> Tuple[int, int]:
 
 def _counters(pid: int) -> Dict[str, int]:
     """Counter file -> kills so far: the cgroups of a process (v2, v1), and the whole machine's /proc/vmstat."""
-    return _read([*_cgroup_files(pid), "/proc/vmstat"])
+    return _read_counters([*_cgroup_files(pid), "/proc/vmstat"])
 
 
-def _read(paths: Iterable[str]) -> Dict[str, int]:
+def _read_counters(paths: Iterable[str]) -> Dict[str, int]:
     """Read counters of known files again: a process that is dead has no cgroups any more."""
     found: Dict[str, int] = {}
     for path in paths:
@@ -95,7 +95,7 @@ class OomWatch:
         as
         well. The cgroup of a container may end with it.
         """
-        after = _read(self._before)
+        after = _read_counters(self._before)
         for path, kills in self._before.items():
             if after.get(path, 0) > kills:
                 return f"out of memory: the kernel killed it (oom_kill in {path}{_limit(path)})"

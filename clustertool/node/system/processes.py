@@ -201,7 +201,7 @@ def _variables(text: bytes) -> Dict[bytes, bytes]:
     return {name: value for name, equals, value in reversed(pairs) if name and equals}
 
 
-def marked(mark: str) -> List[Process]:
+def find_marked(mark: str) -> List[Process]:
     """Find processes of this user whose environment has the job's marker, with or without a living supervisor."""
     found = []
     for pid, variables in of_jobs(pids_and_new):

@@ -240,7 +240,7 @@ class TlsLink:
                 self._wants_write = False
                 tls.do_handshake()
                 self.secure = True
-            frames = self._read(tls)
+            frames = self._read_frames(tls)
             try:
                 self._flush(tls)
             except OSError:
@@ -274,7 +274,7 @@ class TlsLink:
         self._sock = self._tls
         return self._tls
 
-    def _read(self, tls: ssl.SSLSocket) -> List[Frame]:
+    def _read_frames(self, tls: ssl.SSLSocket) -> List[Frame]:
         """Read messages that arrived before the other side closed; the end is reported at the next turn.
 
         An error of _flush(), which comes after it, must not lose them either.
@@ -284,7 +284,7 @@ class TlsLink:
         self.more = False
         while True:
             try:
-                size = self._receive(tls, frames)
+                size = self._receive_bytes(tls, frames)
                 if not size:
                     raise ConnectionError("closed by the other side")
                 self.got += size
@@ -298,7 +298,7 @@ class TlsLink:
                     return frames
                 raise
 
-    def _receive(self, tls: ssl.SSLSocket, frames: List[Frame]) -> int:
+    def _receive_bytes(self, tls: ssl.SSLSocket, frames: List[Frame]) -> int:
         """Receive bytes, and return how many; 0: there will be no more. Payloads go where they belong: they are large."""
         room = self._decoder.room()
         if room is None:

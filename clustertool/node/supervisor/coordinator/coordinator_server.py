@@ -34,9 +34,9 @@ from clustertool.node.supervisor.coordinator.job_decisions import (
     Exited,
     Explained,
     Joined,
+    LauncherTimeout,
     Listening,
     Lost,
-    Overdue,
     Quiet,
     Release,
     Start,
@@ -231,7 +231,7 @@ class CoordinatorServer(CoordinatorLink):
             self._admit(wire, messages)
         for node, member in self._members.nodes.items():
             if member.wire is not None and (all_ready or member.wire.fileno() in ready):
-                self._read(node, member)
+                self._read_member(node, member)
         if self._standby is not None:
             for offer in self._standby.turn(now, None if all_ready else ready):
                 self._record("standby-left", name=offer.name, address=offer.address)
@@ -259,15 +259,15 @@ class CoordinatorServer(CoordinatorLink):
 
     def post(self, message: MemberMessage) -> None:
         """Turn a message of this node's own supervisor into an event."""
-        event = self._event(self._spec["node"], dict(message))
+        event = self._read_event(self._spec["node"], dict(message))
         if event is not None:
             self._decide(event)
 
-    def _event(self, node: int, message: Header) -> Optional[Event]:
+    def _read_event(self, node: int, message: Header) -> Optional[Event]:
         """Turn what a supervisor reports into an event. Raises one of _MALFORMED."""
         if message.get("type") == "attached":
             self._limits.attached(time.monotonic())
-        event = _event(self._state.shape.on(node), node, message)
+        event = _event_of(self._state.shape.on(node), node, message)
         if not isinstance(event, StopAsked):
             return event
         if event.outside and not self._state.ending:
@@ -286,7 +286,7 @@ class CoordinatorServer(CoordinatorLink):
         member = self._members.nodes.get(node)
         token = str(hello.get("token", "")).encode(errors="replace")
         if hello.get("type") == "offer":
-            return self._offered(self._standby, wire, hello) if self._standby is not None else self._refuse(wire)
+            return self._take_offer(self._standby, wire, hello) if self._standby is not None else self._refuse(wire)
         right = hmac.compare_digest(token, self._spec["token"].encode())
         if hello.get("type") != "join" or member is None or not right:
             return wire.close()
@@ -297,9 +297,9 @@ class CoordinatorServer(CoordinatorLink):
             return wire.close()
         if member.sender not in (None, supervisor) or (self._standby is not None and is_earlier(hello, self._state)):
             return wire.close()
-        self._read(node, member)  # what the old connection still has
+        self._read_member(node, member)  # what the old connection still has
         self._members.connect(member, wire, sender)
-        if not self._take(node, member, hello):
+        if not self._take_message(node, member, hello):
             return None
         wire.send(self._stamped({"type": "welcome", "ack": member.mail.got}))  # the connection is accepted
         for message in member.mail.kept():
@@ -308,13 +308,13 @@ class CoordinatorServer(CoordinatorLink):
         if first and not hello.get("gone"):  # else the ranks of the others would start for a moment
             self._decide(Joined(node))
         if hello.get("gone"):
-            return self._gone(node, str(hello["gone"])[:_LONGEST_REASON])
+            return self._take_loss_report(node, str(hello["gone"])[:_LONGEST_REASON])
         for message in messages[1:]:
-            if not self._take(node, member, message):
+            if not self._take_message(node, member, message):
                 break
         return None
 
-    def _offered(self, standby: StandbyOffers, wire: TlsLink, hello: Header) -> None:
+    def _take_offer(self, standby: StandbyOffers, wire: TlsLink, hello: Header) -> None:
         """Add a machine that waits for the next epoch. One that has been a member of this one has ended its ranks before."""
         try:
             offer = StandbyOffer(hello)
@@ -339,13 +339,13 @@ class CoordinatorServer(CoordinatorLink):
         wire.flush()
         wire.close()
 
-    def _read(self, node: int, member: JobMember) -> None:
+    def _read_member(self, node: int, member: JobMember) -> None:
         for message in self._members.read(member):
             member.left = member.left or bool(message.get("bye"))
-            if not self._take(node, member, message):
+            if not self._take_message(node, member, message):
                 return
 
-    def _take(self, node: int, member: JobMember, message: Header) -> bool:
+    def _take_message(self, node: int, member: JobMember, message: Header) -> bool:
         """Take one message of a member. A malformed one ends this member's part, and nothing else: then False.
 
         One of another process than the member is dropped.
@@ -354,25 +354,25 @@ class CoordinatorServer(CoordinatorLink):
             if read_incarnation(message.get("sender")) != member.sender:
                 return True
             if "ranks" in message:
-                member.ranks = self._reached(node, message["ranks"])
+                member.ranks = self._read_progress(node, message["ranks"])
             if "beat" in message:
                 member.note_beat(message["beat"])
-            event = self._event(node, message) if member.mail.take(message) else None
+            event = self._read_event(node, message) if member.mail.take(message) else None
         except _MALFORMED as error:
             member.disconnect()
-            self._gone(node, f"it sent a message that cannot be read ({error!r:.100})")
+            self._take_loss_report(node, f"it sent a message that cannot be read ({error!r:.100})")
             return False
         if event is not None:
             self._decide(event)
         return True
 
-    def _gone(self, node: int, why: str) -> None:
+    def _take_loss_report(self, node: int, why: str) -> None:
         """Lose a node whose guard reports that its supervisor is dead, and that it ends the node's processes now."""
         self._members.nodes[node].left = True
         if node not in self._state.gone:
-            self._lose(node, why)
+            self._lose_node(node, why)
 
-    def _lose(self, node: int, why: str) -> None:
+    def _lose_node(self, node: int, why: str) -> None:
         member, until = self._members.nodes[node], {}
         if self._standby is not None and member.joined:  # its ranks may live so long
             member.given_up = True
@@ -381,7 +381,7 @@ class CoordinatorServer(CoordinatorLink):
         self._record("lost", node=node, why=why, ranks=member.ranks, **until)
         self._decide(Lost(node, why))
 
-    def _reached(self, node: int, ranks: Any) -> List[RankOutput]:
+    def _read_progress(self, node: int, ranks: Any) -> List[RankOutput]:
         """Read [role, rank, epoch, step, time of the last output] of the ranks of a node: all that is known if it is lost.
 
         Raises one of _MALFORMED.
@@ -390,7 +390,7 @@ class CoordinatorServer(CoordinatorLink):
         found: List[RankOutput] = []
         for role, rank, epoch, step, age in ranks:
             if (role, rank) in own:
-                found.append((role, rank, _number(epoch), _number(step), round(now - (_number(age) or 0.0), 2)))
+                found.append((role, rank, _finite(epoch), _finite(step), round(now - (_finite(age) or 0.0), 2)))
         return found
 
     def _watch_silence(self, now: float) -> None:
@@ -404,30 +404,30 @@ class CoordinatorServer(CoordinatorLink):
             if self._members.nodes[node].joined:
                 what = f"no heartbeat for {limit:g} s"
                 what += f" (and {blocked:.0f} s in which the coordinator itself did not run)" if blocked >= 1 else ""
-                self._lose(node, what)
+                self._lose_node(node, what)
             else:
                 absent.append(node)
         if absent:
             self._record("absent", nodes=absent, endpoint=self._spec["lead"]["endpoint"], seconds=round(now))
-            self._decide(Absent(tuple(absent), self._where(), round(now)))
+            self._decide(Absent(tuple(absent), self._describe_self(), round(now)))
 
-    def _where(self) -> str:
+    def _describe_self(self) -> str:
         """Describe the coordinator."""
         return describe_coordinator(self._spec["lead"]["name"], self._spec["lead"]["endpoint"])
 
     def _watch_time(self, now: float) -> None:
         """Do what happens at a time, by the clock of the machine."""
-        for stop in self._limits.passed(now, lambda: job_decisions.expected(self._state, self._where())):
+        for stop in self._limits.passed(now, lambda: job_decisions.describe_wait(self._state, self._describe_self())):
             self._decide(stop)
         if self._stop_at is not None and now >= self._stop_at:
             self._release()
         if self._limits.launcher.passed(now, job_decisions.waits_for_launcher(self._state)):
-            self._decide(Overdue(self._limits.launcher.limit))
+            self._decide(LauncherTimeout(self._limits.launcher.limit))
         if self._restart is not None and now >= self._restart[0]:
             _, orders = self._restart
             self._restart = None
             for order in orders:
-                self._tell(order)
+                self._send_order(order)
 
     # -- decisions --
 
@@ -494,7 +494,7 @@ class CoordinatorServer(CoordinatorLink):
     def _act(self, action: Action) -> None:
         if isinstance(action, Start):
             if not action.again:
-                self._tell(self._start(action))
+                self._send_order(self._start(action))
         elif isinstance(action, Stop):
             self._restart = None
             order: StopOrder = {"type": "stop", "why": action.why, "attempt": self._state.attempt, "sender": self._me}
@@ -502,9 +502,9 @@ class CoordinatorServer(CoordinatorLink):
                 order["grace"] = action.grace
             if self._outside:
                 order["outside"] = True
-            self._tell(order)
+            self._send_order(order)
         elif isinstance(action, Release):
-            self._tell({"type": "release", "attempt": self._state.attempt, "sender": self._me})
+            self._send_order({"type": "release", "attempt": self._state.attempt, "sender": self._me})
         elif isinstance(action, Ask):
             self._allocation.ask(action.by, action.code)
         else:
@@ -512,9 +512,9 @@ class CoordinatorServer(CoordinatorLink):
                 self._record("verdict", **action.outcome.as_record())
             self._finished_at = self._clock.now
             outcome = action.outcome.as_record()
-            self._tell({"type": "finish", "outcome": outcome, "attempt": self._state.attempt, "sender": self._me})
+            self._send_order({"type": "finish", "outcome": outcome, "attempt": self._state.attempt, "sender": self._me})
 
-    def _tell(self, order: Order) -> None:
+    def _send_order(self, order: Order) -> None:
         self._members.post(dict(order))
         self.orders.append(order)
 
@@ -548,19 +548,19 @@ def is_earlier(hello: Header, state: State) -> bool:
         return True
 
 
-def _event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[Event]:
+def _event_of(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[Event]:
     """Turn a message into an event. ranks: those of the node. Raises one of _MALFORMED."""
     kind = message.get("type")
     if kind == "listening":
-        return Listening(_key(ranks, message["role"], message["rank"]), int(message["attempt"]))
+        return Listening(_rank_of_node(ranks, message["role"], message["rank"]), int(message["attempt"]))
     if kind == "exited":
-        return Exited(tuple(_exit(ranks, item) for item in message["exits"]), int(message["attempt"]))
+        return Exited(tuple(_read_exit(ranks, item) for item in message["exits"]), int(message["attempt"]))
     if kind == "quiet":
         return Quiet(node, int(message["attempt"]))
     if kind == "clean":
         return Clean(node, tuple(str(s) for s in message["survivors"]), int(message["attempt"]))
     if kind == "stop":
-        grace = _number(message.get("grace"))
+        grace = _finite(message.get("grace"))
         if grace is not None and grace < 0:
             raise ValueError("a time before the stop")
         by, code, outside = str(message["by"]), int(message["code"]), bool(message.get("outside"))
@@ -571,21 +571,21 @@ def _event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[Event]
     return None
 
 
-def _exit(ranks: FrozenSet[Key], item: Sequence[Any]) -> RankExit:
+def _read_exit(ranks: FrozenSet[Key], item: Sequence[Any]) -> RankExit:
     role, rank, code, number, stopped, note, error, consequence, by_launcher, of_runtime, timed_out = item
-    key = _key(ranks, role, rank)
+    key = _rank_of_node(ranks, role, rank)
     if not (0 <= int(code) <= 255 and 0 <= int(number) <= 127):
         raise ValueError("an exit code or a signal that does not exist")
     exit = RankExit(*key, int(code), int(number), bool(stopped), str(note), int(error), bool(consequence))
     return exit._replace(by_launcher=bool(by_launcher), of_runtime=bool(of_runtime), timed_out=bool(timed_out))
 
 
-def _number(value: Any) -> Optional[float]:
+def _finite(value: Any) -> Optional[float]:
     """Read a step or an epoch; None for what cannot be one, since programs print anything."""
     return float(value) if value is not None and -_LARGE < value < _LARGE else None
 
 
-def _key(ranks: FrozenSet[Key], role: object, rank: Any) -> Key:
+def _rank_of_node(ranks: FrozenSet[Key], role: object, rank: Any) -> Key:
     key = (str(role), int(rank))
     if key not in ranks:
         raise ValueError("a process of another node, or of none")

@@ -19,7 +19,7 @@ priority over the end of the epoch if all trainers have succeeded, or a stop is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, FrozenSet, NamedTuple, Optional, Sequence, Tuple, Union
 
 from clustertool.model.elastic.epochs import suspect
 from clustertool.model.job.outcome import Outcome, RankExit, exit_code, some
@@ -31,6 +31,7 @@ from clustertool.node.supervisor.coordinator.job_decisions import (
     Clean,
     Exited,
     Lost,
+    Places,
     Shape,
     State,
     Step,
@@ -91,12 +92,26 @@ class EpochShape(Shape):
     earlier epochs.
     """
 
-    grow = "next"
-    minimum = 1
-    maximum = 0
-    store = False
-    used = 0
-    blamed: Tuple[int, ...] = ()
+    def __init__(
+        self,
+        nodes: FrozenSet[int],
+        names: Tuple[str, ...],
+        place: Places,
+        on_failure: str,
+        max_restarts: int,
+        first: int,
+        grace: float = 10.0,
+        *,
+        grow: str = "next",
+        minimum: int = 1,
+        maximum: int = 0,
+        store: bool = False,
+        used: int = 0,
+        blamed: Tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(nodes, names, place, on_failure, max_restarts, first, grace)
+        self.grow, self.minimum, self.maximum = grow, minimum, maximum
+        self.store, self.used, self.blamed = store, used, blamed
 
 
 def shape_of(spec: Spec) -> Shape:
@@ -109,10 +124,21 @@ def shape_of(spec: Spec) -> Shape:
         return Shape(nodes, names, place, policy["on_failure"], policy["max_restarts"], first, policy["grace"])
     elastic = spec["elastic"]
     restarts = policy["max_restarts"] - elastic["restarts"]
-    shape = EpochShape(nodes, names, place, policy["on_failure"], restarts, first, policy["grace"])
-    shape.grow, shape.minimum, shape.maximum = elastic["grow"], elastic["minimum"], elastic["maximum"]
-    shape.store, shape.used, shape.blamed = elastic["store"], elastic["restarts"], tuple(elastic["blamed"])
-    return shape
+    return EpochShape(
+        nodes,
+        names,
+        place,
+        policy["on_failure"],
+        restarts,
+        first,
+        policy["grace"],
+        grow=elastic["grow"],
+        minimum=elastic["minimum"],
+        maximum=elastic["maximum"],
+        store=elastic["store"],
+        used=elastic["restarts"],
+        blamed=tuple(elastic["blamed"]),
+    )
 
 
 def decide(shape: EpochShape, state: State, event: Event) -> Step:
@@ -120,13 +146,13 @@ def decide(shape: EpochShape, state: State, event: Event) -> Step:
     if state.phase == "over":
         return state, ()
     if isinstance(event, (Lost, Absent)):
-        return job_decisions.with_release(*_lose(state, event))
+        return job_decisions.with_release(*_on_loss(state, event))
     if isinstance(event, Leaves):
-        return _left(state, event)
+        return _on_leaves(state, event)
     if isinstance(event, ShutDown):
-        return _shut_down(shape, state, event)
+        return _on_shut_down(shape, state, event)
     if isinstance(event, Returned):
-        return job_decisions.with_release(*_returned(state, event))
+        return job_decisions.with_release(*_on_returned(state, event))
     if isinstance(event, LeaseEnded):
         return _change(state, f"{shape.names[event.node]} coordinates the job, and its lease has ended: {event.why}")
     if isinstance(event, OnStandby):
@@ -135,9 +161,9 @@ def decide(shape: EpochShape, state: State, event: Event) -> Step:
     if isinstance(event, StopAsked) and _is_next(state.ending):
         return job_decisions.decide(state._replace(ending=None), event)
     if isinstance(event, Exited) and event.attempt == state.attempt:
-        return _exited(shape, state, event)
+        return _on_exited(shape, state, event)
     if isinstance(event, Clean) and event.attempt == state.attempt:
-        return _clean(shape, state, event)
+        return _on_clean(shape, state, event)
     return job_decisions.decide(state, event)
 
 
@@ -174,7 +200,7 @@ def _change(state: State, why: str) -> Step:
     return job_decisions.end(state._replace(counted=False, culprits=()), _next_epoch(why))
 
 
-def _lose(state: State, event: Union[Lost, Absent]) -> Step:
+def _on_loss(state: State, event: Union[Lost, Absent]) -> Step:
     names = state.shape.names
     if isinstance(event, Lost):
         nodes, why = frozenset({event.node}), f"node {names[event.node]} is lost: {event.why}"
@@ -187,14 +213,14 @@ def _lose(state: State, event: Union[Lost, Absent]) -> Step:
     return state, actions + more
 
 
-def _returned(state: State, event: Returned) -> Step:
+def _on_returned(state: State, event: Returned) -> Step:
     why = f"the lease of {state.shape.names[event.node]} has ended: it had no connection"
     state, actions = _change(state._replace(gone=state.gone | {event.node}, lost=state.lost - {event.node}), why)
     state, more = job_decisions.settle(_without_survivors(state, ()))
     return state, actions + more
 
 
-def _left(state: State, event: Leaves) -> Step:
+def _on_leaves(state: State, event: Leaves) -> Step:
     """Continue without a node that leaves. Failed ranks still count, and end the job if there were too many."""
     state = state._replace(left=state.left | {event.node})
     if _ends(state):
@@ -202,7 +228,7 @@ def _left(state: State, event: Leaves) -> Step:
     return _change(state, f"node {state.shape.names[event.node]} leaves: {event.by}")
 
 
-def _shut_down(shape: EpochShape, state: State, event: ShutDown) -> Step:
+def _on_shut_down(shape: EpochShape, state: State, event: ShutDown) -> Step:
     """Go on without the node. Ranks of others may have failed because those of this node have ended, as after a loss."""
     state = state._replace(left=state.left | {event.node})
     if len(shape.nodes - state.left - state.lost) + event.standby < shape.minimum:
@@ -210,15 +236,15 @@ def _shut_down(shape: EpochShape, state: State, event: ShutDown) -> Step:
     return _change(state, f"node {shape.names[event.node]} leaves: {event.stop.by}")
 
 
-def _exited(shape: EpochShape, state: State, event: Exited) -> Step:
+def _on_exited(shape: EpochShape, state: State, event: Exited) -> Step:
     if not _ends(state) and any(exit.stopped for exit in event.exits):
         node = state.shape.node_of[event.exits[0].key]
         state, actions = _change(state, f"the supervisor on {state.shape.names[node]} ended its processes unasked")
         return state._replace(exits=state.exits + event.exits), actions
     state, actions = job_decisions.decide(state, event)
-    if _is_next(state.ending) and _succeeded(state):
+    if _is_next(state.ending) and _has_succeeded(state):
         return state._replace(ending=Outcome(JobState.SUCCEEDED, 0, "job", "all trainers are done")), actions
-    if not job_decisions.failing(state):
+    if not job_decisions.is_failing(state):
         return state, actions
     if asks_again(state.culprits):
         state = state._replace(restart=True, ending=None)  # until it is known how all others end
@@ -227,7 +253,7 @@ def _exited(shape: EpochShape, state: State, event: Exited) -> Step:
     return state, actions
 
 
-def _succeeded(state: State) -> bool:
+def _has_succeeded(state: State) -> bool:
     """Check whether the last trainers have ended well before the stop of the epoch reached them."""
     trainers = [exit for exit in state.exits if exit.role == "trainer"]
     good = not any(exit.failed or exit.ended_by_others for exit in trainers) and not job_decisions.waits_for_launcher(
@@ -240,7 +266,7 @@ def _may_restart(shape: EpochShape, state: State) -> bool:
     return state.attempt - shape.first < shape.max_restarts
 
 
-def _clean(shape: EpochShape, state: State, event: Clean) -> Step:
+def _on_clean(shape: EpochShape, state: State, event: Clean) -> Step:
     """Record that a node is clean. One that was given up, and proves that it has no processes, is reachable again."""
     if state.phase == "ending":
         state = state._replace(lost=state.lost - {event.node})
@@ -248,16 +274,16 @@ def _clean(shape: EpochShape, state: State, event: Clean) -> Step:
         if state.restart and asks_again(state.culprits):
             first = state.culprits[0]
             what = f"{role_name(first.role)} {first.rank} on {shape.names[shape.node_of[first.key]]}"
-            state = _restarted(state, f"{what} asks to be started again (exit code {AGAIN})", counted=False)
-        elif state.restart and (shape.store or state.left or suspect(job_decisions.blamed(state)) is not None):
+            state = _as_next_epoch(state, f"{what} asks to be started again (exit code {AGAIN})", counted=False)
+        elif state.restart and (shape.store or state.left or suspect(job_decisions.blamed_nodes(state)) is not None):
             # Other nodes go on.
             why = f"restart after attempt {state.attempt}: {job_decisions.reason(state)}"
-            state = _restarted(state._replace(blamed=job_decisions.blamed(state)), why, counted=True)
+            state = _as_next_epoch(state._replace(blamed=job_decisions.blamed_nodes(state)), why, counted=True)
         state = _without_survivors(state, event.survivors)
     return job_decisions.decide(state, event)
 
 
-def _restarted(state: State, why: str, counted: bool) -> State:
+def _as_next_epoch(state: State, why: str, counted: bool) -> State:
     return state._replace(restart=False, ending=_next_epoch(why), culprits=(), counted=counted)
 
 

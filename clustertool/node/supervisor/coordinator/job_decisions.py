@@ -113,13 +113,13 @@ class Explained(NamedTuple):
     outcome: Outcome
 
 
-class Overdue(NamedTuple):
+class LauncherTimeout(NamedTuple):
     """waits_for_launcher() is the same for `seconds`."""
 
     seconds: float
 
 
-Event = Union[Joined, Listening, Exited, Clean, Lost, Absent, StopAsked, Explained, Overdue, Quiet]
+Event = Union[Joined, Listening, Exited, Clean, Lost, Absent, StopAsked, Explained, LauncherTimeout, Quiet]
 
 
 # -- actions ----------------------------------------------------------------------------------------------------------
@@ -231,15 +231,15 @@ def with_release(state: State, actions: Tuple[Action, ...]) -> Step:
     return state, actions
 
 
-def _quiet(state: State, event: Quiet) -> Step:
+def _on_quiet(state: State, event: Quiet) -> Step:
     return state._replace(quiet=state.quiet | {event.node}), ()
 
 
-def _joined(state: State, event: Joined) -> Step:
+def _on_joined(state: State, event: Joined) -> Step:
     return _advance(state._replace(joined=state.joined | {event.node}))  # it gets the orders that were given before
 
 
-def _listening(state: State, event: Listening) -> Step:
+def _on_listening(state: State, event: Listening) -> Step:
     return _advance(state._replace(listening=state.listening | {event.key}))
 
 
@@ -254,16 +254,18 @@ def _advance(state: State) -> Step:
     return state, ()
 
 
-def _exited(state: State, event: Exited) -> Step:
+def _on_exited(state: State, event: Exited) -> Step:
     ended = state.trainers_ended + sum(exit.role == "trainer" for exit in event.exits)
     state = state._replace(exits=state.exits + event.exits, trainers_ended=ended)
     if state.ending or state.restart:
-        if not failing(state):
+        if not is_failing(state):
             return state, ()
         # Those that failed by themselves while the job ends because of an earlier failure are culprits as well.
         return _blame(state, [exit for exit in event.exits if exit.failed], event.late), ()
     if any(exit.stopped for exit in event.exits):
-        return _lost(state, Lost(state.shape.node_of[event.exits[0].key], "its supervisor ended its processes unasked"))
+        return _on_lost(
+            state, Lost(state.shape.node_of[event.exits[0].key], "its supervisor ended its processes unasked")
+        )
     bad = [exit for exit in event.exits if exit.failed or _left_early(state, exit)]
     if bad and not _harmless(state, bad):
         state = _blame(state, bad)
@@ -324,7 +326,7 @@ def waits_for_launcher(state: State) -> str:
     return "" if mpirun == trainers else "trainer" if mpirun else MPIRUN
 
 
-def _overdue(state: State, event: Overdue) -> Step:
+def _on_launcher_timeout(state: State, event: LauncherTimeout) -> Step:
     """mpirun does not end, or has ended without its ranks: then those are not the ranks of this job."""
     waits = waits_for_launcher(state)
     if not waits:
@@ -359,7 +361,7 @@ def stop(state: State) -> Stop:
 
 def may_fail(state: State) -> bool:
     """Check whether the job ends because of a failure, and other processes of it may fail of the same cause."""
-    return state.phase == "ending" and failing(state) and len(state.exits) < len(state.shape.place)
+    return state.phase == "ending" and is_failing(state) and len(state.exits) < len(state.shape.place)
 
 
 def cause_known(state: State) -> bool:
@@ -367,7 +369,7 @@ def cause_known(state: State) -> bool:
     return any(not exit.consequence for exit in state.culprits)
 
 
-def failing(state: State) -> bool:
+def is_failing(state: State) -> bool:
     return state.restart or (state.ending is not None and state.ending.state is JobState.FAILED)
 
 
@@ -378,14 +380,14 @@ def failure(state: State) -> Outcome:
     keys = tuple(exit.key for exit in state.culprits)
     followed = tuple(exit.key for exit in state.culprits if exit.consequence and not first.consequence)
     source = "tool" if first.of_runtime else "job"  # whose code it is
-    node, attempts = state.shape.node_of[first.key], blamed(state)
+    node, attempts = state.shape.node_of[first.key], blamed_nodes(state)
     why = reason(state)
     if len(attempts) > 1 and {*attempts} == {node} and len(state.shape.nodes) > 1:
         why += f"; all {len(attempts)} attempts have failed first on {state.shape.names[node]}: it may be defective"
     return Outcome(JobState.FAILED, code, source, why, keys, node=node, followed=followed)
 
 
-def blamed(state: State) -> Tuple[int, ...]:
+def blamed_nodes(state: State) -> Tuple[int, ...]:
     """Return the nodes of State.blamed, and that of the first failure of this attempt."""
     return (*state.blamed, state.shape.node_of[state.culprits[0].key])
 
@@ -405,13 +407,13 @@ def end(state: State, outcome: Outcome) -> Step:
     return state, () if ends else (Stop(outcome.reason, state.grace),)
 
 
-def _clean(state: State, event: Clean) -> Step:
+def _on_clean(state: State, event: Clean) -> Step:
     if state.phase != "ending":
         return state, ()  # a supervisor that ended by itself: its connection or its exits will say why
     return settle(state._replace(gone=state.gone | {event.node}, survivors=state.survivors + event.survivors))
 
 
-def _lost(state: State, event: Lost) -> Step:
+def _on_lost(state: State, event: Lost) -> Step:
     name = state.shape.names[event.node]
     culprits = tuple(sorted(state.shape.on(event.node)))
     brief = f"node {name} is lost"
@@ -419,7 +421,7 @@ def _lost(state: State, event: Lost) -> Step:
     return _lose(state, frozenset({event.node}), outcome)
 
 
-def _absent(state: State, event: Absent) -> Step:
+def _on_absent(state: State, event: Absent) -> Step:
     """Lose the nodes that are absent. None is to blame if no other one has joined: the way to the coordinator is blocked."""
     all_others = len(event.nodes) == len(state.shape.nodes) - 1
     names = some([state.shape.names[node] for node in event.nodes])
@@ -440,7 +442,7 @@ def _lose(state: State, nodes: FrozenSet[int], outcome: Outcome) -> Step:
     return state, actions + more
 
 
-def expected(state: State, where: str) -> str:
+def describe_wait(state: State, where: str) -> str:
     """Describe what the job waits for before its trainers start; "" if they have started. where: describes the coordinator."""
     if state.phase == "joining":
         missing = [state.shape.names[node] for node in sorted(state.shape.nodes - state.joined)]
@@ -452,7 +454,7 @@ def expected(state: State, where: str) -> str:
     return ""
 
 
-def _stop_asked(state: State, event: StopAsked) -> Step:
+def _on_stop_asked(state: State, event: StopAsked) -> Step:
     """End the job. Each node that a user stops reports it: the others get an order for the first one, or a shorter grace."""
     known, wanted = (state.shape.grace if grace is None else grace for grace in (state.grace, event.grace))
     due = state.phase != "ending" or wanted < known
@@ -464,7 +466,7 @@ def _stop_asked(state: State, event: StopAsked) -> Step:
     return (state._replace(asked=True), (*actions, Ask(event.by, event.code))) if event.outside else (state, actions)
 
 
-def _explained(state: State, event: Explained) -> Step:
+def _on_explained(state: State, event: Explained) -> Step:
     return settle(state._replace(asked=False, ending=event.outcome)) if state.asked else (state, ())
 
 
@@ -476,7 +478,7 @@ def settle(state: State) -> Step:
     if state.asked or not state.gone >= state.shape.nodes:
         return state, ()
     if state.restart and not state.survivors:
-        return _advance(State(state.shape, attempt=state.attempt + 1, joined=state.joined, blamed=blamed(state)))
+        return _advance(State(state.shape, attempt=state.attempt + 1, joined=state.joined, blamed=blamed_nodes(state)))
     ending = state.ending
     if state.culprits and (ending is None or ending.state is JobState.FAILED):
         ending = failure(state)  # others may have failed since
@@ -495,14 +497,14 @@ def _victims(state: State, outcome: Outcome) -> Tuple[Key, ...]:
 
 _OF_ONE_ATTEMPT = (Listening, Exited, Quiet, Clean)
 _TABLE: Dict[type, Callable[..., Step]] = {
-    Joined: _joined,
-    Listening: _listening,
-    Exited: _exited,
-    Quiet: _quiet,
-    Clean: _clean,
-    Lost: _lost,
-    Absent: _absent,
-    StopAsked: _stop_asked,
-    Explained: _explained,
-    Overdue: _overdue,
+    Joined: _on_joined,
+    Listening: _on_listening,
+    Exited: _on_exited,
+    Quiet: _on_quiet,
+    Clean: _on_clean,
+    Lost: _on_lost,
+    Absent: _on_absent,
+    StopAsked: _on_stop_asked,
+    Explained: _on_explained,
+    LauncherTimeout: _on_launcher_timeout,
 }
