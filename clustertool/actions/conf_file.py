@@ -28,6 +28,26 @@ _OURS, _OTHERS, _UNCLEAR = "ours", "others", "unclear"
 _EXECUTING = threading.RLock()  # one at a time in a program with threads: it is the module `conf` while it runs
 
 
+@dataclass(frozen=True)
+class Selection:
+    """How a cluster is selected: the options of verbs that concern hosts, "" and () where they are not given.
+
+    engine: in place of ENGINE of conf.py. no_conf: no conf.py is searched. here: only jobs that clusterrun has started on this
+    machine. job: the job that the command is about, "" for the newest one; None: it is about no single job. Without a conf.py
+    its hosts are those that are stored (fleet/job_places.py).
+    """
+
+    conf: str = ""
+    hostfile: str = ""
+    only: Sequence[str] = ()
+    skip: Sequence[str] = ()
+    dispatch: str = ""
+    engine: str = ""
+    here: bool = False
+    job: str | None = None
+    no_conf: bool = False
+
+
 class NotNeeded(ConfigError):
     """The conf.py that was found is of another program or user, and the command does not need one."""
 
@@ -52,7 +72,7 @@ def read(given: str, keys: Collection[str], nodes_known: bool, optional: bool) -
     if path is None:
         return None, {}
     if given:
-        return path, _execute(path, _named(path))
+        return path, _execute(path, _read_named(path))
     try:
         text = _read_found(path)
     except ConfigError as error:
@@ -101,7 +121,7 @@ def _folders() -> Iterator[Path]:
             return
 
 
-def _named(path: Path) -> bytes:
+def _read_named(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
@@ -177,24 +197,3 @@ def _line_of(error: BaseException, path: Path) -> str:
             line = f", line {trace.tb_lineno}"
         trace = trace.tb_next
     return line
-
-
-@dataclass(frozen=True)
-class Selection:
-    """How a cluster is selected: the options of verbs that concern hosts, "" and () where they are not given.
-
-    engine: in place of ENGINE of conf.py. no_conf: no conf.py is searched.
-
-    here: only jobs that clusterrun has started on this machine. job: the job that the command is about, "" for the newest one;
-    None: it is about no single job. Without a conf.py its hosts are those that are stored (fleet/job_places.py).
-    """
-
-    conf: str = ""
-    hostfile: str = ""
-    only: Sequence[str] = ()
-    skip: Sequence[str] = ()
-    dispatch: str = ""
-    engine: str = ""
-    here: bool = False
-    job: str | None = None
-    no_conf: bool = False

@@ -60,7 +60,7 @@ def doubt(fleet: Fleet, job: ListedJob, answers: Mapping[int, StatusAnswer]) -> 
     """Record an error for each node that answered that it cannot know what became of a job, for the exit code."""
     for node, answer in answers.items():
         if answer.get("unknown") and proof(fleet, job) is None:
-            fleet.failed[node] = unknown(job["id"], str(answer["unknown"]), fleet.name(node))
+            fleet.failed[node] = unknown_end(job["id"], str(answer["unknown"]), fleet.name(node))
 
 
 def proof(fleet: Fleet, job: ListedJob) -> Description | None:
@@ -73,7 +73,7 @@ def proof(fleet: Fleet, job: ListedJob) -> Description | None:
     return known if decided and fleet.engine_end is not None else None
 
 
-def unknown(job: str, why: str, node: str = "") -> PreflightError:
+def unknown_end(job: str, why: str, node: str = "") -> PreflightError:
     """Create the error for a job of which the nodes do not know what became of it."""
     return PreflightError(f"job {job}: unknown, still running? {why}", "check the node that is named there", node)
 
@@ -102,7 +102,7 @@ def warn_of_orphans(engine: Engine, answers: Mapping[int, JobsAnswer]) -> None:
             engine.caller.warn(f"{what} ({PROGRAM} stop --all with a conf.py that has its ROOT_DIR ends them)")
 
 
-def described(engine: Engine, answers: Mapping[int, JobsAnswer], prefix: str) -> Described:
+def ask_engine(engine: Engine, answers: Mapping[int, JobsAnswer], prefix: str) -> Described:
     """Ask the engine what it knows of the jobs that are called so. An engine that cannot be asked is a warning."""
     try:
         found = engine.describe(answers)
@@ -120,7 +120,7 @@ def state_text(known: Description) -> str:
     return str(known.state) + f": {known.reason}" * bool(known.reason)
 
 
-def merged(answers: Mapping[int, JobsAnswer], known: Described = _NOTHING) -> list[ListedJob]:
+def merge_answers(answers: Mapping[int, JobsAnswer], known: Described = _NOTHING) -> list[ListedJob]:
     """Merge all nodes' summaries to one entry a job, newest first. The worst state is the job's, a verdict beats a guess.
 
     known: what the engine knows beyond that: of jobs that are queued, and of those whose nodes are gone.
@@ -234,8 +234,8 @@ def attach_to(
         fleet.rest()
         answers = ask_jobs(fleet, prefix)
     warn_of_remains(engine, answers)
-    job = choose(fleet, answers, prefix, running, exact, described(engine, answers, prefix))
-    if not recorded(job):
+    job = choose(fleet, answers, prefix, running, exact, ask_engine(engine, answers, prefix))
+    if not has_records(job):
         if not queued:
             raise no_record(job)
         return job
@@ -248,7 +248,7 @@ def attach_to(
 
 def _is_decided(fleet: Fleet, answers: Mapping[int, JobsAnswer], prefix: str) -> bool:
     """Check whether late nodes cannot change which job is meant: its id is complete, or it has all of them."""
-    found = _meant(merged(answers), prefix)
+    found = _meant(merge_answers(answers), prefix)
     if not found or (prefix and len(found) > 1):
         return False
     late = {fleet.name(node) for node in fleet.late}
@@ -270,7 +270,7 @@ def is_waiting(engine: Engine, job: ListedJob) -> bool:
     return job["queued"] is not None or (engine.capabilities.queues and job["state"] is JobState.STARTING)
 
 
-def recorded(job: ListedJob) -> bool:
+def has_records(job: ListedJob) -> bool:
     """Return whether nodes have records of this start of the job."""
     return job["queued"] is None and bool(job["seen_on"])
 
@@ -281,7 +281,7 @@ def require_known(job: ListedJob) -> None:
     Of a job that only its engine knows, raise the end: NodeLost, or NotFound for a success.
     """
     if job["state"] is JobState.UNKNOWN:
-        raise unknown(job["id"], job["reason"])
+        raise unknown_end(job["id"], job["reason"])
     if job["seen_on"] or job["code"] is None:
         return
     if not job["code"]:
@@ -320,7 +320,7 @@ def pick(engine: Engine, prefix: str) -> ListedJob:
     """
     answers = ask_jobs(engine.fleet, prefix)
     warn_of_remains(engine, answers)
-    return choose(engine.fleet, answers, prefix, known=described(engine, answers, prefix))
+    return choose(engine.fleet, answers, prefix, known=ask_engine(engine, answers, prefix))
 
 
 def choose(
@@ -337,7 +337,9 @@ def choose(
     jobs.
     """
     try:
-        return _picked([job for job in merged(answers, known) if not exact or job["id"] == prefix], prefix, running)
+        return _picked(
+            [job for job in merge_answers(answers, known) if not exact or job["id"] == prefix], prefix, running
+        )
     except NotFound:
         raise_all(list(fleet.failed.values()))
         for job, one in known.items() if prefix else ():

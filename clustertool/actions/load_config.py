@@ -135,7 +135,7 @@ class Conf:
         return "HOSTS" in self.values or not _engine_needs_hosts(self.values)
 
 
-def launched(caller: Caller, selection: Selection, named: NamedNodes, folder: Path, conf: Conf) -> Cluster:
+def cluster_of_launcher(caller: Caller, selection: Selection, named: NamedNodes, folder: Path, conf: Conf) -> Cluster:
     """Choose where clusterrun runs: on the listed nodes, those of conf.py or a hostfile, or those that are mentioned.
 
     Else on this machine alone, in `folder`.
@@ -178,7 +178,7 @@ def launched(caller: Caller, selection: Selection, named: NamedNodes, folder: Pa
     return _apply_selection(selection, found)
 
 
-def joining(caller: Caller, conf: Conf, nodes: int, folder: Path, devices: bool, address: str) -> Cluster:
+def cluster_of_meeting(caller: Caller, conf: Conf, nodes: int, folder: Path, devices: bool, address: str) -> Cluster:
     """Build the cluster of this machine as one of the `nodes` machines on which the same command is typed, in `folder`.
 
     conf: without HOSTS. devices: the command line names devices. address: for training, "" for the one on the way to the
@@ -320,7 +320,7 @@ def _hostfile(path: str) -> tuple[Host, ...]:
     return read_hosts(read_hostfile(text, path), path)
 
 
-def passed(found: Cluster) -> tuple[tuple[str, str], ...]:
+def passed_variables(found: Cluster) -> tuple[tuple[str, str], ...]:
     """Read the values of PASS_ENV from the laptop's environment; names that are not set are not passed."""
     return tuple((name, os.environ[name]) for name in found.pass_env if name in os.environ)
 

@@ -88,7 +88,7 @@ def read_request(
         checked = replace(checked, one_port=load_workspace.uses_one_port(workspace))
     spec = None if there else with_usual_command(checked) if of_engine else checked
     secrets = {} if wish.dry else load_config.secrets(cluster)
-    passed = load_config.passed(cluster)
+    passed = load_config.passed_variables(cluster)
     request = RunRequest(cluster, options, wish, spec, workspace, wish.job_id, secrets, passed)
     request.advise = advise
     request.table = table

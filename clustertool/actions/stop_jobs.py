@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from clustertool.actions.find_jobs import Described, ask_jobs, choose, described, listings, merged, where
+from clustertool.actions.find_jobs import Described, ask_engine, ask_jobs, choose, listings, merge_answers, where
 from clustertool.engines.base import Engine, EngineState
 from clustertool.errors import ClustertoolError, PreflightError, Survivors, Unreachable
 from clustertool.fleet.fleet import LAG, Fleet, not_listed
@@ -30,10 +30,10 @@ def stop_how(by: str, grace: float, force: bool = False) -> StopHow:
     return {"by": by, "code": 143, "grace": grace, "force": force}
 
 
-def unfinished(known: Mapping[int, JobsAnswer], about: Described | None = None) -> list[str]:
-    """List the jobs that may have processes: not ended, or lost without a proof of their engine. about: see merged()."""
+def unfinished_jobs(known: Mapping[int, JobsAnswer], about: Described | None = None) -> list[str]:
+    """List the jobs that may have processes: not ended, or lost without a proof of their engine. about: see merge_answers()."""
     found = []
-    for job in merged(known, about or {}):
+    for job in merge_answers(known, about or {}):
         proved = job["known"] is not None and job["known"].state is EngineState.ENDED
         if job["state"] not in OUTCOMES or (job["state"] is JobState.LOST and not proved):
             found.append(job["id"])
@@ -97,7 +97,7 @@ def stop_now(engine: Engine, job: str, how: StopHow) -> dict[str, Stopped]:
         first = stop_jobs(fleet, [job], how, ask_jobs(fleet, job, LISTING))
     fleet.rest()
     known = ask_jobs(fleet, job, LISTING)
-    about = described(engine, known, job)
+    about = ask_engine(engine, known, job)
     choose(fleet, known, job, exact=True, known=about)
     if by_engine(engine, about, job):
         return dict(engine.cancel(job, how))

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from clustertool.actions import load_config
 from clustertool.actions.conf_file import Selection
-from clustertool.actions.find_jobs import ask_jobs, described, merged, pick, warn_of_remains
+from clustertool.actions.find_jobs import ask_engine, ask_jobs, merge_answers, pick, warn_of_remains
 from clustertool.actions.follow_job import Inbox, JobFollower, started
 from clustertool.actions.read_request import read_request
 from clustertool.actions.stop_jobs import stop_how
@@ -261,7 +261,7 @@ class Cluster:
             for error in fleet.failed.values():
                 caller.warn(str(error))
             warn_of_remains(engine, answers)
-            return [Job(self._config, job["id"]) for job in merged(answers, described(engine, answers, ""))]
+            return [Job(self._config, job["id"]) for job in merge_answers(answers, ask_engine(engine, answers, ""))]
 
 
 def _option_text(value: object) -> str:
@@ -309,6 +309,9 @@ def _until_started(caller: SilentCaller, fleet: Fleet, inbox: Inbox, made: Plan)
 
     for item in follower.items(caller.check, report):
         caller.log(item)
+
+
+# -- a launcher in the command -----------------------------------------------------------------------------------------
 
 
 def refuse_nested(made: Plan, folder: str = "") -> str:

@@ -13,7 +13,16 @@ from clustertool.actions import load_config
 from clustertool.actions.build_report import build_report
 from clustertool.actions.conf_file import Selection
 from clustertool.actions.fetch_output import fetch_output, require_inside
-from clustertool.actions.find_jobs import attach_to, doubt, is_waiting, pick, proof, recorded, require_known, state_text
+from clustertool.actions.find_jobs import (
+    attach_to,
+    doubt,
+    has_records,
+    is_waiting,
+    pick,
+    proof,
+    require_known,
+    state_text,
+)
 from clustertool.actions.follow_job import BEAT, Inbox, JobFollower, NodeQueues
 from clustertool.actions.read_logs import last_lines, places_of, present, require_attempt
 from clustertool.actions.read_status import as_dict, error_of, read, unrecorded_dict
@@ -88,11 +97,11 @@ class Job:
         with SilentCaller().opened(self._config) as engine:
             fleet = engine.fleet
             listed = attach_to(engine, self.id, exact=True, queued=True)
-            answers = fleet.ask_all(STATUS({"job": self.id})) if recorded(listed) else {}
+            answers = fleet.ask_all(STATUS({"job": self.id})) if has_records(listed) else {}
             doubt(fleet, listed, answers)
             engine_knows = proof(fleet, listed)
             unreachable = {fleet.name(node): plain(error.what) for node, error in sorted(fleet.failed.items())}
-            found = as_dict(answers, engine_knows) if recorded(listed) else unrecorded_dict(listed)
+            found = as_dict(answers, engine_knows) if has_records(listed) else unrecorded_dict(listed)
             found.update(waits=[plain(text) for text in found["waits"]], advice=plain(found["advice"]))
             return status_of(found, read(answers, engine_knows).outcome, unreachable)
 

@@ -100,6 +100,9 @@ class _Bar:
 LOG.addHandler(logging.NullHandler())  # without a handler logging would print warnings on stderr
 
 
+# -- the caller --------------------------------------------------------------------------------------------------------
+
+
 class _Absent:
     """The Person of a program: no question can be put, and messages are logged."""
 

@@ -219,6 +219,9 @@ if TYPE_CHECKING:  # of all commands only those that start a job have one
     from clustertool.model.facts import Identity
 
 
+# -- for commands ------------------------------------------------------------------------------------------------------
+
+
 def remember(identity: Identity, cluster: Cluster) -> str:
     """Store the hosts of a job that has been started or queued. Returns a warning if this fails, else ""."""
     try:

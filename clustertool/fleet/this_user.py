@@ -96,6 +96,9 @@ def _no_home(variable: str) -> NoReturn:
     raise NoHome(f"this user (uid {os.getuid()}) has no home folder: HOME is not set to one", fix)
 
 
+# -- files of stored jobs ----------------------------------------------------------------------------------------------
+
+
 def jobs_folder() -> Path:
     """Return the folder of this user's stored jobs. Raises ConfigError."""
     return state() / "jobs"

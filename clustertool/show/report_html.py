@@ -454,6 +454,9 @@ def _date(t: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(t))
 
 
+# -- elements of HTML --------------------------------------------------------------------------------------------------
+
+
 class Html(str):
     """Markup that was made here. A value that is not Html is text and is escaped: the output of a program is never markup."""
 
@@ -478,6 +481,9 @@ def _escaped(children: Child) -> Html:
     if isinstance(children, (list, tuple)):
         return Html("".join(map(_escaped, children)))
     return Html(escape(filled(str(children), commanded())))
+
+
+# -- charts: inline SVG that scales with the page; labels are HTML, readable on a small screen too ---------------------
 
 
 @dataclass(frozen=True)

@@ -243,6 +243,9 @@ class _Sink:
         return cast(TextIO, self._stream).fileno()
 
 
+# -- the lines of ranks ------------------------------------------------------------------------------------------------
+
+
 def prefix(role: str, rank: int, node: str, width: int = 0) -> str:
     """Format the prefix of a rank's lines: `[trainer 3 node2] `, padded to `width` columns to align several ranks."""
     return f"[{harmless(f'{role} {rank} {node}'.rstrip())}] ".ljust(width)

@@ -234,6 +234,9 @@ class Greeting:
         return PreflightError(what, SHELL_FIX, self._node)
 
 
+# -- what a link offers ------------------------------------------------------------------------------------------------
+
+
 class Shells(Protocol):
     """A link that opens shells on a node, or programs without one: an ssh connection, or a link of another kind.
 

@@ -206,6 +206,9 @@ class Bastion:
         return _connect(to, sock, prompter, deadline)
 
 
+# -- the link ----------------------------------------------------------------------------------------------------------
+
+
 class SshLink:
     """One node, connected."""
 

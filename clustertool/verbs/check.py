@@ -100,7 +100,7 @@ def check(call: Call) -> None:
     if not load_config.needs_hosts(cluster):
         _check_engine(call, cluster, typed)
         return
-    spec, passed = load_workspace.scattered(cluster, toml), dict(load_config.passed(cluster))
+    spec, passed = load_workspace.scattered(cluster, toml), dict(load_config.passed_variables(cluster))
     order, ear = _read_trial(call, cluster, toml, tuple(passed.items())), TrialFollower(len(cluster.hosts))
     more: dict[str, object] = {}
     workspace = load_workspace.workspace(call, folder, cluster.ignore_from) if folder else None

@@ -150,7 +150,7 @@ def _join(call: Call, launch: Launch, folder: Path, conf: Conf, meeting: TypedMe
     if coordinates not in ("", launch.own_address):
         what = f"{launch.own_address_by} {launch.own_address}: the machines meet at {coordinates}, which is this machine, too"
         raise UsageError(what, "name the same address where the machines meet and here, or leave this one out")
-    cluster = load_config.joining(call, conf, meeting.nodes, folder, devices, launch.own_address)
+    cluster = load_config.cluster_of_meeting(call, conf, meeting.nodes, folder, devices, launch.own_address)
     cluster = _with_launcher_options(cluster, launch)
     call.given.nnodes = _range(launch)
     if not launch.elastic:
@@ -184,7 +184,7 @@ def _cluster(call: Call, launch: Launch, folder: Path, conf: Conf) -> Cluster:
         launch.alone,
         foreign_options.names_devices(launch),
     )
-    cluster = _with_launcher_options(load_config.launched(call, call.selection, nodes, folder, conf), launch)
+    cluster = _with_launcher_options(load_config.cluster_of_launcher(call, call.selection, nodes, folder, conf), launch)
     there = len(cluster.hosts)
     _require_among(launch, cluster)
     if not load_config.needs_hosts(cluster):

@@ -15,7 +15,7 @@ from clustertool.model.config.hosts import Host
 from clustertool.model.hints import PROGRAM
 from clustertool.model.wire.messages import LEAVE
 from clustertool.show.program_name import commanded
-from clustertool.verbs.jobs import opened
+from clustertool.verbs.jobs import open_engine
 from clustertool.verbs.verb import Call
 
 _RELEASE_SECONDS = 90.0  # seconds for the end of the epoch, and for the node to leave
@@ -23,7 +23,7 @@ _RELEASE_SECONDS = 90.0  # seconds for the end of the epoch, and for the node to
 
 def grow(call: Call) -> None:
     asked = hosts_of(_named_hosts(call), "--host")
-    with opened(call, newest=True) as engine:
+    with open_engine(call, newest=True) as engine:
         conf = engine.fleet.cluster.hosts
         hosts = [next((known for known in conf if means(one, known)), one) for one in asked]
         job = attach_to(engine, call.given.job, running=True)["id"]
@@ -42,9 +42,12 @@ def _named_hosts(call: Call) -> tuple[str, ...]:
     return hosts
 
 
+# -- shrink ------------------------------------------------------------------------------------------------------------
+
+
 def shrink(call: Call) -> None:
     asked = hosts_of(_named_hosts(call), "--host")
-    with opened(call, newest=True) as engine:
+    with open_engine(call, newest=True) as engine:
         fleet = engine.fleet
         job = attach_to(engine, call.given.job, running=True)["id"]
         nodes = [_node_of_host(fleet, job, host) for host in asked]

@@ -24,7 +24,7 @@ from clustertool.ssh.parallel import each
 from clustertool.ssh.user_command import Commands
 from clustertool.verbs import signals
 from clustertool.verbs.exec import TypedCommand, ended_by_signals
-from clustertool.verbs.jobs import opened
+from clustertool.verbs.jobs import open_engine
 from clustertool.verbs.verb import Call, role_of, whole
 
 
@@ -33,7 +33,7 @@ def exec_in_job(call: Call) -> None:
         _in_rank(call)
         return
     typed = TypedCommand.read(call)
-    with opened(call) as engine:
+    with open_engine(call) as engine:
         chosen = {host.name for host in engine.fleet.cluster.hosts} if call.given.only or call.given.skip else None
         fleet = engine.live(attach_to(engine, call.given.job)["id"])
         hosts = [host for host in fleet.cluster.hosts if chosen is None or host.name in chosen]
@@ -52,7 +52,7 @@ def _in_rank(call: Call) -> None:
             "exec --in-job opens a shell, which needs a terminal", f"{PROGRAM} exec --in-job COMMAND runs a command"
         )
     role, rank = role_of(given.role), whole(given.rank, "--rank")
-    with opened(call, newest=True) as engine:
+    with open_engine(call, newest=True) as engine:
         job = attach_to(engine, given.job, running=True)["id"]
         status = read(engine.fleet.ask_all(STATUS({"job": job})))
         raise_all(list(engine.fleet.silent.values()))

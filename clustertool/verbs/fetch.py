@@ -73,6 +73,9 @@ def fetch(call: Call) -> None:
             call.answer({"job": job, "to": str(to), "ranks": ranks})
 
 
+# -- report ------------------------------------------------------------------------------------------------------------
+
+
 def report(call: Call) -> None:
     to = _page_path(call.given.to) if call.given.to else None
     with engine_of(call, newest=True) as engine:

@@ -67,6 +67,9 @@ _NO_MODULE = re.compile(r"No module named '?(\w+)'?$")  # of a name with a dot t
 _MOST_ERRORS = 3  # different errors with their last lines
 
 
+# -- keys and signals --------------------------------------------------------------------------------------------------
+
+
 class DetachKey:
     """Ctrl+D at the terminal leaves a job alone while it is followed: forget(), then pressed() several times a second.
 
@@ -210,6 +213,9 @@ class JobStopper:
         return read_result(self._answers.get(self._follower.fleet.name(node)), self._job)
 
 
+# -- the session -------------------------------------------------------------------------------------------------------
+
+
 class FollowSession:
     """One attached session of a job. run() returns when the job is over or the user has left it (`detached`).
 
@@ -343,6 +349,9 @@ class FollowSession:
             self._call.terminal.note(news_text(item))
 
 
+# -- the logs ----------------------------------------------------------------------------------------------------------
+
+
 def logs_to_show(call: Call) -> Shown:
     """Return the logs to show: all, all trainers, or trainers by rank. Raises UsageError."""
     if call.given.all_ranks:
@@ -399,6 +408,9 @@ def finish_log_copy(call: Call, fleet: Fleet, inbox: Inbox, follow: FollowSessio
     more = "" if call.given.fetch_logs else f" (--fetch-logs writes those of all ranks there; now: {later})"
     logs = follow.copy.written - {ENDPOINTS}
     call.terminal.note(f"logs on this machine: {count(len(logs), 'file')} in {follow.copy.folder}{more}")
+
+
+# -- the verdict -------------------------------------------------------------------------------------------------------
 
 
 def show_verdict(call: Call, fleet: Fleet, follow: FollowSession, hide: Hide) -> ClustertoolError | None:

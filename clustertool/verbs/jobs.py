@@ -13,15 +13,15 @@ from dataclasses import replace
 from clustertool.actions import load_config
 from clustertool.actions.find_jobs import (
     ListedJob,
+    ask_engine,
     ask_jobs,
     attach_to,
-    described,
     doubt,
-    merged,
+    has_records,
+    merge_answers,
     proof,
-    recorded,
     state_text,
-    unknown,
+    unknown_end,
     warn_of_remains,
 )
 from clustertool.actions.read_status import as_dict, unrecorded_dict
@@ -55,7 +55,7 @@ def _show_jobs(call: Call, engine: Engine) -> None:
     fleet = engine.fleet
     answers = ask_jobs(fleet, call.given.job)
     warn_of_remains(engine, answers)
-    found = merged(answers, described(engine, answers, call.given.job))
+    found = merge_answers(answers, ask_engine(engine, answers, call.given.job))
     if call.json:
         away = {fleet.name(node): e.what for node, e in fleet.failed.items()}
         call.answer({"jobs": [_as_json(job) for job in found], "unreachable": away})
@@ -63,7 +63,7 @@ def _show_jobs(call: Call, engine: Engine) -> None:
     jobs_table(found, call.terminal, time.time())
     for job in found:
         if job["state"] is JobState.UNKNOWN:
-            call.terminal.warn(unknown(job["id"], job["reason"]).what)
+            call.terminal.warn(unknown_end(job["id"], job["reason"]).what)
         elif job["queued"] is not None:
             call.terminal.note(f"job {job['id']}: {state_text(job['queued'])}")
         elif job["state"] is JobState.STARTING:
@@ -98,7 +98,9 @@ def _as_json(job: ListedJob) -> dict[str, object]:
 
 
 @contextmanager
-def opened(call: Call, sink: Sink | None = None, lag: float | None = None, newest: bool = False) -> Iterator[Engine]:
+def open_engine(
+    call: Call, sink: Sink | None = None, lag: float | None = None, newest: bool = False
+) -> Iterator[Engine]:
     """Open the engine with its agents, for jobs that exist. sink: gets their frames. lag: see Fleet.open.
 
     newest: without --job the verb is about the newest job, whose hosts are known without a conf.py.
@@ -118,9 +120,12 @@ def engine_of(call: Call, whole: bool = True, lag: float | None = None, newest: 
 
     whole=False: only failures of nodes that logged in and did not answer, if the verb does not need all nodes of conf.py.
     """
-    with opened(call, lag=lag, newest=newest) as engine:
+    with open_engine(call, lag=lag, newest=newest) as engine:
         yield engine
         raise_all(list((engine.fleet.failed if whole else engine.fleet.silent).values()))
+
+
+# -- one job -----------------------------------------------------------------------------------------------------------
 
 
 def status(call: Call) -> None:
@@ -142,7 +147,7 @@ def _show_job(call: Call, engine: Engine, role: str) -> set[str]:
     fleet = engine.fleet
     listed = attach_to(engine, call.given.job, queued=True)
     job = listed["id"]
-    if not recorded(listed):
+    if not has_records(listed):
         found = unrecorded_dict(listed)
     else:
         answers = fleet.ask_all(STATUS({"job": job}))

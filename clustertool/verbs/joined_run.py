@@ -37,7 +37,7 @@ from clustertool.show.plan_view import plan_tables
 from clustertool.show.terminal import RankLines
 from clustertool.verbs import signals
 from clustertool.verbs.follow_session import Ending, FollowSession, copy_of_logs, logs_to_show, prepare_log_folder
-from clustertool.verbs.run import detached, follow_to_end
+from clustertool.verbs.run import follow_to_end, wait_until_all_run
 from clustertool.verbs.verb import Call, User
 
 _LEAVE = 20.0  # seconds that the process may take to leave the meeting, beyond the grace of the job
@@ -207,7 +207,7 @@ def _follow(call: Call, request: RunRequest, planned: Report, ended: Ended, elas
         follow.start(
             {"logs": _logs_to_follow(call, own), "tail": None}, request.spec.policy.grace if request.spec else 0.0
         )
-        if not (call.given.detach and detached(call, follow, job, len(own))):
+        if not (call.given.detach and wait_until_all_run(call, follow, job, len(own))):
             follow_to_end(call, fleet, inbox, follow, hide, over)
 
 

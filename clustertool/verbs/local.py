@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clustertool.actions.find_jobs import ask_jobs
-from clustertool.actions.stop_jobs import stop_how, stop_jobs, unfinished
+from clustertool.actions.stop_jobs import stop_how, stop_jobs, unfinished_jobs
 from clustertool.fleet.embedded_cluster import LocalCluster
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.config.cluster import Cluster
@@ -46,7 +46,7 @@ def _stop_jobs(call: Call, cluster: Cluster) -> None:
     with Fleet(cluster, signals.check).open() as fleet:
         known = ask_jobs(fleet, "")
         for job, answers in stop_jobs(
-            fleet, unfinished(known), stop_how(f"{commanded()} stop", cluster.grace), known
+            fleet, unfinished_jobs(known), stop_how(f"{commanded()} stop", cluster.grace), known
         ).items():
             results = {name: read_result(answer, job) for name, answer in answers.items()}
             left = {name: result for name, result in results.items() if not result.over}

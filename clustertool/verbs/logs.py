@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Literal
 
 from clustertool.actions import load_config
-from clustertool.actions.find_jobs import attach_to, no_record, pick, recorded, require_known, without_records
+from clustertool.actions.find_jobs import attach_to, has_records, no_record, pick, require_known, without_records
 from clustertool.actions.follow_job import Inbox, NodeQueues
 from clustertool.actions.read_logs import places_of, present, require_attempt
 from clustertool.actions.read_status import read
@@ -29,7 +29,7 @@ from clustertool.show.terminal import RankLines, Terminal, widest
 from clustertool.ssh.parallel import each
 from clustertool.verbs import signals
 from clustertool.verbs.follow_session import FollowSession, logs_to_show
-from clustertool.verbs.jobs import join_log, opened, show_join_log
+from clustertool.verbs.jobs import join_log, open_engine, show_join_log
 from clustertool.verbs.verb import Call, age, role_of, whole
 from clustertool.watch.lines import Lines
 
@@ -67,10 +67,10 @@ def logs(call: Call) -> None:
         request["by_time"] = True
     several = not call.given.raw and not call.given.follow
     lanes, inbox = NodeQueues(signals.check), Inbox()
-    with opened(call, lanes.put if several else inbox.put, None if call.given.raw else LAG, newest=True) as engine:
+    with open_engine(call, lanes.put if several else inbox.put, None if call.given.raw else LAG, newest=True) as engine:
         fleet = engine.fleet
         found = attach_to(engine, call.given.job, queued=True)
-        if not recorded(found):
+        if not has_records(found):
             show_join_log(call, join_log(engine, found["id"]))
             raise no_record(found)
         if call.given.follow:
@@ -190,7 +190,7 @@ def _printer(call: Call, fleet: Fleet, places: Mapping[Key, int], status: JobSta
 def _show_files(call: Call) -> None:
     """List the files of all nodes, or print one."""
     inbox = Inbox()
-    with opened(call, inbox.put, newest=True) as engine:
+    with open_engine(call, inbox.put, newest=True) as engine:
         fleet = engine.fleet
         job = pick(engine, call.given.job)["id"]
         answers = fleet.ask_all(LIST_FILES({"job": job}))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from clustertool.actions import load_config
 from clustertool.actions.fetch_output import fetch_output
-from clustertool.actions.find_jobs import attach_to, is_waiting, recorded, require_known, state_text
+from clustertool.actions.find_jobs import attach_to, has_records, is_waiting, require_known, state_text
 from clustertool.actions.follow_job import Inbox, started
 from clustertool.actions.read_request import no_workspace, read_request
 from clustertool.actions.wait_in_queue import CannotStart, EndedBefore, until_started
@@ -60,7 +60,7 @@ from clustertool.verbs.follow_session import (
     prepare_log_folder,
     show_verdict,
 )
-from clustertool.verbs.jobs import join_log, opened, show_join_log
+from clustertool.verbs.jobs import join_log, open_engine, show_join_log
 from clustertool.verbs.verb import Call, one_of, whole
 from clustertool.watch.waits import away_coordinator
 
@@ -188,6 +188,9 @@ def script_in(folder: Path, script: str) -> str:
     return str(path.relative_to(top)) if os.path.isabs(script) else script
 
 
+# -- run and export ----------------------------------------------------------------------------------------------------
+
+
 def run(call: Call) -> None:
     call.gather_remarks()
     call.terse = not call.given.verbose and DetachKey().readable  # a line names the keys then
@@ -290,7 +293,7 @@ def _follow(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, made: P
     if exact:
         follow.watch.status.plan = made.ranks
     follow.start({"logs": logs_to_show(call), "tail": None}, made.job.policy.grace)
-    if call.given.detach and detached(call, follow, made.job_id, len(made.processes) if exact else 0):
+    if call.given.detach and wait_until_all_run(call, follow, made.job_id, len(made.processes) if exact else 0):
         order.ended(made)
         return
     try:
@@ -477,7 +480,7 @@ def _cancel(call: Call, engine: Engine, job: str, error: ClustertoolError, grace
     show_results({node: read_result(one, job) for node, one in answers.items()}, call.note)
 
 
-def detached(call: Call, follow: FollowSession, job_id: str, total: int) -> bool:
+def wait_until_all_run(call: Call, follow: FollowSession, job_id: str, total: int) -> bool:
     """Wait until all processes run, for --detach. False if the job is to be followed: it has ended, or is ending.
 
     Also False if the user has left it before. total: of processes; 0 for those of the plan that the nodes have made.
@@ -531,29 +534,6 @@ def _show_submission(call: Call, submission: Submission) -> None:
         call.terminal.block(text.rstrip("\n"))
 
 
-def attach(call: Call) -> None:
-    logs, tail = logs_to_show(call), whole(call.given.tail, "--tail")
-    if tail is not None and (call.given.log_dir or call.given.fetch_logs):
-        raise UsageError(
-            "--tail begins in the middle of a log, and --log-dir writes whole logs", "leave one of them out"
-        )
-    inbox = Inbox()
-    with opened(call, inbox.put, newest=True) as engine:
-        fleet = engine.fleet
-        job = attach_to(engine, call.given.job, queued=True)
-        if is_waiting(engine, job):
-            if not wait_for_start(call, engine, job["id"], fleet.cluster.grace):
-                return
-            fleet, job = engine.fleet, attach_to(engine, job["id"], exact=True)
-        if not recorded(job):
-            show_join_log(call, join_log(engine, job["id"]))
-        require_known(job)
-        prepare_log_folder(call)
-        hide = mask(load_config.known_secrets(fleet.cluster).values())
-        call.terminal.note(f"job {job['id']}: {job['state']}")
-        follow_starts(call, engine, inbox, job["id"], hide, {"logs": logs, "tail": tail}, fleet.cluster.grace)
-
-
 def resume_command(typed: Sequence[str], job: str, host: str) -> str:
     """Build the command that continues from the output of `job`, without `host`, of the arguments that have started it.
 
@@ -575,3 +555,29 @@ def _without_resume(tokens: Sequence[str]) -> list[str]:
         if not dropped:
             kept.append(one)
     return kept
+
+
+# -- attach ------------------------------------------------------------------------------------------------------------
+
+
+def attach(call: Call) -> None:
+    logs, tail = logs_to_show(call), whole(call.given.tail, "--tail")
+    if tail is not None and (call.given.log_dir or call.given.fetch_logs):
+        raise UsageError(
+            "--tail begins in the middle of a log, and --log-dir writes whole logs", "leave one of them out"
+        )
+    inbox = Inbox()
+    with open_engine(call, inbox.put, newest=True) as engine:
+        fleet = engine.fleet
+        job = attach_to(engine, call.given.job, queued=True)
+        if is_waiting(engine, job):
+            if not wait_for_start(call, engine, job["id"], fleet.cluster.grace):
+                return
+            fleet, job = engine.fleet, attach_to(engine, job["id"], exact=True)
+        if not has_records(job):
+            show_join_log(call, join_log(engine, job["id"]))
+        require_known(job)
+        prepare_log_folder(call)
+        hide = mask(load_config.known_secrets(fleet.cluster).values())
+        call.terminal.note(f"job {job['id']}: {job['state']}")
+        follow_starts(call, engine, inbox, job["id"], hide, {"logs": logs, "tail": tail}, fleet.cluster.grace)

@@ -8,19 +8,28 @@ from typing import NamedTuple
 
 from clustertool.actions.find_jobs import (
     Described,
+    ask_engine,
     ask_jobs,
     choose,
-    described,
     is_certain,
     listings,
     may_start,
-    merged,
+    merge_answers,
     state_text,
-    unknown,
+    unknown_end,
     warn_of_orphans,
     where,
 )
-from clustertool.actions.stop_jobs import LISTING, ByJob, Stopped, by_engine, failures, stop_how, stop_jobs, unfinished
+from clustertool.actions.stop_jobs import (
+    LISTING,
+    ByJob,
+    Stopped,
+    by_engine,
+    failures,
+    stop_how,
+    stop_jobs,
+    unfinished_jobs,
+)
 from clustertool.engines.base import Answers as EngineAnswers
 from clustertool.engines.base import Description, Engine, EngineState
 from clustertool.errors import ClustertoolError, PreflightError, Survivors, UsageError, as_one, raise_all
@@ -57,7 +66,7 @@ def stop(call: Call) -> None:
         fleet.rest()
         known = ask_jobs(fleet, call.given.job, LISTING)
         warn_of_orphans(engine, known)
-        about = described(engine, known, call.given.job)
+        about = ask_engine(engine, known, call.given.job)
         wanted = list(first)
         if call.given.all or not first:
             wanted = list(dict.fromkeys([*first, *_jobs_to_stop(call, fleet, known, about)]))
@@ -78,7 +87,7 @@ def stop(call: Call) -> None:
         answers.update((job, dict(found)) for job, found in ended.items() if found)
         if orphaned and not answers:
             call.terminal.line(_nothing_to_stop(fleet))
-        lost = () if call.given.job else [job["id"] for job in merged(known) if job["state"] is JobState.LOST]
+        lost = () if call.given.job else [job["id"] for job in merge_answers(known) if job["state"] is JobState.LOST]
         if call.given.only or call.given.skip:
             answers = _without_left_out(call, fleet, answers)
         _show_result(call, answers, fleet.silent if call.given.job else fleet.failed, lost, cancelled, refused, shown)
@@ -90,7 +99,7 @@ def _nothing_to_stop(fleet: Fleet) -> str:
 
 def _orphaned_jobs(engine: Engine, known: Mapping[int, JobsAnswer], about: Described) -> list[str]:
     """List jobs that no supervisor controls any more, where none runs. Their processes may live: the caretakers were killed."""
-    lost = [job["id"] for job in merged(known, about) if job["state"] is JobState.LOST]
+    lost = [job["id"] for job in merge_answers(known, about) if job["state"] is JobState.LOST]
     return [job for job in lost if not by_engine(engine, about, job)]
 
 
@@ -138,9 +147,9 @@ def _stop_early(call: Call, fleet: Fleet, how: StopHow, shown: dict[tuple[str, s
     if not late or call.given.dry:
         return {}
     known = ask_jobs(fleet, call.given.job, LISTING)
-    jobs = unfinished(known)
+    jobs = unfinished_jobs(known)
     if not call.given.all:  # as _wanted() chooses: the one that --job names, or the only one that may run
-        found = [job for job in merged(known) if call.given.job or job["part"].may_run]
+        found = [job for job in merge_answers(known) if call.given.job or job["part"].may_run]
         found = [job for job in found if is_certain(job, call.given.job)] or found
         jobs = [job["id"] for job in found]
         if len(found) != 1 or not is_certain(found[0], call.given.job):
@@ -154,10 +163,10 @@ def _stop_early(call: Call, fleet: Fleet, how: StopHow, shown: dict[tuple[str, s
 def _jobs_to_stop(call: Call, fleet: Fleet, known: Mapping[int, JobsAnswer], about: Described) -> list[str]:
     """`known`: the nodes' answers about their jobs. about: what the engine knows of them."""
     if call.given.all:
-        return unfinished(known, about)
+        return unfinished_jobs(known, about)
     if call.given.job:
         return [choose(fleet, known, call.given.job, known=about)["id"]]
-    if not any(map(may_start, merged(known, about))):
+    if not any(map(may_start, merge_answers(known, about))):
         return []
     return [choose(fleet, known, "", running=True, known=about)["id"]]
 
@@ -193,6 +202,9 @@ def _show_result(
         table.update((job, {"engine": "cancelled"}) for job in cancelled)
         call.answer({"jobs": table, "exit": exit_json(as_one(errors), "tool")})
     raise_all(errors)
+
+
+# -- clean -------------------------------------------------------------------------------------------------------------
 
 
 def clean(call: Call) -> None:
@@ -254,7 +266,7 @@ def _choose_removable(engine: Engine, prefix: str) -> _Removable:
     if not prefix and engine.capabilities.live_channels and not engine.capabilities.queues:
         return _Removable()
     answers = ask_jobs(engine.fleet, prefix)
-    known, listed = described(engine, answers, prefix), listings(answers)
+    known, listed = ask_engine(engine, answers, prefix), listings(answers)
     ended = {name: one.since for name, one in known.items() if one.state is EngineState.ENDED}
     unseen = {name: since for name, since in ended.items() if name not in listed}
     if prefix:
@@ -277,7 +289,7 @@ def _require_ended(engine: Engine, job: str, known: Described) -> None:
     if found is not None and found.state is EngineState.QUEUED:
         raise UsageError(f"job {job} is {_why_spared(found)}", f"{PROGRAM} stop --job {job} first")
     if not _may_go(engine, found):
-        raise unknown(job, found.reason if found else "its engine does not answer")
+        raise unknown_end(job, found.reason if found else "its engine does not answer")
 
 
 def _may_go(engine: Engine, found: Description | None) -> bool:

@@ -42,7 +42,7 @@ from clustertool.show.program_name import commanded
 from clustertool.show.table import rich_console
 from clustertool.show.top_view import Screen, View, choose, draw
 from clustertool.verbs import signals
-from clustertool.verbs.jobs import engine_of, opened
+from clustertool.verbs.jobs import engine_of, open_engine
 from clustertool.verbs.verb import Call, seconds, whole
 from clustertool.watch.top_model import SORTS, TopModel
 
@@ -67,7 +67,7 @@ def top(call: Call) -> None:
     interval, samples = seconds(call.given.interval, "--interval", 1.0, 0.1, 3600.0), whole(call.given.count, "--count")
     if call.json and samples not in (None, 1):
         raise UsageError("--json and --count cannot be given together", "--json answers once: leave --count out")
-    with opened(call) as engine:
+    with open_engine(call) as engine:
         fleet = engine.fleet
         if not fleet.agents:
             raise_all(list(fleet.failed.values()))
@@ -253,6 +253,9 @@ def keyboard() -> Iterator[None]:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
+# -- devices -----------------------------------------------------------------------------------------------------------
+
+
 def gpus(call: Call) -> None:
     with engine_of(call) as engine:
         fleet = engine.fleet
@@ -279,6 +282,9 @@ def _print_engine_nodes(call: Call, nodes: Sequence[EngineNode]) -> None:
         call.answer({"nodes": found, "unreachable": {}})
     else:
         engine_nodes_table(nodes, call.terminal)
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
 
 
 class Poll:

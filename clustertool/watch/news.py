@@ -89,6 +89,9 @@ class RevivedNews:
 News = FailureNews | PhaseNews | EventNews | RefusedNews | DisconnectNews | RevivedNews
 
 
+# -- failures that wait for their cause --------------------------------------------------------------------------------
+
+
 @dataclass
 class Failures:
     """Failures of one moment are one report: causes before consequences, equal ones together, each printed once.
@@ -171,6 +174,9 @@ class Failures:
 
 def _process_attempt(failure: RankExit) -> tuple[Key, int]:
     return (failure.role, failure.rank), failure.attempt
+
+
+# -- the verdict -------------------------------------------------------------------------------------------------------
 
 
 def failed_by_themselves(status: JobStatus, outcome: Outcome) -> list[list[ProcessStatus]]:

@@ -15,7 +15,7 @@ import pytest
 
 from clustertool.actions.find_jobs import attach_to
 from clustertool.actions.read_status import read
-from clustertool.actions.stop_jobs import unfinished
+from clustertool.actions.stop_jobs import unfinished_jobs
 from clustertool.api.silent_caller import SilentCaller
 from clustertool.engines.base import EngineState
 from clustertool.engines.kubernetes.kubernetes_engine import KubernetesEngine
@@ -173,7 +173,7 @@ def test_the_log_of_a_pod_that_was_killed_has_its_ranks(tmp_path: Path) -> None:
         status = read(fleet.ask_all(STATUS({"job": "a"})), job["known"])
         assert status.ranks_in() == {("trainer", 0): 0} and status.outcome is not None and status.outcome.code == 137
         assert fleet.agents[0].ask(LIST_FILES({"job": "a", "exact": True}))["files"] == {"workerlog.0": 15}
-        assert unfinished({0: fleet.agents[0].ask(LIST_JOBS({"job": ""}))}, opened.describe({})) == []
+        assert unfinished_jobs({0: fleet.agents[0].ask(LIST_JOBS({"job": ""}))}, opened.describe({})) == []
 
 
 def test_of_all_jobs_the_newest_and_those_that_run_are_read(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from clustertool.actions import read_status
-from clustertool.actions.find_jobs import merged
+from clustertool.actions.find_jobs import merge_answers
 from clustertool.model.job.state_names import JobState, RankState, StopState
 from clustertool.model.wire.answers import check_answer
 from clustertool.model.wire.messages import REQUESTS
@@ -80,7 +80,7 @@ def known_then(found: Any, before: Any) -> Any:
 
 
 def test_jobs_are_what_they_were_but_for_the_placed_one(nodes: list[NodeContext]) -> None:
-    found = {job["id"]: job for job in merged(ask(nodes, "jobs", job=""))}
+    found = {job["id"]: job for job in merge_answers(ask(nodes, "jobs", job=""))}
     before = {job["id"]: job for job in expected("jobs")["jobs"]}
     assert list(found) == list(before)
     assert before["placed"]["state"] == "lost"
@@ -92,7 +92,7 @@ def test_jobs_are_what_they_were_but_for_the_placed_one(nodes: list[NodeContext]
 
 @pytest.mark.parametrize("job", [*ENDED, "lost", "placed"])
 def test_jobs_and_status_show_the_same_state_and_times(nodes: list[NodeContext], job: str) -> None:
-    (listed,) = merged(ask(nodes, "jobs", job=job, exact=True))
+    (listed,) = merge_answers(ask(nodes, "jobs", job=job, exact=True))
     shown = read_status.as_dict(ask(nodes, "status", job=job))
     assert shown["state"] is listed["state"]
     assert (listed["started"], listed["ended"]) == pytest.approx((shown["started"], shown["ended"]), abs=0.01)

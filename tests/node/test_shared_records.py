@@ -19,7 +19,7 @@ import pytest
 
 from clustertool.actions import follow_job
 from clustertool.actions.fetch_output import fetch_output
-from clustertool.actions.find_jobs import ask_jobs, doubt, listings, merged, proof, where
+from clustertool.actions.find_jobs import ask_jobs, doubt, listings, merge_answers, proof, where
 from clustertool.actions.follow_job import Inbox, JobFollower
 from clustertool.actions.read_status import as_dict, error_of, read
 from clustertool.engines.base import Description, EngineState
@@ -112,7 +112,7 @@ class Shared:
         return fleet
 
     def state(self, job: str) -> JobState:
-        return merged(ask_jobs(self.fleet(), job))[0]["state"]
+        return merge_answers(ask_jobs(self.fleet(), job))[0]["state"]
 
     def age(self, job: str, seconds: float) -> None:
         """As if that time had passed since the last heartbeat of the supervisors."""
@@ -144,7 +144,7 @@ def test_all_nodes_of_a_running_and_of_an_ended_job(shared: Shared, tmp_path: Pa
     fleet = shared.fleet()
     assert [host.name for host in fleet.cluster.hosts] == ["login", "login:node0", "login:node1"]
     answers = ask_jobs(fleet, "")
-    listed = merged(answers)[0]
+    listed = merge_answers(answers)[0]
     assert (listed["id"], listed["state"], listed["total"], listed["seen_on"]) == (job, JobState.RUNNING, 2, [0, 1])
     places, names = where(listings(answers)[job], answers, fleet.own_names())
     assert places == {0: 1, 1: 2}
@@ -223,7 +223,10 @@ def test_killed_with_everything_that_watches(shared: Shared) -> None:
     assert found["state"] == JobState.UNKNOWN
     assert {one["state"] for one in found["processes"]} == {RankState.UNKNOWN}
     host = os.uname().nodename
-    assert merged(ask_jobs(fleet, job))[0]["reason"] == f"its supervisor on {host} has given no sign of life for 100 s"
+    assert (
+        merge_answers(ask_jobs(fleet, job))[0]["reason"]
+        == f"its supervisor on {host} has given no sign of life for 100 s"
+    )
 
 
 def test_the_engine_knows_the_end_of_a_followed_job(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +257,7 @@ def test_the_engine_knows_the_end_of_a_followed_job(shared: Shared, monkeypatch:
     shared.age(job, 100)
     for known, state in ((RUNS, JobState.RUNNING), (ENDED, JobState.LOST), (NOTHING, JobState.UNKNOWN)):
         for answers in (listed, ask_jobs(fleet, job)):  # with and without a recent heartbeat
-            found = merged(answers, {job: known})[0]
+            found = merge_answers(answers, {job: known})[0]
             assert found["state"] is (JobState.RUNNING if answers is listed and known is NOTHING else state)
             about = as_dict(fleet.ask_all(STATUS({"job": job})), proof(fleet, found))
             assert about["state"] == state
@@ -295,7 +298,7 @@ def test_only_jobs_whose_end_is_proved_are_removed(shared: Shared) -> None:
     answers = fleet.ask_all(CLEAN({"job": "", "older_than": 0.0, "ended": jobs[:1]}))
     assert [answer["removed"] for answer in answers.values()] == [[], jobs[:1], jobs[:1]]
     assert {*answers[1]["kept"], *answers[2]["kept"]} == {jobs[1]}
-    assert [one["id"] for one in merged(ask_jobs(fleet, ""))] == jobs[1:]
+    assert [one["id"] for one in merge_answers(ask_jobs(fleet, ""))] == jobs[1:]
     assert not shared.dir(jobs[0]).exists() and shared.dir(jobs[1]).is_dir()
 
 
@@ -312,7 +315,7 @@ def test_a_new_base_joins_an_open_fleet(shared: Shared) -> None:
         "login:node0",
         "login:node1",
     ]
-    assert {one["id"]: one["seen_on"] for one in merged(ask_jobs(fleet, ""))} == {
+    assert {one["id"]: one["seen_on"] for one in merge_answers(ask_jobs(fleet, ""))} == {
         alone[0].join.identity.job_id: [0],
         machines[0].join.identity.job_id: [0, 1],
     }

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from clustertool.actions import read_status
-from clustertool.actions.find_jobs import merged
+from clustertool.actions.find_jobs import merge_answers
 from clustertool.model.job.node_status import NodeTrouble
 from clustertool.model.job.state import JobStatus
 from clustertool.watch.job_view import JobView
@@ -112,5 +112,5 @@ def test_jobs_shows_how_the_job_ended_on_the_coordinators_node() -> None:
     honest, evil = (
         {**about, "node": node, "state": state, "code": 0} for node, state in ((0, "failed"), (1, "succeeded"))
     )
-    assert merged({0: {"jobs": [evil]}, 1: {"jobs": [honest]}})[0]["state"] == "failed"
-    assert merged({0: {"jobs": [{**evil, "node": 0}]}, 1: {"jobs": [honest]}})[0]["state"] == "failed"
+    assert merge_answers({0: {"jobs": [evil]}, 1: {"jobs": [honest]}})[0]["state"] == "failed"
+    assert merge_answers({0: {"jobs": [{**evil, "node": 0}]}, 1: {"jobs": [honest]}})[0]["state"] == "failed"

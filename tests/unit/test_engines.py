@@ -15,7 +15,7 @@ import pytest
 
 from clustertool.actions import load_config
 from clustertool.actions.conf_file import Selection
-from clustertool.actions.find_jobs import described, merged
+from clustertool.actions.find_jobs import ask_engine, merge_answers
 from clustertool.actions.read_request import read_request
 from clustertool.engines import base, known_engines
 from clustertool.engines.base import Description, EngineState, ExportWish
@@ -205,7 +205,7 @@ def test_a_job_is_what_its_engine_proves_where_no_agent_can() -> None:
     queued = Description(EngineState.QUEUED, "Resources", 5.0, nodes=3, job_name="new", command="python3 train.py")
     about = {"gone": Description(EngineState.ENDED, "NODE_FAIL"), "again": queued, "waits": queued}
     about["over"] = Description(EngineState.ENDED)
-    found = {job["id"]: job for job in merged(known, about)}
+    found = {job["id"]: job for job in merge_answers(known, about)}
     assert {job: one["state"] for job, one in found.items()} == {
         "gone": JobState.LOST,
         "again": JobState.QUEUED,
@@ -215,7 +215,7 @@ def test_a_job_is_what_its_engine_proves_where_no_agent_can() -> None:
     assert (found["waits"]["total"], found["waits"]["name"], found["waits"]["created"]) == (3, "new", 5.0)
     assert (found["again"]["total"], found["again"]["created"]) == (2, 1.0), "as its records have it"
     known = {0: {"jobs": [summary("again", 0, "running")]}}  # type: ignore[list-item]
-    states = {job["id"]: job["state"] for job in merged(known, about)}
+    states = {job["id"]: job["state"] for job in merge_answers(known, about)}
     assert states["again"] is JobState.RUNNING, "the nodes know better that it has started"
 
 
@@ -240,7 +240,7 @@ def test_what_an_engine_knows_of_parts_that_no_agent_can_judge(
         node: {"jobs": [summary("J", node, one, codes.get(one), "placed" if one == "starting" else "")]}
         for node, one in enumerate(nodes)
     }
-    found = merged(answers, {"J": Description(known, "NODE_FAIL")})[0]  # type: ignore[arg-type]
+    found = merge_answers(answers, {"J": Description(known, "NODE_FAIL")})[0]  # type: ignore[arg-type]
     assert (found["state"], found["code"]) == (state, code)
     assert (found["reason"] == "NODE_FAIL") == (state in (JobState.LOST, JobState.QUEUED))
 
@@ -251,7 +251,7 @@ def test_an_engine_that_does_not_answer_is_a_warning() -> None:
             raise Unreachable("no connection to the controller")
 
     caller = _Absent()
-    assert described(Down(Cluster(()), caller), {}, "") == {}  # type: ignore[arg-type]
+    assert ask_engine(Down(Cluster(()), caller), {}, "") == {}  # type: ignore[arg-type]
     assert caller.notes == ["the engine does not answer, queued jobs are not known: no connection to the controller"]
 
 

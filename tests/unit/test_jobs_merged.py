@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.actions.find_jobs import is_certain, merged
+from clustertool.actions.find_jobs import is_certain, merge_answers
 
 
 def part(node: int, state: str, code: int | None = None, reason: str = "") -> dict[str, Any]:
@@ -44,7 +44,7 @@ def test_state_code_and_reason_are_of_one_part_in_any_order(
     parts: list[dict[str, Any]], state: str, code: int | None
 ) -> None:
     for order in itertools.permutations(parts):
-        (job,) = merged({at: {"jobs": [one]} for at, one in enumerate(order)})
+        (job,) = merge_answers({at: {"jobs": [one]} for at, one in enumerate(order)})
         assert (job["state"], job["code"]) == (state, code)
         assert job["reason"] in [one["reason"] for one in parts if one["state"] == state]
 
@@ -52,10 +52,10 @@ def test_state_code_and_reason_are_of_one_part_in_any_order(
 def test_a_job_lasts_from_the_first_start_to_the_last_end_of_its_nodes() -> None:
     times = [{"started": 12.0, "ended": 30.0}, {"started": 11.0, "ended": 31.0}, {}]
     ended = [part(node, "failed", 3) | one for node, one in enumerate(times)]
-    (job,) = merged({at: {"jobs": [one]} for at, one in enumerate(ended)})
+    (job,) = merge_answers({at: {"jobs": [one]} for at, one in enumerate(ended)})
     assert (job["started"], job["ended"]) == (11.0, 31.0)
     ended[2]["state"], ended[2]["code"] = "running", None
-    (job,) = merged({at: {"jobs": [one]} for at, one in enumerate(ended)})
+    (job,) = merge_answers({at: {"jobs": [one]} for at, one in enumerate(ended)})
     assert (job["started"], job["ended"]) == (11.0, None), "one node still runs"
 
 
@@ -74,5 +74,7 @@ def test_a_job_lasts_from_the_first_start_to_the_last_end_of_its_nodes() -> None
 def test_when_a_stop_need_not_wait_for_nodes_that_are_late(
     id: str, asked: str, state: str, typed: str, expected: bool
 ) -> None:
-    (job,) = merged({0: {"jobs": [{**part(0, state, 0 if state == "succeeded" else None), "id": id, "asked": asked}]}})
+    (job,) = merge_answers(
+        {0: {"jobs": [{**part(0, state, 0 if state == "succeeded" else None), "id": id, "asked": asked}]}}
+    )
     assert is_certain(job, typed) is expected
