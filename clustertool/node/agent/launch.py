@@ -31,20 +31,15 @@ def start(agent: Agent, request: LaunchRequest) -> Answer:
     spec["secrets"], spec["certificate"], spec["key"] = request["secrets"], request["certificate"], request["key"]
     spec["header"]["skew"] = counted_skew(skew)
     nvml.end()  # with --devices auto, this agent has read the cards
-    try:
-        log = files.open_append(job, SUPERVISOR_ERRORS)
-        try:
+    with files.closing(job):
+        with files.closing(files.open_append(job, SUPERVISOR_ERRORS)) as log:
             started = detach.begin("agent.launch:supervise", (spec, job, agent.start.umask), log, (job,))
-        finally:
-            os.close(log)
         with open(started.report, "rb") as file:
             report = file.read()
         if not report:
             output = files.read(job, SUPERVISOR_ERRORS).decode(errors="replace").strip().splitlines()
             raise detach.death(started.pid, "the supervisor", "".join(output[-1:]))
         reply = json.loads(report)
-    finally:
-        os.close(job)
     if reply:
         raise from_wire(reply["kind"], reply["what"], reply["fix"])
     agent.placed = ""

@@ -196,10 +196,8 @@ def belongs(job_dir: str, token: str) -> bool:
     known = ledger.read(paths.JobPaths.at(job_dir)).get("token")
     if known:
         return bool(known == token)
-    job = files.open_job_dir(job_dir)
-    try:
-        return str(json.loads(files.read(job, f"{paths.OURS}/spec.json"))["token"]) == token
-    except (OSError, ValueError, KeyError):
-        return False
-    finally:
-        os.close(job)
+    with files.closing(files.open_job_dir(job_dir)) as job:
+        try:
+            return str(json.loads(files.read(job, f"{paths.OURS}/spec.json"))["token"]) == token
+        except (OSError, ValueError, KeyError):
+            return False

@@ -10,7 +10,7 @@ import io
 import os
 import zipfile
 import zlib
-from typing import List
+from typing import Callable, List, TypeVar
 
 from clustertool.errors import DataError, DispatchError, PreflightError
 from clustertool.model.dispatch import manifest
@@ -21,6 +21,7 @@ from clustertool.node.join.join_engine import engine_of, require_private
 from clustertool.node.storage.release_store import Store, writing
 from clustertool.node.system import path_trust
 
+T = TypeVar("T")
 _DAMAGED = (OSError, zipfile.BadZipFile, KeyError, zlib.error, EOFError)
 _FIX = "copy it again, or write a new one"
 
@@ -86,18 +87,15 @@ class BundleContent:
                 nvml.keep_module(digest, self._content(NVML + digest))
 
     def _names(self) -> List[str]:
-        try:
-            with zipfile.ZipFile(io.BytesIO(self.data)) as file:
-                return file.namelist()
-        except _DAMAGED as error:
-            raise self._damaged(error) from None
+        return self._in_archive(lambda archive: archive.namelist())
 
     def _content(self, name: str) -> bytes:
-        try:
-            with zipfile.ZipFile(io.BytesIO(self.data)) as file:
-                return file.read(name)
-        except _DAMAGED as error:
-            raise self._damaged(error) from None
+        return self._in_archive(lambda archive: archive.read(name))
 
-    def _damaged(self, error: BaseException) -> DataError:
-        return DataError(f"{self._path} is no bundle, or is damaged: {error}", _FIX)
+    def _in_archive(self, read: Callable[[zipfile.ZipFile], T]) -> T:
+        """Return what `read` reads. Raises DataError for a damaged bundle."""
+        try:
+            with zipfile.ZipFile(io.BytesIO(self.data)) as archive:
+                return read(archive)
+        except _DAMAGED as error:
+            raise DataError(f"{self._path} is no bundle, or is damaged: {error}", _FIX) from None

@@ -23,7 +23,7 @@ from clustertool.model.elastic.epochs import Gathering, may_enter, next_number
 from clustertool.model.facts import Facts
 from clustertool.model.finding import Seen
 from clustertool.model.joining import join_decisions as decisions
-from clustertool.model.joining.join_errors import error_rows, read_errors
+from clustertool.model.joining.join_errors import ended_by_engine, error_rows, read_errors
 from clustertool.model.joining.join_file import OwnSettings
 from clustertool.model.joining.join_offers import COORDINATOR, other_job, read_offer, read_settings
 from clustertool.model.joining.join_plan import Arrival, cluster_of, facts_of, plan_of, specs
@@ -131,13 +131,13 @@ class JoinCoordinator:
 
     def _explained(self) -> int:
         """Wait for the reason of the engine after a signal, which comes within some seconds, and end."""
-        error = self._node.reason()
-        while error is None:
+        outcome = self._node.allocation.turn()
+        while outcome is None:
             ready = wait_for([self._signals.wake, *self._members.wires()], TICK)
             self._signals.turn()
             list(self._members.turn(ready))  # it sends heartbeats; no message counts any more
-            error = self._node.reason()
-        return self._end(error)
+            outcome = self._node.allocation.turn()
+        return self._end(ended_by_engine(outcome))
 
     # -- events --
 
@@ -359,7 +359,7 @@ class JoinCoordinator:
             request: RelayRequest = {**self._request, "address": self._arrivals[node].address, "helper": own}
             return {"type": "relay", "round": round, "request": request if node in relays else None}
 
-        self._node.relay(order(COORDINATOR))
+        self._node.relay.begin(order(COORDINATOR))
         self._send_each(order)
 
     def _fetch(self, round: int) -> None:
@@ -461,7 +461,10 @@ class JoinCoordinator:
         self._result = 0
 
     def _abort(self, error: ClustertoolError) -> None:
-        if not (isinstance(error, (Interrupted, Terminated)) and self._node.ask(error)):
+        allocation = self._node.allocation
+        if isinstance(error, (Interrupted, Terminated)) and allocation.present:
+            allocation.ask(error.what, error.code)
+        else:
             # A job that Slurm may start again is left to Slurm: a node that cannot join would not join the next time either.
             self._result = self._end(error, isinstance(error, NodeLost) and not self._join.of_engine.keep_bundle)
 

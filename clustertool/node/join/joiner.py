@@ -222,10 +222,10 @@ class Joiner:
         elif kind == "probe":
             self._node.probe(self._address)
         elif kind == "relay":
-            if not self._node.relay(cast("RelayOrder", message)):
+            if not self._node.relay.begin(cast("RelayOrder", message)):
                 self._answer(OrderResult())
         elif kind == "fetch":
-            if not self._node.fetch(cast("FetchOrder", message)):
+            if not self._node.relay.fetch(cast("FetchOrder", message)):
                 self._answer(OrderResult())
         elif kind == "place":
             order = cast("PlaceOrder", message)

@@ -11,7 +11,6 @@ from clustertool.errors import ClustertoolError, InternalError
 from clustertool.model.elastic.epochs import EpochEnd
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState
-from clustertool.model.joining.join_errors import ended_by_engine
 from clustertool.model.joining.join_file import JoinFile
 from clustertool.model.joining.join_offers import Offer
 from clustertool.model.joining.join_plan import probe_of
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
     from clustertool.model.wire.agent_requests import PlaceRequest
     from clustertool.model.wire.event_types import JobHeader
-    from clustertool.model.wire.join_messages import FetchOrder, PlaceOrder, RelayOrder
+    from clustertool.model.wire.join_messages import PlaceOrder
     from clustertool.model.wire.spec_types import Spec
 
 _PROBE_END = 0.5  # seconds; a probe has nothing to take back
@@ -96,10 +95,9 @@ class JoiningNode:
     def begin(self, join: JoinFile) -> None:
         """Begin to join a job, or its next epoch."""
         self.join = join
-        self._allocation = engine_of(join).allocation(join)
+        self.allocation = engine_of(join).allocation(join)
         self.upload = WorkspaceUpload(self.root, join)
-        self._relay = WorkspaceRelay(join.identity, self.root)
-        self._fetches = False  # the present order is about the workspace
+        self.relay = WorkspaceRelay(join.identity, self.root)
         self._busy: Optional[ChildTask] = None  # what works now
         self._placed: Optional[ChildTask] = None  # what keeps the job placed
         self.spec: Optional[Spec] = None
@@ -122,20 +120,9 @@ class JoiningNode:
             index, join.nnodes, join.version, join.code, own_incarnation(), address, self.name, job, self.known
         )
 
-    def ask(self, error: ClustertoolError) -> bool:
-        """Begin to ask the engine why a signal ends the job. error: of the signal. False if there is no engine."""
-        if self._allocation.present:
-            self._allocation.ask(error.what, error.code)
-        return self._allocation.present
-
-    def reason(self) -> Optional[ClustertoolError]:
-        """Return how the job ends, after ask(), once the engine has answered or is late."""
-        outcome = self._allocation.turn()
-        return ended_by_engine(outcome) if outcome is not None else None
-
     def leave_allocation(self, end: End) -> None:
         """Leave the allocation as the last action: the engine may start the job again, and need not wait for a lost node."""
-        wrong = self._allocation.leave(end)
+        wrong = self.allocation.leave(end)
         if wrong:
             self.report.warning(wrong)
 
@@ -154,7 +141,7 @@ class JoiningNode:
 
     def wires(self) -> List[FileDescriptorLike]:
         own = self.record.wires() if self.record is not None else []
-        return [*([self._busy] if self._busy is not None else []), *self._relay.wires(), *own]
+        return [*([self._busy] if self._busy is not None else []), *self.relay.wires(), *own]
 
     @property
     def stopped(self) -> Optional[ClustertoolError]:
@@ -175,18 +162,8 @@ class JoiningNode:
         patience = PULL_END + _PROBE_END if container else _PROBE_END
         self._busy = ChildTask(probing(request, self.root, install, container), patience)
 
-    def relay(self, order: RelayOrder) -> bool:
-        """Start this machine's relay. False if it needs none: the order is done."""
-        self._fetches = self._relay.begin(order)
-        return self._fetches
-
-    def fetch(self, order: FetchOrder) -> bool:
-        """Fetch the workspace. False if there is nothing to wait for: the order is done."""
-        self._fetches = self._relay.fetch(order)
-        return self._fetches
-
     def place(self, order: PlaceOrder) -> None:
-        self._relay.end()  # all machines have the workspace
+        self.relay.end()  # all machines have the workspace
         spec = self.spec = order["spec"]
         for warning in order["warnings"]:
             self.report.warning(warning)
@@ -203,9 +180,12 @@ class JoiningNode:
         """Return the result of the present order, once it is there."""
         if self.record is not None:
             self.record.turn()
-        fetched = self._turn_relay(ready)
-        if fetched is not None:
-            return fetched
+        try:
+            if self.relay.turn(ready):
+                return OrderResult(port=self.relay.port)
+        except ClustertoolError as error:
+            self.relay.end()
+            return OrderResult(error)
         task = self._busy
         if task is None or task.fileno() not in ready:
             return None
@@ -224,20 +204,6 @@ class JoiningNode:
             return OrderResult(facts=reply["facts"])
         self._busy, self._placed = None, task
         return OrderResult()
-
-    def _turn_relay(self, ready: Set[int]) -> Optional[OrderResult]:
-        try:
-            done = self._relay.turn(ready)
-            if self._fetches and not done:
-                self._relay.check()
-        except ClustertoolError as error:
-            self._fetches = False
-            self._relay.end()
-            return OrderResult(error)
-        if not (self._fetches and done):
-            return None
-        self._fetches = False
-        return OrderResult(port=self._relay.port)
 
     def _end_task(self) -> None:
         if self._busy is not None:
@@ -263,7 +229,7 @@ class JoiningNode:
         bundle = self.join.for_others if self.join.job.elastic.present else file
         if "elastic" in spec:
             self.join, self.job_began = self.join.of_job(spec), boottime() - spec["elastic"]["age"]
-        origin = Origin(bundle, self._allocation, self._store_end(spec), file)
+        origin = Origin(bundle, self.allocation, self._store_end(spec), file)
         supervisor = Supervisor(spec, files.open_job_dir(spec["job_dir"]), self._umask, origin)
         task = processes.identify(self._placed.pid)
         supervisor.guard.spared = (task,) if task is not None else ()  # if this process dies, it takes the job back
@@ -297,7 +263,7 @@ class JoiningNode:
             self._supervisor = None
             self._resume_record()
         self._end_task()
-        self._relay.end()
+        self.relay.end()
         if self._placed is not None:
             self._placed.undo()
             self._placed = None
@@ -323,7 +289,7 @@ class JoiningNode:
         silent = supervisor.link.silent or (supervisor.coordinates and self._absent(self.spec))
         if supervisor.coordinates or silent:
             self.leave_allocation(End(supervisor.coordinates, silent, outcome.state is JobState.LOST))
-        self.comes_back = self.join.of_engine.keep_bundle and self._allocation.comes_back(outcome)
+        self.comes_back = self.join.of_engine.keep_bundle and self.allocation.comes_back(outcome)
         if supervisor.coordinates and not self.comes_back:
             self.remove_bundle()
         return outcome.code
@@ -361,7 +327,7 @@ class JoiningNode:
 
         That is how often the engine has started the job before, or more where there were restarts by --max-restarts.
         """
-        restarts = self._allocation.restarts
+        restarts = self.allocation.restarts
         if not restarts:
             return 0
         placed = JobPaths.at(job_dir)

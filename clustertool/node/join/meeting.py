@@ -245,15 +245,12 @@ def free_port(join: JoinFile, address: str) -> int:
 
     Raises PreflightError.
     """
-    listening = None
-    for host in (join, replace(join, coordinator=replace(join.coordinator, port=0))):
-        try:
-            listening, port = open_port(host, address)
-            break
-        except PreflightError:
-            if not host.coordinator.port:
-                raise
-    assert listening is not None
+    try:
+        listening, port = open_port(join, address)
+    except PreflightError:
+        if not join.coordinator.port:
+            raise
+        listening, port = open_port(replace(join, coordinator=replace(join.coordinator, port=0)), address)
     listening.close()
     return port
 

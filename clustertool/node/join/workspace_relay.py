@@ -72,12 +72,13 @@ def sources(relays: Mapping[int, Address]) -> Dict[int, List[Address]]:
 
 
 class WorkspaceRelay:
-    """This machine's relay. begin() and fetch() are orders; turn() returns whether the last one is done."""
+    """This machine's relay. begin() and fetch() are orders; turn() returns whether the present one is done."""
 
     def __init__(self, identity: Identity, root: str) -> None:
         self._identity, self._root = identity, root
         self._process: Optional[RelayProcess] = None
         self._helper = False
+        self._ordered = False  # an order is not done yet
         self.port = 0
         self._beat_at = self._moved_at = 0.0
         self._causes: Sequence[str] = ()
@@ -90,7 +91,7 @@ class WorkspaceRelay:
         self._helper = request["helper"]
         identity = self._identity
         request = {**request, "certificate": identity.certificate, "key": identity.key}
-        self._process = RelayProcess(request, self._root)
+        self._process, self._ordered = RelayProcess(request, self._root), True
         self._beat_at = self._moved_at = time.monotonic()
         return True
 
@@ -98,7 +99,7 @@ class WorkspaceRelay:
         """Fetch the workspace; False if there is nothing to wait for."""
         if self._process is None or self._helper:
             return False
-        self._moved_at = time.monotonic()
+        self._moved_at, self._ordered = time.monotonic(), True
         self._process.send({"type": "relay-sources", "sources": order["sources"], "degree": order["degree"]}, b"")
         return True
 
@@ -106,33 +107,25 @@ class WorkspaceRelay:
         return [self._process] if self._process is not None else []
 
     def turn(self, ready: Set[int]) -> bool:
-        """Check whether the present order is done. Raises DispatchError."""
+        """Check whether the present order is done. Raises DispatchError, also if nothing has come for too long."""
         now = time.monotonic()
         if self._process is None:
             return False
         if now - self._beat_at > _BEAT:
             self._beat_at = now
             self._process.send({"type": "relay-beat"}, b"")
-        if self._process.fileno() not in ready:
-            return False
-        done = [self._take(report, now) for report in self._reports()]
-        return any(done)
-
-    def check(self) -> None:
-        """Raise DispatchError if nothing has come for too long."""
-        if time.monotonic() - self._moved_at > _PATIENCE:
-            causes = "; ".join(dict.fromkeys(self._causes)) or "the other relays are silent"
-            raise DispatchError(f"no part of the workspace has come for {_PATIENCE:g} s: {causes}", _FIX)
-
-    def _reports(self) -> List[Header]:
-        assert self._process is not None
-        reports = self._process.read()
+        reports = self._process.read() if self._process.fileno() in ready else []
         if reports is None:
             self._process = None
-            raise DispatchError(
-                "the process that fetches the workspace ended", "see whether the machine has memory left"
-            )
-        return reports
+            what = "the process that fetches the workspace ended"
+            raise DispatchError(what, "see whether the machine has memory left")
+        taken = [self._take(report, now) for report in reports]
+        done = self._ordered and any(taken)
+        if self._ordered and not done and now - self._moved_at > _PATIENCE:
+            causes = "; ".join(dict.fromkeys(self._causes)) or "the other relays are silent"
+            raise DispatchError(f"no part of the workspace has come for {_PATIENCE:g} s: {causes}", _FIX)
+        self._ordered = self._ordered and not done
+        return done
 
     def _take(self, report: Header, now: float) -> bool:
         kind = report["type"]
@@ -148,6 +141,7 @@ class WorkspaceRelay:
 
     def end(self) -> None:
         """End the relay. Its port is free when this returns."""
+        self._ordered = False
         if self._process is not None:
             self._process.end()
             self._process = None
