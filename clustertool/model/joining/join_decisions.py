@@ -50,20 +50,8 @@ from typing import Callable, Dict, FrozenSet, Mapping, NamedTuple, Optional, Set
 from clustertool.errors import ClustertoolError, NodeLost, PortInUse, Several, UsageError, as_one, only
 from clustertool.model.elastic.epochs import Gathering, Readiness
 from clustertool.model.job.outcome import some
-from clustertool.model.joining.join_offers import (
-    COORDINATOR,
-    JoinedNode,
-    Offer,
-    has_rebooted,
-    index_taken,
-    is_same,
-    ordered,
-    other_code,
-    present_names,
-    too_few,
-    too_many_fix,
-    with_numbers,
-)
+from clustertool.model.joining import join_offers
+from clustertool.model.joining.join_offers import COORDINATOR, JoinedNode, Offer
 
 _ANSWER = 180.0  # seconds for an answer to an order that copies nothing: a file system that is gone never gives one
 _TRIES = 5  # plans that are made because of a port that another job has taken meanwhile
@@ -255,19 +243,19 @@ def _offered(state: JoinState, event: Offered) -> Step:
     if _member(state, event.connection) is not None:
         return state, ()  # an offer counts once
     if offer.code != own.code:
-        return state, (Refuse(event.connection, other_code(offer, own)),)
+        return state, (Refuse(event.connection, join_offers.other_code(offer, own)),)
     if offer.nnodes != own.nnodes and state.elastic is None:
         what = f"{offer.hostname} was started for {offer.nnodes} nodes, the coordinator {own.name} for {own.nnodes}"
         return state, (Refuse(event.connection, UsageError(what, "give the same number of nodes on all machines")),)
     if state.phase != "gathering":
         return state, (Drop(event.connection),) if state.elastic is not None else _refuse_late(state, event)
-    same = [member for member in state.members if is_same(member, offer)]
+    same = [member for member in state.members if join_offers.is_same(member, offer)]
     left = tuple(member for member in state.members if member not in same)
     twin = next((one for one in left if offer.node is not None and one.offer.node == offer.node), None)
-    if twin is not None and state.elastic is not None and has_rebooted(twin.offer, offer):
+    if twin is not None and state.elastic is not None and join_offers.has_rebooted(twin.offer, offer):
         return state, (Drop(event.connection),)  # it offers again until the connection of before counts as gone
     if twin is not None:
-        return state, (Refuse(event.connection, index_taken(offer, twin.offer)),)
+        return state, (Refuse(event.connection, join_offers.index_taken(offer, twin.offer)),)
     since = event.now if state.since is None else state.since
     state = state._replace(members=(*left, JoinedNode(event.connection, offer)), since=since)
     state, actions = _gathered(state)
@@ -277,7 +265,7 @@ def _offered(state: JoinState, event: Offered) -> Step:
 def _gathered(state: JoinState) -> Step:
     if state.elastic is not None or len(state.members) < state.own.nnodes:
         return state, (Wait(len(state.members), missing(state)),)
-    return _number(state._replace(members=ordered(state.members)))
+    return _number(state._replace(members=join_offers.ordered(state.members)))
 
 
 def _number(state: JoinState) -> Step:
@@ -298,7 +286,8 @@ def missing(state: JoinState) -> Tuple[int, ...]:
 def _refuse_late(state: JoinState, event: Offered) -> Tuple[Action, ...]:
     names = some([member.offer.hostname for member in state.members])
     what = f"the job has all its {state.own.nnodes} nodes ({names}); {event.offer.hostname} is one too many"
-    return (Refuse(event.connection, UsageError(what, too_many_fix())),)
+    fix = "start the command on as many machines as it has nodes, or raise the number of nodes on all of them"
+    return (Refuse(event.connection, UsageError(what, fix)),)
 
 
 def _gone(state: JoinState, event: Gone) -> Step:
@@ -339,7 +328,8 @@ def _tick(state: JoinState, event: Tick) -> Step:
     if state.phase != "gathering" or state.since is None or event.now - state.since < state.timeout:
         return state, ()
     lacking = missing(state)
-    return _abort(state, too_few(state.members, state.own.nnodes, lacking, state.timeout, state.names, state.engine))
+    named = state.names, state.engine
+    return _abort(state, join_offers.too_few(state.members, state.own.nnodes, lacking, state.timeout, *named))
 
 
 def _waited(state: JoinState, now: float) -> Step:
@@ -360,13 +350,13 @@ def _waited(state: JoinState, now: float) -> Step:
 
 def _may_begin(state: JoinState, elastic: Gathering, now: float) -> Step:
     """Begin the epoch, once enough machines are there."""
-    numbered = with_numbers(state.members, elastic.numbers)
+    numbered = join_offers.with_numbers(state.members, elastic.numbers)
     present = list(numbered)
     ready = elastic.readiness(present, now)
     if ready is Readiness.WAIT:
         return state, ()
     if ready is Readiness.FAIL:
-        there = present_names(state.members)
+        there = join_offers.present_names(state.members)
         what = f"{there}: {len(present)} of at least {elastic.minimum} nodes are there after {elastic.timeout:g} s"
         fix = "start the job on more machines; [elastic] timeout in job.toml is the time that it waits for them"
         return _abort(state, NodeLost(what, fix))
@@ -375,7 +365,7 @@ def _may_begin(state: JoinState, elastic: Gathering, now: float) -> Step:
         if now - elastic.began < elastic.timeout:
             return state, ()
         why = state.unfit[1]
-        what = f"{present_names(state.members)}: {why.what}; no other node has joined within {elastic.timeout:g} s"
+        what = f"{join_offers.present_names(state.members)}: {why.what}; no other node has joined within {elastic.timeout:g} s"
         return _abort(state, NodeLost(what, why.fix))
     state = state._replace(
         members=tuple(numbered[number] for number in chosen),
@@ -484,7 +474,7 @@ def _planned(state: JoinState, event: Planned) -> Step:
     if event.error is not None:
         failed = frozenset(connection for connection, _ in event.failures)
         if state.elastic is not None and not state.elastic.first and not failed:
-            nodes = frozenset(with_numbers(state.members, state.elastic.numbers))
+            nodes = frozenset(join_offers.with_numbers(state.members, state.elastic.numbers))
             return _gather_again(state._replace(unfit=(nodes, event.error)), {})
         if state.elastic is None or not failed or COORDINATOR in failed:
             return _abort(state, event.error)

@@ -133,10 +133,6 @@ def index_taken(offer: Offer, first: Offer) -> ClustertoolError:
     return UsageError(what, "give each machine an index of its own, or end that process")
 
 
-def too_many_fix() -> str:
-    return "start the command on as many machines as it has nodes, or raise the number of nodes on all of them"
-
-
 def present_names(members: Sequence[JoinedNode]) -> str:
     return some([member.offer.name for member in members])
 

@@ -39,7 +39,6 @@ class EpochLoop:
 
     def __init__(self, join: JoinFile, report: JoinReport, umask: int, bundle: Optional[BundleContent]) -> None:
         elastic = join.job.elastic
-        self._report = report
         self._node = JoiningNode(replace(join, join_timeout=elastic.timeout), report, umask, bundle)
         self._short = 0  # epochs in a row that ended early
         self._continues = False  # this member coordinated the last epoch to its end
@@ -71,9 +70,9 @@ class EpochLoop:
                 place = self._take_next(node.store, place)
             node.begin(replace(node.join, index=place.number))
             if place.address:
-                code = JoinCoordinator(node, self._report, signals, place, self._gathering).run()
+                code = JoinCoordinator(node, signals, place, self._gathering).run()
             else:
-                code = Joiner(node, self._report, signals, place.doubt).run()
+                code = Joiner(node, signals, place.doubt).run()
             taken = node.won is not None
             if not (node.resigned or taken or node.end is not None):
                 return code, bool(place.address) and not node.comes_back

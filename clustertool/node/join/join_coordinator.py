@@ -31,7 +31,6 @@ from clustertool.model.planning.environment import endpoint
 from clustertool.model.quantities import HIGHEST_PORT
 from clustertool.model.wire.frames import Header
 from clustertool.node.join import meeting, workspace_relay
-from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joining_node import JoiningNode
 from clustertool.node.join.meeting import DoubtTimer, MemberPlace
 from clustertool.node.supervisor.allocation import End
@@ -59,18 +58,13 @@ class JoinCoordinator:
     """run() returns the exit code of this node. place: of this machine. elastic: what an epoch needs."""
 
     def __init__(
-        self,
-        node: JoiningNode,
-        report: JoinReport,
-        signals: Signals,
-        place: MemberPlace,
-        elastic: Optional[Gathering] = None,
+        self, node: JoiningNode, signals: Signals, place: MemberPlace, elastic: Optional[Gathering] = None
     ) -> None:
         """Listen as the coordinator. Raises PreflightError where the port cannot be used."""
         join, address = node.join, place.address
-        self._join, self._node, self._report, self._signals = join, node, report, signals
+        self._join, self._node, self._report, self._signals = join, node, node.report, signals
         self._address = address
-        self._doubt = DoubtTimer(place.doubt, report, join)
+        self._doubt = DoubtTimer(place.doubt, node.report, join)
         sock, self._port = meeting.open_port(join, address)
         ctx = context(join.identity.certificate, join.identity.key, server=True)
         listener = CoordinatorListener(ctx, sock, join.nnodes, _MAX_HEADER)

@@ -52,12 +52,12 @@ _ENDED = "the job has ended, as its store has it"
 class Joiner:
     """run() returns the exit code of this node. doubt: about the place where the coordinator is searched."""
 
-    def __init__(self, node: JoiningNode, report: JoinReport, signals: Signals, doubt: Optional[Doubt] = None) -> None:
-        self._node, self._report, self._signals = node, report, signals
+    def __init__(self, node: JoiningNode, signals: Signals, doubt: Optional[Doubt]) -> None:
+        self._node, self._report, self._signals = node, node.report, signals
         self._join = node.join
         self._context = context(self._join.identity.certificate, self._join.identity.key, server=False)
-        self._search = _Search(self._join, self._context, report, node.fix)
-        self._doubt = DoubtTimer(doubt, report, self._join)
+        self._search = _Search(self._join, self._context, node.report, node.fix)
+        self._doubt = DoubtTimer(doubt, node.report, self._join)
         self._timeout = self._join.cluster.loss_timeout
         self._clock = ProcessClock()
         self._wire: Optional[TlsLink] = None
@@ -311,7 +311,7 @@ class _Search:
     fix: what a user does if the coordinator is not found.
     """
 
-    def __init__(self, join: JoinFile, ctx: ssl.SSLContext, report: JoinReport, fix: str = "") -> None:
+    def __init__(self, join: JoinFile, ctx: ssl.SSLContext, report: JoinReport, fix: str) -> None:
         self._fix = fix
         self._join, self._context, self._report = join, ctx, report
         self.where = meeting.where(join)

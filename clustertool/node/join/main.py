@@ -153,8 +153,8 @@ def _join(join: JoinFile, report: JoinReport, bundle: Optional[BundleContent]) -
     signals, place = Signals(), meeting.place_of(join)
     node = JoiningNode(replace(join, index=place.number), report, umask, bundle)
     if place.number == COORDINATOR:
-        return JoinCoordinator(node, report, signals, place).run()
-    return Joiner(node, report, signals, place.doubt).run()
+        return JoinCoordinator(node, signals, place).run()
+    return Joiner(node, signals, place.doubt).run()
 
 
 if __name__ == "__main__":
