@@ -28,11 +28,10 @@ from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.this_machine import Link
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
-from clustertool.model.engine_node import EngineNode
+from clustertool.model.engine_views import EngineNode, JobPod
 from clustertool.model.job.node_status import NodePart, read_part
 from clustertool.model.job.state import decide
 from clustertool.model.job.state_names import OUTCOMES, JobState
-from clustertool.model.job_pod import JobPod
 from clustertool.model.name_enum import Name
 from clustertool.model.wire.agent_answers import JobsAnswer, JobSummary, StopAnswer
 from clustertool.model.wire.agent_requests import StopHow

@@ -21,8 +21,8 @@ except ImportError:  # this Python was built without libbz2
 _ROOT = Path(__file__).resolve().parents[1]
 # Of the model, the nodes that a laptop starts do not need config, planning, checks and joining, and these modules.
 _LAPTOP = """
-    container_options container_settings earlier_jobs engine_node facts finding gathering job_container
-    job_pod late_pieces launch_command portions scheduler stop_result
+    container_options container_settings earlier_jobs engine_views facts finding gathering job_container
+    late_pieces launch_command portions scheduler stop_result
 """.split()
 _MODEL = ("", "container/", "dispatch/", "elastic/", "job/", "mpi/", "wire/")
 _FILES = ("__init__.py", "errors.py", "node/**/*.py", *(f"model/{folder}*.py" for folder in _MODEL))

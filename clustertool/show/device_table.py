@@ -14,7 +14,7 @@ from clustertool.show.table import Cell, table
 from clustertool.show.terminal import Terminal
 
 if TYPE_CHECKING:
-    from clustertool.model.engine_node import EngineNode
+    from clustertool.model.engine_views import EngineNode
     from clustertool.model.wire.agent_answers import Card, CardProcess, DevicesAnswer
 
 _COLUMNS = ("node", "id", "device", "temp", "util", "power", "memory", "state", "processes")

@@ -30,7 +30,7 @@ from clustertool.errors import ClustertoolError, UsageError, raise_all
 from clustertool.fleet import node_bundle
 from clustertool.fleet.fleet import Fleet, devices_of, module_request
 from clustertool.model.config.folded_names import gather
-from clustertool.model.engine_node import EngineNode
+from clustertool.model.engine_views import EngineNode
 from clustertool.model.job.state_names import RankState
 from clustertool.model.job.stop_result import read_result
 from clustertool.model.masking import mask

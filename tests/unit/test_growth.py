@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from clustertool.model.job.usage import thinned
+from clustertool.model.job.usage import thin_out
 
 DAY = 86_400.0
 
@@ -19,7 +19,7 @@ def grow(seconds: float, logs: int, every: float = 0.5) -> tuple[bytes, int]:
         fresh += logs
         if fresh >= max(1000, stayed):
             most = max(most, len(data))
-            data, fresh = thinned(data, n * every), 0
+            data, fresh = thin_out(data, n * every), 0
             stayed = data.count(b"\n")
     return data, max(most, len(data))
 
@@ -39,7 +39,7 @@ def test_the_last_line_of_each_log_stays() -> None:
     """What is behind it in the log would come after the logs of later attempts."""
     old = b'[1.0,"log/workerlog.0",5]\n[1.1,"log/workerlog.0",9]\n'
     new = b"".join(b'[%d,"log/attempt1/workerlog.0",%d]\n' % (t, t) for t in range(9000, 10_000))
-    kept = thinned(old + new, 10_000.0)
+    kept = thin_out(old + new, 10_000.0)
     assert kept.startswith(old) and kept.endswith(b"9999]\n")
 
 
@@ -48,7 +48,7 @@ def test_output_before_a_long_silence_keeps_its_time() -> None:
     times = [n * 0.5 for n in range(20)] + [3600.0 + n for n in range(20)]
     data = b"".join(b'[%.2f,"log/workerlog.0",%d]\n' % (t, n) for n, t in enumerate(times))
     for now in (4000.0, 10_000.0, 10_000_000.0):
-        data = thinned(data, now)  # again and again, as the recorder does
+        data = thin_out(data, now)  # again and again, as the recorder does
         left = [json.loads(line)[0] for line in data.splitlines()]
         for t in times:
             assert min(at for at in left if at >= t) - t <= max(0.0, (now - t) / 250), f"{t} at {now}"
@@ -56,6 +56,6 @@ def test_output_before_a_long_silence_keeps_its_time() -> None:
 
 
 def test_torn_lines_are_skipped() -> None:
-    assert thinned(b'[1.0,"a",5]\n[2.\n\n[3.0,"a",9]\n', 4.0) == b'[1.0,"a",5]\n[3.0,"a",9]\n'
+    assert thin_out(b'[1.0,"a",5]\n[2.\n\n[3.0,"a",9]\n', 4.0) == b'[1.0,"a",5]\n[3.0,"a",9]\n'
     for foreign in (b'["x","y"]', b'{"t":null}', b'[1.0,["a"],5]', b"[" * 200_000):
-        assert thinned(foreign + b'\n[1.0,"a",5]\n', 4.0) == b'[1.0,"a",5]\n'
+        assert thin_out(foreign + b'\n[1.0,"a",5]\n', 4.0) == b'[1.0,"a",5]\n'

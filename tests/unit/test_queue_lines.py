@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clustertool.model.engine_node import EngineNode
+from clustertool.model.engine_views import EngineNode
 from clustertool.model.slurm.slurm_answers import (
     NODES,
     QUEUE,

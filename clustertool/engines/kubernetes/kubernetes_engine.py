@@ -27,12 +27,11 @@ from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.this_machine import Link
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
-from clustertool.model.engine_node import EngineNode
+from clustertool.model.engine_views import EngineNode, JobPod
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.job_names import can_mean
 from clustertool.model.job.state_names import OUTCOMES, StopState
 from clustertool.model.job.stop_result import read_result
-from clustertool.model.job_pod import JobPod
 from clustertool.model.kubernetes.api_objects import Object, fields, text
 from clustertool.model.kubernetes.kubernetes_settings import read_settings
 from clustertool.model.kubernetes.node_view import node_view

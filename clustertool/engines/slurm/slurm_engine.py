@@ -28,7 +28,7 @@ from clustertool.fleet.this_machine import Link
 from clustertool.model.checks.each_node import errors
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
-from clustertool.model.engine_node import EngineNode
+from clustertool.model.engine_views import EngineNode
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.job_names import can_mean
 from clustertool.model.job.node_status import NodePart, read_part

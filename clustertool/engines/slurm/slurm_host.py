@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from clustertool.errors import PreflightError
 from clustertool.fleet.fleet import Fleet
-from clustertool.model.engine_node import EngineNode
+from clustertool.model.engine_views import EngineNode
 from clustertool.model.slurm import slurm_answers
 from clustertool.model.slurm.partitions import SHOW_PARTITIONS, SlurmPartition, read_partitions
 from clustertool.model.slurm.slurm_answers import TIME_FORMAT, SlurmJob, StepOutput

@@ -16,7 +16,7 @@ T = TypeVar("T", bound=Hashable)
 
 def drift(facts: ByNode, asked: Mapping[int, Tuple[float, float]]) -> List[Finding]:
     """Collect the findings that compare nodes."""
-    return [*_clocks(facts, asked), *_names(facts), *_mtus(facts), *_interpreters(facts), *_packages(facts)]
+    return [*_clocks(facts, asked), *_check_names(facts), *_mtus(facts), *_interpreters(facts), *_packages(facts)]
 
 
 # -- clocks
@@ -58,16 +58,16 @@ def skew(fact: Facts, before: float, after: float) -> Tuple[float, float]:
 # -- names and interfaces
 
 
-def _names(facts: ByNode) -> List[Finding]:
+def _check_names(facts: ByNode) -> List[Finding]:
     """Check the names of machines: one that resolves its own name to 127.0.1.1 announces this address to the others.
 
     This does not matter for one machine.
     """
     several = len({fact.machine for fact in facts.values()}) > 1
-    return [_name(fact, several) for fact in facts.values()]
+    return [_check_name(fact, several) for fact in facts.values()]
 
 
-def _name(fact: Facts, several: bool) -> Finding:
+def _check_name(fact: Facts, several: bool) -> Finding:
     name, own = fact.hostname, fact.own
     if several and fact.address.startswith(_LOOPBACK):
         fix = "name it in HOSTS by an address that the others can reach, or set its address there"

@@ -55,7 +55,7 @@ def kept(times: Sequence[float], now: float) -> List[int]:
     return found
 
 
-def thinned(data: bytes, now: float) -> bytes:
+def thin_out(data: bytes, now: float) -> bytes:
     """Remove lines that are too close to others, by kept().
 
     The last one of each log stays: what is behind it in the log has no time.

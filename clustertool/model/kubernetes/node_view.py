@@ -6,7 +6,7 @@ import re
 from decimal import Decimal
 from typing import Mapping
 
-from clustertool.model.engine_node import EngineNode
+from clustertool.model.engine_views import EngineNode
 from clustertool.model.kubernetes.api_objects import condition, fields, is_true, items, text, with_message
 
 UNITS = {

@@ -16,7 +16,7 @@ from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
 
 from clustertool.errors import DataError
 from clustertool.model.config.hosts import expand
-from clustertool.model.engine_node import EngineNode
+from clustertool.model.engine_views import EngineNode
 from clustertool.model.paths import is_job_id
 
 SHOW_JOB = ("scontrol", "--oneliner", "show", "job")  # and its number; with TIME_FORMAT in the environment

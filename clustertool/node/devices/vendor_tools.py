@@ -69,7 +69,7 @@ def xpu(text: str) -> Found:
     for line in table.splitlines():
         first, second = _XPU_FIRST.match(line), _XPU_SECOND.match(line)
         if first:
-            at = cards[int(first[1])] = _card(int(first[1]), model=first[2], ecc_uncorrected=_whole(first[3]))
+            at = cards[int(first[1])] = _card(int(first[1]), model=first[2], ecc_uncorrected=_read_int(first[3]))
         elif second and at is not None:
             at.update(_load(second[1], second[2], second[3], second[6]), compute_mode=second[7].lower())
             at.update(memory_used=int(second[4]) * _MIB, memory_total=int(second[5]) * _MIB)
@@ -105,11 +105,11 @@ def npu(text: str) -> Found:
         first = _NPU_FIRST.match(line) if second is None else None
         if first:
             board = int(first[1])
-            at = _card(board, model=first[2], power=_number(first[4]), temperature=_whole(first[5]))
+            at = _card(board, model=first[2], power=_read_float(first[4]), temperature=_read_int(first[5]))
             at["problem"] = "" if first[3] == "OK" else f"health: {first[3]}"
         elif second and at is not None:
             used, total = (second[6], second[7]) if second[7] and int(second[7]) else (second[4], second[5])
-            at.update(utilisation=_whole(second[3]), memory_used=int(used) * _MIB, memory_total=int(total) * _MIB)
+            at.update(utilisation=_read_int(second[3]), memory_used=int(used) * _MIB, memory_total=int(total) * _MIB)
             at["index"] = -1 if second[2] is None else int(second[2])
             by_chip[board, int(second[1])] = at
             cards.append(at)
@@ -145,18 +145,18 @@ def _card(index: int, **values: Any) -> Card:
 
 
 def _load(temperature: str, power: str, limit: str, utilisation: str) -> Card:
-    known = {"temperature": _whole(temperature), "utilisation": _whole(utilisation)}
-    return {**known, "power": _number(power), "power_limit": _number(limit)}
+    known = {"temperature": _read_int(temperature), "utilisation": _read_int(utilisation)}
+    return {**known, "power": _read_float(power), "power_limit": _read_float(limit)}
 
 
-def _number(text: str) -> Optional[float]:
+def _read_float(text: str) -> Optional[float]:
     with contextlib.suppress(ValueError):
         return float(text)
     return None
 
 
-def _whole(text: str) -> Optional[int]:
-    number = _number(text)
+def _read_int(text: str) -> Optional[int]:
+    number = _read_float(text)
     return None if number is None else round(number)
 
 

@@ -188,7 +188,7 @@ class Book:
                 self._thin(now)
 
     def _thin(self, now: float) -> None:
-        data = usage.thinned(files.read(self._job, self._name), now)
+        data = usage.thin_out(files.read(self._job, self._name), now)
         files.create(self._job, self._name + ".new", data, exclusive=False)
         os.rename(self._name + ".new", self._name, src_dir_fd=self._job, dst_dir_fd=self._job)
         self._stayed = data.count(b"\n")

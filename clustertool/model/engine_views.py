@@ -1,9 +1,26 @@
-"""A job pod is a pod in which a node of a job runs, as its engine knows it."""
+"""This module has what an engine knows: a node that it may give to a job, and a pod in which a node of a job runs."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Dict, Optional
+from typing import Dict, Optional, Tuple
+
+
+@dataclass(frozen=True)
+class EngineNode:
+    """A node as an engine knows it that chooses the nodes of jobs.
+
+    memory: MB. gpus: (type, number, used). reason: why it takes no jobs.
+    """
+
+    name: str
+    state: str
+    cpus: int
+    used_cpus: int
+    memory: int
+    gpus: Tuple[Tuple[str, int, int], ...] = ()
+    partitions: Tuple[str, ...] = ()
+    reason: str = ""
 
 
 @dataclass(frozen=True)
