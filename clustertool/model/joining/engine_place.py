@@ -1,17 +1,21 @@
-"""An engine's own variables state the place of a machine that joins: its index, and the host of the coordinator."""
+"""What differs by engine for machines that join: their place, the time that they have, and where their messages are.
+
+An engine's own variables state the place of a machine: its index, and the host of the coordinator.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Callable, Dict, Mapping, Sequence, Tuple
+from typing import Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 from clustertool.errors import DataError, UsageError
-from clustertool.model.joining.join_file import JoinFile
+from clustertool.model.joining.join_file import JOIN_TIMEOUT, JoinFile
 from clustertool.model.kubernetes.pod_variables import coordinator, pod_node
+from clustertool.model.paths import STEP_OUTPUT
 from clustertool.model.slurm.step_variables import node_names, number
 
+_TOGETHER = {"slurm": 120.0}  # JOIN_TIMEOUT where an engine starts all nodes at once
 _SRUN = "start it with: srun --ntasks-per-node=1 python3 bundle.pyz join"
-
 
 # The index of a machine (0 is the coordinator), the names of all, as the engine knows them, and the coordinator's host.
 EnginePlace = Tuple[int, Sequence[str], str]
@@ -54,3 +58,16 @@ def _kubernetes(join: JoinFile, environ: Mapping[str, str]) -> EnginePlace:
 
 
 _PLACES: Dict[str, Callable[[JoinFile, Mapping[str, str]], EnginePlace]] = {"slurm": _slurm, "kubernetes": _kubernetes}
+
+
+def join_patience(given: Optional[float], engine: str = "") -> float:
+    """Compute the seconds for the joining.
+
+    given: JOIN_TIMEOUT of conf.py, None if it is not set. engine: starts the machines.
+    """
+    return given or _TOGETHER.get(engine, JOIN_TIMEOUT)
+
+
+def messages_of(engine: str) -> str:
+    """Name where the messages of joining machines are that this engine has started."""
+    return {"slurm": STEP_OUTPUT, "kubernetes": "`kubectl logs`"}.get(engine, "the terminal")

@@ -16,7 +16,6 @@ from clustertool.errors import (
     singles,
 )
 from clustertool.model.job.state_names import JobState
-from clustertool.model.paths import STEP_OUTPUT
 from clustertool.model.quantities import whole
 
 if TYPE_CHECKING:
@@ -38,11 +37,6 @@ _STATES = {
 def state_of(code: int) -> JobState:
     """Return the state of a job that has ended with this exit code, where nothing else is known of its end."""
     return _STATES.get(code, JobState.FAILED)
-
-
-def messages_of(engine: str) -> str:
-    """Name where the messages of joining machines are that this engine has started."""
-    return {"slurm": STEP_OUTPUT, "kubernetes": "`kubectl logs`"}.get(engine, "the terminal")
 
 
 def error_rows(error: ClustertoolError) -> List[JoinError]:

@@ -28,7 +28,6 @@ JOIN_TIMEOUT = 600.0  # seconds, from the first node that has joined
 MOST_MEMBERS = 100_000  # numbers of machines in an elastic job, those that have left included
 # Names of files in a bundle: the join file; of the workspace the manifest and pieces; the module that reads devices, by digest.
 JOIN_FILE, MANIFEST, PIECES, NVML = "join.json", "workspace/manifest", "workspace/pieces/", "nvml/"
-_TOGETHER = {"slurm": 120.0}  # the same where an engine starts all nodes at once
 _FIX = "write it again with the same version of clustertool"
 Pairs = Tuple[Tuple[str, str], ...]
 
@@ -164,14 +163,6 @@ class JoinFile:
     def for_others(self) -> bytes:
         """The join file of another machine, as JSON: without an index and what counts on this machine only. It has the key."""
         return to_json(replace(self, index=None, own=OwnSettings())).encode()
-
-
-def patience(given: Optional[float], engine: str = "") -> float:
-    """Compute the seconds for the joining.
-
-    given: JOIN_TIMEOUT of conf.py, None if it is not set. engine: starts the machines.
-    """
-    return given or _TOGETHER.get(engine, JOIN_TIMEOUT)
 
 
 def to_json(join: JoinFile) -> str:

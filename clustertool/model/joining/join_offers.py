@@ -9,7 +9,7 @@ from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 from clustertool.errors import ClustertoolError, NodeLost, PreflightError, UsageError
 from clustertool.model import field_types as f
 from clustertool.model.job.outcome import some
-from clustertool.model.joining.join_errors import messages_of
+from clustertool.model.joining.engine_place import messages_of
 from clustertool.model.joining.join_file import MOST_MEMBERS, OwnSettings
 from clustertool.model.shape import Annotated, matching, read, read_own, whole
 from clustertool.model.wire.coordinator_messages import Incarnation

@@ -17,7 +17,8 @@ from clustertool.errors import AuthError, ClustertoolError, NodeLost, Terminated
 from clustertool.model.elastic.epochs import may_enter
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState
-from clustertool.model.joining.join_errors import error_rows, messages_of, read_errors, state_of
+from clustertool.model.joining.engine_place import messages_of
+from clustertool.model.joining.join_errors import error_rows, read_errors, state_of
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint
 from clustertool.model.shape import read, to_plain
 from clustertool.model.wire.frames import Header
