@@ -221,7 +221,7 @@ def test_a_sweep_counts_what_it_has_found(monkeypatch: pytest.MonkeyPatch) -> No
     with subprocess.Popen(["sleep", "600"]) as child:
         process = processes.identify(child.pid)
         child.kill()
-    monkeypatch.setattr(processes, "marked", lambda mark: [process])
+    monkeypatch.setattr(processes, "find_marked", lambda mark: [process])
     assert Sweep([], "a mark").living() == [process]
 
 
