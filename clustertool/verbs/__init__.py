@@ -6,8 +6,7 @@ from clustertool.verbs import signals
 
 signals.install()
 
-import functools  # noqa: E402 - the SIGINT handler is installed before slow imports
-import importlib  # noqa: E402
+import importlib  # noqa: E402 - the SIGINT handler is installed before slow imports
 from typing import Any  # noqa: E402
 
 from clustertool.cli.verb_table import VERBS  # noqa: E402
@@ -15,13 +14,8 @@ from clustertool.cli.verb_table import VERBS  # noqa: E402
 ns: Any  # clustertool.verbs.ns
 
 
-@functools.cache
-def _collection() -> Any:
-    return importlib.import_module("clustertool.cli.invoke_tasks").collection(VERBS)
-
-
 def __getattr__(name: str) -> Any:
     """Create `ns` at its first use: the `clustertool` command needs no Invoke, whose import takes 0.13 s."""
     if name == "ns":
-        return _collection()
+        return globals().setdefault("ns", importlib.import_module("clustertool.cli.invoke_tasks").collection(VERBS))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

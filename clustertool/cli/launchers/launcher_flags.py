@@ -172,15 +172,11 @@ def _job_id(launch: Launch, value: str) -> None:
         launch.options["job-id"] = value
 
 
-def _with_gloo(launch: Launch, value: str) -> None:
-    _environ(launch, f"PADDLE_WITH_GLOO={value}")
-
-
 def _backend(launch: Launch, value: str) -> None:
     if value == "gloo":
         launch.device_kind = "cpu"
     elif value in ("nccl", "bkcl", "hccl", "xccl"):
-        _environ(launch, f"PADDLE_DISTRI_BACKEND={value}")
+        _environ("PADDLE_DISTRI_BACKEND", launch, value)
     elif value != "auto":
         raise UsageError(f"--backend {value!r} is not known here", "one of auto, gloo, nccl, bkcl, hccl, xccl")
 
@@ -215,17 +211,13 @@ def _tee(launch: Launch, value: str) -> None:
 
 
 def _virtual(launch: Launch, value: str) -> None:
-    _environ(launch, "LOCAL_RANK=0")
+    _environ("LOCAL_RANK", launch, "0")
     launch.options["force-env"] = True
     launch.device_visibility = "own"
 
 
-def _role_name(launch: Launch, value: str) -> None:
-    _environ(launch, f"ROLE_NAME={value}")
-
-
-def _environ(launch: Launch, pair: str) -> None:
-    launch.options["env"] = (*launch.options.get("env", ()), pair)
+def _environ(variable: str, launch: Launch, value: str) -> None:
+    launch.options["env"] = (*launch.options.get("env", ()), f"{variable}={value}")
 
 
 def _note(note: str, launch: Launch, _: str) -> None:
@@ -252,7 +244,8 @@ def _off_only(option: str, launch: Launch, value: str) -> None:
 # -- the table --------------------------------------------------------------------------------------------------------
 
 # Keys of LAUNCHERS, the names of an option, what its value is called, and after the arrow what it does: an option of `run`
-# that gets the value (--name), or a function of this module. Without an arrow the option of `run` has the same name, or the
+# that gets the value (--name), a variable of every process (env.NAME), a field of JoinOptions (join.name), how the script is
+# started (how.name), or a function of this module. Without an arrow the option of `run` has the same name, or the
 # text states that it is not needed, refused, or accepted in one case only. The text is shown to users: in the help, in the
 # documents, and on stderr if the option changes nothing. An indented line continues the one before.
 _TABLE = """
@@ -288,7 +281,7 @@ L    --worker-num N  the same as --trainer_num
 L    --heter-worker-num N  heter trainers per node in each stage: 2, or 2;1
 L    --http-port P  gloo's port on the first pserver
 P    --gloo-port P -> --http-port  the same as --http_port
-P    --with-gloo 0|1 -> with_gloo  PADDLE_WITH_GLOO of every process
+P    --with-gloo 0|1 -> env.PADDLE_WITH_GLOO  PADDLE_WITH_GLOO of every process
 L    --coordinators E  refused: there are no coordinators (federated learning) here
 L    --coordinator-num N  refused: there are no coordinators (federated learning) here
 T    -m --module -> how.module  the script is a module, as in python -m
@@ -342,7 +335,7 @@ L    --elastic-pre-hook CMD  refused: write it into PRELUDE in conf.py, which ru
 T    --virtual-local-rank -> virtual  LOCAL_RANK is 0, and processes see only their own devices
 P    --legacy BOOL  not needed: both forms of the options are understood
 T    --use-env  not needed: LOCAL_RANK is in the environment, --local-rank is never passed
-T    --role R -> role_name  ROLE_NAME of every process; its role in commands stays trainer
+T    --role R -> env.ROLE_NAME  ROLE_NAME of every process; its role in commands stays trainer
 T    --start-method M  not needed: processes are started as programs
 T    --event-log-handler NAME  not needed: `clustertool status` shows the events; there are no plugins
 T    --numa-binding MODE  refused: bind in the script, or --no-python numactl ... python3 train.py
@@ -377,8 +370,8 @@ def _effect(option: str, effect: str, here: str) -> str | Effect:
     if kind == "join":
         why = here.partition("typed once it is not needed: ")[2]
         return functools.partial(_join, name, f"{option} is not needed: {why}")
-    if kind == "how":
-        return functools.partial(_how, name)
+    if kind in ("how", "env"):
+        return functools.partial(_how if kind == "how" else _environ, name)
     if kind == "own_address":
         return functools.partial(_own_address, option)
     if effect:
@@ -406,7 +399,7 @@ _EFFECTS: dict[str, Effect] = {
             _run_mode,
             _job_id,
         ),
-        *(_with_gloo, _backend, _elastic_level, _log_level, _alone, _tee, _virtual, _role_name),
+        *(_backend, _elastic_level, _log_level, _alone, _tee, _virtual),
     )
 }
 FLAGS = tuple(map(_read_flag, re.sub(r"\n +", " ", _TABLE.strip()).splitlines()))
