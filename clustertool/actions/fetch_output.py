@@ -10,7 +10,7 @@ from pathlib import Path
 from clustertool.actions.read_status import read
 from clustertool.errors import NotFound, UsageError, raise_all
 from clustertool.fleet.fleet import Check, Fleet
-from clustertool.fleet.transfer.receive import find_file, list_entries, receive, receive_file
+from clustertool.fleet.transfer.receive import NodeFolder
 from clustertool.fleet.transfer.rsync_session import Copied
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.file_origin import FileOrigin, SharedFile, WriteSpan, origin_of
@@ -104,8 +104,9 @@ def _pull(fleet: Fleet, check: Check, job: str, answer: StatusAnswer, node: int,
             continue
         if path:
             with contextlib.suppress(NotFound):
-                entry = find_file(fleet, node, place, wanted)
-                sent = receive_file(fleet, node, place, wanted, entry, to, check)
+                folder = NodeFolder(fleet, node, place)
+                entry = folder.find(wanted)
+                sent = folder.receive_file(wanted, entry, to, check)
                 spans = _spans(fleet, job, node, place, wanted)
                 origin = origin_of(entry.changed, *spans) if spans else FileOrigin(True)
                 shared = () if origin == FileOrigin(True) else (SharedFile(wanted, origin, True),)
@@ -120,13 +121,13 @@ def _pull_folder(
     fleet: Fleet, check: Check, job: str, node: int, place: str, wanted: str, to: Path
 ) -> tuple[Copied, tuple[SharedFile, ...]]:
     """Copy a folder; of one in which several jobs have run, the files that are this job's by their times. Raises NotFound."""
-    remote = posixpath.join(place, wanted)
+    folder = NodeFolder(fleet, node, posixpath.join(place, wanted))
     spans = _spans(fleet, job, node, place, wanted)
     if spans is None:
-        return receive(fleet, node, remote, to, check), ()
-    entries = [(entry, origin_of(entry.changed, *spans)) for entry in list_entries(fleet, node, remote)]
+        return folder.receive(to, check), ()
+    entries = [(entry, origin_of(entry.changed, *spans)) for entry in folder.entries()]
     only = [entry for entry, origin in entries if origin.own]
-    sent = receive(fleet, node, remote, to, check, only) if only else Copied(0, 0)
+    sent = folder.receive(to, check, only) if only else Copied(0, 0)
     shared = [
         SharedFile(posixpath.join(wanted, entry.path), origin, origin.own)
         for entry, origin in entries

@@ -13,7 +13,7 @@ import pytest
 from clustertool.errors import BadAnswer, DispatchError, NotFound
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.transfer import rsync_session
-from clustertool.fleet.transfer.receive import find_file, receive_file
+from clustertool.fleet.transfer.receive import NodeFolder
 from clustertool.fleet.transfer.rsync_session import Copied
 from clustertool.model.wire.messages import FIND_FILE
 from tests.ssh.test_rsync import fleet_of
@@ -43,8 +43,8 @@ def job(tmp_path: Path) -> Path:
 
 
 def fetched(fleet: Fleet, job: Path, path: str, to: Path) -> Copied:
-    entry = find_file(fleet, 0, str(job), path)
-    return receive_file(fleet, 0, str(job), path, entry, to, lambda: None)
+    folder = NodeFolder(fleet, 0, str(job))
+    return folder.receive_file(path, folder.find(path), to, lambda: None)
 
 
 def test_a_file_is_fetched_by_its_path(fleet: Fleet, job: Path, tmp_path: Path) -> None:

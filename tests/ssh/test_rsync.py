@@ -21,7 +21,7 @@ import pytest
 from clustertool.errors import BadAnswer, DispatchError, Interrupted, NotFound, Unreachable
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.transfer import bridge, rsync_session
-from clustertool.fleet.transfer.receive import FolderEntry, list_entries, receive
+from clustertool.fleet.transfer.receive import FolderEntry, NodeFolder
 from clustertool.fleet.transfer.rsync_session import Copied, pull
 from clustertool.ssh.connection import SshLink
 from clustertool.ssh.parallel import each
@@ -251,7 +251,7 @@ def test_without_rsync_the_files_come_in_frames(
     os.mkfifo(source / "fifo")
     target = tmp_path / "target"
     with fleet_of(cluster_of) as fleet:
-        got = receive(fleet, 0, str(source), target, check=lambda: None)
+        got = NodeFolder(fleet, 0, str(source)).receive(target, check=lambda: None)
         (source / "fifo").unlink()
         meant = _content(source)
         for unsafe in (b"escape", b"dangling", b"far"):
@@ -260,10 +260,10 @@ def test_without_rsync_the_files_come_in_frames(
         assert os.access(target / "run.sh", os.X_OK) and not os.access(target / "secret", os.X_OK)
         assert got.files == len(ODD) + 4 and got.bytes > 1_300_000
         (source / "plain").write_bytes(b"1" * 100)
-        again = receive(fleet, 0, str(source), target, check=lambda: None)
+        again = NodeFolder(fleet, 0, str(source)).receive(target, check=lambda: None)
         assert (again.files, again.bytes) == (1, 100) and (target / "plain").read_bytes() == b"1" * 100
         with pytest.raises(NotFound):
-            receive(fleet, 0, str(source / "nothing"), tmp_path / "there", check=lambda: None)
+            NodeFolder(fleet, 0, str(source / "nothing")).receive(tmp_path / "there", check=lambda: None)
         assert not (tmp_path / "there").exists()
 
 
@@ -274,12 +274,12 @@ def test_without_rsync_what_cannot_be_read_is_listed_and_all_else_is_copied(
     target = tmp_path / "target"
     with fleet_of(cluster_of) as fleet:
         listed = [
-            *list_entries(fleet, 0, str(source)),
+            *NodeFolder(fleet, 0, str(source)).entries(),
             FolderEntry("closed", "unreadable", False, 0, 0, "Permission denied"),
         ]
         (source / "plain").unlink()
         with pytest.raises(DispatchError) as caught:
-            receive(fleet, 0, str(source), target, lambda: None, listed)
+            NodeFolder(fleet, 0, str(source)).receive(target, lambda: None, listed)
         assert caught.value.what.splitlines() == [
             "'closed' cannot be read: Permission denied",
             "'plain' cannot be read: No such file or directory",
@@ -296,7 +296,7 @@ def test_frames_write_through_no_link(cluster_of: Any, source: Path, tmp_path: P
     (tmp_path / "outside").mkdir()
     (tmp_path / "target/deep").symlink_to("../outside")
     with fleet_of(cluster_of) as fleet, pytest.raises(DispatchError, match="cannot be written"):
-        receive(fleet, 0, str(source), tmp_path / "target", check=lambda: None)
+        NodeFolder(fleet, 0, str(source)).receive(tmp_path / "target", check=lambda: None)
     assert not list((tmp_path / "outside").iterdir())
 
 

@@ -15,14 +15,14 @@ import posixpath
 import secrets
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clustertool.errors import BadAnswer, ClustertoolError, DispatchError, raise_all
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.this_machine import ProgramLink
-from clustertool.fleet.transfer.rsync_session import Copied, RsyncMissing, pull, pull_file
+from clustertool.fleet.transfer.rsync_session import Check, Copied, RsyncMissing, pull, pull_file
 from clustertool.model.wire.messages import FIND_FILE, LIST_FOLDER, READ_FILE
 from clustertool.ssh.parallel import each
 
@@ -30,138 +30,6 @@ _LISTED = 8  # files that an error names
 _WIDTH = 8  # files at a time: each costs a round trip, and one more for each 512 KiB
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def receive(
-    fleet: Fleet,
-    node: int,
-    remote: str,
-    target: Path,
-    check: Callable[[], None],
-    only: Sequence[FolderEntry] | None = None,
-) -> Copied:
-    """Copy a directory of a node into `target`, which is made. only: these entries of it.
-
-    Raises NotFound, DispatchError, Unreachable.
-    """
-    link = fleet.agents[node].link
-    names = None if only is None else [entry.path for entry in only if entry.parts]
-    with contextlib.suppress(RsyncMissing):
-        try:
-            if not isinstance(link, ProgramLink):
-                return pull(link, remote, target, check, names)
-        except OSError as error:
-            raise _unwritable(target, error) from None
-    return receive_in_frames(fleet, node, remote, target, check, only)
-
-
-def list_entries(fleet: Fleet, node: int, remote: str) -> list[FolderEntry]:
-    """List what is in a directory of a node. Raises NotFound, DispatchError, Unreachable."""
-    return [FolderEntry(*row) for row in fleet.ask_one(node, LIST_FOLDER({"dir": remote}))["entries"]]
-
-
-def find_file(fleet: Fleet, node: int, remote: str, path: str) -> FolderEntry:
-    """Find a file by its path in a directory of a node. A link is followed if it stays in the directory.
-
-    Raises NotFound, Unreachable.
-    """
-    found = fleet.ask_one(node, FIND_FILE({"dir": remote, "path": path}))
-    return FolderEntry(
-        found["path"], "file", found["executable"], found["modified"], found["size"], "", found["changed"]
-    )
-
-
-def receive_file(
-    fleet: Fleet, node: int, remote: str, path: str, entry: FolderEntry, target: Path, check: Callable[[], None]
-) -> Copied:
-    """Copy one file of a directory of a node into the folder `target`, which is made.
-
-    entry: what find_file() has found at `path`; the copy has the name of the path. A file that is there already, with the same
-    size and time, counts as copied with 0 bytes. Raises NotFound, DispatchError, Unreachable, BadAnswer.
-    """
-    name, sent = posixpath.basename(path), entry.parts[-1]
-    made = not target.is_dir()
-    try:
-        os.makedirs(target, exist_ok=True)
-        if _Copy(fleet, node, remote, target).has(replace(entry, path=name)):
-            return Copied(0, 1)
-        with tempfile.TemporaryDirectory(
-            prefix=".fetch-", dir=target
-        ) as stage:  # nothing else can be replaced by a node
-            copied = _stage_file(fleet, node, remote, entry, Path(stage), check)
-            os.replace(Path(stage, sent), target / name)
-        return copied
-    except OSError as error:
-        raise _unwritable(target / name, error) from None
-    finally:
-        if made:
-            with contextlib.suppress(OSError):  # not empty: it has the file
-                os.rmdir(target)
-
-
-def _stage_file(
-    fleet: Fleet, node: int, remote: str, entry: FolderEntry, stage: Path, check: Callable[[], None]
-) -> Copied:
-    """Copy a file into the folder `stage`. Raises BadAnswer if what comes is no such file."""
-    link = fleet.agents[node].link
-    copied: Copied | None = None
-    if not isinstance(link, ProgramLink):
-        with contextlib.suppress(RsyncMissing):
-            copied = pull_file(link, remote, entry.path, stage, check)
-    if copied is None:
-        copy, flat = _Copy(fleet, node, remote, stage), entry.parts[-1]
-        copied = Copied(each([entry], lambda one: copy.file(one, [flat]), check=check).all()[0], 1)
-    if not stat.S_ISREG(os.lstat(stage / entry.parts[-1]).st_mode):
-        raise BadAnswer(f"it has sent {entry.path!r}, which is no file", "check that node", fleet.name(node))
-    return copied
-
-
-def _unwritable(path: Path, error: OSError) -> DispatchError:
-    return DispatchError(f"{os.fspath(path)!r} cannot be written: {error.strerror}", "fetch to another place: --to DIR")
-
-
-def receive_in_frames(
-    fleet: Fleet,
-    node: int,
-    remote: str,
-    target: Path,
-    check: Callable[[], None],
-    only: Sequence[FolderEntry] | None = None,
-) -> Copied:
-    """Copy a directory as receive() does, without rsync. Files of the same size and time are not copied again.
-
-    As with rsync, what cannot be read is in the error at the end, and all else is copied.
-    """
-    with contextlib.suppress(OSError):  # made by rsync's attempt; it stays away if there is nothing to copy
-        os.rmdir(target)
-    listed = list_entries(fleet, node, remote) if only is None else only
-    os.makedirs(target, exist_ok=True)
-    copy = _Copy(fleet, node, remote, target)
-    try:
-        for entry in listed:
-            if entry.kind == "dir":
-                with copy.folder(entry.parts):
-                    pass
-        changed = [entry for entry in listed if entry.kind == "file" and not copy.has(entry)]
-        gathered = each(changed, copy.file, width=_WIDTH, check=check)
-        for entry in listed:
-            if entry.kind == "link" and entry.stays_inside:
-                copy.link(entry)
-    except OSError as error:
-        raise _unwritable(target, error) from None
-    _require_all(fleet.name(node), listed, gathered.failed.values())
-    return Copied(sum(gathered.ok.values()), len(gathered.ok))
-
-
-def _require_all(node: str, listed: Sequence[FolderEntry], failed: Iterable[ClustertoolError]) -> None:
-    """Raise one DispatchError that lists what could not be read on the node, or another error of a file."""
-    raise_all([error for error in failed if type(error) is not DispatchError or not error.node][:1])
-    lines = [f"{entry.path!r} cannot be read: {entry.link}" for entry in listed if entry.kind == "unreadable"]
-    lines += [error.what for error in failed]
-    if lines:
-        more = f"\nand {len(lines) - _LISTED} more" if len(lines) > _LISTED else ""
-        what = "\n".join(lines[:_LISTED]) + more
-        raise DispatchError(what, "correct the permissions on the node; all else was copied", node)
 
 
 @dataclass(frozen=True)
@@ -193,12 +61,122 @@ class FolderEntry:
 
 
 @dataclass(frozen=True)
-class _Copy:
-    """The copy of one folder of a node into `target`."""
+class NodeFolder:
+    """A directory of a node, by its path there. All methods raise NotFound, DispatchError, Unreachable."""
 
     fleet: Fleet
     node: int
-    remote: str
+    path: str
+
+    def entries(self) -> list[FolderEntry]:
+        """List what is in it."""
+        return [FolderEntry(*row) for row in self.fleet.ask_one(self.node, LIST_FOLDER({"dir": self.path}))["entries"]]
+
+    def find(self, path: str) -> FolderEntry:
+        """Find a file by its path in the directory. A link is followed if it stays in the directory."""
+        found = self.fleet.ask_one(self.node, FIND_FILE({"dir": self.path, "path": path}))
+        return FolderEntry(
+            found["path"], "file", found["executable"], found["modified"], found["size"], "", found["changed"]
+        )
+
+    def receive(self, target: Path, check: Check, only: Sequence[FolderEntry] | None = None) -> Copied:
+        """Copy the directory into `target`, which is made. only: these entries of it."""
+        link = self.fleet.agents[self.node].link
+        names = None if only is None else [entry.path for entry in only if entry.parts]
+        with contextlib.suppress(RsyncMissing):
+            try:
+                if not isinstance(link, ProgramLink):
+                    return pull(link, self.path, target, check, names)
+            except OSError as error:
+                raise _unwritable(target, error) from None
+        return self._receive_in_frames(target, check, only)
+
+    def _receive_in_frames(self, target: Path, check: Check, only: Sequence[FolderEntry] | None) -> Copied:
+        """Copy the directory without rsync. Files of the same size and time are not copied again.
+
+        As with rsync, what cannot be read is in the error at the end, and all else is copied.
+        """
+        with contextlib.suppress(OSError):  # made by rsync's attempt; it stays away if there is nothing to copy
+            os.rmdir(target)
+        listed = self.entries() if only is None else only
+        os.makedirs(target, exist_ok=True)
+        copy = _Copy(self, target)
+        try:
+            for entry in listed:
+                if entry.kind == "dir":
+                    with copy.folder(entry.parts):
+                        pass
+            changed = [entry for entry in listed if entry.kind == "file" and not copy.has(entry)]
+            gathered = each(changed, copy.file, width=_WIDTH, check=check)
+            for entry in listed:
+                if entry.kind == "link" and entry.stays_inside:
+                    copy.link(entry)
+        except OSError as error:
+            raise _unwritable(target, error) from None
+        _require_all(self.fleet.name(self.node), listed, gathered.failed.values())
+        return Copied(sum(gathered.ok.values()), len(gathered.ok))
+
+    def receive_file(self, path: str, entry: FolderEntry, target: Path, check: Check) -> Copied:
+        """Copy one file of the directory into the folder `target`, which is made.
+
+        entry: what find() has found at `path`; the copy has the name of the path. A file that is there already, with the same
+        size and time, counts as copied with 0 bytes. Raises BadAnswer, too.
+        """
+        name, sent = posixpath.basename(path), entry.parts[-1]
+        made = not target.is_dir()
+        try:
+            os.makedirs(target, exist_ok=True)
+            if _Copy(self, target).has(replace(entry, path=name)):
+                return Copied(0, 1)
+            # Nothing else can be replaced by a node.
+            with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target) as stage:
+                copied = self._stage_file(entry, Path(stage), check)
+                os.replace(Path(stage, sent), target / name)
+            return copied
+        except OSError as error:
+            raise _unwritable(target / name, error) from None
+        finally:
+            if made:
+                with contextlib.suppress(OSError):  # not empty: it has the file
+                    os.rmdir(target)
+
+    def _stage_file(self, entry: FolderEntry, stage: Path, check: Check) -> Copied:
+        """Copy a file into the folder `stage`. Raises BadAnswer if what comes is no such file."""
+        link, flat = self.fleet.agents[self.node].link, entry.parts[-1]
+        copied: Copied | None = None
+        if not isinstance(link, ProgramLink):
+            with contextlib.suppress(RsyncMissing):
+                copied = pull_file(link, self.path, entry.path, stage, check)
+        if copied is None:
+            copy = _Copy(self, stage)
+            copied = Copied(each([entry], lambda one: copy.file(one, [flat]), check=check).all()[0], 1)
+        if not stat.S_ISREG(os.lstat(stage / flat).st_mode):
+            raise BadAnswer(
+                f"it has sent {entry.path!r}, which is no file", "check that node", self.fleet.name(self.node)
+            )
+        return copied
+
+
+def _unwritable(path: Path, error: OSError) -> DispatchError:
+    return DispatchError(f"{os.fspath(path)!r} cannot be written: {error.strerror}", "fetch to another place: --to DIR")
+
+
+def _require_all(node: str, listed: Sequence[FolderEntry], failed: Iterable[ClustertoolError]) -> None:
+    """Raise one DispatchError that lists what could not be read on the node, or another error of a file."""
+    raise_all([error for error in failed if type(error) is not DispatchError or not error.node][:1])
+    lines = [f"{entry.path!r} cannot be read: {entry.link}" for entry in listed if entry.kind == "unreadable"]
+    lines += [error.what for error in failed]
+    if lines:
+        more = f"\nand {len(lines) - _LISTED} more" if len(lines) > _LISTED else ""
+        what = "\n".join(lines[:_LISTED]) + more
+        raise DispatchError(what, "correct the permissions on the node; all else was copied", node)
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """The copy of one folder of a node into `target`."""
+
+    source: NodeFolder
     target: Path
 
     @contextlib.contextmanager
@@ -244,9 +222,9 @@ class _Copy:
         return size
 
     def _content(self, path: str) -> Iterator[bytes]:
-        at, last = 0, False
+        source, at, last = self.source, 0, False
         while not last:
-            answer = self.fleet.ask_one(self.node, READ_FILE({"dir": self.remote, "path": path, "at": at}))
+            answer = source.fleet.ask_one(source.node, READ_FILE({"dir": source.path, "path": path, "at": at}))
             data = base64.b64decode(answer["data"])
             at, last = at + len(data), answer["last"] or not data
             yield data
