@@ -19,7 +19,8 @@ import pytest
 from clustertool.model.config.elastic_keys import ElasticSettings
 from tests.cli import REPO, until
 from tests.frameworks.elastic_agents import LIMIT, PROGRAM, Agents, LauncherAgents, Start
-from tests.node.joining import JoinBench, Machine, free_port
+from tests.free_ports import free_port
+from tests.node.joining import JoinBench, Machine
 from tests.node.test_store_epochs import Etcd, etcd
 
 __all__ = ["etcd"]  # a fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,9 +33,3 @@ def folders(tmp_path: Path, node_code: NodeCode) -> Iterator[list[HereSite]]:
     yield sites
     for site in sites:
         site.close()
-
-
-def free_port() -> int:
-    """A port of the loopback that no program has."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

@@ -8,7 +8,7 @@ import re
 import signal
 
 from tests.cli import until
-from tests.here.conftest import free_port
+from tests.free_ports import free_port
 from tests.here.test_clusterrun_here import starts
 
 TRAIN = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.here.conftest import free_port
+from tests.free_ports import free_port
 from tests.here.test_clusterrun_here import starts
 
 PROMPT = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sorted(os.environ), flush=True)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 
-from tests.here.conftest import free_port
+from tests.free_ports import free_port
 from tests.here.test_clusterrun_here import TELLS, reported
 
 FAILS = """

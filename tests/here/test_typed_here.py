@@ -11,7 +11,7 @@ import stat
 import pytest
 
 from tests.cli import until
-from tests.here.conftest import free_port
+from tests.free_ports import free_port
 from tests.here.test_clusterrun_here import WAITS, reported, starts
 
 TELLS = """

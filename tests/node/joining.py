@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ from clustertool.model.facts import Identity
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint, OwnSettings, to_json
 from clustertool.model.wire import record_lines
 from tests import forked
+from tests.free_ports import free_port
 from tests.node.harness import PATIENCE, Process, alive, marked, read, sample, until
 
 Line = dict[str, Any]
@@ -221,12 +221,6 @@ class JoinBench:
                 os.kill(process.pid, signal.SIGKILL)
         assert not left, f"still alive: {left}"
         assert not running, f"joining processes that had not ended: {[one.lines for one in running]}"
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def start(machines: Sequence[Machine]) -> list[Machine]:

@@ -227,7 +227,7 @@ def test_a_machine_on_standby_replaces_one_on_which_all_attempts_fail(join_bench
     says(machines[2], 2, 1, 2)
     (epoch,) = (one for one in machines[0].events("epoch") if one["attempt"] == 2)
     assert (epoch["nodes"], epoch["joined"]) == ([0, 2], [2])
-    end([machines[2], machines[0]])
+    end([machines[2], machines[0], machines[1]])  # which is on standby now
 
 
 def test_a_node_below_the_minimum_ends_the_job(join_bench: JoinBench) -> None:

@@ -25,9 +25,10 @@ from clustertool.model.joining.join_offers import read_offer, read_settings
 from clustertool.model.shape import to_plain
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.system.tls_link import TlsLink, context
+from tests.free_ports import free_port
 from tests.lab.lab import REPO, compiler
 from tests.node.harness import kill, pythons, read, until
-from tests.node.joining import JoinBench, Machine, codes, free_port, start
+from tests.node.joining import JoinBench, Machine, codes, start
 
 ENVIRONMENT = "env | sort > $CLUSTERTOOL_OUTPUT/env; echo rank $RANK"
 WAIT = "echo ready; exec sleep 600"

@@ -15,14 +15,10 @@ from typing import Any
 import pytest
 
 from clustertool.node.ports import claims
+from tests.free_ports import free_port
 from tests.node.harness import Bench, Node, claims_on_disk, until
 
 TOKEN = secrets.token_hex(16)
-
-
-def free_port(address: str = "127.0.0.1") -> int:
-    with socket.create_server((address, 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def opened(node: Node, index: int, *ports: int, token: str = TOKEN) -> list[int]:

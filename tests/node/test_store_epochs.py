@@ -21,8 +21,9 @@ from clustertool.model.config.elastic_keys import ElasticServer, ElasticSettings
 from clustertool.model.paths import JobPaths
 from clustertool.node.jobs import supervisor_client
 from tests.etcd import client_argv, make_certificate, server_argv
+from tests.free_ports import free_port
 from tests.node.harness import until
-from tests.node.joining import JoinBench, Machine, codes, free_port
+from tests.node.joining import JoinBench, Machine, codes
 from tests.node.test_epochs import WAIT, end, recorded, running, says
 
 if TYPE_CHECKING:

@@ -17,6 +17,8 @@ from typing import Callable, Iterator
 
 import pytest
 
+from tests.free_ports import free_ports
+
 WORKSPACES = Path(__file__).resolve().parents[2] / "workspaces"
 DEADLINE = 240.0
 
@@ -140,14 +142,6 @@ class Job:
             if program.popen.poll() is None:
                 program.popen.kill()
             program.popen.wait(DEADLINE)
-
-
-def free_ports(count: int) -> list[int]:
-    reserved = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(one.getsockname()[1]) for one in reserved]
-    for one in reserved:
-        one.close()
-    return ports
 
 
 @pytest.fixture

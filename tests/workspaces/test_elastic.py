@@ -9,7 +9,8 @@ from typing import Callable
 
 import pytest
 
-from tests.workspaces.conftest import DEADLINE, Job, Program, free_ports
+from tests.free_ports import free_ports
+from tests.workspaces.conftest import DEADLINE, Job, Program
 
 UNDISTURBED = 80
 

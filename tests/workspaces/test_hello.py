@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from tests.workspaces.conftest import free_ports
+from tests.free_ports import free_ports
 
 
 def facts(line: str) -> dict[str, str]:
