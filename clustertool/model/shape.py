@@ -291,7 +291,7 @@ def _row(inner: Sequence[Check]) -> Check:
             raise _wrong(path, value, "a list")
         if len(value) != len(inner):
             raise Malformed(path, f"has {len(value)} values, not {len(inner)}")
-        return tuple(known(one, f"{path}[{at}]") for at, (one, known) in enumerate(zip(value, inner)))
+        return tuple([known(one, f"{path}[{at}]") for at, (one, known) in enumerate(zip(value, inner))])
 
     return check
 
@@ -315,11 +315,11 @@ def _fields(kind: Any, own: bool, record: Optional[type] = None) -> Check:
         for name in required:
             if name not in value:
                 raise Malformed(path, f"has no {name!r}")
-        found = {}
-        for name, one in value.items():
-            if name not in known and own:
-                raise Malformed(path, f"has the unknown field {str(name)[:_SHOWN]!r}")
-            found[name] = known.get(name, _little)(one, f"{path}.{name}" if path else name)
+        if own and not known.keys() >= value.keys():
+            unknown = next(name for name in value if name not in known)
+            raise Malformed(path, f"has the unknown field {str(unknown)[:_SHOWN]!r}")
+        inside = f"{path}." if path else ""
+        found = {name: known.get(name, _little)(one, inside + name) for name, one in value.items()}
         return kind(**{name: found[name] for name in names if name in found}) if names else value
 
     return check
