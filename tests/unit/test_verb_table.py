@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from clustertool.cli import parser
-from clustertool.cli.options import FLAG, Verb
+from clustertool.cli.options import FLAG, MANY, Opt, Verb, read_options
 from clustertool.cli.verb_table import COMMON, EXAMPLES, HELP, VERBS
 from clustertool.model.checks.framework_findings import FRAMEWORKS
 from clustertool.model.config.cluster import CARRIERS
@@ -52,6 +52,26 @@ def test_a_name_of_another_tool_belongs_to_one_verb_and_is_no_verb() -> None:
     others = [name for verb in VERBS for name in verb.also]
     assert len(set(others)) == len(others)
     assert not set(others) & {verb.name for verb in VERBS}
+
+
+def test_a_line_of_a_table_becomes_an_option() -> None:
+    """Between a name and its help stand two spaces; an indented line continues the one before."""
+    table = """
+        -r --role ROLE(a|b)=a  the role (of a rank) (default: a)
+        Output
+        --only HOST,... *  these
+            hosts
+        --hosts HOST,... * @only  the same
+        --all  all of them
+        --resume JOB[newest]  go on
+    """
+    assert read_options(table) == (
+        Opt("role", "the role (of a rank)", "a", short="r", value="ROLE", choices=("a", "b"), usual="a"),
+        Opt("only", "these hosts", MANY, value="HOST,...", group="Output"),
+        Opt("hosts", "the same", MANY, value="HOST,...", group="Output", alias="only"),
+        Opt("all", "all of them", FLAG, group="Output"),
+        Opt("resume", "go on", value="JOB", bare="newest", group="Output"),
+    )
 
 
 def test_help_and_completion_import_neither_verbs_nor_what_they_need() -> None:
