@@ -55,9 +55,9 @@ def logs(site: KubeSite) -> bytes:
 def test_the_content_of_the_secret_is_nowhere_else(site: KubeSite) -> None:
     site.conf(SECRETS=["TOKEN"])
     site.workspace(train_py=TRAIN)
-    command = site.start(*run("--env", "STEPS=6"), env={"TOKEN": TOKEN})
+    command = site.start(*run("--env", "STEPS=12"), env={"TOKEN": TOKEN})
     command.says("rank 2 of 3 secret 11")
-    secrets, seen = content(site), command_lines()
+    seen, secrets = command_lines(), content(site)
     assert b"bundle.pyz" in seen and len(secrets) > 4
     done = command.wait().ends(0)
     with site.server.store.changed:

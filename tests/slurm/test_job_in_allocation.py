@@ -222,7 +222,8 @@ def test_jobs_of_a_batch_script(shell: ShellSite) -> None:
     """The script of the user starts them on its first node. The one that it leaves ends with the script."""
     site = shell.queue
     program = f"clustertool {' '.join(LONG)} --detach"
-    lines = ["#!/bin/sh", "clustertool run -w job --all-ranks", program, "sleep 3"]
+    running = "until clustertool status | grep -q '^job .*: running'; do sleep 0.2; done"
+    lines = ["#!/bin/sh", "clustertool run -w job --all-ranks", program, running]
     (shell.folder / "mine.sh").write_text("\n".join(lines) + "\n")
     env = {"PATH": f"{Path(CLUSTERTOOL[0]).parent}:{PATH}", "PYTHONPATH": str(REPO)}
     options = ["-N2", "-c2", f"--chdir={shell.inside}", "--output=mine.out"]
