@@ -376,9 +376,11 @@ class Site:
         """End the commands; what a test has left on nodes is ended and is its failure."""
         for running in self.running:
             running.close()
-        with contextlib.suppress(AssertionError):
+        try:
             self.gone(SOON)
-        left = self.living()
+            left = []
+        except AssertionError:
+            left = self.living()
         for process in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -31,6 +32,12 @@ def pytest_configure() -> None:
 # Seconds of CPU of a test, on average. Where a folder's tests share what takes long to start, one worker gets the folder.
 _SECONDS = {"lab": 2.5, "ssh": 0.8, "node": 0.4, "security": 0.3, "kubernetes": 0.2, "unit": 0.02}
 _TOGETHER = {"frameworks": 3.0, "slurm": 2.0, "browser": 2.0, "here": 1.5, "workspaces": 1.0}
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what is there now from all later collections of garbage: they would visit the objects of 8,000 tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 import shutil
 import signal
 import socket
@@ -228,7 +227,8 @@ def marked(*marks: str) -> set[int]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
-                environ = Path(f"/proc/{name}/environ").read_bytes()
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    environ = file.read()
             except OSError:
                 continue
             if any(mark.encode() in environ for mark in marks) and living(int(name)):
@@ -244,10 +244,10 @@ def living(pid: int) -> bool:
 def _stat(pid: int) -> list[str]:
     """State, parent, ... of /proc/PID/stat; empty if there is no such process."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2].decode().split()
     except OSError:
         return []
-    return re.sub(r".*\) ", "", text, flags=re.S).split()
 
 
 def _signal(pid: int, number: int) -> None:
