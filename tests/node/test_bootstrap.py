@@ -425,7 +425,7 @@ def test_the_bundle_has_what_its_modules_import_and_no_other_module() -> None:
 
 
 def imported(text: str) -> set[str]:
-    """The names below clustertool that a module imports at run time."""
+    """The names below clustertool that a module imports at run time, those too that it loads by a text."""
     found: set[str] = set()
     pending: list[ast.AST] = [ast.parse(text)]
     while pending:
@@ -434,6 +434,12 @@ def imported(text: str) -> set[str]:
             found |= {one.module, *(f"{one.module}.{alias.name}" for alias in one.names)}
         elif isinstance(one, ast.Import):
             found |= {alias.name for alias in one.names}
+        elif isinstance(one, ast.Call) and ast.unparse(one.func).endswith("load_on_demand"):
+            found |= {
+                f"clustertool.node.{place.value.partition(':')[0]}"
+                for place in one.args
+                if isinstance(place, ast.Constant)
+            }
         only_types = isinstance(one, ast.If) and ast.unparse(one.test) == "TYPE_CHECKING"
         pending += [] if only_types else ast.iter_child_nodes(one)
     return {name for name in found if name.startswith("clustertool.")}
