@@ -38,7 +38,8 @@ Answer = Callable[[web.Request, str, str, str], Awaitable[web.StreamResponse]]
 
 
 class ApiServer(contextlib.AbstractContextManager):
-    """users: token -> name. requests: (verb, resource, name) of all so far. busy: (verb, resource) of those that get 429."""
+    """users: token -> name. requests: (verb, resource, name) of all so far; the verb of a dry
+    run is "validate". busy: (verb, resource) of those that get 429."""
 
     def __init__(self, runtime: Runtime, **nodes: int) -> None:
         self.users: dict[str, str] = {}
@@ -122,7 +123,7 @@ class ApiServer(contextlib.AbstractContextManager):
             namespace, name = at.get("namespace", ""), at.get("name", "")
             watch = verb == "list" and request.query.get("watch") in ("1", "true")
             did, resource = "watch" if watch else verb, kind.plural + sub
-            self._note(did, resource, name)
+            self._note("validate" if "dryRun" in request.query else did, resource, name)
             for need in (did, "create") if sub == "/exec" else (did,):
                 if not self.allowed(user, need, kind.group, resource):
                     what = f'cannot {need} resource "{resource}" in API group "{kind.group}"'

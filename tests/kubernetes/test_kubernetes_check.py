@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from clustertool.engines.kubernetes.kubernetes_check import amount_text, of_cluster, quantity, rights
+from clustertool.engines.kubernetes.kubernetes_check import amount_text, check_cluster, quantity, rights
 from clustertool.errors import AuthError, ClustertoolError, NotFound
 from clustertool.model.kubernetes.kubernetes_settings import read_settings
 
@@ -56,7 +56,7 @@ def prepared(*nodes, **more):
 
 def found(api, **settings):
     """The findings of a job."""
-    findings = list(of_cluster(api, read_settings(settings)))
+    findings = list(check_cluster(api, read_settings(settings)))
     assert all(one.node == 0 for one in findings)
     return [(one.level, one.text) for one in findings]
 

@@ -160,9 +160,10 @@ def test_a_quota_of_objects_refuses_the_job(job: KubeSite, key: str) -> None:
     until(lambda: job.left() == ["ResourceQuota none"], 10, lambda: str(job.left()))
 
 
-def test_a_wrong_manifest_is_refused_before_anything_is_sent(job: KubeSite) -> None:
+def test_a_wrong_manifest_is_refused_before_anything_is_created(job: KubeSite) -> None:
     (job.folder / "pod.yaml").write_text("spec:\n  tolerations:\n  - {key: gpu, efect: NoSchedule}\n")
     job.conf(KUBERNETES={"pod_template": "pod.yaml"})
     refused = job.inv(*run()).ends(78)
     assert "spec.template.spec.tolerations[0].efect" in refused.err
-    assert job.server.requests == []
+    assert [request[:2] for request in job.server.requests] == [("create", "selfsubjectreviews"), ("validate", "jobs")]
+    assert job.left() == []

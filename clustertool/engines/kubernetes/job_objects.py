@@ -78,7 +78,7 @@ def describe_job(found: JobObjects) -> Description:
     """
     about, metadata = about_of(found.workload), fields(found.workload, "metadata")
     status, pods = fields(found.workload, "status"), [view(pod) for pod in found.pods]
-    made = seconds(text(metadata, "creationTimestamp")) or about.created
+    made = _created(found.workload) or about.created
     alive = [pod for pod in pods if not pod.ended]
     runs = [pod for pod in alive if pod.phase != "Pending"]
     over, succeeded, why, at = _end_of_workload(found.workload)
@@ -91,26 +91,28 @@ def describe_job(found: JobObjects) -> Description:
         cause = cause or _end_before_joining(found, pods) or _disruption(found.events)
         if not pods and cause is None:
             cause = f"its pods were deleted, and their records with them: {why}", 0 if succeeded else NodeLost.code
+    since = made
     if runs:
+        state, since = EngineState.RUNNING, seconds(text(status, "startTime")) or made
         reason = cause[0] if cause else "its objects are being deleted" if deleted else ""
         reason = reason or _not_created(found) or waits_for(pods)
-        began = seconds(text(status, "startTime")) or made
-        state = Description(EngineState.RUNNING, reason, began, ending=ending)
     elif over and not alive:
-        state = Description(EngineState.ENDED, cause[0] if cause else stated_end(pods) or why, at or made)
+        state, since, ending = EngineState.ENDED, at or made, False
+        reason = cause[0] if cause else stated_end(pods) or why
     elif ending or len(alive) < len(pods):  # its controller has not seen yet that its pods have ended
-        state = Description(EngineState.RUNNING, cause[0] if cause else why, made, ending=ending or not alive)
+        state, ending = EngineState.RUNNING, ending or not alive
+        reason = cause[0] if cause else why
     else:
-        state = Description(EngineState.QUEUED, queued_reason(found, pods), made)
+        state, reason = EngineState.QUEUED, queued_reason(found, pods)
     return Description(
-        state.state,
-        state.reason,
-        state.since,
+        state,
+        reason,
+        since,
         job_name=about.name,
         command=about.command,
         nodes=about.nodes,
         asked=about.asked,
-        ending=state.ending,
+        ending=ending,
         cause=cause,
         stuck=stuck_pod(pods) if not over else "",
         created=about.created or made,
@@ -189,10 +191,7 @@ def queued_reason(found: JobObjects, pods: Sequence[PodView]) -> str:
     waiting = waits_for(pods)
     if waiting and not waiting.startswith("ContainerCreating"):
         return waiting
-    name, made = (
-        text(fields(found.workload, "metadata"), "name"),
-        seconds(text(fields(found.workload, "metadata"), "creationTimestamp")),
-    )
+    name, made = _name(found.workload), _created(found.workload)
     events = [event for event in found.events if not (_of_secret(event, name) and event_time(event) - made < _CREATING)]
     return _refusal(events, _REFUSED) or waiting or "waiting for its pods"
 
@@ -245,11 +244,8 @@ def event_time(event: Object) -> float:
 
 def owned_by(objects: Sequence[Object], uid: str) -> list[Object]:
     """Select the objects that have this owner."""
-    return [one for one in objects if any(text(owner, "uid") == uid for owner in _owners(one))]
-
-
-def _owners(of: Object) -> list[dict[str, object]]:
-    return items(fields(of, "metadata"), "ownerReferences")
+    owners = [items(fields(one, "metadata"), "ownerReferences") for one in objects]
+    return [one for one, of in zip(objects, owners) if any(text(owner, "uid") == uid for owner in of)]
 
 
 class JobStore:
@@ -312,7 +308,7 @@ class JobStore:
                 fix = f"{PROGRAM} stop --job {job} tries again; kubectl -n {self._api.namespace} describe shows what holds it"
                 raise Survivors(f"job {job}: left in namespace {self._api.namespace}: {names}", fix)
             for one in _to_delete(left, hurry=grace is not None):
-                uid, kind = text(fields(one, "metadata"), "uid"), str(one["kind"])
+                uid, kind = _uid(one), str(one["kind"])
                 if uid not in asked:
                     self._api.delete(kind, _name(one), uid=uid, grace=grace if kind == "Pod" else None)
                     asked.add(uid)
@@ -345,7 +341,7 @@ class JobStore:
         by_hash: dict[str, list[Manifest]] = {}
         for pod in pods:
             by_hash.setdefault(_job_label(pod), []).append(pod)
-        uids = {text(fields(one, "metadata"), "uid") for one in workloads}
+        uids = {_uid(one) for one in workloads}
         tops = [one for one in workloads if not any(owned_by([one], uid) for uid in uids)]
         return {job: JobObjects(one, by_hash.get(job_hash(job), ())) for one in tops for job in [job_of(one)] if job}
 
@@ -375,8 +371,8 @@ class JobStore:
 
 def _with_reasons(found: JobObjects, events: Sequence[Manifest], kueue: Sequence[Manifest]) -> JobObjects:
     """Add the events about the workload and its pods, and the Workloads of Kueue that it owns, to the objects of a job."""
-    about = {text(fields(one, "metadata"), "uid") for one in (found.workload, *found.pods)}
-    name, made = text(fields(found.workload, "metadata"), "name"), _created(found.workload)
+    about = {_uid(one) for one in (found.workload, *found.pods)}
+    name, made = _name(found.workload), _created(found.workload)
     pod = re.compile(rf"{re.escape(name)}-([a-z]+-)?[0-9]+(-[0-9]+)?(-[a-z0-9]{{5}})?")
     mine = []
     for event in events:
@@ -385,7 +381,7 @@ def _with_reasons(found: JobObjects, events: Sequence[Manifest], kueue: Sequence
         gone = text(of, "kind") == "Pod" and pod.fullmatch(text(of, "name")) and event_time(event) >= made
         if text(of, "uid") in about or child or gone:
             mine.append(event)
-    return found._replace(events=mine, kueue=owned_by(kueue, text(fields(found.workload, "metadata"), "uid")))
+    return found._replace(events=mine, kueue=owned_by(kueue, _uid(found.workload)))
 
 
 def _to_delete(left: Sequence[Manifest], hurry: bool) -> list[Manifest]:
@@ -406,5 +402,9 @@ def _created(of: Object) -> float:
     return seconds(text(fields(of, "metadata"), "creationTimestamp"))
 
 
-def _name(of: Manifest) -> str:
+def _name(of: Object) -> str:
     return text(fields(of, "metadata"), "name")
+
+
+def _uid(of: Object) -> str:
+    return text(fields(of, "metadata"), "uid")

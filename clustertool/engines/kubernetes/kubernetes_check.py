@@ -69,12 +69,11 @@ def rights(kind: str, queue: bool = False) -> tuple[Right, ...]:
     return tuple(found)
 
 
-def of_cluster(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
+def check_cluster(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
     """Yield all findings, of node 0, which stands for the cluster. Raises ClustertoolError if the server does not answer."""
     user = api.user()
-    yield from of_rights(api, job, user)
-    parts = (of_kind, of_pull_secrets, of_quota, of_devices)
-    for part in (of_namespace, *parts):
+    yield from check_rights(api, job, user)
+    for part in (check_namespace, check_kind, check_pull_secrets, check_quotas, check_devices):
         try:
             yield from part(api, job)
         except AuthError as error:
@@ -87,7 +86,7 @@ def pod_groups(job: KubernetesSettings) -> list[PodGroup]:
     return [PodGroup(count, found.get("requests", {}), found.get("limits", {})) for count, found in resources]
 
 
-def of_rights(api: ClusterApi, job: KubernetesSettings, user: str) -> Iterator[Finding]:
+def check_rights(api: ClusterApi, job: KubernetesSettings, user: str) -> Iterator[Finding]:
     wanted = rights(WORKLOADS[job.dialect], bool(job.queue))
     gathered = each(wanted, lambda one: api.allowed(one.verb, one.group, one.resource, one.subresource), width=_WIDTH)
     allowed = gathered.all()
@@ -101,7 +100,7 @@ def of_rights(api: ClusterApi, job: KubernetesSettings, user: str) -> Iterator[F
         yield Finding(0, _COLUMN, "ok", "ok")
 
 
-def of_namespace(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
+def check_namespace(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
     """Check that the namespace is there.
 
     Only an API server that lets the user read namespaces knows; else the first request in it shows it.
@@ -117,7 +116,7 @@ def of_namespace(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
         yield Finding(0, _COLUMN, "error", f"the namespace {api.namespace} {state}", fix)
 
 
-def of_kind(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
+def check_kind(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
     """Check that the resource definition of the dialect is installed, in the version that is used."""
     kind = KINDS[WORKLOADS[job.dialect]]
     if kind.group in ("", "batch"):
@@ -129,7 +128,7 @@ def of_kind(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
         yield Finding(0, _COLUMN, "error", what, 'install its controller, or choose KUBERNETES["dialect"] = "job"')
 
 
-def of_pull_secrets(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
+def check_pull_secrets(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
     for name in job.image_pull_secrets:
         found = api.get("Secret", name)
         if found is None:
@@ -142,12 +141,12 @@ def of_pull_secrets(api: ClusterApi, job: KubernetesSettings) -> Iterator[Findin
             yield Finding(0, _COLUMN, "error", what, "its type is kubernetes.io/dockerconfigjson")
 
 
-def of_quota(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
+def check_quotas(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
     """Compare the job with what the quotas of the namespace have left, and whether it could ever run in it."""
     for quota in api.list_objects("ResourceQuota"):
         name, status = quota["metadata"]["name"], quota.get("status") or {}
         hard, used = status.get("hard") or {}, status.get("used") or {}
-        for key, wanted in _of_quota(job).items():
+        for key, wanted in _quota_needs(job).items():
             if key not in hard:
                 continue
             most, taken = quantity(str(hard[key])), quantity(str(used.get(key, "0")))
@@ -159,7 +158,7 @@ def of_quota(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
                 yield Finding(0, _COLUMN, "warn", what, "its pods are created when other jobs have ended")
 
 
-def of_devices(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
+def check_devices(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
     """Check that nodes have what the pods ask for: in each node what one of them needs, and in all together what all need."""
     nodes = [node for node in api.list_objects("Node", job.node_selector) if takes_pods(node)]
     if not nodes:
@@ -207,7 +206,7 @@ def _allocatable(node: Object, name: str) -> Decimal:
     return quantity(str(found))
 
 
-def _of_quota(job: KubernetesSettings) -> dict[str, Decimal]:
+def _quota_needs(job: KubernetesSettings) -> dict[str, Decimal]:
     """Compute what the job needs, by the names that quotas have."""
     found = {"pods": Decimal(job.node_count), "count/pods": Decimal(job.node_count)}
 

@@ -17,7 +17,7 @@ from clustertool.engines.caller import Caller
 from clustertool.engines.kubernetes.cluster_api import ClusterApi
 from clustertool.engines.kubernetes.ended_pods import EndedPods, PodWatch
 from clustertool.engines.kubernetes.job_objects import JobObjects, JobStore
-from clustertool.engines.kubernetes.kubernetes_check import of_cluster
+from clustertool.engines.kubernetes.kubernetes_check import check_cluster
 from clustertool.engines.kubernetes.pod_channel import PodChannel
 from clustertool.engines.preflight import Examined
 from clustertool.errors import AuthError, ClustertoolError, NotFound, PreflightError, Unreachable, raise_all
@@ -298,10 +298,10 @@ class KubernetesEngine(Engine):
                 agent.ask(RELEASE({"job": job, "exact": True}))
 
     def pods(self, job: str) -> Sequence[JobPod]:
-        pods = [(node_of_pod(pod), view(pod)) for pod in self.store.pods(job)]
         found = [
-            JobPod(seen.name, node, seen.host, seen.phase, seen.reason, seen.restarts, seen.sidecars)
-            for node, seen in pods
+            JobPod(seen.name, node_of_pod(pod), seen.host, seen.phase, seen.reason, seen.restarts, seen.sidecars)
+            for pod in self.store.pods(job)
+            for seen in [view(pod)]
         ]
         return sorted(found, key=lambda pod: (pod.node is None, pod.node or 0, pod.pod))
 
@@ -340,7 +340,7 @@ class KubernetesEngine(Engine):
         cluster = self.fleet.cluster
         read = read_settings(cluster.settings, None, settings, cluster.where)
         where = Host(0, self.api.where, name=self.api.where)
-        findings = tuple(of_cluster(self.api, read))
+        findings = tuple(check_cluster(self.api, read))
         return Examined(replace(cluster, hosts=(where,)), {}, findings, {})
 
     def nodes(self) -> Sequence[EngineNode]:

@@ -66,7 +66,9 @@ class KubernetesStart(Starter):
     def prepare(self) -> Submission:
         """Make the objects of the job. A workspace that does not fit into the Secret is sent by submit()."""
         request, caller = self._request, self._engine.caller
-        self._api.validate(self._make_manifests(request.wish.job_id).objects.workload)
+        workload = self._make_manifests(request.wish.job_id).objects.workload
+        self._api.user()  # raises what keeps the server from answering
+        self._api.validate(workload)
         if request.wish.job_id:
             recorded, known = self._pods.earlier(request.wish.job_id)
             records = read_earlier({node: rows_of(answer["jobs"]) for node, answer in recorded.items()})
