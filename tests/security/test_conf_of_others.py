@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 
@@ -16,7 +17,8 @@ from clustertool.errors import UsageError
 from clustertool.fleet.this_machine import found
 from clustertool.model.paths import OURS
 from clustertool.verbs import fetch
-from tests.cli import CLUSTERRUN, CLUSTERTOOL, REPO, Done
+from tests import forked
+from tests.cli import CLUSTERRUN, CLUSTERTOOL, REPO, TIMEOUT, Done
 
 STRANGER = 4002  # no user of this machine
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make files of another user")
@@ -41,21 +43,40 @@ class Place:
         path.write_text(f"open({str(self.mark)!r}, 'w').close()\n{KEYS}")
         return path
 
-    def run(self, *argv: str, cwd: Path | None = None, home: Path | None = None) -> Done:
+    def _environ(self, home: Path | None) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "SSH_", "INVOKE_"))}
-        env = {**kept, "HOME": str(home or self.home), "PYTHONPATH": str(REPO)}
+        return {**kept, "HOME": str(home or self.home), "PYTHONPATH": str(REPO)}
+
+    def run(self, *argv: str, cwd: Path | None = None, home: Path | None = None) -> Done:
+        """Run a command in a new process."""
         done = subprocess.run(
-            argv, cwd=cwd or self.below, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True
+            argv,
+            cwd=cwd or self.below,
+            env=self._environ(home),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
         )
         return Done(done.returncode, done.stdout, done.stderr, 0.0)
 
-    def dry(self, *options: str, cwd: Path | None = None, home: Path | None = None) -> Done:
-        """A verb that reads conf.py and opens no connection."""
+    def _fork(self, argv: list[str], cwd: Path | None, home: Path | None) -> Done:
+        """Run a command of the tool in a fork of a process that has imported the package."""
+        with open(os.devnull, "rb") as nothing, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+            streams = (nothing.fileno(), out.fileno(), err.fileno())
+            code = forked.start(argv, cwd or self.below, self._environ(home), streams).wait(TIMEOUT)
+            out.seek(0)
+            err.seek(0)
+            return Done(code, out.read(), err.read(), 0.0)
+
+    def dry(self, *options: str, cwd: Path | None = None, home: Path | None = None, fresh: bool = False) -> Done:
+        """Run a verb that reads conf.py and opens no connection. fresh: in a new process."""
         workspace = self.top.parent / "job"
         workspace.mkdir(exist_ok=True)
         (workspace / "train.py").write_text("")
         tokens = ("run", "--dry", "-w", str(workspace), "--nproc-per-node", "1", *options)
-        return self.run(*CLUSTERTOOL, *tokens, cwd=cwd, home=home)
+        if fresh:
+            return self.run(*CLUSTERTOOL, *tokens, cwd=cwd, home=home)
+        return self._fork([*CLUSTERTOOL, *tokens], cwd, home)
 
     def refused(self, *texts: str, cwd: Path | None = None) -> Done:
         done = self.dry(cwd=cwd).ends(78)
@@ -222,7 +243,7 @@ def test_nothing_but_conf_py_is_run(place: Place) -> None:
         (folder / name).write_text(f"raise SystemExit(open({str(place.mark)!r}, 'w').write('{name}'))")
     for verb in (["--list"], ["--help", "run"]):
         place.run(*CLUSTERTOOL, *verb).ends(0)
-    place.dry().ends(0)
+    place.dry(fresh=True).ends(0)
     place.run(*CLUSTERRUN, "--help").ends(0)
     assert not place.mark.exists(), place.mark.read_text()
 
