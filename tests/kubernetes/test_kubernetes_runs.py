@@ -23,6 +23,8 @@ TRAIN = """
     print("rank", rank, "of", os.environ["WORLD_SIZE"], "secret", len(os.environ.get("TOKEN", "")), flush=True)
     for step in range(int(os.environ.get("STEPS", "1"))):
         print("step", step, flush=True)
+        if os.path.exists("seen"):
+            break
         time.sleep(0.5)
     if os.environ.get("WRITES"):
         with open(os.environ["CLUSTERTOOL_OUTPUT"] + "/model.txt", "w") as file:

@@ -55,10 +55,12 @@ def logs(site: KubeSite) -> bytes:
 def test_the_content_of_the_secret_is_nowhere_else(site: KubeSite) -> None:
     site.conf(SECRETS=["TOKEN"])
     site.workspace(train_py=TRAIN)
-    command = site.start(*run("--env", "STEPS=12"), env={"TOKEN": TOKEN})
+    command = site.start(*run("--env", "STEPS=240"), env={"TOKEN": TOKEN})
     command.says("rank 2 of 3 secret 11")
-    seen, secrets = command_lines(), content(site)
+    secrets, seen = content(site), command_lines()
     assert b"bundle.pyz" in seen and len(secrets) > 4
+    for pod in site.runtime.pods.values():
+        (pod.job_dir / "seen").touch()
     done = command.wait().ends(0)
     with site.server.store.changed:
         objects = [one for (kind, _, _), one in site.server.store.objects.items() if kind != "Secret"]
