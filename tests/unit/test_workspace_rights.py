@@ -8,7 +8,7 @@ from typing import Any, Dict
 
 import pytest
 
-from clustertool.actions.load_config import _read
+from clustertool.actions.load_config import _read_keys
 from clustertool.actions.read_request import read_request
 from clustertool.engines import known_engines
 from clustertool.engines.job_request import RunRequest, RunWish, engine_table, settings_note
@@ -181,8 +181,8 @@ def test_the_password_of_etcd_goes_to_no_server_of_a_workspace() -> None:
 
 def test_conf_py_names_tables_that_exist() -> None:
     with pytest.raises(ConfigError, match="WORKSPACE_MAY_SET has 'kube.context'"):
-        _read({"HOSTS": ["a"], "WORKSPACE_MAY_SET": ["kube.context"]}, "conf.py")
-    assert _read({"HOSTS": ["a"], "WORKSPACE_MAY_SET": ["kubernetes.context"]}, "conf.py").workspace_may_set
+        _read_keys({"HOSTS": ["a"], "WORKSPACE_MAY_SET": ["kube.context"]}, "conf.py")
+    assert _read_keys({"HOSTS": ["a"], "WORKSPACE_MAY_SET": ["kubernetes.context"]}, "conf.py").workspace_may_set
 
 
 def test_the_reference_names_what_a_workspace_may_set() -> None:
