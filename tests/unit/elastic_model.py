@@ -18,11 +18,25 @@ from typing import Any, NamedTuple
 from clustertool.model.elastic import epochs, lease
 from clustertool.model.elastic.epochs import Gathering, Readiness
 from clustertool.model.elastic.lease import Lease
+from clustertool.model.wire.spec_types import ElasticSpec
 from clustertool.node.supervisor.coordinator import epoch_decisions as e
 from clustertool.node.supervisor.coordinator import job_decisions as l
 
 LEASE = 5  # ticks; a message and its answer take one, and the margin of the next epoch is one
 COORDINATOR = 0
+RULES: ElasticSpec = {
+    "epoch": 0,
+    "lease": LEASE,
+    "grow": "next",
+    "minimum": 1,
+    "maximum": 0,  # an offer joins no epoch that runs
+    "members": 0,
+    "waiting": [],
+    "absent": 0,
+    "restarts": 0,
+    "blamed": [],
+    "store": False,
+}
 Message = tuple[Any, ...]  # its kind and its epoch first
 Fault = tuple[str, int]  # its kind and the node
 
@@ -93,13 +107,11 @@ def first_world(count: int) -> World:
 
 
 @functools.cache
-def shape(nodes: frozenset[int], epoch: int) -> e.EpochShape:
+def shape(nodes: frozenset[int], epoch: int) -> l.Shape:
     """One trainer on each node."""
     names = tuple(f"n{node}" for node in range(max(nodes) + 1))
     place = tuple((("trainer", rank), node) for rank, node in enumerate(sorted(nodes)))
-    made = e.EpochShape(nodes, names, place, "abort", 0, epoch)
-    made.maximum = len(names)
-    return made
+    return l.Shape(nodes, names, place, "abort", 0, epoch)
 
 
 def replaced(values: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
@@ -279,8 +291,7 @@ class Turn:
         if state is None:
             return
         of = state.shape
-        assert isinstance(of, e.EpochShape)
-        state, actions = e.decide(of, state, event)
+        state, actions = e.decide(RULES, state, event)
         self.coordinator = self.coordinator._replace(state=state)
         for action in actions:
             if isinstance(action, l.Start):
@@ -294,7 +305,7 @@ class Turn:
             elif isinstance(action, l.Finish):
                 self.finish(of)
 
-    def finish(self, of: e.EpochShape) -> None:
+    def finish(self, of: l.Shape) -> None:
         """The epoch is over: the next one waits for the leases of the nodes that are lost."""
         state = self.coordinator.state
         assert state is not None

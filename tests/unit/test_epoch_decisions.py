@@ -8,6 +8,7 @@ import pytest
 
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState
+from clustertool.model.wire.spec_types import Spec
 from clustertool.node.supervisor.coordinator import epoch_decisions as e
 from clustertool.node.supervisor.coordinator import job_decisions as l
 from clustertool.node.supervisor.coordinator.epoch_decisions import LeaseEnded, Leaves, OnStandby, Returned
@@ -53,12 +54,6 @@ def spec(**given: Any) -> Any:
     return {"shape": {**shape, **given}, "policy": policy, "attempt": elastic["epoch"], "elastic": elastic}
 
 
-def shape(**given: Any) -> e.EpochShape:
-    made = e.shape_of(spec(**given))
-    assert isinstance(made, e.EpochShape)
-    return made
-
-
 def ended(
     key: tuple[str, int], code: int = 0, signal: int = 0, stopped: bool = False, consequence: bool = False
 ) -> l.RankExit:
@@ -77,11 +72,11 @@ def clean(node: int, *survivors: str, attempt: int = 4) -> Clean:
     return Clean(node, survivors, attempt)
 
 
-def replay(of: e.EpochShape, *events: e.Event) -> tuple[l.State, list[str]]:
+def replay(of: Spec, *events: e.Event) -> tuple[l.State, list[str]]:
     """The last state, and what was done: `start trainer 4`, `stop`, `finish next epoch 75`."""
-    state, done = l.State(of, attempt=of.first, blamed=of.blamed), []
+    state, done = l.State(e.shape_of(of), attempt=of["attempt"], blamed=tuple(of["elastic"]["blamed"])), []
     for event in events:
-        state, actions = e.decide(of, state, event)
+        state, actions = e.decide(of["elastic"], state, event)
         for action in actions:
             if isinstance(action, l.Start):
                 done.append(f"start {action.role} {action.attempt}")
@@ -92,7 +87,7 @@ def replay(of: e.EpochShape, *events: e.Event) -> tuple[l.State, list[str]]:
     return state, done
 
 
-def outcome(of: e.EpochShape, *events: e.Event) -> tuple[l.State, Outcome]:
+def outcome(of: Spec, *events: e.Event) -> tuple[l.State, Outcome]:
     state, done = replay(of, *events)
     assert state.phase == "over" and state.ending is not None, (state.phase, done)
     assert sum(one.startswith("finish") for one in done) == 1
@@ -353,44 +348,43 @@ HISTORIES: list[tuple[str, dict[str, Any], tuple[e.Event, ...], str]] = [
 
 @pytest.mark.parametrize(("given", "events", "done"), [one[1:] for one in HISTORIES], ids=[one[0] for one in HISTORIES])
 def test_history(given: dict[str, Any], events: tuple[e.Event, ...], done: str) -> None:
-    assert ", ".join(replay(shape(**given), *events)[1]) == done
+    assert ", ".join(replay(spec(**given), *events)[1]) == done
 
 
 def test_the_shape_of_an_epoch_has_the_numbers_of_its_members() -> None:
-    made = shape(restarts=2, policy={"max_restarts": 3}, grow="restart", store=True)
+    made = e.shape_of(spec(restarts=2, policy={"max_restarts": 3}))
     assert made.nodes == {0, 2, 5} and made.names[5] == "n5" and made.node_of == NODE
-    assert (made.first, made.max_restarts, made.used) == (4, 1, 2)
-    assert (made.grow, made.maximum, made.store) == ("restart", 4, True)
+    assert (made.first, made.max_restarts) == (4, 1)
 
 
 def test_the_shape_of_another_job_has_all_nodes() -> None:
     given = spec()
     del given["elastic"], given["attempt"], given["shape"]["nodes"]
     made = e.shape_of(given)
-    assert type(made) is l.Shape and made.nodes == set(range(6)) and made.first == 0
+    assert made.nodes == set(range(6)) and made.first == 0
 
 
 def test_a_lost_node_that_proves_its_end_is_lost_no_more() -> None:
     """It had no connection for a while, and its supervisor was reached by the stop."""
-    state, _ = replay(shape(), *ALL, LOST, clean(5))
+    state, _ = replay(spec(), *ALL, LOST, clean(5))
     assert state.lost == frozenset() and state.gone == {5}
-    state, end = outcome(shape(), *ALL, LOST, clean(5), *THOSE)
+    state, end = outcome(spec(), *ALL, LOST, clean(5), *THOSE)
     assert end.state is JobState.NEXT_EPOCH and state.lost == frozenset()
     assert "n5 is lost" in end.reason
 
 
 def test_a_lost_process_that_offers_itself_again_is_lost_no_more() -> None:
-    state, end = outcome(shape(), *ALL, LOST, clean(0), Returned(5), clean(2))
+    state, end = outcome(spec(), *ALL, LOST, clean(0), Returned(5), clean(2))
     assert end.state is JobState.NEXT_EPOCH and state.lost == frozenset()
 
 
 def test_only_lost_nodes_are_waited_for() -> None:
-    state, _ = outcome(shape(), *ALL, LOST, Lost(2, "its supervisor died"), clean(0))
+    state, _ = outcome(spec(), *ALL, LOST, Lost(2, "its supervisor died"), clean(0))
     assert state.lost == {2, 5}
 
 
 def test_a_released_node_is_known_also_if_another_one_is_lost() -> None:
-    state, end = outcome(shape(), *ALL, LOST, Leaves(2, "shrink"), *THOSE)
+    state, end = outcome(spec(), *ALL, LOST, Leaves(2, "shrink"), *THOSE)
     assert state.left == {2} and "n5 is lost" in end.reason
 
 
@@ -412,15 +406,15 @@ def test_a_released_node_is_known_also_if_another_one_is_lost() -> None:
     ids=["lost", "earlier epochs", "store", "leaves", "lost while it restarts", "101", "restarted, then lost"],
 )
 def test_restarts_that_count(given: dict[str, Any], events: tuple[e.Event, ...], used: int) -> None:
-    of = shape(**given)
+    of = spec(**given)
     state, end = outcome(of, *events)
     assert end.state is JobState.NEXT_EPOCH
-    assert e.restarts_used(of, state) == used
+    assert e.restarts_used(of["elastic"], state) == used
 
 
 def test_reasons() -> None:
     def why(*events: e.Event, **given: Any) -> str:
-        return outcome(shape(**given), *events)[1].reason
+        return outcome(spec(**given), *events)[1].reason
 
     assert why(*ALL, LOST, *THOSE) == "node n5 is lost: no heartbeat for 10 s"
     assert why(*ALL, Leaves(2, "inv shrink"), *ANY) == "node n2 leaves: inv shrink"
@@ -435,7 +429,7 @@ def test_reasons() -> None:
 def test_an_epoch_of_servers_goes_on_to_the_trainers() -> None:
     """Lost servers begin an epoch, too."""
     place = [["pserver", 0, 2], ["trainer", 0, 0], ["trainer", 1, 5]]
-    of = shape(place=place)
+    of = spec(place=place)
     _, done = replay(of, *ALL, Listening(("pserver", 0), 4))
     assert done == ["start pserver 4", "start trainer 4"]
     _, end = outcome(of, *ALL, Lost(2, "it is off"), clean(0), clean(5))

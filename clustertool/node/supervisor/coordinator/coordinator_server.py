@@ -17,33 +17,6 @@ from clustertool.model.wire.frames import Header
 from clustertool.node.supervisor.allocation import Allocation
 from clustertool.node.supervisor.coordinator import epoch_decisions, job_decisions
 from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink, OwnLease
-from clustertool.node.supervisor.coordinator.epoch_decisions import (
-    EpochShape,
-    Event,
-    LeaseEnded,
-    Leaves,
-    OnStandby,
-    Returned,
-    ShutDown,
-)
-from clustertool.node.supervisor.coordinator.job_decisions import (
-    Absent,
-    Action,
-    Ask,
-    Clean,
-    Exited,
-    Explained,
-    Joined,
-    LauncherTimeout,
-    Listening,
-    Lost,
-    Quiet,
-    Release,
-    Start,
-    State,
-    Stop,
-    StopAsked,
-)
 from clustertool.node.supervisor.coordinator.member_connections import CoordinatorListener, JobMember, JobMembers
 from clustertool.node.supervisor.coordinator.standby_offers import StandbyOffer, StandbyOffers
 from clustertool.node.system.process_clock import ProcessClock, boottime
@@ -115,17 +88,17 @@ class JobLimits:
         """Record that a laptop follows the job."""
         self._attached_at = now
 
-    def passed(self, now: float, missing: Callable[[], str]) -> Iterator[StopAsked]:
+    def passed(self, now: float, missing: Callable[[], str]) -> Iterator[job_decisions.StopAsked]:
         """Yield a stop for each limit that has passed, once. `missing`: describes what the job waits for, or returns ""."""
         if self._timeout and now - self._began > self._timeout:
             brief = f"the job exceeded its time limit (--timeout {self._timeout:g} s)"
             self._timeout = 0.0
             what = missing()
             waited = f"; it waited for {what}" if what else ""
-            yield StopAsked(f"{brief}{waited}", 124, JobState.TIMEOUT, brief)
+            yield job_decisions.StopAsked(f"{brief}{waited}", 124, JobState.TIMEOUT, brief)
         if self._lease and now - self._attached_at > self._lease:
             self._lease = 0.0
-            yield StopAsked(f"no laptop was attached for {now - self._attached_at:.0f} s (--lease)", 143)
+            yield job_decisions.StopAsked(f"no laptop was attached for {now - self._attached_at:.0f} s (--lease)", 143)
 
 
 class CoordinatorServer(CoordinatorLink):
@@ -153,7 +126,8 @@ class CoordinatorServer(CoordinatorLink):
         made = epoch_decisions.shape_of(spec)
         if made.first and "elastic" not in spec:
             record("restart", attempt=made.first, pause=0.0)
-        self._state = State(made, attempt=made.first, blamed=made.blamed if isinstance(made, EpochShape) else ())
+        blamed = tuple(spec["elastic"]["blamed"]) if "elastic" in spec else ()
+        self._state = job_decisions.State(made, attempt=made.first, blamed=blamed)
         self._clock = ProcessClock()
         others = sorted(made.nodes - {spec["node"]})
         self._members = JobMembers(others, policy["loss_timeout"], self._clock, "elastic" in spec)
@@ -172,12 +146,11 @@ class CoordinatorServer(CoordinatorLink):
             self._standby = StandbyOffers(policy["loss_timeout"], len(made.nodes), elastic["maximum"], late)
             self._limits.began_before(elastic.get("age", 0.0), elastic.get("unattended", 0.0))
         self._finished_at: Optional[float] = None
-        self._restart: Optional[Tuple[float, List[StartOrder]]] = (
-            None  # when a new attempt begins, and with which orders
-        )
+        # When a new attempt begins, and with which orders.
+        self._restart: Optional[Tuple[float, List[StartOrder]]] = None
         self._stop_at: Optional[float] = None  # when the stop is sent that waits for further failures
         self._failed_at = 0.0  # when the phase began: in an ending, when the first failure was known
-        self._decide(Joined(spec["node"]))
+        self._decide(job_decisions.Joined(spec["node"]))
 
     # -- for the supervisor's loop --
 
@@ -196,7 +169,7 @@ class CoordinatorServer(CoordinatorLink):
         """See CoordinatorLink. A node that was given up and has joined may have ranks until its lease ends."""
         state, members = self._state, self._members.nodes
         lost = {node: members[node].last_at for node in sorted(state.lost & set(members)) if members[node].joined}
-        used = epoch_decisions.restarts_used(state.shape, state) if isinstance(state.shape, EpochShape) else 0
+        used = epoch_decisions.restarts_used(self._spec["elastic"], state)
         unattended = self._limits.unattended(time.monotonic())
         left, blamed = tuple(sorted(state.left)), state.blamed
         return EpochEnd(state.attempt, outcome.reason, lost, left, used, unattended=unattended, blamed=blamed)
@@ -241,7 +214,7 @@ class CoordinatorServer(CoordinatorLink):
         self._watch_time(time.monotonic())
         outcome = self._allocation.turn()
         if outcome is not None:
-            self._decide(Explained(outcome))
+            self._decide(job_decisions.Explained(outcome))
 
     def _keep_lease(self) -> None:
         """Check this node's own lease: without it, this process renews none."""
@@ -250,7 +223,7 @@ class CoordinatorServer(CoordinatorLink):
 
     def _lose_lease(self, why: str) -> None:
         self._members.acknowledge_no_more()
-        self._decide(LeaseEnded(self._spec["node"], why))
+        self._decide(epoch_decisions.LeaseEnded(self._spec["node"], why))
 
     def lose_lease(self) -> None:
         super().lose_lease()
@@ -263,19 +236,19 @@ class CoordinatorServer(CoordinatorLink):
         if event is not None:
             self._decide(event)
 
-    def _read_event(self, node: int, message: Header) -> Optional[Event]:
+    def _read_event(self, node: int, message: Header) -> Optional[epoch_decisions.Event]:
         """Turn what a supervisor reports into an event. Raises one of _MALFORMED."""
         if message.get("type") == "attached":
             self._limits.attached(time.monotonic())
         event = _event_of(self._state.shape.on(node), node, message)
-        if not isinstance(event, StopAsked):
+        if not isinstance(event, job_decisions.StopAsked):
             return event
         if event.outside and not self._state.ending:
             self._outside = True
         stop = event._replace(outside=event.outside and self._allocation.present)  # an engine could answer
         if self._standby is None or not message.get("leaves"):
             return stop
-        return ShutDown(node, stop, self._standby.count)
+        return epoch_decisions.ShutDown(node, stop, self._standby.count)
 
     # -- members --
 
@@ -306,7 +279,7 @@ class CoordinatorServer(CoordinatorLink):
             wire.send(message)
         first, member.joined = not member.joined, True
         if first and not hello.get("gone"):  # else the ranks of the others would start for a moment
-            self._decide(Joined(node))
+            self._decide(job_decisions.Joined(node))
         if hello.get("gone"):
             return self._take_loss_report(node, str(hello["gone"])[:_LONGEST_REASON])
         for message in messages[1:]:
@@ -326,8 +299,8 @@ class CoordinatorServer(CoordinatorLink):
             ended = member.sender == offer.sender and offer.epoch >= self._state.shape.first
             if ended and (node not in self._state.gone or node in self._state.lost):
                 self._members.give_up(member)
-                self._decide(Returned(node))
-        self._decide(OnStandby(offer.name))
+                self._decide(epoch_decisions.Returned(node))
+        self._decide(epoch_decisions.OnStandby(offer.name))
         return None
 
     def _refuse(self, wire: TlsLink) -> None:
@@ -379,7 +352,7 @@ class CoordinatorServer(CoordinatorLink):
             left = ends_by(member.last_at, self._spec["elastic"]["lease"]) - boottime()
             until = {"ends_by": round(time.time() + left, 1)}
         self._record("lost", node=node, why=why, ranks=member.ranks, **until)
-        self._decide(Lost(node, why))
+        self._decide(job_decisions.Lost(node, why))
 
     def _read_progress(self, node: int, ranks: Any) -> List[RankOutput]:
         """Read [role, rank, epoch, step, time of the last output] of the ranks of a node: all that is known if it is lost.
@@ -409,7 +382,7 @@ class CoordinatorServer(CoordinatorLink):
                 absent.append(node)
         if absent:
             self._record("absent", nodes=absent, endpoint=self._spec["lead"]["endpoint"], seconds=round(now))
-            self._decide(Absent(tuple(absent), self._describe_self(), round(now)))
+            self._decide(job_decisions.Absent(tuple(absent), self._describe_self(), round(now)))
 
     def _describe_self(self) -> str:
         """Describe the coordinator."""
@@ -422,7 +395,7 @@ class CoordinatorServer(CoordinatorLink):
         if self._stop_at is not None and now >= self._stop_at:
             self._release()
         if self._limits.launcher.passed(now, job_decisions.waits_for_launcher(self._state)):
-            self._decide(LauncherTimeout(self._limits.launcher.limit))
+            self._decide(job_decisions.LauncherTimeout(self._limits.launcher.limit))
         if self._restart is not None and now >= self._restart[0]:
             _, orders = self._restart
             self._restart = None
@@ -431,14 +404,13 @@ class CoordinatorServer(CoordinatorLink):
 
     # -- decisions --
 
-    def _decide(self, event: Event) -> None:
-        if isinstance(event, Exited) and event.attempt == self._state.attempt:
+    def _decide(self, event: epoch_decisions.Event) -> None:
+        if isinstance(event, job_decisions.Exited) and event.attempt == self._state.attempt:
             self._limits.launcher.note(event.exits)
             event = event._replace(late=self._stop_at is None and time.monotonic() > self._failed_at + _CAUSE)
         before = self._state.phase
-        shape = self._state.shape
-        if isinstance(shape, EpochShape):
-            self._state, actions = epoch_decisions.decide(shape, self._state, event)
+        if "elastic" in self._spec:
+            self._state, actions = epoch_decisions.decide(self._spec["elastic"], self._state, event)
         else:
             self._state, actions = job_decisions.decide(self._state, cast("job_decisions.Event", event))
         now = time.monotonic()
@@ -449,10 +421,10 @@ class CoordinatorServer(CoordinatorLink):
             return
         if self._stop_at is not None and job_decisions.cause_known(self._state):
             self._stop_at = min(self._stop_at, now + _HOLD)
-        asked = isinstance(event, StopAsked)  # a user does not wait for further failures
+        asked = isinstance(event, job_decisions.StopAsked)  # a user does not wait for further failures
         if self._stop_at is not None and (asked or actions or not job_decisions.may_fail(self._state)):
             self._release()
-        again = [action for action in actions if isinstance(action, Start) and action.again]
+        again = [action for action in actions if isinstance(action, job_decisions.Start) and action.again]
         if again:
             self._begin_again(again)  # the phase that is recorded next belongs to the new attempt
         if self._state.phase != before:
@@ -481,21 +453,21 @@ class CoordinatorServer(CoordinatorLink):
         culprits = [list(exit.key) for exit in self._state.culprits]
         return {"why": job_decisions.reason(self._state), "culprits": culprits, "attempt": self._state.attempt}
 
-    def _begin_again(self, actions: List[Start]) -> None:
+    def _begin_again(self, actions: List[job_decisions.Start]) -> None:
         attempt = actions[0].attempt
         earlier = self._spec["elastic"]["epoch"] if "elastic" in self._spec else 0
         pause = min(2.0 ** (attempt - earlier - 1), _LONGEST_PAUSE)
         self._record("restart", attempt=attempt, pause=pause)
         self._restart = (time.monotonic() + pause, [self._start(action) for action in actions])
 
-    def _start(self, action: Start) -> StartOrder:
+    def _start(self, action: job_decisions.Start) -> StartOrder:
         return {"type": "start", "role": action.role, "attempt": action.attempt, "sender": self._me}
 
-    def _act(self, action: Action) -> None:
-        if isinstance(action, Start):
+    def _act(self, action: job_decisions.Action) -> None:
+        if isinstance(action, job_decisions.Start):
             if not action.again:
                 self._send_order(self._start(action))
-        elif isinstance(action, Stop):
+        elif isinstance(action, job_decisions.Stop):
             self._restart = None
             order: StopOrder = {"type": "stop", "why": action.why, "attempt": self._state.attempt, "sender": self._me}
             if action.grace is not None:
@@ -503,9 +475,9 @@ class CoordinatorServer(CoordinatorLink):
             if self._outside:
                 order["outside"] = True
             self._send_order(order)
-        elif isinstance(action, Release):
+        elif isinstance(action, job_decisions.Release):
             self._send_order({"type": "release", "attempt": self._state.attempt, "sender": self._me})
-        elif isinstance(action, Ask):
+        elif isinstance(action, job_decisions.Ask):
             self._allocation.ask(action.by, action.code)
         else:
             if action.outcome.state is not JobState.NEXT_EPOCH:
@@ -540,7 +512,7 @@ class CoordinatorServer(CoordinatorLink):
                 wire.close()
 
 
-def is_earlier(hello: Header, state: State) -> bool:
+def is_earlier(hello: Header, state: job_decisions.State) -> bool:
     """Check whether a supervisor joins that belongs to an earlier epoch."""
     try:
         return is_of_earlier_epoch(hello, state.shape.first)
@@ -548,26 +520,28 @@ def is_earlier(hello: Header, state: State) -> bool:
         return True
 
 
-def _event_of(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[Event]:
+def _event_of(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[epoch_decisions.Event]:
     """Turn a message into an event. ranks: those of the node. Raises one of _MALFORMED."""
     kind = message.get("type")
     if kind == "listening":
-        return Listening(_rank_of_node(ranks, message["role"], message["rank"]), int(message["attempt"]))
+        return job_decisions.Listening(_rank_of_node(ranks, message["role"], message["rank"]), int(message["attempt"]))
     if kind == "exited":
-        return Exited(tuple(_read_exit(ranks, item) for item in message["exits"]), int(message["attempt"]))
+        return job_decisions.Exited(
+            tuple(_read_exit(ranks, item) for item in message["exits"]), int(message["attempt"])
+        )
     if kind == "quiet":
-        return Quiet(node, int(message["attempt"]))
+        return job_decisions.Quiet(node, int(message["attempt"]))
     if kind == "clean":
-        return Clean(node, tuple(str(s) for s in message["survivors"]), int(message["attempt"]))
+        return job_decisions.Clean(node, tuple(str(s) for s in message["survivors"]), int(message["attempt"]))
     if kind == "stop":
         grace = _finite(message.get("grace"))
         if grace is not None and grace < 0:
             raise ValueError("a time before the stop")
         by, code, outside = str(message["by"]), int(message["code"]), bool(message.get("outside"))
         end = JobState.LOST if message.get("lost") else JobState.STOPPED
-        return StopAsked(by, code, end, outside=outside, grace=grace)
+        return job_decisions.StopAsked(by, code, end, outside=outside, grace=grace)
     if kind == "leave":
-        return Leaves(node, str(message["by"])[:_LONGEST_REASON])
+        return epoch_decisions.Leaves(node, str(message["by"])[:_LONGEST_REASON])
     return None
 
 

@@ -19,7 +19,7 @@ priority over the end of the epoch if all trainers have succeeded, or a stop is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, FrozenSet, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence, Tuple, Union
 
 from clustertool.model.elastic.epochs import suspect
 from clustertool.model.job.outcome import Outcome, RankExit, exit_code, some
@@ -31,7 +31,6 @@ from clustertool.node.supervisor.coordinator.job_decisions import (
     Clean,
     Exited,
     Lost,
-    Places,
     Shape,
     State,
     Step,
@@ -39,7 +38,7 @@ from clustertool.node.supervisor.coordinator.job_decisions import (
 )
 
 if TYPE_CHECKING:
-    from clustertool.model.wire.spec_types import Spec
+    from clustertool.model.wire.spec_types import ElasticSpec, Spec
 
 AGAIN = 101  # the exit code of a program that asks to be started again, as Paddle's elastic training defines it
 _SURVIVED = "the next epoch cannot start while processes of this one live"
@@ -85,64 +84,21 @@ class LeaseEnded(NamedTuple):
 Event = Union[job_decisions.Event, Leaves, ShutDown, Returned, OnStandby, LeaseEnded]
 
 
-class EpochShape(Shape):
-    """max_restarts is what earlier epochs have left of that of the job, and `used` what they have used.
-
-    grow: "next" or "restart". minimum, maximum: nodes. store: whether epochs are records in a store. blamed: see State, of
-    earlier epochs.
-    """
-
-    def __init__(
-        self,
-        nodes: FrozenSet[int],
-        names: Tuple[str, ...],
-        place: Places,
-        on_failure: str,
-        max_restarts: int,
-        first: int,
-        grace: float = 10.0,
-        *,
-        grow: str = "next",
-        minimum: int = 1,
-        maximum: int = 0,
-        store: bool = False,
-        used: int = 0,
-        blamed: Tuple[int, ...] = (),
-    ) -> None:
-        super().__init__(nodes, names, place, on_failure, max_restarts, first, grace)
-        self.grow, self.minimum, self.maximum = grow, minimum, maximum
-        self.store, self.used, self.blamed = store, used, blamed
-
-
 def shape_of(spec: Spec) -> Shape:
-    """Collect what the coordinator decides by: the nodes, places and policy of a job, or of an epoch of an elastic one."""
+    """Collect what the coordinator decides by: the nodes, places and policy of a job, or of an epoch of an elastic one.
+
+    The latter may have as many restarts as earlier epochs have left.
+    """
     given, policy, first = spec["shape"], spec["policy"], spec.get("attempt", 0)
     names = tuple(given["names"])
     nodes = frozenset(given.get("nodes", range(len(names))))
     place = tuple(((role, rank), node) for role, rank, node in given["place"])
-    if "elastic" not in spec:
-        return Shape(nodes, names, place, policy["on_failure"], policy["max_restarts"], first, policy["grace"])
-    elastic = spec["elastic"]
-    restarts = policy["max_restarts"] - elastic["restarts"]
-    return EpochShape(
-        nodes,
-        names,
-        place,
-        policy["on_failure"],
-        restarts,
-        first,
-        policy["grace"],
-        grow=elastic["grow"],
-        minimum=elastic["minimum"],
-        maximum=elastic["maximum"],
-        store=elastic["store"],
-        used=elastic["restarts"],
-        blamed=tuple(elastic["blamed"]),
-    )
+    left = policy["max_restarts"] - (spec["elastic"]["restarts"] if "elastic" in spec else 0)
+    return Shape(nodes, names, place, policy["on_failure"], left, first, policy["grace"])
 
 
-def decide(shape: EpochShape, state: State, event: Event) -> Step:
-    """See job_decisions.decide. shape: that of the state."""
+def decide(elastic: ElasticSpec, state: State, event: Event) -> Step:
+    """See job_decisions.decide. elastic: the rules of the epoch."""
     if state.phase == "over":
         return state, ()
     if isinstance(event, (Lost, Absent)):
@@ -150,26 +106,28 @@ def decide(shape: EpochShape, state: State, event: Event) -> Step:
     if isinstance(event, Leaves):
         return _on_leaves(state, event)
     if isinstance(event, ShutDown):
-        return _on_shut_down(shape, state, event)
+        return _on_shut_down(elastic, state, event)
     if isinstance(event, Returned):
         return job_decisions.with_release(*_on_returned(state, event))
     if isinstance(event, LeaseEnded):
-        return _change(state, f"{shape.names[event.node]} coordinates the job, and its lease has ended: {event.why}")
+        return _change(
+            state, f"{state.shape.names[event.node]} coordinates the job, and its lease has ended: {event.why}"
+        )
     if isinstance(event, OnStandby):
-        room = shape.grow == "restart" and len(shape.nodes) < shape.maximum
+        room = elastic["grow"] == "restart" and len(state.shape.nodes) < elastic["maximum"]
         return _change(state, f"{event.name} joins") if room and not _ends(state) else (state, ())
     if isinstance(event, StopAsked) and _is_next(state.ending):
         return job_decisions.decide(state._replace(ending=None), event)
     if isinstance(event, Exited) and event.attempt == state.attempt:
-        return _on_exited(shape, state, event)
+        return _on_exited(state, event)
     if isinstance(event, Clean) and event.attempt == state.attempt:
-        return _on_clean(shape, state, event)
+        return _on_clean(elastic, state, event)
     return job_decisions.decide(state, event)
 
 
-def restarts_used(shape: EpochShape, state: State) -> int:
+def restarts_used(elastic: ElasticSpec, state: State) -> int:
     """Count the restarts of ranks that count for max_restarts, with those of earlier epochs."""
-    return shape.used + state.attempt - shape.first + int(state.counted)
+    return elastic["restarts"] + state.attempt - state.shape.first + int(state.counted)
 
 
 def asks_again(failed: Sequence[RankExit]) -> bool:
@@ -228,15 +186,15 @@ def _on_leaves(state: State, event: Leaves) -> Step:
     return _change(state, f"node {state.shape.names[event.node]} leaves: {event.by}")
 
 
-def _on_shut_down(shape: EpochShape, state: State, event: ShutDown) -> Step:
+def _on_shut_down(elastic: ElasticSpec, state: State, event: ShutDown) -> Step:
     """Go on without the node. Ranks of others may have failed because those of this node have ended, as after a loss."""
     state = state._replace(left=state.left | {event.node})
-    if len(shape.nodes - state.left - state.lost) + event.standby < shape.minimum:
-        return decide(shape, state, event.stop)
-    return _change(state, f"node {shape.names[event.node]} leaves: {event.stop.by}")
+    if len(state.shape.nodes - state.left - state.lost) + event.standby < elastic["minimum"]:
+        return decide(elastic, state, event.stop)
+    return _change(state, f"node {state.shape.names[event.node]} leaves: {event.stop.by}")
 
 
-def _on_exited(shape: EpochShape, state: State, event: Exited) -> Step:
+def _on_exited(state: State, event: Exited) -> Step:
     if not _ends(state) and any(exit.stopped for exit in event.exits):
         node = state.shape.node_of[event.exits[0].key]
         state, actions = _change(state, f"the supervisor on {state.shape.names[node]} ended its processes unasked")
@@ -248,7 +206,7 @@ def _on_exited(shape: EpochShape, state: State, event: Exited) -> Step:
         return state, actions
     if asks_again(state.culprits):
         state = state._replace(restart=True, ending=None)  # until it is known how all others end
-    elif state.restart and not _may_restart(shape, state):
+    elif state.restart and state.attempt - state.shape.first >= state.shape.max_restarts:
         state = state._replace(restart=False, ending=job_decisions.failure(state))
     return state, actions
 
@@ -256,26 +214,23 @@ def _on_exited(shape: EpochShape, state: State, event: Exited) -> Step:
 def _has_succeeded(state: State) -> bool:
     """Check whether the last trainers have ended well before the stop of the epoch reached them."""
     trainers = [exit for exit in state.exits if exit.role == "trainer"]
-    good = not any(exit.failed or exit.ended_by_others for exit in trainers) and not job_decisions.waits_for_launcher(
-        state
-    )
-    return good and len(trainers) == state.shape.trainers
+    if any(exit.failed or exit.ended_by_others for exit in trainers) or job_decisions.waits_for_launcher(state):
+        return False
+    return len(trainers) == state.shape.trainers
 
 
-def _may_restart(shape: EpochShape, state: State) -> bool:
-    return state.attempt - shape.first < shape.max_restarts
-
-
-def _on_clean(shape: EpochShape, state: State, event: Clean) -> Step:
+def _on_clean(elastic: ElasticSpec, state: State, event: Clean) -> Step:
     """Record that a node is clean. One that was given up, and proves that it has no processes, is reachable again."""
     if state.phase == "ending":
         state = state._replace(lost=state.lost - {event.node})
-    if state.gone | {event.node} >= shape.nodes:  # all is known
+    if state.gone | {event.node} >= state.shape.nodes:  # all is known
         if state.restart and asks_again(state.culprits):
             first = state.culprits[0]
-            what = f"{role_name(first.role)} {first.rank} on {shape.names[shape.node_of[first.key]]}"
+            what = f"{role_name(first.role)} {first.rank} on {state.shape.names[state.shape.node_of[first.key]]}"
             state = _as_next_epoch(state, f"{what} asks to be started again (exit code {AGAIN})", counted=False)
-        elif state.restart and (shape.store or state.left or suspect(job_decisions.blamed_nodes(state)) is not None):
+        elif state.restart and (
+            elastic["store"] or state.left or suspect(job_decisions.blamed_nodes(state)) is not None
+        ):
             # Other nodes go on.
             why = f"restart after attempt {state.attempt}: {job_decisions.reason(state)}"
             state = _as_next_epoch(state._replace(blamed=job_decisions.blamed_nodes(state)), why, counted=True)
