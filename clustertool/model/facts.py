@@ -77,19 +77,16 @@ class Facts:
     cpus: f.Signed = 1
     devices: Annotated[Tuple[int, ...], _CARDS] = ()
     device_kind: f.Label = "cpu"
-    device_keys: Annotated[
-        Tuple[f.Label, ...], _CARDS
-    ] = ()  # names of `devices` for all nodes of this machine; (): not known
-    device_models: Annotated[
-        Tuple[f.Label, ...], _CARDS
-    ] = ()  # where a driver names them without a call; (): not known
+    # Names of `devices` for all nodes of this machine; (): not known.
+    device_keys: Annotated[Tuple[f.Label, ...], _CARDS] = ()
+    # Where a driver names them without a call; (): not known.
+    device_models: Annotated[Tuple[f.Label, ...], _CARDS] = ()
     devices_seen: bool = False  # the probe has read the devices: an id that is not in `devices` does not exist
     # By an engine: names, of which `devices` are the positions. None: no engine.
     allocated: Optional[Annotated[Tuple[f.Label, ...], _CARDS]] = None
     locked: Annotated[Tuple[Tuple[int, f.Label, f.Label], ...], _CARDS] = ()  # (device, job, user): locked by a job
-    used: Annotated[
-        Tuple[Tuple[int, f.Label], ...], _CARDS
-    ] = ()  # (device, process): without a lock; for --devices auto
+    # (device, process): without a lock; for --devices auto.
+    used: Annotated[Tuple[Tuple[int, f.Label], ...], _CARDS] = ()
     ills: Annotated[Tuple[Tuple[int, str, str], ...], _CARDS] = ()  # (device, fault, the fix); known for --devices auto
     modules: Annotated[Tuple[f.Label, ...], _SOME] = ()  # digests of the NVML modules that are kept there
     ephemeral: Tuple[f.Port, f.Port] = (32768, 60999)
@@ -111,9 +108,8 @@ class Facts:
     leftovers: Annotated[Tuple[Tuple[f.Label, int], ...], _JOBS] = ()  # job, processes: supervisor and guard have ended
     examined: bool = False  # what only `inv check` asks was asked: all that follows
     job_python: Tuple[f.Label, f.Label] = ("", "")  # path and version of python3 on the job's PATH; "": not known
-    packages: Annotated[
-        Tuple[Tuple[f.Label, f.Label], ...], _SOME
-    ] = ()  # name, version ("": not there), of the job's python
+    # Name, version ("": not there), of the job's python.
+    packages: Annotated[Tuple[Tuple[f.Label, f.Label], ...], _SOME] = ()
     job_proxies: Annotated[Tuple[f.Label, ...], _SOME] = ()  # names, in a rank's environment
     no_proxy: f.Label = ""
     # Of mode mpi: what mpirun --version printed ("": there is none; None: not asked), and the daemons that are there.

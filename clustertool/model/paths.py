@@ -44,9 +44,8 @@ class JobPaths:
         self.events = self.of(OURS, "events.jsonl")
         self.spec = self.of(OURS, "spec.json")
         self.ledger = posixpath.join(base, OURS, "jobs", job + ".json")  # node/jobs/ledger.py
-        self.kept = posixpath.join(
-            base, OURS, "kept", job
-        )  # further names of its records: node/supervisor/log_keeper.py
+        # Further names of its records: node/supervisor/log_keeper.py.
+        self.kept = posixpath.join(base, OURS, "kept", job)
         self.queue = posixpath.join(queue(base), job)  # node/storage/submissions.py
         self.seen = self.of(OURS, "seen")  # every descendant ever seen: one `pid start` a line
         self.growth = self.of(OURS, "growth.jsonl")  # (time, log, size) of growing logs, one JSON list a line

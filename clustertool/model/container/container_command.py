@@ -274,9 +274,8 @@ def command(
         [f"--security-opt={_NO_PRIVILEGES}"] if not any(_NO_PRIVILEGES in one for one in container["options"]) else []
     )
     made += ["--entrypoint=sh", f"--name={name}", *_labels(spec), *_user(container)]
-    made += (
-        ["--pids-limit=-1"] if container["process_limit"] else []
-    )  # a rank has threads for each core, and data loaders
+    # A rank has threads for each core, and data loaders.
+    made += ["--pids-limit=-1"] if container["process_limit"] else []
     made += [f"--ulimit={limit}={soft}:{hard}" for limit, (soft, hard) in around.limits.items() if limit != _MEMORY]
     made += [f"--workdir={spec['work_dir']}", *(_mount(path, path) for path in mounts)]
     made += [_mount(JobPaths.at(spec["job_dir"]).of(OURS, file), f"/etc/{file}") for file in around.accounts]

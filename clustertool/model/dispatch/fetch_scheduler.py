@@ -167,9 +167,8 @@ class FetchScheduler:
         wanted = self._degree + idle if self.lacking else 0
         others = [one for one in self._listed if one not in self._sources and self._retry_at.get(one, 0.0) <= now]
         used = sum(not source.old for source in self._sources.values())
-        if (
-            idle
-        ):  # room for others, which may have what is lacking. Without others each source is kept: it may still get it.
+        # Room for others, which may have what is lacking. Without others each source is kept: it may still get it.
+        if idle:
             useless = [one for one in self._sources.values() if one.connected and not one.has & self.lacking]
             for source in useless[: max(0, used + len(others) - wanted)]:
                 actions += self._drop(source, "", now)

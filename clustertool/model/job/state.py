@@ -53,9 +53,8 @@ class JobStatus:
     """
 
     def __init__(self, plan: Optional[Mapping[Key, int]] = None) -> None:
-        self.job = self.mode = self.owner = self.command = self.title = (
-            ""  # title: the name that the user gave to the job
-        )
+        # title: the name that the user gave to the job
+        self.job = self.mode = self.owner = self.command = self.title = ""
         self.created = 0.0
         self.nodes: Dict[int, NodeStatus] = {}
         self.processes: Dict[Key, ProcessStatus] = {}
@@ -63,9 +62,8 @@ class JobStatus:
         self.ended = 0.0  # when the last node recorded the outcome
         self.silent: Container[int] = ()  # nodes that do not answer
         self.engine_end = ""  # why the job has ended, where its engine has proved that and no node has recorded it
-        self.cause: Optional[Tuple[str, int]] = (
-            None  # why nodes were lost, and the exit code of that, as the engine knows it
-        )
+        # Why nodes were lost, and the exit code of that, as the engine knows it.
+        self.cause: Optional[Tuple[str, int]] = None
         self.plan = plan
         self._begun: Set[int] = set()  # nodes of which a first event was read
         self._led = 0  # the newest attempt that the coordinator has begun

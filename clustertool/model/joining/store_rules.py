@@ -104,9 +104,8 @@ def standing(content: StoreContent, claim: StoreRecord) -> Standing:
     if record.epoch == claim.epoch and record.incarnation == claim.incarnation:
         return Standing.WON
     if record.attempt >= claim.epoch or (record.nodes, record.restarts) != (claim.nodes, claim.restarts):
-        return (
-            Standing.LOST
-        )  # in the second case the claim was made from an older record, and misses nodes that may have ranks
+        # In the second case the claim was made from an older record, and misses nodes that may have ranks.
+        return Standing.LOST
     return Standing.WAIT if other else Standing.CLAIM
 
 

@@ -84,9 +84,8 @@ class ListeningMessage(Envelope):
 
 class ExitedMessage(Envelope):
     type: Literal["exited"]
-    exits: Sequence[
-        Tuple[object, ...]
-    ]  # what one supervisor reaped in one go: the first MESSAGE_FIELDS of each RankExit
+    # What one supervisor reaped in one go: the first MESSAGE_FIELDS of each RankExit.
+    exits: Sequence[Tuple[object, ...]]
 
 
 class QuietMessage(Envelope):

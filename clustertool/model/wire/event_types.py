@@ -62,9 +62,8 @@ class JobHeader(_JobId, total=False):
     same_command: f.Label
     mode: f.Label
     command: str
-    image: (
-        f.Label
-    )  # of its containers, as the user named it, with its digest on this node; without containers none of them
+    # Of its containers, as the user named it, with its digest on this node; without containers none of them.
+    image: f.Label
     digest: f.Label
     runtime: f.Label
     skew: f.Seconds  # by which this node's clock was ahead of the laptop's; 0 if they were few

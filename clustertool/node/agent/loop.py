@@ -129,9 +129,8 @@ class Agent(PlacingContext):
     def _dispatch(self, header: Header, payload: bytes) -> None:
         type, number = str(header["type"]), header.get("id")  # a request without a number wants no answer
         if type in _RELAY_ORDERS:
-            if (
-                self.relay is not None
-            ):  # while it is busy nothing more is read from the laptop, which so sends no faster
+            # While it is busy nothing more is read from the laptop, which so sends no faster.
+            if self.relay is not None:
                 self.relay.send(header, payload)
             return
         kind = REQUESTS[type]

@@ -138,9 +138,8 @@ class EpochLoop:
     def _take_over(self, won: Won) -> MemberPlace:
         """Coordinate from now on. Nodes of the last epoch may have ranks until they join, or their leases end."""
         now, elastic, lease = boottime(), self._node.join.job.elastic, ttl(self._node.join.cluster.loss_timeout)
-        again = self._node.known < 0 and bool(
-            self._node.join.engine
-        )  # it has started the job again, all nodes together
+        # It has started the job again, all nodes together.
+        again = self._node.known < 0 and bool(self._node.join.engine)
         worked = self._gathering.before.since or won.at  # a member that was in no epoch does not know it
         self._node.join = replace(self._node.join, coordinator=won.place)
         self._gathering = Gathering(

@@ -124,9 +124,8 @@ def _output(asked: JobEnvironment, process: ProcessCommand, limit: float) -> Tup
 
 
 def _problem(code: int, output: str, prelude: bool, limit: float) -> Problem:
-    last = "; ".join(output.strip().splitlines()[-2 if prelude else -1 :])[
-        -_SHOWN:
-    ]  # behind a prelude, ours is the last line
+    # Behind a prelude, ours is the last line.
+    last = "; ".join(output.strip().splitlines()[-2 if prelude else -1 :])[-_SHOWN:]
     fix = "try the lines of PRELUDE there by hand" if prelude else "install python3, or set PATH in PRELUDE"
     name = "PRELUDE and python3" if prelude else "the job's python3"
     if code == -1:
