@@ -21,9 +21,11 @@ _MOST, _LEAST = 240, 40  # of one curve
 
 
 def build_report(fleet: Fleet, job: ListedJob, caller: Caller) -> ReportModel:
-    """Build the report of a job. Raises NotFound for a job that has not started.
+    """Ask all nodes for a job's records, with fewer points a curve in a larger job, and build the report of them.
 
-    fleet.failed has the nodes without an answer.
+    Its notes, which it shows, name the nodes whose records are missing and the SECRETS that are not set here and so not masked;
+    the latter is a warning of the caller, too. fleet.failed gets the error of each node without an answer. Raises NotFound if
+    no node that answered has an event of the job, or the nodes' errors if some did not answer.
     """
     processes = 8 * max(1, job["total"])  # before the nodes' records are read only the number of nodes is known
     points = max(_LEAST, min(_MOST, _POINTS // processes))

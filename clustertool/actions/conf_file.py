@@ -53,7 +53,10 @@ class NotNeeded(ConfigError):
 
 
 def find(given: str) -> Path | None:
-    """Find the conf.py of `--conf`, else the nearest one of the search, else None. Raises ConfigError if `given` is no file."""
+    """Find the conf.py: `given` (--conf), else the nearest one in the current folder or above, else None.
+
+    Raises ConfigError if `given` is no file.
+    """
     if given:
         if not os.path.isfile(given):
             raise ConfigError(f"there is no {given}", "give the path of your conf.py")
@@ -62,11 +65,11 @@ def find(given: str) -> Path | None:
 
 
 def read(given: str, keys: Collection[str], nodes_known: bool, optional: bool) -> tuple[Path | None, dict[str, object]]:
-    """Read the path that find() gives and the keys of this file; {} without one.
+    """Find and run conf.py, and return (its path, {key: value}), or (None, {}) if there is none.
 
-    A file that was found is checked, one that the user named is not. keys: all that there are. optional: the command needs no
-    conf.py, so one of another program is left out. nodes_known: one that another user can have written, or that cannot
-    be read, is left out as well. Raises ConfigError, NotNeeded.
+    A file that `given` names is run unchecked. One that the search found is run only if no other user can have written it (else
+    ConfigError, or NotNeeded with nodes_known), and with `optional` only if it looks like clustertool's own: else NotNeeded.
+    keys: the names of all keys. nodes_known: the nodes are named without it. Raises ConfigError also for an error in the file.
     """
     path = find(given)
     if path is None:
@@ -91,7 +94,11 @@ def read(given: str, keys: Collection[str], nodes_known: bool, optional: bool) -
 
 
 def _kind(text: bytes, keys: Collection[str]) -> str:
-    """Determine whose conf.py it is, by the names in capitals that it sets, before it is run. keys: all that there are."""
+    """Guess from the text of a conf.py, without running it, whether it is clustertool's (_OURS), another program's, or unclear.
+
+    It compares the names in capitals that the text sets with `keys`, the names of all keys. A text that Python cannot parse is
+    _OURS if a line begins with a key. _UNCLEAR: it sets names that the text does not show (import *, exec).
+    """
     try:
         nodes = list(ast.walk(ast.parse(text)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -107,9 +114,9 @@ def _kind(text: bytes, keys: Collection[str]) -> str:
 
 
 def _folders() -> Iterator[Path]:
-    """Yield the current folder and those above it, by their physical paths. The home folder or a mount point is the last one.
+    """Yield the current folder and those above it, by their physical paths, up to the home folder or a mount point.
 
-    Raises ConfigError where the current folder was removed.
+    Raises ConfigError if the current folder was removed.
     """
     try:
         here = Path.cwd()
@@ -122,6 +129,7 @@ def _folders() -> Iterator[Path]:
 
 
 def _read_named(path: Path) -> bytes:
+    """Read the file that --conf names. Raises ConfigError if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -129,9 +137,9 @@ def _read_named(path: Path) -> bytes:
 
 
 def _read_found(path: Path) -> bytes:
-    """Read a conf.py that the search found. Raises ConfigError if another user can have written it.
+    """Check that only root and the user can have written the conf.py of the search, or changed its folders, and read it.
 
-    The file that is checked is the one that is read. A link is followed if root or the user made it.
+    The open file is checked again. A link is followed if root or the user made it. Raises ConfigError.
     """
     folders = [folder for folder in _folders() if folder.is_relative_to(path.parent)]
     target = path
@@ -153,7 +161,10 @@ def _read_found(path: Path) -> bytes:
 
 
 def _check(what: Path, info: os.stat_result, conf: Path, handle: int = -1) -> None:
-    """Raise ConfigError if another user can have written `what`, so that `conf` is not run. handle: it is open there."""
+    """Raise ConfigError, which says that `conf` is not run, if another user can have written the file or folder `what`.
+
+    info: its stat. handle: its descriptor if it is open, else -1.
+    """
     problem = ownership.problem(handle if handle >= 0 else str(what), info, sticky=True)
     if problem:
         fix = f"remove what is not yours, or correct it (chown, chmod go-w); if you trust it: --conf {conf}; else {NO_CONF}"
@@ -161,12 +172,16 @@ def _check(what: Path, info: os.stat_result, conf: Path, handle: int = -1) -> No
 
 
 def _execute(path: Path, text: bytes) -> dict[str, object]:
-    """Run conf.py once; its names in capitals are the keys. Raises ConfigError for what it raises, with the line."""
+    """Run conf.py, one at a time, and return {name: value} of its names in capitals without a leading underscore.
+
+    Raises ConfigError for an exception of it, with the line, and if it sets no such name.
+    """
     with _EXECUTING:
         return _executed(path, text)
 
 
 def _executed(path: Path, text: bytes) -> dict[str, object]:
+    """Run conf.py as the module `conf` without writing bytecode, and return its keys: see _execute()."""
     module = ModuleType("conf")
     module.__file__ = str(path)
     before, sys.modules["conf"] = sys.modules.get("conf"), module  # as an import does: dataclasses read it
@@ -191,6 +206,7 @@ def _executed(path: Path, text: bytes) -> dict[str, object]:
 
 
 def _line_of(error: BaseException, path: Path) -> str:
+    """Return ", line N" for the innermost line of the file `path` in the traceback of an error, "" if it has none."""
     trace, line = error.__traceback__, ""
     while trace:
         if trace.tb_frame.f_code.co_filename == str(path):

@@ -33,12 +33,12 @@ class Fetched:
 
 
 def is_inside(path: str) -> bool:
-    """Check that it is a relative path that does not leave its folder."""
+    """Check that a path is relative, not empty, and has no ".." and no NUL, so that it does not leave its folder."""
     return bool(path) and not path.startswith("/") and ".." not in path.split("/") and "\0" not in path
 
 
 def require_inside(path: str) -> None:
-    """Raise UsageError for a path that leaves the job's directory."""
+    """Raise UsageError for a --path that leaves the job's directory. An empty one is the default."""
     if path and not is_inside(path):
         what = f"--path {path!r} is not inside the job's directory"
         raise UsageError(what, "the relative path of a folder or a file, such as log or output/model.pt")
@@ -47,10 +47,11 @@ def require_inside(path: str) -> None:
 def fetch_output(
     fleet: Fleet, check: Check, job: str, to: Path, rank: str = "0", role: str = "trainer", path: str = ""
 ) -> dict[int, Fetched]:
-    """Copy `path` of the job (default: its output) of one rank into `to`, of all ranks into a folder each in it.
+    """Copy `path` of a job (default: its output) from the nodes to this machine, and return {rank: what was copied}.
 
-    rank: a number, or "all". Raises NotFound, DispatchError, Unreachable. With "all", fleet.failed has the nodes without
-    an answer.
+    rank: a number, whose files go into `to`, or "all": those of each rank of the role go into a folder of its own in `to`.
+    Raises NotFound, DispatchError, Unreachable. With "all", fleet.failed gets the errors of nodes without an answer, or without
+    records.
     """
     answers = fleet.ask_all(STATUS({"job": job}))
     places = _places(fleet, job, answers, role, rank)
@@ -62,14 +63,15 @@ def fetch_output(
 
 
 def _folder(to: Path, asked: str, role: str, rank: int) -> Path:
-    """DIR for one rank; of all trainers DIR/rank3, of another role DIR/pserver3."""
+    """Return the folder for the files of a rank: `to`; with "all" to/rank3 for a trainer, to/pserver3 for another role."""
     return to / f"{'rank' if role == 'trainer' else role}{rank}" if asked == "all" else to
 
 
 def _places(fleet: Fleet, job: str, answers: dict[int, StatusAnswer], role: str, asked: str) -> dict[int, int]:
-    """Map ranks within the role to the nodes that ran them, of nodes that answered.
+    """Map the requested ranks of a role ("all" or a number) to the nodes that ran them, of nodes that have answered.
 
-    Raises what kept a node from it, or NotFound.
+    With "all", fleet.failed gets NotFound for each node that has no records. Raises the nodes' errors if no such rank is left,
+    else NotFound.
     """
     planned = {process.rank: process.node for process in read(answers).of(role)}
     found = {rank: node for rank, node in planned.items() if node in answers and (asked == "all" or rank == int(asked))}
@@ -86,9 +88,10 @@ def _places(fleet: Fleet, job: str, answers: dict[int, StatusAnswer], role: str,
 
 
 def _pull(fleet: Fleet, check: Check, job: str, answer: StatusAnswer, node: int, path: str, to: Path) -> Fetched:
-    """Copy from the job's own directory, else from the one in which it works, which lay on the node before.
+    """Copy `path` of one node into `to`: from the job's directory or, if it has no files, from the one in which it worked.
 
-    In each of them `path` is a folder, else a file. Raises NotFound.
+    In each of them `path` (default: the recorded output) is tried as a folder, then as a file. Returns a Fetched without files
+    if all that was found is an empty folder. Raises NotFound.
     """
     header = next((event for event in answer["events"] if event["type"] == "job"), None)
     recorded = header.get("output", "output") if header else "output"
@@ -120,7 +123,10 @@ def _pull(fleet: Fleet, check: Check, job: str, answer: StatusAnswer, node: int,
 def _pull_folder(
     fleet: Fleet, check: Check, job: str, node: int, place: str, wanted: str, to: Path
 ) -> tuple[Copied, tuple[SharedFile, ...]]:
-    """Copy a folder; of one in which several jobs have run, the files that are this job's by their times. Raises NotFound."""
+    """Copy a folder of a node into `to`, and return what was copied, and its files that are not surely the job's own.
+
+    Of a folder in which several jobs have run, only the files that are this job's by their times are copied. Raises NotFound.
+    """
     folder = NodeFolder(fleet, node, posixpath.join(place, wanted))
     spans = _spans(fleet, job, node, place, wanted)
     if spans is None:
@@ -137,7 +143,10 @@ def _pull_folder(
 
 
 def _spans(fleet: Fleet, job: str, node: int, place: str, path: str) -> tuple[WriteSpan, list[WriteSpan]] | None:
-    """Read when the job could write there, and when others could; None for a place of the job alone."""
+    """Ask a node when this job could write below `place`, and when other jobs could: return (span, spans of the others).
+
+    None if only this job has worked there.
+    """
     answer = fleet.ask_one(node, SPANS({"job": job, "dir": posixpath.join(place, path), "path": path}))
     spans = [WriteSpan(*row) for row in answer["spans"]]
     own = next((span for span in spans if span.job == job), None)

@@ -57,16 +57,19 @@ class ListedJob(TypedDict):
 
 
 def doubt(fleet: Fleet, job: ListedJob, answers: Mapping[int, StatusAnswer]) -> None:
-    """Record an error for each node that answered that it cannot know what became of a job, for the exit code."""
+    """Set fleet.failed of each node that answered that it does not know what became of the job, for the exit code.
+
+    Not if the engine knows it: see proof().
+    """
     for node, answer in answers.items():
         if answer.get("unknown") and proof(fleet, job) is None:
             fleet.failed[node] = unknown_end(job["id"], str(answer["unknown"]), fleet.name(node))
 
 
 def proof(fleet: Fleet, job: ListedJob) -> Description | None:
-    """Return what the engine knows, if it proves that the job runs or has ended.
+    """Return the engine's description of a job if it says that the job runs or has ended, and the agents are not on its nodes.
 
-    None if it does not know, or if the agents know more because they run on the nodes of the job.
+    Else None: the engine does not know, or the agents know more.
     """
     known = job["known"]
     decided = known is not None and known.state in (EngineState.RUNNING, EngineState.ENDED)
@@ -79,12 +82,15 @@ def unknown_end(job: str, why: str, node: str = "") -> PreflightError:
 
 
 def ask_jobs(fleet: Fleet, prefix: str, timeout: float = 60.0) -> dict[int, JobsAnswer]:
-    """Ask the nodes what they know of the jobs that are called so."""
+    """Ask all nodes for their records of jobs whose id or name begins with `prefix`, "" for all jobs: {agent: answer}.
+
+    timeout: seconds. fleet.failed gets the errors of the others.
+    """
     return fleet.ask_all(LIST_JOBS({"job": prefix}), timeout)
 
 
 def warn_of_remains(engine: Engine, answers: Mapping[int, JobsAnswer]) -> None:
-    """Name the processes that no supervisor ends any more: of jobs that the nodes know, and orphans below other ROOT_DIRs."""
+    """Warn of processes that no supervisor ends any more, of jobs in the nodes' answers, and do warn_of_orphans()."""
     for job, parts in listings(answers).items():
         left = {engine.fleet.name(agent): part["left"] for agent, part in parts.items() if part.get("left")}
         if left:
@@ -93,7 +99,7 @@ def warn_of_remains(engine: Engine, answers: Mapping[int, JobsAnswer]) -> None:
 
 
 def warn_of_orphans(engine: Engine, answers: Mapping[int, JobsAnswer]) -> None:
-    """Name the processes of jobs below other ROOT_DIRs that have no record. Several nodes can be one machine."""
+    """Warn of processes of jobs whose directory was removed, once for each directory, with the nodes that have some."""
     ours = {job.get("dir") for answer in answers.values() for job in answer["jobs"]}
     found = [(one, engine.fleet.name(agent)) for agent, answer in answers.items() for one in answer.get("orphans", ())]
     for (folder, number), names in grouped(((str(folder), number), name) for (folder, number), name in found).items():
@@ -103,7 +109,10 @@ def warn_of_orphans(engine: Engine, answers: Mapping[int, JobsAnswer]) -> None:
 
 
 def ask_engine(engine: Engine, answers: Mapping[int, JobsAnswer], prefix: str) -> Described:
-    """Ask the engine what it knows of the jobs that are called so. An engine that cannot be asked is a warning."""
+    """Ask the engine for its descriptions of jobs: of those that the nodes' answers list, and of those that `prefix` can mean.
+
+    If the engine cannot be asked, warn and return {}.
+    """
     try:
         found = engine.describe(answers)
     except ClustertoolError as error:
@@ -114,16 +123,17 @@ def ask_engine(engine: Engine, answers: Mapping[int, JobsAnswer], prefix: str) -
 
 
 def state_text(known: Description) -> str:
-    """Describe the state of a job as its engine has it."""
+    """Describe in words the state in which an engine has a job: its place in the queue, or the state and the reason."""
     if known.state is EngineState.QUEUED:
         return queue_text(known.reason, known.since, known.expected)
     return str(known.state) + f": {known.reason}" * bool(known.reason)
 
 
 def merge_answers(answers: Mapping[int, JobsAnswer], known: Described = _NOTHING) -> list[ListedJob]:
-    """Merge all nodes' summaries to one entry a job, newest first. The worst state is the job's, a verdict beats a guess.
+    """Merge the answers of all nodes, and what the engine knows (`known`), to one entry for each job, newest first.
 
-    known: what the engine knows beyond that: of jobs that are queued, and of those whose nodes are gone.
+    Of the nodes' states the worst one counts, and a recorded outcome before a guess. Jobs without a record are listed if the
+    engine has them as queued or running, or knows why they have ended.
     """
     listed = listings(answers)
     found = [_merge(job, list(parts.values()), known.get(job)) for job, parts in listed.items()]
@@ -132,12 +142,12 @@ def merge_answers(answers: Mapping[int, JobsAnswer], known: Described = _NOTHING
 
 
 def _is_listed(known: Description) -> bool:
-    """Check whether a job without a record on a node is listed: it has no end, or its engine knows why it has one."""
+    """Check whether a job without a record is listed: its engine has it as queued or running, or knows why it has ended."""
     return known.state in _UNSEEN or known.cause is not None
 
 
 def listings(answers: Mapping[int, JobsAnswer]) -> dict[str, dict[int, JobSummary]]:
-    """Convert all nodes' summaries to {job: {agent: its summary}}. An agent lists a job once; what it adds is left out."""
+    """Convert the nodes' answers to {job: {agent: summary}}. Of several summaries of a job by one agent the first counts."""
     found: dict[str, dict[int, JobSummary]] = {}
     for agent, answer in answers.items():
         for summary in answer["jobs"]:
@@ -146,9 +156,9 @@ def listings(answers: Mapping[int, JobsAnswer]) -> dict[str, dict[int, JobSummar
 
 
 def _merge(job: str, parts: list[JobSummary], known: Description | None) -> ListedJob:
-    """Merge the nodes' parts of a job, and what its engine knows, to one entry. The job may be queued again.
+    """Merge the nodes' summaries of a job, and what its engine knows, to one entry.
 
-    A node can pretend to be that of the coordinator.
+    If the engine has it queued again and no process of it may run, the entry is that of a queued job.
     """
     recorded = [read_part(part) for part in parts]
     over = any(part.state in OUTCOMES for part in recorded)
@@ -182,9 +192,9 @@ def _merge(job: str, parts: list[JobSummary], known: Description | None) -> List
 
 
 def _corrected(part: NodePart, known: Description | None, over: bool) -> NodePart:
-    """Correct the part of a node by what the engine knows.
+    """Return the part of a node, with the state corrected by what the engine knows (correct_state()).
 
-    An agent that is not on that node cannot know what runs there.
+    over: a node has an outcome.
     """
     state = correct_state(part.state, known, over)
     if known is None or state is part.state:
@@ -193,7 +203,7 @@ def _corrected(part: NodePart, known: Description | None, over: bool) -> NodePar
 
 
 def _unseen(job: str, known: Description) -> ListedJob:
-    """Describe a job that the engine alone knows: it is queued, its nodes have no record yet, or their records are gone."""
+    """Build the entry of a job of which no node has a record from the engine's description."""
     ended = known.state is EngineState.ENDED
     code = known.cause[1] if known.cause is not None and ended else None
     state = JobState.SUCCEEDED if code == 0 else UNRECORDED[known.state]
@@ -223,10 +233,10 @@ def _unseen(job: str, known: Description) -> ListedJob:
 def attach_to(
     engine: Engine, prefix: str, exact: bool = False, queued: bool = False, running: bool = False
 ) -> ListedJob:
-    """Choose the job that a verb is about, as choose() does, and reduce the fleet to its nodes, numbered as the job does.
+    """Choose a job as choose() does, and reduce the fleet to its nodes, with the numbers that they have in the job.
 
-    queued: the caller can do something for a job of which no node has a record: recorded(). Else it is NotFound. Of a fleet
-    that was opened with a lag, nodes are late after this only if they cannot change which job is meant.
+    It warns of processes that are left. A job of which no node has a record raises no_record(), or with `queued` is returned,
+    and the fleet stays as it is. Late nodes of a fleet (opened with a lag) are waited for only if they can change the choice.
     """
     fleet = engine.fleet
     answers = ask_jobs(fleet, prefix)
@@ -247,7 +257,7 @@ def attach_to(
 
 
 def _is_decided(fleet: Fleet, answers: Mapping[int, JobsAnswer], prefix: str) -> bool:
-    """Check whether late nodes cannot change which job is meant: its id is complete, or it has all of them."""
+    """Check whether late nodes cannot change which job `prefix` means: it is a complete id, or all of them are the job's."""
     found = _meant(merge_answers(answers), prefix)
     if not found or (prefix and len(found) > 1):
         return False
@@ -256,9 +266,9 @@ def _is_decided(fleet: Fleet, answers: Mapping[int, JobsAnswer], prefix: str) ->
 
 
 def is_certain(job: ListedJob, typed: str) -> bool:
-    """Check whether --job means this job, whatever other nodes have: by its complete id.
+    """Check whether what was typed is the complete id of this job, so that no record of another node can change the choice.
 
-    After a job with the id of --job-id has ended, there may be a newer one; while it runs there is none.
+    The id of --job-id counts only while the job runs: after its end a newer job can have it.
     """
     if not job["asked"]:
         return typed == job["id"]
@@ -266,19 +276,19 @@ def is_certain(job: ListedJob, typed: str) -> bool:
 
 
 def is_waiting(engine: Engine, job: ListedJob) -> bool:
-    """Check whether an engine with a queue has not started the job so far. It may have placed it on the nodes."""
+    """Check whether a job is queued, or starts with an engine that has a queue."""
     return job["queued"] is not None or (engine.capabilities.queues and job["state"] is JobState.STARTING)
 
 
 def has_records(job: ListedJob) -> bool:
-    """Return whether nodes have records of this start of the job."""
+    """Check whether a node has a record of the job, and it is not queued (again)."""
     return job["queued"] is None and bool(job["seen_on"])
 
 
 def require_known(job: ListedJob) -> None:
-    """Raise PreflightError for a job of which the nodes do not know what became of it, since it cannot be followed.
+    """Raise PreflightError for a job of which the nodes do not know what became of it: it cannot be followed.
 
-    Of a job that only its engine knows, raise the end: NodeLost, or NotFound for a success.
+    For a job that has ended and has no records, raise NodeLost with the engine's exit code, or NotFound if it has succeeded.
     """
     if job["state"] is JobState.UNKNOWN:
         raise unknown_end(job["id"], job["reason"])
@@ -290,7 +300,7 @@ def require_known(job: ListedJob) -> None:
 
 
 def no_record(job: ListedJob) -> NotFound:
-    """Make the error of a request for the records of a job of which no node has one."""
+    """Build the error for a job of which no node has a record, with its place in the queue or why it has ended, if known."""
     about, what = job["queued"], f"job {job['id']}: no node has a record of it"
     if about is not None:
         return NotFound(f"{what} ({state_text(about)})", f"{PROGRAM} attach --job {job['id']} waits for its start")
@@ -298,7 +308,7 @@ def no_record(job: ListedJob) -> NotFound:
 
 
 def without_records(job: ListedJob, error: NotFound) -> NotFound:
-    """Add the reason, where the engine knows it, to the error of a request for a rank of which nothing is recorded."""
+    """Return the error, with the reason why the engine has ended the job's nodes added if it knows that."""
     known = job["known"]
     if known is None or known.cause is None:
         return error
@@ -307,17 +317,14 @@ def without_records(job: ListedJob, error: NotFound) -> NotFound:
 
 
 def lost_nodes(why: str, code: int) -> NodeLost:
-    """Make the error of a job whose nodes its engine has ended."""
+    """Build the NodeLost, with exit code `code`, for a job whose nodes its engine has ended."""
     error = NodeLost(why, "the job has ended on the other nodes")
     error.code = code
     return error
 
 
 def pick(engine: Engine, prefix: str) -> ListedJob:
-    """Ask the nodes, and choose the job by its id, a unique prefix of it or its name, or the newest.
-
-    Raises NotFound, UsageError.
-    """
+    """Ask the nodes and the engine for jobs, warn of processes that are left, and choose a job: see choose()."""
     answers = ask_jobs(engine.fleet, prefix)
     warn_of_remains(engine, answers)
     return choose(engine.fleet, answers, prefix, known=ask_engine(engine, answers, prefix))
@@ -331,10 +338,11 @@ def choose(
     exact: bool = False,
     known: Described = _NOTHING,
 ) -> ListedJob:
-    """Choose a job as pick() does, or the only running one, of answers that are there.
+    """Choose a job from the nodes' answers: by its id, its name or a unique prefix of the id, with "" the newest.
 
-    Where nodes are missing, their failures are raised instead of NotFound. exact: `prefix` is a whole id, no name of several
-    jobs.
+    running: with "" the only one that runs, instead. exact: `prefix` is a complete id. known: see merge_answers(). Raises
+    UsageError if several match; NotFound, or instead the errors of nodes that did not answer; PreflightError if it is not known
+    whether one runs.
     """
     try:
         return _picked(
@@ -351,14 +359,13 @@ def choose(
 def where(
     listed: Mapping[int, JobSummary], answers: Mapping[int, JobsAnswer], hosts: Sequence[Host], total: int = 0
 ) -> tuple[dict[int, int], list[str]]:
-    """Map the nodes of a job, by its numbers, to the agents that have their records, and name all its nodes.
+    """Return ({node: agent}, names): which agent has the records of which node of a job, and the names of all its nodes.
 
-    A job may have had a part of HOSTS only, or other HOSTS.
+    listed: {agent: summary of the job}. answers: of all agents that answered. hosts: those of conf.py, which can differ from
+    those of the job. total: the number of nodes, for a job whose nodes are not named.
 
-    listed: {agent: summary of the job}. answers: of all agents that answered. A node may claim any number. So a host that
-    conf.py names as the job does has the node of that name. A claim counts only for a name that is not in conf.py,
-    or whose host answered that it does not have the job. hosts: those of conf.py. total: how many nodes the job has, where that
-    is known without a record.
+    A node may claim any number. So a host that conf.py names as the job does has the node of that name. A claim counts only for
+    a name that is not in conf.py, or whose host answered that it does not have the job.
     """
     names = _nodes(listed.values()) or [f"node {node}" for node in range(total)]
     ours = {host.name: host.index for host in hosts}
@@ -373,7 +380,10 @@ def where(
 
 
 def _nodes(parts: Iterable[JobSummary]) -> list[str]:
-    """Return the names of a job's nodes, as most of the nodes that name them do."""
+    """Return the names of a job's nodes: the list that most summaries have, [] if none has one.
+
+    For elastic jobs: _names_of_epochs().
+    """
     parts = list(parts)
     if any(part.get("elastic") for part in parts):
         return _names_of_epochs(part["nodes"] or [] for part in parts)
@@ -382,9 +392,9 @@ def _nodes(parts: Iterable[JobSummary]) -> list[str]:
 
 
 def _names_of_epochs(lists: Iterable[Sequence[str]]) -> list[str]:
-    """Return the names of the nodes of an elastic job: for each number that which most nodes have.
+    """Return the names of the nodes of an elastic job: for each number the name in most lists, "nodeN" if none has one.
 
-    A node knows those that have joined while it took part.
+    A node knows only the nodes that joined while it took part.
     """
     votes: list[Counter[str]] = []
     for names in lists:
@@ -395,10 +405,12 @@ def _names_of_epochs(lists: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _meant(found: list[ListedJob], prefix: str) -> list[ListedJob]:
+    """Select the jobs that `prefix` means by id, requested id or name; all of them for ""."""
     return meant(prefix, found, lambda job: (job["id"], job["asked"], job["name"])) if prefix else found
 
 
 def _picked(found: list[ListedJob], prefix: str, running: bool) -> ListedJob:
+    """Choose the job that `prefix` means; with "" the newest one, or the only one that runs. Raises NotFound, UsageError."""
     if prefix:
         found = _meant(found, prefix)
         if not found:
@@ -414,6 +426,10 @@ def _picked(found: list[ListedJob], prefix: str, running: bool) -> ListedJob:
 
 
 def _only_running(found: list[ListedJob]) -> ListedJob:
+    """Return the only job that may run.
+
+    Raises UsageError for several, PreflightError if there are only unknown ones, NotFound.
+    """
     running = [job for job in found if may_start(job) and job["state"] is not JobState.UNKNOWN]
     if len(running) > 1:
         raise UsageError(f"several jobs run: {_job_ids(running)}", "name one with --job; stop --all ends all")
@@ -429,7 +445,7 @@ def _only_running(found: list[ListedJob]) -> ListedJob:
 
 
 def may_start(job: ListedJob) -> bool:
-    """Check whether processes of a job may live, or may start without a further command."""
+    """Check whether processes of a job may live, or whether it is queued, so that it starts without a further command."""
     return job["part"].may_run or job["state"] is JobState.QUEUED
 
 

@@ -43,9 +43,9 @@ _RESTORE = 12.0  # the same where an engine may have the logs of ended nodes, wh
 
 
 def attached(fleet: Fleet, job: str, node: int = COORDINATOR_NODE) -> None:
-    """Report to the job that it is followed: --lease counts from the last such report.
+    """Send ATTACHED to the agent of a node of the job, if it is connected: --lease counts from the last such message.
 
-    node: of the job, which passes it on to the coordinator.
+    The node passes it on to the coordinator.
     """
     if node in fleet.agents:
         fleet.agents[node].send(ATTACHED({"job": job}))
@@ -65,18 +65,20 @@ class Inbox:
         self._closed = True
 
     def put(self, node: int, header: StreamFrame, payload: bytes) -> None:
+        """Append a frame. If the queue is full, wait until there is room or the inbox is closed; then the frame is dropped."""
         while not self._closed:
             with contextlib.suppress(queue.Full):
                 self._frames.put((node, header, payload), timeout=_FULL)
                 return
 
     def get(self, wait: float) -> Frame | None:
+        """Return the next frame, or None if none comes in `wait` seconds."""
         with contextlib.suppress(queue.Empty):
             return self._frames.get(timeout=wait)
         return None
 
     def frames(self, check: Check) -> Iterator[Frame]:
-        """Yield every frame, and wait for the next one. Raises what `check` raises."""
+        """Yield the frames without end, and wait for each. Calls `check` several times a second, and raises what it raises."""
         while True:
             check()
             frame = self.get(0.1)
@@ -101,11 +103,12 @@ class NodeQueues:
                 inbox.close()
 
     def put(self, node: int, header: StreamFrame, payload: bytes) -> None:
+        """Append a frame to the queue of its node, and wait while that is full. After close() frames are dropped."""
         if not self._closed:
             self._of(node).put(node, header, payload)
 
     def next(self, node: int) -> Frame:
-        """Wait for this node's next frame. Raises what `check` raises."""
+        """Wait for the next frame of a node and return it. Raises what `check` raises."""
         return next(self._of(node).frames(self._check))
 
     def _of(self, node: int) -> Inbox:
@@ -124,9 +127,9 @@ class EngineQuestion:
         self.reason = ""
 
     def ended_for(self, now: float) -> float:
-        """Ask the engine now and then, and count the seconds since it was known that the job has ended; 0.0 before.
+        """Return for how many seconds it is known that the job has ended; 0.0 before.
 
-        Call it regularly. now: time.monotonic().
+        Every few seconds it asks the engine, in a thread, so call it regularly. now: time.monotonic().
         """
         if self._ask is not None and self._since is None and not self._asking and now >= self._next:
             self._asking, self._next = True, now + _ASK
@@ -134,6 +137,7 @@ class EngineQuestion:
         return now - self._since if self._since is not None else 0.0
 
     def _question(self, ask: Callable[[str], str | None]) -> None:
+        """Ask the engine, and store the reason and the time if it answers that the job has ended."""
         try:
             found = ask(self._job)
             if found is not None:
@@ -162,22 +166,31 @@ class LostNodes:
         self._quiet_since: float | None = None  # since when all nodes have ended, and none knows how the job has
 
     def take(self, frame: Frame) -> None:
+        """Note whether the job is elastic, by a frame with the header of the job."""
         header = frame[1]
         if header["type"] == "events" and not self._elastic:
             self._elastic = any(event.get("type") == "job" and "lead" in event for event in header["events"])
 
     def pause(self, node: int) -> float:
-        """Compute the seconds before the next attempt to open a lost connection."""
+        """Return the seconds before the next attempt to connect to a node.
+
+        1.0; for a lost node of an elastic job they double with each call, up to 30.
+        """
         if not (self._elastic and self._follower.lost(node)):
             return _RETRY
         self._tries[node] += 1
         return _retry_pause(self._tries[node] - 1)
 
     def returned(self, node: int) -> None:
+        """Reset the pauses of a node to which the connection was opened again."""
         self._tries[node] = 0
         self._next[node] = 0.0
 
     def turn(self, now: float) -> Iterator[RevivedNews]:
+        """Start lost nodes of an elastic job again, in threads, follow them, and yield news of one that was started.
+
+        Does nothing for other jobs, and after the outcome. now: time.monotonic().
+        """
         watch = self._follower.watch
         with contextlib.suppress(queue.Empty):
             node = self._revived.get_nowait()
@@ -196,9 +209,9 @@ class LostNodes:
 
     @property
     def may_run(self) -> bool:
-        """Check whether a node may run although all have ended, as far as they are followed, and have them asked once more.
+        """Whether less than _RETURN seconds ago all nodes of an elastic job were first seen to have ended.
 
-        One that was started again coordinates the job, perhaps.
+        A node that was started again may coordinate the job, so the first call makes _follow_again() ask all of them once more.
         """
         now = time.monotonic()
         if self._elastic and self._quiet_since is None:
@@ -207,15 +220,16 @@ class LostNodes:
         return self._quiet_since is not None and now - self._quiet_since < _RETURN
 
     def _expect(self, nodes: Iterable[int]) -> None:
-        """Follow these nodes again, since they take part again."""
+        """Let _follow_again() follow these nodes at its next turn, without a pause."""
         self._quiet_since = None
         for node in nodes:
             self._follows[node], self._follow_at[node] = 0, 0.0
 
     def _follow_again(self, now: float) -> None:
-        """Follow nodes again whose supervisor has died, in threads.
+        """Request the events of nodes again whose stream has ended but not the node, in threads, with growing pauses.
 
-        Such a node sends nothing more. It may take part in a later epoch, and even coordinate it.
+        The supervisor of such a node has died. It may take part in a later epoch, and even coordinate it: a new epoch ends the
+        pauses.
         """
         watch = self._follower.watch
         for epoch in watch.status.epochs[-1:]:
@@ -230,6 +244,7 @@ class LostNodes:
                 threading.Thread(target=self._follower.follow_again, args=(node,), daemon=True).start()
 
     def _start(self, node: int, revive: Callable[[str, int], bool]) -> None:
+        """Start a lost node again by `revive`, report it to turn() if it was started, and set when the next attempt is due."""
         try:
             if revive(self._job, node):
                 self._revived.put(node)
@@ -283,7 +298,7 @@ class JobFollower:
         self._follow(self.fleet.agents, self.fleet.failed)
 
     def _follow(self, nodes: Iterable[int], failed: Mapping[int, ClustertoolError]) -> None:
-        """Request events and logs from these nodes; those of `failed` cannot be asked."""
+        """Request events and logs from these nodes, and note which of them, and of `failed`, cannot be followed."""
         gathered = self.fleet.ask(dict.fromkeys(nodes, FOLLOW(self._request)), patient=self._patient)
         self.watch.received.update(dict.fromkeys(gathered.ok, time.monotonic()))
         for node, error in {**failed, **gathered.failed}.items():
@@ -292,7 +307,10 @@ class JobFollower:
                 self.watch.ended.add(node)
 
     def items(self, check: Check, until: Callable[[JobStatus], bool] = lambda _: False) -> Iterator[Item]:
-        """Yield what is new, until the job is over or `until` is true. `check` may raise what ends this."""
+        """Yield the log lines and news of the job until it is over or `until` returns true for its status.
+
+        It opens lost connections again. `check` is called several times a second, and may raise what ends the iteration.
+        """
         self._left = False
         try:
             while not self.over and not until(self.watch.status):
@@ -317,7 +335,7 @@ class JobFollower:
             self._left = True
 
     def _given_up(self, now: float) -> bool:
-        """Check whether no record of the coordinator comes, and the others have ended because of that.
+        """Check whether the other nodes have ended, for over _LATE seconds, because there is no record of the coordinator.
 
         Agents that only read records do not know that it is dead, and an engine may know it minutes later.
         """
@@ -328,7 +346,10 @@ class JobFollower:
 
     @property
     def over(self) -> bool:
-        """Every node has ended, was given up by the coordinator, or stays away after the verdict, as a spare node may do."""
+        """Whether each node has ended, was given up by the coordinator, or has not come back some seconds after the outcome.
+
+        Without an outcome: whether no node may send more, and no connection is being opened again.
+        """
         outcome = self.watch.status.outcome
         if outcome is None:
             broken = self._broken & set(self.watch.received)  # not those that never followed the job
@@ -343,30 +364,30 @@ class JobFollower:
         return any(node not in epoch.nodes for epoch in self.watch.status.epochs[-1:])
 
     def report_attached(self) -> None:
-        """See attached(). In an elastic job the coordinator of the newest epoch gets it, or another node of this epoch."""
+        """Send ATTACHED to the coordinator or, if its connection is lost, to another node of the newest epoch."""
         epochs, closed = self.watch.status.epochs[-1:], self.watch.closed
         nodes = (self.watch.status.coordinator, *(node for epoch in epochs for node in epoch.nodes))
         attached(self.fleet, self._job, next((node for node in nodes if node not in closed), COORDINATOR_NODE))
 
     def signal_ranks(self, number: int) -> None:
-        """Pass a signal on to the ranks on this machine."""
+        """Send a signal, by its number, to the ranks of the job on this machine."""
         for agent in self.fleet.agents.values():
             if agent.host.here:
                 agent.send(SIGNAL({"job": self._job, "number": number}))
 
     @property
     def _broken(self) -> set[int]:
-        """Nodes whose connection was lost, and which are asked again."""
+        """The nodes whose connection was lost, which are not finished or refused, and which _reopen() does not try yet."""
         broken = set(self.watch.closed) - self.watch.ended - set(self.watch.refused) - self._reopening
         return {node for node in broken if node in self.fleet.agents}
 
     @property
     def missed(self) -> list[int]:
-        """Nodes that did not come back for the end: what they wrote last was not seen."""
+        """The nodes whose connection was lost and which have not sent the end of their records, without those given up."""
         return [node for node in sorted(self._away - self.watch.ended) if not self.lost(node)]
 
     def refusals(self) -> list[ClustertoolError]:
-        """List the errors of nodes that sent something not valid, if the verdict is not known because of that."""
+        """Return a BadAnswer for each node whose frames were not valid; [] if the outcome is known."""
         if self.watch.status.outcome is not None:
             return []
         fix = f"the job may still run: {PROGRAM} stop --job {self._job}; check its records on that node"
@@ -380,9 +401,10 @@ class JobFollower:
     # -- what lost nodes may still run --
 
     def end_remains(self) -> tuple[dict[str, StopResult], dict[str, list[Key]]]:
-        """End what still runs after the end of the job on nodes whose end is not proved, where their agents answer.
+        """Stop the job again on nodes where ranks may live after its end, if their agents answer.
 
-        Returns the results of these nodes, and the ranks that may still run, both by the name of the node.
+        Returns {node: result} of these stops, and {node: ranks} of those that may still run, both by the names of the nodes.
+        Where an engine proves the end of nodes, both are empty.
         """
         doubtful = {} if self.fleet.engine_end is not None else self._doubtful()
         now, how = time.monotonic(), stop_how("the end of the job", self.fleet.cluster.grace)
@@ -396,7 +418,7 @@ class JobFollower:
         return {name(node): one for node, one in results.items()}, {name(node): keys for node, keys in left.items()}
 
     def _doubtful(self) -> dict[int, list[Key]]:
-        """Find the nodes on which ranks have started, or may have, and whose end is not proved: with these ranks."""
+        """Map each node on which ranks may have started, and whose end is not proved, to its ranks that may live."""
         status, found = self.watch.status, {}
         for index, node in status.nodes.items():
             started = node.entered or (not node.known and status.phase != "")
@@ -406,13 +428,16 @@ class JobFollower:
         return found
 
     def _answers(self, node: int, now: float) -> bool:
-        """Guess whether the agent of a node answers: it has sent a heartbeat a moment ago, or all that it has."""
+        """Guess whether the agent of a node answers: it sent a frame in the last _SILENT seconds, or its stream is complete."""
         return node in self.watch.ended or now - self.watch.received.get(node, 0.0) < _SILENT
 
     # -- broken connections --
 
     def _check_nodes(self, now: float) -> Iterator[Item]:
-        """Open the connections of silent and lost nodes again, in threads, and yield news of those that stay away."""
+        """Follow late nodes that have logged in, open lost or silent connections again in threads, and yield news of lost ones.
+
+        Where an engine knows the end of nodes, the news waits some seconds, and is left out if the node ends or comes back.
+        """
         self.fleet.prompter.serve()
         if self._late:
             late, failed = self._late, self.fleet.failed
@@ -438,7 +463,7 @@ class JobFollower:
                 yield DisconnectNews(time.time(), self.watch.status.name(node), why)
 
     def follow_again(self, node: int) -> None:
-        """Request the events and logs of a node that has ended once, from where they ended."""
+        """Request the events and logs of a node whose stream has ended, from where it ended. Errors are ignored."""
         with contextlib.suppress(ClustertoolError, KeyError):
             self.fleet.agents[node].ask(self._rest(node))
             self.watch.received[node] = time.monotonic()
@@ -450,6 +475,11 @@ class JobFollower:
         return FOLLOW({**self._request, "offsets": offsets, "events_at": events_at})
 
     def _reopen(self, node: int) -> None:
+        """Try to connect to a node again, with pauses, and follow it from where its stream broke off, until that is needless.
+
+        It is needless after a success, after the node's end, when the caller has left, for invalid frames, and after a failure
+        of a node that is lost or not needed because the outcome is known.
+        """
         while not self._left and node not in self.watch.ended and node not in self.watch.refused:
             time.sleep(self._lost_nodes.pause(node))
             try:
@@ -475,10 +505,10 @@ class JobFollower:
 
 
 def _retry_pause(tries: int) -> float:
-    """Compute the seconds before the next attempt, after so many that have failed."""
+    """Compute the seconds before the next attempt, which double with each failed one (`tries`), up to 30."""
     return float(min(_LONGEST_RETRY, _RETRY * 2 ** min(tries, 10)))
 
 
 def started(status: JobStatus) -> int:
-    """Count the processes that have started."""
+    """Count the ranks of a job that are in any state but WAITING."""
     return sum(process.state is not RankState.WAITING for process in status.processes.values())

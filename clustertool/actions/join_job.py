@@ -28,11 +28,10 @@ _COMMAND = 200  # characters of a command that are compared and shown
 
 
 def complete(request: RunRequest, meeting: TypedMeeting, folder: Path) -> tuple[RunRequest, Plan]:
-    """Complete the request with its job, and plan it as far as that is possible before the machines meet.
+    """Read the job and the folder's files into `request`, and plan the job before the machines meet: (request, plan).
 
-    The plan has no address but that of the coordinator, and as many devices on each machine as are named.
-
-    Raises UsageError, DataError, ConfigError.
+    In the plan only the coordinator has an address, and each machine has as many devices as are named. Raises UsageError (also
+    for --resume, --wait and --skip-bad), DataError, ConfigError.
     """
     wish = request.wish
     options = (("--resume", wish.resume), ("--wait", wish.wait), ("--skip-bad", wish.skip_bad))
@@ -54,11 +53,9 @@ def complete(request: RunRequest, meeting: TypedMeeting, folder: Path) -> tuple[
 
 
 def find_secret(meeting: TypedMeeting, make: bool = True) -> Secret:
-    """Find the secret that all machines have, or on the loopback one that only this user has.
+    """Return the secret that all machines have; where they meet on the loopback and there is none, one that only this user has.
 
-    make: see secret.of_this_machine().
-
-    Raises UsageError, ConfigError.
+    make: create the latter if it does not exist. Raises UsageError if a secret is needed and missing, ConfigError.
     """
     found = secret.find(os.environ)
     if found is not None:
@@ -70,7 +67,10 @@ def find_secret(meeting: TypedMeeting, make: bool = True) -> Secret:
 
 
 def join_file(request: RunRequest, meeting: TypedMeeting, folder: Path, shared: Secret) -> JoinFile:
-    """Build what the joining process gets. Numbers of trainers and devices that were typed here are those of this machine."""
+    """Build what the joining process gets: the job, the meeting point, the secrets, and the settings of this machine.
+
+    Numbers of trainers and devices that were typed here are those of this machine.
+    """
     spec, host = request.spec, request.cluster.hosts[0]
     assert spec is not None
     certificate, key = secret.certificate(shared.text, meeting.salt)
@@ -111,13 +111,16 @@ def join_file(request: RunRequest, meeting: TypedMeeting, folder: Path, shared: 
 
 
 def _placeholder(host: Host, number: int, meeting: TypedMeeting) -> Host:
-    """Create a machine of a plan that is made before the machines meet."""
+    """Copy the host as machine `number` of a plan that is made before the machines meet.
+
+    Machine 0 has the meeting point's address.
+    """
     name = f"machine{number}"
     return replace(host, index=number, host=name, name=name, address=name if number else meeting.host)
 
 
 def _listing(request: RunRequest, folder: Path) -> tuple[str, ...]:
-    """List the files of the folder, if the plan needs them."""
+    """List the files of the folder if the plan needs them, for shards or to find the default command; else ()."""
     spec = request.spec
     needed = spec is not None and (spec.shards or not (spec.trainer.command and spec.pserver.command))
     return typed_machine.folder_files(folder) if needed else ()

@@ -35,12 +35,12 @@ def cluster(
     instead: str = "",
     conf: Conf | None = None,
 ) -> Cluster:
-    """Load the cluster that is selected; its source is a note.
+    """Load the selected cluster, apply --dispatch, --only and --skip, and report its source as a note.
 
-    start_local: without a conf.py, start the embedded cluster if necessary; else use the hosts that are stored for the selected
-    job, or the embedded cluster if it runs, and this machine for jobs of this folder; these need no HOSTS in conf.py. of_hosts:
-    the command, if it works on HOSTS and needs them; instead: what to do without them. conf: what read_conf() has returned, if
-    it was called.
+    start_local: without a conf.py, start the embedded cluster if necessary. Else: use the hosts that are stored for the
+    selected job, or the embedded cluster if it runs, and this machine for jobs of this folder; these need no HOSTS in conf.py.
+    of_hosts: the command, if it needs HOSTS: UsageError for an engine without; instead: the fix. conf: what read_conf()
+    returned, if it was called. Raises ConfigError.
     """
     if conf is None:
         conf = read_conf(caller, selection, optional=not start_local) if not selection.here else Conf()
@@ -64,12 +64,18 @@ def cluster(
 
 
 def needs_hosts(found: Cluster) -> bool:
-    """Check whether the engine runs jobs on the hosts of the cluster. Else the cluster has none."""
+    """Check whether the engine of a cluster runs jobs on HOSTS.
+
+    Other engines choose the nodes, and the cluster has no hosts.
+    """
     return known_engines.capabilities(found.engine).needs_hosts
 
 
 def _read_keys(values: Mapping[str, object], where: str) -> Cluster:
-    """Read the keys of conf.py, with those of engines. Raises ConfigError."""
+    """Check the keys of conf.py and convert them to a cluster, with the settings of its engine. where: the file.
+
+    Raises ConfigError.
+    """
     keys = dict(values)
     engine = keys.get("ENGINE", "")
     if engine not in ("", *known_engines.names()):
@@ -95,13 +101,19 @@ def _read_keys(values: Mapping[str, object], where: str) -> Cluster:
 
 
 def _engine_needs_hosts(values: Mapping[str, object]) -> bool:
-    """Check whether the engine that the keys of conf.py name needs hosts. An ENGINE that is not known counts as the default."""
+    """Check whether the engine that the keys of conf.py name runs jobs on HOSTS.
+
+    An unknown ENGINE counts as the default one.
+    """
     engine = str(values.get("ENGINE", ""))
     return known_engines.capabilities(engine if engine in known_engines.names() else "").needs_hosts
 
 
 def _find_stored_job(selection: Selection, values: Mapping[str, object], where: str) -> StoredJob | None:
-    """Find the job whose stored hosts are used in place of those of conf.py or a hostfile (`values`), None for these."""
+    """Find the stored record of the selected job whose hosts are used in place of those of conf.py (`values`), else None.
+
+    None also for --here, --conf, --hostfile, and commands that are about no single job.
+    """
     if selection.job is None or selection.here or selection.conf or selection.hostfile:
         return None
     if "HOSTS" not in values and _engine_needs_hosts(values):
@@ -136,9 +148,10 @@ class Conf:
 
 
 def cluster_of_launcher(caller: Caller, selection: Selection, named: NamedNodes, folder: Path, conf: Conf) -> Cluster:
-    """Choose where clusterrun runs: on the listed nodes, those of conf.py or a hostfile, or those that are mentioned.
+    """Build the cluster on which clusterrun runs: the listed nodes, else those of conf.py or a hostfile, else those mentioned.
 
-    Else on this machine alone, in `folder`.
+    Without any of them, or for --ips=127.0.0.1, it is this machine alone, in `folder`. Reports the source, and an allocation or
+    variables of the shell that are ignored. Raises UsageError for nodes that are named with an engine which chooses them.
     """
     values, source = conf.values, conf.source
     listed = named.listed or (() if values else named.mentioned)
@@ -194,14 +207,14 @@ def cluster_of_meeting(caller: Caller, conf: Conf, nodes: int, folder: Path, dev
 
 
 def _without_hosts(conf: Conf) -> Cluster | None:
-    """Read the other keys of a conf.py that need not name hosts; None without one."""
+    """Read the keys of a conf.py as a cluster, with localhost as HOSTS if it has none; None without a conf.py."""
     return _read_keys({"HOSTS": ["localhost"], **conf.values}, conf.where) if conf.values else None
 
 
 def _itself(asked: Sequence[Host], known: Cluster | None) -> bool:
-    """Check for --ips=127.0.0.1, as fleetrun calls this machine.
+    """Check whether the only node asked for is an address of the loopback, as fleetrun calls this machine.
 
-    It is another one if it has an ssh user or port, or conf.py has its own way there.
+    False if it has an ssh user or port, or if conf.py (`known`) has a host of this name or address.
     """
     if len(asked) != 1 or asked[0].host not in LOOPBACK or asked[0].user or asked[0].port:
         return False
@@ -209,10 +222,10 @@ def _itself(asked: Sequence[Host], known: Cluster | None) -> bool:
 
 
 def read_conf(caller: Caller, selection: Selection, named: bool = False, optional: bool = False) -> Conf:
-    """Read the keys of conf.py and of the hostfile. An engine that is typed and needs no hosts needs no file.
+    """Read the keys of conf.py and the hostfile, with --engine in place of ENGINE. All may be missing.
 
-    named: the command line names the nodes. optional: the command needs no conf.py. A conf.py of another program is then left
-    out, with a note. Raises UsageError, ConfigError.
+    named: the command line names the nodes. optional: the command needs no conf.py. In both cases, a conf.py of another program
+    is left out, with a remark. Raises UsageError, ConfigError.
     """
     if selection.no_conf and selection.conf:
         raise UsageError(f"{conf_file.NO_CONF} and --conf contradict each other", "leave one of them out")
@@ -237,7 +250,11 @@ def read_conf(caller: Caller, selection: Selection, named: bool = False, optiona
 
 
 def _apply_selection(selection: Selection, found: Cluster) -> Cluster:
-    """Apply --dispatch, --only and --skip. Raises ConfigError for an ssh configuration that must not be obeyed."""
+    """Return the cluster with --dispatch, --only and --skip applied.
+
+    Raises UsageError for a value that is not known or has no effect with the engine, and ConfigError for an ssh configuration
+    that must not be obeyed.
+    """
     carrier = selection.dispatch
     if carrier not in ("", *CARRIERS):
         raise UsageError(f"--dispatch {carrier!r} is not known", f"one of {', '.join(CARRIERS)}")
@@ -256,6 +273,7 @@ def _apply_selection(selection: Selection, found: Cluster) -> Cluster:
 
 
 def _report_source(caller: Caller, selection: Selection, source: str, found: Cluster) -> None:
+    """Note where the cluster comes from, how many of its nodes are selected, and which hosts are named more than once."""
     if not needs_hosts(found):
         caller.note(f"conf: {source or 'none found'} (engine {found.engine})")
         return
@@ -274,16 +292,17 @@ def _tell_python(caller: Caller, found: Cluster) -> None:
 
 
 def _note_allocation(caller: Caller, found: Cluster) -> None:
-    """Report that the nodes which a scheduler gave to this shell are not those of the command."""
+    """Remark on each variable of the shell that names an allocation of a scheduler which the cluster's engine does not use."""
     engine = found.engine or known_engines.DEFAULT
     for variable in known_engines.ignored_allocations(os.environ, engine):
         caller.remark(f"the allocation of this shell ({variable}) is ignored: the engine {engine} does not use it")
 
 
 def _local(caller: Caller, selection: Selection, start: bool, why: str) -> Cluster:
-    """Load the embedded cluster, started if need be, and for jobs that exist this machine's own.
+    """Build the cluster for a command without HOSTS (`why`): the embedded one, started if `start`, else with this machine.
 
-    Used without conf.py, or without HOSTS there (`why`).
+    This machine is added only where clusterrun has started jobs in the current folder or above. With --here it is alone. Notes
+    the source. Raises ConfigError if there is neither.
     """
     only = selection.here
     top = None if start else this_machine.found(Path.cwd())
@@ -312,6 +331,7 @@ def _local(caller: Caller, selection: Selection, start: bool, why: str) -> Clust
 
 
 def _hostfile(path: str) -> tuple[Host, ...]:
+    """Read a hostfile as the value of HOSTS. Raises ConfigError."""
     try:
         text = Path(path).read_text(errors="replace", encoding="utf-8-sig")  # Windows may put a mark in front
     except OSError as error:
@@ -321,12 +341,15 @@ def _hostfile(path: str) -> tuple[Host, ...]:
 
 
 def passed_variables(found: Cluster) -> tuple[tuple[str, str], ...]:
-    """Read the values of PASS_ENV from the laptop's environment; names that are not set are not passed."""
+    """Return (name, value) of the variables in PASS_ENV that are set in this machine's environment."""
     return tuple((name, os.environ[name]) for name in found.pass_env if name in os.environ)
 
 
 def secrets(found: Cluster) -> dict[str, str]:
-    """Read the values of SECRETS. Raises ConfigError for one that is not set: a job must not start half configured."""
+    """Return {name: value} of SECRETS from this machine's environment.
+
+    Raises ConfigError if one is not set: a job must not start half configured.
+    """
     missing = [name for name in found.secrets if name not in os.environ]
     if missing:
         fix = f"export {missing[0]}=... or take it out of SECRETS"
@@ -335,5 +358,5 @@ def secrets(found: Cluster) -> dict[str, str]:
 
 
 def known_secrets(found: Cluster) -> dict[str, str]:
-    """Read those SECRETS that happen to be set here, for masking what is shown."""
+    """Return {name: value} of those SECRETS that are set here and not empty, for masking what is shown."""
     return {name: os.environ[name] for name in found.secrets if os.environ.get(name)}

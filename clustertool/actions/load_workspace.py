@@ -27,16 +27,20 @@ _LISTED = 8  # files that are left out, in one line; of private keys and the lik
 
 
 def workspace_toml(folder: Path) -> Toml:
-    """Read the job.toml of a workspace without the settings of engines. Raises DataError."""
+    """Read the job.toml of a workspace without the tables of engines; an empty one if there is no file. Raises DataError."""
     return job_toml(_toml_text(folder))
 
 
 def workspace_settings(folder: Path, cluster: Cluster) -> Toml:
-    """Read the settings of the cluster's engine in its job.toml. Raises DataError."""
+    """Read the table of the cluster's engine in the job.toml of a workspace. Raises DataError."""
     return engine_table(_toml_text(folder), cluster)
 
 
 def _toml_text(folder: Path) -> str:
+    """Read the text of a folder's job.toml, "" if it has none.
+
+    Raises DataError if there is no such folder, or for a file in its place.
+    """
     if os.path.isfile(folder):
         fix = "give its folder: --workspace DIR --script FILE"
         raise DataError(f"the workspace {str(folder)!r} is a file, not a folder", fix)
@@ -58,7 +62,10 @@ def _toml_text(folder: Path) -> str:
 
 
 def workspace(caller: Caller, folder: Path, ignore_from: Sequence[str] = ()) -> Workspace:
-    """Walk it, and report once what is excluded. ignore_from: of conf.py."""
+    """List the files of a workspace that are sent, remark on those left out or still written to, and warn of suspicious ones.
+
+    ignore_from: IGNORE_FROM of conf.py. Suspicious are files that may have secrets, or are probably large by accident.
+    """
     found = read(folder, ignore_from)
     if found.left_out:
         secret = [left for left in found.left_out if left.why in (PRIVATE_KEY, CREDENTIALS)]
@@ -83,20 +90,26 @@ def workspace(caller: Caller, folder: Path, ignore_from: Sequence[str] = ()) -> 
 
 
 def uses_one_port(found: Workspace) -> bool:
-    """Search for a program that connects to all pservers at one port, by PADDLE_INIT_PORT or paddle.v2, which reads that."""
+    """Search the first 200 small .py files of a workspace for PADDLE_INIT_PORT or paddle.v2.
+
+    Such a program connects to all pservers at one port.
+    """
     scripts = [entry.path for entry in found.entries if entry.path.endswith(".py") and entry.size < _SCRIPT]
     return any(_has_v2(found.top / path) for path in scripts[:_SCRIPTS])
 
 
 def _has_v2(script: Path) -> bool:
-    """Search the text of a program. What cannot be read is an error of the dispatch."""
+    """Search the text of a program for PADDLE_INIT_PORT or paddle.v2.
+
+    A file that cannot be read has none: the dispatch reports it.
+    """
     with contextlib.suppress(OSError):
         return script.is_file() and _V2.search(script.read_bytes()) is not None
     return False
 
 
 def scattered(cluster: Cluster, toml: Toml) -> JobSpec | None:
-    """Read the job of a job.toml whose shards are sent only to the nodes that read them; None where all nodes get all."""
+    """Read the job of a job.toml whose shards are sent only to the nodes that read them; None if all nodes get all."""
     shards = toml.get("shards")
     if not isinstance(shards, dict) or not shards.get("only_where_read"):
         return None
@@ -104,7 +117,10 @@ def scattered(cluster: Cluster, toml: Toml) -> JobSpec | None:
 
 
 def container(cluster: Cluster, toml: Toml, image: str | None) -> ContainerSettings:
-    """Read the container of a job of this workspace. image: of --image. Raises ConfigError, DataError, UsageError."""
+    """Merge the container settings of conf.py, of job.toml and of --image (`image`), and refuse a mode that needs a launcher.
+
+    Raises ConfigError, DataError, UsageError.
+    """
     table = toml.get("container", {})
     found = merge_container(
         cluster.container, table if isinstance(table, dict) else {}, image, cluster.workspace_may_set

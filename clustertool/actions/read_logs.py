@@ -35,11 +35,11 @@ _SEARCHED = 400  # lines from the end that are searched for a traceback
 def places_of(
     fleet: Fleet, status: JobStatus, asked: Shown, role: str = "", host: str = "", attempt: int | None = None
 ) -> tuple[dict[Key, int], list[ClustertoolError]]:
-    """(role, rank) -> the agent that has its log, and an error for each node that does not answer.
+    """Return ({(role, rank): agent with its log}, errors of the nodes that have logs of `asked` and do not answer).
 
-    role: with "all", only processes of it. host: only processes on the node of this name. attempt: the newest one if None; the
-    nodes of an elastic job change. Raises NotFound for a rank or host
-    that the job does not have, and these errors if there is no log to show.
+    asked: a role, "all" or keys. role: with "all", only processes of it. host: only processes on the node of this name.
+    attempt: None for the newest; the nodes of an elastic job change. Raises NotFound for a rank or host that the job does not
+    have, and these errors if no log is left.
     """
     known = status.ranks_in(attempt)
     if isinstance(asked, str):
@@ -68,7 +68,7 @@ def places_of(
 
 
 def require_attempt(status: JobStatus, attempt: int | None) -> None:
-    """Raise NotFound for an attempt that the job does not have."""
+    """Raise NotFound for an attempt after the last one of the job. None is the newest."""
     if attempt is not None and attempt > status.attempt:
         last = status.attempt
         have = f"it has attempts 0 to {last}" if last else "it was not restarted: leave --attempt out"
@@ -78,7 +78,7 @@ def require_attempt(status: JobStatus, attempt: int | None) -> None:
 def _unreachable(
     fleet: Fleet, status: JobStatus, node: int, keys: Sequence[Key], attempt: int | None
 ) -> ClustertoolError:
-    """Build the error for the logs of a node that cannot be read now: why, where they are, what is known of these ranks."""
+    """Build the error for logs of a node that does not answer: the cause, the path of a log, and what is known of its ranks."""
     why: ClustertoolError = fleet.failed[node]
     host, known = fleet.cluster.hosts[node], []
     for process in (status.processes[key] for key in sorted(keys) if key in status.processes):
@@ -99,7 +99,10 @@ def _unreachable(
 def present(
     fleet: Fleet, lanes: NodeQueues, request: FollowRequest, nodes: Sequence[int]
 ) -> Iterator[tuple[str, LogLines]]:
-    """Yield (node's name, lines) of what is there now, in the order of their time. Raises what nodes raised, after that."""
+    """Request the existing log lines of these nodes, and yield (node's name, lines) in the order of their time.
+
+    After that, raises the errors of nodes that did not answer or whose stream broke off.
+    """
     watch = JobView(frozenset(nodes))
     asked = fleet.ask({node: FOLLOW({**request, "by_time": True}) for node in nodes})
     for node, header, payload in in_order(sorted(asked.ok), lanes.next):
@@ -110,10 +113,10 @@ def present(
 
 
 def rest_of_all(fleet: Fleet, inbox: Inbox, job: str, known: JobView, check: Check) -> Iterator[LogPiece]:
-    """Yield the bytes of all logs of a job that has ended, but for those that `known` has.
+    """Request and yield the bytes of all logs of a job that has ended, from the offsets that `known` has reached.
 
-    Raises what nodes raised, after that. inbox: gets the frames of the fleet's agents. Ends when nothing has come for as long
-    as `fetch` waits.
+    After that, raises the errors of nodes, also where nothing has come for STALL seconds. inbox: gets the frames of the fleet's
+    agents. Calls `check` regularly.
     """
     watch = JobView(frozenset(fleet.agents), pieces=True)
     watch.status.plan = known.status.plan
@@ -145,7 +148,7 @@ def _closed(fleet: Fleet, watch: JobView) -> Iterator[ClustertoolError]:
 
 
 def last_lines(fleet: Fleet, job: str, process: ProcessStatus, hide: Hide) -> list[str]:
-    """Read the last lines of the log of a process, or its last Python traceback; [] if its node does not answer."""
+    """Read the last 20 lines of a process's log, or its last Python traceback, masked by `hide`; [] without an answer."""
     log, text = JobPaths.log(process.role, process.rank, process.attempt), ""
     with contextlib.suppress(ClustertoolError):
         if process.node in fleet.agents:

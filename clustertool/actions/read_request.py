@@ -48,9 +48,10 @@ _WORKSPACES = (
 def read_request(
     caller: Caller, options: Options, wish: RunWish, find: Callable[[], Cluster], advise: Advise = no_advice
 ) -> RunRequest:
-    """Read the request, on the cluster that `find` finds. No connection is open yet.
+    """Check the options, find the cluster by `find`, read job.toml and the workspace, and build the request.
 
-    Raises UsageError, DataError, ConfigError.
+    It opens no connection. It plans the job with the facts of conf.py, to find errors early, and warns of text that only a
+    shell would expand. advise: see RunRequest. Raises UsageError, DataError, ConfigError.
     """
     folder, there = wish.folder, options.job_workspace
     if folder and there:
@@ -102,7 +103,7 @@ def read_request(
 
 
 def unread(cluster: Cluster, toml: Mapping[str, Any], options: Options) -> Iterator[tuple[str, str]]:
-    """Yield what only a shell would replace in --script and in variables, with the fix: it may be meant as it is."""
+    """Yield (problem, fix) for text in --script and in variables that only a shell would expand: no shell reads it."""
     found = shell_text.expansion(options.script)
     if found:
         fix = f"--script {shlex.quote(shell_text.in_shell(options.script))}"
@@ -119,7 +120,7 @@ def unread(cluster: Cluster, toml: Mapping[str, Any], options: Options) -> Itera
 
 
 def _check_kept(wish: RunWish, there: str) -> None:
-    """Check the files of --keep. there: the path of --job-workspace. Raises UsageError."""
+    """Raise UsageError if --keep is given without --resume or with --job-workspace (`there`), or names no file of a program."""
     if wish.resume in ("", FRESH):
         raise UsageError(
             "--keep names files of an earlier job, which --resume continues", "add --resume, or --resume JOB"
@@ -134,11 +135,12 @@ def _check_kept(wish: RunWish, there: str) -> None:
 
 
 def no_workspace() -> UsageError:
+    """Build the error for a run without --workspace and --job-workspace."""
     return UsageError("run needs a workspace", _WORKSPACES)
 
 
 def _refuse_endpoints(cluster: Cluster, options: Options) -> None:
-    """Raise UsageError for addresses of nodes, which are not known before the engine has chosen the nodes."""
+    """Raise UsageError for --servers, --workers and --heter-workers: the engine of the cluster chooses the nodes later."""
     for option in ("servers", "workers", "heter_workers"):
         if getattr(options, option):
             what = f"--{option.replace('_', '-')} names addresses, and the engine {cluster.engine} chooses the nodes itself"
@@ -154,7 +156,10 @@ def _refuse_elastic(cluster: Cluster, spec: JobSpec) -> None:
 
 
 def limited(cluster: Cluster, options: Options) -> Cluster:
-    """Limit the cluster to the first N hosts for --nnodes N. For MIN:MAX keep all of them, of which MAX take part."""
+    """Return the cluster with only the first N hosts for --nnodes N. For MIN:MAX, or without it, return it unchanged.
+
+    Raises UsageError for another value.
+    """
     if not options.nnodes:
         return cluster
     if is_range(options.nnodes):
@@ -167,7 +172,7 @@ def limited(cluster: Cluster, options: Options) -> Cluster:
 
 
 def _refuse_other_devices(cluster: Cluster, options: Options) -> None:
-    """Raise UsageError where --devices names others than --only and --skip have left of a host."""
+    """Raise UsageError where the ids of --devices differ from the devices of a host that --only and --skip have left."""
     if options.devices in ("", AUTO):
         return
     for host in cluster.hosts:
@@ -178,9 +183,10 @@ def _refuse_other_devices(cluster: Cluster, options: Options) -> None:
 
 
 def check_alone(request: RunRequest) -> None:
-    """Plan with conf.py alone, so that bad options and bad data are reported before any connection.
+    """Plan the job with what conf.py has of the nodes, and check names, scripts and first lines of programs in the workspace.
 
-    Where an engine chooses the nodes, one node stands for them.
+    So errors are raised before any connection. If an engine chooses the nodes, one node stands for them. If a PRELUDE has cd,
+    scripts are not checked.
     """
     cluster = request.cluster
     if not cluster.hosts:
@@ -202,7 +208,7 @@ def check_alone(request: RunRequest) -> None:
 
 
 def require_names(workspace: Workspace, output: str) -> None:
-    """Raise DataError where the workspace has something else in the place of a folder, or file, of the job."""
+    """Raise DataError if the workspace has a file in the place of log/ or of the output's folders, or a folder nodefile."""
     parts = output.split("/")
     folders = {"log", *("/".join(parts[:count]) for count in range(1, len(parts) + 1))}
     for path, kind in ((entry.path, entry.kind) for entry in workspace.entries):
@@ -213,7 +219,7 @@ def require_names(workspace: Workspace, output: str) -> None:
 
 
 def require_scripts(workspace: Workspace, commands: Iterable[Sequence[str]]) -> None:
-    """Raise DataError for a command whose Python script is not in the workspace."""
+    """Raise DataError for a command whose Python script is not sent. Paths outside the workspace are not checked."""
     for script in filter(None, map(script_of, commands)):
         path = posixpath.normpath(script)
         if path.startswith(("/", "../", "~")) or path in workspace.files or (workspace.top / path).is_symlink():
@@ -226,7 +232,7 @@ def require_scripts(workspace: Workspace, commands: Iterable[Sequence[str]]) -> 
 
 
 def require_first_lines(workspace: Workspace, commands: Iterable[Sequence[str]]) -> None:
-    """Raise DataError for a command that is a script of the workspace whose interpreter the kernel does not find."""
+    """Raise DataError for a command that is a script of the workspace, if its first line names no usable interpreter."""
     for path in {posixpath.normpath(argv[0]) for argv in commands if "/" in argv[0]} & set(workspace.files):
         with contextlib.suppress(OSError), open(workspace.top / path, "rb") as file:
             wrong, _, fix = wrong_first_line(file.read(_FIRST_LINE)).partition(": ")
@@ -235,7 +241,7 @@ def require_first_lines(workspace: Workspace, commands: Iterable[Sequence[str]])
 
 
 def script_of(argv: Sequence[str]) -> str:
-    """Find the Python script that a command starts, "" if it starts something else (python -m, -c, another program)."""
+    """Return the Python script that a command starts, "" if it starts something else (python -m, -c, another program)."""
     first, *rest = argv
     if first.endswith(".py"):
         return first

@@ -62,7 +62,10 @@ def read(answers: Mapping[int, StatusAnswer], known: Description | None = None) 
 
 
 def _plan(answers: Mapping[int, StatusAnswer]) -> dict[tuple[str, int], int] | None:
-    """Read the node of each rank, as most nodes have it: one node cannot add ranks. None if no node has it (older records)."""
+    """Read the node of each rank from the headers of the first epoch, as most nodes have it, so no node can add ranks.
+
+    None if no node has it (older records).
+    """
     headers = [header for _, answer in sorted(answers.items()) for header in islice(_planned(answer["events"]), 1)]
     votes = Counter(json.dumps([event["places"], len(event.get("nodes", ()))]) for event in headers)
     if not votes:
@@ -72,14 +75,17 @@ def _plan(answers: Mapping[int, StatusAnswer]) -> dict[tuple[str, int], int] | N
 
 
 def _planned(events: Iterable[Event]) -> Iterator[JobEvent]:
-    """Yield the headers of the first epoch that have the places of its ranks."""
+    """Yield the job headers of the first epoch that have the places of ranks."""
     for event in events:
         if event["type"] == "job" and event.get("places") and not event.get("epoch"):
             yield event
 
 
 def unrecorded_dict(job: ListedJob) -> StatusJson:
-    """Make the same for a job of which no node has a record. "queue" has what its engine knows of one that has not ended."""
+    """Build the JSON of `status --json` for a job of which no node has a record, from what its engine knows.
+
+    "queue" has the reason and times of one that is queued or runs; else it has "outcome", "ended" and "reason" of its end.
+    """
     known = job["queued"]
     about = {name: job[name] or "" for name in ("name", "owner", "command")}
     found = {**as_dict({}), **about, "job": job["id"], "state": job["state"], "created": job["created"] or 0.0}
@@ -91,7 +97,7 @@ def unrecorded_dict(job: ListedJob) -> StatusJson:
 
 
 def as_dict(answers: Mapping[int, StatusAnswer], known: Description | None = None) -> StatusJson:
-    """Build the documented JSON of `inv status --json`. known: see find_jobs.proof()."""
+    """Build the documented JSON of `status --json` from the nodes' answers. known: see find_jobs.proof()."""
     found = read(answers, known)
     waited = blocked(found) if found.outcome and found.outcome.state in (JobState.LOST, JobState.TIMEOUT) else []
     usage = {(node, int(pid)): used for node, answer in answers.items() for pid, used in answer["usage"].items()}
@@ -128,7 +134,10 @@ def as_dict(answers: Mapping[int, StatusAnswer], known: Description | None = Non
 
 
 def error_of(status: JobStatus) -> ClustertoolError | None:
-    """Convert the end of a job to an error with the exit code of the contract, None for success."""
+    """Convert the end of a job to an error with the exit code of the contract; None for success. Without an outcome: NodeLost.
+
+    Survivors, if a node has some, has priority over all others.
+    """
     left = [node for node in status.nodes.values() if node.survivors]
     if left:
         what = "; ".join(f"{status.name(node.index)}: {', '.join(node.survivors)}" for node in left)

@@ -26,12 +26,15 @@ ByJob = dict[str, dict[str, Stopped]]  # {job: {name of a node: its answer}}
 
 
 def stop_how(by: str, grace: float, force: bool = False) -> StopHow:
-    """Describe how a user stops a job. by: with what, as the records name it. grace: seconds between TERM and KILL."""
+    """Build the parameters of a stop. by: what stops the job, for its records. grace: seconds between TERM and KILL."""
     return {"by": by, "code": 143, "grace": grace, "force": force}
 
 
 def unfinished_jobs(known: Mapping[int, JobsAnswer], about: Described | None = None) -> list[str]:
-    """List the jobs that may have processes: not ended, or lost without a proof of their engine. about: see merge_answers()."""
+    """List the ids of jobs that may have processes: without an outcome, or LOST and not proved to have ended by their engine.
+
+    about: what the engine knows, see merge_answers().
+    """
     found = []
     for job in merge_answers(known, about or {}):
         proved = job["known"] is not None and job["known"].state is EngineState.ENDED
@@ -48,13 +51,13 @@ def stop_jobs(
     before: ByJob | None = None,
     early: Callable[[ByJob], None] = lambda answers: None,
 ) -> ByJob:
-    """Stop all jobs at once: {job: {name of each of its nodes: its answer, or why there is none}}.
+    """Send all stops at once, and return {job: {name of each of its nodes: its answer, or the error in place of one}}.
 
-    `known`: the nodes' answers about their jobs. A node that answered is asked to stop what it listed. One that could not list
-    its jobs is asked to stop all. This takes the grace + _SECONDS in all, however many jobs a node lists.
+    known: the nodes' answers about their jobs. A node that answered is asked to stop what it listed, another one to stop all.
+    This takes at most the grace + _SECONDS in all, however many jobs a node lists.
 
-    before: what an earlier request has returned; nodes that have answered that they are clean are not asked again.
-    early(): gets the answers that are there when no further one has come for LAG seconds.
+    before: what an earlier request has returned; nodes that have answered that they are clean are not asked again. early: gets
+    the answers that are there when no further one has come for LAG seconds.
     """
     listed, before = listings(known), before or {}
     came = {fleet.name(agent) for agent in known}
@@ -82,14 +85,15 @@ def stop_jobs(
 
 
 def by_engine(engine: Engine, about: Described, job: str) -> bool:
-    """Check whether only the engine can end a job: it is queued, or no agent runs on its nodes."""
+    """Check whether only the engine can end a job: it is queued, or the agents do not run on its nodes."""
     return not engine.capabilities.live_channels or (job in about and about[job].state is EngineState.QUEUED)
 
 
 def stop_now(engine: Engine, job: str, how: StopHow) -> dict[str, Stopped]:
-    """Stop the job with this id: {name of each of its nodes: its answer}, {} if the engine has ended it. Raises NotFound.
+    """Stop the job with this id, and return {name of each of its nodes: its answer}, {} if the engine has ended it.
 
-    On nodes that are there at once, while others still log in, if the fleet was opened with a lag.
+    If the fleet was opened with a lag, nodes that have answered are stopped before the late ones have logged in. Raises
+    NotFound.
     """
     fleet = engine.fleet
     first: ByJob = {}
@@ -105,10 +109,10 @@ def stop_now(engine: Engine, job: str, how: StopHow) -> dict[str, Stopped]:
 
 
 def _clean(job: str, answers: Mapping[str, Stopped], came: Collection[str]) -> dict[str, Stopped]:
-    """Select the nodes' answers that report a clean stop: asked again, these nodes only know that the job has ended.
+    """Select the answers that report a clean stop, whose nodes need not be asked again.
 
-    A coordinator that waits for another node needs as long again, so it is asked again only if a node has answered since.
-    came: the nodes that answer now.
+    A coordinator that waits for another node is left out if a node without an answer has come (`came`: the names of nodes that
+    answer now), and so is asked again.
     """
     results = {name: read_result(answer, job) for name, answer in answers.items()}
     again = any(result.state is StopState.NO_ANSWER and name in came for name, result in results.items())
@@ -122,9 +126,10 @@ def _send(
     how: StopHow,
     early: Callable[[Mapping[tuple[str, int], Stopped]], None],
 ) -> dict[tuple[str, int], Stopped]:
-    """Send the stops: {(job, agent): its answer, or the error in its place}. early(): see stop_jobs().
+    """Send a stop for each (job, agent) in parallel, and return {(job, agent): its answer, or the error in place of one}.
 
-    A node that was silent before is sent the request, and nothing waits for its answer.
+    It takes at most the grace + _SECONDS. A node that was silent before is sent the request without waiting for an answer.
+    early: see stop_jobs().
     """
     seconds = how["grace"] + _SECONDS
     end = time.monotonic() + seconds
@@ -164,9 +169,9 @@ def _answer(
     agent: int,
     absent: Unreachable,
 ) -> Stopped:
-    """Return what an agent answered about a job. One that did not list the job has nothing of it.
+    """Return what an agent answered to the stop of a job; {"jobs": {}} if it did not list the job, else the error of its node.
 
-    absent: the answer of no agent.
+    absent: the error if there is no such agent.
     """
     if (job, agent) in gathered:
         return gathered[job, agent]
@@ -178,9 +183,9 @@ def _answer(
 def failures(
     answers: Mapping[str, Mapping[str, Stopped]], failed: Mapping[int, ClustertoolError]
 ) -> list[ClustertoolError]:
-    """List the errors of a stop: survivors, or else nodes that did not answer or cannot know.
+    """List the errors of a stop: those for survivors; if there are none, those of nodes that did not answer or do not know.
 
-    failed: nodes that did not list their jobs.
+    failed: the errors of nodes that did not list their jobs.
     """
     errors: list[ClustertoolError] = []
     for job, nodes in answers.items():

@@ -30,10 +30,11 @@ class CannotStart(PreflightError):
 
 
 def until_started(engine: Engine, job: str, check: Check, limit: float = 0.0) -> Iterator[Description]:
-    """Yield what the engine knows of a job, each time that it changes, until all of its supervisors have started.
+    """Poll the engine until all supervisors of a job have started, and yield its description of the job at each change.
 
-    check: is called several times a second, and raises what ends this. limit: seconds that the job may be stuck, 0.0 for ever.
-    Raises EndedBefore if the job has ended before, CannotStart if it is stuck.
+    The pause grows from 1 s to 10 s while the job stays queued. check: called several times a second, and raises what ends the
+    iteration. limit: seconds that the job may be stuck, 0.0 for ever. Raises EndedBefore if it ends without a record,
+    CannotStart if it is stuck too long.
     """
     before: Description | None = None
     stuck_at = 0.0
@@ -71,7 +72,7 @@ def until_started(engine: Engine, job: str, check: Check, limit: float = 0.0) ->
 
 
 def _ended_before(job: str, found: Description, cause: tuple[str, int] | None) -> EndedBefore:
-    """Make the error of a job that no node has a record of: its code is that of the cause, if the engine knows it."""
+    """Build the error for a job that ended before a node had a record of it, with the exit code of `cause`, if known."""
     reasons = dict.fromkeys(filter(None, (cause[0] if cause is not None else "", found.reason)))
     what = f"job {job} has ended before a node had a record of it"
     fix = f"{PROGRAM} check --deep tests the nodes; {PROGRAM} run starts the job again"
@@ -82,24 +83,21 @@ def _ended_before(job: str, found: Description, cause: tuple[str, int] | None) -
 
 
 def _earlier_run_ended(parts: Mapping[int, JobSummary]) -> bool:
-    """Check whether a record has an end. While the job runs it is that of an earlier run: the job was requeued.
+    """Check whether a node has an outcome of the job. If the job runs, this is one of an earlier run: it was requeued.
 
-    A node that was lost then has recorded none.
+    A node that was lost in that run has recorded none.
     """
     return any(read_part(part).state in OUTCOMES for part in parts.values())
 
 
 def _supervisors_started(parts: Mapping[int, JobSummary], whole: bool) -> bool:
-    """Check whether the supervisors have started. A node without a supervisor has nothing to send.
-
-    whole: all nodes must be there. A node that is missing has not placed the job so far.
-    """
+    """Check that no node has only placed the job, without a supervisor. whole: and that all nodes of the job have a record."""
     there = not whole or all(len(part["nodes"] or ()) <= len(parts) for part in parts.values())
     return there and all(part.get("start") != StartReason.PLACED for part in parts.values())
 
 
 def _ask_engine(engine: Engine, job: str) -> Description:
-    """Ask the engine for a job. One that does not answer for a while, as while its server starts again, ends nothing."""
+    """Return the engine's description of a job: ENDED if it does not have the job, UNKNOWN if it does not answer."""
     try:
         known = engine.describe({})
     except ClustertoolError as error:
