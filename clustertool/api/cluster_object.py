@@ -64,11 +64,11 @@ class Cluster:
         engine: str = "",
         no_conf: bool = False,
     ) -> Cluster:
-        """Build the cluster of a conf.py: of this file, else of the nearest one in the current folder or above.
+        """Build the cluster of `conf`, else of the nearest conf.py in the current folder or above; open no connection.
 
-        Without one, the embedded local cluster if it runs, and this machine for the jobs that clusterrun has started in the
-        folder. hostfile, only, skip, engine, no_conf: as the options of the command line. Raises ConfigError, UsageError. It
-        opens no connection.
+        Where none names the nodes: the hosts of the embedded local cluster, if it runs, and after them this machine, if
+        clusterrun has started jobs in the current folder or above. hostfile, only, skip, engine, no_conf: as the options of the
+        command line. Raises UsageError; ConfigError, also if there are no such nodes.
         """
         chosen = _require_list("only", only), _require_list("skip", skip)
         selection = Selection(os.fspath(conf), os.fspath(hostfile), *chosen, engine=engine, no_conf=no_conf)
@@ -77,7 +77,7 @@ class Cluster:
     @classmethod
     @plain_errors()
     def local(cls, nodes: int | None = None) -> Cluster:
-        """Start the embedded local cluster if it does not run. nodes: how many (default: as it is, or 3).
+        """Return the embedded local cluster, started if it does not run. nodes: how many (default: as many as it has, or 3).
 
         `clustertool cluster.down` ends it. Raises PreflightError, for example where there is no sshd.
         """
@@ -224,9 +224,9 @@ class Cluster:
         return Job(request.cluster, submitted.job_id)
 
     def _without_this_machine(self) -> ClusterConfig:
-        """Return the configuration without this machine, on which only clusterrun starts jobs.
+        """Return the configuration without the hosts that are this machine, since only clusterrun starts jobs there.
 
-        Raises ConfigError if there are no other nodes.
+        Raises ConfigError if no other host is left. The configuration of an engine that chooses the nodes is returned as it is.
         """
         if not load_config.needs_hosts(self._config):
             return self._config
@@ -239,7 +239,7 @@ class Cluster:
 
     @plain_errors()
     def job(self, id: str = "") -> Job:
-        """Find a job that exists, by its id, a unique beginning of it, or its name; without one, the newest.
+        """Ask the nodes and return the job with this id, name or unique beginning of an id; with "" the newest one.
 
         Raises NotFound, UsageError.
         """
@@ -248,9 +248,10 @@ class Cluster:
 
     @plain_errors()
     def jobs(self) -> list[Job]:
-        """List all jobs of this user on the nodes that answer, the newest first.
+        """Return all jobs of this user on the nodes that answer, newest first, and those that the engine has queued.
 
-        Raises what the nodes raise if none answers.
+        Nodes that do not answer, and processes that are left of jobs, are logged as warnings. If no node answers, their errors
+        are raised.
         """
         caller = SilentCaller()
         with caller.opened(self._config) as engine:
@@ -265,22 +266,19 @@ class Cluster:
 
 
 def _option_text(value: object) -> str:
-    """Convert a parameter to the text that the command line has for it."""
+    """Convert a parameter to the text of the command line's option, None to "" (not given)."""
     return "" if value is None else str(value)
 
 
 def _require_list(name: str, value: Iterable[str]) -> tuple[str, ...]:
-    """Check that a parameter is a list of texts. Raises UsageError for one text, of which a list would have the characters."""
+    """Return a list of texts as a tuple. Raises UsageError for a text: it would count as the list of its characters."""
     if isinstance(value, str):
         raise UsageError(f"{name} is the text {value!r}", f"give a list: {name}={value.split()!r}")
     return tuple(value)
 
 
 def _devices_text(value: str | Iterable[int] | None) -> str:
-    """Convert the parameter `devices` to the text of the option. Raises UsageError for an empty list.
-
-    The option without a value means all devices.
-    """
+    """Convert the parameter `devices` to the text of --devices: numbers with commas. Raises UsageError for an empty list."""
     if value is None or isinstance(value, str):
         return _option_text(value)
     listed = ",".join(map(str, value))
@@ -290,14 +288,14 @@ def _devices_text(value: str | Iterable[int] | None) -> str:
 
 
 def _job_to_resume(value: bool | str | Job) -> str:
-    """Convert the parameter `resume` to the job to resume as RunWish has it."""
+    """Convert the parameter `resume` to the text of RunWish: a job's id or name, NEWEST for True, FRESH for False."""
     if isinstance(value, bool):
         return NEWEST if value else FRESH
     return value.id if isinstance(value, Job) else value
 
 
 def _until_started(caller: SilentCaller, fleet: Fleet, inbox: Inbox, made: Plan) -> None:
-    """Follow a job until all processes of its plan have started, or the job has ended. Reports the progress."""
+    """Follow a job, with progress and news, until all processes of its plan have started or the job has ended."""
     follower, total = JobFollower(fleet, inbox, made.job_id), len(made.processes)
     follower.watch.status.plan = made.ranks
     follower.start({"logs": []})
@@ -315,9 +313,9 @@ def _until_started(caller: SilentCaller, fleet: Fleet, inbox: Inbox, made: Plan)
 
 
 def refuse_nested(made: Plan, folder: str = "") -> str:
-    """Raise UsageError for a plan whose trainers would start a launcher each. Else there is nothing to warn of: "".
+    """Raise UsageError if each trainer of a plan would start a launcher, and so a training of its own; else return "".
 
-    The command line warns of it. A program does not see warnings, and such a job succeeds. folder: the workspace.
+    The command line only warns of it, but a program does not see warnings, and such a job succeeds. folder: the workspace.
     """
     inner = separating(made, folder)
     if inner is None:
@@ -327,7 +325,7 @@ def refuse_nested(made: Plan, folder: str = "") -> str:
 
 
 def _keywords(inner: Inner) -> str:
-    """Format the keywords of Cluster.run() that start the launcher's program in one training."""
+    """Write the keywords of Cluster.run() that start the launcher's program in one training, as in Python code."""
     if not inner.program:
         return f"script without {inner.shown}, and nproc_per_node"
     found: dict[str, object] = {"script": shlex.join(inner.program)}

@@ -75,9 +75,9 @@ class Job:
     @classmethod
     @plain_errors()
     def find(cls, id: str = "") -> Job:
-        """Find a job by its id, a unique beginning of it, or its name; without one, the newest.
+        """Ask the nodes and return the job with this id, name or unique beginning of an id; with "" the newest one.
 
-        Its hosts are those of the nearest conf.py, or else those that this machine has stored when it started the job. Raises
+        Its hosts are those of the nearest conf.py, or else those that this machine stored when it started the job. Raises
         NotFound, UsageError, ConfigError.
         """
         caller = SilentCaller()
@@ -138,6 +138,7 @@ class Job:
         return self._log_lines_of(request, asked, kind, host)
 
     def _log_lines_of(self, request: FollowRequest, asked: Shown, role: str, host: str) -> Iterator[LogLine]:
+        """Open connections, request logs as logs() describes, and yield their lines; at the end raise the errors of nodes."""
         caller, inbox = SilentCaller(), Inbox()
         lanes = NodeQueues(caller.check)
         sink = inbox.put if request["follow"] else lanes.put
@@ -222,7 +223,7 @@ class Job:
 
     @plain_errors()
     def stop(self, *, grace: float | None = None, force: bool = False) -> Mapping[str, str]:
-        """End the job on all nodes, and return the result of each node by its name. A job that has ended stays as it is.
+        """Stop the job on all nodes, and return {name of a node: its result, in words}. A job that has ended does not change.
 
         grace: seconds between TERM and KILL (default: GRACE of conf.py). force: KILL at once. Raises Survivors if a process is
         alive after that, and Unreachable for nodes that did not answer.
@@ -243,12 +244,13 @@ class Job:
         role: str = "trainer",
         path: str = "",
     ) -> Path:
-        """Copy what the job has written to this machine. Returns the folder, or the file if `path` is one of one rank.
+        """Copy the output of the job to this machine.
 
-        to: the folder, which is made (default: JOB<id> in the current one). rank: whose node is read; "all" copies each rank
-        into a folder of its own, to/rank0, to/rank1 and so on. path: a folder or a file of the job instead of its output.
-        Where there are no files, the folder is empty, which is logged as a warning. So is each file that is left out,
-        because an earlier or later job in the same folder has written it.
+        Return the folder, or with a number as `rank` the file if `path` names one. to: the folder, which is made (default:
+        JOB<id> in the current one). rank: a number, of the rank whose node is read; "all" copies each rank into a folder of its
+        own: to/rank0, to/rank1 and so on. path: a folder or a file of the job instead of its output. A warning is logged for a
+        rank without files, and for each file that is left out because another job in the same folder has written it. Raises
+        UsageError, NotFound, Unreachable, DispatchError.
         """
         require_inside(path)
         kind = _read_role(role)
@@ -270,7 +272,7 @@ class Job:
 
     @plain_errors()
     def report(self) -> str:
-        """Build the report of the job, one HTML page without scripts that needs no other file.
+        """Ask the nodes for the job's records, and return its report: one HTML page without scripts that needs no other file.
 
         Raises NotFound before the start.
         """
@@ -280,7 +282,10 @@ class Job:
             return page(build_report(fleet, attach_to(engine, self.id, exact=True), caller), time.time())
 
     def _repr_html_(self) -> str:
-        """Show the report in a notebook, in a frame that runs nothing and cannot reach the page around it."""
+        """Return the report for a notebook, in a frame that runs nothing and cannot reach the page around it.
+
+        If it cannot be built: the error as text.
+        """
         try:
             text = self.report()
         except ClustertoolError as error:
@@ -289,7 +294,7 @@ class Job:
 
 
 def _read_role(text: str) -> str:
-    """Convert a parameter to a role as the job's processes have it. Raises UsageError."""
+    """Convert a parameter to the name of a role. Raises UsageError if it is not known."""
     found = known(text)
     if not found:
         raise UsageError(f"role {text!r} is not known", f"one of {', '.join(ROLES)}")
@@ -297,16 +302,18 @@ def _read_role(text: str) -> str:
 
 
 def _mask(fleet: Fleet) -> Hide:
+    """Return a function that replaces the values of SECRETS, as far as they are set here, in a text."""
     return mask(load_config.known_secrets(fleet.cluster).values())
 
 
 def _log_lines(item: LogLines, host: str, hide: Hide) -> Iterator[LogLine]:
+    """Convert lines of a rank to LogLine, with secrets masked and control characters escaped."""
     for line in item.lines:
         yield LogLine(item.role, item.rank, host, harmless(hide(line)), item.t)
 
 
 def _report(caller: SilentCaller, fleet: Fleet, follower: JobFollower) -> None:
-    """Report how many trainers are done, the steps of the others, and for how long the job has run."""
+    """Ask the nodes for the ranks' steps, for at most 2 s, and report trainers that are done, steps, and the duration."""
     status = follower.watch.status
     job, trainers = status.job, status.of("trainer")
     done = sum(process.state in _DONE for process in trainers)
@@ -322,7 +329,7 @@ def _report(caller: SilentCaller, fleet: Fleet, follower: JobFollower) -> None:
 
 
 def _explain(error: ClustertoolError, status: JobStatus, fleet: Fleet) -> ClustertoolError:
-    """Add its node to an error and, for a failed process, the last lines of its log."""
+    """Add the node to an error, and to a JobFailed the last lines of the log of the process that failed first; return it."""
     outcome = status.outcome
     first = news.first_culprit(status, outcome) if outcome else None
     if isinstance(error, JobFailed) and first is not None:

@@ -29,12 +29,13 @@ def plain(text: str) -> str:
 
 
 def _parameter(option: re.Match[str]) -> str:
+    """Return the parameter of the API with the name of an option, or the option's text if there is none."""
     name = _OTHERS.get(option[1]) or option[1].replace("-", "_")
     return name if name in _PARAMETERS else option[0]
 
 
 def _with_parameters(text: str) -> str:
-    """Write `nproc_per_node` in place of `--nproc-per-node`, except behind the name of a command to type."""
+    """Replace options in a text by parameters of the API (--nproc-per-node by nproc_per_node), except in a command to type."""
     head, program, command = text.partition(PROGRAM)
     return _OPTION.sub(_parameter, head) + program + command
 
@@ -43,6 +44,7 @@ class plain_errors(ContextDecorator):
     """A decorator for methods of the API, and a context: the texts of the errors that they raise are plain."""
 
     def __call__(self, method: _Method) -> _Method:
+        """Decorate a method, and add its parameters to those that replace options in texts."""
         _PARAMETERS.update(inspect.signature(method).parameters)
         return super().__call__(method)
 
@@ -50,6 +52,10 @@ class plain_errors(ContextDecorator):
         """Do nothing: errors are changed when the block ends."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Replace options and the placeholder of the program in the texts of a ClustertoolError and of its parts.
+
+        Options stay in JobFailed and InternalError, which quote programs.
+        """
         if not isinstance(error, ClustertoolError):
             return
         for one in {id(one): one for one in (error, *singles(error))}.values():  # a single error is its own part

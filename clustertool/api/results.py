@@ -96,7 +96,7 @@ class Status:
 
 
 def status_of(found: StatusJson, outcome: Outcome | None, unreachable: Mapping[str, str]) -> Status:
-    """Convert the JSON form of a status to the typed one."""
+    """Convert the JSON form of a status to a Status, with the outcome, and {node: why it did not answer}."""
     names = {node["index"]: str(node["name"]) for node in found["nodes"]}
     plain = "role rank since signal note attempt pid log code step epoch cpu memory".split()
     ranks = tuple(

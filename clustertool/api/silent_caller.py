@@ -46,6 +46,7 @@ class Progress:
     text: str = ""
 
     def _repr_html_(self) -> str:
+        """Return a bar and the text as HTML, at the end only the text."""
         known = f' value="{self.done}" max="{self.total}"' if self.total else ""
         bar = "" if self.phase == "ended" else f'<progress{known} style="width: 20em"></progress> '
         return f"<div>{bar}{escape(self.text)}</div>"
@@ -59,13 +60,13 @@ class _Handle(Protocol):
 
 
 def listener(given: Listener | None) -> Listener | None:
-    """Choose what gets the progress: the program's own function, else a bar in a notebook, else nothing."""
+    """Return the function that gets Progress values: `given`, else a bar if this is a notebook, else None."""
     display = None if given is not None else _display_function()
     return given if display is None else _Bar(display)
 
 
 def _display_function() -> Callable[..., _Handle | None] | None:
-    """Find IPython's function display(); None where no notebook or other front end of a kernel shows what it gets."""
+    """Return IPython's function display() if the program runs in a kernel, such as a notebook's, else None."""
     ipython, shown = sys.modules.get("IPython"), sys.modules.get("IPython.display")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None or shown is None or not hasattr(shell, "kernel"):  # a terminal's IPython would print
@@ -84,6 +85,7 @@ class _Bar:
         self._at = 0.0
 
     def __call__(self, progress: Progress) -> None:
+        """Show the progress, at most every _BAR_PERIOD seconds within a phase, except its end."""
         with self._lock:
             now = time.monotonic()
             last = 0 < progress.total <= progress.done  # of its phase, nothing would replace what was shown before
@@ -109,6 +111,7 @@ class _Absent:
     present = False
 
     def ask(self, question: str, hidden: bool) -> str:
+        """Return "": no question can be put."""
         return ""
 
     def tell(self, text: str) -> None:
@@ -131,6 +134,7 @@ class SilentCaller:
         return self._listener is not None
 
     def progress(self, phase: str, done: int = 0, total: int = 0, text: str = "") -> None:
+        """Call the listener with a Progress, if there is one."""
         if self._listener is not None:
             self._listener(Progress(phase, done, total, text))
 
@@ -143,7 +147,7 @@ class SilentCaller:
         LOG.warning("%s", plain(text))
 
     def log(self, item: Item) -> None:
-        """Log the news of a job, but not the lines of its ranks."""
+        """Log news of a job: the phase as information, other news as a warning. Log lines of ranks are left out."""
         if isinstance(item, PhaseNews):
             self.note(news_text(item))
         elif not isinstance(item, (LogLines, LogPiece)):
@@ -170,7 +174,10 @@ class SilentCaller:
 
     @contextmanager
     def opened(self, config: Cluster, sink: Sink | None = None, lag: float | None = None) -> Iterator[Engine]:
-        """Open the engine with its agents, for jobs that exist. lag: see Fleet.open."""
+        """Open connections to the agents of a cluster, yield its engine, and close them.
+
+        sink, lag: see engine(), Fleet.open().
+        """
         with self.engine(config, sink) as engine:
             engine.open(lag)
             yield engine
@@ -227,6 +234,7 @@ class _WorkProgress:
         self.turn()
 
     def turn(self) -> None:
+        """Report how many nodes are done."""
         text = f"{self._phase}: {len(self._done)} of {count(self._nodes, 'node')} done"
         self._caller.progress("dispatch", len(self._done), self._nodes, text)
 

@@ -52,9 +52,10 @@ def candidates(
     help_option: Opt,
     values: Values = lambda name: (),
 ) -> list[str]:
-    """List what the last token may become. tokens: the program's name and the arguments up to the cursor.
+    """List the words that the last token may become: verbs, options of the verb before it, or values of an option.
 
-    values: lists the values of options whose value help calls so (JOB, HOST).
+    tokens: the program's name and the arguments up to the cursor. values: lists the values of options whose value has this name
+    in help (JOB, HOST).
     """
     before, last = _split_typed(tokens)
     verb = next((verb for token in before for verb in verbs if verb.name == token), None)
@@ -64,9 +65,9 @@ def candidates(
 
 
 def of_launcher(tokens: Sequence[str], known: Mapping[str, Opt], values: Values = lambda name: ()) -> list[str]:
-    """List what the last token of clusterrun may become, where what follows the script belongs to the script.
+    """List the options, or values of an option, that the last token of clusterrun may become; [] behind the script.
 
-    known: every spelling of its options.
+    known: every spelling of its options. values: see candidates().
     """
     before, last = _split_typed(tokens)
     left = list(before)
@@ -81,7 +82,7 @@ def of_launcher(tokens: Sequence[str], known: Mapping[str, Opt], values: Values 
 
 
 def _split_typed(tokens: Sequence[str]) -> tuple[list[str], str]:
-    """Split the tokens into the arguments before the last one, and the last one."""
+    """Return the arguments before the last token, and the last token. bash passes "=" as a token, which is left out."""
     *before, last = list(tokens[1:]) or [""]
     return [token for token in before if token != "="], "" if last == "=" else last  # bash has = as a token of its own
 
@@ -89,7 +90,7 @@ def _split_typed(tokens: Sequence[str]) -> tuple[list[str], str]:
 def _matching(
     before: Sequence[str], last: str, known: Mapping[str, Opt], values: Values, others: Sequence[str]
 ) -> list[str]:
-    """List the values of the option that stands before, else options, or `others`, that begin with the last token."""
+    """List what begins with the last token: values of the option before it or in it (--mode=p), else options, else `others`."""
     name, value = split(last, known)
     if last.startswith("--") and value is not None:  # --mode=p
         option = known.get(name)
@@ -104,7 +105,7 @@ def _matching(
 
 
 def _values_of(option: Opt, typed: str, values: Values) -> list[str]:
-    """List the values that an option may have. Of a list (HOST,...) the last item is completed."""
+    """List the choices of an option, and the values of its kind; for a list (HOST,...) with the typed items in front."""
     kind, several, _ = option.value.partition(",")
     first = typed.rpartition(",")[0] + "," if several and "," in typed else ""
     return [*option.choices, *(first + value for value in values(kind))]

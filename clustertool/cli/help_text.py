@@ -22,7 +22,7 @@ _TYPES = {
 def overview(
     about: str, verbs: Sequence[Verb], common: Sequence[Opt], examples: Sequence[tuple[str, str]], width: int
 ) -> str:
-    """Format the help of the program. examples: (command, what it does)."""
+    """Format the help of the program: usage, commands by purpose, examples, options. examples: (command, what it does)."""
     parts = ["usage: clustertool COMMAND [options]", _fill(about, width)]
     for purpose in dict.fromkeys(verb.purpose for verb in verbs):
         rows = [(verb.name, _first(verb.help)) for verb in verbs if verb.purpose == purpose]
@@ -35,13 +35,13 @@ def overview(
 
 
 def listing(verbs: Sequence[Verb]) -> str:
-    """Format one line for each command."""
+    """List the commands: one line each with the name and the help up to its first semicolon."""
     left = _longest(verb.name for verb in verbs)
     return "\n".join(f"{_INDENT}{verb.name:<{left}}{_GAP}{_first(verb.help)}" for verb in verbs)
 
 
 def of_verb(verb: Verb, common: Sequence[Opt], width: int) -> str:
-    """Format the help of one command. common: options that each command has."""
+    """Format the help of one command: usage, examples, arguments, options by group. common: options that each command has."""
     after = f" {verb.positional.value}" if verb.positional else ""
     parts = [f"usage: clustertool {verb.name}{' [options]' * bool(verb.options)}{after}", _fill(verb.help, width)]
     if verb.examples:
@@ -60,7 +60,7 @@ def of_verb(verb: Verb, common: Sequence[Opt], width: int) -> str:
 
 
 def _options(title: str, options: Sequence[Opt], width: int) -> str:
-    """Format a group of options. Aliases stand next to the option that they are another name of."""
+    """Format a group of options, with their aliases in the same row."""
     rows = []
     for option in options:
         if not option.alias:
@@ -76,7 +76,7 @@ def _block(title: str, rows: Iterable[tuple[str, str]], width: int, left: int) -
 
 
 def _rows(rows: Iterable[tuple[str, str]], width: int, left: int) -> str:
-    """Lay rows out in two columns; a name that is longer than `left` has a line of its own."""
+    """Format rows in two columns; a name that is longer than `left` has a line of its own."""
     lines: list[str] = []
     pad = " " * (len(_INDENT) + left + len(_GAP))
     for name, text in rows:
@@ -97,7 +97,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _first(text: str) -> str:
-    """Cut a text at its first semicolon."""
+    """Return a text up to its first semicolon."""
     return text.partition(";")[0].rstrip(".")
 
 

@@ -18,6 +18,7 @@ class VerbTask(Task):  # type: ignore[type-arg]
     shorts: dict[str, str]
 
     def arg_opts(self, name: str, default: Any, taken_names: set[str]) -> dict[str, Any]:
+        """Return Invoke's options of an argument, with the short flag of the table added."""
         opts = super().arg_opts(name, default, taken_names)
         if name in self.shorts:
             opts["names"] = [*opts["names"], self.shorts[name]]
@@ -25,7 +26,7 @@ class VerbTask(Task):  # type: ignore[type-arg]
 
 
 def make_task(verb: Verb) -> VerbTask:
-    """Create the Invoke task of a verb. The verb's module, and what runs a verb, are imported when the task runs."""
+    """Create the Invoke task of a verb, which runs it and exits with its code. Verb modules are imported when the task runs."""
 
     bare = [option for option in verb.options if option.bare]
 

@@ -35,18 +35,18 @@ class Opt:
 
     @property
     def attribute(self) -> str:
-        """Its name in Python: as a parameter of a task, and in `Call.given`."""
+        """The name of the option in Python: with underscores, as a parameter of a task and in `Call.given`."""
         return self.name.replace("-", "_")
 
     @property
     def type(self) -> str:
-        """Its value in help; "" for a flag."""
+        """How help describes the value: its choices or its name, in brackets if it may be left out; "" for a flag."""
         text = "|".join(self.choices) or self.value
         return f"[{text}]" if self.bare else text
 
     @property
     def text(self) -> str:
-        """Its help with its default."""
+        """The help of the option, with its default."""
         repeated = "; may be repeated" if self.default == MANY else ""
         return f"{self.help}{repeated}" + (f" (default: {self.usual})" if self.usual else "")
 
@@ -98,7 +98,7 @@ class Positional:
 
 
 def _others(name: str, also: str) -> dict[str, str]:
-    """Read what other tools call a verb, each with what to type."""
+    """Parse the names that other tools have for a verb, "WORD" or "WORD=--option", to {word: what to type here}."""
     pairs = (item.partition("=") for item in also.split())
     return {other: f"{name} {option}".rstrip() for other, _, option in pairs}
 
@@ -129,6 +129,6 @@ class Verb:
         self.purpose, self.also, self.examples, self.positional = purpose, _others(name, also), examples, positional
 
     def target(self, given: SimpleNamespace) -> str:
-        """Choose the function for this command line, as "module:function"."""
+        """Return the function for this command line, "module:function": of the first given option with one, else the verb's."""
         own = (target for option, target in self._targets.items() if getattr(given, option))
         return f"clustertool.verbs.{next(own, self._target)}"

@@ -46,7 +46,7 @@ def read(argv: Sequence[str], verbs: Sequence[Verb], common: Sequence[Opt], help
 
 
 def find(name: str, verbs: Sequence[Verb], options: Sequence[Opt] = ()) -> Verb:
-    """Find the verb with this name. options: of the program, for a suggestion. Raises UsageError."""
+    """Return the verb with this name. Raises UsageError for another name, with a suggestion (options: those of the program)."""
     for verb in verbs:
         if verb.name == name:
             return verb
@@ -59,7 +59,7 @@ def find(name: str, verbs: Sequence[Verb], options: Sequence[Opt] = ()) -> Verb:
 
 
 def spellings(options: Iterable[Opt]) -> dict[str, Opt]:
-    """Map every spelling, with dashes, to its option."""
+    """Map every spelling of options, --name and -n, to its option."""
     found = {f"--{option.name}": option for option in options}
     return {**found, **{f"-{option.short}": option for option in found.values() if option.short}}
 
@@ -67,8 +67,8 @@ def spellings(options: Iterable[Opt]) -> dict[str, Opt]:
 def split(argument: str, known: Container[str]) -> tuple[str, str | None]:
     """Split an argument into option and value: --a_b=c into --a-b and c; -r3 and -r=3 into -r and 3.
 
-    Any other argument stays whole, without a value (None). known: the names of options. A longer name (-hostfile, -np) has
-    priority over one of one letter.
+    An argument without a value stays whole, with None. known: the names of options. A longer name (-hostfile, -np) has priority
+    over one of one letter.
     """
     name, equals, value = argument.partition("=")
     if argument.startswith("--") or name in known:
@@ -78,9 +78,9 @@ def split(argument: str, known: Container[str]) -> tuple[str, str | None]:
 
 
 def following(name: str, value: str | None, rest: list[str], known: Container[str], example: str = "...") -> str:
-    """Return the value of an option: of its own argument, else the next one, which is removed from `rest`.
+    """Return the value of an option: `value` if its own argument has one, else the next argument, which is removed from `rest`.
 
-    Raises UsageError.
+    Raises UsageError if none follows, but an option does.
     """
     if value is not None:
         return value
@@ -90,6 +90,7 @@ def following(name: str, value: str | None, rest: list[str], known: Container[st
 
 
 def _read_verb(line: CommandLine, verb: Verb, rest: list[str], help_option: Opt) -> None:
+    """Parse the arguments behind the verb into the values of its options and its positional arguments. Raises UsageError."""
     options = (*verb.options, help_option)
     known = spellings(options)
     fix = f"clustertool help {verb.name} lists the options"
@@ -113,11 +114,12 @@ def _read_verb(line: CommandLine, verb: Verb, rest: list[str], help_option: Opt)
 
 
 def _defaults(options: Iterable[Opt]) -> dict[str, Any]:
+    """Return {attribute: default} of options."""
     return {option.attribute: option.default for option in options}
 
 
 def _read_option(rest: list[str], known: Mapping[str, Opt], values: dict[str, Any], where: str, fix: str) -> None:
-    """Parse one argument that begins with a dash, and its value. Raises UsageError.
+    """Remove one option and its value from the front of `rest`, and store the value in `values`. Raises UsageError.
 
     where: " of VERB", for a message. fix: for an unknown option.
     """
@@ -142,10 +144,9 @@ def _read_option(rest: list[str], known: Mapping[str, Opt], values: dict[str, An
 
 
 def _fix_for_argument(verb: Verb, argument: str) -> str:
-    """Build the fix for an argument where a verb has none.
+    """Build the fix for an argument of a verb that takes none: give it as the value of the verb's first option.
 
-    Other programs take the id of a job, or a file, without an option. The first option of its own is the one that names what
-    a verb works on.
+    Other programs take the id of a job, or a file, without an option. If that option cannot take it, the fix names the help.
     """
     shows = f"clustertool help {verb.name} shows its use"
     first = verb.options[0]
@@ -155,7 +156,7 @@ def _fix_for_argument(verb: Verb, argument: str) -> str:
 
 
 def _fix_for_early_option(argument: str, verbs: Sequence[Verb]) -> str:
-    """Build the fix for an unknown option before the verb: most often it belongs behind it."""
+    """Build the fix for an unknown option before the verb: write it behind a verb that has it, else list the verbs."""
     for verb in verbs:
         known = spellings(verb.options)
         name = split(argument, known)[0]
@@ -165,9 +166,9 @@ def _fix_for_early_option(argument: str, verbs: Sequence[Verb]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Build the end of a sentence: ", did you mean 'status' or 'stop'?"; "" without a suggestion.
+    """Build the end of a sentence with similar names: ", did you mean 'status' or 'stop'?"; "" without any.
 
-    One or two of `known` that begin with `name`, else the one that differs in few letters.
+    They are one or two of `known` that begin with `name`, else the one that differs in few letters.
     """
     names = list(known) if name.strip("-") else []
     found = [each for each in names if each.startswith(name)]

@@ -66,7 +66,10 @@ _PS = ("workers", "trainers", "worker-num", "trainer-num", "http-port")
 
 
 def read(argv: Sequence[str], own: Sequence[Opt]) -> Launch:
-    """Parse a command line of clusterrun. own: the options of `run`, which are understood too. Raises UsageError."""
+    """Parse a command line of clusterrun, in the form of any launcher. own: options of `run` that are understood, too.
+
+    Raises UsageError, also for options that contradict each other.
+    """
     known = _options_by_spelling(FLAGS, own)
     found = _Arguments(argv, known)
     packaged = [flag for flag, _ in found.given if isinstance(flag, Flag) and flag.of == "O"]
@@ -82,8 +85,9 @@ def read(argv: Sequence[str], own: Sequence[Opt]) -> Launch:
 
 
 def of_shell(environ: Mapping[str, str], launch: Launch, own: Sequence[Opt]) -> dict[str, str]:
-    """Variable of the shell -> the option that it stands for, with its value, where the command line has none of this meaning.
+    """Map variables of the shell to the options that they stand for, with their values: {"PET_NNODES": "--nnodes=2"}.
 
+    Left out: those of which the command line has an option with the same meaning, and those about a meeting if it names nodes.
     Raises UsageError that names the variable.
     """
     nodes = names_nodes(launch, known=False) or launch.nodes == (1, 1)
@@ -106,12 +110,12 @@ def of_shell(environ: Mapping[str, str], launch: Launch, own: Sequence[Opt]) -> 
 
 
 def wish(launch: Launch, own: Sequence[Opt]) -> SimpleNamespace:
-    """Build the options that `run` would have been given for this command line."""
+    """Build the values of the options of `run` for a command line: those typed, else the defaults."""
     return SimpleNamespace(**{option.attribute: launch.options.get(option.name, option.default) for option in own})
 
 
 def named_nodes(launch: Launch) -> tuple[str, ...]:
-    """List the nodes that lists of endpoints name, in the order of their first mention; for a command line without --ips."""
+    """List the hosts in lists of endpoints (--servers, --workers), each once, in the order of their first mention."""
     texts = [text for name in _ENDPOINTS for text in launch.options.get(name, ())]
     items = [item.strip() for text in texts for item in re.split("[,;]", text) if item.strip()]
     hosts = (re.sub(r":\d+$", "", item) if item.count(":") == 1 or "]" in item else item for item in items)
@@ -119,13 +123,14 @@ def named_nodes(launch: Launch) -> tuple[str, ...]:
 
 
 def names_devices(launch: Launch) -> bool:
+    """Check whether a command line names devices."""
     return any(launch.options.get(name) for name in _DEVICES)
 
 
 def meeting(launch: Launch, known: bool) -> TypedMeeting | None:
-    """Determine where the machines meet, if the command is typed on each of them.
+    """Return where the machines meet, if the command is typed on each; None if it starts all nodes, or this one alone.
 
-    None where it starts all nodes, or this machine alone. known: a conf.py or a hostfile names the nodes. Raises UsageError.
+    known: a conf.py or a hostfile names the nodes. Raises UsageError, also for a rank or -np that does not fit.
     """
     master_port = str(launch.options.get("master-port", ""))
     named = names_nodes(launch, known)
@@ -138,17 +143,20 @@ def meeting(launch: Launch, known: bool) -> TypedMeeting | None:
 
 
 def needs_no_conf(launch: Launch) -> bool:
-    """Check whether the command line itself states where the job runs. Keys of a conf.py count all the same."""
+    """Check whether the command line names the nodes, this machine alone, or a meeting, so that no conf.py has to."""
     return bool(launch.alone or launch.listed or named_nodes(launch) or launch.join.named)
 
 
 def begins_meeting(launch: Launch, known: bool) -> bool:
-    """Check whether this is the first machine of a meeting, and the others need its address. known: see meeting()."""
+    """Check for the first machine of a meeting: the command line has --nnodes N and no node or address.
+
+    known: see meeting().
+    """
     return not (launch.total or names_nodes(launch, known)) and join_options.begins(launch.join, launch.nodes)
 
 
 def notes(launch: Launch, known: bool, joins: bool) -> list[str]:
-    """List a note for each option that is not needed. joins: the command joins other machines. known: see meeting()."""
+    """List a note for each typed option that is not needed. joins: the command joins other machines. known: see meeting()."""
     found = list(dict.fromkeys(launch.notes))
     if joins:
         return [note for note in found if note not in launch.join.notes]
@@ -158,7 +166,10 @@ def notes(launch: Launch, known: bool, joins: bool) -> list[str]:
 
 
 def on_each_node(argv: Sequence[str], own: Sequence[Opt], address: str, nodes: int) -> list[str]:
-    """Rewrite a command line that starts all nodes as the one that is typed on each of them, and meets at `address`."""
+    """Rewrite a command line that starts all nodes as the one to type on each of them: they meet at `address`.
+
+    Options that name nodes or count on all of them are left out.
+    """
     found = _Arguments(argv, _options_by_spelling(FLAGS, own))
     kept = ["clusterrun", "--master", f"{address}:{_MEETING_PORT}", "--nnodes", str(nodes)]
     for flag, value in found.given:
@@ -169,17 +180,17 @@ def on_each_node(argv: Sequence[str], own: Sequence[Opt], address: str, nodes: i
 
 
 def command(launch: Launch, arguments: tuple[str, ...]) -> tuple[str, ...]:
-    """Build the command to start, for all roles. arguments: the script and its own arguments."""
+    """Build the command that starts a script with its arguments in the way of the options (-m, --no-python, --run-path)."""
     return started_by(launch.how, arguments)
 
 
 def names_nodes(launch: Launch, known: bool) -> bool:
-    """Check whether the nodes are known, so that this command starts all of them."""
+    """Check whether the options or, by `known`, conf.py name the nodes, so that this command starts all of them."""
     return bool(launch.alone or launch.listed or launch.included or named_nodes(launch) or launch.old or known)
 
 
 def spellings() -> dict[str, Opt]:
-    """Map every spelling with dashes to its option, for completion."""
+    """Map every spelling of clusterrun's options, with dashes, to an Opt, for completion."""
     return {
         name: _as_option(one) if isinstance(one, Flag) else one
         for name, one in _options_by_spelling(FLAGS, OWN).items()
@@ -187,14 +198,14 @@ def spellings() -> dict[str, Opt]:
 
 
 def _as_option(flag: Flag) -> Opt:
-    """Describe an option of another launcher as one of ours."""
+    """Convert an option of another launcher to an Opt."""
     value = "HOST,..." if flag.value in _HOST_LISTS else flag.value
     choices = tuple(flag.value.split("|")) if "|" in flag.value else ()
     return Opt(flag.name, flag.here, "" if flag.value else FLAG, value=value, choices=choices)
 
 
 def _options_by_spelling(flags: Sequence[Flag], own: Sequence[Opt]) -> Mapping[str, Flag | Opt]:
-    """Map every spelling with dashes to its option. A launcher's name has priority over one of `run`."""
+    """Map every spelling of options, with dashes, to its option. A launcher's name has priority over one of `run`."""
     found: dict[str, Flag | Opt] = {f"--{option.name}": option for option in own}
     found.update((f"-{option.short}", option) for option in own if option.short)
     found.update((name, flag) for flag in flags for name in flag.names.split())
@@ -228,6 +239,7 @@ class _Arguments:
     def _take_value(
         flag: Flag | Opt, name: str, value: str | None, rest: list[str], known: Mapping[str, Flag | Opt]
     ) -> str:
+        """Return the value of an option, which may be removed from the front of `rest`; "" for a switch. Raises UsageError."""
         if not (flag.value if isinstance(flag, Flag) else flag.default is not FLAG):
             if value is not None:
                 raise UsageError(f"{name} takes no value", "leave the value out")
@@ -238,13 +250,14 @@ class _Arguments:
 
 
 def _unknown_option(argument: str, known: Mapping[str, Flag | Opt]) -> UsageError:
+    """Build the error for an option that is not known, with a suggestion."""
     name = split(argument, known)[0]
     what = f"{name} is no option of clusterrun{did_you_mean(name, known)}"
     return UsageError(what, "options of your script go after it; clusterrun --help lists ours")
 
 
 def _store_option(launch: Launch, flag: Flag | Opt, value: str) -> None:
-    """Store one option with its value. Of texts the last one counts; run's own lists grow."""
+    """Store one option with its value, or apply its effect, in `launch`. Lists grow; of other options the last value counts."""
     bare = isinstance(flag, Opt) and value == flag.bare
     shown = "True" if bare or not value else value
     launch.typed[(flag.name if isinstance(flag, Opt) else flag.name[2:]).replace("-", "_")] = shown
@@ -262,7 +275,10 @@ def _store_option(launch: Launch, flag: Flag | Opt, value: str) -> None:
 
 
 def _combine_options(launch: Launch) -> None:
-    """Apply the options that have a meaning only together with others."""
+    """Apply and check options whose meaning depends on others: --host, etcd, endpoints, totals of trainers.
+
+    Raises UsageError.
+    """
     place_host(launch)
     etcd = join_options.etcd(launch.join)
     if launch.elastic and etcd:

@@ -50,20 +50,20 @@ class JoinOptions:
 
     @property
     def named(self) -> bool:
-        """Whether they name a machine at which others meet."""
+        """Whether they name a machine at which the others meet."""
         return bool(self.master or self.rdzv_endpoint or self.master_addr)
 
     @property
     def static(self) -> bool:
-        """Whether --master-addr and --master-port name it."""
+        """Whether only --master-addr names the machine at which the others meet."""
         return bool(self.master_addr) and not (self.master or self.rdzv_endpoint)
 
 
 def meeting(typed: JoinOptions, nodes: tuple[int, int] | None, master_port: str) -> TypedMeeting | None:
-    """Parse the options that say where machines meet, where nothing else names nodes. None for a job of this machine alone.
+    """Parse where the machines meet; None if no machine is named, or for one node or no --nnodes.
 
-    nodes: of --nnodes; of MIN:MAX, MAX is how many machines are waited for at the start. master_port: of --master-port.
-    Raises UsageError.
+    nodes: of --nnodes; of MIN:MAX, MAX is how many machines are waited for at the start. master_port: of --master-port. Raises
+    UsageError.
     """
     if not typed.named or nodes is None or nodes[1] == 1:
         return None
@@ -99,7 +99,7 @@ def etcd(typed: JoinOptions) -> tuple[str, ...]:
 
 
 def begins(typed: JoinOptions, nodes: tuple[int, int] | None) -> bool:
-    """Check for fleetrun's form of the first machine, without a machine and a number, if nothing else names nodes."""
+    """Check for fleetrun's form of the first machine: --nnodes N above 1, without a machine, a rank or a rendezvous."""
     torchrun = typed.rdzv_id or typed.rdzv_backend or typed.rdzv_conf
     if typed.named or typed.rank not in _NO_RANK or torchrun or nodes is None:
         return False
@@ -107,16 +107,16 @@ def begins(typed: JoinOptions, nodes: tuple[int, int] | None) -> bool:
 
 
 def refuse_rank(typed: JoinOptions) -> None:
-    """Raise UsageError for the number of another machine, where clusterrun starts all nodes."""
+    """Raise UsageError for a rank above 0: clusterrun starts all nodes."""
     if typed.rank not in ("", "0", "-1"):
         fix = f"leave it out, and name the nodes with --ips=a,b or in conf.py; or {EVERYWHERE}"
         raise UsageError(f"--rank {typed.rank!r}: {_ONCE}", fix)
 
 
 def _meeting_place(typed: JoinOptions, master_port: str) -> tuple[str, int]:
-    """Parse the host and the port of the coordinator.
+    """Parse the host and the port of the meeting: of --master, else of --rdzv-endpoint, else of --master-addr.
 
-    In torchrun's order: an endpoint counts before --master-addr.
+    Raises UsageError.
     """
     if typed.master:
         option, text, usual = "--master", re.sub("^http://", "", typed.master), ""
@@ -136,6 +136,7 @@ def _meeting_place(typed: JoinOptions, master_port: str) -> tuple[str, int]:
 
 
 def _machine_index(text: str, nodes: int) -> int | None:
+    """Parse the rank of this machine, None if it is not given. Raises UsageError if it is not below `nodes`."""
     if text in _NO_RANK:
         return None
     index = whole(text, 0, MOST_MACHINES)
@@ -147,7 +148,7 @@ def _machine_index(text: str, nodes: int) -> int | None:
 
 
 def _job_name(text: str) -> str:
-    """Check the name in --rdzv-id; `none` is what torchrun has without it. Raises UsageError."""
+    """Return the name in --rdzv-id, "" for `none`, which is torchrun's default. Raises UsageError if a job cannot have it."""
     if text in ("", "none"):
         return ""
     if not is_job_id(text):
@@ -157,7 +158,7 @@ def _job_name(text: str) -> str:
 
 
 def _rendezvous_settings(text: str) -> list[tuple[str, str]]:
-    """Parse --rdzv-conf, `key=value,key=value`. Raises UsageError."""
+    """Parse --rdzv-conf, `key=value,key=value`, to pairs. Raises UsageError."""
     found = []
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = item.partition("=")

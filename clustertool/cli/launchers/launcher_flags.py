@@ -86,7 +86,7 @@ class Flag:
 
 
 def _long(names: str) -> str:
-    """Select the long name with dashes."""
+    """Return the first name that begins with two dashes, else the whole text. names: with spaces between."""
     return next((name for name in names.split() if name.startswith("--")), names)
 
 
@@ -94,6 +94,7 @@ def _long(names: str) -> str:
 
 
 def _nnodes(launch: Launch, value: str) -> None:
+    """Store the least and the greatest number of nodes, of N or MIN:MAX. Raises UsageError."""
     match = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", value)
     low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 0 < low <= high:
@@ -102,7 +103,7 @@ def _nnodes(launch: Launch, value: str) -> None:
 
 
 def _elastic_server(launch: Launch, value: str) -> None:
-    """Read the server of the older fleetrun, which knows only etcd, without a scheme."""
+    """Add the URLs of etcd servers, with etcd:// in front of one without a scheme, as older fleetruns have it."""
     launch.options["elastic-server"] = tuple(url if "://" in url else f"etcd://{url}" for url in value.split(","))
 
 
@@ -115,6 +116,7 @@ def _hosts(launch: Launch, value: str) -> None:
 
 
 def _include(launch: Launch, value: str) -> None:
+    """Add hosts and devices to those of --only, which may also be the nodes themselves."""
     launch.included = (*launch.included, value)
     launch.options["only"] = (*launch.options.get("only", ()), value)
 
@@ -128,9 +130,9 @@ def _own_address(option: str, launch: Launch, value: str) -> None:
 
 
 def place_host(launch: Launch) -> None:
-    """Decide what --host is: Paddle's address of this machine, or mpirun's list of nodes.
+    """Move the value of --host from this machine's address to the list of nodes if it is one, in mpirun's form.
 
-    It is a list with a comma, slots, or a total of trainers. Raises UsageError.
+    It is one if it has a comma or slots, or if a total of trainers is given. Raises UsageError.
     """
     value = launch.own_address
     if launch.own_address_by == "--host" and (launch.total or is_host_list(value)):
@@ -139,6 +141,7 @@ def place_host(launch: Launch) -> None:
 
 
 def _list(launch: Launch, option: str, listed: tuple[Listed, ...]) -> None:
+    """Store the list of nodes. Raises UsageError if another option has named some."""
     if launch.listed_by not in ("", option):
         raise UsageError(f"{launch.listed_by} and {option} both name the nodes", "give one of them")
     launch.listed, launch.listed_by = listed, option
@@ -162,6 +165,7 @@ def _log_dir(launch: Launch, value: str) -> None:
 
 
 def _run_mode(launch: Launch, value: str) -> None:
+    """Store the mode; cpuonly is the mode collective without devices."""
     if value == "cpuonly":
         launch.device_kind, value = "cpu", "collective"
     launch.options["mode"] = value
@@ -173,6 +177,7 @@ def _job_id(launch: Launch, value: str) -> None:
 
 
 def _backend(launch: Launch, value: str) -> None:
+    """Turn devices off for gloo, and pass the other back ends to the processes. Raises UsageError for an unknown one."""
     if value == "gloo":
         launch.device_kind = "cpu"
     elif value in ("nccl", "bkcl", "hccl", "xccl"):
@@ -182,17 +187,20 @@ def _backend(launch: Launch, value: str) -> None:
 
 
 def _elastic_level(launch: Launch, value: str) -> None:
+    """Set 3 restarts for a level above 0, unless a number was given before."""
     if re.fullmatch(r"[1-9]\d*", value):
         launch.options.setdefault("max-restarts", _RESTARTS)
 
 
 def _log_level(launch: Launch, value: str) -> None:
+    """Set quiet output for WARNING and above, and verbose output for DEBUG."""
     launch.quiet = value.upper() in ("WARNING", "ERROR", "CRITICAL", "FATAL")
     if value.upper() == "DEBUG":
         launch.options["verbose"] = True
 
 
 def _how(how: str, launch: Launch, _: str) -> None:
+    """Combine how the script is started (module, no-python, run-path) with what was given before."""
     launch.how = combine_starts(launch.how, how)
 
 
@@ -201,6 +209,7 @@ def _alone(launch: Launch, _: str) -> None:
 
 
 def _tee(launch: Launch, value: str) -> None:
+    """Select the ranks whose logs are shown, of 0 to 3 for all or RANK:0-3,.... Raises UsageError."""
     if re.fullmatch(r"[0-3]", value):
         launch.options["all-ranks"] = value != "0"
     elif re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", value):
@@ -211,12 +220,14 @@ def _tee(launch: Launch, value: str) -> None:
 
 
 def _virtual(launch: Launch, value: str) -> None:
+    """Set LOCAL_RANK=0 of each process, which sees only its own devices."""
     _environ("LOCAL_RANK", launch, "0")
     launch.options["force-env"] = True
     launch.device_visibility = "own"
 
 
 def _environ(variable: str, launch: Launch, value: str) -> None:
+    """Add a variable of all processes."""
     launch.options["env"] = (*launch.options.get("env", ()), f"{variable}={value}")
 
 
@@ -225,7 +236,7 @@ def _note(note: str, launch: Launch, _: str) -> None:
 
 
 def _join(field_: str, note: str, launch: Launch, value: str) -> None:
-    """Store where machines meet. The note holds where the command is not typed on each machine."""
+    """Store a value about where machines meet, and a note why it is not needed if one command starts all nodes."""
     setattr(launch.join, field_, value)
     launch.join.notes.append(note)
     launch.notes.append(note)
@@ -236,7 +247,7 @@ def _refuse(option: str, fix: str, launch: Launch, value: str) -> None:
 
 
 def _off_only(option: str, launch: Launch, value: str) -> None:
-    """Accept an option as long as it is off."""
+    """Raise UsageError unless the value means off."""
     if value.lower() not in ("", "0", "false", "no", "off", "f", "n"):
         raise UsageError(f"--{option[2:].replace('-', '_')} is not done here", "leave it out")
 
@@ -354,7 +365,7 @@ _ROW = re.compile(
 
 
 def _read_flag(row: str) -> Flag:
-    """Read a row of the table."""
+    """Parse a row of the table."""
     match = _ROW.fullmatch(row)
     assert match is not None, row
     of, names, value, effect, here = match.groups("")
@@ -362,7 +373,10 @@ def _read_flag(row: str) -> Flag:
 
 
 def _effect(option: str, effect: str, here: str) -> str | Effect:
-    """Find what an option does. effect: the text behind its arrow. here: the text that users see."""
+    """Return the option of `run` or the function for a row. option: its long name. effect: the text behind the arrow.
+
+    here: the text for users, whose beginning ("not needed", "refused", "off only") decides where there is no arrow.
+    """
     case, _, reason = here.partition(": ")
     kind, _, name = effect.partition(".")
     if effect.startswith("--"):

@@ -70,7 +70,7 @@ class Inner:
 
 
 def warning(made: Plan, options: Options, typed: Sequence[str], folder: str = "") -> str:
-    """Describe what begins instead of one training, with the right command; "" if nothing is wrong.
+    """Build the warning for a plan whose trainers each start a launcher, with the right command as the fix; "" if none does.
 
     typed: the user's command line. folder: the workspace on this machine, "" if it is not here.
     """
@@ -81,7 +81,11 @@ def warning(made: Plan, options: Options, typed: Sequence[str], folder: str = ""
 
 
 def separating(made: Plan, folder: str = "") -> Inner | None:
-    """Find the launcher that makes each trainer of a plan a training of its own, or None. folder: see warning()."""
+    """Find the launcher that makes each trainer of a plan a training of its own.
+
+    None if there is none, if there is one trainer, or if the launcher's options make one training of all. folder: see
+    warning().
+    """
     trainers = [process for process in made.processes if process.role == "trainer"]
     several = len(trainers) > len(made.nodes)
     inner = find(trainers[0].argv, len(made.nodes)) or _in_script(trainers[0].argv, folder, several)
@@ -90,19 +94,23 @@ def separating(made: Plan, folder: str = "") -> Inner | None:
 
 
 def effect(inner: Inner, made: Plan) -> str:
-    """Describe what begins instead of one training."""
+    """Describe how many separate trainings begin because each trainer starts the launcher."""
     number = sum(process.role == "trainer" for process in made.processes)
     return f"each of {number} trainers starts {inner.shown}: {number} separate trainings begin, not one"
 
 
 def find(argv: Sequence[str], nodes: int) -> Inner | None:
-    """Find the launcher that a command starts, or None. nodes: the number that a total of processes is divided by."""
+    """Find the launcher that a command starts, behind `env NAME=VALUE`; None if it starts another program.
+
+    nodes: a total number of processes is divided by it.
+    """
     environ, rest = _environ(argv)
     inner = _launcher(rest, nodes) if rest else None
     return inner and replace(inner, options=(*(("--env", pair) for pair in environ), *inner.options))
 
 
 def _launcher(rest: Sequence[str], nodes: int) -> Inner | None:
+    """Find the launcher, its options and its program in a command, also as python -m MODULE; None for another program."""
     shown, arguments = os.path.basename(rest[0]), list(rest[1:])
     name = shown
     if _PYTHON.fullmatch(name) and "-m" in arguments:
@@ -124,7 +132,7 @@ def _launcher(rest: Sequence[str], nodes: int) -> Inner | None:
 
 
 def _in_script(argv: Sequence[str], folder: str, several: bool) -> Inner | None:
-    """Find the launcher that `sh -c TEXT`, a shell script of the workspace, or a script that this one calls, starts.
+    """Find the launcher that `sh -c TEXT`, a shell script of the workspace, or a script called by it starts; None without one.
 
     several: nodes have several trainers; then no options of the launcher make one training of them.
     """
@@ -141,7 +149,7 @@ def _in_script(argv: Sequence[str], folder: str, several: bool) -> Inner | None:
 
 
 def _meets(text: str) -> bool:
-    """Check whether the launcher of a script has options for several nodes.
+    """Check whether the launcher of a script has options for several nodes, more than one, and for where they meet.
 
     Their number may be in a variable of the script.
     """
@@ -152,9 +160,9 @@ def _meets(text: str) -> bool:
 
 
 def _shell_text(argv: Sequence[str], folder: str) -> tuple[str, str]:
-    """Return the name and the text of what a shell reads.
+    """Return the name and the text of what the shell of a command runs: of -c, or of a script of the workspace.
 
-    ("", "") if the command is no shell, or its file is not here.
+    ("", "") if the command is no shell or shell script, or if its file is not here.
     """
     shell = bool(argv) and os.path.basename(argv[0]) in _SHELLS
     rest = list(argv[1:] if shell else argv)
@@ -168,7 +176,7 @@ def _shell_text(argv: Sequence[str], folder: str) -> tuple[str, str]:
 
 
 def _script(folder: str, path: str) -> str:
-    """Read the beginning of a file of the workspace, "" if it is not here."""
+    """Read the first 64 KiB of a file of the workspace, "" if it is not here."""
     with contextlib.suppress(OSError, ValueError):
         if Path(folder or ".", path).is_file():
             with Path(folder or ".", path).open("rb") as file:
@@ -177,7 +185,7 @@ def _script(folder: str, path: str) -> str:
 
 
 def _environ(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """`env NAME=value ... COMMAND` -> the pairs, and the command."""
+    """Split `env NAME=value ... COMMAND` into the pairs and the command; another command has no pairs."""
     pairs, rest = [], list(argv)
     if rest and os.path.basename(rest[0]) == "env":
         rest.pop(0)
@@ -187,6 +195,7 @@ def _environ(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _familiar(shown: str, arguments: list[str]) -> Inner:
+    """Parse the arguments of torchrun or fleetrun as clusterrun does; without options and program if they are wrong."""
     try:
         launch = foreign_options.read(arguments, ())
     except UsageError:
@@ -200,16 +209,16 @@ def _familiar(shown: str, arguments: list[str]) -> Inner:
 
 
 def _option_values(value: object) -> tuple[str, ...]:
-    """List the values of an option, one for each time that it is to be written."""
+    """List the texts of an option's value, one for each time that the option is written; "" for a switch, () for none."""
     if isinstance(value, tuple):
         return value
     return ("",) if value is True else (value,) if isinstance(value, str) and value else ()
 
 
 def _counted(shown: str, name: str, arguments: list[str], nodes: int) -> Inner:
-    """Parse the arguments of a launcher that counts processes.
+    """Parse the number of processes in the arguments of a launcher such as mpirun, and its program, into an Inner.
 
-    Its program begins with the first argument that is a script or an interpreter.
+    The program begins with the first argument that is a Python script or interpreter. A total is divided by `nodes`.
     """
     names, of_all = _COUNTED[name]
     starts = (
@@ -227,7 +236,10 @@ def _counted(shown: str, name: str, arguments: list[str], nodes: int) -> Inner:
 
 
 def _right_command(inner: Inner, made: Plan, options: Options, typed: Sequence[str]) -> str:
-    """Build the user's command line with the program in place of the launcher, or what to write into job.toml."""
+    """Write the user's command line with the program in place of the launcher, or the command for job.toml.
+
+    If the program is not known: a sentence on what to do.
+    """
     if not inner.program:
         fix = f"start the program without {inner.shown}, with --nproc-per-node N"
         again = "or, if it passes NNODES, NODE_RANK, MASTER_ADDR and NPROC_PER_NODE on: --nested, one on each node"
@@ -250,11 +262,12 @@ def _right_command(inner: Inner, made: Plan, options: Options, typed: Sequence[s
 
 
 def _typed_options(inner: Inner) -> list[str]:
+    """List the launcher's options and their values as arguments; a switch has no value."""
     return [text for option in inner.options for text in option if text]
 
 
 def _without_options(typed: Sequence[str], inner: Inner) -> list[str]:
-    """Remove --script, and the options that come from the launcher, from a command line."""
+    """Copy a command line without --script and without the options that the launcher has too, and their values."""
     takes_value = {"--script": True, **{name: bool(value) for name, value in inner.options if name != "--env"}}
     kept, rest = [], list(typed)
     while rest:
@@ -269,9 +282,9 @@ def _without_options(typed: Sequence[str], inner: Inner) -> list[str]:
 
 
 def _quoted_line(outer: Sequence[str], rest: Sequence[str]) -> str:
-    """Quote a command line for a shell: the user's own options, then what comes from the launcher's command.
+    """Quote `outer` and `rest` as a command line for a shell, with *** for the values of --env in `outer`.
 
-    Values of the user's --env may be secret: they are not repeated.
+    They may be secret.
     """
     shown, before = [], ""
     for text in outer:

@@ -49,6 +49,10 @@ class RankOrder(NamedTuple):
 
 
 def main() -> None:
+    """Run a rank's program in place of this one if --under is given, else the verb clusterrun.
+
+    Exits with the code of a usage error.
+    """
     try:
         order = read(sys.argv[1:])
     except UsageError as error:
@@ -60,7 +64,7 @@ def main() -> None:
 
 
 def read(argv: Sequence[str]) -> Optional[RankOrder]:
-    """Parse the options of a rank's program. None where --under is not among them.
+    """Parse the command line of a rank's program. None where --under is not among the options.
 
     Raises UsageError for a wrong value, and for other options with --under.
     """
@@ -90,6 +94,7 @@ def read(argv: Sequence[str]) -> Optional[RankOrder]:
 
 
 def _order(values: Dict[str, str], how: str, arguments: List[str]) -> RankOrder:
+    """Check the values of the options with --under, and build the RankOrder. Raises UsageError."""
     under = values["--under"]
     if under not in UNDER:
         raise UsageError(f"--under {under!r} is not known", f"one of {', '.join(UNDER)}")
@@ -121,7 +126,10 @@ def _number_of_option(values: Mapping[str, str], name: str, most: int) -> int:
 
 
 def execute(order: RankOrder) -> int:
-    """Become the rank's program. Returns the exit code where that fails."""
+    """Replace this process by the rank's program, in the environment of its rank. Returns the exit code where that fails.
+
+    With --hosts, it first checks that this machine has the address of the rank's host.
+    """
     try:
         environment = UNDER[order.under](processes.own_environment(), _with_machine(order))
         if order.hosts:
@@ -137,7 +145,10 @@ def execute(order: RankOrder) -> int:
 
 
 def _with_machine(order: RankOrder) -> RankOptions:
-    """Add what this machine shows to the options: the content of the hostfile, and the devices. Raises DataError."""
+    """Return the options with the content of the hostfile and the devices of this machine if --hosts is given.
+
+    Raises DataError.
+    """
     if not order.hosts:
         return order.options
     try:
@@ -152,7 +163,7 @@ def _with_machine(order: RankOrder) -> RankOptions:
 
 
 def _check_address(host: str) -> None:
-    """Raise UsageError where this machine does not have the address of the host on which the rank should be."""
+    """Raise UsageError if this machine does not have an address of the host where the rank should be."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -173,7 +184,7 @@ def _check_address(host: str) -> None:
 
 
 def _fail(error: ClustertoolError) -> int:
-    """Print an error as the verb does, which has libraries for that."""
+    """Print an error on stderr in the form of the verb, and return its exit code. It needs no libraries."""
     last = f"clustertool: exit {error.code} ({error.source}): {error.brief or error.what}"
     print(f"error: {error.what}\n  fix: {error.fix}\n{last}", file=sys.stderr)
     return error.code
