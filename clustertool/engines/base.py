@@ -83,7 +83,11 @@ class Description:
         return self.reason or "its engine gives no reason"
 
     def gone(self, over: bool) -> bool:
-        """Check that no process of the job is left on a node that has recorded no end. over: another node has recorded one."""
+        """Return whether a node that has recorded no end has no process of the job left.
+
+        This is so if the state is ENDED, or if the engine ends the job (`ending`) and another node has recorded its end
+        (`over`).
+        """
         return self.state is EngineState.ENDED or (self.ending and over)
 
 
@@ -96,7 +100,7 @@ UNRECORDED = {  # the state of a job of which no node has a record
 
 
 def by_records(known: Mapping[int, JobsAnswer]) -> dict[str, NodePart]:
-    """Fold the nodes' summaries of each job: a job runs if it runs on one node."""
+    """Choose for each job in the answers the part of the node that decides its state (decide), and map the job's id to it."""
     parts: dict[str, list[JobSummary]] = {}
     for answer in known.values():
         for summary in answer["jobs"]:
@@ -105,10 +109,11 @@ def by_records(known: Mapping[int, JobsAnswer]) -> dict[str, NodePart]:
 
 
 def correct_state(recorded: JobState, known: Description | None, over: bool = False) -> JobState:
-    """Correct the recorded state of a job, or of its part on one node, by what the engine knows. A recorded end stands.
+    """Return the recorded state of a job, or of its part on one node, corrected by what the engine knows.
 
-    over: a node has recorded the end of the job. Then a node that has not is lost, if the engine waits for it or has queued
-    the job again.
+    A recorded outcome stands, and any state if `known` is None. LOST: the engine has no process of it left (Description.gone),
+    or has queued the job while the recorded state is UNKNOWN or `over` is true. UNKNOWN becomes RUNNING if the job runs in the
+    engine. over: a node has recorded the end of the job.
     """
     if known is None or recorded in OUTCOMES:
         return recorded
@@ -191,7 +196,7 @@ class Engine(ABC):
         self.capabilities = known_engines.capabilities(cluster.engine)
         self.fleet = Fleet(cluster, caller.check, sink, caller.person(), self.reach)
         if not self.capabilities.live_channels:
-            self.fleet.engine_end = self._end
+            self.fleet.engine_end = self._why_ended
 
     def __enter__(self) -> Engine:
         return self
@@ -199,8 +204,11 @@ class Engine(ABC):
     def __exit__(self, *_: object) -> None:
         self.fleet.close()
 
-    def _end(self, job: str) -> str | None:
-        """Ask why a job has ended; None if it has not, or if the engine cannot say. Called in a thread of its own."""
+    def _why_ended(self, job: str) -> str | None:
+        """Return why the engine has ended a job, for a user; None if the job has not ended, or if the engine cannot be asked.
+
+        Called in a thread of its own.
+        """
         wanted = LIST_JOBS({"job": job, "exact": True})
         with contextlib.suppress(ClustertoolError):
             found = self.describe(self.fleet.ask(dict.fromkeys(self.fleet.agents, wanted), patient=True).ok).get(job)
@@ -209,27 +217,28 @@ class Engine(ABC):
         return None
 
     def reach(self, host: Host) -> Link | None:
-        """Return the channel to a node: a HereLink with a program that opens a shell there, or a Link of the engine.
+        """Return None: the fleet connects to the host by ssh, or starts a child if the host is this machine.
 
-        None for ssh, or for a child if the host is this machine. Called in a thread of the fleet. Raises Unreachable.
+        An engine with its own channels returns a Link, or a HereLink with a program that opens a shell on the host. Called in a
+        thread of the fleet. Raises Unreachable.
         """
         return None
 
     @abstractmethod
     def open(self, lag: float | None = None, job: str = "", newest: bool = False) -> Fleet:
-        """Connect to agents that can read the records of jobs. What fails is in Fleet.failed.
+        """Connect to agents that can read the records of jobs, and return the fleet. Errors of nodes are in Fleet.failed.
 
-        lag: see Fleet.open. job: what a user calls the jobs that are wanted, "" for all; an engine may leave out the nodes of
-        others. newest: of all jobs only the newest is wanted, and those that run.
+        lag: see Fleet.open. job: what a user calls the wanted jobs, "" for all; an engine may leave out the nodes of other
+        jobs. newest: of all jobs only the newest one is wanted, and those that run.
 
-        An engine with a queue is called again after a job has left it, and connects to what was not there before.
+        An engine with a queue is called again after a job has left the queue, and connects to nodes that did not run before.
         """
 
     def live(self, job: str) -> Fleet:
-        """Return the nodes of a running job, as it numbers them, for what records do not have. `fleet` is that of the job.
+        """Return a fleet with an agent on each node of a running job, numbered as the job numbers them; here: `fleet`.
 
-        A fleet of its own, not open so far, where the agents of `fleet` only read records. The engine closes it. Raises
-        NotFound where the job does not run, PreflightError.
+        `fleet` must be that of the job. An engine whose agents only read records makes another fleet, which is not open yet,
+        and closes it itself. Raises NotFound if the job does not run, PreflightError.
         """
         return self.fleet
 
@@ -242,13 +251,13 @@ class Engine(ABC):
 
     @abstractmethod
     def cancel(self, job: str, how: StopHow) -> Answers:
-        """End a job, also one that is queued: it does not start any more.
+        """End a job, or take a queued one out of the queue.
 
-        Returns what agents have answered, {} if none was asked. Raises ClustertoolError if the engine refuses.
+        Returns the answers of agents, {} if none was asked. Raises ClustertoolError if the engine refuses.
         """
 
     def cancel_all(self, jobs: Collection[str], how: StopHow) -> dict[str, Answers | ClustertoolError]:
-        """cancel() of several jobs: what it returns or raises, for each of them."""
+        """Cancel several jobs, one after the other, and map each to what cancel() has returned or raised."""
         found: dict[str, Answers | ClustertoolError] = {}
         for job in jobs:
             try:
@@ -258,16 +267,16 @@ class Engine(ABC):
         return found
 
     def cause(self, job: str) -> tuple[str, int] | None:
-        """Return why the engine has ended nodes of a job, and the exit code of that; None where it has not.
+        """Return why the engine has ended nodes of a job, and the exit code for that; None if it has ended none. Here: None.
 
         Raises ClustertoolError.
         """
         return None
 
     def starts_again(self, job: str, attempt: int) -> bool:
-        """Check whether a job that was stopped, had no time left, or has lost a node, in this attempt goes back to the queue.
+        """Return whether the engine puts the job back into its queue after this attempt; here: False.
 
-        Called when that is known. Raises ClustertoolError.
+        Called when the attempt was stopped, had no time left, or has lost a node. Raises ClustertoolError.
         """
         return False
 
@@ -276,36 +285,48 @@ class Engine(ABC):
         return ()
 
     def join_log(self, job: str) -> tuple[str, Sequence[str]]:
-        """Read what the processes of a job have printed last that has ended before a node had a record of it.
+        """Return the name of the log of the processes that join a job, and its last lines; "" and () if the engine keeps none.
 
-        Return the name of that log, and its lines; "" and () where an engine keeps none. Raises ClustertoolError.
+        For a job that has ended before a node had a record of it. Raises ClustertoolError.
         """
         return "", ()
 
     def holds_output(self, job: str) -> bool:
-        """Check whether nodes of a job that has ended wait until its output was fetched. Raises ClustertoolError."""
+        """Return whether nodes of an ended job wait until release(), so that its output can be fetched.
+
+        Raises ClustertoolError.
+        """
         return False
 
     def without_files(self, job: str, error: NotFound) -> NotFound:
-        """Explain the error of a fetch that has found nothing. Raises ClustertoolError."""
+        """Return the error to show in place of `error`, if a fetch has found no files; here `error` itself.
+
+        Raises ClustertoolError.
+        """
         return error
 
     def release(self, job: str) -> None:  # noqa: B027 - most engines hold nothing
-        """Release the nodes of a job whose output was fetched: they do not wait any more. Raises ClustertoolError."""
+        """End the wait of a job's nodes for the fetch of its output (holds_output). Does nothing here.
+
+        Raises ClustertoolError.
+        """
 
     def check(self, settings: Mapping[str, object], deep: bool) -> Examined:
-        """Check what an engine without HOSTS needs for jobs. Raises ClustertoolError.
+        """Check that an engine without HOSTS can run jobs with these settings of the command line. Raises ClustertoolError.
 
-        settings: typed ones. deep: also what its nodes see.
+        deep: also check what the nodes of the engine see.
         """
         raise NotImplementedError
 
     def nodes(self) -> Sequence[EngineNode]:
-        """List the nodes of an engine that has no agents there. Raises ClustertoolError."""
+        """List the nodes of the cluster, for an engine that has no agents on them. Raises ClustertoolError."""
         raise NotImplementedError
 
     def forget(self, jobs: Collection[str]) -> None:  # noqa: B027 - most engines keep nothing
-        """Remove what the engine itself keeps of jobs whose records were removed. Raises ClustertoolError."""
+        """Remove what the engine itself keeps of these jobs, whose records were removed. Does nothing here.
+
+        Raises ClustertoolError.
+        """
 
 
 class Starter(ABC):
@@ -316,25 +337,25 @@ class Starter(ABC):
 
     @abstractmethod
     def prepare(self) -> Submission:
-        """Check the request and compute what submit() does. Nothing is started, and with wish.dry nothing is changed.
+        """Check the request, complete it (spec, job id), and return what submit() will do. Starts no process of the job.
 
-        Completes the request (spec, job id). Raises the errors of all nodes together.
+        With wish.dry nothing is changed anywhere. Raises the errors of all nodes together.
         """
 
     def export(self, place: Path | None, wish: ExportWish) -> Exported:
-        """Make what submit() would give to the owner of the nodes. Nothing is submitted.
+        """Raise UsageError: an engine without a queue has nothing to export.
 
-        place: a new folder, which an engine with several files writes; else the caller writes the text. Raises UsageError where
-        nothing is given to one, or a wish does not fit.
+        Others return the files that submit() would submit. place: a new folder, into which an engine with several files writes
+        them; None: the caller writes the text. Raises UsageError also where a wish does not fit the engine.
         """
         what = f"the engine {self._request.cluster.engine or 'ssh'} starts jobs itself: there is nothing to export"
         raise UsageError(what, "name an engine with a queue: --engine NAME")
 
     @abstractmethod
     def submit(self, submission: Submission) -> Submitted:
-        """Start the job, or give it to the queue. Raises after everything that was begun is undone.
+        """Start the job, or submit it to the queue. After an error, undo what was begun, then raise the error.
 
-        caller.starting() is called before anything may run.
+        Calls caller.starting() before any process of the job may run.
         """
 
 
@@ -343,38 +364,40 @@ class Starter(ABC):
 
 def engine_of(cluster: Cluster) -> type[Engine]:
     """Return the engine class of a cluster. Raises ConfigError for an engine that this version does not have."""
-    found: type[Engine] = _target(known_engines.entry_of(cluster.engine).engine)
+    found: type[Engine] = _import_name(known_engines.entry_of(cluster.engine).engine)
     return found
 
 
 def starter_of(engine: Engine, request: RunRequest) -> Starter:
-    """Create the starter of a request. Raises ConfigError."""
-    starter: Starter = _target(known_engines.entry_of(request.cluster.engine).starter)(engine, request)
+    """Create the starter for a request, of the engine of its cluster. Raises ConfigError for an engine that is not known."""
+    starter: Starter = _import_name(known_engines.entry_of(request.cluster.engine).starter)(engine, request)
     return starter
 
 
 def grow(engine: Engine, job: str, hosts: Sequence[Host]) -> Mapping[str, str]:
-    """Start further nodes of an elastic job that runs, or nodes of it again that do not take part. engine: its fleet is open.
+    """Add these hosts as nodes to a running elastic job; a host that is a node of it, but does not take part, is started again.
 
-    Returns {name: what becomes of it}. Raises UsageError where the engine chooses the nodes; ClustertoolError.
+    engine: its fleet is open. Returns {name of the host: what has become of it}. Raises UsageError if the engine chooses the
+    nodes itself; ClustertoolError.
     """
     entry = known_engines.entry_of(engine.fleet.cluster.engine)
     if not entry.growth:
         what = f"the engine {entry.name} chooses the nodes itself"
         raise UsageError(what, "ask it for more nodes, which join the job by themselves")
-    found: Mapping[str, str] = _target(entry.growth)(engine.caller, engine.fleet, job).run(hosts)
+    found: Mapping[str, str] = _import_name(entry.growth)(engine.caller, engine.fleet, job).run(hosts)
     return found
 
 
 def revive(engine: Engine, job: str, node: int) -> bool:
-    """Start a node of an elastic job again that does not take part in it, and whose agent is open. Called in a thread.
+    """Start a node of an elastic job again that does not take part in the job, and whose agent is open. Called in a thread.
 
-    Returns whether it was started: an engine that chooses the nodes does so itself. Raises ClustertoolError.
+    Returns whether the node was started: False also if the engine chooses the nodes itself. Raises ClustertoolError.
     """
     growth = known_engines.entry_of(engine.fleet.cluster.engine).growth
-    return bool(growth) and bool(_target(growth)(engine.caller, engine.fleet, job).again(node))
+    return bool(growth) and bool(_import_name(growth)(engine.caller, engine.fleet, job).again(node))
 
 
-def _target(place: str) -> Any:
+def _import_name(place: str) -> Any:
+    """Import the module of "module:name", and return its attribute of this name."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)

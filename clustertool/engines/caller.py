@@ -40,7 +40,7 @@ class WorkView(Protocol):
     ) -> None: ...
 
     def turn(self) -> None:
-        """Time has passed."""
+        """Draw the progress again; called several times a second."""
 
     def done(self, name: str) -> None: ...
 
@@ -63,27 +63,33 @@ class Caller(Protocol):
         """Raise the error with which the action must end now, or nothing. Called several times a second."""
 
     def person(self) -> Person | None:
-        """Return what answers questions of SSH servers. None: no question is asked."""
+        """Return the object that answers questions of SSH servers; None: no question is asked."""
 
     def dispatching(self, names: Sequence[str], since: float | None) -> DispatchView:
-        """Show a dispatch to the nodes of these names. since: its start by time.monotonic(), None for now."""
+        """Return a context that shows a dispatch to the nodes of these names.
+
+        since: its start by time.monotonic(), None for now.
+        """
 
     def working(self, phase: str, names: Sequence[str]) -> WorkView:
-        """Show that the nodes of these names do something, such as to load an image."""
+        """Return a context that shows the progress of work of these nodes. phase: what they do, such as "image: load"."""
 
     def starting(self, job: str) -> None:
-        """Record that from now on processes of this job may run on nodes."""
+        """Record that processes of this job may run on nodes from now on; "": that none do."""
 
 
 def nothing_left(caller: Caller, error: ClustertoolError) -> None:
-    """Forget a job of which no process lives on a node: what has ended its start needs no fix that stops it."""
+    """Report to the caller that no process of the job runs on a node.
+
+    An Interrupted or Terminated error loses its fix (a stop).
+    """
     caller.starting("")
     if isinstance(error, (Interrupted, Terminated)):
         error.fix = ""
 
 
 def pause(caller: Caller, seconds: float) -> None:
-    """Wait. Raises what caller.check() raises."""
+    """Wait for these seconds, and call caller.check() every 20 ms. Raises its error."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         caller.check()

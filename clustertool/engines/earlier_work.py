@@ -26,12 +26,12 @@ _OUTPUT = "programs write it into output/ of their working directory, or into $C
 
 
 def earlier_wanted(request: RunRequest) -> EarlierWanted:
-    """Build what the probe asks each node for about earlier jobs."""
-    kin = _kin(request)
+    """Build the part of a probe request that asks a node for earlier jobs: of this --job-id, to resume, or of the same work."""
+    kin = _kinship(request)
     return {
         "asked": request.wish.job_id,
         "name": kin.name,
-        "resume": _named(request),
+        "resume": _named_to_resume(request),
         "owner": kin.owner,
         "workspace": kin.workspace,
         "keep": request.wish.keep,
@@ -39,15 +39,16 @@ def earlier_wanted(request: RunRequest) -> EarlierWanted:
 
 
 def settle(caller: Caller, request: RunRequest, facts: ByNode) -> None:
-    """Give the request its job id, and the job that it resumes. Reports what differs from what was asked for.
+    """Set the request's job id and the earlier job to resume from the nodes' answers, and print a message about them.
 
-    Raises UsageError, NotFound.
+    Without a job to resume: set request.left, the ended jobs of the same work with an output or files. Raises UsageError,
+    NotFound.
     """
     earlier = earlier_jobs.read_earlier({node: fact.earlier for node, fact in facts.items()})
     take_id(caller, request, earlier)
-    request.resumed = _chosen(caller, request, earlier)
+    request.resumed = _choose_resumed(caller, request, earlier)
     if request.resumed is None:
-        kin = _kin(request)
+        kin = _kinship(request)
         request.left = tuple(job for job in earlier if job.ended and (job.with_output or job.files) and kin.has(job))
         return
     have = set(request.resumed.with_output)
@@ -59,7 +60,10 @@ def settle(caller: Caller, request: RunRequest, facts: ByNode) -> None:
 
 
 def take_id(caller: Caller, request: RunRequest, earlier: tuple[EarlierJob, ...]) -> None:
-    """Give the request the id of --job-id, or the next one after it. Raises UsageError while a job with it has not ended."""
+    """Set request.job_id to that of --job-id, or to the next free one after it (with a message); do nothing without --job-id.
+
+    Raises UsageError while a job with the id has not ended.
+    """
     asked = request.wish.job_id
     if asked:
         request.job_id = earlier_jobs.free_id(asked, earlier)
@@ -68,12 +72,13 @@ def take_id(caller: Caller, request: RunRequest, earlier: tuple[EarlierJob, ...]
 
 
 def known_by(earlier: Iterable[EarlierJob], known: Mapping[str, Description]) -> tuple[EarlierJob, ...]:
-    """Earlier jobs by their records and by what their engine knows of them, the newest first.
+    """List earlier jobs, from their records and from what the engine knows of them (`known`), the newest first.
 
-    earlier: those with records. The state is that of `jobs`: a proved end in the records stands unless the job is queued again.
+    earlier: those with records; their states are corrected by the engine's. A job that only the engine knows is added without
+    nodes.
     """
     recorded = {job.id: job for job in earlier}
-    found = [replace(job, state=_state(job.state, known.get(job.id))) for job in recorded.values()]
+    found = [replace(job, state=_corrected_state(job.state, known.get(job.id))) for job in recorded.values()]
     for job, about in known.items():
         if job not in recorded:
             state = UNRECORDED[about.state]
@@ -82,15 +87,18 @@ def known_by(earlier: Iterable[EarlierJob], known: Mapping[str, Description]) ->
     return tuple(sorted(found, key=lambda one: (one.created, one.id), reverse=True))
 
 
-def _state(recorded: JobState, known: Description | None) -> JobState:
-    """Determine the state of a job with records. It may be queued again."""
+def _corrected_state(recorded: JobState, known: Description | None) -> JobState:
+    """Return the recorded state of a job, corrected by the engine's. If the engine has queued an ended job again: QUEUED."""
     state = correct_state(recorded, known)
     queued = known is not None and known.state is EngineState.QUEUED
     return JobState.QUEUED if queued and state in OUTCOMES else state
 
 
 def hint(caller: Caller, request: RunRequest, made: Plan) -> None:
-    """Print one line where a job of the same script has left an output, and --resume was not given."""
+    """Print how to resume the first job in request.left that ran the same script, and empty request.left.
+
+    Prints nothing with --resume none. made: the plan of the new job, with its script.
+    """
     argv = next((process.argv for process in made.processes if process.role == "trainer"), ())
     script = earlier_jobs.script_of(" ".join(argv))
     left = next((job for job in request.left if job.script == script), None)
@@ -107,9 +115,13 @@ def hint(caller: Caller, request: RunRequest, made: Plan) -> None:
         caller.remark(f"{text}: --resume{how or ' continues from it'}")
 
 
-def _chosen(caller: Caller, request: RunRequest, earlier: tuple[EarlierJob, ...]) -> EarlierJob | None:
-    """Choose the job to resume; None if none is, or if job.toml asks for it and there is none."""
-    text, typed, kin = _named(request), request.wish.resume, _kin(request)
+def _choose_resumed(caller: Caller, request: RunRequest, earlier: tuple[EarlierJob, ...]) -> EarlierJob | None:
+    """Choose the job to resume: the one that --resume names, else the newest of the same work. None: --resume is not wanted.
+
+    With resume = true in job.toml, or in one folder (--job-workspace), and no such output: print a message, and return None.
+    Raises NotFound if --resume was typed and there is none, or for a --keep that the job does not have.
+    """
+    text, typed, kin = _named_to_resume(request), request.wish.resume, _kinship(request)
     if text:
         found: EarlierJob | None = earlier_jobs.named_job(earlier, text)
     elif typed == FRESH or not (typed or request.resumes):
@@ -136,12 +148,13 @@ def _chosen(caller: Caller, request: RunRequest, earlier: tuple[EarlierJob, ...]
     raise NotFound(f"--resume: no job {what} has ended on these nodes", fix)
 
 
-def _named(request: RunRequest) -> str:
-    """Return the job that --resume names, "" if it names none."""
+def _named_to_resume(request: RunRequest) -> str:
+    """Return the job that --resume names; "" without --resume, and for its values NEWEST and FRESH."""
     return "" if request.wish.resume in (NEWEST, FRESH) else request.wish.resume
 
 
-def _kin(request: RunRequest) -> Kinship:
+def _kinship(request: RunRequest) -> Kinship:
+    """Build what jobs of the same work have in common with the request: name, owner and origin of the files."""
     return Kinship(request.wish.name or request.wish.job_id, this_user.name(), request.origin)
 
 

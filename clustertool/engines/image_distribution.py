@@ -40,7 +40,10 @@ class ImageDistribution:
         self._known: Known = {node: fact.container or ContainerFacts() for node, fact in facts.items()}
 
     def run(self) -> Known:
-        """Bring the image to all nodes, and return what each node has afterwards. Raises the errors of all nodes together."""
+        """Bring the image to all nodes by IMAGE_FROM, and return each node's container facts with the image that it has then.
+
+        Raises the errors of all nodes together.
+        """
         image_from = self._fleet.cluster.image_from
         if image_from == LAPTOP:
             self._from_laptop()
@@ -52,16 +55,23 @@ class ImageDistribution:
         return self._known
 
     def _pull(self, nodes: Sequence[int]) -> None:
-        """Have each of the nodes pull the image."""
+        """Have these nodes pull the image, several at a time, and record what they have then.
+
+        Raises NotFound if pull is "never".
+        """
         if nodes and self._settings.pull == "never":
             what = f'the image {self._settings.image} is not there, and pull is "never"'
             raise_all([NotFound(what, 'set pull to "missing"', self._fleet.name(node)) for node in nodes])
-        requests = {node: PULL_IMAGE(self._request(node)) for node in nodes}
-        self._learn(self._ask("image: pull", requests, container_runtimes.PULLS_AT_ONCE).all())
+        requests = {node: PULL_IMAGE(self._image_request(node)) for node in nodes}
+        self._record_images(self._ask_nodes("image: pull", requests, container_runtimes.PULLS_AT_ONCE).all())
 
     # -- this machine sends it --
 
     def _from_laptop(self) -> None:
+        """Send the image of this machine to the nodes that have none or another one, and have them load it.
+
+        Pull it here if needed.
+        """
         settings = self._settings
         local = saved_images.find(settings.runtime, settings.image)
         if not local.id or settings.pull == "always" and not container_runtimes.is_file(settings.image):
@@ -69,7 +79,7 @@ class ImageDistribution:
         lacking = [node for node, one in self._known.items() if one.image_id != local.id]
         if not lacking:
             return
-        kind = self._kind(local.runtime, lacking)
+        kind = self._choose_copy(local.runtime, lacking)
         self._caller.note(f"image: {local.name}, {human_bytes(local.bytes)} on this machine")
         saved = saved_images.save(local, kind, self._caller.check)
         lacking = [node for node in lacking if self._known[node].image_id != saved.id]  # an archive may have another id
@@ -84,6 +94,7 @@ class ImageDistribution:
         self._load(lacking, {"release": workspace.release, "kind": kind, "image_id": saved.id, "bytes": saved.bytes})
 
     def _pull_here(self, local: LocalImage) -> LocalImage:
+        """Pull the image to this machine. Raises NotFound if pull is "never"."""
         if self._settings.pull == "never":
             what = f'the image {self._settings.image} is not on this machine, and pull is "never"'
             raise NotFound(what, 'build or load it here, or set pull to "missing"')
@@ -93,21 +104,25 @@ class ImageDistribution:
     # -- the first node that has it sends it --
 
     def _from_first(self) -> None:
+        """Have the first node with the image send it to the nodes that have none or another one.
+
+        If none has it, node 0 pulls it. With pull = "always" the node pulls it first.
+        """
         having = [node for node, one in self._known.items() if one.image_id]
         first = having[0] if having else min(self._known)
         if not having or self._settings.pull == "always":
             self._pull([first])
         source = self._known[first]
-        lacking = [node for node, one in self._known.items() if _identity(one) != _identity(source)]
+        lacking = [node for node, one in self._known.items() if _image_identity(one) != _image_identity(source)]
         if not lacking:
             return
-        kind = self._kind(source.runtime, lacking)
+        kind = self._choose_copy(source.runtime, lacking)
         self._require_relays()
         name = self._fleet.name(first)
         self._caller.note(f"image: {self._settings.image}, {human_bytes(max(0, source.size))} on {name}")
-        order = SAVE_IMAGE({**self._request(first), "image": source.image_id, "kind": kind})
-        answer = self._ask("image: save", {first: order}).all()[first]
-        shipment = _shipment(answer, name)
+        order = SAVE_IMAGE({**self._image_request(first), "image": source.image_id, "kind": kind})
+        answer = self._ask_nodes("image: save", {first: order}).all()[first]
+        shipment = _read_shipment(answer, name)
         facts = {node: self._facts[node] for node in (first, *lacking)}
         self._require_room(answer["release"], shipment.size, kind, {node: facts[node] for node in lacking})
         self._caller.note(f"image: {name} sends {human_bytes(shipment.size)} to {count(len(lacking), 'node')}")
@@ -117,14 +132,18 @@ class ImageDistribution:
         self._load(lacking, {"release": answer["release"], "kind": kind, "image_id": answer["image_id"], "bytes": size})
 
     def _require_relays(self) -> None:
+        """Raise ConfigError if RELAY is "off": the nodes cannot send the image to one another."""
         if self._fleet.cluster.relay == "off":
             what = 'IMAGE_FROM = "first" lets nodes send the image to one another, and RELAY is "off"'
             raise ConfigError(what, 'RELAY = "auto", or IMAGE_FROM = "laptop" or "registry"')
 
     # -- both --
 
-    def _kind(self, runtime: str, lacking: Sequence[int]) -> str:
-        """Choose as what the image travels from this runtime to these nodes. Raises ConfigError."""
+    def _choose_copy(self, runtime: str, lacking: Sequence[int]) -> str:
+        """Choose the form of the copy (kind_of_copy) that these nodes can load from a runtime.
+
+        Raises ConfigError if there is none.
+        """
         runtimes = {runtime, *(self._known[node].runtime for node in lacking)}
         if APPTAINER in runtimes and len(runtimes) > 1:
             others = [self._fleet.name(node) for node in lacking if self._known[node].runtime != runtime]
@@ -132,7 +151,7 @@ class ImageDistribution:
         return container_runtimes.kind_of_copy(sorted(runtimes))
 
     def _require_room(self, release: str, size: int, kind: str, facts: ByNode) -> None:
-        """Check the room for the files, and for a copy where podman loads them or apptainer uses them. Raises DispatchError."""
+        """Raise DispatchError for nodes without room for the files, and for the copy that their runtime makes of them."""
         raised: list[ClustertoolError] = []
         for node, fact in facts.items():
             need = size * ((release not in fact.releases) + (kind != container_runtimes.COPY_ARCHIVE))
@@ -143,29 +162,31 @@ class ImageDistribution:
         raise_all(raised)
 
     def _load(self, nodes: Sequence[int], copy: ImageCopy) -> None:
-        """Have nodes load the image. Raises DispatchError for nodes on which it is another one then."""
-        requests = {node: LOAD_IMAGE({**self._request(node), **copy}) for node in nodes}
-        loaded = self._ask("image: load", requests).all()
-        self._learn(loaded)
+        """Have nodes load the image, and record what they have then. Raises DispatchError for nodes where it has another id."""
+        requests = {node: LOAD_IMAGE({**self._image_request(node), **copy}) for node in nodes}
+        loaded = self._ask_nodes("image: load", requests).all()
+        self._record_images(loaded)
         if copy["kind"] != container_runtimes.COPY_FILE:  # the pieces of a file have been compared
             wrong = {node: one["image_id"] for node, one in loaded.items() if one["image_id"] != copy["image_id"]}
             text = f"the image has the id {{!r}} there after it was loaded, and its copy has {copy['image_id']!r}"
             raise_all([DispatchError(text.format(id), "", self._fleet.name(node)) for node, id in wrong.items()])
 
-    def _learn(self, answers: Mapping[int, ImageAnswer]) -> None:
+    def _record_images(self, answers: Mapping[int, ImageAnswer]) -> None:
+        """Record the id, digest and size of the image in each answer as that of the node."""
         for node, one in answers.items():
             self._known[node] = replace(
                 self._known[node], image_id=one["image_id"], digest=one["digest"], size=one["size"]
             )
 
-    def _request(self, node: int) -> ImageRequest:
+    def _image_request(self, node: int) -> ImageRequest:
+        """Build the part of a request that names the node's runtime, its program and the image."""
         one = self._known[node]
         return {"runtime": one.runtime, "program": one.program, "image": self._settings.image}
 
-    def _ask(
+    def _ask_nodes(
         self, phase: str, requests: Mapping[int, Request[Answered]], width: int | None = None
     ) -> Gathered[Answered]:
-        """Send requests to nodes, and show the progress. width: how many at a time; None: all."""
+        """Send requests to nodes, show the progress, and return answers and errors. width: how many at a time; None: all."""
         if not requests:
             return Gathered()
         fleet, caller = self._fleet, self._caller
@@ -187,13 +208,13 @@ class ImageDistribution:
             return each({node: node for node in requests}, do, width=width or len(requests), check=check)
 
 
-def _identity(one: ContainerFacts) -> str:
-    """Return what identifies an image: copies of a .sif file have one digest, and other paths."""
+def _image_identity(one: ContainerFacts) -> str:
+    """Return the digest of a .sif file, else the id of the image; equal images have equal ones."""
     return one.digest if one.runtime == APPTAINER else one.image_id
 
 
-def _shipment(answer: SavedImageAnswer, name: str) -> RemoteShipment:
-    """Read the list of files that a node has sent. Raises BadAnswer for a manifest that is none."""
+def _read_shipment(answer: SavedImageAnswer, name: str) -> RemoteShipment:
+    """Parse the packed list of an image's files in a node's answer. Raises BadAnswer if it is damaged. name: of the node."""
     try:
         return RemoteShipment(binascii.a2b_base64(answer["packed"]), answer["bytes"])
     except (ValueError, LookupError, TypeError):

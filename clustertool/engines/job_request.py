@@ -37,15 +37,18 @@ Shown = str | list[tuple[str, int]]  # logs to show: "all", all of a role ("trai
 
 
 def job_toml(text: str) -> Toml:
-    """Parse the tables of a job.toml, without those of engines. Raises DataError with the line."""
+    """Parse the text of a job.toml, and return its tables without those of engines.
+
+    Raises DataError with the line of an error.
+    """
     engines = known_engines.names()
     return {name: table for name, table in _parse_toml(text).items() if name not in engines}
 
 
 def engine_table(text: str, cluster: Cluster) -> Toml:
-    """Read the settings of the cluster's engine in job.toml's text; the tables of other engines have no effect.
+    """Return the table of the cluster's engine in job.toml's text, {} if there is none.
 
-    Raises DataError, also for what a workspace may not set.
+    The tables of other engines have no effect. Raises DataError, also for a setting that a workspace may not set.
     """
     entry = known_engines.entry_of(cluster.engine)
     table = _parse_toml(text).get(entry.name, {})
@@ -58,13 +61,14 @@ def engine_table(text: str, cluster: Cluster) -> Toml:
 
 
 def settings_note(toml: Toml, table: Toml, cluster: Cluster) -> str:
-    """Return what a job.toml sets of its container and of the engine (`table`), in one line; "" for nothing."""
+    """Build a line about the container and the settings of the engine (`table`) that a job.toml sets; "" if it sets none."""
     name = known_engines.entry_of(cluster.engine).name
     found = workspace_rights.describe_tables({"container": toml.get("container", {}), name: table})
     return f"job.toml sets {found}" if found else ""
 
 
 def _parse_toml(text: str) -> Toml:
+    """Parse the text of a job.toml. Raises DataError."""
     try:
         return dict(tomllib.loads(text.removeprefix("\ufeff")))  # an editor may put a mark in front
     except tomllib.TOMLDecodeError as error:
@@ -75,7 +79,7 @@ def _parse_toml(text: str) -> Toml:
 
 
 def no_advice(made: Plan) -> str:
-    """Give no warning about any plan."""
+    """Return "": no warning about any plan."""
     return ""
 
 
@@ -137,9 +141,9 @@ class RunRequest:
         return self.spec.policy.grace if self.spec is not None else self.cluster.grace
 
     def read_toml(self, caller: Caller, text: str, table: Toml) -> None:
-        """Complete the request by the text of a job.toml that is on the nodes, and report what it sets. table: of the engine.
+        """Set spec, resumes, table and grace_given from a job.toml, and print what it sets of the container and the engine.
 
-        Raises DataError, UsageError.
+        text: of the job.toml. table: that of the engine. Raises DataError, UsageError.
         """
         toml = job_toml(text)
         self.spec, self.resumes, self.table = read_job(self.cluster, toml, self.options), resumes(toml), table
@@ -148,7 +152,7 @@ class RunRequest:
             caller.remark(note)
 
     def set_grace(self, seconds: float) -> None:
-        """Replace the grace of a job whose spec is known."""
+        """Replace the grace (seconds) of the spec, which must be known."""
         assert self.spec is not None
         self.spec = replace(self.spec, policy=replace(self.spec.policy, grace=seconds))
 
@@ -157,7 +161,10 @@ class RunRequest:
 
 
 def make_plan(request: RunRequest, facts: ByNode, identity: Identity | None = None) -> Plan:
-    """Make the plan of a request. Without an identity it is only shown or checked."""
+    """Plan a request with the facts of the nodes; add the warning of request.advise.
+
+    Without an identity: for --dry and checks.
+    """
     assert request.spec is not None
     if request.workspace:
         refuse_links(request.workspace.links, request.spec.shards)
@@ -172,7 +179,7 @@ def make_plan(request: RunRequest, facts: ByNode, identity: Identity | None = No
 
 
 def check_ranks(request: RunRequest, made: Plan) -> None:
-    """Raise UsageError for a rank to show that the job does not have."""
+    """Raise UsageError for a trainer in `wish.shown` (--rank) that the plan does not have."""
     trainers = sum(process.role == "trainer" for process in made.processes)
     shown = request.wish.shown
     for _, rank in () if isinstance(shown, str) else shown:
@@ -186,16 +193,16 @@ _AGAIN = 5  # times that a plan is made again when a port was taken meanwhile
 _APART = 0.2
 
 
-def start_again(
+def start_with_retries(
     caller: Caller,
     made: Plan,
     start: Callable[[Plan], None],
     plan_again: Callable[[ClustertoolError], Plan],
     passing: Kinds,
 ) -> Plan:
-    """Start a plan, or a later one after an error that passes: another job took a port in between.
+    """Start a plan. After an error of the kinds `passing` (another job took a port), pause and plan again, up to 5 times.
 
-    Returns the plan that was started.
+    Returns the plan that was started. Raises any other error at once, and that of the last attempt.
     """
     for tried in range(_AGAIN):
         try:

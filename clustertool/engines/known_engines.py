@@ -26,6 +26,7 @@ class EngineOption:
 
     @property
     def sets(self) -> str:
+        """The name of the setting: `setting`, else the option's name with underscores."""
         return self.setting or self.name.replace("-", "_")
 
 
@@ -81,7 +82,7 @@ _ENTRIES: dict[str, EngineEntry] = {}
 
 
 def register(entry: EngineEntry) -> None:
-    """Add an engine, or replace the one of the same name."""
+    """Add an engine to the table, or replace the one of the same name."""
     _ENTRIES[entry.name] = entry
 
 
@@ -181,16 +182,16 @@ def options() -> dict[str, EngineOption]:
 
 
 def typed_settings(given: Mapping[str, object]) -> dict[str, object]:
-    """Select the settings that a command line has given.
+    """Map the engine settings that a command line has given to their values.
 
-    given: its options by their names with underscores; "", () and False are not given.
+    given: all its options, by their names with underscores; those with the value "", () or False are left out.
     """
     typed = {option.sets: given.get(option.name.replace("-", "_")) for option in options().values()}
     return {name: value for name, value in typed.items() if value}
 
 
 def refuse_settings(engine: str, typed: Mapping[str, object]) -> None:
-    """Raise UsageError for a setting of a command line that the engine does not have. engine: "" for the default."""
+    """Raise UsageError for a typed setting that the engine does not have. engine: "" for the default."""
     mine = {option.sets for option in entry_of(engine).options}
     for option in options().values():
         if option.sets in typed and option.sets not in mine:
@@ -203,22 +204,26 @@ def refuse_settings(engine: str, typed: Mapping[str, object]) -> None:
 
 
 def settings_keys() -> dict[str, str]:
-    """Map the keys of conf.py that have settings of engines to their engines."""
+    """Map each key of conf.py that has the settings of an engine (SLURM) to the name of the engine."""
     return {entry.settings: entry.name for entry in _ENTRIES.values()}
 
 
 def ignored_allocations(environ: Mapping[str, str], engine: str) -> list[str]:
-    """List NAME=value of each allocation of another engine in which the shell is. engine: the one that is used."""
+    """List NAME=value of each variable that names an allocation of an engine other than `engine`, if the environment has it.
+
+    These allocations are not used by the job.
+    """
     others = [entry.allocation for entry in _ENTRIES.values() if entry.name != (engine or DEFAULT)]
     return [f"{name}={environ[name]}" for name in others if environ.get(name)]
 
 
 def capabilities(engine: str) -> Capabilities:
-    """engine: "" for the default. Raises ConfigError for a name that is not known."""
+    """Return the capabilities of an engine; "": of the default. Raises ConfigError for a name that is not known."""
     return entry_of(engine).capabilities
 
 
 def entry_of(name: str) -> EngineEntry:
+    """Return the entry of an engine; "": of the default. Raises ConfigError for a name that is not known."""
     found = _ENTRIES.get(name or DEFAULT)
     if found is None:
         raise ConfigError(f"the engine {name!r} is not known", f"one of {', '.join(names())}")

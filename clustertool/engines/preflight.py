@@ -41,19 +41,25 @@ class Examined:
     findings: tuple[Finding, ...]
     failed: Mapping[int, ClustertoolError]
 
-    def found(self, more: Iterable[Finding]) -> Examined:
-        """Add findings."""
+    def add_findings(self, more: Iterable[Finding]) -> Examined:
+        """Return a copy with further findings."""
         return replace(self, findings=(*self.findings, *more))
 
-    def room(self, need: Mapping[int, int]) -> Examined:
-        """Add a check of the disk for the data of each node, which is known only when all have answered."""
+    def check_disk(self, need: Mapping[int, int]) -> Examined:
+        """Return a copy whose findings about the disk are those for the data of each node. need: bytes by node.
+
+        Returns itself if the check "disk" is off. Needs the facts of the nodes.
+        """
         if "disk" in self.cluster.checks_off:
             return self
         kept = tuple(finding for finding in self.findings if finding.column != "disk" or finding.node not in need)
-        return replace(self, findings=kept).found(disk(self.facts[node], size) for node, size in need.items())
+        return replace(self, findings=kept).add_findings(disk(self.facts[node], size) for node, size in need.items())
 
-    def devices(self, fleet: Fleet, made: Plan | None) -> Examined:
-        """Add a check of the cards of the nodes that have some; others are not asked and get no NVML module."""
+    def check_devices(self, fleet: Fleet, made: Plan | None) -> Examined:
+        """Ask the nodes with cards for their state, and return a copy with the findings about them.
+
+        Nodes without cards are not asked. made: the plan, whose shared devices are no error; None: there is none.
+        """
         nodes = to_ask(self.cluster, self.facts)
         if not nodes:
             return self
@@ -62,10 +68,10 @@ class Examined:
         found += [
             Finding(node, "health", "error", short_error(error), error.fix) for node, error in gathered.failed.items()
         ]
-        return replace(self.found(found), failed={**self.failed, **gathered.failed})
+        return replace(self.add_findings(found), failed={**self.failed, **gathered.failed})
 
     def require(self) -> None:
-        """Raise all errors of all nodes at once, or nothing."""
+        """Raise the errors of all nodes together: of those that failed, and those of findings; return if there is none."""
         raised: list[ClustertoolError] = list(self.failed.values())
         for finding in errors(self.findings):
             if finding.node not in self.failed:
@@ -73,17 +79,17 @@ class Examined:
         raise_all(raised)
 
     def warn(self, caller: Caller) -> None:
-        """Print each warning once, with all nodes that it is about."""
+        """Print each warning once, with the names of all nodes that have it."""
         warnings = [finding for finding in self.findings if finding.level == "warn"]
         alike = grouped(((one.column, one.text, one.fix), one.node) for one in warnings)
         for (column, text, fix), nodes in alike.items():
             caller.warn(f"{name_folder(self.cluster)(nodes)}: {column}: {text} ({fix})")
 
-    def good(self, caller: Caller, most: int = 0, least: int = 1, first: str = "") -> Examined:
-        """Leave the nodes out that failed, for --skip-bad, and number the others anew; with --nnodes the first `most` of them.
+    def leave_out_bad(self, caller: Caller, most: int = 0, least: int = 1, first: str = "") -> Examined:
+        """Return a copy with the nodes without errors, numbered anew; print a warning for each other node, which is left out.
 
-        first: the host that becomes node 0, "" for the first one that is good. Raises what is wrong if fewer than `least` or
-        `most` are left, or if `first` is not.
+        most: keep at most so many, and raise if fewer are left; 0: all. first: the host that becomes node 0, "" for the first
+        good one. Raises the errors of all nodes if fewer than `least` or `most` are left, or if `first` is not good.
         """
         hosts, wrong = self.cluster.hosts, errors(self.findings)
         bad = set(self.failed) | {finding.node for finding in wrong}
@@ -107,7 +113,10 @@ class Examined:
         return Examined(replace(self.cluster, hosts=kept), facts, findings, {})
 
     def rows(self) -> list[dict[str, Any]]:
-        """Build the rows of the check matrix, for show and for JSON."""
+        """Build the rows of the check matrix: for each node its name, and {column: level, text, fix}.
+
+        For a table and for JSON.
+        """
         rows = []
         for host in self.cluster.hosts:
             found = {
@@ -117,8 +126,8 @@ class Examined:
             rows.append({"node": host.name, "findings": found})
         return rows
 
-    def code(self) -> int:
-        """Choose the exit code of an error: 70 for a bug on a node, 77 when all that failed were refused, else 69."""
+    def exit_code(self) -> int:
+        """Return the exit code of an error: 70 for a bug on a node, 77 if all failed nodes refused the login, else 69."""
         if any(isinstance(error, InternalError) for error in self.failed.values()):
             return 70
         return 77 if self.failed and all(isinstance(error, AuthError) for error in self.failed.values()) else 69
@@ -131,13 +140,14 @@ def examine(
     ping: bool = True,
     container: ContainerSettings = NO_CONTAINER,
 ) -> Examined:
-    """Open the fleet and probe each node. Raises nothing for a single node.
+    """Open the fleet, probe each node, and check the answers. Errors of single nodes are in the result, and not raised.
 
-    `ping`: also run the command ping for each node, whose result only a table shows. `container`: of the job.
+    request: what else to ask, of all nodes or by host. ports: also check the ports. ping: run the command ping for each node at
+    the same time, for nodes that do not answer. container: of the job.
     """
     cluster = fleet.cluster
     pings: dict[int, bool | None] = {}
-    pinger = threading.Thread(target=_ping, args=(cluster, pings), daemon=True)
+    pinger = threading.Thread(target=_ping_hosts, args=(cluster, pings), daemon=True)
     if ping and "ping" not in cluster.checks_off:
         pinger.start()
     gathered = probe(fleet.open(), request, container)
@@ -154,27 +164,30 @@ def examine(
 
 
 def short_error(error: ClustertoolError) -> str:
-    """Shorten an error for a cell of a table, without the traceback of a bug."""
+    """Return the text of an error for a cell of a table: of an InternalError without the traceback."""
     return error.short if isinstance(error, InternalError) else error.what
 
 
 def for_check(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> ProbeWanted:
-    """Additional requests of `check` to a node: the environment of a rank, and what to search for in it."""
+    """Build what `check` asks a node in addition: the environment of a rank, and which packages to search for in it.
+
+    {"job": {}} if the check "packages" is off.
+    """
     job: JobEnvironment = {**job_environment(cluster, host, passed), "packages": list(cluster.check_packages)}
     return {"job": {} if "packages" in cluster.checks_off else job}
 
 
 def for_mpi(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> ProbeWanted:
-    """Additional request of a job in mode mpi to a node: which MPI it has. passed: variables of the job."""
+    """Build what a probe asks a node in addition for the mode mpi: which MPI it has. passed: variables of the job."""
     return {"mpi": {**job_environment(cluster, host, passed), "packages": list(DAEMONS)}}
 
 
 def probe(fleet: Fleet, request: Wanted, container: ContainerSettings = NO_CONTAINER) -> Gathered[ProbeAnswer]:
-    """Ask every node in one round trip, and in a second one for the runtime and the image of a job in containers.
+    """Send the probe to all hosts at once, and for a job in containers a second request for the runtime and the image.
 
-    request: what the caller wants to know besides.
+    request: what else to ask. Returns the answers, and the errors of nodes.
     """
-    gathered = fleet.ask({host.index: _question(fleet.cluster, host, request) for host in fleet.cluster.hosts})
+    gathered = fleet.ask({host.index: _probe_request(fleet.cluster, host, request) for host in fleet.cluster.hosts})
     if not container:
         return gathered
     asked = {node: PROBE_CONTAINER(container_request(container, answer)) for node, answer in gathered.ok.items()}
@@ -183,13 +196,15 @@ def probe(fleet: Fleet, request: Wanted, container: ContainerSettings = NO_CONTA
     return Gathered(answers, {**gathered.failed, **found.failed})
 
 
-def _question(cluster: Cluster, host: Host, request: Wanted) -> Request[ProbeAnswer]:
+def _probe_request(cluster: Cluster, host: Host, request: Wanted) -> Request[ProbeAnswer]:
+    """Build the probe request for a host, of the kind for `check`, for `run`, or neither."""
     wanted = request(host) if callable(request) else request
     kind = PROBE_FOR_CHECK if "job" in wanted else PROBE_FOR_RUN if "earlier" in wanted else PROBE
     return kind({**probe_request(cluster, host), **wanted})
 
 
-def _ping(cluster: Cluster, into: dict[int, bool | None]) -> None:
+def _ping_hosts(cluster: Cluster, into: dict[int, bool | None]) -> None:
+    """Ping all hosts but this machine and those behind a gateway, and put {node: whether it answered} into `into`."""
     targets = {}
     for host in cluster.hosts:
         if host.here:
@@ -204,5 +219,5 @@ def _ping(cluster: Cluster, into: dict[int, bool | None]) -> None:
 
 
 def name_folder(cluster: Cluster) -> Callable[[Iterable[int]], str]:
-    """Create a function that folds the names of nodes."""
+    """Create a function that folds the names of these nodes into a short text: node[1-3]."""
     return lambda nodes: fold(cluster.hosts[node].name for node in nodes)

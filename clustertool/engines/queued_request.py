@@ -22,7 +22,7 @@ _COMMAND = 200  # characters of a command that are shown
 
 
 def refuse_options(request: RunRequest) -> None:
-    """Raise UsageError for options that have no meaning for a job that waits in a queue."""
+    """Raise UsageError for --resume, --wait and --skip-bad, which have no meaning for a job that waits in a queue."""
     wish = request.wish
     options = (("--resume", wish.resume not in ("", FRESH)), ("--wait", wish.wait), ("--skip-bad", wish.skip_bad))
     for option, given in options:
@@ -31,13 +31,13 @@ def refuse_options(request: RunRequest) -> None:
 
 
 def refuse_lease(spec: JobSpec, fix: str) -> None:
-    """Raise UsageError for --lease. fix: what limits a job in its place."""
+    """Raise UsageError if the spec has a lease (--lease). fix: the text that names another limit for the job."""
     if spec.policy.lease:
         raise UsageError("--lease needs a command that follows the job, and a queued job starts without one", fix)
 
 
 def typed_settings(request: RunRequest) -> dict[str, object]:
-    """Read the settings of the command line, by their names in the settings."""
+    """Return the settings of the engine that the command line sets; a single number of --nnodes counts as `nodes`."""
     typed = dict(request.wish.settings)
     if request.options.nnodes and not is_range(request.options.nnodes):
         typed["nodes"] = request.options.nnodes
@@ -45,12 +45,12 @@ def typed_settings(request: RunRequest) -> dict[str, object]:
 
 
 def with_usual_command(spec: JobSpec) -> JobSpec:
-    """Give the trainers the usual command where the files of the job are not known here."""
+    """Return the spec with the trainers' command USUAL, if it has none: where the files of the job are not known here."""
     return replace(spec, trainer=replace(spec.trainer, command=spec.trainer.command or USUAL))
 
 
 def shown_command(spec: JobSpec) -> str:
-    """Format the trainers' command for lists of jobs, cut."""
+    """Return the trainers' command as a shell line of at most 200 characters, for lists of jobs."""
     return shlex.join(spec.trainer.command or USUAL)[:_COMMAND]
 
 
@@ -73,12 +73,16 @@ class ExpectedNodes:
 
     @property
     def hosts(self) -> tuple[Host, ...]:
+        """The hosts with these names, numbered from 0 on, each with its role."""
         found = tuple(Host(number, name, address=name, name=name) for number, name in enumerate(self.names))
         return tuple(replace(host, roles=((role, None),)) for host, role in zip(found, self.roles)) or found
 
 
 def expected_plan(request: RunRequest, nodes: ExpectedNodes, identity: Identity) -> Plan:
-    """Plan a job for nodes that are expected. Raises UsageError, DataError."""
+    """Plan a job for nodes that are not chosen yet, with placeholders for their facts. Raises UsageError, DataError.
+
+    Without known GPUs the number of ranks per node that follows from them (nproc_of) is left out.
+    """
     assert request.spec is not None
     cluster = replace(request.cluster, hosts=nodes.hosts)
     gpus = tuple(range(nodes.gpus))

@@ -21,7 +21,10 @@ from clustertool.model.planning.shards import refuse_links
 
 
 def portions(workspace: Workspace, cluster: Cluster, facts: ByNode, spec: JobSpec | None) -> Portions:
-    """Compute what each node gets. spec: the job, where it decides that; None: all nodes get all."""
+    """Compute which files each node gets.
+
+    spec: the job; with only_where_read a node gets only its shards; None: all get all.
+    """
     reads = None
     if spec is not None and spec.only_where_read:
         refuse_links(workspace.links, spec.shards)
@@ -33,9 +36,9 @@ def portions(workspace: Workspace, cluster: Cluster, facts: ByNode, spec: JobSpe
 def needs(
     workspace: Workspace, cluster: Cluster, facts: ByNode, spec: JobSpec | None, copies: int = 2
 ) -> dict[int, int]:
-    """Compute the bytes that each node needs: the release, and the copy of the job.
+    """Compute the bytes of disk that each node needs: `copies` times its files, and once more with rsync (the staging folder).
 
-    {} while they depend on a node without an answer.
+    {} if shards are sent only where they are read, and a node has not answered: the portions depend on all.
     """
     copies += cluster.dispatch == "rsync"  # the staging folder
     if spec is None or not spec.only_where_read:
@@ -48,7 +51,12 @@ def needs(
 def send(
     caller: Caller, fleet: Fleet, workspace: Workspace, shares: Portions, facts: ByNode, since: float | None = None
 ) -> Dispatched:
-    """Send a workspace and show the progress, whose seconds count from `since`. Raises nothing for single nodes."""
+    """Send each node its portion of a workspace, and show the progress.
+
+    Errors of single nodes are in the result, and not raised. Prints a warning for each node that received the files from this
+    machine because it could not connect to another node. since: where the shown seconds begin, by time.monotonic(); None for
+    now.
+    """
     _note_shared(caller, facts)
     with caller.dispatching([host.name for host in fleet.cluster.hosts if host.index in facts], since) as progress:
         done = deliver(fleet, workspace, shares, facts, progress)
@@ -67,9 +75,9 @@ def send_as_found(
     facts: ByNode,
     since: float | None = None,
 ) -> tuple[Dispatched, Workspace]:
-    """Send the workspace; where a file is cut or rewritten after it was read, read all again, and send it once more as it is.
+    """Send the workspace. If a file changes while it is read, warn, read the workspace again, and send that once.
 
-    Returns what was sent, too. Raises what makes the workspace unreadable.
+    Returns what was sent, and the workspace as it was read last. Raises errors that make it unreadable.
     """
     try:
         done = send(caller, fleet, workspace, shares_of(workspace), facts, since)
@@ -86,7 +94,10 @@ def send_as_found(
 def send_from(
     caller: Caller, fleet: Fleet, holder: int, release: str, shipment: RemoteShipment, facts: ByNode
 ) -> Dispatched:
-    """Spread a release that a node has: it and the others send it to one another."""
+    """Spread a release that one node (`holder`) has: it and the others send it to one another. Shows the progress.
+
+    Errors of single nodes are in the result, and not raised.
+    """
     with caller.dispatching([host.name for host in fleet.cluster.hosts if host.index in facts], None) as progress:
         done = deliver_from(fleet, holder, release, shipment, facts, progress)
         _conclude(fleet, done, progress)
@@ -94,12 +105,14 @@ def send_from(
 
 
 def _note_shared(caller: Caller, facts: ByNode) -> None:
+    """Print how many nodes share ROOT_DIR, if some do."""
     shared = sharing(facts)
     if shared:
         caller.remark(f"{len(shared)} nodes share ROOT_DIR: each works in its own node<id>/, content is sent once")
 
 
 def _conclude(fleet: Fleet, done: Dispatched, progress: DispatchView) -> None:
+    """Complete the shown progress: which nodes failed, and the bytes that went from node to node."""
     for node, error in done.failed.items():
         progress.failed(fleet.name(node), error.what)
     progress.between = done.tally.between

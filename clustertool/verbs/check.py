@@ -19,7 +19,7 @@ from typing import Any
 from clustertool.actions import load_config, load_workspace
 from clustertool.actions.follow_job import BEAT, attached
 from clustertool.engines import base, known_engines, preflight
-from clustertool.engines.job_request import start_again
+from clustertool.engines.job_request import start_with_retries
 from clustertool.engines.preflight import Examined, name_folder, short_error
 from clustertool.engines.send_workspace import needs
 from clustertool.errors import (
@@ -109,11 +109,11 @@ def check(call: Call) -> None:
             fleet, lambda host: _probe_wanted(cluster, host, toml, passed), container=container
         )
         if workspace:
-            examined = examined.room(needs(workspace, cluster, examined.facts, spec))
+            examined = examined.check_disk(needs(workspace, cluster, examined.facts, spec))
         made = _plan_of_workspace(call, cluster, examined, toml, workspace)
-        examined = examined.devices(fleet, made)
+        examined = examined.check_devices(fleet, made)
         meshed = _try_links(call, fleet, examined, made)
-        examined = examined.found(meshed.findings if meshed else ())
+        examined = examined.add_findings(meshed.findings if meshed else ())
         if order:
             examined, ranks = _run_trial(call, fleet, examined, order, ear)
             more = {"framework": {"name": order.name, "ranks": ranks}}
@@ -163,7 +163,7 @@ def _show_findings(call: Call, examined: Examined, meshed: Meshed | None, more: 
     """Print the matrix of findings, and raise an error if one of them is an error."""
     cluster, rows, bad = examined.cluster, examined.rows(), errors(examined.findings)
     if call.json:
-        done = {"code": examined.code() if bad else 0, "source": "tool", "reason": bad[0].text if bad else ""}
+        done = {"code": examined.exit_code() if bad else 0, "source": "tool", "reason": bad[0].text if bad else ""}
         links = {"mesh": _links_as_json(meshed, cluster)} if meshed else {}
         call.answer({"nodes": rows, **links, **more, "exit": done})
     else:
@@ -180,7 +180,7 @@ def _show_findings(call: Call, examined: Examined, meshed: Meshed | None, more: 
         some = len(nodes) < len(cluster.hosts) and load_config.needs_hosts(cluster)
         leave = f", or leave out with --skip {shlex.quote(skip)}" if some else ""
         error = PreflightError(f"check failed: {ready} ({count(len(bad), 'problem')})", f"as listed above{leave}")
-        error.code = examined.code()
+        error.code = examined.exit_code()
         raise error
     call.terminal.note("the node is ready" if len(cluster.hosts) == 1 else f"all {len(cluster.hosts)} nodes are ready")
 
@@ -422,19 +422,19 @@ def _run_trial(
     if bad:
         found = [Finding(node, _TRIAL_COLUMN, "skip", "not tried") for node in sorted(examined.facts)]
         call.terminal.note(f"{order.name} is not tried: {folded(bad)} must have no error, or be left out with --skip")
-        return examined.found(found), []
+        return examined.add_findings(found), []
     try:
         facts, ranks = _try_framework(call, fleet, examined.facts, order, ear)
     except signals.STOPS:
         raise
     except ClustertoolError as error:
         bugs = {numbers[e.node]: e for e in singles(error) if isinstance(e, InternalError) and e.node in numbers}
-        return replace(examined.found(_not_started(error, numbers)), failed={**examined.failed, **bugs}), []
+        return replace(examined.add_findings(_not_started(error, numbers)), failed={**examined.failed, **bugs}), []
     found = trial_plan.judge(order.name, ranks, facts, order.seconds, folded, cluster.first_path)
     if trial_plan.meeting_broke(ranks) and len(facts) > 1 and "mesh" not in cluster.checks_off:
         found += _try_links_again(fleet, facts)
     rows = [{**vars(rank), "node": fleet.name(rank.node)} for rank in ranks]
-    return examined.found(found), rows
+    return examined.add_findings(found), rows
 
 
 def _not_started(error: ClustertoolError, numbers: Mapping[str, int]) -> list[Finding]:
@@ -485,7 +485,7 @@ def _start_trial(call: Call, fleet: Fleet, facts: ByNode, order: TrialRequest, m
         answers = preflight.probe(fleet, {}, order.spec.container).all()
         return make({node: replace(read_facts(node, a), root_id=facts[node].root_id) for node, a in answers.items()})
 
-    return start_again(call, make(facts), start, plan_again, (PortInUse,))
+    return start_with_retries(call, make(facts), start, plan_again, (PortInUse,))
 
 
 def _follow_trial(

@@ -90,7 +90,7 @@ def _examine(
     """
     examined = preflight.examine(fleet, {}, ping=False, container=container)
     if need is not None:
-        examined = examined.room(need(examined.facts))
+        examined = examined.check_disk(need(examined.facts))
     examined.require()
     return shared_roots.confirm(fleet, examined.facts)
 

@@ -63,7 +63,7 @@ class HostMember:
 
 
 def members(cluster: Cluster, facts: ByNode, request: RunRequest) -> tuple[HostMember, ...]:
-    """List all hosts of the cluster as members, by their numbers in the job."""
+    """Build a member of each host: its facts, the directory for its jobs, and the job whose output it copies."""
     shared, resumed = sharing(facts), request.resumed
     found = []
     for host in cluster.hosts:
@@ -74,10 +74,10 @@ def members(cluster: Cluster, facts: ByNode, request: RunRequest) -> tuple[HostM
 
 
 def join_file(request: RunRequest, made: Plan, release: str, count: int) -> JoinFile:
-    """Build what all nodes have in common.
+    """Build the join file that all nodes have in common, without the settings of a host (of_member adds those).
 
     made: the first plan, whose first node is the coordinator. release: the name of the workspace as the nodes have it. count:
-    of nodes that are started now.
+    the number of nodes that are started now.
     """
     spec = request.spec
     assert spec is not None
@@ -125,18 +125,21 @@ def of_member(common: JoinFile, cluster: Cluster, member: HostMember, index: int
 
 
 def join_request(file: JoinFile, again: bool = False) -> Request[JoinAnswer]:
-    """Build the request to start a process that joins. again: also on a node that was released by `shrink`."""
+    """Build the request that starts a process on a node, which joins the job.
+
+    again: also on a node that was released by `shrink`.
+    """
     return JOIN({"job": file.identity.job_id, "join": to_json(file), "code": file.code, "again": again})
 
 
 def code_request() -> Request[Answer]:
-    """Build the request that brings the code of such a process to a node which needs it."""
+    """Build the request that sends a node the code of the process that joins."""
     data = base64.b64encode(join_process.additional()).decode()
     return JOIN_CODE({"digest": join_process.digest(), "data": data})
 
 
 def reported_error(report: JoinReportLine, node: str) -> ClustertoolError:
-    """Read the error in a report of a node that joins. node: the name of the one that it is about."""
+    """Build the error of an error report of a node that joins. node: the name of the node that the error names."""
     fields = {name: report.get(name, "") for name in ("kind", "what", "fix")}
     return read_error({**fields, "node": node, "code": report.get("code")})
 
@@ -160,9 +163,13 @@ class MemberStart:
         self._shown = ""
 
     def run(self) -> None:
+        """Start the nodes, and wait until the coordinator has begun the first epoch.
+
+        After an error, end what was begun, and raise it.
+        """
         self._caller.starting(self._job)
         try:
-            gathered = self._ask()
+            gathered = self._send_join_files()
             for node, error in gathered.failed.items():
                 self._leave_out(node, error)
             for node, answer in gathered.ok.items():
@@ -170,8 +177,8 @@ class MemberStart:
                     what = f"a process of job {self._job} runs there already"
                     self._leave_out(node, PreflightError(what, "take another --job-id", self._fleet.name(node)))
             for node in self._left:
-                self._read_from(node)
-            self._follow()
+                self._start_reading(node)
+            self._wait_for_first_epoch()
         except BaseException as error:
             self._closed = True
             if self._undo() and isinstance(error, ClustertoolError):
@@ -179,8 +186,11 @@ class MemberStart:
             raise
         self._closed = True
 
-    def _ask(self) -> Gathered[JoinAnswer]:
-        """Send the join files, and the code where it is missing."""
+    def _send_join_files(self) -> Gathered[JoinAnswer]:
+        """Send each node its join file, and the code of the process to the nodes that need it.
+
+        Return their answers and errors.
+        """
         wanted = {node: join_request(file) for node, file in self._files.items()}
         gathered = self._fleet.ask(wanted, _ANSWER)
         needy = [node for node, answer in gathered.ok.items() if answer["state"] == _NEEDS_CODE]
@@ -192,7 +202,10 @@ class MemberStart:
         return Gathered({**ok, **again.ok}, {**gathered.failed, **sent.failed, **again.failed})
 
     def _leave_out(self, node: int, error: ClustertoolError) -> None:
-        """Go on without a node. Raises its error where the job cannot."""
+        """Go on without a node, with a warning.
+
+        Raises its error if it is the coordinator's, or if fewer than `least` nodes are left.
+        """
         self._left.discard(node)
         if node == 0 or len(self._left) < self._least:
             raise error
@@ -202,8 +215,11 @@ class MemberStart:
 
     # -- reports --
 
-    def _read_from(self, node: int) -> None:
-        """Pass on what a node reports, in a thread of its own."""
+    def _start_reading(self, node: int) -> None:
+        """Start a thread that puts the reports of a node into the queue until the start is over.
+
+        An error, too, which ends it.
+        """
 
         def read() -> None:
             try:
@@ -216,8 +232,11 @@ class MemberStart:
 
         in_background(read)
 
-    def _follow(self) -> None:
-        """Follow the reports until the coordinator's node has begun the first epoch. Raises why it does not."""
+    def _wait_for_first_epoch(self) -> None:
+        """Handle the reports of nodes until the coordinator's node has begun the first epoch.
+
+        Raises the errors that prevent that.
+        """
         errors: dict[int, list[ClustertoolError]] = {}
         while True:
             self._caller.check()
@@ -227,22 +246,25 @@ class MemberStart:
                 continue
             if isinstance(report, ClustertoolError):  # the process has ended, or its node cannot be reached
                 if node in self._left:
-                    self._failed(node, errors.get(node) or [report])
+                    self._handle_failure(node, errors.get(node) or [report])
             elif report["type"] == "error":
                 errors.setdefault(node, []).append(reported_error(report, report.get("node") or self._fleet.name(node)))
             elif report["type"] == "started" and node == 0:
                 return
             else:
-                self._show(node, report)
+                self._show_report(node, report)
 
-    def _failed(self, node: int, errors: list[ClustertoolError]) -> None:
-        """Leave a node out that has failed, or raise its errors where the job does not start without it."""
+    def _handle_failure(self, node: int, errors: list[ClustertoolError]) -> None:
+        """Leave a node out by its first error.
+
+        Raises all its errors if it is the coordinator's; one, if too few nodes are left.
+        """
         if node == 0:
             raise_all(errors)
         self._leave_out(node, errors[0])
 
-    def _show(self, node: int, report: JoinReportLine) -> None:
-        """Print what the coordinator waits for, and warnings of each node."""
+    def _show_report(self, node: int, report: JoinReportLine) -> None:
+        """Print a node's warning, and how many nodes are present, by a report of the coordinator, if the number has changed."""
         if report["type"] == "warning":
             self._caller.warn(report.get("what", ""))
         elif report["type"] == "waiting" and node == 0:
@@ -254,7 +276,7 @@ class MemberStart:
     # -- the end of a start that has failed --
 
     def _undo(self) -> bool:
-        """End what was begun. Return whether all nodes have done so."""
+        """End the processes that join on all nodes, and print where that failed. Return whether it failed on none."""
         ends = dict.fromkeys(self._files, END_JOIN({"job": self._job, "seconds": 0.0}))
         gathered = self._fleet.ask(ends, _END, patient=True)
         bad = {
@@ -288,9 +310,10 @@ class Growth:
         self._caller, self._fleet, self._job = caller, fleet, job
 
     def run(self, hosts: Sequence[Host]) -> Mapping[str, str]:
-        """Have hosts join the job: {name of each host: what has become of it}. Raises the errors of all hosts.
+        """Have hosts join the job, wait up to 60 s for each to reach the coordinator, and return {its name: what it does now}.
 
-        A host that the job has as a node joins again under its number.
+        A host that is a node of the job joins under its number; others get new numbers, and are recorded on this machine for
+        later commands. Raises the errors of all hosts together.
         """
         common = common_file(self._fleet, self._job)
         first = self._free_number()
@@ -310,9 +333,10 @@ class Growth:
         return {numbers[node].name: text for node, text in done.ok.items()}
 
     def again(self, node: int) -> bool:
-        """Start a node that does not take part, and whose agent is open. Returns whether it was started.
+        """Start the process of a node again that does not take part in the job, and return whether it was started.
 
-        Not started is the one that has coordinated a job without a store, with which the job ends. Raises ClustertoolError.
+        Its agent must be open. False also for the node that has coordinated a job without a store: the job ends with it. Raises
+        ClustertoolError.
         """
         common = common_file(self._fleet, self._job)
         if node == common.coordinator.member and not common.job.elastic.server.present:
@@ -320,18 +344,22 @@ class Growth:
         return join_node(self._fleet, node, common, node) == _STARTED
 
     def _known(self, host: Host) -> Host | None:
-        """Find the node of the job that this host is."""
+        """Return the job's node whose entry in HOSTS is that of `host`; None if there is none."""
         return next((known for known in self._fleet.cluster.hosts if known.entry == host.entry), None)
 
     def _free_number(self) -> int:
-        """Find the lowest number above those of all nodes that the job has had, as the records of its nodes have it."""
+        """Return the lowest number above those of all nodes that the job has had, by the records of the nodes that answer."""
         request = LIST_JOBS({"job": self._job, "exact": True})
         answers = self._fleet.ask(dict.fromkeys(self._fleet.agents, request), _ANSWER).ok.values()
         listed = [one for answer in answers for one in answer["jobs"]]
         return max(len(self._fleet.cluster.hosts), *(len(one["nodes"] or ()) for one in listed), 0)
 
     def _join(self, fleet: Fleet, host: Host, common: JoinFile, first: int) -> str:
-        """first: the number of the first new host."""
+        """Start a process on a host, and wait up to 60 s until it has joined; return what the host does now, as a text.
+
+        first: the number of the first new host. A host on which the process runs already is not started. Raises what it reports
+        as an error, and NotFound if the job has ended.
+        """
         known = self._known(host)
         number = known.index if known is not None else first + host.index
         state = join_node(fleet, host.index, common, number, again=True, new=known is None)
@@ -353,7 +381,7 @@ class Growth:
         return "was started, and has not reached the coordinator so far"
 
     def _remember(self, common: JoinFile, hosts: Sequence[Host]) -> None:
-        """Later commands on this machine find the new nodes, too."""
+        """Record the new nodes on this machine, so that later commands find them. Print a warning if that fails."""
         known = self._fleet.cluster.hosts
         new = [host for host in hosts if self._known(host) is None]
         if new:
@@ -364,14 +392,14 @@ class Growth:
 
 
 def common_file(fleet: Fleet, job: str) -> JoinFile:
-    """Read what all nodes of an elastic job have in common, from a node on which it lives. It has the job's key.
+    """Read the join file of an elastic job, which has the job's key, from the first node that gives it.
 
-    Raises UsageError where another version of the tool has started the job, NotFound where no node answers.
+    Raises UsageError if another version of the tool has started the job, NotFound if no node gives it.
     """
     why = ""
     for node in sorted(fleet.agents):
         try:
-            file = from_json(_bundle(fleet, node, job).decode("utf-8", "replace"))
+            file = from_json(_request_join_file(fleet, node, job).decode("utf-8", "replace"))
         except ClustertoolError as error:
             why = f": {fleet.name(node)}: {error.what}"
             continue
@@ -382,8 +410,11 @@ def common_file(fleet: Fleet, job: str) -> JoinFile:
     raise NotFound(f"no node on which job {job} lives gives its join file{why}", "try again; status shows the nodes")
 
 
-def _bundle(fleet: Fleet, node: int, job: str) -> bytes:
-    """Read the join file from a node, part by part. Raises NotFound, Unreachable, PreflightError for a damaged one."""
+def _request_join_file(fleet: Fleet, node: int, job: str) -> bytes:
+    """Request the join file of a node, part by part.
+
+    Raises NotFound, Unreachable, and PreflightError for a damaged or too large file.
+    """
     data = b""
     while len(data) <= _LARGEST:
         part = fleet.ask_one(node, BUNDLE({"job": job, "at": len(data)}), _ANSWER)
@@ -397,9 +428,10 @@ def _bundle(fleet: Fleet, node: int, job: str) -> bytes:
 
 
 def join_node(fleet: Fleet, node: int, common: JoinFile, index: int, again: bool = False, new: bool = False) -> str:
-    """Start a node of a job that runs. node: in the fleet. index: its number in the job. new: it has never been a node of it.
+    """Probe a node, and start a process there that joins the running job; send its code first if the node needs it.
 
-    Returns what the node has answered (agent_answers.JoinAnswer). Raises PreflightError, Unreachable.
+    node: its number in the fleet. index: its number in the job. new: it has never been a node of the job. again: also if it was
+    released by `shrink`. Returns the state in the node's answer (agent_answers.JoinAnswer). Raises PreflightError, Unreachable.
     """
     host, job = fleet.cluster.hosts[node], common.identity.job_id
     facts = read_facts(node, fleet.ask_one(node, PROBE(probe_request(fleet.cluster, host)), _ANSWER))

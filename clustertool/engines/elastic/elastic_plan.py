@@ -16,7 +16,7 @@ from clustertool.model.quantities import count
 
 
 def refuse(request: RunRequest) -> None:
-    """Raise UsageError for an option that names what only the coordinator of an epoch can choose, and for too few hosts."""
+    """Raise UsageError for fewer hosts than the job needs, and for options that do not fit a plan made again at each epoch."""
     refuse_fixed(request)
     assert request.spec is not None
     elastic, there = request.spec.elastic, len(request.cluster.hosts)
@@ -28,7 +28,7 @@ def refuse(request: RunRequest) -> None:
 
 
 def refuse_fixed(request: RunRequest) -> None:
-    """Raise UsageError for an option that names what only the coordinator of an epoch can choose."""
+    """Raise UsageError for options that do not fit a plan made again at each epoch, such as --wait or --devices auto."""
     spec, wish = request.spec, request.wish
     assert spec is not None
     elastic = spec.elastic
@@ -46,7 +46,7 @@ def refuse_fixed(request: RunRequest) -> None:
 
 
 def first_hosts(cluster: Cluster, elastic: ElasticSettings) -> Cluster:
-    """Select the nodes of the first epoch if all of them join: COORDINATOR and the next ones, at most `maximum`."""
+    """Return the cluster with the hosts of the first epoch, numbered anew: COORDINATOR and the next ones, at most `maximum`."""
     hosts = cluster.hosts
     chief = next((host for host in hosts if elastic.coordinator in (host.name, host.host, host.address)), None)
     first = sorted(hosts, key=lambda host: host is not chief) if elastic.coordinator else list(hosts)
@@ -54,11 +54,15 @@ def first_hosts(cluster: Cluster, elastic: ElasticSettings) -> Cluster:
 
 
 def _numbered(hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """Return the hosts with numbers from 0 on."""
     return tuple(replace(host, index=number) for number, host in enumerate(hosts))
 
 
 def stands(made: Plan, cluster: Cluster) -> str:
-    """Describe what --dry states about the plan. cluster: with all hosts; without any where an engine chooses the nodes."""
+    """Describe in a sentence, for --dry, for which nodes the plan is, and which hosts are on standby.
+
+    cluster: with all hosts; without hosts if an engine chooses the nodes.
+    """
     elastic = made.job.elastic
     shown = {node.host.name for node in made.nodes}
     standby = [host.name for host in cluster.hosts if host.name not in shown]

@@ -137,7 +137,7 @@ class SlurmEngine(Engine):
         facts = examined.facts[0]
         allocation = allocation_here(slurm, facts)
         found = of_allocation(allocation, from_all) if allocation else of_queue(slurm, from_all, facts.root)
-        examined = examined.found([*found, *of_grace(slurm, self.fleet.cluster)])
+        examined = examined.add_findings([*found, *of_grace(slurm, self.fleet.cluster)])
         if deep and not errors(examined.findings):
             seen = of_compute_nodes(login, slurm, from_all, facts, allocation)
             examined = replace(seen, findings=(*examined.findings, *seen.findings))

@@ -141,7 +141,7 @@ class SlurmStart(Starter):
             wanted["listing"] = not (options.command or options.script) or bool(options.shards)
         examined = of_login_host(fleet, wanted)
         if self._request.workspace is not None:
-            examined = examined.room(needs(self._request.workspace, fleet.cluster, examined.facts, None))
+            examined = examined.check_disk(needs(self._request.workspace, fleet.cluster, examined.facts, None))
         examined.require()
         examined.warn(self._engine.caller)
         return examined.facts[0]

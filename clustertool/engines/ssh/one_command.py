@@ -29,8 +29,11 @@ class OneCommand:
         self.starter, self._at = "", 0
         self._names: dict[str, str] = {}  # of the nodes, by their machine
 
-    def enter(self, fleet: Fleet, facts: ByNode) -> None:
-        """Announce the command to the first node. Raises UsageError if the same one runs from another node."""
+    def announce(self, fleet: Fleet, facts: ByNode) -> None:
+        """Announce the command to the first node, and set `starter`, if this machine is one of several nodes.
+
+        Raises UsageError if the same command runs from another node.
+        """
         mine = this_machine.machine()
         machines = {node: fact.machine for node, fact in sorted(facts.items())}
         self._names = {machine: fleet.name(node) for node, machine in machines.items()}
@@ -38,12 +41,20 @@ class OneCommand:
             self.starter, self._at = mine, next(node for node, machine in machines.items() if machine == mine)
             self._ask(fleet, start=False)
 
-    def start(self, fleet: Fleet) -> None:
-        """Take the right to start the job. Raises UsageError if another node has it, or comes before this one in the list."""
+    def claim_start(self, fleet: Fleet) -> None:
+        """Ask the first node for the right to start the job; do nothing if this machine is no node.
+
+        Raises UsageError if another node has it (its job may run), or has typed the same command and comes first in the list.
+        """
         if self.starter:
             self._ask(fleet, start=True)
 
     def _ask(self, fleet: Fleet, start: bool) -> None:
+        """Send the command to the first node.
+
+        Raises UsageError, with what to type instead, if another node starts it or has started it. start: claim the right to
+        start; else only announce the command.
+        """
         request: SameCommandRequest = {
             "command": self.digest,
             "starter": self.starter,

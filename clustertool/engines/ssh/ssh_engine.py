@@ -16,17 +16,23 @@ class SshEngine(Engine):
     """Nothing waits in a queue: what there is to know of a job, its nodes' records have."""
 
     def open(self, lag: float | None = None, job: str = "", newest: bool = False) -> Fleet:
+        """Connect to all nodes, and return the fleet. lag: see Fleet.open."""
         return self.fleet.open(lag)
 
     def describe(self, known: Mapping[int, JobsAnswer]) -> dict[str, Description]:
-        return {job: _described(part) for job, part in by_records(known).items()}
+        """Describe each job of `known` by the records of its nodes."""
+        return {job: _describe_part(part) for job, part in by_records(known).items()}
 
     def cancel(self, job: str, how: StopHow) -> Answers:
-        """Over the connections that are open."""
+        """Stop a job on all nodes, over the connections that are open, and return their answers."""
         return stop_everywhere(self.fleet, job, how)
 
 
-def _described(part: NodePart) -> Description:
+def _describe_part(part: NodePart) -> Description:
+    """Describe a job by the deciding part of its records.
+
+    ENDED with its outcome, RUNNING; UNKNOWN also while it is only placed: another command may start it now.
+    """
     if part.state is JobState.UNKNOWN:
         return Description(EngineState.UNKNOWN, part.reason)
     if part.may_run:

@@ -12,7 +12,7 @@ from clustertool.engines.caller import nothing_left, pause
 from clustertool.engines.elastic import elastic_plan
 from clustertool.engines.elastic.elastic_members import HostMember, MemberStart, join_file, members, of_member
 from clustertool.engines.image_distribution import ImageDistribution
-from clustertool.engines.job_request import Kinds, RunRequest, check_ranks, make_plan, start_again
+from clustertool.engines.job_request import Kinds, RunRequest, check_ranks, make_plan, start_with_retries
 from clustertool.engines.preflight import Examined
 from clustertool.engines.send_workspace import needs, portions, send_as_found
 from clustertool.engines.ssh.one_command import OneCommand
@@ -53,6 +53,10 @@ class SshStart(Starter):
         return self._engine.fleet
 
     def prepare(self) -> Submission:
+        """Examine the nodes, complete the request, and make the plan.
+
+        --dry changes nothing, and asks no node if no fact is needed. With --wait it waits until the devices are free.
+        """
         request = self._request
         wish, spec = request.wish, request.spec
         if spec is not None and spec.elastic.present:
@@ -68,9 +72,10 @@ class SshStart(Starter):
         return self._submission(self._plan_when_free(facts))
 
     def submit(self, submission: Submission) -> Submitted:
-        """Start the plan of the submission, or a later one if another job took one of its ports between probe and claim.
+        """Bring image and workspace to the nodes, and start the plan; make it again if another job took a port or device of it.
 
-        The nodes of an elastic job make their plans themselves.
+        Of an elastic job a process is started on each node, and the nodes make the plans. Returns the plan that was started,
+        None for an elastic job.
         """
         assert submission.plan is not None
         made = submission.plan
@@ -80,18 +85,18 @@ class SshStart(Starter):
         made = self._bring_image(made, _facts(made))
         releases = self._dispatch(_facts(made))
         self._send_nvml(_with_cards(made))
-        self._command.start(self._fleet)
+        self._command.claim_start(self._fleet)
         made = self._start(made, releases)
         self._remember(made)
         return Submitted(made.job_id, made)
 
     @property
     def _elastic(self) -> ElasticSettings:
-        """Those of the request, as far as they are known."""
+        """The elastic settings of the request; empty ones while its spec is not known."""
         return self._request.spec.elastic if self._request.spec is not None else ElasticSettings()
 
     def _make_plan(self, facts: ByNode, identity: Identity | None = None) -> Plan:
-        """Plan the request; of an elastic job, for the nodes that are there, at most MAX."""
+        """Plan the request; an elastic job for the first MAX of the hosts, COORDINATOR first (elastic_plan.first_hosts)."""
         request, elastic = self._request, self._elastic
         if not elastic.present:
             return make_plan(request, facts, identity)
@@ -101,17 +106,21 @@ class SshStart(Starter):
         return make_plan(replace(request, cluster=first), known, identity)
 
     def _submission(self, made: Plan) -> Submission:
+        """Build the submission of a plan; for an elastic job with the sentence that tells for which nodes the plan is."""
         stands = elastic_plan.stands(made, self._request.cluster) if self._elastic.present else ""
         return Submission(made.job_id, made, stands=stands)
 
     def _remember(self, made: Plan) -> None:
-        """Later commands find the job without a conf.py."""
+        """Record job and cluster on this machine, so that later commands find the job without a conf.py. Warn if that fails."""
         problem = job_places.remember(made.identity, replace(made.cluster, hosts=self._fleet.cluster.hosts))
         if problem:
             self._engine.caller.warn(problem)
 
     def _start_members(self, made: Plan) -> None:
-        """Send the workspace to all hosts, and start a process that joins the job on each of them."""
+        """Send image, workspace and NVML to all hosts, and start a process on each that joins the job.
+
+        Wait for the first epoch.
+        """
         caller, request = self._engine.caller, self._request
         facts = {member.host.index: member.facts for member in self._members}
         made = self._bring_image(made, facts)
@@ -123,27 +132,31 @@ class SshStart(Starter):
         files = {
             member.host.index: of_member(common, request.cluster, member, member.host.index) for member in self._members
         }
-        self._command.start(self._fleet)
+        self._command.claim_start(self._fleet)
         MemberStart(caller, self._fleet, files, elastic.minimum).run()
         self._remember(made)
 
     def _examine(self) -> ByNode:
-        """Read the facts of all nodes, or raise every node's errors. Completes the request when job.toml is on the nodes."""
+        """Probe all nodes, and return their facts, after all checks; raise the errors of all nodes together.
+
+        Leaves out bad nodes with --skip-bad, and for an elastic job. Completes the request: the spec if job.toml is on the
+        nodes, the job id, the job to resume. Announces the command to the first node, except with --dry.
+        """
         caller, request = self._engine.caller, self._request
         options = request.options
         listing = not (options.command or options.script) or bool(options.shards)  # else only job.toml could need it
         wanted: ProbeWanted = {"job_workspace": options.job_workspace, "listing": listing}
         wanted["earlier"] = earlier_work.earlier_wanted(request)
         container = request.spec.container if request.spec else NO_CONTAINER
-        asked = self._with_mpi(wanted)
-        examined = self._room(preflight.examine(self._fleet, asked, ports=False, container=container))
+        asked = self._ask_for_mpi(wanted)
+        examined = self._check_room(preflight.examine(self._fleet, asked, ports=False, container=container))
         elastic = self._elastic
         if request.wish.skip_bad or elastic.present:
             if elastic.present:
-                examined = self._elastic_hosts(examined)
+                examined = self._keep_elastic_hosts(examined)
             else:
-                examined = self._keep(examined.good(caller, int(options.nnodes or 0)))
-            examined = self._room(examined)  # fewer trainers read more shards each
+                examined = self._keep_hosts(examined.leave_out_bad(caller, int(options.nnodes or 0)))
+            examined = self._check_room(examined)  # fewer trainers read more shards each
         facts = examined.facts
         examined.require()
         examined.warn(caller)
@@ -152,27 +165,32 @@ class SshStart(Starter):
             assert request.spec is not None
             if request.spec.elastic.present:
                 elastic_plan.refuse(request)
-                facts = self._elastic_hosts(examined).facts
+                facts = self._keep_elastic_hosts(examined).facts
             if request.spec.by_mpirun or request.spec.container:  # that was not known when the nodes were asked
                 facts = self._examine_job(wanted, request.spec.container)
         if not request.wish.dry:
-            self._command.enter(self._fleet, facts)
+            self._command.announce(self._fleet, facts)
         earlier_work.settle(caller, request, facts)
-        return self._in_use(facts)
+        return self._add_device_use(facts)
 
-    def _elastic_hosts(self, examined: Examined) -> Examined:
-        """Keep the hosts that may take part, COORDINATOR first."""
+    def _keep_elastic_hosts(self, examined: Examined) -> Examined:
+        """Reduce request and fleet to the hosts without errors, COORDINATOR first.
+
+        Raises if fewer than the minimum are left.
+        """
         elastic = self._elastic
-        return self._keep(examined.good(self._engine.caller, least=elastic.minimum, first=elastic.coordinator))
+        return self._keep_hosts(
+            examined.leave_out_bad(self._engine.caller, least=elastic.minimum, first=elastic.coordinator)
+        )
 
-    def _keep(self, examined: Examined) -> Examined:
-        """Reduce request and fleet to the hosts that were examined, with their numbers."""
+    def _keep_hosts(self, examined: Examined) -> Examined:
+        """Reduce the cluster of request and fleet to the hosts of `examined`, with their numbers, and return `examined`."""
         self._request.cluster = examined.cluster
         self._fleet.keep(examined.cluster)
         return examined
 
-    def _with_mpi(self, wanted: ProbeWanted) -> preflight.Wanted:
-        """Extend the request to each node by what the mode needs to know."""
+    def _ask_for_mpi(self, wanted: ProbeWanted) -> preflight.Wanted:
+        """Return the request; for a job that mpirun starts: a function that adds the question for MPI for each host."""
         spec, cluster, passed = self._request.spec, self._request.cluster, dict(self._request.passed)
         if spec is None or not spec.by_mpirun:
             return wanted
@@ -180,34 +198,46 @@ class SshStart(Starter):
         return lambda host: {**wanted, **preflight.for_mpi(cluster, host, variables)}
 
     def _examine_job(self, wanted: ProbeWanted, container: ContainerSettings) -> ByNode:
-        """Read the facts of all nodes with their MPI or container runtime. Raises what is wrong with it."""
-        asked = self._with_mpi(wanted)
+        """Probe all nodes again, now with the question for MPI or the container runtime; return the facts.
+
+        Raises the errors of all nodes.
+        """
+        asked = self._ask_for_mpi(wanted)
         examined = preflight.examine(self._fleet, asked, ports=False, ping=False, container=container)
         examined.require()
         return examined.facts
 
     def _examine_again(self) -> ByNode:
+        """Probe all nodes again without the checks, before another plan, and return the facts.
+
+        Raises the errors of all nodes.
+        """
         again: ProbeWanted = {"job_workspace": self._request.options.job_workspace}
         container = self._request.spec.container if self._request.spec else NO_CONTAINER
-        gathered = preflight.probe(self._fleet, self._with_mpi(again), container)
+        gathered = preflight.probe(self._fleet, self._ask_for_mpi(again), container)
         facts = {node: read_facts(node, answer) for node, answer in gathered.all().items()}
-        return self._in_use(shared_roots.confirm(self._fleet, facts))
+        return self._add_device_use(shared_roots.confirm(self._fleet, facts))
 
-    def _in_use(self, facts: ByNode) -> ByNode:
-        """Add what computes on the devices, and how they are, which only --devices auto needs to know."""
+    def _add_device_use(self, facts: ByNode) -> ByNode:
+        """Ask the nodes what computes on their devices and how they are, with --devices auto; add it to the facts."""
         spec = self._request.spec
         if spec is None or not spec.auto_devices:
             return facts
         answers = devices_of(self._fleet).all()
         return {node: with_devices(fact, answers[node]) for node, fact in facts.items()}
 
-    def _room(self, examined: Examined) -> Examined:
+    def _check_room(self, examined: Examined) -> Examined:
+        """Add the check of the disk for the workspace to `examined`, if there is a workspace."""
         request = self._request
         if request.workspace is None:
             return examined
-        return examined.room(needs(request.workspace, request.cluster, examined.facts, request.spec))
+        return examined.check_disk(needs(request.workspace, request.cluster, examined.facts, request.spec))
 
     def _plan(self, facts: ByNode) -> Plan:
+        """Plan the job with a new identity, check it, and print its warnings and a hint about earlier jobs.
+
+        Calls request.planned().
+        """
         caller, request, wish = self._engine.caller, self._request, self._request.wish
         mine = identity(request.job_id or job_id(), wish.job_id, wish.name or wish.job_id, request.origin)
         if self._command.starter:
@@ -221,7 +251,11 @@ class SshStart(Starter):
         return made
 
     def _plan_when_free(self, facts: ByNode) -> Plan:
-        """Plan the job, with --wait once its devices are free (one message). Raises Interrupted."""
+        """Plan the job.
+
+        With --wait, and while devices are in use by others: print that once, probe every 1 to 2 s, and plan again. Raises
+        Interrupted, and errors of the plan.
+        """
         caller, waiting = self._engine.caller, False
         while True:
             try:
@@ -238,7 +272,10 @@ class SshStart(Starter):
             facts = self._examine_again()
 
     def _dispatch(self, facts: ByNode) -> Mapping[int, str]:
-        """Send the workspace; node -> the release it has now."""
+        """Send the workspace to the nodes of `facts`, and return {node: the name of its release}; {} without a workspace.
+
+        Raises the errors of all nodes together.
+        """
         request = self._request
         if request.workspace is None:
             return {}
@@ -253,9 +290,9 @@ class SshStart(Starter):
         return {node: portion.release for node, portion in shares.items()}
 
     def _bring_image(self, made: Plan, facts: ByNode) -> Plan:
-        """Bring the image to the nodes of `facts`. Returns the plan, whose containers name the image as each node has it now.
+        """Bring the image of a job in containers to the nodes of `facts`; return the plan with the image that each node has.
 
-        Raises PreflightErrors where these differ.
+        Raises PreflightErrors if the images differ between nodes.
         """
         spec = self._request.spec
         if spec is None or not spec.container:
@@ -267,7 +304,7 @@ class SshStart(Starter):
         return self._with_image(made)
 
     def _with_image(self, made: Plan) -> Plan:
-        """Name the image that was brought to each node in the containers of the plan."""
+        """Return the plan with the image that was brought to each node in its containers; unchanged if none was brought."""
         if not self._brought:
             return made
         facts = {node: replace(fact, container=self._brought[node]) for node, fact in _facts(made).items()}
@@ -275,13 +312,16 @@ class SshStart(Starter):
         return with_containers(replace(made, job=job), facts)
 
     def _send_nvml(self, facts: ByNode) -> None:
-        """Send NVML to these nodes, if they do not have it: what the cards do is recorded with it."""
+        """Send the NVML module, which records what cards do, to the nodes of `facts` that lack it. Errors are ignored."""
         if facts:
             lacking = [node for node, fact in facts.items() if node_bundle.nvml()[0] not in fact.modules]
             self._fleet.ask(dict.fromkeys(lacking, module_request()))
 
     def _start(self, made: Plan, releases: Mapping[int, str]) -> Plan:
-        """Start a plan, and return the one that was started."""
+        """Start a plan, made again if another job took a port, or a device that may be another one; return the started plan.
+
+        After an error: print what is left on which nodes, report to the caller if nothing is, and raise the error.
+        """
         caller, request = self._engine.caller, self._request
         roles = [process.role for process in made.processes]
         counts = ", ".join(count(roles.count(role), role_name(role)) for role in made.job.roles)
@@ -309,7 +349,7 @@ class SshStart(Starter):
             return later
 
         try:
-            return start_again(caller, made, start, plan_again, passing)
+            return start_with_retries(caller, made, start, plan_again, passing)
         except ClustertoolError as error:
             results = {}
             if undone is not None:
@@ -320,7 +360,7 @@ class SshStart(Starter):
             raise
 
     def _carry_out(self, made: Plan, releases: Mapping[int, str], undone: Undone) -> None:
-        """`undone` gets what was taken back."""
+        """Send the requests that start the plan, and put the result of undoing a failed start into `undone`, by node."""
         request = self._request
 
         def note(phase: str, answers: Answers) -> None:
@@ -332,12 +372,12 @@ class SshStart(Starter):
 
 
 def _with_cards(made: Plan) -> ByNode:
-    """Select the facts of nodes of which the job has NVIDIA's cards."""
+    """Return the facts of the nodes whose GPUs the job uses."""
     used = {process.node for process in made.processes if process.devices}
     facts = _facts(made)
     return {node: facts[node] for node in used if facts[node].devices and made.nodes[node].device_kind == "gpu"}
 
 
 def _facts(made: Plan) -> ByNode:
-    """Return the facts that a plan was made with."""
+    """Return the facts of the plan's nodes, by node."""
     return {node.host.index: node.facts for node in made.nodes}
