@@ -91,6 +91,10 @@ _TRIAL_COMMAND = ("python3", "-u", "-c", f"import os; exec(os.environ.pop({_TRIA
 
 
 def check(call: Call) -> None:
+    """Check the nodes and, by options, a workspace, the links and a framework; print the findings.
+
+    Raises an error if one is bad. With an engine that chooses the nodes, only that engine's own checks are made.
+    """
     folder = Path(call.given.workspace) if call.given.workspace else None
     toml = load_workspace.workspace_toml(folder) if folder else {}
     cluster = load_config.cluster(call, call.selection, start_local=True)
@@ -121,7 +125,7 @@ def check(call: Call) -> None:
 
 
 def _probe_wanted(cluster: Cluster, host: Host, toml: Toml, passed: Mapping[str, str]) -> ProbeWanted:
-    """Build what `check` asks a node: also for its MPI where the workspace needs it."""
+    """Build what `check` asks a node to examine; if job.toml has mode = "mpi", also its MPI."""
     wanted = preflight.for_check(cluster, host, passed)
     if toml.get("mode") != "mpi":
         return wanted
@@ -130,7 +134,10 @@ def _probe_wanted(cluster: Cluster, host: Host, toml: Toml, passed: Mapping[str,
 
 
 def _check_engine(call: Call, cluster: Cluster, typed: Mapping[str, object]) -> None:
-    """Check what jobs need where an engine chooses the nodes. Raises UsageError for options that need HOSTS."""
+    """Run the checks of an engine that chooses the nodes, and show their findings.
+
+    Raises UsageError for options that need HOSTS.
+    """
     for option in ("framework", "bandwidth"):
         if getattr(call.given, option):
             what = f"--{option} works on HOSTS, and the engine {cluster.engine} chooses the nodes itself"
@@ -142,7 +149,10 @@ def _check_engine(call: Call, cluster: Cluster, typed: Mapping[str, object]) -> 
 def _plan_of_workspace(
     call: Call, cluster: Cluster, examined: Examined, toml: Toml, workspace: Workspace | None
 ) -> Plan | None:
-    """Make the job's plan, for its ports. None where options of `run` are needed to make one, or a node is missing."""
+    """Plan the job of the workspace, for its ports. None without a workspace, if a node has not answered, or if that fails.
+
+    It fails, for example, if the job needs options of `run`.
+    """
     if workspace is None or len(examined.facts) < len(cluster.hosts):
         return None
     with contextlib.suppress(ClustertoolError):
@@ -152,7 +162,7 @@ def _plan_of_workspace(
 
 
 def _try_links(call: Call, fleet: Fleet, examined: Examined, made: Plan | None) -> Meshed | None:
-    """Try the links between the nodes, where there is more than one."""
+    """Test the links between the nodes at the job's ports or others; None for a single node, or with "mesh" in CHECKS_OFF."""
     if "mesh" in fleet.cluster.checks_off or len(examined.facts) < 2:
         return None
     ports = ports_to_try(fleet.cluster, examined.facts, made, secrets.token_hex(8))
@@ -160,7 +170,10 @@ def _try_links(call: Call, fleet: Fleet, examined: Examined, made: Plan | None) 
 
 
 def _show_findings(call: Call, examined: Examined, meshed: Meshed | None, more: Mapping[str, object]) -> None:
-    """Print the matrix of findings, and raise an error if one of them is an error."""
+    """Print the matrix of findings, or answer with JSON, and raise a PreflightError if one of them is an error.
+
+    meshed: the result of the links, which is described in notes. more: further fields of the JSON answer.
+    """
     cluster, rows, bad = examined.cluster, examined.rows(), errors(examined.findings)
     if call.json:
         done = {"code": examined.exit_code() if bad else 0, "source": "tool", "reason": bad[0].text if bad else ""}
@@ -200,7 +213,10 @@ class Meshed:
 
 
 def _mesh(fleet: Fleet, facts: ByNode, ports: Mapping[int, Sequence[int]], bandwidth: bool = False) -> Meshed:
-    """Try all links between the nodes that answered, at some ports of each. Raises nothing for a single node."""
+    """Test the links between the nodes that answered, at some ports of each, and with `bandwidth` their speed.
+
+    The ports are closed again in any case. A node that does not answer becomes a finding.
+    """
     found = link_plan.pattern(sorted(facts))
     links = _Links(fleet, {node: fact.address for node, fact in facts.items()})
     try:
@@ -225,12 +241,13 @@ class _Links:
         self._fleet, self._addresses, self._token = fleet, addresses, secrets.token_hex(16)
 
     def _ask(self, asked: Mapping[int, Request[Answered]]) -> dict[int, Answered]:
+        """Send requests to nodes, and return the answers by node. Errors are stored in `failed`."""
         gathered = self._fleet.ask(asked, _LINK_PATIENCE)
         self.failed.update(gathered.failed)
         return gathered.ok
 
     def open(self, ports: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, ...]]:
-        """Open ports on nodes and return those that listen now."""
+        """Open ports on nodes, and return those that listen now, by node."""
         asked = {
             node: LINK_OPEN({"node": node, "address": self._addresses[node], "ports": list(some), "token": self._token})
             for node, some in ports.items()
@@ -238,6 +255,7 @@ class _Links:
         return {node: tuple(answer["ports"]) for node, answer in self._ask(asked).items()}
 
     def connect(self, targets: Mapping[int, Sequence[link_plan.Pair]]) -> list[link_plan.Try]:
+        """Let each node connect to its targets, (node, port), and return the results."""
         asked = {}
         for node, some in targets.items():
             if some:
@@ -248,9 +266,10 @@ class _Links:
     def fill(
         self, pairs: Sequence[link_plan.Pair], working: Mapping[link_plan.Pair, int]
     ) -> tuple[dict[link_plan.Pair, float], int]:
-        """Measure bandwidths in rounds in which every node is in one pair at most, one direction after the other.
+        """Measure the speed of working links, each pair in both directions: ({link: bytes a second}, number of pairs left out).
 
-        Returns the speeds of as many rounds as the time allows, and the number of pairs that were left out.
+        In a round every node is in one pair at most. Pairs are left out after as many rounds as the time allows. working:
+        {link: a port that answers}.
         """
         speeds: dict[link_plan.Pair, float] = {}
         rounds = link_plan.rounds(pairs)
@@ -269,6 +288,7 @@ class _Links:
 
 
 def _links_as_json(meshed: Meshed, cluster: Cluster) -> dict[str, object]:
+    """Build the fields "mesh" of the JSON answer: the tested pairs and the result of each try."""
     return {
         "told": meshed.coverage,
         "links": [
@@ -286,7 +306,7 @@ def _links_as_json(meshed: Meshed, cluster: Cluster) -> dict[str, object]:
 
 
 def _describe_links(meshed: Meshed, cluster: Cluster) -> list[str]:
-    """Describe the links that work: how many, the slowest, their bandwidth."""
+    """Describe the links in a few lines: how many answer, the slowest one, which were tested, their bandwidth."""
 
     def arrow(source: int, target: int) -> str:
         return f"{cluster.hosts[source].name} -> {cluster.hosts[target].name}"
@@ -342,12 +362,14 @@ class TrialFollower:
         self._news_at = 0.0
 
     def expect(self, made: Plan, mark: str) -> None:
+        """Begin to follow the ranks of this plan, whose lines begin with `mark`."""
         with self._changed:
             self.mark, self._news_at = mark, time.monotonic()
             self._ranks = {process.rank: trial_plan.TrialRank(process.rank, process.node) for process in made.processes}
             self.watch.status.plan = made.ranks
 
     def put(self, node: int, header: StreamFrame, payload: bytes) -> None:
+        """Update the ranks by a frame of a node: by lines that they print, and by their end."""
         with self._changed:
             for item in self.watch.take(node, header, payload, time.monotonic()):
                 if isinstance(item, LogLines) and item.rank in self._ranks:
@@ -360,12 +382,13 @@ class TrialFollower:
             self._changed.notify_all()
 
     def _becomes(self, rank: trial_plan.TrialRank) -> None:
-        """Replace what is known of a rank. A line that it prints is no news: it may print for ever."""
+        """Replace the record of a rank, and note the time unless only its last line differs: it may print lines for ever."""
         if replace(rank, last_line="") != replace(self._ranks[rank.rank], last_line=""):
             self._news_at = time.monotonic()
         self._ranks[rank.rank] = rank
 
     def _end_of(self, rank: trial_plan.TrialRank) -> str:
+        """Describe how a rank has ended: the connection was lost, its exit code, or the job's outcome; "" if it has not."""
         status = self.watch.status
         process, outcome = status.processes.get(("trainer", rank.rank)), status.outcome
         if rank.node in self.watch.closed:
@@ -375,7 +398,7 @@ class TrialFollower:
         return outcome.reason if outcome is not None and outcome.node in (-1, rank.node) else ""
 
     def state(self, wait: float) -> tuple[list[trial_plan.TrialRank], float]:
-        """Return all ranks, and for how many seconds there has been no news; inf: the job is over."""
+        """Wait up to `wait` seconds for a frame, and return (ranks, seconds since one has changed; inf: the job is over)."""
         with self._changed:
             self._changed.wait(wait)
             quiet = float("inf") if self.watch.status.outcome else time.monotonic() - self._news_at
@@ -383,7 +406,7 @@ class TrialFollower:
 
 
 def _read_trial(call: Call, cluster: Cluster, toml: Toml, passed: tuple[tuple[str, str], ...]) -> TrialRequest | None:
-    """Read the options of a trial, None without --framework. Raises UsageError, before any connection."""
+    """Check the options of a trial and build its request, None without --framework. Raises UsageError before any connection."""
     name, text = call.given.framework, call.given.timeout
     if text and not name:
         raise UsageError("--timeout has no effect without --framework", "the other checks have deadlines of their own")
@@ -412,9 +435,10 @@ def _read_trial(call: Call, cluster: Cluster, toml: Toml, passed: tuple[tuple[st
 def _run_trial(
     call: Call, fleet: Fleet, examined: Examined, order: TrialRequest, ear: TrialFollower
 ) -> tuple[Examined, list[Any]]:
-    """Try the framework on all nodes: what was seen, with its findings, and its ranks, for JSON.
+    """Try the framework on all nodes, and return the examination with its findings, and its ranks for the JSON answer.
 
-    Raises Interrupted, with all processes ended.
+    It is not tried if a node has an error before. Errors of its start are findings. Raises Interrupted, with all processes
+    ended.
     """
     cluster = fleet.cluster
     folded, numbers = name_folder(cluster), {host.name: host.index for host in cluster.hosts}
@@ -438,9 +462,9 @@ def _run_trial(
 
 
 def _not_started(error: ClustertoolError, numbers: Mapping[str, int]) -> list[Finding]:
-    """Convert the errors of a trial that could not be started to findings. Devices in use are not a fault.
+    """Convert the errors of a trial that could not be started to findings, for devices in use only warnings.
 
-    numbers: of nodes by name.
+    numbers: {name: node}. A node without an error gets "not tried".
     """
     found = []
     for one in singles(error):
@@ -454,7 +478,7 @@ def _not_started(error: ClustertoolError, numbers: Mapping[str, int]) -> list[Fi
 def _try_framework(
     call: Call, fleet: Fleet, facts: ByNode, order: TrialRequest, ear: TrialFollower
 ) -> tuple[ByNode, list[trial_plan.TrialRank]]:
-    """Start it, see how far it comes, and end it, whatever happens."""
+    """Start the trial, follow it as far as it comes, and stop and remove it in any case: (facts, ranks)."""
     mine = identity(f"check-{job_id()}")
     fleet.ask(dict.fromkeys(fleet.agents, LINK_CLOSE({})))  # its ports may be wanted now
     try:
@@ -471,7 +495,10 @@ def _try_framework(
 
 
 def _start_trial(call: Call, fleet: Fleet, facts: ByNode, order: TrialRequest, mine: Identity) -> Plan:
-    """Start the trial and return its plan, once all its trainers may start."""
+    """Start the trial without SECRETS, with the probe's code, and return its plan when all supervisors have been launched.
+
+    If a port is in use, the nodes are examined again and the trial is planned again.
+    """
     cluster = replace(fleet.cluster, secrets=())
     spec = replace(order.spec, env=(*order.spec.env, (_TRIAL_CODE, program("node/probe/framework_probe.py"))))
 
@@ -491,7 +518,10 @@ def _start_trial(call: Call, fleet: Fleet, facts: ByNode, order: TrialRequest, m
 def _follow_trial(
     call: Call, fleet: Fleet, job: str, order: TrialRequest, ear: TrialFollower
 ) -> list[trial_plan.TrialRank]:
-    """Wait until nothing more is to be expected of the ranks, and return them. Raises Interrupted."""
+    """Follow the ranks until the job is over or no rank has changed for their timeout, and return them. Raises Interrupted.
+
+    What it waits for is reported in notes.
+    """
     reported, since, beat_at = "", time.monotonic(), 0.0
     while True:
         signals.check()
@@ -508,7 +538,10 @@ def _follow_trial(
 
 
 def _end_trial(call: Call, fleet: Fleet, job: str, seconds: float) -> None:
-    """End it: no process and no directory remains on any node, or the remaining ones are reported."""
+    """Kill the trial's processes and remove its directory on all nodes, and warn of what is left.
+
+    seconds: the timeout of each.
+    """
     how: StopHow = {"by": f"{commanded()} check", "code": 143, "grace": 0.0, "force": True}
     stopped = fleet.ask(dict.fromkeys(fleet.agents, stop_request(job, how)), timeout=seconds, patient=True)
     clean = dict.fromkeys(stopped.ok, CLEAN({"job": job, "exact": True}))
@@ -526,7 +559,10 @@ def _end_trial(call: Call, fleet: Fleet, job: str, seconds: float) -> None:
 
 
 def _try_links_again(fleet: Fleet, facts: ByNode) -> list[Finding]:
-    """Try the links again, at ports such as the framework takes: a firewall may know the job's ports, and no other."""
+    """Test the links again, at ports such as the framework takes, and return the errors.
+
+    A firewall may allow only the ports of jobs.
+    """
     meshed = _mesh(fleet, facts, trial_plan.own_ports(facts, secrets.token_hex(8)))
     bad = errors(meshed.findings)
     return [replace(one, text=f"{one.text} (ports {facts[one.node].ephemeral[0]} and up)") for one in bad]

@@ -57,12 +57,16 @@ _LONGEST_SCRIPT = 1 << 20  # bytes that are searched for it
 
 
 def main() -> None:
+    """Run clusterrun with the arguments of this program, and exit with its code."""
     argv = sys.argv[1:]
     sys.exit(outermost(lambda call: clusterrun(call, argv), Call(SimpleNamespace(json="--json" in argv))))
 
 
 def clusterrun(call: Call, argv: Sequence[str]) -> None:
-    """Understand the command line, find the nodes, and run."""
+    """Parse the command line, find the nodes, and run the job on them, on this machine alone, or with those of a meeting.
+
+    --help and --version only print. Options in variables of the shell are added if conf.py does not name the nodes.
+    """
     if not argv:
         raise UsageError("what is to be run?", f"{USAGE}; clusterrun --help lists the options")
     launch = foreign_options.read(argv, OWN)
@@ -113,7 +117,10 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
 
 
 def _check_own_address(launch: Launch) -> None:
-    """Resolve the address of --host or --local-addr. Raises UsageError where it is none of this machine."""
+    """Replace --host or --local-addr by this machine's address of that name.
+
+    Raises UsageError if it is not one of this machine.
+    """
     if launch.own_address:
         address = typed_machine.own_address(launch.own_address)
         if not address:
@@ -123,9 +130,9 @@ def _check_own_address(launch: Launch) -> None:
 
 
 def _begin(call: Call, launch: Launch, argv: Sequence[str]) -> TypedMeeting | None:
-    """Choose where the machines meet, in fleetrun's form for the first machine, and show the command for the others.
+    """Choose an address and a port where the machines meet, and print the command to type on the others.
 
-    None without a secret: then the machines cannot meet, and it is an error that there are not so many nodes.
+    Returns None without a secret: then the machines cannot meet.
     """
     assert launch.nodes is not None
     if secret.find(os.environ) is None:
@@ -140,7 +147,7 @@ def _begin(call: Call, launch: Launch, argv: Sequence[str]) -> TypedMeeting | No
 
 
 def _join(call: Call, launch: Launch, folder: Path, conf: Conf, meeting: TypedMeeting) -> None:
-    """Do this machine's part of a command that is typed on each machine."""
+    """Join the job that machines run on which the same command is typed, with the options of this one. Raises UsageError."""
     devices = foreign_options.names_devices(launch)
     for option, items in (("--only", call.given.only), ("--skip", call.given.skip)):
         if items:
@@ -166,14 +173,17 @@ def _join(call: Call, launch: Launch, folder: Path, conf: Conf, meeting: TypedMe
 
 
 def _folder(call: Call) -> Path:
-    """Return the workspace: the one that is named, else this folder. Of --job-workspace on nodes only its name is known."""
+    """Return the absolute path of the workspace that is named, else of the current folder."""
     given = call.given
     named = one_of(call, "workspace", "job-dispatch-package") or given.job_workspace
     return Path(os.path.abspath(this_user.expanded(named or ".")))
 
 
 def _cluster(call: Call, launch: Launch, folder: Path, conf: Conf) -> Cluster:
-    """Build the cluster of this command line, after --nnodes, --start_port and other launcher options about nodes."""
+    """Build the cluster for this command line, with launcher options applied, and set --nnodes and its range in call.given.
+
+    A total of trainers (-np) is shared out among the hosts. Raises UsageError if there are too few nodes.
+    """
     given = call.given
     include = launch.included and not (launch.listed or conf.names_nodes)
     nodes = NamedNodes(
@@ -210,7 +220,7 @@ def _cluster(call: Call, launch: Launch, folder: Path, conf: Conf) -> Cluster:
 
 
 def _refuse_alone() -> None:
-    """Raise UsageError where variables of the shell that no launcher reads name several machines."""
+    """Raise UsageError if variables of the shell, which no launcher reads, name several machines."""
     environ = os.environ
     variable, number = shell_variables.front_end_machines(environ)
     if not variable:
@@ -224,7 +234,7 @@ def _refuse_alone() -> None:
 
 
 def _warn_of_cloud(call: Call, launch: Launch, cluster: Cluster) -> None:
-    """State that each machine trains alone, and what joins them, where PaddleCloud's variables name several."""
+    """Warn if PaddleCloud's variables name several machines and the job runs on this one alone, with what joins them."""
     machines = shell_variables.cloud_machines(os.environ)
     if (
         machines
@@ -242,7 +252,7 @@ def _warn_of_cloud(call: Call, launch: Launch, cluster: Cluster) -> None:
 
 
 def _require_among(launch: Launch, cluster: Cluster) -> None:
-    """Raise UsageError where the nodes have other addresses than the one of this machine that is typed with them."""
+    """Raise UsageError if the address of this machine that is typed is not one of the nodes' addresses."""
     addresses = [host.address for host in cluster.hosts]
     if launch.own_address and all(addresses) and launch.own_address not in addresses:
         what = f"{launch.own_address_by} {launch.own_address} is none of the nodes: {', '.join(addresses[:8])}"
@@ -250,7 +260,7 @@ def _require_among(launch: Launch, cluster: Cluster) -> None:
 
 
 def _without_elastic(call: Call) -> None:
-    """Drop options of elastic jobs, with a note, where the number of nodes is fixed, as the other launchers do."""
+    """Reset options of elastic jobs in call.given, with a remark, since the number of nodes is fixed."""
     given = call.given
     for name, nothing in (("elastic_server", ()), ("elastic_timeout", "")):
         if getattr(given, name):
@@ -260,12 +270,12 @@ def _without_elastic(call: Call) -> None:
 
 
 def _range(launch: Launch) -> str:
-    """Format MIN:MAX as `run` has it; "" for a job that is not elastic."""
+    """Return MIN:MAX for --nnodes of an elastic job; "" for another job."""
     return "{}:{}".format(*launch.nodes) if launch.elastic and launch.nodes else ""
 
 
 def _with_launcher_options(cluster: Cluster, launch: Launch) -> Cluster:
-    """Apply --start_port and other options about all nodes to the cluster."""
+    """Return the cluster with the start port, the kind and the visibility of devices that the options have set."""
     if launch.start_port:
         cluster = replace(cluster, start_port=int(launch.start_port))
     if launch.device_kind:
@@ -276,7 +286,7 @@ def _with_launcher_options(cluster: Cluster, launch: Launch) -> Cluster:
 
 
 def _options(call: Call, launch: Launch, folder: Path, cluster: Cluster) -> Options:
-    """Read the options of this run; call.given has the place of the workspace from now on."""
+    """Build the options of the job, and set the place of its workspace in call.given. Raises UsageError, DataError."""
     given, here = call.given, any(host.here for host in cluster.hosts)
     if here:
         _in_place(call, folder)
@@ -304,7 +314,7 @@ def _options(call: Call, launch: Launch, folder: Path, cluster: Cluster) -> Opti
 
 
 def _in_place(call: Call, folder: Path) -> None:
-    """Use the folder itself as the job's workspace on this machine, where nothing is copied. Raises DataError."""
+    """Set the folder as the job's workspace on this machine, where nothing is copied. Raises DataError if it cannot be used."""
     if not folder.is_dir():
         fix = "go to the folder of your script, or name it: --workspace DIR"
         raise DataError(f"there is no folder {str(folder)!r}", fix)
@@ -318,9 +328,9 @@ def _in_place(call: Call, folder: Path) -> None:
 
 
 def _typed(launch: Launch, folder: Path, here: bool, local: bool) -> tuple[str, ...]:
-    """Return the script's path on its node, and its arguments. Raises UsageError, DataError.
+    """Return the script, by its path in the workspace, and its arguments; () if the command is in --script or job.toml.
 
-    local: the workspace is on this machine, so that the script can be searched.
+    local: the workspace is on this machine, so the script is checked. Raises UsageError, DataError.
     """
     if launch.old or not local:
         return launch.arguments
@@ -341,7 +351,7 @@ def _typed(launch: Launch, folder: Path, here: bool, local: bool) -> tuple[str, 
 
 
 def _check_devices(text: str, cluster: Cluster) -> None:
-    """Check that --gpus are ids of CUDA_VISIBLE_DEVICES, as fleetrun has it. Raises UsageError."""
+    """Raise UsageError for ids of --devices that are not among those of CUDA_VISIBLE_DEVICES in the shell."""
     if text in ("", AUTO):
         return
     visible = cluster.hosts[0].devices or ()
@@ -356,7 +366,11 @@ def _check_devices(text: str, cluster: Cluster) -> None:
 
 
 def _log_dir(call: Call, launch: Launch, folder: Path, here: bool) -> str:
-    """Return where the working directory shows the logs: on this machine where fleetrun would write them."""
+    """Return the folder for logs in the working directory: --log_dir if it is inside; on this machine, else log.
+
+    On this machine, except with paddle.py's options, --log_dir may be outside. On nodes call.given.log_dir gets it too, for a
+    copy on this machine. Remarks on an unused one, and on logs of an earlier job.
+    """
     launch.log_dir = launch.log_dir and str(this_user.expanded(launch.log_dir))
     call.given.log_dir = "" if here else launch.log_dir  # on this machine, too
     if not here and not launch.log_dir and any((folder / "log").glob("workerlog.*")):
@@ -395,7 +409,7 @@ class _Teller:
         return False
 
     def configuration(self, together: int = 0) -> None:
-        """Print the configuration as Paddle's launcher does.
+        """Print the configuration as Paddle's launcher does, on stderr.
 
         together: the number of machines on which the command is typed; their addresses are not known yet, as with an engine
         that chooses the nodes.
@@ -422,11 +436,11 @@ class _Teller:
         configuration({name: self._hide(value) for name, value in values.items()}, self._aside)
 
     def planned(self, made: Plan) -> None:
-        """Print the environment of the first process of every role."""
+        """Print the environment of the first process of every role, on stderr."""
         environments(made, self._aside)
 
     def ended(self, made: Plan) -> None:
-        """Print where the logs are, in one line."""
+        """Print where the logs of a job are, in one line."""
         first = made.nodes[0]
         if not first.host.here:
             verbs = f"{PROGRAM} logs --job {made.job_id}; output: {PROGRAM} fetch --job {made.job_id}"
@@ -447,7 +461,7 @@ class _Teller:
 
 
 def show_help() -> None:
-    """Print the options of all launchers, and those of `run`."""
+    """Print the usage of clusterrun, the options of all launchers, and those of `run` that no launcher has."""
     terminal = Terminal()
     terminal.block(f"usage: {USAGE}\n\n{__doc__}")
     for key, name in LAUNCHERS.items():

@@ -34,6 +34,10 @@ _FOUND = ("releases", "pieces", "bytes", "damaged", "lost")  # of the answer to 
 
 
 def dispatch(call: Call) -> None:
+    """Send a workspace, and the image of its container, to all nodes, and answer what was sent. With --dry only show it.
+
+    --verify checks what the nodes have before. Raises the errors of nodes.
+    """
     folder = one_of(call, "workspace", "job-dispatch-package")
     if not folder:
         raise UsageError("dispatch needs a workspace", f"{PROGRAM} dispatch --workspace ./job")
@@ -67,7 +71,7 @@ def dispatch(call: Call) -> None:
 
 
 def _show_plan(call: Call, workspace: Workspace, cluster: Cluster, scattered: bool) -> None:
-    """Print what would be sent, for --dry. With --verify the nodes hash what they have, and nothing is removed."""
+    """Print what would be sent, for --dry. With --verify the nodes check what they have, and remove nothing."""
     amount = f"{count(len(workspace.files), 'file')}, {human_bytes(workspace.size)}"
     shards = ", shards only to the nodes that read them" if scattered else f", as release {workspace.release}"
     call.terminal.line(f"would send {amount}{shards}")
@@ -84,7 +88,7 @@ def _examine(
     need: Callable[[ByNode], Mapping[int, int]] | None = None,
     container: ContainerSettings = NO_CONTAINER,
 ) -> dict[int, Facts]:
-    """Read the facts of all nodes, after a preflight. Raises the errors of all nodes.
+    """Check the nodes, with their disk space, and return their facts. Raises the errors of all nodes.
 
     need: computes the bytes for each node.
     """
@@ -96,6 +100,7 @@ def _examine(
 
 
 def _as_json(done: Dispatched, fleet: Fleet) -> dict[str, object]:
+    """Build the fields of the JSON answer about a dispatch: bytes, seconds, and the nodes by how they got it."""
     return {
         "bytes": done.tally.uplink,
         "between": done.tally.between,
@@ -111,9 +116,10 @@ def _as_json(done: Dispatched, fleet: Fleet) -> dict[str, object]:
 
 
 def verified(call: Call, fleet: Fleet, facts: ByNode) -> tuple[dict[int, Facts], dict[str, Mapping[str, object]]]:
-    """Return the facts without the releases that are damaged, and what each node has found, by its name.
+    """Let the nodes check the stored releases, print the results, and return (facts without damaged releases, results by name).
 
-    With --dry nothing is removed. Nodes that share a ROOT_DIR hash it once. Raises what nodes raised, after the report.
+    What is damaged is removed, except with --dry. Nodes that share a ROOT_DIR check it once. Raises the errors of nodes after
+    that.
     """
     first = owners(facts)
     gathered = fleet.ask({node: VERIFY({"remove": not call.given.dry}) for node in first.values()})
@@ -133,6 +139,7 @@ def verified(call: Call, fleet: Fleet, facts: ByNode) -> tuple[dict[int, Facts],
 
 
 def _describe_verification(answer: VerifyAnswer, dry: bool) -> str:
+    """Describe in words how many releases and pieces a node has, and which are damaged."""
     all_ = f"{count(answer['releases'], 'release')} of {count(answer['pieces'], 'piece')}"
     all_ += f", {human_bytes(answer['bytes'])}"
     if not answer["damaged"] and not answer["lost"]:

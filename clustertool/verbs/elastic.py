@@ -22,6 +22,7 @@ _RELEASE_SECONDS = 90.0  # seconds for the end of the epoch, and for the node to
 
 
 def grow(call: Call) -> None:
+    """Add the hosts of --host to a running elastic job, or start its lost nodes again, and print the result of each."""
     asked = hosts_of(_named_hosts(call), "--host")
     with open_engine(call, newest=True) as engine:
         conf = engine.fleet.cluster.hosts
@@ -35,7 +36,7 @@ def grow(call: Call) -> None:
 
 
 def _named_hosts(call: Call) -> tuple[str, ...]:
-    """List the hosts of --host, of which one may have commas. Raises UsageError."""
+    """List the hosts of --host, each once; a value may have several with commas. Raises UsageError if there are none."""
     hosts = tuple(dict.fromkeys(part.strip() for text in call.given.host for part in text.split(",") if part.strip()))
     if not hosts:
         raise UsageError("no host is named", "name it: --host [user@]host[:port]")
@@ -46,6 +47,10 @@ def _named_hosts(call: Call) -> tuple[str, ...]:
 
 
 def shrink(call: Call) -> None:
+    """Release the hosts of --host from a running elastic job, wait up to 90 s, and print the result of each.
+
+    Raises PreflightError for those that still take part.
+    """
     asked = hosts_of(_named_hosts(call), "--host")
     with open_engine(call, newest=True) as engine:
         fleet = engine.fleet
@@ -65,7 +70,10 @@ def shrink(call: Call) -> None:
 
 
 def _node_of_host(fleet: Fleet, job: str, host: Host) -> int:
-    """Find the node of the job that the host is. Raises UsageError for none, and why it cannot be reached."""
+    """Return the number of a host in the job.
+
+    Raises UsageError if it is not one of its nodes, or the error of its connection.
+    """
     found = next((known for known in fleet.cluster.hosts if means(host, known)), None)
     if found is None:
         fix = f"one of {', '.join(known.name for known in fleet.cluster.hosts[:8])}"

@@ -47,7 +47,10 @@ class TypedCommand:
 
     @classmethod
     def read(cls, call: Call) -> TypedCommand:
-        """Read the command of a command line. Raises UsageError."""
+        """Build the command from the options and arguments of exec.
+
+        Raises UsageError for none, for two, and for options that exclude.
+        """
         given = call.given
         if given.rank or given.host:
             name = "--rank" if given.rank else "--host"
@@ -66,9 +69,10 @@ class TypedCommand:
     def run(
         self, call: Call, cluster: Cluster, hosts: Sequence[Host], connect: Callable[[Host], Link], prompter: Prompter
     ) -> None:
-        """Run the command on these hosts of the cluster at once, and print the output. Raises what ended differently.
+        """Run the command on these hosts at once, and print the output, or answer with JSON.
 
-        connect: opens the connection to a host, in a thread.
+        connect: opens the connection to a host, in a thread. Raises Interrupted; the errors of hosts that did not answer; else
+        an error with the highest exit code above 0.
         """
         names = {host.index: host.name for host in hosts}
         kept = {node: Kept() for node in names}
@@ -123,12 +127,14 @@ class _Plain:
         self._complete = True  # the last line
 
     def take(self, data: bytes, error: bool) -> None:
+        """Print a part of the output, below the node's name the first time. error: it is of stderr."""
         if not self.begun:
             self.begun = True
             self._terminal.line(f"--- {self._name}", "bold")
         self._write(self._decoders[error].decode(data))
 
     def end(self) -> None:
+        """Print incomplete characters of the output, and a newline if the last line has none."""
         for decoder in self._decoders:
             self._write(decoder.decode(b"", final=True))
         self._write("" if self._complete else "\n")
@@ -150,9 +156,11 @@ class _Named:
         self._lines = Lines(), Lines()
 
     def take(self, data: bytes, error: bool) -> None:
+        """Print the complete lines of a part of the output, each with the node's name. error: it is of stderr."""
         self._write(self._lines[error].feed(data))
 
     def end(self) -> None:
+        """Print the incomplete last lines."""
         for lines in self._lines:
             self._write(lines.end())
 
@@ -162,10 +170,10 @@ class _Named:
 
 
 def ended_by_signals(call: Call, commands: Commands, serve: Callable[[], bool]) -> Callable[[], None]:
-    """Return the check of each(), by which the first signal ends the commands.
+    """Return a function that ends the commands at the first signal, for the parameter `check` of each().
 
-    The signal is raised where they do not end in time, and at once where none runs. A further signal does not wait. serve: is
-    called regularly, and returns whether all connections are open.
+    It raises the signal when no command runs any more, after 6 s, or at a further signal, and warns of hosts where the command
+    may still run. serve: is called regularly, and returns whether all connections are open.
     """
     first = 0  # number of signals when the end was requested
     late = 0.0
@@ -187,6 +195,7 @@ def ended_by_signals(call: Call, commands: Commands, serve: Callable[[], bool]) 
 
 
 def exec_(call: Call) -> None:
+    """Run the typed command on all selected hosts, and print its output."""
     typed = TypedCommand.read(call)
     instead = f"{PROGRAM} exec --job J COMMAND runs it on the nodes of job J"
     cluster = load_config.cluster(call, call.selection, start_local=True, of_hosts="exec", instead=instead)
@@ -197,6 +206,7 @@ def exec_(call: Call) -> None:
 def _answer(
     names: Mapping[int, str], codes: Mapping[int, int], kept: Mapping[int, Kept], gathered: Gathered[int]
 ) -> dict[str, object]:
+    """Build the JSON answer: exit code and output of each node, and why others did not answer."""
     nodes: dict[str, object] = {}
     for node, one in kept.items():
         stdout, stderr = one.texts()
@@ -207,7 +217,7 @@ def _answer(
 
 
 def _raise_worst(names: Mapping[int, str], gathered: Gathered[int]) -> None:
-    """Raise an error with the highest exit code; 69 if a node did not answer."""
+    """Raise the errors of nodes that did not answer, else an error with the highest exit code if one is not 0."""
     raise_all(list(gathered.failed.values()))
     codes = gathered.ok
     worst = max(codes.values(), default=0)
@@ -221,7 +231,10 @@ def _raise_worst(names: Mapping[int, str], gathered: Gathered[int]) -> None:
 
 
 def _print(call: Call, outputs: Mapping[str, tuple[str, str, int | None]]) -> None:
-    """Print equal output once. Without an exit code: what came until then, if anything has come."""
+    """Print equal output once, under the folded names of its nodes. Output without an exit code is marked as not complete.
+
+    Nodes that have neither are left out.
+    """
     for folded, (stdout, stderr, code) in gather({name: one for name, one in outputs.items() if one != ("", "", None)}):
         ending = " (not complete)" if code is None else f" (exit code {code})" if code else ""
         call.terminal.line(f"--- {folded}{ending}", "bold")
@@ -231,6 +244,7 @@ def _print(call: Call, outputs: Mapping[str, tuple[str, str, int | None]]) -> No
 
 
 def _warn_of_cut(call: Call, cut: Mapping[str, int]) -> None:
+    """Warn of nodes of whose output a part was left out. cut: bytes left out, by name."""
     if cut:
         most = f"{max(cut.values())} bytes of the output are left out" if len(cut) == 1 else "output is left out"
         how = f"{PROGRAM} exec --stream prints all of it"

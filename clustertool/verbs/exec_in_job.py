@@ -29,6 +29,7 @@ from clustertool.verbs.verb import Call, role_of, whole
 
 
 def exec_in_job(call: Call) -> None:
+    """Run the typed command on the nodes of a job, or with --in-job a command or a shell in one of its ranks."""
     if call.given.in_job:
         _in_rank(call)
         return
@@ -41,6 +42,10 @@ def exec_in_job(call: Call) -> None:
 
 
 def _in_rank(call: Call) -> None:
+    """Run a command, or a shell at the terminal, in the environment of one rank.
+
+    Raises an error with its exit code if not 0.
+    """
     given = call.given
     for name in ("timeout", "json", "stream"):
         if getattr(given, name):
@@ -84,7 +89,10 @@ def _in_rank(call: Call) -> None:
 
 
 def _choose_rank(status: JobStatus, role: str, rank: int | None, host: str) -> Key:
-    """Choose the rank that is meant: without --rank the lowest one that runs, of the role if it has one. Raises NotFound."""
+    """Return the rank of --role and --rank; without --rank the lowest one that runs, if possible of this role, on this host.
+
+    Raises NotFound.
+    """
     names = {node.index: node.name for node in status.nodes.values()}
     if host and host not in names.values():
         raise NotFound(f"job {status.job} has no host {host!r}", f"hosts: {', '.join(names.values())}")
@@ -102,7 +110,7 @@ def _choose_rank(status: JobStatus, role: str, rank: int | None, host: str) -> K
 
 
 def _without_terminal(call: Call, link: Shells, argv: list[str]) -> int:
-    """Run the program without input, and print its output when it comes, byte by byte as it is."""
+    """Run the program without input, print the bytes of its output when they come, and return its exit code."""
     commands = Commands()
 
     def take(data: bytes, error: bool) -> None:

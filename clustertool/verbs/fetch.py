@@ -26,6 +26,10 @@ from clustertool.verbs.verb import Call, role_of
 
 
 def fetch(call: Call) -> None:
+    """Copy the output of a job to this machine, and print what was copied for each rank, with warnings for files left out.
+
+    A node that holds the output is released after that. See actions/fetch_output.py.
+    """
     given = call.given
     require_inside(given.path)
     if given.rank != "all" and not given.rank.isdecimal():
@@ -77,6 +81,7 @@ def fetch(call: Call) -> None:
 
 
 def report(call: Call) -> None:
+    """Build the report of a job, and write it to --to or JOB<id>.html."""
     to = _page_path(call.given.to) if call.given.to else None
     with engine_of(call, newest=True) as engine:
         fleet = engine.fleet
@@ -97,7 +102,7 @@ def report(call: Call) -> None:
 
 
 def _page_path(name: str) -> Path:
-    """Check the path of --to before any connection. Raises UsageError."""
+    """Return the path of --to. Raises UsageError if it is a folder, or if its folder does not exist."""
     path = Path(name)
     if path.is_dir():
         raise UsageError(f"--to {name} is a folder", "name a file, such as report.html")
@@ -107,9 +112,9 @@ def _page_path(name: str) -> Path:
 
 
 def _write_page(path: Path, text: str) -> None:
-    """Whole or not at all: a page that is open in a browser is replaced, never half written.
+    """Write a new file and rename it to `path`, so that a browser never reads half of a page. Raises UsageError.
 
-    The new file has a random name and is made here: in a folder as /tmp another user could have put a link in its place.
+    The new file has a random name and must not exist: in a folder as /tmp another user could have put a link in its place.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:

@@ -91,12 +91,12 @@ class DetachKey:
             return False
 
     def forget(self) -> None:
-        """Discard what was typed and not read."""
+        """Discard what was typed at the terminal and not read."""
         if self.readable:
             termios.tcflush(self._fd, termios.TCIFLUSH)
 
     def pressed(self) -> bool:
-        """Check whether Ctrl+D was pressed since the last call."""
+        """Read what was typed since the last call, and check whether Ctrl+D is in it. Other input is discarded."""
         try:
             while self.readable and select.select([self._fd], [], [], 0)[0]:
                 lines = bool(termios.tcgetattr(self._fd)[_LOCAL_MODES] & termios.ICANON)
@@ -124,7 +124,7 @@ class Ending:
 
 
 def ending(engine: Engine) -> Ending:
-    """Choose who proves the end of a job, and how long it may take: the engine where it runs the job, else the agents."""
+    """Choose how an interrupt ends a job: Engine.cancel(), with 5 s for the records of nodes with agents, else 40 s."""
     return Ending(engine.cancel, 5.0 if engine.capabilities.live_channels else 40.0)
 
 
@@ -141,16 +141,18 @@ class JobStopper:
 
     @property
     def stopping(self) -> bool:
+        """Whether a signal of the user has begun a stop."""
         return self._thread is not None
 
     def start(self, grace: float) -> None:
+        """Start the thread that handles signals of the user, with this grace, in seconds, for a stop."""
         signals.count.job = self._job
         threading.Thread(target=self._listen, args=(grace,), daemon=True).start()
 
     def _listen(self, grace: float) -> None:
-        """Pass on signals and report that the job is followed, in a thread.
+        """Handle signals of the user, pass on those for ranks, and report each second that the job is followed, until close().
 
-        The loop may be blocked: no program reads our stdout, or a node does not answer.
+        It runs in a thread, since the loop of the session may be blocked by a node or by a reader of our stdout.
         """
         beat_at = 0.0
         while not self._done.wait(0.05):
@@ -162,6 +164,7 @@ class JobStopper:
                 self._follower.report_attached()
 
     def _signals(self, grace: float) -> None:
+        """Stop the job, in a thread, if a further SIGINT or SIGTERM has come: the first one with grace, the next by KILL."""
         asked = signals.count.ints + signals.count.terms
         if asked <= self._requests:
             return
@@ -176,6 +179,7 @@ class JobStopper:
         self._call.terminal.note(f"{by}: {'killing everything now' if force else gently}")
 
     def _stop(self, how: StopHow) -> None:
+        """Stop the job, and store the nodes' answers, or the error, which is also a warning."""
         assert self._how is not None
         try:
             self._answers.update(self._how.stop(self._job, how))
@@ -185,11 +189,11 @@ class JobStopper:
             self._call.terminal.warn(error.what + f" ({error.fix})" * bool(error.fix))
 
     def close(self) -> None:
-        """Read no more signals: the job is over."""
+        """End the handling of signals: the job is over."""
         self._done.set()
 
     def show_results(self, watch: JobView) -> None:
-        """Show the result of a stop on each node. Raises Survivors."""
+        """Print the result of the stop on each node, after waiting for it. Raises Survivors. Does nothing without a stop."""
         if self._thread is None or self._how is None:
             return
         fleet = self._follower.fleet
@@ -203,7 +207,7 @@ class JobStopper:
         raise_all([error for error in self._errors if isinstance(error, Survivors)])
 
     def _stop_result(self, watch: JobView, node: int) -> StopResult:
-        """Read the result of the stop from the node's last event, else from its answer to the stop.
+        """Return the result of the stop: by the node's last event if it has ended, else by its answer.
 
         The coordinator's stop may have been faster, or the connection broken at our request.
         """
@@ -252,13 +256,16 @@ class FollowSession:
 
     @property
     def again(self) -> str:
-        """The command that follows the job again, and copies its logs again if they were copied."""
+        """The command that follows the job again, with the folder for its logs if they were copied."""
         folder = self.copy.shown if self.copy is not None else None
         copied = f" --log-dir {shlex.quote(str(folder))}" if folder is not None else ""
         return f"{PROGRAM} attach --job {self._job}{copied}"
 
     def start(self, request: FollowWanted, grace: float = 0.0) -> None:
-        """Request events and logs from every node. From here on an interrupt stops the job."""
+        """Request events and logs of the job from every node, and handle signals from now on. grace: seconds, for a stop.
+
+        The log of rank 0 is requested for the copy, too, if it is not shown.
+        """
         if self._stops:
             self.stopper.start(grace)
         shown = request.get("logs", [])
@@ -268,7 +275,11 @@ class FollowSession:
         self._follower.start(request)
 
     def run(self, until: Callable[[JobStatus], bool] | None = None) -> None:
-        """Follow the job until it is over, `until` is true, the user has pressed Ctrl+D, or the user's terminal is closed."""
+        """Follow and show the job until it is over, `until` is true, or the user has left by Ctrl+D or by closing the terminal.
+
+        At the end it stops what is left on lost nodes and shows the results. Raises what a signal or a node's invalid frames
+        cause, and ReaderGone if the output is closed.
+        """
 
         def done(status: JobStatus) -> bool:
             self.detached = bool(signals.count.hups) or (
@@ -294,32 +305,32 @@ class FollowSession:
             raise_all(self._follower.refusals())
 
     def tell_detached(self) -> None:
-        """Report that the user has left the job, and how to come back."""
+        """Print that the user has left the job and how to come back, and give the JSON answer."""
         self._call.terminal.note(f"detached; the job goes on: {self.again}")
         if self._call.json:
             self._call.answer({"job": self._job, "exit": {"code": 0, "source": "tool", "reason": "detached"}})
 
     def copy_piece(self, piece: LogPiece) -> None:
-        """Write it to the folder of this machine. The first error of that is reported, and ends the copying."""
+        """Write a piece of a log to the copy on this machine. The first error is a warning, and ends the copying."""
         if self.copy is not None and not self.copy.failure:
             self.copy.write(piece.log, piece.offset, piece.data)
             if self.copy.failure:
                 self._call.terminal.warn(f"logs are not copied any more: {self.copy.failure}")
 
     def _copy_endpoints(self) -> None:
-        """Write endpoints.log with the logs, when the records of all nodes have come."""
+        """Write endpoints.log to the copy once the endpoints of all trainers are known."""
         endpoints = [process.endpoint for process in self.watch.status.of("trainer")]
         if endpoints and all(endpoints):
             self._lacks_endpoints = False
             self.copy_piece(LogPiece(ENDPOINTS, 0, endpoints_log(endpoints).encode()))
 
     def _check(self) -> None:
-        """Raise an interrupt if it does not stop the job. JobStopper counts the others."""
+        """Raise what signals.check() raises if an interrupt only leaves the job. Else JobStopper handles signals."""
         if not self._stops:
             signals.check()
 
     def _tell_away(self) -> None:
-        """Warn of nodes that were not there for the end: what they wrote is not lost, but has not been shown."""
+        """Warn of nodes whose last output was not shown, since they did not come back before the end."""
         shown = (
             f"what was printed there last is not shown; {PROGRAM} logs --job {self._job} has it when the node answers"
         )
@@ -327,7 +338,7 @@ class FollowSession:
             self._call.terminal.warn(f"{self.watch.status.name(node)} did not come back: {shown}")
 
     def _end_remains(self) -> None:
-        """End the ranks of a node whose supervisor and guard were killed together."""
+        """Stop ranks that may live on lost nodes, whose supervisor and guard were killed, and print the results."""
         if self._stops:
             results, self.left = self._follower.end_remains()
             for name, result in results.items():
@@ -335,6 +346,7 @@ class FollowSession:
                     self._call.terminal.note(f"{name}, which was lost: {stop_text(result)}")
 
     def _show_item(self, item: Item) -> None:
+        """Write a piece of a log to the copy, print the lines of a rank, or print news: phases as notes, others as warnings."""
         if self._lacks_endpoints:
             self._copy_endpoints()
         if isinstance(item, LogPiece):
@@ -353,7 +365,7 @@ class FollowSession:
 
 
 def logs_to_show(call: Call) -> Shown:
-    """Return the logs to show: all, all trainers, or trainers by rank. Raises UsageError."""
+    """Return which logs the options select: "all", "trainer" for all trainers, or a list of (role, rank). Raises UsageError."""
     if call.given.all_ranks:
         return "all"
     text = call.given.rank or "0"
@@ -366,26 +378,28 @@ def logs_to_show(call: Call) -> Shown:
 
 
 def prepare_log_folder(call: Call) -> None:
-    """Prepare the folder of --log-dir, so that what it shows is of the job of this command. Raises DataError."""
+    """Prepare the folder of --log-dir, if it is given, for the logs of another job. Raises DataError."""
     if call.given.log_dir:
         local_logs.prepare(_log_folder(call))
 
 
 def copy_of_logs(call: Call, job: str) -> LocalLogs | None:
-    """Create the copy of logs for the session that follows the job, None if no logs are wanted here."""
+    """Create the copy of a job's logs on this machine; None without --log-dir and --fetch-logs."""
     if not (call.given.log_dir or call.given.fetch_logs):
         return None
     return LocalLogs(job, _log_folder(call) if call.given.log_dir else None)
 
 
 def _log_folder(call: Call) -> Path:
+    """Return the path of --log-dir."""
     return this_user.expanded(call.given.log_dir)
 
 
 def finish_log_copy(call: Call, fleet: Fleet, inbox: Inbox, follow: FollowSession) -> None:
-    """Copy all logs with --fetch-logs, after the job. What is missing is a warning, because the verdict is the job's.
+    """Copy the rest of all logs with --fetch-logs after the end of the job, and print where the copies are.
 
-    A new signal ends it, also SIGHUP.
+    Errors are warnings, since the exit code is that of the job. A further signal, also SIGHUP, ends it. Does nothing without a
+    copy.
     """
     if follow.copy is None:
         return
@@ -414,12 +428,15 @@ def finish_log_copy(call: Call, fleet: Fleet, inbox: Inbox, follow: FollowSessio
 
 
 def show_verdict(call: Call, fleet: Fleet, follow: FollowSession, hide: Hide) -> ClustertoolError | None:
-    """Show the verdict; the error of this job, None for success."""
+    """Print how the job ended and what may still run, and return its error, None for success."""
     return _with_remains(call, follow, _show_failures(call, fleet, follow, hide))
 
 
 def _show_failures(call: Call, fleet: Fleet, follow: FollowSession, hide: Hide) -> ClustertoolError | None:
-    """Show what failed, with the last lines. Returns the error of the job, None for success."""
+    """Print what failed, with the last lines of up to three different errors.
+
+    Returns the error of the job, None for success.
+    """
     watch = follow.watch
     status, outcome = watch.status, watch.status.outcome
     error = error_of(status)
@@ -446,7 +463,7 @@ def _show_failures(call: Call, fleet: Fleet, follow: FollowSession, hide: Hide) 
 
 
 def _with_remains(call: Call, follow: FollowSession, error: ClustertoolError | None) -> ClustertoolError | None:
-    """Add to the last line what may still run."""
+    """Add what may still run to the error, or warn of it if there is none. Returns the error."""
     if not follow.left:
         return error
     text = remains_text(follow.watch.status.job, follow.left)
@@ -461,7 +478,10 @@ def _with_remains(call: Call, follow: FollowSession, error: ClustertoolError | N
 def _show_last_lines(
     call: Call, fleet: Fleet, follow: FollowSession, hide: Hide, alike: Sequence[ProcessStatus]
 ) -> Sequence[str]:
-    """Show those of the first of several processes with the same error, unless they are on the screen. Returns the lines."""
+    """Print the last lines of the first of several processes with the same error, and return them.
+
+    If they are on the screen already: print that.
+    """
     first, name = alike[0], follow.watch.status.name(alike[0].node)
     log = JobPaths.log(first.role, first.rank, first.attempt)
     if isinstance(fleet.failed.get(first.node), NotFound):
@@ -482,9 +502,9 @@ def _show_last_lines(
 
 
 def _missing_module(lines: Sequence[str], node: str, python: str) -> str:
-    """Make the fix where the last lines of a process name a module that its interpreter does not have, else "".
+    """Build the fix if the last lines name a module that Python does not find, else "".
 
-    python: what python3 is for jobs of this machine, "" on other nodes.
+    node: the name of the process's node. python: what python3 is for jobs of this machine, "" on other nodes.
     """
     names = (match[1] for match in map(_NO_MODULE.search, reversed(lines)) if match)
     name = next(names, "")

@@ -40,6 +40,7 @@ from clustertool.watch.sanitize import harmless
 
 
 def jobs(call: Call) -> None:
+    """Print the jobs of all nodes, or answer with JSON. While nodes still log in, those of the others are printed first."""
     with engine_of(call, lag=None if call.json else LAG) as engine:
         _show_jobs(call, engine)
         late = engine.fleet.late
@@ -51,7 +52,7 @@ def jobs(call: Call) -> None:
 
 
 def _show_jobs(call: Call, engine: Engine) -> None:
-    """Show what the nodes that are there have answered."""
+    """Ask the nodes that are connected for their jobs, and print the table with notes, or answer with JSON."""
     fleet = engine.fleet
     answers = ask_jobs(fleet, call.given.job)
     warn_of_remains(engine, answers)
@@ -71,7 +72,7 @@ def _show_jobs(call: Call, engine: Engine) -> None:
 
 
 def join_log(engine: Engine, job: str) -> tuple[str, list[str]]:
-    """Read Engine.join_log(), and leave secrets out. ("", []) where the engine does not answer."""
+    """Return the place of the engine's log of a job's start, and its lines without secrets; ("", []) without an answer."""
     try:
         place, lines = engine.join_log(job)
     except ClustertoolError:
@@ -81,7 +82,7 @@ def join_log(engine: Engine, job: str) -> tuple[str, list[str]]:
 
 
 def show_join_log(call: Call, log: tuple[str, Sequence[str]]) -> None:
-    """Print the last lines of a job of which no node has a record."""
+    """Print the result of join_log() as notes."""
     place, lines = log
     if lines:
         call.terminal.note(f"last lines of {place}:")
@@ -90,7 +91,7 @@ def show_join_log(call: Call, log: tuple[str, Sequence[str]]) -> None:
 
 
 def _as_json(job: ListedJob) -> dict[str, object]:
-    """Build the documented fields of a job. The reason of a job that is starting is made here."""
+    """Build the documented fields of a job."""
     part, about = job["part"], job["queued"]
     found = {name: value for name, value in job.items() if name not in ("part", "asked", "known", "queued")}
     queue = {} if about is None else {"queue": {"since": about.since or None, "expected": about.expected or None}}
@@ -101,9 +102,9 @@ def _as_json(job: ListedJob) -> dict[str, object]:
 def open_engine(
     call: Call, sink: Sink | None = None, lag: float | None = None, newest: bool = False
 ) -> Iterator[Engine]:
-    """Open the engine with its agents, for jobs that exist. sink: gets their frames. lag: see Fleet.open.
+    """Yield the engine of the selected cluster, connected to its agents, for jobs that exist. sink: gets the frames of agents.
 
-    newest: without --job the verb is about the newest job, whose hosts are known without a conf.py.
+    lag: see Fleet.open. newest: without --job, the verb is about the newest job, whose stored hosts replace a missing conf.py.
     """
     selection = call.selection
     if newest and selection.job is None:
@@ -116,9 +117,9 @@ def open_engine(
 
 @contextmanager
 def engine_of(call: Call, whole: bool = True, lag: float | None = None, newest: bool = False) -> Iterator[Engine]:
-    """Open the engine with its agents, and raise failures of nodes after the verb has printed its incomplete answer.
+    """Yield the engine as open_engine() does, and at the end raise the errors of nodes.
 
-    whole=False: only failures of nodes that logged in and did not answer, if the verb does not need all nodes of conf.py.
+    whole=False: only the errors of nodes that have logged in and did not answer, for a verb that does not need all nodes.
     """
     with open_engine(call, lag=lag, newest=newest) as engine:
         yield engine
@@ -129,6 +130,7 @@ def engine_of(call: Call, whole: bool = True, lag: float | None = None, newest: 
 
 
 def status(call: Call) -> None:
+    """Print the status of a job, or answer with JSON. While nodes still log in, it is printed first without them."""
     role = role_of(call.given.role) if call.given.role else ""
     with engine_of(call, lag=LAG, newest=True) as engine:
         lost = _show_job(call, engine, role)
@@ -143,7 +145,7 @@ def status(call: Call) -> None:
 
 
 def _show_job(call: Call, engine: Engine, role: str) -> set[str]:
-    """Show what the nodes that are there have answered. Return the names of those that are recorded as lost."""
+    """Ask the nodes of a job that are connected, and print its status. Returns the names of its lost nodes."""
     fleet = engine.fleet
     listed = attach_to(engine, call.given.job, queued=True)
     job = listed["id"]

@@ -45,7 +45,7 @@ Ended = Callable[[str, str, list[str]], None]  # the job's id, its directory her
 
 
 def perform(call: Call, request: RunRequest, meeting: TypedMeeting, folder: Path, ended: Ended) -> None:
-    """Join the job on this machine and follow it to its end, or show what would be done. `ended`: called at the end."""
+    """Join the job on this machine and follow it to its end, or with --dry print the plan. `ended`: is called at the end."""
     request, made = join_job.complete(request, meeting, folder)
     check_ranks(request, made)
     advice = request.advise(made)
@@ -66,7 +66,7 @@ def perform(call: Call, request: RunRequest, meeting: TypedMeeting, folder: Path
 
 
 def _show_plan(call: Call, made: Plan, meeting: TypedMeeting, source: str) -> None:
-    """Print the way to the meeting, and the plan with placeholders for what the machines learn there, for --dry."""
+    """Print or answer with, for --dry, where the machines meet, and the plan with placeholders for what is not known before."""
     own = "has no number" if meeting.index is None else f"is number {meeting.index}"
     about = {
         "coordinator": meeting.endpoint,
@@ -90,7 +90,10 @@ def _show_plan(call: Call, made: Plan, meeting: TypedMeeting, source: str) -> No
 
 
 def _meet(call: Call, child: JoinChild, patience: float) -> Report:
-    """Show what the process reports until the job has started here. Returns what was planned. Raises what ended it."""
+    """Show the reports of the joining process until the job has started, and return its plan.
+
+    If that raises, also for a signal, the process is ended. Raises what the process reported.
+    """
     try:
         return _show_meeting(call, child, patience)
     except signals.STOPS as stop:
@@ -102,7 +105,7 @@ def _meet(call: Call, child: JoinChild, patience: float) -> Report:
 
 
 def _show_meeting(call: Call, child: JoinChild, patience: float) -> Report:
-    """Wait for the plan and the start of a joined job, and return the plan. Raises what the process has reported."""
+    """Wait for the plan and the start of the job, show other reports, and return the plan. Raises what the process reported."""
     planned: Report = {}
     first = True  # this machine is the one where the others join
     failed: list[ClustertoolError] = []
@@ -132,14 +135,14 @@ def _show_meeting(call: Call, child: JoinChild, patience: float) -> Report:
 
 
 def _ranks(planned: Report) -> str:
-    """Name the ranks of this machine: `trainers 0-1`."""
+    """List the ranks of this machine in words: `trainers 0-1`, `no process`."""
     own = grouped((role_name(role), rank) for role, rank in planned["ranks"])
     texts = [f"{name}{'s' if len(ranks_) > 1 else ''} {ranges(ranks_)}" for name, ranks_ in own.items()]
     return ", ".join(texts) or "no process"
 
 
 def _join_errors(failed: list[ClustertoolError], code: int | None) -> ClustertoolError:
-    """Join all that the process reported into one error with its exit code."""
+    """Combine the reported errors into one, with the exit code of the process if it is not 0."""
     found = as_one(failed)
     assert found is not None
     found.code = code or found.code
@@ -147,7 +150,7 @@ def _join_errors(failed: list[ClustertoolError], code: int | None) -> Clustertoo
 
 
 def _note_report(call: Call, report: Report, first: bool) -> None:
-    """Print one line about the meeting."""
+    """Print a report about the meeting in one line. first: the other machines join this one."""
     kind = report["type"]
     if kind == "waiting":
         here, nodes, missing = report["present"], report["nnodes"], report["missing"]
@@ -165,7 +168,10 @@ def _note_report(call: Call, report: Report, first: bool) -> None:
 
 
 def _leave(child: JoinChild, number: int, patience: float) -> None:
-    """End the process, and with it the meeting, or the start of the job on all machines. Another Ctrl+C kills it."""
+    """Signal the joining process and wait for its end; after `patience` seconds, or at a further Ctrl+C, kill it.
+
+    It ends the meeting, or the start of the job on all machines.
+    """
     child.signal(number)
     before, end = signals.count.ints, time.monotonic() + patience
     while child.wait(0.05) is None:
@@ -174,7 +180,7 @@ def _leave(child: JoinChild, number: int, patience: float) -> None:
 
 
 def _reported_error(report: Report) -> ClustertoolError:
-    """Read the error that the process reported, with its class and its exit code."""
+    """Convert a report to its error, with its class and its exit code."""
     found = read_error(report)
     found.code = report["code"]
     if isinstance(found, AuthError):
@@ -186,7 +192,10 @@ def _reported_error(report: Report) -> ClustertoolError:
 
 
 def _follow(call: Call, request: RunRequest, planned: Report, ended: Ended, elastic: bool) -> None:
-    """Show the job of this machine until its end. Raises the job's error."""
+    """Follow the job in the records of this machine until its end, or with --detach until its ranks run.
+
+    Raises the job's error.
+    """
     job, node, own = planned["job"], int(planned["node"]), [(role, rank) for role, rank in planned["ranks"]]
     hide, inbox, copy = mask(request.secrets.values()), Inbox(), copy_of_logs(call, job)
     here = replace(request.cluster.hosts[0], name=planned["name"])
@@ -212,7 +221,7 @@ def _follow(call: Call, request: RunRequest, planned: Report, ended: Ended, elas
 
 
 def _leave_job(fleet: Fleet, job: str, how: StopHow) -> Mapping[str, StopAnswer | ClustertoolError]:
-    """End the part of this machine in an elastic job that goes on without it, else the job."""
+    """Remove this machine from an elastic job, which goes on without it; if that is not possible, stop the job on all nodes."""
     seconds = how["grace"] + _LEAVE
     request = LEAVE({"job": job, "by": how["by"], "code": how["code"], "seconds": seconds})
     with contextlib.suppress(ClustertoolError):  # it coordinates the job, or the job ends now
@@ -223,7 +232,7 @@ def _leave_job(fleet: Fleet, job: str, how: StopHow) -> Mapping[str, StopAnswer 
 
 
 def _logs_to_follow(call: Call, own: list[tuple[str, int]]) -> Shown:
-    """Choose the logs to show on this machine: its first trainer's, or those of the options that run here."""
+    """Choose the logs to show on this machine: those of --rank that run here, by default of its first trainer."""
     asked = logs_to_show(call)
     if isinstance(asked, str):
         return asked

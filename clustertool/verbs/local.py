@@ -15,6 +15,7 @@ from clustertool.verbs.verb import Call, whole
 
 
 def up(call: Call) -> None:
+    """Start the embedded cluster if it does not run, and print its servers."""
     local = LocalCluster()
     cluster = local.up(whole(call.given.nodes, "--nodes"))
     for server in local.status():
@@ -25,6 +26,7 @@ def up(call: Call) -> None:
 
 
 def down(call: Call) -> None:
+    """Stop the jobs and the servers of the embedded cluster, and print what was ended."""
     local = LocalCluster()
     cluster = local.cluster()
     if cluster is not None:
@@ -39,9 +41,9 @@ def down(call: Call) -> None:
 
 
 def _stop_jobs(call: Call, cluster: Cluster) -> None:
-    """Stop all jobs of the embedded cluster, since supervisors are detached from sshd and would outlive it.
+    """Stop all unfinished jobs of the embedded cluster, whose supervisors would outlive sshd, and print the results.
 
-    What may live on is named, and the servers end all the same.
+    Processes that may be left, and nodes without an answer, are only warnings.
     """
     with Fleet(cluster, signals.check).open() as fleet:
         known = ask_jobs(fleet, "")

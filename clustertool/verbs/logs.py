@@ -39,6 +39,7 @@ Ranks = Literal["all"] | list[Key]
 
 
 def logs(call: Call) -> None:
+    """Print the logs of ranks, or list or print files, as the options demand. Raises the errors of nodes at the end."""
     given = call.given
     if given.files or given.file:
         if given.since or given.timestamps:
@@ -120,6 +121,7 @@ def logs(call: Call) -> None:
 
 
 def _ranks_to_show(call: Call) -> Ranks:
+    """Check the options that select ranks, and return the ranks, or "all". Raises UsageError."""
     given = call.given
     given.role = role_of(given.role)
     if given.grep:
@@ -139,14 +141,14 @@ def _ranks_to_show(call: Call) -> Ranks:
 
 
 def _since_when(text: str) -> float:
-    """Convert --since to seconds since the epoch: so long ago, or a time in ISO 8601, of this time zone unless it names one."""
+    """Convert --since, a duration before now (10m) or a time in ISO 8601 (local without a zone), to seconds since the epoch."""
     with contextlib.suppress(ValueError, OverflowError):
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
     return time.time() - age(text, "--since")
 
 
 def _copy_raw(call: Call, fleet: Fleet, inbox: Inbox, request: FollowRequest, node: int) -> None:
-    """Copy bytes as they are from the channel to stdout, whatever the amount. A broken connection is resumed."""
+    """Request one log and write its bytes to stdout, until its end. A broken connection is opened again, for up to 30 s."""
     offsets: dict[str, int] = {}
     fleet.agents[node].ask(FOLLOW(request))
     for _, header, payload in inbox.frames(signals.check):
@@ -162,7 +164,7 @@ def _copy_raw(call: Call, fleet: Fleet, inbox: Inbox, request: FollowRequest, no
 
 
 def _resume(fleet: Fleet, node: int, request: FollowRequest) -> None:
-    """Ask again over a new connection. Raises Unreachable after `_PATIENCE` seconds without one."""
+    """Connect to a node again and send it the request; try again each second. Raises Unreachable after `_PATIENCE` seconds."""
 
     def check() -> None:
         fleet.prompter.serve()
@@ -180,7 +182,7 @@ def _resume(fleet: Fleet, node: int, request: FollowRequest) -> None:
 
 
 def _printer(call: Call, fleet: Fleet, places: Mapping[Key, int], status: JobStatus) -> RankLines:
-    """Readable lines with their prefix, secrets of this laptop masked, those that --grep does not match left out."""
+    """Create the printer of log lines: with prefixes or as JSON, SECRETS masked, without those that --grep does not match."""
     width = widest([(*key, status.nodes[node].name) for key, node in places.items()])
     hide = mask(load_config.known_secrets(fleet.cluster).values())
     times, terminal = call.given.timestamps, Terminal() if call.json else call.terminal
@@ -188,7 +190,7 @@ def _printer(call: Call, fleet: Fleet, places: Mapping[Key, int], status: JobSta
 
 
 def _show_files(call: Call) -> None:
-    """List the files of all nodes, or print one."""
+    """List the files in log/ on all nodes, or print the one of --file. Raises the errors of nodes."""
     inbox = Inbox()
     with open_engine(call, inbox.put, newest=True) as engine:
         fleet = engine.fleet
@@ -205,6 +207,7 @@ def _show_files(call: Call) -> None:
 
 
 def _list_files(call: Call, found: dict[str, tuple[int, dict[str, int]]]) -> None:
+    """Print a table of the files and their sizes by node, or answer with JSON."""
     if call.json:
         call.answer({"nodes": {name: files for name, (_, files) in found.items()}})
         return
@@ -214,7 +217,10 @@ def _list_files(call: Call, found: dict[str, tuple[int, dict[str, int]]]) -> Non
 
 
 def _print_file(call: Call, fleet: Fleet, inbox: Inbox, job: str, found: dict[str, tuple[int, dict[str, int]]]) -> None:
-    """Print one file of one node: its bytes with --raw, else its lines made harmless."""
+    """Print one file of one node: its bytes with --raw, else its lines made harmless. With -f it follows the file.
+
+    Raises NotFound, UsageError if several nodes have it, Unreachable if it came only in part.
+    """
     file = call.given.file
     having = [name for name, (_, files) in found.items() if file in files]
     if not having:

@@ -10,7 +10,7 @@ from clustertool.verbs.verb import Call
 
 
 def new_secret(call: Call) -> None:
-    """Print a new secret on stdout, or write it to a file."""
+    """Print a new secret on stdout or write it to --to, a new file with mode 0600, and say where machines read it."""
     text, to, named = secret.new(), call.given.to, this_user.shown(secret.default_file())
     if not to:
         if call.json:

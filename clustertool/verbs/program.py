@@ -44,11 +44,12 @@ _LARGEST_FILE = 64 << 10  # bytes of a file of which more than its name is read
 
 
 def main() -> None:
+    """Run the command line of this program, and exit with its code."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(argv: Sequence[str]) -> int:
-    """Carry out a command line, without the program's name. Returns the exit code."""
+    """Parse a command line, without the program's name, and complete, print help, or run a verb. Returns the exit code."""
     if argv[:2] == ["--complete", "--"]:
         return _print("\n".join(_candidates(argv[2:])))
     try:
@@ -62,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _candidates(tokens: Sequence[str]) -> list[str]:
-    """List what the last token may become, for the program that is the first one."""
+    """List the words that the last token may become. The first token is clustertool or clusterrun."""
     if os.path.basename(tokens[0] if tokens else "") != _LAUNCHER:
         return completion.candidates(tokens, _ALL, COMMON, HELP, _values)
     known = importlib.import_module("clustertool.cli.launchers.foreign_options").spellings()
@@ -70,13 +71,16 @@ def _candidates(tokens: Sequence[str]) -> list[str]:
 
 
 def _values(kind: str) -> list[str]:
-    """List the values of a kind for completion."""
+    """List the values for completion that help calls by this name (JOB, HOST); [] for others."""
     find = _VALUES.get(kind)
     return find() if find else []
 
 
 def _answer(line: parser.CommandLine) -> str | None:
-    """Build the text that is printed where no verb runs; None where one does. Raises UsageError."""
+    """Build the text of help, a version or a list, if the command line asks for one; None if it runs a verb.
+
+    Raises UsageError.
+    """
     common, verb, width = line.common, line.verb, shutil.get_terminal_size().columns
     asked = line.given.pop("commands", ())
     if len(asked) > 1:
@@ -104,7 +108,7 @@ def _answer(line: parser.CommandLine) -> str | None:
 
 
 def _print(text: str) -> int:
-    """Print the text, if there is any. Returns the exit code. A reader that has left (`| head`) is no error."""
+    """Print a text on stdout and return the exit code: 0, also if the reader has left (`| head`); EX_IOERR for other errors."""
     if sys.stdout is None:  # started with a closed stdout
         return 0
     try:
@@ -119,7 +123,7 @@ def _print(text: str) -> int:
 
 
 def job_names() -> list[str]:
-    """List ids and names of jobs, the newest first."""
+    """List ids and names of the jobs that were started from this machine, newest first."""
     files = _stored_jobs()[::-1]
     contents = map(_stored_job, files[:_MOST_FILES])
     names = [str(content.get(key, "")) for content in contents for key in ("asked", "name")]
@@ -127,7 +131,7 @@ def job_names() -> list[str]:
 
 
 def host_names() -> list[str]:
-    """List names of hosts: of conf.py, else of the newest stored job."""
+    """List the names of the hosts in conf.py, or without a plain list there, of the newest stored job."""
     named = _hosts_of_conf()
     for path in _stored_jobs()[-1:] if not named else ():
         with contextlib.suppress(TypeError, KeyError):
@@ -149,7 +153,7 @@ def _stored_jobs() -> list[Path]:
 
 
 def _stored_job(path: Path) -> dict[str, Any]:
-    """Read an object of a JSON file; {} if there is none, or a large one."""
+    """Read an object from a JSON file; {} if it is large, cannot be read, or is something else."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         if path.stat().st_size <= _LARGEST_FILE:
             found = json.loads(path.read_bytes())
@@ -158,6 +162,7 @@ def _stored_job(path: Path) -> dict[str, Any]:
 
 
 def _hosts_of_conf() -> list[str]:
+    """List the names in HOSTS of the nearest conf.py if it is a plain list, without running the file; else []."""
     with contextlib.suppress(OSError, ValueError, SyntaxError, RecursionError, MemoryError, ClustertoolError):
         path = conf_file.find("")
         for line in ast.parse(path.read_bytes()).body if path else ():

@@ -75,9 +75,9 @@ _RUN, _RESUME = "run", "--resume"
 
 
 def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> RunRequest:
-    """Read what call.given asks for, on the cluster that `find` finds.
+    """Read the request of `run` from call.given, on the cluster that `find` finds. It opens no connection.
 
-    Raises UsageError, DataError, ConfigError; no connection is open yet.
+    Raises UsageError, DataError, ConfigError.
     """
     given = call.given
     folder = one_of(call, "workspace", "job-dispatch-package")
@@ -103,9 +103,9 @@ def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> Run
 
 
 def find_cluster(call: Call, options: Options) -> Callable[[], Cluster]:
-    """Create the function that finds the cluster of a run.
+    """Return a function that finds the cluster of a run, and starts the embedded one if there is no conf.py.
 
-    Without a workspace it must have a conf.py, and no embedded cluster is started.
+    It raises UsageError without a workspace and a conf.py.
     """
 
     def find() -> Cluster:
@@ -119,7 +119,7 @@ def find_cluster(call: Call, options: Options) -> Callable[[], Cluster]:
 
 
 def read_options(call: Call) -> Options:
-    """Read the options of `run`; those that were not given have the defaults of Options."""
+    """Build the options of `run` from call.given, those not given with their defaults. Raises UsageError."""
     given = call.given
     if given.workers and given.trainers and given.workers != given.trainers:
         raise UsageError("--workers and --trainers have different values", "they are two names of one option: give one")
@@ -135,9 +135,9 @@ def read_options(call: Call) -> Options:
 
 
 def with_program(call: Call, options: Options) -> Options:
-    """Add the program that stands behind the options to them: `run train.py --lr 0.1`. Raises UsageError, DataError.
+    """Set the program behind the options as the command: `run train.py --lr 0.1`. Raises UsageError, DataError.
 
-    Its workspace is the current folder if there is no other one.
+    Without a workspace, call.given gets the current folder as one.
     """
     given = call.given
     if not given.program:
@@ -164,7 +164,7 @@ def with_program(call: Call, options: Options) -> Options:
 
 
 def note_late(call: Call, program: str, command: Sequence[str]) -> None:
-    """Name the options of `run` or of launchers that stand behind the script and go to it."""
+    """Remark on options of `run` or of launchers that stand behind a Python script and are passed to it."""
     names = [text.partition("=")[0].replace("_", "-") for text in command[1:]]
     late = [name for name in dict.fromkeys(names) if name in _OPTIONS_OF_RUN]
     if late and command[0].endswith(".py"):  # torchrun has them, too
@@ -173,9 +173,9 @@ def note_late(call: Call, program: str, command: Sequence[str]) -> None:
 
 
 def script_in(folder: Path, script: str) -> str:
-    """Return the path of a script below the workspace, in which it starts.
+    """Return the path of a script in the workspace; one that was given as absolute is made relative.
 
-    Raises DataError for a script that nodes do not get.
+    Raises DataError for a script that does not exist or lies outside.
     """
     top = Path(os.path.abspath(folder))
     path = Path(os.path.normpath(top / script))
@@ -192,6 +192,7 @@ def script_in(folder: Path, script: str) -> str:
 
 
 def run(call: Call) -> None:
+    """Run a job: read the options and the workspace, check and start it on the nodes, and follow it. See perform()."""
     call.gather_remarks()
     call.terse = not call.given.verbose and DetachKey().readable  # a line names the keys then
     options = with_program(call, read_options(call))
@@ -204,7 +205,10 @@ def run(call: Call) -> None:
 
 
 def _configuration(call: Call, order: RunRequest) -> dict[str, str]:
-    """Collect the options that were given, by name, with the nodes and the workspace. Of variables the names."""
+    """Collect the options that were given, the nodes and the workspace, by name, with SECRETS masked.
+
+    Of variables only the names.
+    """
     given = {name: value for name, value in vars(call.given).items() if value and name not in ("verbose", "json")}
     values = {name: " ".join(value) if isinstance(value, tuple) else str(value) for name, value in given.items()}
     if order.options.env:
@@ -216,7 +220,11 @@ def _configuration(call: Call, order: RunRequest) -> dict[str, str]:
 
 
 def export(call: Call) -> None:
-    """Write what run would submit, for a scheduler to which this machine has no way."""
+    """Write what run would submit to --to or stdout, and print the commands for it.
+
+    It is for a scheduler that this machine cannot reach. Secrets are written to --secrets-to, or with --with-secrets to the
+    same file.
+    """
     given = call.given
     place, apart = _new_place(given.to, "--to"), _new_place(given.secrets_to, "--secrets-to")
     if apart is not None and (given.with_secrets or apart == place):
@@ -247,6 +255,7 @@ def export(call: Call) -> None:
 
 
 def _new_place(given: str, option: str) -> Path | None:
+    """Return the absolute path of an option, None if it is not given. Raises UsageError if it exists or its folder does not."""
     place = Path(given).absolute() if given else None
     if place is not None and (place.exists() or not place.parent.is_dir()):
         raise UsageError(f"{place} exists, or the folder above it does not", f"give a new place: {option} PLACE")
@@ -254,12 +263,13 @@ def _new_place(given: str, option: str) -> Path | None:
 
 
 def _write_private(place: Path, text: str) -> None:
+    """Write a new file with mode 0600."""
     with open(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
 
 
 def perform(call: Call, order: RunRequest) -> None:
-    """Carry an order out, or show what would be submitted."""
+    """Check, submit and follow the job of a request, or with --dry print what would be submitted. Raises the job's error."""
     wish, given = order.wish, call.given
     if given.fetch_logs and given.detach:
         raise UsageError("--fetch-logs waits for the end of the job, and --detach does not", "give one of them")
@@ -284,7 +294,10 @@ def perform(call: Call, order: RunRequest) -> None:
 
 
 def _follow(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, made: Plan, exact: bool) -> None:
-    """exact: `made` is the plan that was started. Else the nodes have made one."""
+    """Follow a started job to its end, or with --detach until all processes run. Raises the job's error.
+
+    exact: `made` is the plan that was started, else the nodes have made their own.
+    """
     fleet = engine.fleet
     hide, copy = mask(order.secrets.values()), copy_of_logs(call, made.job_id)
     lines = RankLines(call.terminal, hide=hide)
@@ -307,7 +320,7 @@ def _follow(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, made: P
 
 
 def _follow_queued(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, job: str) -> None:
-    """Follow a job that has left the queue, whose plan was made without this machine, to its end."""
+    """Follow a job that has left the queue to its end, and through further starts. Raises the job's error."""
     attach_to(engine, job, exact=True)
     follow_starts(
         call, engine, inbox, job, mask(order.secrets.values()), {"logs": logs_to_show(call), "tail": None}, order.grace
@@ -317,7 +330,10 @@ def _follow_queued(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, 
 def follow_starts(
     call: Call, engine: Engine, inbox: Inbox, job: str, hide: Hide, request: FollowWanted, grace: float
 ) -> None:
-    """Follow a job to its end, and through each further start where its engine starts it again. Raises the job's error."""
+    """Follow a job to its end, and again after each further start by its engine, until its last end. Raises the job's error.
+
+    grace: seconds, for a stop.
+    """
     copy = copy_of_logs(call, job)
     while True:
         lines = RankLines(call.terminal, hide=hide)
@@ -340,7 +356,7 @@ def follow_starts(
 
 
 def _warn_of_reserved(call: Call, engine: Engine, job: str) -> None:
-    """Name what keeps the resources of a job that has ended."""
+    """Warn of what keeps the resources of a job that has ended. Errors are ignored."""
     with contextlib.suppress(ClustertoolError):
         reserved = reserved_text(job, [pod.sidecars for pod in engine.pods(job)])
         if reserved:
@@ -348,7 +364,10 @@ def _warn_of_reserved(call: Call, engine: Engine, job: str) -> None:
 
 
 def _take_output(call: Call, engine: Engine, job: str) -> None:
-    """Fetch the output that a node holds, so that its resources become free at once. What fails is a warning."""
+    """Fetch the output that a node holds after its end into JOB<id>, and release the node.
+
+    Errors are warnings, except signals.
+    """
     to, began, shown = Path(folder_of(job)), time.monotonic(), False
 
     def check() -> None:
@@ -391,10 +410,10 @@ def follow_to_end(
     again: Callable[[str, int], bool] = lambda job, attempt: False,
     cause: Callable[[str], tuple[str, int] | None] = lambda job: None,
 ) -> bool:
-    """Follow a job that has been started, copy its logs, show the verdict. Raises the job's error.
+    """Follow a job until it is over or the user leaves it, copy its logs, and show how it ended. Raises the job's error.
 
-    ended: is called before the last line. again: checks whether a job that was stopped or lost, or had no time left, in an
-    attempt starts again. cause: see Engine.cause(). Returns True if it was not lost, and starts again.
+    Returns True, instead, if the job was stopped by others or timed out and its engine starts it again. ended: is called before
+    the last line. again: checks whether an attempt is started again. cause: see Engine.cause().
     """
 
     def over() -> None:
@@ -431,7 +450,10 @@ class _Detached(Exception):
 
 
 def wait_for_start(call: Call, engine: Engine, job: str, grace: float) -> bool:
-    """Wait until a queued job has started; False if the user has left it. An interrupt cancels the job, and is raised."""
+    """Wait until a queued job has started, with a note at each change, and return True; False if the user has left it.
+
+    An interrupt, or a job that is stuck for too long, cancels the job and is raised, as EndedBefore is.
+    """
     key = DetachKey()
     key.forget()
     signals.count.job = job
@@ -463,7 +485,7 @@ def wait_for_start(call: Call, engine: Engine, job: str, grace: float) -> bool:
 
 
 def _tell_left(call: Call, job: str, state: str, reason: str = "") -> None:
-    """Report that the job goes on without this command, and how to come back. reason: of the exit code 0, if not the state."""
+    """Print that the job goes on without this command and how to come back. reason: of the exit code 0, "" for the state."""
     commands = f"{PROGRAM} status --job {job}, {PROGRAM} attach --job {job}, {PROGRAM} stop --job {job}"
     call.terminal.line(f"job {job} is {state}: {commands}")
     if call.json:
@@ -471,6 +493,7 @@ def _tell_left(call: Call, job: str, state: str, reason: str = "") -> None:
 
 
 def _cancel(call: Call, engine: Engine, job: str, error: ClustertoolError, grace: float) -> None:
+    """Stop a job by its engine, because of `error`, and print the results."""
     how: StopHow = {"by": error.what, "code": error.code, "grace": grace, "force": False}
     call.note(f"{error.what}: cancelling job {job}")
     answers = engine.cancel(job, how)
@@ -481,9 +504,9 @@ def _cancel(call: Call, engine: Engine, job: str, error: ClustertoolError, grace
 
 
 def wait_until_all_run(call: Call, follow: FollowSession, job_id: str, total: int) -> bool:
-    """Wait until all processes run, for --detach. False if the job is to be followed: it has ended, or is ending.
+    """Follow a job until all its processes run, for --detach, print how to come back, and return True.
 
-    Also False if the user has left it before. total: of processes; 0 for those of the plan that the nodes have made.
+    False if it has ended, is being stopped, or the user has left it. total: number of processes; 0: of the nodes' own plan.
     """
 
     def all_started(status: JobStatus) -> bool:
@@ -500,7 +523,7 @@ def wait_until_all_run(call: Call, follow: FollowSession, job_id: str, total: in
 
 
 def _finish(call: Call, error: ClustertoolError | None, follow: FollowSession) -> None:
-    """Print the JSON answer and end: raise the job's error, or report success."""
+    """Give the JSON answer, and raise the job's error, or print that it has succeeded."""
     status = follow.watch.status
     reason = status.outcome.reason if status.outcome else "done"
     if call.json:
@@ -512,7 +535,7 @@ def _finish(call: Call, error: ClustertoolError | None, follow: FollowSession) -
 
 
 def _show_submission(call: Call, submission: Submission) -> None:
-    """Print the plan, and the texts that are submitted: exactly what submit() uses."""
+    """Print, or answer with, the plan and the texts that submit() would use."""
     plan = as_dict(submission.plan) if submission.plan else {}
     lines = container_lines(submission.plan) if submission.plan else {}
     for node in plan.get("nodes", ()):
@@ -535,9 +558,10 @@ def _show_submission(call: Call, submission: Submission) -> None:
 
 
 def resume_command(typed: Sequence[str], job: str, host: str) -> str:
-    """Build the command that continues from the output of `job`, without `host`, of the arguments that have started it.
+    """Build the command line that runs a job again from the output of `job`, without `host`. typed: how it was started.
 
-    What follows `run` are options. In place of this verb, clusterrun has a script, which may have options of the same names.
+    The options are inserted behind `run`, and for clusterrun in front of all, since its script may have options of the same
+    names.
     """
     program, *tokens = typed
     at = tokens.index(_RUN) + 1 if _RUN in tokens and not program.endswith("clusterrun") else 0
@@ -546,7 +570,7 @@ def resume_command(typed: Sequence[str], job: str, host: str) -> str:
 
 
 def _without_resume(tokens: Sequence[str]) -> list[str]:
-    """Remove --resume from a command line, and its value, which is no option."""
+    """Copy a command line without --resume and its value. An argument that begins with a dash is not its value."""
     kept: list[str] = []
     value = False  # the next word may be that of --resume
     for one in tokens:
@@ -561,6 +585,7 @@ def _without_resume(tokens: Sequence[str]) -> list[str]:
 
 
 def attach(call: Call) -> None:
+    """Follow a job that exists, from its queue on, to its end, as `run` does. Raises the job's error."""
     logs, tail = logs_to_show(call), whole(call.given.tail, "--tail")
     if tail is not None and (call.given.log_dir or call.given.fetch_logs):
         raise UsageError(

@@ -49,7 +49,10 @@ count = _Count()
 
 
 def install() -> None:
-    """Take SIGINT, SIGTERM, SIGHUP and the signals for ranks, unless a host program has its own handlers."""
+    """Install the handlers of SIGINT, SIGTERM, SIGHUP and the signals for ranks, except where a host program has its own.
+
+    Does nothing outside of the main thread.
+    """
     if threading.current_thread() is not threading.main_thread():
         return
     for number, default in _DEFAULTS.items():
@@ -62,7 +65,7 @@ def install() -> None:
 
 
 def _ignore_signals() -> None:
-    """Ignore signals from now on, since everything is printed.
+    """Ignore SIGINT, SIGTERM and SIGHUP, at the exit of the program, when everything is printed.
 
     The interpreter removes handlers while it ends, and a late Ctrl+C would change the exit code.
     """
@@ -72,7 +75,7 @@ def _ignore_signals() -> None:
 
 
 def check() -> None:
-    """Raise Interrupted or Terminated once a signal came."""
+    """Raise Interrupted if a SIGINT has come, Terminated for a SIGTERM, or for a SIGHUP while no job runs."""
     if count.ints:
         raise Interrupted("Ctrl+C", _FIX if count.job else "")
     if count.terms:
@@ -82,7 +85,7 @@ def check() -> None:
 
 
 def pause(seconds: float) -> None:
-    """Wait. Raises Interrupted or Terminated."""
+    """Wait for some seconds, and raise what check() raises."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         check()
@@ -94,12 +97,13 @@ def _with_program_name(text: str) -> str:
 
 
 def _for_ranks(number: int, frame: FrameType | None) -> None:
-    """Keep a signal for the ranks. A scheduler signals all processes of a step: then nothing is passed on."""
+    """Store the number of a signal for the ranks, except in a step of a scheduler, which signals the ranks itself."""
     if not in_step(os.environ):
         count.for_ranks.append(number)
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
+    """Count a signal. Exit at once if no verb runs, or at the third Ctrl+C; raise Interrupted while a password is asked for."""
     count.ints += number == signal.SIGINT
     count.terms += number == signal.SIGTERM
     count.hups += number == signal.SIGHUP

@@ -18,6 +18,7 @@ from clustertool.verbs.verb import Call
 
 
 def split(call: Call) -> None:
+    """Cut a file of lines into shards, with a progress bar, and print the result."""
     order = _order(call)
     start = time.monotonic()
     with Bar(call.terminal, "split") as bar:
@@ -26,6 +27,7 @@ def split(call: Call) -> None:
 
 
 def _order(call: Call) -> LineOrder:
+    """Check the options of split and build the order. Raises UsageError."""
     given = call.given
     if not given.data:
         raise UsageError("split needs a file", f"{PROGRAM} split --data train.txt --shards 8")
@@ -44,6 +46,7 @@ def _order(call: Call) -> LineOrder:
 
 
 def _report_result(call: Call, order: LineOrder, done: Result, seconds: float) -> None:
+    """Print how many lines the shards have and how they were made, or answer with JSON."""
     if call.json:
         call.answer(
             {

@@ -54,6 +54,10 @@ _NOTHING = (StopState.ENDED_ALREADY, StopState.NEVER_STARTED)
 
 
 def stop(call: Call) -> None:
+    """Stop a job or all jobs, and print the result of each node; with --dry only which jobs. Raises Survivors, Unreachable.
+
+    Nodes that are connected are stopped while others still log in.
+    """
     if call.given.all and call.given.job:
         raise UsageError("--all and --job cannot be given together", "give one of them")
     typed = seconds(call.given.grace, "--grace", 0.0)
@@ -94,31 +98,32 @@ def stop(call: Call) -> None:
 
 
 def _nothing_to_stop(fleet: Fleet) -> str:
+    """Return the line "nothing to stop", with "on the nodes that answered" if some did not."""
     return "nothing to stop" + " on the nodes that answered" * bool(fleet.failed)
 
 
 def _orphaned_jobs(engine: Engine, known: Mapping[int, JobsAnswer], about: Described) -> list[str]:
-    """List jobs that no supervisor controls any more, where none runs. Their processes may live: the caretakers were killed."""
+    """List the LOST jobs that agents can stop: their processes may live, if supervisor and guard were killed."""
     lost = [job["id"] for job in merge_answers(known, about) if job["state"] is JobState.LOST]
     return [job for job in lost if not by_engine(engine, about, job)]
 
 
 def _has_result(job: str, nodes: Mapping[str, Stopped]) -> bool:
-    """Check whether a stop has found something of a job."""
+    """Check whether a stop has ended processes of the job on a node, or found survivors."""
     return any(read_result(answer, job).state in (StopState.CLEAN, StopState.SURVIVORS) for answer in nodes.values())
 
 
 def _cancelled(
     engine: Engine, jobs: Collection[str], how: StopHow
 ) -> tuple[dict[str, EngineAnswers], list[ClustertoolError]]:
-    """Cancel jobs by the engine: the answers of the nodes of those that it has ended, and why it has not ended others."""
+    """Cancel jobs by the engine: ({job: answers of its nodes} of those that it has ended, the errors of the others)."""
     found = engine.cancel_all(jobs, how)
     ended = {job: one for job, one in found.items() if not isinstance(one, ClustertoolError)}
     return ended, [one for one in found.values() if isinstance(one, ClustertoolError)]
 
 
 def _show_early(call: Call, answers: ByJob, shown: dict[tuple[str, str], str]) -> None:
-    """Show the nodes that are clean while others have not answered. `shown` gets them."""
+    """Print the nodes that are clean while others have not answered, and add their texts to `shown`."""
     for job, nodes in answers.items():
         texts = {
             name: stop_text(result) for name, one in nodes.items() if (result := read_result(one, job)) == ENDED_CLEAN
@@ -129,7 +134,7 @@ def _show_early(call: Call, answers: ByJob, shown: dict[tuple[str, str], str]) -
 
 
 def _without_left_out(call: Call, fleet: Fleet, answers: ByJob) -> ByJob:
-    """Remove the nodes that --only and --skip leave out from the answers, and name them in a note."""
+    """Remove nodes that --only and --skip leave out from the answers, and print a note with their names."""
     ours = {host.name for host in fleet.cluster.hosts}
     for job, nodes in answers.items():
         left_out = [name for name in nodes if name not in ours]
@@ -139,9 +144,9 @@ def _without_left_out(call: Call, fleet: Fleet, answers: ByJob) -> ByJob:
 
 
 def _stop_early(call: Call, fleet: Fleet, how: StopHow, shown: dict[tuple[str, str], str]) -> ByJob:
-    """Stop on the nodes that are there while others still log in: {job: its nodes' answers}.
+    """Stop jobs on the connected nodes while others still log in, and return {job: {node's name: its answer}}.
 
-    {} where the others may decide which job is meant, for --dry, and if no node is late.
+    {} if no node is late, for --dry, and if the late ones may change which job is meant.
     """
     late = [fleet.name(node) for node in fleet.late]
     if not late or call.given.dry:
@@ -161,7 +166,10 @@ def _stop_early(call: Call, fleet: Fleet, how: StopHow, shown: dict[tuple[str, s
 
 
 def _jobs_to_stop(call: Call, fleet: Fleet, known: Mapping[int, JobsAnswer], about: Described) -> list[str]:
-    """`known`: the nodes' answers about their jobs. about: what the engine knows of them."""
+    """List the ids of the jobs to stop: all unfinished ones, the one of --job, or the only one that runs.
+
+    known: the nodes' answers about their jobs. about: what the engine knows of them.
+    """
     if call.given.all:
         return unfinished_jobs(known, about)
     if call.given.job:
@@ -180,10 +188,10 @@ def _show_result(
     refused: Collection[ClustertoolError],
     shown: Mapping[tuple[str, str], str],
 ) -> None:
-    """Print the result per node and job. Raises 76 for survivors, 69 for nodes that did not answer or cannot know.
+    """Print the result by job and node, or answer with JSON. Raises Survivors, else errors of nodes and of the engine.
 
-    failed: nodes that did not list their jobs. lost: jobs that are not shown if they had ended on all nodes. cancelled:
-    jobs that the engine has ended. refused: why it has not ended others. shown: the texts that are on the screen.
+    failed: errors of nodes that did not list their jobs. lost: jobs that are not shown if they had ended on all nodes.
+    cancelled: jobs that the engine has ended. refused: why it has not ended others. shown: texts that are on the screen.
     """
     results = {job: {name: read_result(one, job) for name, one in nodes.items()} for job, nodes in answers.items()}
     table = {job: {name: stop_text(one) for name, one in nodes.items()} for job, nodes in results.items()}
@@ -208,6 +216,10 @@ def _show_result(
 
 
 def clean(call: Call) -> None:
+    """Remove the directories of finished jobs, of --job or older than --older-than, and print which; with --dry only print.
+
+    Raises UsageError for a job that runs, PreflightError for one that cannot be removed, and the errors of nodes.
+    """
     older_than = age(call.given.older_than, "--older-than") if call.given.older_than else 0.0
     if not call.given.job and not call.given.older_than:
         raise UsageError("clean needs to know what to remove", "give --job J, or --older-than 7d")
@@ -259,9 +271,9 @@ class _Removable(NamedTuple):
 
 
 def _choose_removable(engine: Engine, prefix: str) -> _Removable:
-    """Choose the jobs that clean may remove by what the engine proves. Raises UsageError, PreflightError for one job.
+    """Choose the jobs that clean may remove, by what the engine proves. All, where agents prove the end for their own node.
 
-    Agents that run on the nodes of a job prove its end each for its node.
+    prefix: of --job; Raises UsageError if this job runs or is queued, PreflightError if it is unknown.
     """
     if not prefix and engine.capabilities.live_channels and not engine.capabilities.queues:
         return _Removable()
@@ -283,6 +295,7 @@ def _choose_removable(engine: Engine, prefix: str) -> _Removable:
 
 
 def _require_ended(engine: Engine, job: str, known: Described) -> None:
+    """Raise UsageError for a job that runs or is queued by its engine, PreflightError if it may not go: see _may_go()."""
     found = known.get(job)
     if found is not None and found.state is EngineState.RUNNING:
         raise UsageError(f"job {job} runs", f"{PROGRAM} stop --job {job} first")
@@ -293,11 +306,12 @@ def _require_ended(engine: Engine, job: str, known: Described) -> None:
 
 
 def _may_go(engine: Engine, found: Description | None) -> bool:
-    """Check whether agents are asked to remove a job."""
+    """Check whether agents may remove a job: they run on its nodes, or the engine has it as ended. Not if it is queued."""
     if found is not None and found.state is EngineState.QUEUED:
         return False
     return engine.capabilities.live_channels or (found is not None and found.state is EngineState.ENDED)
 
 
 def _why_spared(found: Description | None) -> str:
+    """Describe in words why a job is not removed: the state in its engine."""
     return "unknown, the engine does not answer" if found is None else state_text(found)

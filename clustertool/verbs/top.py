@@ -64,6 +64,7 @@ _POLL_RETRY = 3.0
 
 
 def top(call: Call) -> None:
+    """Show samples of nodes and ranks until the user ends the view, --count times, or once with --json."""
     interval, samples = seconds(call.given.interval, "--interval", 1.0, 0.1, 3600.0), whole(call.given.count, "--count")
     if call.json and samples not in (None, 1):
         raise UsageError("--json and --count cannot be given together", "--json answers once: leave --count out")
@@ -95,6 +96,10 @@ class Top:
         self._quit = False
 
     def run(self, samples: int | None) -> None:
+        """Answer with JSON, show the live view, or without a terminal print plain samples. Raises the errors of nodes.
+
+        samples: how many to show, None for no limit.
+        """
         if self._call.json:
             self._measure()
             self._call.answer(self._screen.as_dict(self._picture, self._failed(), time.monotonic()))
@@ -105,7 +110,7 @@ class Top:
         raise_all(list(self._poll.failed.values()))
 
     def _measure(self) -> None:
-        """Take samples for one interval, and until each node that answers has sent two: loads and rates need two."""
+        """Take samples for one interval, and up to 5 s more until each node that answers has sent two, as rates need."""
         end = time.monotonic() + self._interval
         while time.monotonic() < end or (self._lacks_samples() and time.monotonic() < end + self._interval + _PATIENCE):
             signals.check()
@@ -113,14 +118,17 @@ class Top:
             time.sleep(0.05)
 
     def _lacks_samples(self) -> bool:
+        """Check whether a node without an error has sent fewer than two samples."""
         return any(self._samples[node] < 2 for node in self._fleet.agents if node not in self._poll.failed)
 
     def _run_plain(self, samples: int | None) -> None:
+        """Print a page of text after each interval."""
         for _ in itertools.count() if samples is None else range(samples):
             self._measure()
             self._screen.plain(self._picture, self._view, self._failed(), time.monotonic())
 
     def _run_live(self, samples: int | None) -> None:
+        """Draw the live view at each interval, key and change of the terminal's size, and handle keys, until the end."""
         console = rich_console(self._call.terminal)
         drawn, shown, at = 0, (0, 0), 0.0
         with keyboard(), Live(console=console, screen=True, auto_refresh=False) as live:
@@ -140,6 +148,7 @@ class Top:
                     shown = size
 
     def _drawing(self, width: int, height: int, now: float) -> Any:
+        """Build the picture of the view: the log that is open, or the page of ranks, which it stores for keys."""
         log = self._view.log
         if log is not None:
             answer = self._poll.aside(log.agent, TAIL({"job": log.job, "log": log.log, "lines": 200}))
@@ -150,16 +159,19 @@ class Top:
         return draw(page, width)
 
     def _take(self) -> None:
+        """Feed the new samples of all nodes to the model."""
         for node, sample in self._poll.take().items():
             self._samples[node] += 1
             self._picture.feed(node, self._fleet.name(node), sample, time.monotonic())
 
     def _failed(self) -> dict[str, str]:
+        """Return {name of a node: why it does not answer}."""
         return {self._fleet.name(node): error.what for node, error in sorted(self._poll.failed.items())}
 
     # -- keys --
 
     def _obey(self, key: str) -> None:
+        """Handle a key of the view."""
         view = self._view
         if self._asking:
             self._answer(key)
@@ -188,6 +200,7 @@ class Top:
             view.message = f"stop job {self._asking} on all nodes? y/n"
 
     def _open_log(self, rank: Any) -> None:
+        """Open the log of a rank, or show why it has none."""
         if rank.log and rank.state is not RankState.UNKNOWN:
             self._view.log = rank
         else:
@@ -195,6 +208,7 @@ class Top:
             self._view.message = f"no log of {rank.name}: {why}"
 
     def _type(self, key: str) -> None:
+        """Handle a key while the user types a filter."""
         view = self._view
         if key in ("enter", "esc"):
             view.typing = False
@@ -205,13 +219,14 @@ class Top:
             view.text += key if len(key) == 1 else ""
 
     def _answer(self, key: str) -> None:
+        """Stop the job in a thread if the key is y: the answer to the view's question."""
         job, self._asking, self._view.message = self._asking, "", ""
         if key == "y":
             self._view.message = f"stopping job {job} ..."
             threading.Thread(target=self._stop, args=(job,), daemon=True).start()
 
     def _stop(self, job: str) -> None:
-        """Stop a job, in the background of the view; the result is in the last line."""
+        """Stop a job, and show the result in the last line of the view."""
         try:
             answers = stop_now(self._engine, job, stop_how(f"{commanded()} stop", self._fleet.cluster.grace))
             texts = gather({name: stop_text(read_result(answer, job)) for name, answer in answers.items()})
@@ -221,6 +236,7 @@ class Top:
 
 
 def _size() -> tuple[int, int]:
+    """Return columns and lines of the terminal, (80, 24) if they are not known."""
     for stream in (sys.stdout, sys.stdin):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             width, height = os.get_terminal_size(stream.fileno())
@@ -230,7 +246,7 @@ def _size() -> tuple[int, int]:
 
 
 def pressed(wait: float) -> Iterator[str]:
-    """Yield what is typed within `wait` seconds, key by key."""
+    """Yield the keys that are typed within `wait` seconds, by name or as a character."""
     if not select.select([sys.stdin], [], [], wait)[0]:
         return
     text = os.read(sys.stdin.fileno(), 1024).decode("utf-8", "ignore")
@@ -243,7 +259,7 @@ def pressed(wait: float) -> Iterator[str]:
 
 @contextlib.contextmanager
 def keyboard() -> Iterator[None]:
-    """Read keys one by one without showing them; Ctrl+C stays what it is. The terminal is restored in any case."""
+    """Set the terminal to pass on keys one by one without echo, and restore it at the end. Ctrl+C still interrupts."""
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     try:
@@ -257,6 +273,7 @@ def keyboard() -> Iterator[None]:
 
 
 def gpus(call: Call) -> None:
+    """Print the devices of all nodes with their users, or what the engine knows of them, or answer with JSON."""
     with engine_of(call) as engine:
         fleet = engine.fleet
         if not engine.capabilities.live_channels:
@@ -274,7 +291,7 @@ def gpus(call: Call) -> None:
 
 
 def _print_engine_nodes(call: Call, nodes: Sequence[EngineNode]) -> None:
-    """Print what the engine knows: what its users have asked for, and not what runs on the devices."""
+    """Print the nodes of an engine with the devices that its users have reserved, not what runs there."""
     if call.json:
         found = {node.name: {k: v for k, v in asdict(node).items() if k not in ("name", "gpus")} for node in nodes}
         for node in nodes:
@@ -315,21 +332,26 @@ class Poll:
         self._over.set()
 
     def take(self) -> dict[int, GlanceAnswer]:
+        """Return the newest sample of each node since the last call."""
         with self._lock:
             new, self._new = self._new, {}
         return new
 
     def aside(self, node: int, request: Request[TailAnswer]) -> TailAnswer | None:
-        """Ask one node a second question with each turn: its last answer, None as long as there is none."""
+        """Send a node a second request with each sample from now on.
+
+        Returns the last answer to it, None before the first one.
+        """
         self._aside = (node, request)
         answer = self._aside_answer
         return answer[1] if answer and answer[0] == request else None
 
     def no_aside(self) -> None:
+        """End the second request of aside()."""
         self._aside = self._aside_answer = None
 
     def _run(self, node: int) -> None:
-        """Ask a node again and again, in its own thread."""
+        """Request samples of a node until stop(), each interval; after an error connect again after 3 s."""
         while not self._over.is_set():
             begun = time.monotonic()
             try:
@@ -344,6 +366,10 @@ class Poll:
             self._over.wait(max(0.0, begun + wait - time.monotonic()))
 
     def _turn(self, node: int) -> None:
+        """Request one sample of a node, and the answer to aside() if it is about it, and store them.
+
+        Sends the NVML module if the node needs it.
+        """
         agent = self._fleet.agents[node]
         answer = agent.ask(self._request, _POLL_PATIENCE)
         if "need" in answer:

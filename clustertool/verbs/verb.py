@@ -53,20 +53,23 @@ class Call:
 
     @property
     def typed(self) -> tuple[str, ...]:
-        """The command line, as a shell would take it again."""
+        """The command line of this call, as a list of arguments with the program's name."""
         return (typed(), *sys.argv[1:])
 
     @functools.cached_property
     def terminal(self) -> Terminal:
-        """stdout for users; stderr when stdout belongs to a JSON answer."""
+        """The terminal on stdout, or on stderr if stdout belongs to a JSON answer."""
         return Terminal(out=sys.stderr) if self.json else Terminal()
 
     def answer(self, value: Mapping[str, object]) -> None:
-        """Keep the JSON answer for finish(). One call has one."""
+        """Store the JSON answer, which finish() prints."""
         self._answer = value
 
     def finish(self, error: ClustertoolError | None) -> None:
-        """Print the JSON answer on stdout, with the exit code if the verb has not put it there."""
+        """Print the stored JSON answer on stdout, once and only with --json.
+
+        If the verb has not added the exit code, that of `error` is added.
+        """
         if self.json and not self._finished:
             self._finished = True  # an error of the output is none of the answer
             answer = {**self._answer, "exit": self._answer.get("exit", exit_json(error, "tool"))}
@@ -74,7 +77,7 @@ class Call:
 
     @property
     def selection(self) -> Selection:
-        """Its options about hosts."""
+        """The options of this call about hosts."""
         names = [field.name for field in fields(Selection)]
         return Selection(**{name: value for name, value in vars(self.given).items() if name in names and value})
 
@@ -84,16 +87,18 @@ class Call:
         self.terminal.note(text)
 
     def gather_remarks(self) -> None:
-        """Keep remarks from now on, which show_remarks() prints in one line, unless -v is given."""
+        """Collect remarks from now on, which show_remarks() prints in one line. With -v they are still printed at once."""
         self._remarks = None if self.given.verbose else []
 
     def remark(self, text: str) -> None:
+        """Print a remark as a note, or collect it: see gather_remarks()."""
         if self._remarks is None:
             self.terminal.note(f"note: {text}")
         else:
             self._remarks.append(text)
 
     def show_remarks(self) -> None:
+        """Print the collected remarks in one line, each once, and remove them."""
         if self._remarks:
             self.terminal.note(f"note: {'; '.join(dict.fromkeys(self._remarks))}")
             self._remarks.clear()
@@ -108,15 +113,18 @@ class Call:
         return User()
 
     def dispatching(self, names: Sequence[str], since: float | None) -> DispatchView:
+        """Show the collected remarks, and create the progress bars of a dispatch to the nodes. since: when it began."""
         self.show_remarks()
         bars = importlib.import_module(_BARS)
         return bars.DispatchProgress(self.terminal, names, since=since, answers=self.dispatches)  # type: ignore[no-any-return]
 
     def working(self, phase: str, names: Sequence[str]) -> WorkView:
+        """Show the collected remarks, and create the progress of a phase on the nodes."""
         self.show_remarks()
         return importlib.import_module(_BARS).NodeProgress(self.terminal, phase, names, answers=self.dispatches)  # type: ignore[no-any-return]
 
     def starting(self, job: str) -> None:
+        """Show the collected remarks, and store the job's id for messages about signals."""
         self.show_remarks()
         signals.count.job = job
 
@@ -126,9 +134,14 @@ class User:
 
     @property
     def present(self) -> bool:
+        """Whether stdin is a terminal."""
         return sys.stdin is not None and sys.stdin.isatty()
 
     def ask(self, question: str, hidden: bool) -> str:
+        """Print a question and read the answer from the terminal, without echo if `hidden`; "" for Ctrl+D.
+
+        A Ctrl+C is raised at once.
+        """
         signals.count.asking = True
         try:
             if hidden:
@@ -148,7 +161,10 @@ class User:
 
 
 def one_of(call: Call, *names: str) -> str:
-    """Return the value of an option and its aliases. Raises UsageError when two differ."""
+    """Return the value of the first option that is given of several with one meaning, "" if none is.
+
+    Raises UsageError if two have different values.
+    """
     values = {name: getattr(call.given, name.replace("-", "_")) for name in names}
     given = {name: value for name, value in values.items() if value}
     if len(set(given.values())) > 1:
@@ -158,7 +174,7 @@ def one_of(call: Call, *names: str) -> str:
 
 
 def whole(text: str, option: str) -> int | None:
-    """Convert an option to a whole number, None if it was not given. Raises UsageError."""
+    """Convert the text of an option to a whole number, None if it is empty. Raises UsageError."""
     if text == "":
         return None
     if not text.isdecimal():
@@ -167,7 +183,10 @@ def whole(text: str, option: str) -> int | None:
 
 
 def seconds(text: str, option: str, default: float, least: float = 0.0, most: float = math.inf) -> float:
-    """Convert an option to a duration in seconds. Raises UsageError."""
+    """Convert the text of an option to seconds, `default` if it is empty.
+
+    Raises UsageError, also outside of `least` to `most`.
+    """
     found = seconds_of(text) if text else default
     if found is None:
         raise UsageError(f"{option} {text!r} is not a duration", DURATIONS)
@@ -177,7 +196,7 @@ def seconds(text: str, option: str, default: float, least: float = 0.0, most: fl
 
 
 def age(text: str, option: str) -> float:
-    """Convert an option's time until now to seconds: 7d, 10m. Raises UsageError, also for a number alone: 7 may mean days."""
+    """Convert the text of an option such as 7d or 10m to seconds. Raises UsageError, also without a unit: 7 may mean days."""
     found = seconds_of(text) if text[-1:].isalpha() else None
     if found is None:
         raise UsageError(f"{option} {text!r} is not a duration with a unit", "10m, 12h or 7d")
@@ -185,7 +204,7 @@ def age(text: str, option: str) -> float:
 
 
 def role_of(text: str) -> str:
-    """Convert --role to a role as the job's processes have it. Raises UsageError."""
+    """Convert the value of --role to the name of a role. Raises UsageError if it is not known."""
     role = known(text)
     if not role:
         raise UsageError(f"--role {text!r} is not known", f"one of {', '.join(ROLES)}")
@@ -193,7 +212,7 @@ def role_of(text: str) -> str:
 
 
 def run(verb: Verb, values: Mapping[str, object], dry: bool) -> int:
-    """Carry out a verb and return the exit code.
+    """Import and call the function of a verb, report its errors, and return the exit code.
 
     values: its options and positional arguments by attribute. dry: --dry stood before the verb.
     """
@@ -213,12 +232,15 @@ def run(verb: Verb, values: Mapping[str, object], dry: bool) -> int:
 
 
 def refuse(error: UsageError, json: bool) -> int:
-    """Report an error of a command line that names no verb and options to carry out. Returns the exit code."""
+    """Report a UsageError of a command line that could not be parsed, as a verb does, and return the exit code.
+
+    json: --json is given.
+    """
     return _fail(Call(SimpleNamespace(json=json)), error)
 
 
 def outermost(body: Callable[[Call], None], call: Call) -> int:
-    """Run a verb, and turn every error into a message on stderr and an exit code: the outermost boundary."""
+    """Call a verb's function, report every error on stderr and in the JSON answer, and return the exit code."""
     # Most objects of a command live until its end, so frequent collections find nothing.
     gc.set_threshold(100_000, 50, 50)
     try:
@@ -237,6 +259,7 @@ def outermost(body: Callable[[Call], None], call: Call) -> int:
 
 
 def _fail(call: Call, error: ClustertoolError) -> int:
+    """Print an error, finish the JSON answer with it, and return its exit code."""
     call.show_remarks()
     show_error(error, call.terminal)
     call.finish(error)
@@ -244,6 +267,7 @@ def _fail(call: Call, error: ClustertoolError) -> int:
 
 
 def _bug(error: Exception) -> InternalError:
+    """Convert an unexpected exception to an InternalError with its traceback, the versions, and how to report it."""
     text = "".join(traceback.format_exception(error))
     about = f"clustertool {__version__}, Python {platform.python_version()}, {platform.system()}"
     return InternalError(f"a bug of clustertool: {error!r}\n{text}", f"report it with the text above and: {about}")
