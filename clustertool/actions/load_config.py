@@ -48,7 +48,7 @@ def cluster(
     if known is not None and known.cluster is not None:
         found = known.cluster
         _report_source(caller, selection, f"hosts of job {known.id}, stored when it was started", found)
-    elif conf.values and (start_local or conf.names_nodes or this_machine.found(Path.cwd()) is None):
+    elif conf.values and (start_local or conf.names_nodes or this_machine.folder_of_jobs(Path.cwd()) is None):
         found = _read_keys(conf.values, conf.where)
         _report_source(caller, selection, conf.source, found)
         if start_local:
@@ -305,7 +305,7 @@ def _local(caller: Caller, selection: Selection, start: bool, why: str) -> Clust
     the source. Raises ConfigError if there is neither.
     """
     only = selection.here
-    top = None if start else this_machine.found(Path.cwd())
+    top = None if start else this_machine.folder_of_jobs(Path.cwd())
     embedded = None
     try:
         embedded = None if only else LocalCluster().up() if start else LocalCluster().cluster()

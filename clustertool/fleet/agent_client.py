@@ -66,7 +66,7 @@ class AgentClient:
         self._numbers = iter(range(1, 1 << 62))
         self._answers: dict[int, queue.SimpleQueue[Header | ClustertoolError]] = {}
         self._asked: dict[int, Request[Mapping[str, object]]] = {}  # without an answer so far
-        self._decoder = Decoder(answers.STREAM, answers.PAYLOAD, check=self._fits)
+        self._decoder = Decoder(answers.STREAM, answers.PAYLOAD, check=self._check_size)
         self._refused: set[str | None] = set()  # bases with a frame that was not valid: no more of theirs are taken
         self._lock = threading.Lock()
         self._send_lock = threading.Lock()
@@ -74,7 +74,7 @@ class AgentClient:
 
     @classmethod
     def open(cls, link: Link, host: Host, cluster: Cluster, sink: Sink | None = None) -> AgentClient:
-        """Start the node side over `link`. Raises NoPython, PreflightError or Unreachable."""
+        """Start an agent over `link`, and a thread that reads its frames. Raises NoPython, PreflightError or Unreachable."""
         agent = cls(link, host, sink)
         try:
             agent._boot(cluster)
@@ -93,11 +93,15 @@ class AgentClient:
     # -- start --
 
     def _boot(self, cluster: Cluster) -> None:
+        """Start the node's Python on a new channel, send the code if the node lacks it, and wait for "ready".
+
+        Raises NoPython, PreflightError; OSError and EOFError where the connection or the shell ends.
+        """
         seconds = seconds_for(cluster.connect_timeout)
         root = self.host.root_dir or cluster.root_dir
         group = self.link.root_group if isinstance(self.link, ProgramLink) else cluster.root_dir_group
         hello = json.dumps({"root_dir": root, "root_group": group, "entry": self.host.entry}).encode()
-        start = node_bundle.LOADER + node_bundle.digest().encode() + node_bundle.sized(hello)
+        start = node_bundle.LOADER + node_bundle.digest().encode() + node_bundle.with_size(hello)
         if isinstance(self.link, ProgramLink):
             self._channel = self.link.program((cluster.python_of(self.host), *_AGENT), window=_WINDOW, timeout=seconds)
             self._greeting = greeting = Greeting(self._channel, self.host.name, seconds)
@@ -108,16 +112,17 @@ class AgentClient:
             self._greeting = greeting = Greeting(self._channel, self.host.name, seconds)
             greeting.start(_START)
             self._channel.sendall(cluster.python_of(self.host).encode() + b"\n" + start)
-        line = self._answer(cluster, greeting)
+        line = self._start_line(cluster, greeting)
         if line.startswith("need "):
             self._channel.sendall(node_bundle.packed(line))
-            line = self._answer(cluster, greeting)
+            line = self._start_line(cluster, greeting)
         if line != "ready":
             raise PreflightError(f"the node side did not start: {line}", f"run {PROGRAM} check", self.host.name)
         self._channel.settimeout(None)
         self._rest = greeting.rest
 
-    def _answer(self, cluster: Cluster, greeting: Greeting) -> str:
+    def _start_line(self, cluster: Cluster, greeting: Greeting) -> str:
+        """Read the next line of the start. Raises NoPython where there is no Python, an old one, or one that does not run."""
         fix = "install Python 3.8 or newer on the node, or set PYTHON in conf.py (`python` in HOSTS for one node)"
         python = cluster.python_of(self.host)
         try:
@@ -133,7 +138,10 @@ class AgentClient:
         return line
 
     def _stderr_line(self, wait: float = 0.0) -> str:
-        """Read the last line of the channel's stderr; it may come a moment after the end of stdout."""
+        """Return the last line of the channel's stderr, "" if there is none after `wait` seconds.
+
+        It may come a moment after the end of stdout.
+        """
         text, end = b"", time.monotonic() + wait
         if self._channel is None:
             return ""
@@ -147,10 +155,10 @@ class AgentClient:
     # -- talk --
 
     def ask(self, request: Request[Answered], timeout: float = 60.0) -> Answered:
-        """Send one request and wait for its answer.
+        """Send one request and wait for its answer, which gets the field `asked`: the times before and after.
 
         Raises what the node raised, with the node's name, or Unreachable after `timeout` seconds. For a long request these are
-        seconds without progress.
+        seconds without progress; all of it may take 20 times as long.
         """
         before = time.time()
         number = next(self._numbers)
@@ -177,9 +185,10 @@ class AgentClient:
         finally:
             with self._lock:
                 self._answers.pop(number, None)
-        return cast(Answered, {**self._judge(reply), "asked": (before, time.time())})
+        return cast(Answered, {**self._require_success(reply), "asked": (before, time.time())})
 
-    def _judge(self, reply: Header | ClustertoolError) -> Header:
+    def _require_success(self, reply: Header | ClustertoolError) -> Header:
+        """Return an answer, or raise the error that it has or is, with the node's name."""
         if isinstance(reply, ClustertoolError):
             raise reply
         error = reply.get("error")
@@ -190,29 +199,32 @@ class AgentClient:
         raise from_wire(error["kind"], error["what"], error["fix"], self.host.name)
 
     def send(self, request: Request[Answered], number: int | None = None, now: float = 0.0) -> None:
-        """Send a request. Without a number the answer is not wanted."""
+        """Send a request. Without a number the node sends no answer."""
         with self._sending():
             self._channel.sendall(encode(request.header(number, now)))
 
     @contextlib.contextmanager
     def _sending(self) -> Iterator[None]:
-        """Hold the lock for the time of one message. An error ends the connection."""
+        """Hold the lock for the time of one message.
+
+        If the channel fails, the connection counts as lost, and nothing is raised.
+        """
         try:
             with self._send_lock:
                 yield
         except (OSError, EOFError):
-            self._died(self._lost("the connection broke"))
+            self._set_dead(self._lost("the connection broke"))
 
-    def tell_relay(
+    def send_to_relay(
         self,
         order: RelayOrder,
         payload: bytes = b"",
         moved: Callable[[int], None] | None = None,
         gently: Callable[[], bool] | None = None,
     ) -> None:
-        """Send a message to the node's relay; `moved` is called with the bytes that are sent. Raises Unreachable.
+        """Send a message to the node's relay in slices; call `moved` with the bytes of each. Raises Unreachable.
 
-        While gently() is true, little more is sent than has arrived, so that others do not wait behind it.
+        While gently() is true, little more is sent than has arrived, so that other messages on the connection do not wait.
         """
         data = memoryview(encode(dict(order), payload))
         with self._sending():
@@ -229,7 +241,7 @@ class AgentClient:
             raise self.dead
 
     def nudge_relay(self) -> None:
-        """Send a sign of life to the node's relay, unless something is being sent anyway."""
+        """Send a sign of life to the node's relay, unless another message is being sent. Errors are ignored."""
         if self._send_lock.acquire(blocking=False):
             try:
                 with contextlib.suppress(OSError, EOFError):  # the reader finds out
@@ -238,7 +250,10 @@ class AgentClient:
                 self._send_lock.release()
 
     def _read_frames(self) -> None:
-        """Read the frames of the channel until its end, as its only reader, in a thread of its own."""
+        """Read the frames of the channel until its end, as its only reader, in a thread of its own.
+
+        Then record why it ended.
+        """
         why = "the connection was closed"
         try:
             data, self._rest = self._rest or self._channel.recv(1 << 18), b""
@@ -247,15 +262,15 @@ class AgentClient:
                     self._take(header, payload)
                 data = self._channel.recv(1 << 18)
         except FrameError as error:
-            self._died(self._bad(str(error)))
+            self._set_dead(self._bad(str(error)))
             return
         except (OSError, EOFError) as error:
             why = f"the connection broke: {error}"
         output = self._stderr_line()
-        self._died(self._lost(why + (f" ({output})" if output else "")))
+        self._set_dead(self._lost(why + (f" ({output})" if output else "")))
 
-    def _fits(self, header: Header, size: int) -> None:
-        """Check the size of each header, for the decoder. Raises FrameError for one that is too large or answers no request."""
+    def _check_size(self, header: Header, size: int) -> None:
+        """Check the size of a header, for the decoder. Raises FrameError for one that is too large or answers no request."""
         if "re" not in header or "progress" in header:
             most = answers.frame_limit(header)
         else:
@@ -267,10 +282,14 @@ class AgentClient:
             raise FrameError(f"{what} with a header of {size} bytes, more than {most}")
 
     def _take(self, header: Header, payload: bytes) -> None:
+        """Pass a frame on: an answer to its request, a report to on_relay, any other to the sink.
+
+        After a frame that is not valid no more of its base are passed on.
+        """
         if "re" in header:
             self._take_answer(_request_number(header), header)
             return
-        base = _base(header)
+        base = _base_of(header)
         if base in self._refused:
             return
         try:
@@ -284,9 +303,9 @@ class AgentClient:
             self._sink(self.host.index, cast(StreamFrame, header), payload)
 
     def _take_answer(self, number: int, header: Header) -> None:
-        """Hand an answer to its request. One that is not valid is the error of its request alone.
+        """Pass an answer, or a report of progress, to the request that waits for it; drop it if that has timed out.
 
-        Raises FrameError for a second answer.
+        An answer that is not valid becomes an error of its request alone. Raises FrameError for a second answer.
         """
         if "progress" in header:  # it may come after the answer
             with self._lock:
@@ -309,7 +328,10 @@ class AgentClient:
             waiting.put(header)
 
     def _refuse(self, header: Header, base: str | None, error: ClustertoolError) -> None:
-        """End the stream of a frame that is not valid. Requests are still answered, as stop needs them."""
+        """Drop further frames of a base whose frame is not valid, and report its stream, or relay, as ended.
+
+        Requests are still answered, as stop needs them.
+        """
         self._refused.add(base)
         if answers.is_relay_report(header):
             self._report({"type": "relay-failed", "kind": "BadAnswer", "what": error.what, "fix": error.fix})
@@ -321,6 +343,7 @@ class AgentClient:
             self.on_relay(self.host.index, report)
 
     def _close_stream(self, why: str, refused: bool, base: str | None = None) -> None:
+        """Pass the sink a frame that says that the stream of a base has ended. refused: it sent a frame that is not valid."""
         if self._sink is not None:
             closed: ClosedFrame = {"type": "closed", "why": why, "refused": refused}
             if base is not None:
@@ -334,7 +357,8 @@ class AgentClient:
     def _lost(self, why: str) -> Unreachable:
         return Unreachable(why, f"check the node; {PROGRAM} status shows the state of the job", self.host.name)
 
-    def _died(self, error: ClustertoolError) -> None:
+    def _set_dead(self, error: ClustertoolError) -> None:
+        """Record the first error that ends the connection. Waiting requests raise it; on_relay and the sink get its text."""
         with self._lock:
             if self.dead is not None:
                 return
@@ -346,22 +370,23 @@ class AgentClient:
         self._close_stream(error.what, isinstance(error, BadAnswer))
 
     def mute(self) -> None:
-        """Stop reading: later frames, and the end of the connection, are not reported."""
+        """Pass no more frames to the sink, nor the end of the connection. Requests are still answered."""
         self._sink = None
 
     def close(self) -> None:
+        """Pass no more frames to the sink, and close the channel, which ends the agent."""
         self.mute()
         if self._channel is not None:
             discard(self._channel)
 
 
-def _base(header: Header) -> str | None:
-    """Return the base of the node whose stream a frame belongs to; None for this agent's own node, or all."""
+def _base_of(header: Header) -> str | None:
+    """Return the base of the node whose stream a frame belongs to; None for this agent's own node, or all nodes."""
     base = header.get("base")
     return base if isinstance(base, str) else None
 
 
 def _request_number(header: Header) -> int:
-    """Return the number of the request that a header answers, 0 if it is none."""
+    """Return the number of the request that a header answers, 0 where its `re` is no number."""
     number = header["re"]
     return number if isinstance(number, int) and not isinstance(number, bool) else 0

@@ -108,13 +108,17 @@ class LocalCluster:
         self.run = self.dir / "run"
 
     def up(self, nodes: int | None = None) -> Cluster:
-        """Start what is missing, end what is too much. Without a number: as many as there are, or three."""
+        """Start the servers that are missing, end those beyond `nodes`, and return the cluster.
+
+        nodes None: as many as there are, or three. If a key is missing, all servers are ended, and keys are made. Raises
+        PreflightError; UsageError for a wrong number.
+        """
         sshd = _sshd()
         _check_user()
         if nodes is not None and not 0 < nodes <= MAX_NODES:
             raise UsageError(f"the embedded cluster cannot have {nodes} nodes", f"give a number from 1 to {MAX_NODES}")
         self._make_dir()
-        with self._locked():
+        with self._lock():
             servers = self.status()
             wanted = nodes or len(servers) or NODES
             if not all((self.run / name).exists() for name in _KEYS):
@@ -128,39 +132,43 @@ class LocalCluster:
             missing = set(range(wanted)) - {server.node for server in running}
             if missing:
                 self._start(sshd, sorted(missing), running)
-            return self._cluster(self.status())
+            return self._to_cluster(self.status())
 
     def down(self) -> list[str]:
-        """End the servers and their sessions; what was ended, one line per server. The nodes' homes stay."""
+        """End the servers and their sessions, remove keys and configurations, and return a line for each server that ran.
+
+        The nodes' homes stay.
+        """
         if not self.dir.is_dir():
             return []
-        with self._locked():
+        with self._lock():
             ended = _end(self.status())
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(self.run)
             return ended
 
     def status(self) -> tuple[Server, ...]:
-        """List the servers that this cluster should have, dead ones too (`.alive`). Empty after `down`.
-
-        Each of them has a configuration.
-        """
+        """List the servers that have a configuration, with the dead ones (`alive`). Empty after `down`."""
         self._check_dir()
         found = []
         for node in sorted(int(path.stem) for path in self.run.glob("*.conf")):
             with contextlib.suppress(FileNotFoundError):  # another command has ended it
-                found.append(self._server(node))
+                found.append(self._read_server(node))
         return tuple(found)
 
     def cluster(self) -> Cluster | None:
-        """Return the cluster if it runs. If only a part runs, all of it: the dead nodes are then reported as unreachable."""
+        """Return the cluster if a server runs, else None.
+
+        It has the nodes of dead servers, too: they are then reported as unreachable.
+        """
         servers = self.status()
-        return self._cluster(servers) if any(server.alive for server in servers) else None
+        return self._to_cluster(servers) if any(server.alive for server in servers) else None
 
     def home(self, node: int) -> Path:
         return self.dir / f"node{node}"
 
-    def _cluster(self, servers: Iterable[Server]) -> Cluster:
+    def _to_cluster(self, servers: Iterable[Server]) -> Cluster:
+        """Build the cluster of these servers, with the user's key and the known hosts in `run`."""
         user = users.own_name()
         where = "embedded local cluster"
         keys = {
@@ -178,7 +186,11 @@ class LocalCluster:
     # -- files
 
     def _make_dir(self) -> None:
-        """Create the cluster's directory, of this user alone: its files decide which keys may log in."""
+        """Create the cluster's directory and `run`, of this user alone: their files decide which keys may log in.
+
+        Raises PreflightError for a path that sshd cannot read, or a directory of another user; ConfigError if it cannot be
+        made.
+        """
         if re.search(r'["\\%\n]', str(self.dir)):
             raise PreflightError(f"sshd cannot read the path {str(self.dir)!r}", "set XDG_STATE_HOME to a plain path")
         this_user.make(self.dir, "XDG_STATE_HOME")
@@ -200,7 +212,8 @@ class LocalCluster:
             raise PreflightError(f"the folder of the embedded cluster is not safe: {wrong.what}", fix)
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
+        """Lock the cluster's directory for a block; wait for the lock at most 60 s. Raises PreflightError."""
         self._check_dir()
         descriptor = os.open(self.dir / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
@@ -213,6 +226,7 @@ class LocalCluster:
             os.close(descriptor)
 
     def _make_keys(self) -> None:
+        """Write new keys of the host and of the user, and authorized_keys and known_hosts with them."""
         host, user = _key_pair(), _key_pair()
         for name, pair in (("host_key", host), ("user_key", user)):
             _write_private_file(self.run / name, pair[0])
@@ -225,8 +239,11 @@ class LocalCluster:
     def _config(self, node: int) -> Path:
         return self.run / f"{node}.conf"
 
-    def _server(self, node: int) -> Server:
-        """Identify a server by its configuration and its pid file. Its command line proves that the process is this server."""
+    def _read_server(self, node: int) -> Server:
+        """Read the address of a server from its configuration, and its process from its pid file, pid 0 if that does not run.
+
+        The command line proves that the process is this server: it has the path of the configuration.
+        """
         config = self._config(node)
         address, port = config.read_text().split(None, 2)[1].rsplit(":", 1)
         with contextlib.suppress(OSError, ValueError):  # no pid yet, or no such process
@@ -238,7 +255,11 @@ class LocalCluster:
         return Server(node, address, int(port))
 
     def _start(self, sshd: str, nodes: Sequence[int], running: Sequence[Server]) -> None:
-        """Start servers at once, on one port if it is free: the nodes are then like those of a real cluster."""
+        """Start the servers of these nodes, and wait until they listen: on the port of `running`, else a random one.
+
+        Those whose port is taken are started again on another one, up to 20 times: the nodes of a real cluster have one port.
+        Raises PreflightError.
+        """
         port = running[0].port if running else random.choice(PORTS)
         for _ in range(_ROUNDS):
             launched = [self._launch(sshd, node, port) for node in nodes]
@@ -251,6 +272,7 @@ class LocalCluster:
         raise PreflightError("sshd found no free port on loopback", f"see {self.run}/*.log")
 
     def _launch(self, sshd: str, node: int, port: int) -> subprocess.Popen[bytes]:
+        """Write the configuration of a server, remove its old log and pid file, and start it."""
         home, config = self.home(node), self._config(node)
         home.mkdir(mode=0o700, exist_ok=True)
         for suffix in (".log", ".pid"):
@@ -258,7 +280,7 @@ class LocalCluster:
         user, pam = users.own_name(), "yes" if _root_is_locked() else "no"
         address = f"127.0.0.{node + 1}:{port}"  # Linux has all of 127/8 on loopback
         text = _CONFIG.format(address=address, run=self.run, node=node, home=home, user=user, pam=pam)
-        _write_private_file(config, text + _newer(sshd))
+        _write_private_file(config, text + _line_for_newer(sshd))
         return subprocess.Popen(
             [sshd, "-f", str(config), "-E", str(config.with_suffix(".log"))],
             cwd="/",
@@ -270,10 +292,13 @@ class LocalCluster:
         )
 
     def _listens(self, node: int) -> bool:
-        """Wait until a server listens (it writes its pid then); False if its port was taken after all."""
+        """Wait until a server listens (it writes its pid then); return False if its port is taken.
+
+        Raises PreflightError for another problem in its log, and after 10 s.
+        """
         log = self._config(node).with_suffix(".log")
         deadline = time.monotonic() + WAIT
-        while not self._server(node).alive:
+        while not self._read_server(node).alive:
             output = log.read_text(errors="replace").strip() if log.exists() else ""
             if "Bind to port" in output:  # the first of two lines: the second may not be there yet
                 return False
@@ -288,7 +313,11 @@ class LocalCluster:
 
 
 def _end(servers: Iterable[Server]) -> list[str]:
-    """Kill servers and what hangs on them. Everything is stopped before anything is killed, so nothing can slip away."""
+    """Kill servers and all their descendants, and return a line for each server that ran.
+
+    All of them are stopped before one is killed, so that none starts another process. Raises Survivors if some do not end in 10
+    s.
+    """
     doomed: set[Process] = set()
     ended = []
     for server in servers:
@@ -309,7 +338,10 @@ def _end(servers: Iterable[Server]) -> list[str]:
 
 
 def _freeze(server: Process) -> set[Process]:
-    """Stop a process and all its descendants, until there is no new one. We may be in a session of a node."""
+    """Stop a process and its descendants (SIGSTOP) until there is no new one, and return all of them.
+
+    This process is left out: it may run in a session of a node.
+    """
     tree: set[Process] = set()
     new = {server}
     while new:
@@ -337,7 +369,7 @@ def _sshd() -> str:
 
 
 def _check_user() -> None:
-    """Raise PreflightError for a user who cannot log in; sshd would only report that a login failed."""
+    """Raise PreflightError for a user who cannot log in, as sshd would only report a failed login; as root, make /run/sshd."""
     try:
         shell = pwd.getpwuid(os.geteuid()).pw_shell
     except KeyError:
@@ -350,8 +382,11 @@ def _check_user() -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _newer(sshd: str) -> str:
-    """Return what only newer servers need: from 9.8 on they would lock out the one address after some failures."""
+def _line_for_newer(sshd: str) -> str:
+    """Return the line of the configuration for OpenSSH 9.8 and newer, "" for older servers, which do not know it.
+
+    Without it they would lock out the one address after some failures.
+    """
     done = subprocess.run([sshd, "-V"], stdin=subprocess.DEVNULL, capture_output=True)
     # One that is too old for -V prints it in its usage.
     version = re.search(rb"OpenSSH_(\d+)\.(\d+)", done.stderr + done.stdout)
@@ -359,21 +394,21 @@ def _newer(sshd: str) -> str:
 
 
 def _root_is_locked() -> bool:
-    """Check whether root is locked ("!" in shadow: Ubuntu's sudo), so that it may log in by key only if sshd asks PAM."""
+    """Check whether this user is root, and locked ("!" in shadow: Ubuntu's sudo): sshd then allows keys only if it asks PAM."""
     if os.geteuid() != 0 or not Path("/etc/shadow").exists():
         return False
     return any(line.startswith("root:!") for line in Path("/etc/shadow").read_text(encoding="utf-8").splitlines())
 
 
 def _key_pair() -> tuple[str, str]:
-    """(private, public) in OpenSSH's own forms."""
+    """Make an Ed25519 key, and return (private, public) in OpenSSH's own forms."""
     key = Ed25519PrivateKey.generate()
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode(), public.decode()
 
 
 def _write_private_file(path: Path, text: str) -> None:
-    """Whole or not at all, readable by us only."""
+    """Write a file (0600) whole or not at all: a complete one is renamed to its path."""
     part = path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:

@@ -55,12 +55,13 @@ class Fleet:
         reach: Callable[[Host], Link | None] = lambda host: None,
         prompter: Prompter | None = None,
     ) -> None:
-        """reach: see NodeLinks. prompter: that of another fleet of this command, in place of one for `person`.
+        """Prepare a fleet; open() connects. reach: see NodeLinks. prompter: that of another fleet, else it asks `person`.
 
-        Where agents only read records, engine_end() asks the engine why a job has ended: None if it has not, or if that is not
-        known. None in its place: the agents know themselves. records_of() is asked before a lost agent is opened again: the
-        base of its records on the shared directory if its node has ended, None if it runs. needed: see SharedDirectory.
-        no_records(): the error of a node, by its name, of which the shared directory has nothing."""
+        Attributes to set: engine_end(job) asks the engine why a job has ended, None if it has not, or that is not known; it is
+        None itself where agents know this, and do not only read records. records_of(host) is called before a lost agent is
+        opened again: the base of its records on the shared directory if its node has ended, None if it runs. needed: see
+        SharedDirectory. no_records(name) builds the error of a node of which the shared directory has nothing.
+        """
         self.cluster = cluster
         self.check = check
         self.agents: dict[int, AgentClient] = {}
@@ -85,15 +86,17 @@ class Fleet:
         self.close()
 
     def open(self, lag: float | None = None) -> Fleet:
-        """Connect to every host and start its agent, in parallel. What fails is in `failed`.
+        """Connect to every host and start its agent, in parallel. Nodes that fail are in `failed`.
 
-        `lag`: seconds without a new node after which this returns, if some nodes are there. The others are `late`: rest()
-        waits for them.
+        lag: seconds without a new node after which this returns, if some nodes are there. The others are `late`: rest() waits
+        for them.
         """
         self._connect_all(self.cluster.hosts, lag)
         return self
 
     def _connect_all(self, hosts: Sequence[Host], lag: float | None) -> None:
+        """Connect to hosts and start their agents, in threads, and wait for them as rest() does."""
+
         def connect(host: Host) -> AgentClient:
             link = self.connect(host)
             between = time.monotonic()
@@ -110,7 +113,7 @@ class Fleet:
         self.rest(lag)
 
     def open_more(self, hosts: Iterable[Host], leave: Callable[[Host], bool], lag: float | None = None) -> Fleet:
-        """Connect to further hosts, numbered after those that are there. leave: of those, which are closed and left out."""
+        """Connect to further hosts, numbered after those that are there. Close and remove hosts for which leave() is true."""
         kept = [host for host in self.cluster.hosts if not leave(host)]
         old = {node: host.index for node, host in enumerate(kept)}
         numbered = tuple(replace(host, index=node) for node, host in enumerate((*kept, *hosts)))
@@ -137,7 +140,7 @@ class Fleet:
             self.cluster, self.failed = self.shared.cluster, dict(self.shared.failed)
             if self.failed:
                 return self
-            self._directory.start(self.shared.agents[0])
+            self._directory.set_first(self.shared.agents[0])
             self.cluster = replace(self.cluster, hosts=())
         hosts = self.cluster.hosts
         new = self._directory.add(host, host.root_dir or self.cluster.root_dir, len(hosts))
@@ -147,13 +150,13 @@ class Fleet:
 
     @property
     def late(self) -> list[int]:
-        """Nodes that open() did not wait for."""
+        """The nodes that open() did not wait for, and that have neither an agent nor an error so far."""
         return list(self._late.values())
 
     def rest(self, lag: float | None = None) -> None:
-        """Wait for the nodes that are not there, and sort them into `agents` and `failed`. Each has a deadline.
+        """Wait for the late nodes, and sort them into `agents` and `failed`. Each has a deadline.
 
-        `lag`: as for open(). Those that are late then are in neither.
+        lag: as for open(). Nodes that are late then stay `late`.
         """
         if self._work is None:  # of open_shared(): no other node is there
             return
@@ -174,17 +177,21 @@ class Fleet:
                 self.failed[node] = gathered.failed[item]
 
     def arrived(self) -> list[int]:
-        """Sort the late nodes that are there now into `agents` and `failed`, without a wait. Return the others."""
+        """Sort the late nodes that are there now into `agents` and `failed`, without a wait.
+
+        Return those that are still late.
+        """
         self.rest(0.0)
         return self.late
 
     def give_up(self) -> None:
-        """Sort the late nodes into `failed`."""
+        """Sort the late nodes into `failed`, as Unreachable."""
         fix = "type the command again when the node answers"
         self.failed.update((node, Unreachable("still logging in", fix, self.name(node))) for node in self.late)
         self._late.clear()
 
     def _check(self) -> None:
+        """Serve the prompter, close connections on which an agent does not start in time, and call `check`."""
         self.prompter.serve()
         for end, link in list(self._starting.values()):
             if time.monotonic() > end:  # the node reads too slowly: a send has no deadline as a whole
@@ -193,7 +200,10 @@ class Fleet:
             self.check()
 
     def reopen(self, node: int) -> AgentClient:
-        """Open one node again after its connection was lost. The old agent reports nothing more."""
+        """Connect to a node again and return its new agent, after its connection was lost. The old agent reports nothing more.
+
+        On a shared directory, a new client of the node's base. Raises why there is no connection.
+        """
         host, agent = self.cluster.hosts[node], self.agents.get(node)
         if self._directory is not None and isinstance(agent, RecordsClient):
             self.agents[node] = self._directory.reopen(agent)
@@ -212,9 +222,9 @@ class Fleet:
         return self.agents[node]
 
     def link(self, node: int) -> Link:
-        """Return the connection to a node, a new one where there is none. It ends with this fleet. Raises why there is none.
+        """Return the connection of a node's agent, or a new one where it has none; it ends with this fleet.
 
-        Called in a thread: see Prompter.serve().
+        Raises the node's error in `failed`, or why there is no connection. Called in a thread: see Prompter.serve().
         """
         if node in self.failed:
             raise self.failed[node]
@@ -222,7 +232,10 @@ class Fleet:
         return agent.link if agent is not None else self.connect(self.cluster.hosts[node])
 
     def connect(self, host: Host) -> Link:
-        """Open a new connection to a host, without an agent. The rest is as of link()."""
+        """Open a new connection to a host, without an agent; it ends with this fleet. Raises why there is none.
+
+        Called in a thread: see Prompter.serve().
+        """
         return self._links.connect(host)
 
     @property
@@ -230,15 +243,16 @@ class Fleet:
         return self._links.prompter
 
     def keep(self, cluster: Cluster) -> None:
-        """Go on with these hosts only, under their new numbers; names stay what they were."""
+        """Keep only these hosts of the cluster, found by name; renumber the nodes, and close the agents of all others."""
         known = {host.name: host.index for host in self.cluster.hosts}
         self._renumber(cluster, {host.index: known[host.name] for host in cluster.hosts})
 
     def take(self, places: Mapping[int, int], names: Sequence[str]) -> None:
-        """Renumber the nodes as in a job: `places` are {its node: node here}, `names` its nodes in order. Others are closed.
+        """Renumber the nodes as in a job, and close the agents of all others.
 
-        A node that is not in conf.py any more, or is another machine of a job that was typed on each of them, is in `failed`.
-        So is one without records on a shared directory. The nodes there get the names that they have in the job.
+        places: {node of the job: node here}; names: of the job's nodes, in order. A node that is not in `places` is found by
+        its name. One that is not in conf.py any more, or is another machine of a job that was typed on each of them, is in
+        `failed`. So is one without records on a shared directory. The nodes there get the names that they have in the job.
         """
         taken, hosts = set(places.values()), []
         known = {host.name: host.index for host in self.own_names() if host.index not in taken}
@@ -253,14 +267,14 @@ class Fleet:
             self.failed[node] = not_listed(known_hosts, name) if self._directory is None else self.no_records(name)
 
     def own_names(self) -> Sequence[Host]:
-        """Return the hosts whose names identify them: those of conf.py.
-
-        On a shared directory only the number of a node counts.
-        """
+        """Return the hosts whose names identify them: those of conf.py, and none on a shared directory, where numbers do."""
         return self.cluster.hosts if self._directory is None else ()
 
     def _renumber(self, cluster: Cluster, old: Mapping[int, int]) -> None:
-        """old: {new number of a node: its number so far}. The agents of all other nodes are closed."""
+        """Replace the cluster, give agents and errors of nodes their new numbers, and close the agents of all other nodes.
+
+        old: {new number of a node: its number so far}.
+        """
         agents, failed, numbers = self.agents, self.failed, {before: new for new, before in old.items()}
         self.cluster = cluster
         self._late = {item: numbers[node] for item, node in self._late.items() if node in numbers}
@@ -274,7 +288,7 @@ class Fleet:
     def ask(
         self, requests: Mapping[int, Request[Answered]], timeout: float = 60.0, *, patient: bool = False
     ) -> Gathered[Answered]:
-        """Send requests, {node: request}, to the agents that are there; nodes without one are not asked.
+        """Send requests, {node: request}, to agents at once; gather answers and errors. Nodes without an agent are left out.
 
         patient: no Ctrl+C ends it.
         """
@@ -285,9 +299,9 @@ class Fleet:
         return each(nodes, lambda node: self.ask_one(node, wanted[node], timeout), width=width, check=check)
 
     def ask_one(self, node: int, request: Request[Answered], timeout: float = 60.0) -> Answered:
-        """Send a request to one node, in the caller's thread. Raises the node's error, or Unreachable.
+        """Send a request to one node, in the caller's thread, and return its answer. Raises the node's error, or Unreachable.
 
-        An unexpected error in its answer is InternalError, of this node: the others' answers are used.
+        An unexpected error in its answer is InternalError, of this node: the answers of other nodes are used.
         """
         try:
             return self.agents[node].ask(request, timeout)
@@ -298,11 +312,10 @@ class Fleet:
             raise InternalError(f"a bug of clustertool: {error!r}\n{text}", REPORT, self.name(node)) from error
 
     def ask_all(self, request: Request[Answered], timeout: float = 60.0) -> dict[int, Answered]:
-        """Send a request to all nodes and collect their answers.
+        """Send a request to all nodes that have not failed, and return {node: answer}.
 
-        A node that gives no answer, or an error, is in `failed` from then on and is not asked again. NotFound is an answer:
-        that
-        node has nothing of it.
+        A node that gives no answer, or an error, is in `failed` from then on and is not asked again. NotFound does not count:
+        the node has nothing of what was asked.
         """
         gathered = self.ask({node: request for node in self.agents if node not in self.failed}, timeout)
         self.failed.update({node: error for node, error in gathered.failed.items() if not isinstance(error, NotFound)})
@@ -310,14 +323,14 @@ class Fleet:
 
     @property
     def silent(self) -> dict[int, ClustertoolError]:
-        """Of `failed`: the nodes that logged in."""
+        """The errors of nodes that logged in, {node: error}: those of `failed` with an agent."""
         return {node: error for node, error in self.failed.items() if node in self.agents}
 
     def name(self, node: int) -> str:
         return self.cluster.hosts[node].name
 
     def close(self) -> None:
-        """Close the connections, and end with them what runs there. A user waits for this after each command."""
+        """Close all connections, also of `shared`, and wait until they are closed; what runs there ends with them."""
         for agent in self.agents.values():
             agent.mute()
         if self.shared is not None:
@@ -326,9 +339,9 @@ class Fleet:
 
 
 def not_listed(known: Sequence[Host], name: str = "") -> Unreachable:
-    """Create the error of a job's node that is no host of this command. known: the hosts that are nodes of the job.
+    """Build the error of a job's node that is no host of this command. known: the hosts that are nodes of the job.
 
-    A job of several nodes on this machine was typed on the others, too, and no way leads there.
+    A job of several nodes on this machine was typed on the others, too, and no connection leads there.
     """
     if known and all(host.here for host in known):
         return Unreachable("is another machine, on which the job was typed, too", "type this command there", name)
@@ -336,12 +349,12 @@ def not_listed(known: Sequence[Host], name: str = "") -> Unreachable:
 
 
 def no_records(name: str) -> NotFound:
-    """Create the error of a job's node that has no records on the directory which is shared with others of its nodes."""
+    """Build the error of a job's node that has no records on the directory which is shared with others of its nodes."""
     return NotFound("has no records of this job on the shared directory", "does it share ROOT_DIR?", name)
 
 
 def stop_everywhere(fleet: Fleet, job: str, how: StopHow) -> dict[str, StopAnswer | ClustertoolError]:
-    """Ask all agents that are there to end a job: {name of each node: its answer}. No Ctrl+C ends the wait."""
+    """Ask all agents to end a job, and return {name of each node: its answer or error}. No Ctrl+C ends the wait."""
     wanted = dict.fromkeys(fleet.agents, stop_request(job, how))
     gathered = fleet.ask(wanted, timeout=how["grace"] + _STOPPING, patient=True)
     answers: dict[int, StopAnswer | ClustertoolError] = {**gathered.ok, **gathered.failed}
@@ -352,7 +365,7 @@ Answers = Mapping[int, "Mapping[str, object] | ClustertoolError"]
 
 
 def carry_out(steps: Steps, fleet: Fleet, undone: Callable[[str, Answers], None]) -> None:
-    """Execute steps phase by phase: a phase is a barrier. If one fails, the phases before it are undone.
+    """Execute steps phase by phase: a phase is a barrier. If one fails, it and those before are undone, the last one first.
 
     Raises all nodes' failures at once, or the exception that ends the program or the call (an interrupt, SystemExit, that of a
     handler of SIGALRM), after everything that was started is undone. `undone` is called for each phase that is undone: its
@@ -369,7 +382,10 @@ def carry_out(steps: Steps, fleet: Fleet, undone: Callable[[str, Answers], None]
 
 
 def devices_of(fleet: Fleet, nodes: Iterable[int] | None = None) -> Gathered[DevicesAnswer]:
-    """Ask every node, or some, for its cards. A node that needs the NVML module receives it, and is asked again."""
+    """Ask every node, or `nodes`, for its devices; gather answers and errors.
+
+    A node that needs the NVML module receives it, and is asked again.
+    """
     request = DEVICES({"nvml": node_bundle.nvml()[0]})
     gathered = fleet.ask(dict.fromkeys(fleet.agents if nodes is None else nodes, request))
     needy = [node for node, answer in gathered.ok.items() if "need" in answer]

@@ -25,16 +25,17 @@ def job_id(now: float | None = None) -> str:
 
 
 def identity(job: str, asked: str = "", name: str = "", workspace: str = "") -> Identity:
-    """Make the identity of a new job with this id: its owner, its token and its certificate."""
+    """Make the identity of a new job with this id: its owner, the time, and a new token and certificate."""
     return Identity(job, time.time(), this_user.name(), token(), *certificate(), asked, name, workspace)
 
 
 def token() -> str:
+    """Make 16 random bytes, in hex digits."""
     return secrets.token_hex(16)
 
 
 def certificate() -> tuple[str, str]:
-    """(certificate, key) in PEM: self-signed P-256, the only authority of its job's links.
+    """Make a self-signed P-256 certificate, the only authority of its job's links; return (certificate, key) in PEM.
 
     It never expires: a node whose clock is wrong must still be able to join, and the key is deleted with the job.
     """
@@ -44,7 +45,10 @@ def certificate() -> tuple[str, str]:
 def self_signed(
     key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey, serial: int, digest: hashes.SHA256 | None
 ) -> tuple[str, str]:
-    """(certificate, key) in PEM. Name and dates are always the same. digest: what is signed; None for Ed25519."""
+    """Sign a certificate with its own key, and return (certificate, key) in PEM. Name and dates are always the same.
+
+    digest: the hash function of the signature; None for Ed25519.
+    """
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "clustertool job")])
     made = (
         x509.CertificateBuilder()

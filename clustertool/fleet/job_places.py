@@ -69,7 +69,10 @@ class JobPlaces:
         self._dir = (directory or this_user.jobs_folder()).absolute()
 
     def store(self, identity: Identity, cluster: Cluster) -> None:
-        """Store where a job runs that has been started, and remove the oldest files. Raises OSError, ConfigError."""
+        """Write the file of a job that has been started, and remove the oldest files, until 256 are left.
+
+        Raises OSError; ConfigError where another user can write the folder.
+        """
         self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._check_dir()
         about = {"asked": identity.asked, "name": identity.name, "created": identity.created}
@@ -79,9 +82,9 @@ class JobPlaces:
             path.unlink(missing_ok=True)
 
     def find(self, text: str) -> StoredJob | None:
-        """Find the job that a user calls so: by its id or name the newest one, else by a unique prefix of its id.
+        """Find the stored job that `text` names: by id or name the newest one, else by a unique prefix of its id; else None.
 
-        Raises ConfigError; UsageError for a prefix of jobs in several places.
+        None, too, where its hosts are damaged. Raises ConfigError; UsageError for a prefix of jobs in several places.
         """
         for entry in self._read_files([self._path(text)] if is_job_id(text) else []):
             if not entry.asked:  # an id that the tool has made: no other job is meant
@@ -94,13 +97,13 @@ class JobPlaces:
         return found[0].job() if found else None
 
     def newest(self) -> StoredJob | None:
-        """Find the job that was started last. Raises ConfigError."""
+        """Return the job whose file was written last; None where there is no file, or a damaged one. Raises ConfigError."""
         for entry in self._read_files(this_user.job_files_by_age(self._dir)[-1:]):
             return entry.job()
         return None
 
     def forget(self, jobs: Iterable[str]) -> None:
-        """Remove what is stored about jobs that are removed themselves."""
+        """Remove the files of these jobs, as far as they can be removed."""
         for job in filter(is_job_id, jobs):
             with contextlib.suppress(OSError):
                 self._path(job).unlink()
@@ -109,25 +112,30 @@ class JobPlaces:
         return self._dir / f"{job}{this_user.JOB_FILE_END}"
 
     def _check_dir(self) -> None:
+        """Raise ConfigError if another user can write the folder, or replace it."""
         wrong = path_trust.unsafe(str(self._dir))
         if wrong:
             raise ConfigError(f"the stored hosts of jobs are not used: {wrong.what}", _FIX)
 
     def _read_files(self, paths: Sequence[Path]) -> list[_StoredFile]:
-        """Read these files, the newest job first. A file that is damaged, or of a newer version, is left out."""
+        """Read what names the jobs of these files, and return it with the newest job first.
+
+        A file that is damaged, of a newer version or of another job is left out. Raises ConfigError where another user can
+        write one.
+        """
         if paths:
             self._check_dir()
         found: list[_StoredFile] = []
         for path in paths:
             with contextlib.suppress(OSError, *_DAMAGED):
-                entry = _read_content(json.loads(self._bytes(path)))
+                entry = _read_content(json.loads(self._read_own_file(path)))
                 if entry.id == this_user.job_of_file(path):
                     found.append(entry)
         return sorted(found, key=lambda entry: (entry.created, entry.id), reverse=True)
 
     @staticmethod
-    def _bytes(path: Path) -> bytes:
-        """Read a file. Raises ConfigError for one that another user can have written, OSError for what is no file."""
+    def _read_own_file(path: Path) -> bytes:
+        """Read a file. Raises ConfigError if another user can have written it, OSError for what is no file."""
         with open(files.open_file(str(path)), "rb") as file:
             problem = ownership.problem(file.fileno(), os.fstat(file.fileno()))
             if problem:
@@ -151,15 +159,18 @@ class _StoredFile:
         return tuple(self.content.get(part) for part in ("hosts", "keys", "settings"))
 
     def job(self) -> StoredJob | None:
-        """Return the stored job, None where its hosts are damaged."""
+        """Build the stored job; None where its hosts are damaged."""
         try:
-            return StoredJob(self.id, self.asked, self.name, self.created, _cluster(self.id, self.content))
+            return StoredJob(self.id, self.asked, self.name, self.created, _to_cluster(self.id, self.content))
         except _DAMAGED:
             return None
 
 
 def _to_content(cluster: Cluster) -> dict[str, object]:
-    """Convert a cluster to the content of its file: {} for the embedded one."""
+    """Convert a cluster to what its file has: hosts, settings, and the keys of _REACH that differ from their defaults.
+
+    Paths of local files become absolute. Returns {} for the embedded cluster.
+    """
     if cluster.ssh_config == "none":
         return {}
     keys: dict[str, object] = {}
@@ -176,17 +187,17 @@ def _to_content(cluster: Cluster) -> dict[str, object]:
 
 
 def _read_content(value: _Content) -> _StoredFile:
-    """Read a file's content. Raises one of _DAMAGED for what this version has not written."""
+    """Build _StoredFile of a file's content, without a check of its hosts. Raises one of _DAMAGED, also for another format."""
     if value["format"] != _FORMAT:
         raise ValueError(value["format"])
     return _StoredFile(str(value["id"]), str(value["asked"]), str(value["name"]), float(value["created"]), value)
 
 
-def _cluster(job: str, value: _Content) -> Cluster | None:
-    """Read the hosts of a file. Raises one of _DAMAGED."""
+def _to_cluster(job: str, value: _Content) -> Cluster | None:
+    """Build the cluster of a file's content; None where it has no hosts (embedded cluster). Raises one of _DAMAGED."""
     if "hosts" not in value:
         return None
-    hosts = tuple(_host(index, each) for index, each in enumerate(value["hosts"]))
+    hosts = tuple(_to_host(index, each) for index, each in enumerate(value["hosts"]))
     keys = {key: value["keys"][key] for key in _REACH if key in value["keys"]}
     try:
         known = read_cluster({**keys, "HOSTS": ["localhost"]}, f"the hosts of job {job}")
@@ -199,7 +210,8 @@ def _cluster(job: str, value: _Content) -> Cluster | None:
     return replace(known, hosts=hosts)
 
 
-def _host(index: int, value: _Content) -> Host:
+def _to_host(index: int, value: _Content) -> Host:
+    """Build a host with this index of its stored fields. Raises one of _DAMAGED for a wrong one."""
     texts = {name: value.get(name, "") for name in _TEXTS}
     port, twin = whole(value["port"], 0, HIGHEST_PORT), whole(value["twin"], 0, 1 << 20)
     right = all(isinstance(text, str) for text in texts.values()) and port is not None and twin is not None
@@ -215,15 +227,11 @@ def _host(index: int, value: _Content) -> Host:
     return Host(index, **texts, port=port or 0, twin=twin or 0, here=value["here"] is True)
 
 
-if TYPE_CHECKING:  # of all commands only those that start a job have one
-    from clustertool.model.facts import Identity
-
-
 # -- for commands ------------------------------------------------------------------------------------------------------
 
 
 def remember(identity: Identity, cluster: Cluster) -> str:
-    """Store the hosts of a job that has been started or queued. Returns a warning if this fails, else ""."""
+    """Store the hosts of a job that has been started or queued. Return "", or a warning if this fails."""
     try:
         JobPlaces().store(identity, cluster)
     except (OSError, ConfigError) as error:
@@ -233,13 +241,13 @@ def remember(identity: Identity, cluster: Cluster) -> str:
 
 
 def forget(jobs: Iterable[str]) -> None:
-    """Remove what is stored of jobs that were removed from all their nodes."""
+    """Remove the stored files of these jobs. Does nothing for a user without a home folder."""
     with contextlib.suppress(NoHome):
         JobPlaces().forget(jobs)
 
 
 def other_than(job: str, conf: Cluster) -> StoredJob | None:
-    """Find the job with this id, if it ran with another engine or on hosts that a conf.py which was found does not have.
+    """Find the stored job with this id that ran with another engine than `conf`, or on hosts which `conf` lacks; else None.
 
     Only a complete id that the tool has made can mean a job of other hosts. Other ids and names may exist on both, and conf.py
     goes first.
@@ -256,9 +264,10 @@ def other_than(job: str, conf: Cluster) -> StoredJob | None:
 
 
 def without_conf(job: str) -> StoredJob | None:
-    """Find the job that is called so, for "" the one that was started last. Raises ConfigError, UsageError.
+    """Find the stored job that `job` names, for "" the one stored last. Raises ConfigError, UsageError.
 
-    None if nothing stored is needed: for jobs of the embedded local cluster, and of this folder or one above.
+    None where there is none, or where a command without conf.py finds the job by itself: a job of the embedded local cluster,
+    or of this machine in this folder or one above.
     """
     found = None
     with contextlib.suppress(NoHome):
@@ -267,11 +276,11 @@ def without_conf(job: str) -> StoredJob | None:
 
 
 def _hosts_differ(job: StoredJob, named: bool) -> bool:
-    """Check whether its hosts are others than those that a command without a conf.py uses here.
+    """Check whether the job's hosts differ from those that a command in this folder uses without a conf.py.
 
-    named: the user named the job.
+    named: the user named the job; else any job of this machine is found where this folder, or one above, has jobs.
     """
     if job.cluster is None:
         return False
-    top = this_machine.found(Path.cwd()) if job.here else None
+    top = this_machine.folder_of_jobs(Path.cwd()) if job.here else None
     return top is None or (named and job.cluster.root_dir != this_machine.node(top).root_dir)

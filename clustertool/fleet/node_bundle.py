@@ -51,7 +51,10 @@ def packed(need: str) -> bytes:
 
 @lru_cache(maxsize=1)
 def _content() -> tuple[str, bytes]:
-    """Read the digest, and name and text of each file, with NUL between all of them. To read all files takes 7 ms."""
+    """Read the code's files, and return their digest, and name and text of each with NUL between all of them.
+
+    To read all files takes 7 ms.
+    """
     left_out = {*_TYPES, *_LAPTOP, *_BY_THEMSELVES}
     paths = sorted(
         {path for pattern in _FILES for path in _ROOT.glob(pattern) if path.stem not in left_out}
@@ -59,44 +62,45 @@ def _content() -> tuple[str, bytes]:
     )
     files = {path.relative_to(_ROOT.parent).as_posix(): path.read_text("utf-8") for path in paths}
     data = "\0".join(text for file in files.items() for text in file).encode()
-    return named(data), data
+    return digest_of(data), data
 
 
 def names() -> frozenset[str]:
-    """List the files of the code, as paths from the folder above the package."""
+    """Return the paths of the code's files, from the folder above the package."""
     with _making:
         return frozenset(_content()[1].decode().split("\0")[::2])
 
 
 @lru_cache(maxsize=2)
 def _packed(small: bool) -> bytes:
+    """Pack the installer, and the archive with bz2 (small) or zlib."""
     data = _content()[1]
     archive = bz2.compress(data) if small else zlib.compress(data, 9)
-    return sized(zlib.compress(program(_INSTALLER).encode(), 9)) + sized(archive)
+    return with_size(zlib.compress(program(_INSTALLER).encode(), 9)) + with_size(archive)
 
 
-def named(data: bytes) -> str:
-    """Compute the digest by which nodes keep what was sent."""
+def digest_of(data: bytes) -> str:
+    """Compute the digest by which nodes keep data that was sent: half of its SHA-256, in hex digits."""
     return hashlib.sha256(data).hexdigest()[:32]
 
 
-def sized(data: bytes) -> bytes:
-    """Put the size in front of data, as the loader reads it."""
+def with_size(data: bytes) -> bytes:
+    """Put the size, in eight digits, in front of data, as the loader reads it."""
     return b"%08d" % len(data) + data
 
 
 def program(name: str) -> str:
-    """Read the text of a module of the node's code that runs by itself."""
+    """Read the text of a module of the node's code that runs by itself. name: its path in the package."""
     return (_ROOT / name).read_text("utf-8")
 
 
 @lru_cache(maxsize=1)
 def nvml() -> tuple[str, bytes]:
-    """(digest, zlib) of the module `pynvml`: sent on its own, to nodes with NVIDIA's cards only."""
+    """Read the module `pynvml`, and return its digest, and its bytes packed by zlib: only nodes with NVIDIA's cards get it."""
     spec = importlib.util.find_spec("pynvml")
     assert spec is not None and spec.origin is not None, "nvidia-ml-py is a dependency"
     content = Path(spec.origin).read_bytes()
-    return named(content), zlib.compress(content, 9)
+    return digest_of(content), zlib.compress(content, 9)
 
 
 # Runs under whatever Python the node has, also under 2.7, which gets an answer. It reads exactly what it needs from stdin and

@@ -20,8 +20,8 @@ class NodeLinks:
     ) -> None:
         """Prepare connections to the nodes of a cluster; none is open yet.
 
-        reach: the way to a node, None for ssh or, if the host is this machine, a child. It is called in a thread, and raises
-        Unreachable.
+        reach: returns an engine's connection to a host, None for ssh or, if the host is this machine, a child. It is called in
+        a thread, and raises Unreachable.
         """
         self._cluster = cluster
         self.prompter = prompter
@@ -35,7 +35,10 @@ class NodeLinks:
         self.close()
 
     def connect(self, host: Host) -> Link:
-        """Open a new connection. Raises why there is none. Called in a thread: see Prompter.serve()."""
+        """Open a new connection to a host, and keep it for close(). Raises why there is none.
+
+        Called in a thread: see Prompter.serve().
+        """
         link = self.reach(host)
         if link is None:
             link = HereLink(host) if host.here else SshLink(host, self._cluster, self.prompter)
@@ -43,4 +46,5 @@ class NodeLinks:
         return link
 
     def close(self) -> None:
+        """Close all connections, in parallel."""
         each(self._open, lambda link: link.close())  # in parallel: a dead gateway costs a moment

@@ -38,7 +38,11 @@ class RecordsClient(AgentClient):
         self._directory = directory
 
     def ask(self, request: Request[Answered], timeout: float = 60.0) -> Answered:
-        """Send a request as AgentClient does. An error of the connection names the shared host, any other one this client's."""
+        """Send a request about this base over the shared connection, after a call of `needed`, and return the answer.
+
+        Errors name this client's host, but the error that has ended the connection names the shared one. timeout: as of
+        AgentClient.
+        """
         self._directory.needed(self.base, request.kind.type, request.fields)
         try:
             return self.agent.ask(request.about(self.base), timeout)
@@ -51,11 +55,12 @@ class RecordsClient(AgentClient):
         self.agent.send(request.about(self.base), number, now)
 
     def take(self, header: StreamFrame, payload: bytes) -> None:
-        """Take a frame of this base, or of the connection."""
+        """Pass a frame to the sink, with the index of this client's host."""
         if self._sink is not None:
             self._sink(self.host.index, header, payload)
 
     def close(self) -> None:
+        """Pass no more frames to the sink. The connection stays open."""
         super().close()
         self._directory.drop(self)
 
@@ -80,18 +85,19 @@ class SharedDirectory:
 
     @property
     def agent(self) -> AgentClient:
-        """That of the newest connection."""
+        """The agent of the newest connection."""
         assert self._agent is not None
         return self._agent
 
-    def start(self, agent: AgentClient) -> None:
-        """agent: the first one."""
+    def set_first(self, agent: AgentClient) -> None:
+        """Set the agent of the first connection."""
         self._agent = agent
 
     def add(self, host: Host, root: str, first: int) -> list[RecordsClient]:
-        """Make a client for each base that has none, numbered from `first` on. host, root: of the shared directory.
+        """Ask for the bases, and return a new client for each that has none, numbered from `first` on.
 
-        Until a job names its nodes, a client has the name of the host with its base. Raises Unreachable, PreflightError.
+        host, root: of the shared directory. Until a job names its nodes, a client has the name of the host with its base.
+        Raises Unreachable, PreflightError.
         """
         known = {client.base for client in self._clients}
         found = self.agent.ask(BASES({}), _LISTING)["bases"]
@@ -104,13 +110,13 @@ class SharedDirectory:
         return made
 
     def client(self, base: str, host: Host) -> RecordsClient:
-        """Make a client of this base in the place of the agent of a host."""
+        """Return a new client of this base with the index and name of `host`, whose agent it replaces."""
         return self._new(base, replace(host, root_dir=""))
 
     def reopen(self, client: RecordsClient) -> RecordsClient:
-        """Make a client of the same base on a new connection.
+        """Close a client, and return a new one of the same base on a new connection.
 
-        The first client that asks for this opens the connection for all.
+        The first client that asks for this opens the connection for all. If that fails, all get the same error for one second.
         """
         with self._opening:
             if self._agent is client.agent:
@@ -125,7 +131,10 @@ class SharedDirectory:
         return self._new(client.base, client.host)
 
     def route(self, _: int, header: StreamFrame, payload: bytes) -> None:
-        """Pass a frame of the agent to the clients of its base. Called in the thread that reads the connection."""
+        """Pass a frame to the clients of its base, or to all where it names none.
+
+        Called in the thread that reads the connection.
+        """
         base = header.get("base")
         with self._lock:
             clients = [client for client in self._clients if base in (None, client.base)]
@@ -133,6 +142,7 @@ class SharedDirectory:
             client.take(header, payload)
 
     def drop(self, client: RecordsClient) -> None:
+        """Remove a client: it gets no more frames."""
         with self._lock:
             self._clients = [one for one in self._clients if one is not client]
 

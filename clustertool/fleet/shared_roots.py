@@ -15,7 +15,8 @@ from clustertool.model.wire.messages import MEET
 def confirm(fleet: Fleet, facts: ByNode) -> dict[int, Facts]:
     """Return the facts with a root_id that is equal exactly where ROOT_DIR is the same.
 
-    Writes nothing where all differ.
+    Nodes with equal probes write a mark into their ROOT_DIR, list the marks that they see, and remove them. Where all probes
+    differ, nothing is written.
     """
     doubtful = set(may_share(facts))
     if not doubtful:
@@ -34,5 +35,6 @@ def confirm(fleet: Fleet, facts: ByNode) -> dict[int, Facts]:
 
 
 def _ask_step(fleet: Fleet, nodes: set[int], step: Step, token: str) -> dict[int, SeenAnswer]:
+    """Send a step of MEET to nodes, and return the answers; nodes that fail are left out. No Ctrl+C ends "forget"."""
     requests = {node: MEET({"step": step, "token": token, "node": node}) for node in nodes}
     return fleet.ask(requests, patient=step == "forget").ok

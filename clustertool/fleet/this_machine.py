@@ -40,7 +40,11 @@ SHELL = ("/bin/sh",)
 
 
 def alone(folder: Path, known: Cluster | None = None) -> Cluster:
-    """Build the cluster of this machine alone, for jobs in `folder`. known: a conf.py whose other keys count."""
+    """Build the cluster whose only host is this machine, for jobs in `folder`, with the interpreter of this command.
+
+    known: the cluster of a conf.py, whose other keys stay. The checks of ping and rsync are off. Raises PreflightError where
+    the system is not Linux.
+    """
     if not sys.platform.startswith("linux"):
         raise PreflightError("jobs on this machine alone need Linux", "name Linux nodes with --ips or in conf.py")
     host = node(folder)
@@ -53,7 +57,10 @@ def alone(folder: Path, known: Cluster | None = None) -> Cluster:
 
 
 def with_job_python(cluster: Cluster) -> Cluster:
-    """Return the same cluster, which states what `python3` is for its jobs and why, unless PRELUDE or an image decides."""
+    """Return the cluster with a `job_python` that states path and version of its jobs' `python3`, and the rule that chose it.
+
+    Returns it unchanged where PRELUDE or an image decides this.
+    """
     if cluster.prelude or cluster.container.image:
         return cluster
     folders = [cluster.first_path, *dict(cluster.env).get("PATH", os.environ.get("PATH", os.defpath)).split(os.pathsep)]
@@ -63,7 +70,10 @@ def with_job_python(cluster: Cluster) -> Cluster:
 
 
 def _python_rule() -> tuple[str, str]:
-    """Choose the folder that is first on PATH of a job of this machine, "" for PATH as it is; return it with the rule."""
+    """Choose the folder to put first on PATH of this machine's jobs, "" to leave PATH as it is; return it with the rule.
+
+    It is the folder of this interpreter, if no environment is activated, and clusterrun is not on PATH or PATH has no python3.
+    """
     own = str(Path(sys.executable).parent)
     activated = next((name for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if os.environ.get(name)), "")
     if activated:
@@ -81,33 +91,36 @@ def _same_folder(folder: str, other: str) -> bool:
 
 
 def shell_defaults() -> tuple[tuple[str, str], ...]:
-    """Read the variables of the shell that the job's defaults would replace."""
+    """Return (name, value) of those SHELL_DEFAULTS that are set in this shell: they go before the defaults of the job."""
     return tuple((name, os.environ[name]) for name in SHELL_DEFAULTS if name in os.environ)
 
 
 def shell_environment() -> dict[str, str]:
-    """Return the variables of this command's shell for a program that it starts."""
+    """Copy the environment for a program to start: without CLUSTERTOOL_SECRET, and LC_CTYPE as before Python changed it."""
     return without_secret(processes.own_environment())
 
 
 def node(folder: Path) -> Host:
-    """Describe this machine as later commands from the same folder know it."""
+    """Describe this machine as a host whose ROOT_DIR is `.clustertool` in `folder`."""
     return host(str(folder / OURS))
 
 
 def host(root_dir: str = "") -> Host:
-    """Describe this machine as an entry of HOSTS."""
+    """Describe this machine as an entry of HOSTS, with its host name and the address 127.0.0.1."""
     name = socket.gethostname()
     return Host(0, name, address=_ADDRESS, root_dir=root_dir, name=name, here=True)
 
 
-def found(folder: Path) -> Path | None:
-    """Find the folder with this user's jobs of this machine: this one, or the next above it."""
-    return next((top for top in (folder, *folder.parents) if _ours(top / OURS)), None)
+def folder_of_jobs(folder: Path) -> Path | None:
+    """Find the nearest folder, `folder` or one above it, where this user has started jobs of this machine; else None."""
+    return next((top for top in (folder, *folder.parents) if _has_own_jobs(top / OURS)), None)
 
 
-def _ours(records: Path) -> bool:
-    """Check whether jobs lie there, in a real folder of this user: another user may have put one into /tmp."""
+def _has_own_jobs(records: Path) -> bool:
+    """Check whether `records` has the marker of jobs, and is a real folder of this user.
+
+    Another user may have put a folder or a link of this name into /tmp.
+    """
     try:
         info = os.lstat(records)
         return stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and os.path.isfile(records / OURS / "marker")
@@ -121,7 +134,7 @@ def user() -> str:
 
 
 def machine() -> str:
-    """Identify this machine as Facts.machine does; "" where it is not known, as on another system than Linux."""
+    """Identify this machine by its boot id and network namespace, as Facts.machine does; "" where it has none (not Linux)."""
     try:
         return f"{processes.boot_id()}/{os.readlink('/proc/self/ns/net')}"
     except OSError:
@@ -144,11 +157,15 @@ class HereLink:
         self._channels: list[HereChannel] = []
 
     def channel(self, *, window: int = 0, timeout: float = 10.0) -> HereChannel:
+        """Start a shell, and return its channel. The parameters are those of an SshLink, and have no effect."""
         self._channels.append(HereChannel(self._argv))
         return self._channels[-1]
 
     def run(self, argv: Sequence[str]) -> int:
-        """Run a program on the terminal of this process. Return its exit code."""
+        """Run a program on the terminal of this process, and return its exit code: 128 + N if signal N ended it.
+
+        Ctrl+C reaches the program, and is ignored here.
+        """
         with subprocess.Popen(argv, env=shell_environment()) as child:
             while True:
                 with contextlib.suppress(KeyboardInterrupt):  # Ctrl+C is for the program
@@ -156,6 +173,7 @@ class HereLink:
                     return code if code >= 0 else 128 - code
 
     def lost(self, why: str) -> Unreachable:
+        """Build the error of a connection to this machine that has ended."""
         return Unreachable(why, "is this machine overloaded?", self.node)
 
     def close(self) -> None:
@@ -199,21 +217,21 @@ class HereChannel:
         self._socket.shutdown(socket.SHUT_WR)
 
     def recv_ready(self) -> bool:
-        """Check whether bytes are there; at the end of the stream none are, as with paramiko."""
+        """Check whether bytes of stdout are there; False at the end of the stream, as with paramiko."""
         return _has_bytes(self._socket)
 
     def recv_stderr_ready(self) -> bool:
         return _has_bytes(self._errors)
 
     def wait(self, seconds: float) -> None:
-        """Wait until bytes are there, or the shell has ended; at most so long."""
+        """Wait until bytes of stdout or stderr are there, or the shell has ended; at most `seconds`."""
         end = time.monotonic() + seconds
         while not (self.recv_ready() or self.recv_stderr_ready() or self.status_event.wait(_TURN)):
             if time.monotonic() > end:
                 return
 
     def close(self) -> None:
-        """Close this side: the shell gets EOF, its outputs fail, and waiting threads wake up."""
+        """Close stdin and stdout on this side: the shell gets EOF, its writes fail, and threads that receive wake up."""
         if self.closed:
             return
         self.closed = True
@@ -222,13 +240,14 @@ class HereChannel:
         self._socket.close()
 
     def _reap(self) -> None:
+        """Wait for the shell to end, and set its exit status: 128 + N if signal N ended it."""
         code = self._process.wait()
         self.exit_status = code if code >= 0 else 128 - code
         self.status_event.set()
 
 
 def _has_bytes(stream: socket.socket) -> bool:
-    """Check for bytes without a wait, also where the socket has a timeout: recv() would wait."""
+    """Check whether a socket has bytes to receive, without a wait; False at the end of the stream, and where it is closed."""
     waiting = select.poll()
     with contextlib.suppress(OSError, ValueError):  # it is closed
         waiting.register(stream, select.POLLIN)

@@ -27,7 +27,7 @@ class NoHome(ConfigError):
 
 
 def name() -> str:
-    """Return this user's name: of the password file, else of USER, else the number."""
+    """Return this user's name: of the password file, else of USER, else the number as text."""
     return users.own_name()
 
 
@@ -55,16 +55,13 @@ def expanded(path: str) -> Path:
 
 
 def shown(path: Path) -> str:
-    """Shorten a path as a user writes it: ~ for the home folder."""
+    """Shorten a path for messages: the home folder becomes ~, other paths stay."""
     home = users.home()
     return f"~/{path.relative_to(home)}" if home and path.is_relative_to(home) else str(path)
 
 
 def is_home(folder: Path) -> bool:
-    """Check whether a folder is the home folder.
-
-    False as well where there is no home folder, or one that cannot be read.
-    """
+    """Check whether a folder is the home folder; False as well where there is none, or one that cannot be read."""
     try:
         return bool(users.home()) and folder.samefile(users.home())
     except OSError:
@@ -72,7 +69,10 @@ def is_home(folder: Path) -> bool:
 
 
 def make(folder: Path, variable: str) -> None:
-    """Make a folder of this user alone (0700), and those above. Raises ConfigError where it cannot be made or written."""
+    """Make a folder (0700), and those above it. Raises ConfigError if this fails, or the folder cannot be written.
+
+    variable: of the environment; the fix in the error names it.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -83,6 +83,7 @@ def make(folder: Path, variable: str) -> None:
 
 
 def _system_folder(find: Callable[[str], Path], variable: str) -> Path:
+    """Return this tool's folder by a function of platformdirs. Raises NoHome where the path is not absolute."""
     try:
         path = find("clustertool")
     except RuntimeError:  # of platformdirs since 4.10; earlier ones return ~ as it is
@@ -91,6 +92,7 @@ def _system_folder(find: Callable[[str], Path], variable: str) -> Path:
 
 
 def _no_home(variable: str) -> NoReturn:
+    """Raise NoHome, with a fix that names HOME and this variable of the environment."""
     other = f", or {variable}=DIR" if variable != "HOME" else ""
     fix = f"export HOME=DIR, a folder that you can write{other} (in a container: --env HOME=DIR)"
     raise NoHome(f"this user (uid {os.getuid()}) has no home folder: HOME is not set to one", fix)
@@ -105,12 +107,12 @@ def jobs_folder() -> Path:
 
 
 def job_of_file(path: Path) -> str:
-    """Return the id of the job whose file this is."""
+    """Return the id of the job whose file this is, from the file's name."""
     return path.name[: -len(JOB_FILE_END)]
 
 
 def job_files(directory: Path) -> list[Path]:
-    """List the files of stored jobs, in any order."""
+    """List the files of stored jobs in a folder, in any order; none if the folder cannot be read."""
     try:
         names = [name for name in os.listdir(directory) if name.endswith(JOB_FILE_END)]
     except OSError:
@@ -119,7 +121,7 @@ def job_files(directory: Path) -> list[Path]:
 
 
 def job_files_by_age(directory: Path) -> list[Path]:
-    """List the files of stored jobs, the oldest first."""
+    """List the files of stored jobs by the time of their last change, the oldest first."""
     found: list[tuple[int, Path]] = []
     for path in job_files(directory):
         with contextlib.suppress(OSError):  # another command has removed it

@@ -426,7 +426,7 @@ def ask_agent(
     pipe = subprocess.PIPE
     with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=dict(env)) as agent:
         assert agent.stdin and agent.stdout and agent.stderr
-        start = node_bundle.LOADER + node_bundle.digest().encode() + node_bundle.sized(json.dumps(hello).encode())
+        start = node_bundle.LOADER + node_bundle.digest().encode() + node_bundle.with_size(json.dumps(hello).encode())
         agent.stdin.write(start)
         agent.stdin.flush()
         line = agent.stdout.readline()

@@ -189,7 +189,7 @@ def test_two_versions(bench: Bench, fresh: Path, monkeypatch: pytest.MonkeyPatch
     first = where.open()
     ours = kept(fresh)
     data = node_bundle._content()[1].replace(b"clustertool runs", b"clustertool once ran")
-    monkeypatch.setattr(node_bundle, "_content", lambda: (node_bundle.named(data), data))
+    monkeypatch.setattr(node_bundle, "_content", lambda: (node_bundle.digest_of(data), data))
     node_bundle._packed.cache_clear()
     try:
         assert [fetched(where.open()) for _ in range(2)] == [True, False]
@@ -392,7 +392,7 @@ def test_python_below_home(bench: Bench, fresh: Path) -> None:
 def test_the_bundle_is_reproducible() -> None:
     """The same sources are the same bundle, so that a second laptop sends nothing."""
     code = "from clustertool.fleet import node_bundle as b; print(b.digest(), b.named(b.packed('need bz2')))"
-    ours = f"{node_bundle.digest()} {node_bundle.named(node_bundle.packed('need bz2'))}\n"
+    ours = f"{node_bundle.digest()} {node_bundle.digest_of(node_bundle.packed('need bz2'))}\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == ours
 

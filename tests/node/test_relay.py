@@ -86,14 +86,14 @@ class Relays:
         for me, node in enumerate(self.nodes[:first]):
             if self.ports[me]:
                 some = [found[other] for other in topology.sources(len(found), me)]
-                node.client.agent.tell_relay(
+                node.client.agent.send_to_relay(
                     {"type": "relay-sources", "sources": some, "degree": topology.degree(len(found))}
                 )
         return self
 
     def send(self, i: int, *numbers: int, data: bytes = b"") -> None:
         for number in numbers:
-            self.nodes[i].client.agent.tell_relay(
+            self.nodes[i].client.agent.send_to_relay(
                 {"type": "relay-piece", "piece": number}, data or self.shipment.piece(number)
             )
 
@@ -199,7 +199,7 @@ def test_a_good_source_is_kept_as_long_as_those_of_a_newer_list_do_not_answer(re
         silent = [sock.getsockname() for sock in (mute, dumb)]
         good = (two.nodes[0].host.address, two.ports[0])
         began = time.monotonic()
-        two.nodes[1].client.agent.tell_relay({"type": "relay-sources", "sources": [*silent, good], "degree": 2})
+        two.nodes[1].client.agent.send_to_relay({"type": "relay-sources", "sources": [*silent, good], "degree": 2})
         two.send(0, *range(1, COUNT + 2))
         two.says(1, "done")
         assert time.monotonic() - began < IDLE, "it stood still until it looked for more sources"

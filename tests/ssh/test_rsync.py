@@ -411,7 +411,7 @@ def test_the_bridge_passes_pipes_arguments_and_code(tmp_path: Path) -> None:
         pass_fds=[theirs.fileno()],
     )
     theirs.close()
-    got, pipes = rsync_session._receive(ours)
+    got, pipes = rsync_session._receive_command(ours)
     assert got == [os.fsencode(token) for token in tokens]
     assert child.stdin and child.stdout
     child.stdin.write(b"down")

@@ -30,7 +30,7 @@ class Agent:
         self.messages: list[str] = []
         self.broken = False
 
-    def tell_relay(self, header: dict[str, Any], data: bytes, moved: Any, gently: Any) -> None:
+    def send_to_relay(self, header: dict[str, Any], data: bytes, moved: Any, gently: Any) -> None:
         if self.broken:
             raise Unreachable("the connection broke", "", "node")
         self.messages.append(header["type"])

@@ -37,13 +37,14 @@ class WorkspaceCache:
     # -- digests of files --
 
     def digests(self) -> dict[str, tuple[Key, list[str]]]:
-        """path -> (size and times of the file, its pieces)."""
+        """Read {path: (size, times and inode of the file, the names of its pieces)}; empty where there is no such file."""
         try:
             return {path: (tuple(key), names) for path, (key, names) in self._load(_DIGESTS).items()}
         except (AttributeError, TypeError, ValueError):
             return {}
 
     def keep_digests(self, found: Mapping[str, tuple[Key, list[str]]]) -> None:
+        """Write digests for later dispatches, without those of files that changed in the last two seconds."""
         limit = (time.time() - _FRESH) * 1e9
         old = {path: (key, names) for path, (key, names) in found.items() if max(key[1], key[2]) < limit}
         self._save(_DIGESTS, old)
@@ -51,7 +52,10 @@ class WorkspaceCache:
     # -- packs and manifests --
 
     def packs(self) -> tuple[str, set[str], list[Pack]]:
-        """Load the release that was sent last, the nodes to which it was sent in these packs, and the packs."""
+        """Read the release that was sent last, the nodes to which it was sent in these packs, and the packs.
+
+        "", and nothing, where they are not stored.
+        """
         found = self._load("packs")
         try:
             packs = [Pack(name, tuple((content, size) for content, size in files)) for name, files in found["packs"]]
@@ -78,27 +82,32 @@ class WorkspaceCache:
         return [path.name[: -len(".manifest")] for path in reversed(self._by_age())]
 
     def keep_manifest(self, release: str, text: bytes) -> None:
+        """Write the manifest of a release, and remove the oldest ones but four. Errors are ignored."""
         with contextlib.suppress(OSError):
-            self._write(f"{release}.manifest", text)
+            self._write_file(f"{release}.manifest", text)
             for path in self._by_age()[:-_KEEP]:
                 path.unlink()
 
     def _by_age(self) -> list[Path]:
+        """List the files of manifests, the oldest first."""
         return sorted(self._dir.glob("*.manifest"), key=lambda path: path.stat().st_mtime)
 
     # -- files --
 
     def _load(self, name: str) -> Any:
+        """Read a file of JSON; {} where there is none, or a damaged one."""
         try:
             return json.loads((self._dir / name).read_bytes())
         except (OSError, ValueError):
             return {}
 
     def _save(self, name: str, value: object) -> None:
+        """Write a file of JSON. Errors are ignored."""
         with contextlib.suppress(OSError):
-            self._write(name, json.dumps(value).encode())
+            self._write_file(name, json.dumps(value).encode())
 
-    def _write(self, name: str, data: bytes) -> None:
+    def _write_file(self, name: str, data: bytes) -> None:
+        """Write a file of the cache whole or not at all, and make the folder. Raises OSError."""
         self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = self._dir / f".{name}.{secrets.token_hex(4)}"
         part.write_bytes(data)

@@ -16,7 +16,13 @@ from dataclasses import dataclass
 
 from clustertool.errors import ClustertoolError, DispatchError
 from clustertool.fleet.dispatch import rsync_carrier
-from clustertool.fleet.dispatch.receivers import DispatchCounts, ProgressReceiver, Receiver, as_dispatch, receivers
+from clustertool.fleet.dispatch.receivers import (
+    DispatchCounts,
+    ProgressReceiver,
+    Receiver,
+    as_dispatch_error,
+    receivers,
+)
 from clustertool.fleet.dispatch.shipment import RemoteShipment, Shipment
 from clustertool.fleet.dispatch.spread import Spread
 from clustertool.fleet.dispatch.workspace import Workspace
@@ -68,12 +74,12 @@ class _Delivery:
         self.done(self.had)
 
     def done(self, some: Sequence[Receiver]) -> None:
-        """Report that these receivers have their release."""
+        """Report to the progress that these receivers have their release."""
         for one in some:
             self._progress.done(self._fleet.name(one.node))
 
     def end(self) -> Dispatched:
-        """Record for nodes that share the ROOT_DIR of another one that they have what that one has, or lack it."""
+        """Return the result. Nodes that share the ROOT_DIR of another one have what that node has, or fail as it does."""
         shared = tuple(node for node, receiver in self._by_node.items() if receiver.node != node)
         failed, name = self.tally.failed, self._fleet.name
         for node in shared:
@@ -92,9 +98,9 @@ class _Delivery:
 def deliver(
     fleet: Fleet, workspace: Workspace, portions: Portions, facts: ByNode, progress: ProgressReceiver
 ) -> Dispatched:
-    """Send a workspace to all nodes that do not have it. Raises DispatchError when a file changes.
+    """Send a workspace to all nodes that do not have it, and return the result; nodes that fail are in its tally.
 
-    Nodes that fail are in the tally.
+    Raises DispatchError when a file changes.
     """
     delivery = _Delivery(fleet, portions, facts, progress)
     group, lacking, tally = delivery.group, delivery.lacking, delivery.tally
@@ -117,7 +123,10 @@ def deliver(
 def deliver_from(
     fleet: Fleet, holder: int, release: str, shipment: RemoteShipment, facts: ByNode, progress: ProgressReceiver
 ) -> Dispatched:
-    """Bring a release from the node that has it to all others of `facts`. Nodes that fail are in the tally."""
+    """Bring a release from the node that has it to all others of `facts`, and return the result.
+
+    Nodes that fail are in its tally.
+    """
     portion = Portion(release, tuple(facts), shipment.size)
     delivery = _Delivery(fleet, dict.fromkeys(facts, portion), facts, progress, holder)
     if delivery.lacking:
@@ -129,7 +138,10 @@ def deliver_from(
 def _patch(
     fleet: Fleet, shipment: Shipment, lacking: list[Receiver], facts: ByNode, tally: DispatchCounts
 ) -> list[Receiver]:
-    """Send the difference to nodes that have a release which differs little; those that made this release of it."""
+    """Send the difference to nodes that have a release which differs little; return those that have made this release of it.
+
+    Nodes that answer with an error are in the tally as failed.
+    """
     difference = functools.cache(functools.partial(_difference, shipment))
     requests: dict[int, Request[PatchAnswer]] = {}
     for one in lacking:
@@ -139,12 +151,12 @@ def _patch(
             requests[one.node] = PATCH({**step, "release": one.release, "groups": None})
     gathered = fleet.ask(requests)
     tally.uplink += sum(len(json.dumps(requests[node].fields)) for node in gathered.ok)
-    tally.failed.update({node: as_dispatch(error) for node, error in gathered.failed.items()})
+    tally.failed.update({node: as_dispatch_error(error) for node, error in gathered.failed.items()})
     return [one for one in lacking if one.node in gathered.ok and gathered.ok[one.node]["have"]]
 
 
 def _difference(shipment: Shipment, base: str) -> PatchSteps | None:
-    """Build the request that makes this release of `base`; None if it is not small, or `base` is not known."""
+    """Build the request that makes this release of `base`; None if it is over 24 KiB, or the manifest of `base` is unknown."""
     old = shipment.memory.manifest(base)
     if old is None:
         return None

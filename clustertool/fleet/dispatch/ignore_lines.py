@@ -30,7 +30,7 @@ class IgnoreLines:
         self._lines = [line for line in map(_parse_line, reversed(self.texts)) if line is not None]
 
     def ignored(self, path: str) -> bool | None:
-        """Check whether the last line about a path leaves it out; None: no line is about it."""
+        """Check whether the last line that fits a path leaves it out; False if the line takes it, None where no line fits."""
         if not self._lines:
             return None
         names, is_dir = path.rstrip("/").split("/"), path.endswith("/")
@@ -38,7 +38,10 @@ class IgnoreLines:
         return next((not line.takes for line in found), None)
 
     def taken(self, path: str) -> bool:
-        """Check whether the last line about a path, or else about the nearest folder above it, takes it."""
+        """Check whether the last line that fits a path takes it (`!`).
+
+        If no line fits, the nearest folder above for which one does counts.
+        """
         while path and self._lines:
             ignored = self.ignored(path)
             if ignored is not None:
@@ -49,7 +52,7 @@ class IgnoreLines:
 
 
 def _parse_line(text: str) -> _Line | None:
-    """Read a line. None for a comment and an empty line."""
+    """Parse a line. None for a comment and an empty line."""
     text = re.sub(r"(?<!\\)[ \r]+$", "", text)
     takes = text.startswith("!")
     pattern = text[takes:]
@@ -63,12 +66,16 @@ def _parse_line(text: str) -> _Line | None:
 
 
 def _compile_name(pattern: str) -> _Fits:
-    """Compile a pattern for one name: `*`, `?`, `[a-z]`, `[^a-z]`, and a backslash in front of a character that is meant."""
+    """Compile a pattern for one name, and return a function that matches a name.
+
+    It may have `*`, `?`, `[a-z]`, `[^a-z]`, and a backslash in front of a character that is meant.
+    """
     plain = re.sub(r"\\(.)", lambda found: f"[{found[1]}]" if found[1] in "*?[" else found[1], pattern)
     return re.compile(fnmatch.translate(plain.replace("[^", "[!"))).match
 
 
 def _fits(parts: Sequence[_Fits | None], names: Sequence[str]) -> bool:
+    """Check whether the parts of a line match all names of a path, in this order."""
     if not parts or not names:
         return not parts and not names
     fits = parts[0]

@@ -30,7 +30,7 @@ class Receiver:
 
 
 def owners(facts: ByNode) -> dict[str, int]:
-    """root id -> the node that receives for all that share this ROOT_DIR: the first."""
+    """Map each root id to the node that receives for all that share this ROOT_DIR: the first one."""
     first: dict[str, int] = {}
     for node in sorted(facts):
         first.setdefault(facts[node].root_id, node)
@@ -38,7 +38,10 @@ def owners(facts: ByNode) -> dict[str, int]:
 
 
 def receivers(portions: Portions, facts: ByNode) -> tuple[dict[int, Receiver], dict[str, str]]:
-    """Map each node to its receiver, maybe another node's, and each file that not all take to a group."""
+    """Return {node: its receiver}, and {file that not all nodes take: name of its group}.
+
+    A node that shares the ROOT_DIR of an earlier one has the receiver of that node.
+    """
     first = owners(facts)
     split = frozenset().union(*(portion.without for portion in portions.values()))
     releases = {portion.release: portion for portion in portions.values()}
@@ -54,8 +57,8 @@ def receivers(portions: Portions, facts: ByNode) -> tuple[dict[int, Receiver], d
     return {node: found[first[facts[node].root_id]] for node in facts}, group
 
 
-def as_dispatch(error: ClustertoolError) -> ClustertoolError:
-    """Convert the error of a node that fails while it receives to a failed dispatch, whatever broke."""
+def as_dispatch_error(error: ClustertoolError) -> ClustertoolError:
+    """Return a DispatchError with the text and node of an error of a node that receives; return a DispatchError as it is."""
     return error if isinstance(error, DispatchError) else DispatchError(error.what, error.fix, error.node)
 
 

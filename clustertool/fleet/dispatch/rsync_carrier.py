@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from clustertool.errors import Interrupted, PreflightError
-from clustertool.fleet.dispatch.receivers import DispatchCounts, ProgressReceiver, Receiver, as_dispatch
+from clustertool.fleet.dispatch.receivers import DispatchCounts, ProgressReceiver, Receiver, as_dispatch_error
 from clustertool.fleet.dispatch.shipment import Shipment
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.fleet.fleet import Fleet
@@ -33,9 +33,9 @@ def carry(
     tally: DispatchCounts,
     progress: ProgressReceiver,
 ) -> None:
-    """Send files by rsync until each receiver has the release, or is in the tally as failed.
+    """Send files by rsync, to eight nodes at a time, until each receiver has the release, or is in the tally as failed.
 
-    group: files that not every node takes -> a name for those that take them. Raises PreflightError without rsync here.
+    group: {file that not every node takes: name of those that take it}. Raises PreflightError without rsync here.
     """
     if not shutil.which("rsync"):
         fix = 'install the package rsync here, or use DISPATCH = "swarm"'
@@ -46,7 +46,8 @@ def carry(
     built: set[int] = set()
     ended = threading.Event()
 
-    def one(receiver: Receiver) -> None:
+    def send_to(receiver: Receiver) -> None:
+        """Copy the files to a staging folder of a node, and let it build the release of them."""
         node = receiver.node
 
         def moved(size: int) -> None:
@@ -57,7 +58,7 @@ def carry(
                 raise Interrupted("the dispatch was interrupted")
 
         folder = fleet.ask_one(node, STAGE({"release": receiver.release}))["dir"]
-        names = _files(workspace, group, receiver.groups)
+        names = _files_for(workspace, group, receiver.groups)
         push(fleet.agents[node].link, workspace.top, names, folder, moved, require_wanted)
         build: BuildRequest = {
             "release": receiver.release,
@@ -70,7 +71,7 @@ def carry(
         built.add(node)
 
     def show() -> None:
-        """Report how far all are, from the caller's thread."""
+        """Report the bytes sent so far, in all and to each node, and which nodes have the release. In the caller's thread."""
         size, tally.uplink = workspace.size, sum(sent.values())
         progress.uplink(tally.uplink, max(tally.uplink, size * len(sent)))
         for node, amount in sent.items():
@@ -85,14 +86,14 @@ def carry(
             fleet.check()
 
     try:
-        gathered = each({one.node: one for one in receivers}, one, width=_WIDTH, check=check)
+        gathered = each({one.node: one for one in receivers}, send_to, width=_WIDTH, check=check)
     finally:
         ended.set()
-    tally.failed.update({node: as_dispatch(error) for node, error in gathered.failed.items()})
+    tally.failed.update({node: as_dispatch_error(error) for node, error in gathered.failed.items()})
     show()
 
 
-def _files(workspace: Workspace, group: Mapping[str, str], groups: Sequence[str] | None) -> list[str]:
-    """List the paths that a receiver takes. Empty files are made without being sent."""
+def _files_for(workspace: Workspace, group: Mapping[str, str], groups: Sequence[str] | None) -> list[str]:
+    """List the paths of files that a receiver of these groups takes, without empty ones: the node makes those itself."""
     files = [entry.path for entry in workspace.entries if entry.kind == "file" and entry.size]
     return files if groups is None else [path for path in files if group.get(path, "") in ("", *groups)]

@@ -49,9 +49,9 @@ class SavedImage:
 
 
 def find(runtime: str, image: str) -> LocalImage:
-    """Find an image on this machine, with "auto" that of the first runtime that has it.
+    """Find an image on this machine: a .sif file, or in the store of `runtime`; for "auto" of the first that has it.
 
-    Raises NotFound where this machine has no runtime, or no such file.
+    The id is "" if the runtime lacks the image. Raises NotFound where this machine has no runtime, or no such file.
     """
     if container_runtimes.is_file(image):
         with contextlib.suppress(OSError):
@@ -82,20 +82,20 @@ def find(runtime: str, image: str) -> LocalImage:
 
 
 def _runtimes(runtime: str) -> tuple[str, ...]:
-    """List the runtimes that can have the image in a store: apptainer has files."""
+    """List the runtimes whose store can have an image, for "auto" docker and podman: apptainer has files."""
     return (DOCKER, PODMAN) if runtime == AUTO else (runtime,)
 
 
 def pull(image: LocalImage, check: Callable[[], None]) -> LocalImage:
-    """Pull the image from its registry. Raises DispatchError, or what `check` raises."""
+    """Pull the image from its registry, and find it again. Raises DispatchError, or what `check` raises."""
     image_program.run(container_runtimes.pull(image.program, image.name), check)
     return find(image.runtime, image.name)
 
 
 def save(image: LocalImage, kind: str, check: Callable[[], None]) -> SavedImage:
-    """Save the files of an image, or take those of an earlier dispatch of the same one.
+    """Save an image as files below the cache folder, unless an earlier dispatch has done so, and read them as a workspace.
 
-    Raises DispatchError, or what `check` raises.
+    Other saved images are removed, the newest excepted. Raises DispatchError, or what `check` raises.
     """
     top = this_user.cache() / "images"
     this_user.make(top, "XDG_CACHE_HOME")
@@ -105,7 +105,7 @@ def save(image: LocalImage, kind: str, check: Callable[[], None]) -> SavedImage:
         part = top / f"{folder.name}.{secrets.token_hex(4)}.part"
         part.mkdir(mode=0o700)
         try:
-            _write(image, kind, part / "files", check)
+            _write_files(image, kind, part / "files", check)
             with contextlib.suppress(OSError):  # another command was quicker
                 part.rename(folder)
         finally:
@@ -115,7 +115,11 @@ def save(image: LocalImage, kind: str, check: Callable[[], None]) -> SavedImage:
     return SavedImage(read_workspace(folder / "files"), kind, id, image.bytes)
 
 
-def _write(image: LocalImage, kind: str, folder: Path, check: Callable[[], None]) -> None:
+def _write_files(image: LocalImage, kind: str, folder: Path, check: Callable[[], None]) -> None:
+    """Write the files of an image into a new folder, and its id into `files.id` next to it.
+
+    A .sif file is linked, or copied where that fails. Raises DispatchError without room for them.
+    """
     folder.mkdir(mode=0o700)
     free = shutil.disk_usage(folder).free
     if free < image.bytes and kind != container_runtimes.COPY_DIR:
@@ -133,7 +137,7 @@ def _write(image: LocalImage, kind: str, folder: Path, check: Callable[[], None]
 
 
 def _remove_unused(top: Path) -> None:
-    """Remove all saved images but the newest, to make room for one more, and what a killed command has left."""
+    """Remove all complete images but the newest one, which makes room for one more, and incomplete ones older than a day."""
     found = sorted(top.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     complete = [path for path in found if path.suffix != ".part"]
     old = [path for path in found if path.suffix == ".part" and time.time() - path.stat().st_mtime > _STALE]

@@ -43,8 +43,8 @@ class Shipment:
         by_content = {entry.content: entry for entry in small}
         if not (receivers and last in common and nodes.issuperset(receivers)):
             known = [pack for pack in known if all(content in by_content for content, _ in pack.files)]
-        packs = self._named(manifest.pack(small, group, known), by_content)
-        self._place(chunks)
+        packs = self._name_packs(manifest.pack(small, group, known), by_content)
+        self._place_pieces(chunks)
         self.rows = list(manifest.rows(workspace.entries, workspace.times, chunks, group, packs))
         self.text = manifest.text_of(self.rows)
         self.name = manifest.name_of(self.text)
@@ -54,49 +54,56 @@ class Shipment:
 
     @cached_property
     def packed(self) -> bytes:
-        """The manifest as it travels: piece number 0."""
+        """The manifest as it is sent, packed by zlib: piece number 0. Raises DataError if it is too large."""
         made = zlib.compress(self.text, 6)
         if len(made) > manifest.MOST:
             raise DataError("the workspace has too many files", "pack the data into fewer, larger files")
         return made
 
     def read(self, number: int) -> bytes:
-        """Read the bytes of a piece. Raises DispatchError if they are not what they were."""
+        """Read the bytes of a piece. Raises DispatchError if a file has changed since its digest was made.
+
+        The packs in the cache are then forgotten.
+        """
         if number == 0:
             return self.packed
         name = self.pieces[number].name
         parts = self._parts[name]
-        data = b"".join(self._bytes(part) for part in parts)
+        data = b"".join(self._read_part(part) for part in parts)
         if manifest.name_of(data) != name:
             self.memory.keep_packs("", (), [])
-            raise self._changed(parts)
+            raise self._changed_error(parts)
         return data
 
     # -- where the bytes are --
 
-    def _named(self, packs: Mapping[str, list[Pack]], by_content: Mapping[str, Entry]) -> dict[str, list[Pack]]:
-        """Name the packs, and record the places of their files. A known pack may contain removed files: it is not read."""
+    def _name_packs(self, packs: Mapping[str, list[Pack]], by_content: Mapping[str, Entry]) -> dict[str, list[Pack]]:
+        """Name the packs of each group, and record where the bytes of their files are.
+
+        A known pack has its name, and may contain removed files: it is not read.
+        """
         made: dict[str, list[Pack]] = {}
         for group, some in packs.items():
             made[group] = []
             for pack in some:
                 found = [by_content[content] for content, _ in pack.files if content in by_content]
-                name = pack.name or manifest.name_of(b"".join(map(self._small, found)))
+                name = pack.name or manifest.name_of(b"".join(map(self._read_small, found)))
                 made[group].append(Pack(name, pack.files))
                 self._parts[name] = [(entry.path, 0, entry.size) for entry in found]
         return made
 
-    def _small(self, entry: Entry) -> bytes:
-        """Read what a file contained when its digest was made. Raises DispatchError if it has changed since.
+    def _read_small(self, entry: Entry) -> bytes:
+        """Read a small file. Raises DispatchError if it has changed since its digest was made.
 
-        Its digest may be kept from earlier, and its bytes are read only here.
+        The digest may be of an earlier dispatch: the bytes are then read only here.
         """
-        data = self._bytes((entry.path, 0, entry.size))
+        data = self._read_part((entry.path, 0, entry.size))
         if entry.path not in self._workspace.read and manifest.name_of(data) != entry.content:
-            raise self._changed([(entry.path, 0, entry.size)])
+            raise self._changed_error([(entry.path, 0, entry.size)])
         return data
 
-    def _place(self, chunks: Mapping[str, Sequence[str]]) -> None:
+    def _place_pieces(self, chunks: Mapping[str, Sequence[str]]) -> None:
+        """Record path, offset and size of each piece of the files that are not in packs."""
         sizes = {entry.path: entry.size for entry in self._workspace.entries}
         for path, names in chunks.items():
             at = 0
@@ -104,7 +111,8 @@ class Shipment:
                 self._parts[name] = [(path, at, size)]
                 at += size
 
-    def _bytes(self, part: _Part) -> bytes:
+    def _read_part(self, part: _Part) -> bytes:
+        """Return the bytes of a part of a file, fewer where the file is shorter now, none where it cannot be read."""
         path, offset, size = part
         if len(self._workspace.read.get(path, b"")) == size:
             return self._workspace.read[path]
@@ -117,12 +125,15 @@ class Shipment:
         except OSError:
             return b""
 
-    def _changed(self, parts: list[_Part]) -> DispatchError:
-        """Build the error that names which of the files have changed."""
+    def _changed_error(self, parts: list[_Part]) -> DispatchError:
+        """Build the error that names which files of the parts have changed.
+
+        If none has, a node lacks files of an earlier dispatch, which are not in the workspace any more.
+        """
         entries = {entry.path: entry for entry in self._workspace.entries}
         changed = [path for path, _, _ in parts if len(parts) == 1]
         for path, _, size in parts if not changed else ():
-            if manifest.name_of(self._bytes((path, 0, size))) != entries[path].content:
+            if manifest.name_of(self._read_part((path, 0, size))) != entries[path].content:
                 changed.append(path)
         if not changed:
             what = "a node does not have files of an earlier dispatch any more, which are not in the workspace now"
@@ -145,6 +156,7 @@ class RemoteShipment:
 
     @property
     def size(self) -> int:
+        """The bytes of all pieces but the manifest."""
         return sum(piece.size for piece in self.pieces[1:])
 
     def read(self, number: int) -> bytes:

@@ -58,17 +58,18 @@ class Result:
 
 
 def cut(order: LineOrder, progress: Progress, check: Check) -> Result:
-    """Split a file into shards of equal numbers of lines.
+    """Split a file into shards of equal numbers of lines, which replace older shards (order.replace).
 
-    Raises DataError for data that cannot be cut so, UsageError for shards that are there, and what `check` raises.
+    Raises DataError for data that cannot be cut so, and folders that cannot be written; UsageError for older shards that may
+    not be replaced; what `check` raises.
     """
     try:
-        with _opened(order.data) as file:
+        with _open_data(order.data) as file:
             _refuse_existing(order)
             data = _measure(file, order, progress, check)
             with _stage(order.folder, order.data.name) as stage:
                 counts = _fill(stage, data, order, progress, check)
-                _unchanged(file, data, order)
+                _require_unchanged(file, data, order)
                 old = _refuse_existing(order)
                 return Result(_publish(stage, order, counts, old), len(old))
     except OSError as error:
@@ -78,9 +79,9 @@ def cut(order: LineOrder, progress: Progress, check: Check) -> Result:
 
 
 def existing_shards(folder: Path, name: str) -> list[str]:
-    """List the shards of a file that lie in a folder.
+    """List the names of a file's shards in a folder, sorted; none without the folder.
 
-    Longer numbers than five digits count where their set has its first one.
+    Numbers have five digits, or more where the folder has number 0 with as many.
     """
     pattern = re.compile(re.escape(name) + r"-([0-9]{5,})")
     try:
@@ -92,6 +93,7 @@ def existing_shards(folder: Path, name: str) -> list[str]:
 
 
 def _refuse_existing(order: LineOrder) -> list[str]:
+    """Return the names of the shards that are there. Raises UsageError if there are some and order.replace is not set."""
     old = existing_shards(order.folder, order.data.name)
     if old and not order.replace:
         fix = "add --force to replace them, or give another folder with --to"
@@ -118,7 +120,8 @@ class _Data:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def _open_data(path: Path) -> Iterator[BinaryIO]:
+    """Open the data. Raises DataError for what cannot be read, no regular file, and packed data (gzip and others)."""
     try:
         file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
     except OSError as error:
@@ -145,6 +148,7 @@ def _blocks(file: BinaryIO, start: int, end: int, check: Check) -> Iterator[byte
 
 
 def _measure(file: BinaryIO, order: LineOrder, progress: Progress, check: Check) -> _Data:
+    """Count the lines of the data, and report progress. Raises DataError if there are fewer lines than shards."""
     info = os.fstat(file.fileno())
     at = body = lines = 0
     for block in _blocks(file, 0, info.st_size, check):
@@ -162,7 +166,8 @@ def _measure(file: BinaryIO, order: LineOrder, progress: Progress, check: Check)
     return data
 
 
-def _unchanged(file: BinaryIO, data: _Data, order: LineOrder) -> None:
+def _require_unchanged(file: BinaryIO, data: _Data, order: LineOrder) -> None:
+    """Raise DataError if size or time of the data has changed since it was measured."""
     now = os.fstat(file.fileno())
     if (now.st_size, now.st_mtime_ns) != (data.info.st_size, data.info.st_mtime_ns):
         raise DataError(f"{order.data} changed while it was cut", "wait until it is complete, then split it again")
@@ -173,21 +178,21 @@ def _unchanged(file: BinaryIO, data: _Data, order: LineOrder) -> None:
 
 @contextlib.contextmanager
 def _stage(folder: Path, name: str) -> Iterator[Path]:
-    """Create a separate folder next to the shards, and remove it afterwards, with the rest of a killed split."""
+    """Create a separate folder next to the shards, and remove it afterwards. First remove those that killed splits left."""
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(f".{glob.escape(name)}-????????.split"):
-        with contextlib.suppress(OSError), _locked(left):
+        with contextlib.suppress(OSError), _lock(left):
             shutil.rmtree(left)
     stage = Path(tempfile.mkdtemp(prefix=f".{name}-", suffix=".split", dir=folder))
     try:
-        with _locked(stage):
+        with _lock(stage):
             yield stage
     finally:
         shutil.rmtree(stage, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> Iterator[None]:
     """Lock a folder for the time of a split. Raises BlockingIOError while another split has it."""
     fd = os.open(folder, os.O_RDONLY)
     try:
@@ -198,7 +203,11 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _fill(stage: Path, data: _Data, order: LineOrder, progress: Progress, check: Check) -> Sequence[int]:
-    """Write all shards into the stage; the number of lines in each. The tail, which no newline ends, ends a shard."""
+    """Write all shards into the stage, and return the number of lines in each.
+
+    The tail, which no newline ends, is the last line of one shard: the last one, or with a shuffle one at random. Raises
+    DataError if the data is shorter than it was.
+    """
     counts = shares(data.lines + bool(data.tail), order.shards)
     last = order.shards - 1
     if order.seed is None:
@@ -217,7 +226,7 @@ def _fill(stage: Path, data: _Data, order: LineOrder, progress: Progress, check:
                     block, at = next(blocks, b""), 0
                 if not block:
                     raise DataError(f"{order.data} changed while it was cut", "split it again")
-                end, found = _after(block, at, left)
+                end, found = _find_end(block, at, left)
                 file.write(memoryview(block)[at:end])
                 done += end - at
                 at, left = end, left - found
@@ -227,10 +236,10 @@ def _fill(stage: Path, data: _Data, order: LineOrder, progress: Progress, check:
     return counts
 
 
-def _after(block: bytes, at: int, count: int) -> tuple[int, int]:
-    """Find where the `count`-th line from `at` on ends, and return `count`.
+def _find_end(block: bytes, at: int, count: int) -> tuple[int, int]:
+    """Return the offset behind the `count`-th line from `at`, and `count`.
 
-    Of fewer lines: the block's end, and how many end before it.
+    If fewer lines end in the block: its length, and how many do.
     """
     found = block.count(b"\n", at)
     if found < count:
@@ -239,9 +248,9 @@ def _after(block: bytes, at: int, count: int) -> tuple[int, int]:
 
 
 def _publish(stage: Path, order: LineOrder, counts: Sequence[int], old: Sequence[str]) -> tuple[Shard, ...]:
-    """Rename the shards to their names.
+    """Remove the older shards, rename the new ones from the stage to their names, and return them in order.
 
-    Older shards are removed before, and the first shard comes last: two sets are never taken for one.
+    The first shard is renamed last: two sets are never taken for one.
     """
     for name in old:
         (order.folder / name).unlink()
@@ -271,7 +280,7 @@ class _Shuffle:
         self._names = iter(range(1 << 62))
 
     def blocks(self, file: BinaryIO, size: int, lines: int, reported: bool = True) -> Iterator[bytes]:
-        """Yield the first `size` bytes of a file, which are `lines` lines, in random order."""
+        """Yield the first `size` bytes of a file, which are `lines` lines, in random order. reported: call `progress`."""
         taken = size + lines * _PER_LINE
         if lines == 1 and size > BLOCK:
             yield from _blocks(file, 0, size, self._check)
@@ -285,6 +294,7 @@ class _Shuffle:
                     yield from self.blocks(bucket, its_size, its_lines, reported=False)
 
     def _in_memory(self, file: BinaryIO, size: int) -> Iterator[bytes]:
+        """Yield the lines of the first `size` bytes in random order, a thousand at a time."""
         self._check()
         lines = b"".join(_blocks(file, 0, size, self._check)).split(b"\n")[:-1]
         random = self._random
@@ -293,7 +303,10 @@ class _Shuffle:
             yield b"\n".join(lines[start : start + 1000]) + b"\n"
 
     def _scatter(self, file: BinaryIO, size: int, count: int, reported: bool) -> Iterator[tuple[Path, int, int]]:
-        """(path, bytes, lines) of the buckets that are not empty, all of them written before the first one is returned."""
+        """Write each line into one of `count` files at random, then yield (path, bytes, lines) of those that are not empty.
+
+        All of them are complete before the first one is yielded.
+        """
         paths = [self._folder / f"bucket{next(self._names)}" for _ in range(count)]
         sizes, lines = [0] * count, [0] * count
         with contextlib.ExitStack() as stack:
@@ -311,7 +324,7 @@ class _Shuffle:
                 yield path, its_size, its_lines
 
     def _pieces(self, file: BinaryIO, size: int, reported: bool) -> Iterator[bytes]:
-        """Yield lines; one that is longer than a block comes in several pieces."""
+        """Yield the lines of the first `size` bytes; one that is longer than a block comes in several pieces."""
         done = checked = 0
         with open(os.dup(file.fileno()), "rb", buffering=BLOCK) as reader:
             reader.seek(0)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from clustertool.errors import ClustertoolError, DispatchError, InternalError, Unreachable, from_wire
-from clustertool.fleet.dispatch.receivers import DispatchCounts, ProgressReceiver, Receiver, as_dispatch
+from clustertool.fleet.dispatch.receivers import DispatchCounts, ProgressReceiver, Receiver, as_dispatch_error
 from clustertool.fleet.dispatch.shipment import RemoteShipment, Shipment
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.identity import certificate
@@ -95,14 +95,14 @@ class Spread:
         self._end_relays()
 
     def _arrived(self) -> Iterator[Callable[[], None]]:
-        """Yield some of what the threads have queued; waits for it at most SLICE seconds."""
+        """Yield calls that threads have queued, at most about a thousand; wait for the first one at most SLICE seconds."""
         with contextlib.suppress(queue.Empty):
             yield self._queue.get(timeout=SLICE)
             for _ in range(_ROUND):
                 yield self._queue.get_nowait()
 
     def _start(self, part: Sequence[Receiver]) -> None:
-        """Start the relays. The first that is ready is sent to while others still start."""
+        """Send each node the request that starts its relay, in threads. Pieces are sent as soon as one relay is ready."""
         secret: RelaySecret = {}
         if self._relays:
             secret["certificate"], secret["key"] = certificate()
@@ -120,10 +120,10 @@ class Spread:
                 **secret,
             }
             self._fleet.agents[one.node].on_relay = functools.partial(self._queue_call, self._take_report)
-            self._in_background(functools.partial(self._order, one.node, RELAY(order)))
+            self._in_background(functools.partial(self._request_relay, one.node, RELAY(order)))
 
     def _end_relays(self) -> None:
-        """End the relays of all nodes, so that no port of one is left, and count what they have sent."""
+        """End the relays of all nodes that have not failed, carry out the calls that are left, and count bytes in the tally."""
         members = self._scheduler.members
         self._fleet.ask({node: END_RELAY({}) for node, one in members.items() if not one.failed}, timeout=_END)
         for node in members.keys() & self._fleet.agents.keys():
@@ -136,19 +136,26 @@ class Spread:
     # -- in the loop --
 
     def _take_report(self, node: int, message: RelayReport) -> None:
+        """Process a message of a node's relay. A node that sends one which is not valid has failed."""
         try:
             self._read_report(node, message)
         except ValueError as error:
             self._fail(node, self._run_again_error(node, f"its relay sent what is not valid: {error}"))
 
     def _count_bytes(self, node: int, size: int) -> None:
+        """Count bytes that were sent to a node, in the tally and for the scheduler."""
         self._tally.uplink += size
         self._scheduler.taken(node, time.monotonic())
 
     def _take_sent(self, node: int, good: bool) -> None:
+        """Report to the scheduler that a message was sent (good) or has failed, and do what it decides."""
         self._carry_out(self._scheduler.sent(node, good, time.monotonic()))
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
+        """Do what the scheduler decides: send pieces, sources and signs of life to relays, and let nodes fail.
+
+        The connection of a node that is silent or takes no bytes is closed.
+        """
         for action in actions:
             agent = self._fleet.agents[action.node]
             if isinstance(action, SendPiece):
@@ -168,9 +175,12 @@ class Spread:
                     self._in_background(agent.link.close)  # a thread that still sends to it continues
 
     def _read_report(self, node: int, message: RelayReport) -> None:
-        """Read a message of a node's relay. Raises ValueError for one that names pieces which are not there."""
+        """Process a message of a node's relay, and do what the scheduler decides.
+
+        Raises ValueError for pieces that do not exist.
+        """
         if message["type"] == "relay-failed" or message["type"] == "relay-gone":
-            self._fail(node, self._reason(node, message))
+            self._fail(node, self._relay_error(node, message))
             return
         scheduler, count, now = self._scheduler, len(self._sizes), time.monotonic()
         if not scheduler.reported(node, now):
@@ -195,6 +205,7 @@ class Spread:
             self._show(node, message["left"])
 
     def _show(self, node: int, left: int) -> None:
+        """Report the progress of a node that receives: the bytes that it has, or that it has everything."""
         member = self._scheduler.members[node]
         if member.open:
             size = sum(self._sizes)
@@ -202,7 +213,8 @@ class Spread:
         elif not member.helper and not member.failed:
             self._progress.done(self._fleet.name(node))
 
-    def _reason(self, node: int, message: RelayFailed | RelayGone) -> ClustertoolError:
+    def _relay_error(self, node: int, message: RelayFailed | RelayGone) -> ClustertoolError:
+        """Build the error of a node whose relay has failed or ended."""
         if message["type"] == "relay-gone":
             return self._run_again_error(
                 node, f"its relay has gone{': ' + message['why'] if message.get('why') else ''}"
@@ -216,20 +228,22 @@ class Spread:
         return DispatchError(what, "run it again", self._fleet.name(node))
 
     def _fail(self, node: int, error: ClustertoolError) -> None:
-        """Record that a node has failed, unless it has received everything."""
+        """Record that a node has failed, unless it has received everything, and do what the scheduler decides."""
         member = self._scheduler.members[node]
         if node not in self._tally.failed and (member.helper or member.phase is not DispatchPhase.DONE):
             if not member.helper:
-                self._tally.failed[node] = as_dispatch(error)
+                self._tally.failed[node] = as_dispatch_error(error)
             self._carry_out(self._scheduler.failed(node, time.monotonic()))
 
     # -- in other threads --
 
     def _queue_call(self, call: Callable[..., None], *arguments: object) -> None:
-        """Queue a call for the loop."""
+        """Queue a call, from another thread, for the loop of run()."""
         self._queue.put(functools.partial(call, *arguments))
 
     def _in_background(self, work: Callable[[], None]) -> None:
+        """Do work in a thread. Any exception that it raises ends run()."""
+
         def run() -> None:
             try:
                 work()
@@ -238,13 +252,18 @@ class Spread:
 
         in_background(run)
 
-    def _order(self, node: int, request: Request[Answer]) -> None:
+    def _request_relay(self, node: int, request: Request[Answer]) -> None:
+        """Send a node the request that starts its relay. After an error the node has failed."""
         try:
             self._fleet.ask_one(node, request)
         except ClustertoolError as error:
             self._queue_call(self._fail, node, error)
 
     def _send(self, node: int, message: RelayOrder, piece: int | None = None) -> None:
+        """Send a node's relay a message, with the bytes of a piece, if given.
+
+        Queue calls for the bytes sent, a failure, and the end.
+        """
         data = b"" if piece is None else self._shipment.read(piece)
 
         def moved(size: int) -> None:
@@ -252,7 +271,7 @@ class Spread:
                 self._queue_call(self._count_bytes, node, size)
 
         try:
-            self._fleet.agents[node].tell_relay(message, data, moved, lambda: self._scheduler.gentle)
+            self._fleet.agents[node].send_to_relay(message, data, moved, lambda: self._scheduler.gentle)
             good = True
         except ClustertoolError as error:
             self._queue_call(self._fail, node, error)

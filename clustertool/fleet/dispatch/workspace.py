@@ -58,7 +58,7 @@ _PROBLEMS, _SHOWN = 20, 200  # that an error lists; characters of a path in it
 _LARGE = 100_000_000
 _FORGOTTEN = "checkpoints checkpoint ckpt wandb mlruns node_modules conda-meta site-packages".split()
 _STATES = {".pt", ".pth", ".ckpt", ".safetensors", ".pdparams", ".pdopt", ".h5", ".onnx"}
-_DOZENS = 100  # small files that one thread reads in one go
+_BATCH = 100  # small files that one thread reads in one go
 _WAIT = 0.002  # seconds of reading after which progress is shown
 _READ = 64 << 20  # bytes of small files that are kept for the packs
 _WIDTH = 4  # threads that walk and read
@@ -113,7 +113,10 @@ class Workspace:
 
 
 def accidents(workspace: Workspace) -> list[tuple[str, int]]:
-    """Large things that are seldom meant to be sent: (file, or folder with "/"; bytes), the largest first."""
+    """List files of models and folders of tools (checkpoints, wandb) of 100 MB or more, which are seldom meant to be sent.
+
+    Returns (file, or folder with "/"; bytes), the largest first.
+    """
     sizes: dict[str, int] = {}
     for entry in workspace.entries:
         parts = entry.path.split("/")
@@ -129,9 +132,10 @@ def accidents(workspace: Workspace) -> list[tuple[str, int]]:
 
 
 def read_workspace(top: Path, ignore_from: Sequence[str] = ()) -> Workspace:
-    """Walk a folder. ignore_from: names of files whose lines keep out what is in their folders, besides .clusterignore.
+    """Walk a folder, read files that have changed, and return what is sent, with digests, and what is left out, with reasons.
 
-    Raises DataError for a missing folder, and for what cannot be read in it, all in one list.
+    ignore_from: names of files whose lines keep out what is in their folders, besides .clusterignore. Raises DataError for a
+    missing folder, and for what cannot be read in it, all in one list.
     """
     if not os.path.isdir(top):
         raise DataError(f"there is no workspace {str(top)!r}", "give a folder: --workspace ./job")
@@ -139,7 +143,7 @@ def read_workspace(top: Path, ignore_from: Sequence[str] = ()) -> Workspace:
         crew, walk = _Readers(pool), _Walk(top, ignore_from)
         found = sorted(walk.tree(crew))
         read: dict[str, bytes] = {}
-        chunks, read_infos = _digests(
+        chunks, read_infos = _read_digests(
             walk, [(path, info) for path, info in found if stat.S_ISREG(info.st_mode)], crew, read
         )
         _require_readable(walk.problems)
@@ -149,7 +153,7 @@ def read_workspace(top: Path, ignore_from: Sequence[str] = ()) -> Workspace:
             info = read_infos.get(path, info)
             if (path in chunks or not stat.S_ISREG(info.st_mode)) and path + "/" not in vanished:
                 with walk.noting(path):
-                    entries.append(_entry(top, path, info, chunks))
+                    entries.append(_build_entry(top, path, info, chunks))
                     times[path] = info.st_mtime_ns
         _require_readable(walk.problems)
     left_out = tuple(sorted(walk.left_out, key=lambda left: left.path))
@@ -159,7 +163,7 @@ def read_workspace(top: Path, ignore_from: Sequence[str] = ()) -> Workspace:
 
 
 def _require_readable(problems: Mapping[str, str]) -> None:
-    """Raise one DataError with all problems of the walk."""
+    """Raise one DataError that lists the problems of the walk, 20 at most; do nothing without any."""
     if problems:
         paths = sorted(problems)
         listed = "; ".join(f"{path[:_SHOWN]!r} {problems[path]}" for path in paths[:_PROBLEMS])
@@ -169,7 +173,8 @@ def _require_readable(problems: Mapping[str, str]) -> None:
         raise DataError(f"{listed}{more}", f"{', or '.join(fixes)}, or name it in {IGNORE_FILE}")
 
 
-def _entry(top: Path, path: str, info: os.stat_result, chunks: Mapping[str, Sequence[str]]) -> Entry:
+def _build_entry(top: Path, path: str, info: os.stat_result, chunks: Mapping[str, Sequence[str]]) -> Entry:
+    """Build the entry of a file, folder or link. Raises OSError for a link that cannot be read."""
     kind, mode = _KINDS[stat.S_IFMT(info.st_mode)], stat.S_IMODE(info.st_mode)
     if kind == "link":
         return Entry(path, kind, 0, 0, os.fsdecode(os.readlink(os.fsencode(top / path))))
@@ -201,20 +206,21 @@ class _Content(NamedTuple):
 _Read = Sequence[tuple[str, _Content]]
 
 
-def _digests(
+def _read_digests(
     walk: _Walk, found: Sequence[Found], crew: _Readers, read: dict[str, bytes]
 ) -> tuple[dict[str, list[str]], dict[str, os.stat_result]]:
-    """Read the pieces of all files, without private keys that the user has not taken, and their status.
+    """Return {path: names of its pieces} of all files, and {path: status} of those that were read; fill `read`.
 
-    Only files that have changed since the last time are read, and private keys, which are not remembered: .clusterignore may
-    change.
+    Read are files that have changed since the last dispatch, and private keys. A key that no line of .clusterignore takes is
+    left out. `read` gets the bytes of small files, 64 MiB in all. The digests are stored, in a thread, except of private keys
+    and of files that were written meanwhile.
     """
     memory = WorkspaceCache(walk.top)
     known, new, keys, infos = memory.digests(), {}, {}, {}
     todo = []
     for path, info in found:
         old = known.get(path)
-        if old and old[0] == _key(info):
+        if old and old[0] == _stamp(info):
             new[path] = old
         else:
             todo.append((path, info))
@@ -228,7 +234,7 @@ def _digests(
             if content.private or not content.still:
                 keys[path] = content.names
             else:
-                new[path] = (_key(content.info), content.names)
+                new[path] = (_stamp(content.info), content.names)
             if content.data and len(content.data) <= room:
                 read[path] = content.data
                 room -= len(content.data)
@@ -237,12 +243,13 @@ def _digests(
     return {**{path: names for path, (_, names) in new.items()}, **keys}, infos
 
 
-def _key(info: os.stat_result) -> tuple[int, int, int, int]:
+def _stamp(info: os.stat_result) -> tuple[int, int, int, int]:
+    """Return size, times and inode of a file: while they are equal, its digests are valid."""
     return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
 
 
 def _read_all(walk: _Walk, todo: Sequence[Found], crew: _Readers) -> Iterator[_Read]:
-    """Yield names and bytes of files: large files alone, small ones by the dozen.
+    """Read files in threads, and yield their contents: large files alone, small ones by the hundred.
 
     To hand a small one to a thread costs as much as to read it.
     """
@@ -251,17 +258,18 @@ def _read_all(walk: _Walk, todo: Sequence[Found], crew: _Readers) -> Iterator[_R
         read = ((path, _read_file(walk, path)) for path, _ in some)
         return [(path, content) for path, content in read if content is not None]
 
-    yield from crew.each(names, _dozens([item for item in todo if item[1].st_size <= TINY]))
+    yield from crew.each(names, _in_batches([item for item in todo if item[1].st_size <= TINY]))
     yield from crew.at_once(names, ([item] for item in todo if item[1].st_size > SMALL))
-    yield from crew.at_once(names, _dozens([item for item in todo if TINY < item[1].st_size <= SMALL]))
+    yield from crew.at_once(names, _in_batches([item for item in todo if TINY < item[1].st_size <= SMALL]))
 
 
-def _dozens(items: Sequence[Found]) -> Iterator[Sequence[Found]]:
-    return (items[at : at + _DOZENS] for at in range(0, len(items), _DOZENS))
+def _in_batches(items: Sequence[Found]) -> Iterator[Sequence[Found]]:
+    """Cut a list into parts of _BATCH files."""
+    return (items[at : at + _BATCH] for at in range(0, len(items), _BATCH))
 
 
 def _read_file(walk: _Walk, path: str) -> _Content | None:
-    """Read a file. None: it cannot be sent, and the walk knows why. After a problem files are only opened."""
+    """Read a file. None: it cannot be sent, and the walk has the reason. After a problem files are only opened."""
     with walk.noting(path):
         fd = os.open(walk.place(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
@@ -270,11 +278,11 @@ def _read_file(walk: _Walk, path: str) -> _Content | None:
                 return None
             if not stat.S_ISREG(info.st_mode):
                 raise FileNotFoundError(errno.ENOENT, "no file any more")
-            data, names, private = _pieces(fd, info.st_size)
+            data, names, private = _read_pieces(fd, info.st_size)
             now = os.fstat(fd)
-            still = _key(now) == _key(info)
+            still = _stamp(now) == _stamp(info)
             # What a program has appended is not sent. What it has written over may be mixed with what was there before.
-            if not still and (now.st_size < info.st_size or _pieces(fd, info.st_size)[1] != names):
+            if not still and (now.st_size < info.st_size or _read_pieces(fd, info.st_size)[1] != names):
                 walk.problems[path] = _CHANGES
                 return None
             if now.st_size > info.st_size:
@@ -285,8 +293,8 @@ def _read_file(walk: _Walk, path: str) -> _Content | None:
     return None
 
 
-def _pieces(fd: int, size: int) -> tuple[bytes, list[str], bool]:
-    """Read the last piece of a file of `size` bytes, the names of all, and whether it begins as a private key."""
+def _read_pieces(fd: int, size: int) -> tuple[bytes, list[str], bool]:
+    """Read a file of `size` bytes; return its last piece, the names of all pieces, and whether it begins as a private key."""
     data, names, at, private = b"", [], 0, False
     for part in cut(size):
         data = exactly(fd, part, at)
@@ -297,7 +305,7 @@ def _pieces(fd: int, size: int) -> tuple[bytes, list[str], bool]:
 
 
 def exactly(fd: int, size: int, at: int) -> bytes:
-    """Read so many bytes of a file from `at` on; fewer where it ends."""
+    """Read `size` bytes of a file from `at` on; fewer where it ends."""
     data = os.pread(fd, size, at)
     while data and len(data) < size and (more := os.pread(fd, size - len(data), at + len(data))):
         data += more
@@ -312,7 +320,7 @@ class _Readers:
         self._waits = False
 
     def each(self, do: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
-        """Do the work in this thread until one item was waited for, and that of the rest at once."""
+        """Yield do(item) for each item, in order: in this thread until one had to wait, then in all threads at once."""
         rest = iter(items)
         while not self._waits and (item := next(rest, None)) is not None:
             since, busy = time.monotonic(), time.thread_time()
@@ -322,7 +330,7 @@ class _Readers:
         yield from self.at_once(do, rest)
 
     def at_once(self, do: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
-        """Do the work of all items at once, from now on."""
+        """Do the work of all items in threads, from now on, and return the results in order."""
         return self._pool.map(do, items)
 
 
@@ -340,7 +348,7 @@ class _Walk:
         self.problems: dict[str, str] = {}
         self._own = IgnoreLines()
         with self.noting(IGNORE_FILE):
-            self._own = _lines(top / IGNORE_FILE)
+            self._own = _read_lines(top / IGNORE_FILE)
         # Folder -> the files of ignore_from in it, the last one first; folders count from the top of the repository.
         self._others: dict[str, list[tuple[str, IgnoreLines]]] = {}
         self._repositories: set[str] = set()  # below: the files above them have no meaning there
@@ -355,7 +363,7 @@ class _Walk:
 
     @contextlib.contextmanager
     def noting(self, path: str) -> Iterator[None]:
-        """Note what cannot be read; what has vanished is left out. path: "" is the workspace."""
+        """Record an OSError of the block as a problem of this path; a path that has vanished is left out. "": the workspace."""
         try:
             yield
         except OSError as error:
@@ -365,11 +373,14 @@ class _Walk:
                 self.problems[path or str(self.top)] = f"cannot be read: {error.strerror}"
 
     def taken(self, path: str) -> bool:
-        """Return whether a line of .clusterignore takes a file that would not be sent: `!PATH`."""
+        """Check whether a line of .clusterignore takes a file that would not be sent: `!PATH`."""
         return self._own.taken(path)
 
     def _read_above(self) -> str:
-        """Read the files of ignore_from above a workspace in a repository of git. Returns the path of the workspace there."""
+        """Read the files of ignore_from in the folders from the workspace up to the top of its git repository.
+
+        Returns the path of the workspace in the repository, with "/" behind it; "" at the top, and without a repository.
+        """
         folders = [self.top.resolve(), *self.top.resolve().parents]
         repository = next((folder for folder in folders if (folder / ".git").exists()), folders[0])
         for folder in folders[1 : folders.index(repository) + 1]:
@@ -377,17 +388,23 @@ class _Walk:
         return "".join(f"{part}/" for part in folders[0].relative_to(repository).parts)
 
     def _read_others(self, place: bytes, folder: str) -> None:
-        """Read the files of ignore_from in a folder. git follows no links to them."""
+        """Read the files of ignore_from in a folder, if they are no links, and record whether it is a repository by itself.
+
+        place: its path on the disk; folder: its path in the repository.
+        """
         for name in reversed(self._ignore_from):
             file = os.path.join(os.fsdecode(place), name)
             with self.noting(file.removeprefix(f"{self.top}/")):
                 if not os.path.islink(file) and os.path.isfile(file):
-                    self._others.setdefault(folder, []).append((name, _lines(Path(file))))
+                    self._others.setdefault(folder, []).append((name, _read_lines(Path(file))))
         if folder and os.path.lexists(os.path.join(place, b".git")):
             self._repositories.add(folder)
 
-    def _by_others(self, path: str) -> str:
-        """Find the file of ignore_from that keeps a path out, the nearest one with a line about it; "" if none does."""
+    def _left_out_by(self, path: str) -> str:
+        """Return the name of the file of ignore_from that keeps a path out, "" if none does.
+
+        The nearest file with a line that fits the path decides.
+        """
         whole = self._prefix + path
         folder = whole.rstrip("/")
         while folder and folder not in self._repositories:
@@ -399,7 +416,10 @@ class _Walk:
         return ""
 
     def tree(self, crew: _Readers) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield all paths, with the folders of one depth read at once: on a network disk each costs a round trip."""
+        """Yield path and status of all that is sent.
+
+        The folders of one depth are read at once: on a network disk each costs a round trip.
+        """
         folders = [""]
         while folders:
             deeper = []
@@ -411,6 +431,7 @@ class _Walk:
             folders = deeper
 
     def _scan(self, folder: str) -> list[tuple[str, os.stat_result]]:
+        """List path and status of what is sent of one folder; record what is left out."""
         found: list[tuple[str, os.stat_result]] = []
         if self._ignore_from:
             self._read_others(self.place(folder), (self._prefix + folder).rstrip("/"))
@@ -421,11 +442,13 @@ class _Walk:
         return found
 
     def _take(self, entry: os.DirEntry[bytes], folder: str, found: list[tuple[str, os.stat_result]]) -> None:
-        """Add an entry of a folder to `found`, or to what is left out. Raises OSError."""
+        """Add an entry of a folder to `found`, or record why it is left out. Raises OSError."""
         path = folder + os.fsdecode(entry.name)
         is_dir = entry.is_dir(follow_symlinks=False)
         info = entry.stat(follow_symlinks=False)
-        why = self._reason(entry, path, is_dir, folder == "") or _NOT_SENT.get(stat.S_IFMT(info.st_mode), "")
+        why = self._reason_to_leave_out(entry, path, is_dir, folder == "") or _NOT_SENT.get(
+            stat.S_IFMT(info.st_mode), ""
+        )
         if why:
             self.left_out.append(LeftOut(path + "/" * is_dir, why, _size(entry.path, info)))
             return
@@ -433,22 +456,26 @@ class _Walk:
             self.unsure.append(path)
         found.append((path, info))
 
-    def _reason(self, entry: os.DirEntry[bytes], path: str, is_dir: bool, top: bool) -> str:
+    def _reason_to_leave_out(self, entry: os.DirEntry[bytes], path: str, is_dir: bool, top: bool) -> str:
+        """Return why an entry is left out, "" if it is sent: by its name, lines of files, or as a part of earlier jobs."""
         name = os.fsdecode(entry.name)
         if name in _ANYWHERE:
             return _ANYWHERE[name]
         whole = path + "/" * is_dir
         ignored, taken = self._own.ignored(whole), self._own.taken(whole)
-        if ignored is None and not taken and (why := self._of_jobs(entry, path, is_dir, top)):
+        if ignored is None and not taken and (why := self._reason_of_jobs(entry, path, is_dir, top)):
             return why
         if is_dir and os.path.exists(entry.path + b"/pyvenv.cfg"):
             return "virtual environment"
-        if ignored or (ignored is None and (other := self._by_others(whole))):
+        if ignored or (ignored is None and (other := self._left_out_by(whole))):
             return IGNORE_FILE if ignored else other
         return "" if taken else (_FOLDERS if is_dir else _FILES).get(name, "")
 
-    def _of_jobs(self, entry: os.DirEntry[bytes], path: str, is_dir: bool, top: bool) -> str:
-        """Describe why a path belongs to earlier jobs; "" where it does not. No line of .clusterignore is about it."""
+    def _reason_of_jobs(self, entry: os.DirEntry[bytes], path: str, is_dir: bool, top: bool) -> str:
+        """Return why a path counts as results or logs of earlier jobs, "" where it does not.
+
+        No line of .clusterignore fits it.
+        """
         name = os.fsdecode(entry.name)
         if is_dir and _FETCHED.fullmatch(name):
             return "results of a job"
@@ -481,7 +508,7 @@ class _Walk:
             self._code[path] = None
             return True
         sent = {name[1:].strip("/").rstrip() for name in self._own.texts if name.startswith("!")}
-        part = {parent for name in _tracked(folder) for parent in _parents(f"{path}/{name}")}
+        part = {parent for name in _tracked_files(folder) for parent in _parents(f"{path}/{name}")}
         part |= {parent for name in sent if name.startswith(path + "/") for parent in _parents(posixpath.dirname(name))}
         if part:
             self._code[path] = part
@@ -495,8 +522,8 @@ def _parents(path: str) -> Iterator[str]:
         path = posixpath.dirname(path)
 
 
-def _tracked(folder: bytes) -> list[str]:
-    """List the files of a folder that git tracks, relative to it; none without git or a repository."""
+def _tracked_files(folder: bytes) -> list[str]:
+    """List the files of a folder that git tracks, relative to it; none without git or a repository, or after 20 s."""
     try:
         done = subprocess.run(_GIT, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=_GIT_TIME)
     except (OSError, subprocess.TimeoutExpired):
@@ -504,8 +531,8 @@ def _tracked(folder: bytes) -> list[str]:
     return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
 
 
-def _lines(file: Path) -> IgnoreLines:
-    """Read the lines of a file, none where there is none. Raises OSError."""
+def _read_lines(file: Path) -> IgnoreLines:
+    """Read the lines of an ignore file, none where there is none. Raises OSError."""
     if not os.path.isfile(file):
         return IgnoreLines()
     return IgnoreLines(
@@ -514,7 +541,7 @@ def _lines(file: Path) -> IgnoreLines:
 
 
 def _size(path: bytes, info: os.stat_result) -> int:
-    """Count the bytes of, or below, a path that is left out; an estimate once there are very many files.
+    """Return the bytes of a file, or of all files below a folder; after _SIZE_LIMIT files, what was counted so far.
 
     What cannot be read counts 0.
     """

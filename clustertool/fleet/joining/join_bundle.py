@@ -34,9 +34,10 @@ sys.exit(start_bundle(sys.argv))
 
 
 def write(path: Path, join: JoinFile, workspace: Workspace | None = None) -> bool:
-    """Write a new file of mode 0600. Returns whether the workspace is in it, if there is one.
+    """Write a bundle to a new file of mode 0600, and return whether the workspace is in it: one of more than 64 MiB is not.
 
-    Raises UsageError where the file exists, OSError, and DispatchError for a workspace that changes meanwhile.
+    Raises UsageError where the file exists, OSError, and DispatchError for a workspace that changes meanwhile; no file is left
+    then.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -46,7 +47,7 @@ def write(path: Path, join: JoinFile, workspace: Workspace | None = None) -> boo
     fits = workspace is not None and workspace.size <= LARGEST_WORKSPACE
     try:
         with open(fd, "wb") as file:
-            _write(file, join, workspace if fits else None)
+            _write_bundle(file, join, workspace if fits else None)
     except BaseException:
         os.unlink(path)
         raise
@@ -54,13 +55,14 @@ def write(path: Path, join: JoinFile, workspace: Workspace | None = None) -> boo
 
 
 def content(join: JoinFile) -> bytes:
-    """Write the bytes of a bundle without a workspace."""
+    """Return the bytes of a bundle without a workspace."""
     file = io.BytesIO()
-    _write(file, join, None)
+    _write_bundle(file, join, None)
     return file.getvalue()
 
 
-def _write(file: BinaryIO, join: JoinFile, workspace: Workspace | None) -> None:
+def _write_bundle(file: BinaryIO, join: JoinFile, workspace: Workspace | None) -> None:
+    """Write a bundle: the code, the join file, the module that reads NVIDIA's devices, and the workspace, if it is given."""
     file.write(_SHEBANG)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in join_process.code().items():
@@ -74,6 +76,7 @@ def _write(file: BinaryIO, join: JoinFile, workspace: Workspace | None) -> None:
 
 
 def _add_workspace(archive: zipfile.ZipFile, shipment: Shipment) -> None:
+    """Write the manifest of a workspace, and each of its pieces."""
     archive.writestr(MANIFEST, shipment.text)
     for number, piece in enumerate(shipment.pieces):
         if number:

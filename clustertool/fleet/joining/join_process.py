@@ -39,28 +39,29 @@ def command(*options: str) -> list[str]:
 
 @lru_cache(maxsize=1)
 def code() -> Mapping[str, str]:
-    """Read {name: text} of the modules that a joining process may import."""
+    """Read the modules that a joining process may import: {path from the folder above the package: text}."""
     paths = sorted({path for pattern in _FILES for path in _ROOT.glob(pattern)})
     texts = {path.relative_to(_ROOT.parent).as_posix(): path.read_text("utf-8") for path in paths}
     return dict(sorted(texts.items()))
 
 
 def digest() -> str:
-    """Hash the code: all machines of a job need the same."""
-    return node_bundle.named(_joined(code()))
+    """Compute the digest of the code, which is the same on all machines of a job."""
+    return node_bundle.digest_of(_join_texts(code()))
 
 
 @lru_cache(maxsize=1)
 def additional() -> bytes:
-    """Pack the modules that an agent does not have (node/agent/members.py).
+    """Pack the modules of the code that an agent does not have (node/agent/members.py).
 
     Name and text of each, with NUL between them; zlib.
     """
     have = node_bundle.names()
-    return zlib.compress(_joined({name: text for name, text in code().items() if name not in have}), 9)
+    return zlib.compress(_join_texts({name: text for name, text in code().items() if name not in have}), 9)
 
 
-def _joined(files: Mapping[str, str]) -> bytes:
+def _join_texts(files: Mapping[str, str]) -> bytes:
+    """Return name and text of each file, with NUL between all of them."""
     return "\0".join(text for file in files.items() for text in file).encode()
 
 
@@ -116,15 +117,15 @@ class JoinChild:
         self._errors = b""
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self._threads = [
-            threading.Thread(target=self._write, args=(self._process.stdin, to_json(file).encode()), daemon=True),
-            threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True),
+            threading.Thread(target=self._write_input, args=(self._process.stdin, to_json(file).encode()), daemon=True),
+            threading.Thread(target=self._read_reports, args=(self._process.stdout,), daemon=True),
             threading.Thread(target=self._read_errors, args=(self._process.stderr,), daemon=True),
         ]
         for thread in self._threads:
             thread.start()
 
     def next(self, wait: float) -> Report | None:
-        """Return the next report, None if there is none in `wait` seconds; CLOSED when there will be no more."""
+        """Return the next report, None if there is none in `wait` seconds. CLOSED is the last one."""
         with contextlib.suppress(queue.Empty):
             return self._reports.get(timeout=wait)
         return None
@@ -146,11 +147,13 @@ class JoinChild:
         return self._errors.decode(errors="replace").strip()
 
     @staticmethod
-    def _write(pipe: IO[bytes], data: bytes) -> None:
+    def _write_input(pipe: IO[bytes], data: bytes) -> None:
+        """Write data to the process, and close the pipe. If it has ended already, its reports say why."""
         with contextlib.suppress(OSError), pipe:  # it has ended already, and reports why
             pipe.write(data)
 
-    def _read(self, pipe: IO[bytes]) -> None:
+    def _read_reports(self, pipe: IO[bytes]) -> None:
+        """Queue the reports of the process, and CLOSED at their end. Lines that are no objects of JSON are dropped."""
         for line in pipe:
             with contextlib.suppress(ValueError):
                 found = json.loads(line)
@@ -159,5 +162,6 @@ class JoinChild:
         self._reports.put(CLOSED)
 
     def _read_errors(self, pipe: IO[bytes]) -> None:
+        """Read the process's stderr to its end, and keep the last _KEPT bytes."""
         for line in pipe:
             self._errors = (self._errors + line)[-_KEPT:]

@@ -45,7 +45,7 @@ class Secret:
 
 
 def default_file() -> Path:
-    """Return the file that is read where the variable is not set: ~/.config/clustertool/secret."""
+    """Return the path of the file that is read where the variable is not set: ~/.config/clustertool/secret."""
     return this_user.config() / "secret"
 
 
@@ -57,17 +57,18 @@ def new() -> str:
 def find(environ: Mapping[str, str]) -> Secret | None:
     """Find the secret of this user: that of the variable, else of the file. None if there is neither.
 
-    Raises UsageError for one that is too short, ConfigError for a file that another user can read or has written.
+    Raises UsageError for one that is too short or has other characters, ConfigError for a file that another user can read or
+    has written.
     """
     if environ.get(SECRET):
-        return Secret(_checked(environ[SECRET].strip(), SECRET), SECRET)
+        return Secret(_require_strong(environ[SECRET].strip(), SECRET), SECRET)
     path = default_file()
     text = _read_file(path)
-    return None if text is None else Secret(_checked(text.strip(), str(path)), str(path))
+    return None if text is None else Secret(_require_strong(text.strip(), str(path)), str(path))
 
 
 def of_this_machine(make: bool = True) -> Secret:
-    """Read a secret that only this user's programs on this machine have, for jobs that stay on it. Made at the first use.
+    """Read a secret that only this user's programs on this machine have, for jobs that stay on it; make it at the first use.
 
     make: False for a command that changes nothing: the text is empty as long as there is none.
     """
@@ -80,7 +81,7 @@ def of_this_machine(make: bool = True) -> Secret:
         with contextlib.suppress(FileExistsError):  # another command was faster
             write(path, new())
         text = _read_file(path) or ""
-    return Secret(_checked(text.strip(), str(path)), str(path))
+    return Secret(_require_strong(text.strip(), str(path)), str(path))
 
 
 def write(path: Path, text: str) -> None:
@@ -109,15 +110,20 @@ def bits(text: str) -> float:
 
 
 def certificate(secret: str, salt: str) -> tuple[str, str]:
-    """(certificate, key) in PEM, the same on every machine: Ed25519, whose seed is HKDF-SHA256 of the secret.
+    """Derive a certificate from the secret, the same on every machine; return (certificate, key) in PEM.
 
-    salt: what the machines of one job have in common, so that no two jobs of one secret have the same certificate.
+    The seed of its Ed25519 key is HKDF-SHA256 of the secret. salt: what the machines of one job have in common, so that no two
+    jobs of one secret have the same certificate.
     """
     seed = HKDF(algorithm=hashes.SHA256(), length=32, salt=salt.encode(), info=_INFO).derive(secret.encode())
     return self_signed(Ed25519PrivateKey.from_private_bytes(seed), _SERIAL, None)
 
 
-def _checked(text: str, source: str) -> str:
+def _require_strong(text: str, source: str) -> str:
+    """Return the text. Raises UsageError where it has blanks or characters that are not ASCII, or can be guessed.
+
+    It needs BITS bits and eight different characters.
+    """
     if not re.fullmatch(r"[!-~]+", text):
         what = f"the secret in {source} is empty, or has blanks or characters that are not ASCII"
         raise UsageError(what, _FIX)
@@ -130,7 +136,7 @@ def _checked(text: str, source: str) -> str:
 
 
 def _read_file(path: Path) -> str | None:
-    """Read the text of a file that only this user can read; None if there is none. Raises ConfigError."""
+    """Read the text of a file that only this user can read; None if there is none. Raises ConfigError for any other file."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -62,7 +62,7 @@ def own_address(host: str) -> str:
 
 
 def free_port(host: str) -> int:
-    """Find a port of this address that no program uses now."""
+    """Return a port of this address that the system has chosen, and that no program uses now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.bind((host, 0))
@@ -74,23 +74,23 @@ def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 def folder_files(top: Path) -> tuple[str, ...]:
-    """List all files, relative, as far as they are no results, version control or environments of Python."""
+    """List all files below `top`, relative to it; without results, logs, hidden folders and virtual environments."""
     return tuple(_walk(top))
 
 
 def folder_digest(top: Path) -> str:
-    """Hash names and content of the program files; "" where the folder has too many files to read them all at a start."""
+    """Hash names and content of the program files below `top`; "" where there are too many files to read at a start."""
     found = hashlib.sha256()
     for number, path in enumerate(_walk(top)):
         if number >= _MOST:
             return ""
         if path.endswith(PROGRAM_FILES):
-            found.update(f"{path}\0{_content(top / path)}\n".encode("utf-8", "surrogateescape"))
+            found.update(f"{path}\0{_file_digest(top / path)}\n".encode("utf-8", "surrogateescape"))
     return found.hexdigest()
 
 
 def _walk(top: Path) -> Iterator[str]:
-    """Yield files below `top`, relative, in the order of their names; without hidden folders and virtual environments."""
+    """Yield files below `top`, relative to it, sorted; without results, logs, hidden folders and virtual environments."""
     for folder, folders, names in os.walk(top):
         kept = (name for name in folders if name not in _LEFT_OUT and not name.startswith("."))
         folders[:] = sorted(name for name in kept if not os.path.exists(os.path.join(folder, name, "pyvenv.cfg")))
@@ -98,8 +98,8 @@ def _walk(top: Path) -> Iterator[str]:
             yield os.path.relpath(os.path.join(folder, name), top)
 
 
-def _content(path: Path) -> str:
-    """Hash a file's bytes; its size where it is large, "" where it cannot be read."""
+def _file_digest(path: Path) -> str:
+    """Hash a file's bytes; return its size in bytes where that is over 1 MiB, "" where it cannot be read."""
     try:
         if path.stat().st_size > _LARGEST:
             return str(path.stat().st_size)
@@ -109,10 +109,11 @@ def _content(path: Path) -> str:
 
 
 def take_lock(what: str, *key: str) -> socket.socket | None:
-    """Take the lock of a command, until the socket is closed. Raises UsageError that names the process that has it.
+    """Lock a command on this machine, until the returned socket is closed.
 
-    key: what makes it the same command. what: it, for the error. None where a process of another user has the name, or one that
-    never listens: any user can take any name, and this must not stop the job of another user.
+    key: what makes it the same command. what: names the command in the error. Raises UsageError, which names the process of
+    this user that has the lock. Returns None where a process of another user has the name, or one that never listens: any user
+    can take any name, and this must not stop the job of another user.
     """
     text = "\0".join((str(os.getuid()), *key))
     name = f"\0clustertool/join/{hashlib.sha256(text.encode()).hexdigest()[:40]}".encode()
@@ -136,7 +137,7 @@ def take_lock(what: str, *key: str) -> socket.socket | None:
 
 
 def _holder(name: bytes) -> Peer | None:
-    """Identify the process that has a name. None if it does not listen (yet)."""
+    """Identify the process that listens at this name. None if there is none (yet)."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)
         try:
@@ -147,6 +148,7 @@ def _holder(name: bytes) -> Peer | None:
 
 
 def _refusal(what: str, pid: int) -> UsageError:
+    """Build the error that names the process which has the lock. pid: 0 if it is not known."""
     again = f"{what} runs on this machine already"
     if not pid:
         return UsageError(f"{again}: another process", "type it once on each machine")

@@ -18,7 +18,7 @@ from clustertool.node.storage import shown_logs
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder, and let it show no log of an earlier job. Raises DataError."""
+    """Make the folder, mark it as one of logs, and remove its links to logs of earlier jobs. Raises DataError."""
     try:
         if shown_logs.is_of_job(str(folder)):  # made by clusterrun for a job on this machine
             folder.unlink()
@@ -43,7 +43,10 @@ class LocalLogs:
         self.written: set[str] = set()  # names of logs
 
     def write(self, log: str, offset: int, data: bytes) -> None:
-        """Write some bytes of a log (JobPaths.log) from this offset on."""
+        """Write bytes of a log (JobPaths.log) at this offset; the first ones replace a file, and make the link in `shown`.
+
+        An error is not raised, but described in `failure`.
+        """
         name, first = log.partition("/")[2], log not in self.written
         path = self.folder / name
         try:

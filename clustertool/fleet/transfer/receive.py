@@ -46,7 +46,7 @@ class FolderEntry:
 
     @property
     def parts(self) -> list[str]:
-        """Raises BadAnswer for a path that leads out of the folder."""
+        """The names of the path. Raises BadAnswer for a path that leads out of the folder."""
         parts = self.path.split("/")
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
             raise BadAnswer(f"it names a file {self.path!r}", "check that node")
@@ -54,7 +54,7 @@ class FolderEntry:
 
     @property
     def stays_inside(self) -> bool:
-        """A link within the folder: `..` only at the front, and not too often."""
+        """Whether a link leads into the folder: `..` only at the front, and not too often."""
         parts = [part for part in self.link.split("/") if part not in ("", ".")]
         ups = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
         return not self.link.startswith("/") and ups < len(self.parts) and ".." not in parts[ups:]
@@ -69,7 +69,7 @@ class NodeFolder:
     path: str
 
     def entries(self) -> list[FolderEntry]:
-        """List what is in it."""
+        """List all files, folders and links in the directory, at any depth."""
         return [FolderEntry(*row) for row in self.fleet.ask_one(self.node, LIST_FOLDER({"dir": self.path}))["entries"]]
 
     def find(self, path: str) -> FolderEntry:
@@ -80,7 +80,7 @@ class NodeFolder:
         )
 
     def receive(self, target: Path, check: Check, only: Sequence[FolderEntry] | None = None) -> Copied:
-        """Copy the directory into `target`, which is made. only: these entries of it."""
+        """Copy the directory into `target`, which is made, by rsync or in answers of the agent. only: these entries of it."""
         link = self.fleet.agents[self.node].link
         names = None if only is None else [entry.path for entry in only if entry.parts]
         with contextlib.suppress(RsyncMissing):
@@ -94,7 +94,7 @@ class NodeFolder:
     def _receive_in_frames(self, target: Path, check: Check, only: Sequence[FolderEntry] | None) -> Copied:
         """Copy the directory without rsync. Files of the same size and time are not copied again.
 
-        As with rsync, what cannot be read is in the error at the end, and all else is copied.
+        As with rsync, files that cannot be read are in the error at the end, and all else is copied.
         """
         with contextlib.suppress(OSError):  # made by rsync's attempt; it stays away if there is nothing to copy
             os.rmdir(target)
@@ -141,7 +141,7 @@ class NodeFolder:
                     os.rmdir(target)
 
     def _stage_file(self, entry: FolderEntry, stage: Path, check: Check) -> Copied:
-        """Copy a file into the folder `stage`. Raises BadAnswer if what comes is no such file."""
+        """Copy a file into the folder `stage`, by rsync if possible. Raises BadAnswer if what comes is no regular file."""
         link, flat = self.fleet.agents[self.node].link, entry.parts[-1]
         copied: Copied | None = None
         if not isinstance(link, ProgramLink):
@@ -162,7 +162,10 @@ def _unwritable(path: Path, error: OSError) -> DispatchError:
 
 
 def _require_all(node: str, listed: Sequence[FolderEntry], failed: Iterable[ClustertoolError]) -> None:
-    """Raise one DispatchError that lists what could not be read on the node, or another error of a file."""
+    """Raise a DispatchError that lists up to eight files which could not be read on the node; do nothing if there are none.
+
+    An error of another kind is raised first.
+    """
     raise_all([error for error in failed if type(error) is not DispatchError or not error.node][:1])
     lines = [f"{entry.path!r} cannot be read: {entry.link}" for entry in listed if entry.kind == "unreadable"]
     lines += [error.what for error in failed]
@@ -194,6 +197,7 @@ class _Copy:
             os.close(fd)
 
     def has(self, entry: FolderEntry) -> bool:
+        """Check whether a regular file with the entry's size and time is there."""
         with self.folder(entry.parts[:-1]) as fd:
             try:
                 info = os.stat(entry.parts[-1], dir_fd=fd, follow_symlinks=False)
@@ -202,7 +206,10 @@ class _Copy:
         return stat.S_ISREG(info.st_mode) and (info.st_size, info.st_mtime_ns) == (entry.size, entry.modified)
 
     def file(self, entry: FolderEntry, to: Sequence[str] = ()) -> int:
-        """Copy one, by default to the same path; its bytes."""
+        """Copy a file, by default to the same path, and return its bytes. It replaces a file there when it is complete.
+
+        to: the path below `target`, in parts. Raises DispatchError where it cannot be written.
+        """
         *above, name = to or entry.parts
         part = f".{secrets.token_hex(8)}.part"
         with self.folder(above) as folder:
@@ -222,6 +229,7 @@ class _Copy:
         return size
 
     def _content(self, path: str) -> Iterator[bytes]:
+        """Yield the bytes of a file, by one request after the other."""
         source, at, last = self.source, 0, False
         while not last:
             answer = source.fleet.ask_one(source.node, READ_FILE({"dir": source.path, "path": path, "at": at}))
@@ -230,6 +238,7 @@ class _Copy:
             yield data
 
     def link(self, entry: FolderEntry) -> None:
+        """Make the link of an entry, in place of a file or link that is there."""
         with self.folder(entry.parts[:-1]) as fd:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(entry.parts[-1], dir_fd=fd)

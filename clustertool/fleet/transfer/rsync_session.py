@@ -74,7 +74,7 @@ def pull(
     which = ["--recursive"] if names is None else ["--files-from=-", "--from0"]
     options = [*which, "--links", "--safe-links", "--executability", "node:./", "./"]
     try:
-        with _listed(names or ()) as listed:
+        with _names_file(names or ()) as listed:
             return _Session(link, remote, options, target, None if names is None else listed).run(check)
     except NotFound:
         with contextlib.suppress(OSError):  # not empty: it was there before
@@ -88,7 +88,7 @@ def pull_file(link: Link, remote: str, path: str, target: Path, check: Check | N
     Raises NotFound, RsyncMissing, DispatchError, Unreachable.
     """
     options = ["--files-from=-", "--from0", "--no-relative", "--executability", "node:./", "./"]
-    with _listed([path]) as listed:
+    with _names_file([path]) as listed:
         return _Session(link, remote, options, target, listed).run(check)
 
 
@@ -100,13 +100,13 @@ def push(
     Only their content and times are copied. Raises NotFound, RsyncMissing, DispatchError, Unreachable.
     """
     options = ["--files-from=-", "--from0", "--no-implied-dirs", "--chmod=D0700,F0600", "--partial", "./", "node:./"]
-    with _listed(names) as listed:
+    with _names_file(names) as listed:
         _Session(link, remote, options, source, listed, moved).run(check)
 
 
 @contextlib.contextmanager
-def _listed(names: Iterable[str]) -> Iterator[IO[bytes]]:
-    """Make a file for --files-from=- and --from0."""
+def _names_file(names: Iterable[str]) -> Iterator[IO[bytes]]:
+    """Yield an open file with the names, each with NUL behind it, as --files-from=- with --from0 reads them."""
     with tempfile.TemporaryFile() as file:
         file.write(b"".join(os.fsencode(name) + b"\0" for name in names))
         file.seek(0)
@@ -155,6 +155,7 @@ class Pipe:
         return self._stderr().partition(self._mark)[2]
 
     def _stderr(self) -> bytes:
+        """Read what is there of the channel's stderr, about KEEP bytes at most."""
         got = b""
         while self.channel.recv_stderr_ready() and len(got) < KEEP:
             got += self.channel.recv_stderr(_CHUNK)
@@ -184,7 +185,10 @@ class _Session:
     error: ClustertoolError | None = None  # of the remote side
 
     def run(self, check: Check | None) -> Copied:
-        """Copy, and check every SLICE seconds what could end it early."""
+        """Run rsync to its end, and return what it copied; call `check` every SLICE seconds.
+
+        Raises RsyncMissing, DispatchError, also if nothing moves for STALL seconds, NotFound, Unreachable.
+        """
         ours, theirs = socket.socketpair()
         with ours, theirs:
             process = self._start(theirs)
@@ -213,6 +217,7 @@ class _Session:
         return Copied(_number_in_stats(_SIZE, numbers), _number_in_stats(_FILES, numbers))
 
     def _start(self, bridge: socket.socket) -> subprocess.Popen[bytes]:
+        """Start the local rsync, with the bridge as its remote shell. Raises RsyncMissing."""
         rsync = shutil.which("rsync")
         if not rsync:
             raise RsyncMissing("rsync is missing on this machine", "install the package rsync here", self.link.node)
@@ -232,7 +237,7 @@ class _Session:
         )
 
     def _require_moving(self) -> None:
-        """Raise an error if nothing moves any more.
+        """Raise the error of the remote side, of a lost connection, or of STALL seconds without a byte.
 
         rsync's own --timeout guards only the side that sends: a receiver waits for a frozen node for ever.
         """
@@ -269,13 +274,17 @@ class _Session:
     # -- in threads --
 
     def _keep_tail(self, name: str, stream: IO[bytes]) -> None:
+        """Read a stream to its end, and keep its last _TAIL bytes in `output`."""
         with stream:
             while data := os.read(stream.fileno(), 1 << 16):
                 self.output[name] = (self.output[name] + data)[-_TAIL:]
 
     def _serve(self, bridge: socket.socket) -> None:
-        """Take the bridge's pipes and its command. Start the remote side, feed it, and pass on its answers and its end."""
-        arguments, pipes = _receive(bridge)
+        """Receive the bridge's pipes and command, run the command on the node, and copy bytes both ways.
+
+        At its end the bridge gets its exit code, and an error is in `error`.
+        """
+        arguments, pipes = _receive_command(bridge)
         if len(pipes) != 2:  # rsync has ended without it
             return
         source, target = pipes
@@ -297,6 +306,7 @@ class _Session:
                 self.error = error
 
     def _upward(self, pipe: Pipe, source: IO[bytes]) -> None:
+        """Copy the bytes of the local rsync to the node until its end, and count them in `up`."""
         size = pipe.channel.out_max_packet_size - 64  # what paramiko sends as one packet: nothing is cut and copied
         with contextlib.suppress(*BROKEN):  # the channel has closed; the other direction has the reason
             while data := source.read(size):
@@ -311,6 +321,7 @@ class _Session:
             pipe.channel.shutdown_write()
 
     def _downward(self, pipe: Pipe, target: IO[bytes]) -> None:
+        """Copy the bytes of the node to the local rsync until their end, and count them in `down`."""
         with contextlib.suppress(*BROKEN):  # rsync or the connection has ended: run() detects both
             while data := pipe.recv():
                 self.down += len(data)
@@ -342,11 +353,8 @@ def _start_thread(do: Callable[..., None], *values: object) -> threading.Thread:
     return thread
 
 
-def _receive(bridge: socket.socket) -> tuple[list[bytes], list[int]]:
-    """Receive the bridge's message: the arguments of the remote command, and its stdin and stdout.
-
-    No pipes if there is no bridge.
-    """
+def _receive_command(bridge: socket.socket) -> tuple[list[bytes], list[int]]:
+    """Receive the bridge's message: the arguments of the remote command, and its stdin and stdout (none without a bridge)."""
     data, pipes, _, _ = socket.recv_fds(bridge, 1 << 16, 2)
     while more := bridge.recv(1 << 16):
         data += more
@@ -367,6 +375,6 @@ def _quoted(argument: str | bytes) -> bytes:
 
 
 def _number_in_stats(what: bytes, output: bytes) -> int:
-    """Read one of the numbers of --stats."""
+    """Read the number after `what` in the output of --stats; 0 if it is not there."""
     match = re.search(what + rb": ([\d,.]+)", output)
     return int(re.sub(rb"\D", b"", match[1])) if match else 0
