@@ -25,9 +25,10 @@ _UNKNOWN = "?"  # the number of a step that has ended before Slurm was asked for
 
 
 def allocation_here(slurm: SlurmHost, facts: Facts) -> ShellAllocation | None:
-    """Find the allocation in which this command was typed. None: there is none, or the login host is another machine.
+    """Return the allocation of the shell in which this command was typed, with the number of its nodes.
 
-    facts: of the login host. Raises NotFound for one that has ended, PreflightError.
+    None: there is none, or the login host is another machine or user. facts: of the login host. Raises NotFound for an
+    allocation that has ended, PreflightError.
     """
     found = shell_allocation(os.environ)
     if found is None or facts.machine != this_machine.machine() or facts.user != this_machine.user():
@@ -53,10 +54,10 @@ class AllocationStep:
             start_new_session=True,
         )
 
-    def number(self, slurm: SlurmHost, caller: Caller) -> str:
-        """Wait for the start of the step, and return its number.
+    def wait_for_number(self, slurm: SlurmHost, caller: Caller) -> str:
+        """Poll Slurm every 0.2 s until the step has started, and return its number, JOB.STEP; JOB.? if it has already ended.
 
-        Raises PreflightError if it does not start, and what caller.check() raises.
+        Raises PreflightError if srun ends and no node has joined, and what caller.check() raises.
         """
         while True:
             over = self._process.poll() is not None
@@ -64,13 +65,13 @@ class AllocationStep:
                 if step.clustertool_job == self._job:
                     return step.number
             if over and (self._folder / BUNDLE).exists():  # the nodes have not joined
-                raise self._refused(slurm)
+                raise self._refusal(slurm)
             if over:
                 return f"{self._allocation.job}.{_UNKNOWN}"
             pause(caller, _POLL)
 
-    def _refused(self, slurm: SlurmHost) -> PreflightError:
-        """Build the error for a srun that has ended before the job has started."""
+    def _refusal(self, slurm: SlurmHost) -> PreflightError:
+        """Build the error for a srun that has ended before a node has joined: its messages, and the jobs in the allocation."""
         text = (self._folder / STEP_OUTPUT).read_text("utf-8", "replace")
         lines = [line.partition(": error: ")[2] or line for line in text.splitlines() if line.strip()]
         wrong = [line for line in lines if not line.startswith("srun: ")]  # else it is no error
@@ -81,7 +82,7 @@ class AllocationStep:
         return PreflightError(f"srun: {what}", fix, slurm.name)
 
     def end(self, slurm: SlurmHost) -> None:
-        """End srun, and the step if it has started: it would go on without srun. Raises ClustertoolError."""
+        """Send TERM to srun, and KILL 5 s later, and cancel the step, which goes on without srun. Raises ClustertoolError."""
         for signal in (self._process.terminate, self._process.kill):
             signal()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -92,5 +93,5 @@ class AllocationStep:
                 slurm.run("scancel", step.number)
 
     def _steps(self, slurm: SlurmHost) -> list[SlurmJob]:
-        """List the steps of the allocation."""
+        """Ask Slurm for the steps of the allocation."""
         return [step for step in slurm.steps() if str(step.id) == self._allocation.job]

@@ -37,13 +37,16 @@ print(sys.version_info >= (3, 8), sys.version.split()[0], found, os.uname().node
 
 
 def of_login_host(fleet: Fleet, wanted: ProbeWanted) -> Examined:
-    """Check what the login host itself needs. fleet: of it alone."""
+    """Probe the login host, and return its facts and the findings in the columns of a host without ranks.
+
+    fleet: of the login host alone.
+    """
     examined = preflight.examine(fleet, wanted, ports=False, ping=False)
     return replace(examined, findings=tuple(one for one in examined.findings if one.column in _COLUMNS))
 
 
 def of_queue(slurm: SlurmHost, settings: SlurmSettings, folder: str) -> Iterator[Finding]:
-    """Check that Slurm would take a job with these settings: partition, account, qos, limits and time.
+    """Test a submission with these settings (sbatch --test-only) and the limits of partitions, and yield one finding.
 
     folder: any one on the login host.
     """
@@ -65,14 +68,14 @@ def of_queue(slurm: SlurmHost, settings: SlurmSettings, folder: str) -> Iterator
 
 
 def of_grace(slurm: SlurmHost, cluster: Cluster) -> Iterator[Finding]:
-    """Check that jobs have the time to end that Slurm gives them."""
+    """Yield a warning if the grace that conf.py sets is not shorter than Slurm's KillWait."""
     warning = grace_warning(cluster.grace, kill_wait(slurm.config())) if cluster.grace_given else ""
     if warning:
         yield Finding(0, "queue", "warn", "KillWait", warning)
 
 
 def of_allocation(allocation: ShellAllocation, settings: SlurmSettings) -> Iterator[Finding]:
-    """Check that the allocation of this shell is large enough for a job with these settings."""
+    """Yield one finding: whether the allocation of this shell is large enough for a job with these settings."""
     try:
         warning = allocation.cpus_warning(allocation.step(settings), 0)
     except UsageError as error:
@@ -85,17 +88,18 @@ def of_allocation(allocation: ShellAllocation, settings: SlurmSettings) -> Itera
 def of_compute_nodes(
     fleet: Fleet, slurm: SlurmHost, settings: SlurmSettings, facts: Facts, allocation: ShellAllocation | None
 ) -> Examined:
-    """Check what the nodes of a short step see: ROOT_DIR is the same as on the login host, and there is a Python.
+    """Run a probe on nodes by srun: whether ROOT_DIR is that of the login host, and whether the version of Python is enough.
 
-    They become hosts after the login host. allocation: that of this shell, if there is one.
+    The nodes become hosts after the login host. allocation: that of this shell, in which srun then runs. Makes a folder of a
+    submission, and removes it. Raises PreflightError if no node answers within 30 s.
     """
     token = f"check-{secrets.token_hex(8)}"
     texts = dict.fromkeys(("name", "asked", "command", "mode", "owner", "release", "slurm_id"), "")
     fleet.ask_one(0, SUBMIT({"about": {"job": token, "nodes": 0, "created": 1.0, **texts}, "files": {"seen": ""}}))  # type: ignore[typeddict-item]
     try:
         folder = JobPaths(facts.root, token).queue
-        options = _in_allocation(allocation, settings) if allocation else _alone(settings)
-        lines = _seen(slurm, options, fleet.cluster.python, posixpath.join(folder, "seen"))
+        options = _options_in_allocation(allocation, settings) if allocation else _options_of_own_nodes(settings)
+        lines = _run_probe(slurm, options, fleet.cluster.python, posixpath.join(folder, "seen"))
     finally:
         slurm.withdraw(token)
     hosts, findings = [*fleet.cluster.hosts], []
@@ -109,21 +113,24 @@ def of_compute_nodes(
     return Examined(replace(fleet.cluster, hosts=tuple(hosts)), {0: facts}, tuple(findings), {})
 
 
-def _alone(settings: SlurmSettings) -> list[str]:
-    """Build the options of a srun that gets nodes of its own."""
+def _options_of_own_nodes(settings: SlurmSettings) -> list[str]:
+    """Build the options of a srun that gets nodes of its own, for one minute, with the settings of a job."""
     of_sbatch = ("--job-name", "--comment", "--chdir", "--output", "--open-mode", "--requeue", "--no-requeue", "--time")
     options = sbatch_options(settings, SubmitOrder("check", "/", ""))
     return ["--time=1", *(one for one in options if one.partition("=")[0] not in of_sbatch)]
 
 
-def _in_allocation(allocation: ShellAllocation, settings: SlurmSettings) -> list[str]:
-    """Build the options of a srun in an allocation, also while a job runs in it."""
+def _options_in_allocation(allocation: ShellAllocation, settings: SlurmSettings) -> list[str]:
+    """Build the options of a srun in an allocation, which share its nodes with a job that runs there (--overlap)."""
     nodes = allocation.step(settings).node_count
     return [f"--jobid={allocation.job}", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
 
 
-def _seen(slurm: SlurmHost, options: list[str], python: str, path: str) -> list[list[str]]:
-    """Run the probe on the nodes by srun, and return the fields of the lines that they print. Raises PreflightError."""
+def _run_probe(slurm: SlurmHost, options: list[str], python: str, path: str) -> list[list[str]]:
+    """Run the probe on the nodes by srun, and return the four fields of each line that they print. Raises PreflightError.
+
+    path: of a file that is there if the nodes share ROOT_DIR.
+    """
     argv = ["srun", *options, f"--immediate={_PATIENCE}", "--chdir=/", "--cpu-bind=none", "--mpi=none", python]
     answer = slurm.run(*argv, "-ESs", "-c", _PROBE, path, env={})
     lines = [line.split() for line in answer["stdout"].splitlines()]

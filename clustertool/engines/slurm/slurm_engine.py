@@ -74,32 +74,38 @@ class SlurmEngine(Engine):
         self._outputs: dict[str, str] = {}  # the paths of what jobs have printed that were submitted by hand
 
     def __exit__(self, *_: object) -> None:
+        """Close the connections, also those of live()."""
         if self._live is not None:
             self._live.close()
         super().__exit__()
 
     def open(self, lag: float | None = None, job: str = "", newest: bool = False) -> Fleet:
+        """Connect to the login host, whose agent reads the records of all jobs, and return the fleet.
+
+        The arguments have no effect.
+        """
         with self._opening:
             return self.fleet.open_shared(self.host)
 
     @property
     def slurm(self) -> SlurmHost:
-        """Raises Unreachable if the login host is not there."""
+        """The programs of Slurm on the login host. Raises Unreachable if that is not connected."""
         return SlurmHost(self.login, self._note_once, self._check_in_own_thread)
 
     def _check_in_own_thread(self) -> None:
-        """Call the caller's check, which may be called in its own thread only."""
+        """Call the caller's check, but only in the thread that has made the engine. Raises what it raises."""
         if threading.get_ident() == self._thread:
             self.caller.check()
 
     def _note_once(self, text: str) -> None:
+        """Print a message, but only the first one, and only in the thread that has made the engine."""
         if threading.get_ident() == self._thread and not self._noted:
             self._noted = True
             self.caller.note(text)
 
     @property
     def login(self) -> Fleet:
-        """The fleet of the login host alone. Raises why it is not there."""
+        """The fleet of the login host alone, which is connected if it is not yet. Raises the error if that fails."""
         if self.fleet.shared is None:
             self.open()
         shared = self.fleet.shared
@@ -109,7 +115,10 @@ class SlurmEngine(Engine):
         return shared
 
     def live(self, job: str) -> Fleet:
-        """Open a fleet whose connections to the nodes of a running job are steps of srun. Raises NotFound, PreflightError."""
+        """Return a fleet of a running job's nodes, not yet open, whose connections are steps of srun.
+
+        Raises NotFound, PreflightError.
+        """
         slurm, login = self.slurm, self.login
         cluster, absent = self.fleet.cluster, dict(self.fleet.failed)  # of the job; _summaries() opens the fleet of all
         running = self._find_in_queue(slurm, job)
@@ -130,6 +139,10 @@ class SlurmEngine(Engine):
         return self._live
 
     def check(self, settings: Mapping[str, object], deep: bool) -> Examined:
+        """Check the login host, and whether Slurm would take a job with these settings, or this shell's allocation suffices.
+
+        deep: if that is right, also run a probe on nodes (of_compute_nodes). Raises the errors of the login host.
+        """
         from_all = read_settings(self.fleet.cluster.settings, None, settings, self.fleet.cluster.where)
         login, slurm = self.login, self.slurm
         examined = of_login_host(login, {})
@@ -146,23 +159,23 @@ class SlurmEngine(Engine):
     # -- what Slurm knows
 
     def nodes(self) -> Sequence[EngineNode]:
+        """List the nodes of all partitions of Slurm."""
         return self.slurm.nodes()
 
     def describe(self, known: Mapping[int, JobsAnswer]) -> dict[str, Description]:
-        """Describe the jobs that were submitted, and all jobs of `known`.
+        """Describe the jobs that were submitted, and all jobs of `known`, by squeue, scontrol, the submissions and the records.
 
-        A job is found by its number in Slurm, or that of its step, and one that was submitted by hand while Slurm has it.
-        Another job without a submission was started by another engine, or its submission was removed: then what the records
-        prove
-        counts. The reason of an end is that of the newest jobs, and of those with records: each one is a question to Slurm.
+        A job is found by its number in Slurm, or that of its step, and one that was submitted by hand while Slurm has it. Of a
+        job without a submission, of another engine or with a removed one, the records decide. The reason of an end is asked of
+        Slurm for 8 ended jobs without a record at most, the newest first.
         """
         slurm = self.slurm
         return self._describe(slurm, slurm.submissions(), known)
 
     def earlier(self, asked: str) -> tuple[dict[int, JobsAnswer], dict[str, Description]]:
-        """Find the jobs whose id begins so, and those that asked for this id: their records, and what Slurm knows of them.
+        """Return the answers of the agents about jobs that the id `asked` can mean, and the descriptions of these jobs.
 
-        Raises what keeps the records of a node from being read, PreflightError where Slurm does not answer.
+        Raises errors that keep the records of a node from being read, PreflightError if Slurm does not answer.
         """
         fleet, slurm = self.open(), self.slurm
         gathered = fleet.ask(dict.fromkeys(fleet.agents, LIST_JOBS({"job": asked})))
@@ -176,8 +189,11 @@ class SlurmEngine(Engine):
     def _describe(
         self, slurm: SlurmHost, submissions: Mapping[str, SubmittedJob], known: Mapping[int, JobsAnswer]
     ) -> dict[str, Description]:
-        """Describe these submissions, and the jobs in the records."""
-        jobs = _queue(slurm, submissions, "--states=all")
+        """Describe these submissions, and the jobs of the records (see describe).
+
+        Ends are kept in `_over`: they are not asked again.
+        """
+        jobs = _list_queue(slurm, submissions, "--states=all")
         queue = {job.number: job for job in jobs if job.state not in ENDED}
         commented = {job.clustertool_job: job for job in queue.values()}
         by_user = [job for job in jobs if job.is_by_hand(self.fleet.cluster.root_dir)]
@@ -189,44 +205,47 @@ class SlurmEngine(Engine):
         for job, about in newest_first:
             queued = commented.get(job) or queue.get(about["slurm_id"])
             if queued is not None:
-                found[job] = _described(queued, about)
+                found[job] = _describe_slurm_job(queued, about)
             elif job in records and records[job].state in OUTCOMES - {JobState.LOST}:
-                found[job] = _with(about, Description(EngineState.ENDED))
+                found[job] = _add_submission(about, Description(EngineState.ENDED))
             elif job in self._over:
                 found[job] = self._over[job]
             elif job not in records and asked >= _REASONS:
-                found[job] = _with(about, Description(EngineState.ENDED, "", about["created"]))
+                found[job] = _add_submission(about, Description(EngineState.ENDED, "", about["created"]))
             else:
                 asked += 1
-                ended = self._ended(slurm, about)
+                ended = self._describe_gone(slurm, about)
                 if ended.state is EngineState.ENDED and job not in records:
                     ended = self._with_cause(slurm, job, ended)
-                found[job] = _with(about, ended)
+                found[job] = _add_submission(about, ended)
                 if found[job].state is EngineState.ENDED:
                     self._over[job] = found[job]
         for job, one in commented.items():
             if job not in found and (job in records or one in by_user):
-                found[job] = _described(one)
+                found[job] = _describe_slurm_job(one)
         for job, part in records.items():
             if job not in found:
-                proved = _proved(part)
+                proved = _describe_records(part)
                 lost = proved.state is EngineState.UNKNOWN and job in over
-                found[job] = _described(over[job]) if lost else proved
+                found[job] = _describe_slurm_job(over[job]) if lost else proved
         for job, one in over.items():
             if job not in found and asked < _REASONS:
                 asked += 1
                 shown = slurm.job(one.id)
                 self._outputs[job] = shown.output if shown is not None else ""
-                found[job] = self._with_cause(slurm, job, _described(one))
+                found[job] = self._with_cause(slurm, job, _describe_slurm_job(one))
         return found
 
     def _with_cause(self, slurm: SlurmHost, job: str, ended: Description) -> Description:
-        """Add why a job has ended before a node had a record of it, if its output has the exit code of a task."""
+        """Return the description with the last message and the exit code of the tasks, if the job's output has one."""
         _, output = slurm.step_output(job, self._outputs.get(job, ""))
         return replace(ended, cause=(output.reason, output.code) if output.code else None)
 
-    def _ended(self, slurm: SlurmHost, about: SubmittedJob) -> Description:
-        """Describe a job that squeue does not have: it has ended, or was never queued."""
+    def _describe_gone(self, slurm: SlurmHost, about: SubmittedJob) -> Description:
+        """Describe a submitted job that squeue does not have, by scontrol or the accounting: ENDED with the reason.
+
+        QUEUED while it may still be submitted, within 120 s; as scontrol has it if it has come back to the queue meanwhile.
+        """
         number, dot, step = about["slurm_id"].partition(".")
         if not number.isdecimal() or (dot and not step):
             if time.time() - about["created"] < _SUBMITTING:
@@ -237,23 +256,24 @@ class SlurmEngine(Engine):
             reason = f"Slurm: its step {about['slurm_id']} has ended; {STEP_OUTPUT} has its messages"
             return Description(EngineState.ENDED, reason, about["created"])
         if job is not None and job.state not in ENDED:  # it came back to the queue a moment ago
-            return _described(job, about)
+            return _describe_slurm_job(job, about)
         if job is not None:
-            return Description(EngineState.ENDED, _ended_as(job), job.ended or about["created"])
+            return Description(EngineState.ENDED, _end_text(job), job.ended or about["created"])
         state = slurm.ended_state(int(number))
         return Description(EngineState.ENDED, f"Slurm: {state}" if state else _NO_INFORMATION, about["created"])
 
     # -- the end of a job
 
     def cancel(self, job: str, how: StopHow) -> Answers:
-        """Take a job out of the queue, or stop it on its nodes. Returns when it is past COMPLETING.
+        """Take a job out of the queue, or stop it on its nodes, and wait until Slurm has it no more. Remove its submission.
 
-        Raises Survivors where it does not get there, PreflightError.
+        Returns the answers of the nodes, and what their records prove. Raises Survivors if the job stays in the queue,
+        PreflightError.
         """
         return self._cancel(job, how, self.caller.note, _CHANNELS)
 
     def cancel_all(self, jobs: Collection[str], how: StopHow) -> dict[str, Answers | ClustertoolError]:
-        """Cancel several jobs at a time: most of the time they wait for their nodes and for Slurm."""
+        """Cancel several jobs, four at a time, and map each to its answers or its error."""
         names, notes = list(jobs), SimpleQueue[str]()
 
         def show_notes() -> None:
@@ -269,30 +289,35 @@ class SlurmEngine(Engine):
         return {names[number]: one for number, one in sorted(found.items())}
 
     def _cancel(self, job: str, how: StopHow, note: Callable[[str], None], channels: int) -> Answers:
-        """Cancel a job, and return the answers of its nodes. channels: how many of its nodes are asked at a time."""
+        """Cancel a job, as cancel() does. note: shows a message. channels: how many of its nodes are asked at a time."""
         slurm = self.slurm.patient
         queued = self._find_in_queue(slurm, job)
         if queued is not None and queued.state in _QUEUED:
             self._scancel(slurm, queued, "--state=PENDING")
-            queued = self._until(slurm, queued, lambda one: one.state not in _QUEUED, _LEAVING)
+            queued = self._poll_queue(slurm, queued, lambda one: one.state not in _QUEUED, _LEAVING)
         answers: dict[str, StopAnswer] = {}
         if queued is not None:
             answers = self._stop(slurm, queued, job, how, note, channels)
             patience = _LEAVING if answers else how["grace"] + _STOPPING
-            left = self._until(slurm, queued, lambda one: False, patience)
+            left = self._poll_queue(slurm, queued, lambda one: False, patience)
             if left is not None:
                 what = f"job {job}: {_title(left)} is {left.state} on {left.nodelist}"
                 show = f"scontrol show {'step' if left.step else 'job'} {left.number}"
                 raise Survivors(what, f"{PROGRAM} stop --job {job} --force tries again; {show}")
-        recorded = self._recorded(job, _ENDED_ALREADY if queued is None else _CLEAN)
+        recorded = self._read_ends(job, _ENDED_ALREADY if queued is None else _CLEAN)
         slurm.withdraw(job, only_bundle=bool(recorded))
         return {**recorded, **answers}
 
     def join_log(self, job: str) -> tuple[str, Sequence[str]]:
+        """Return the path of the output of the job's start, with the host, and its last lines."""
         path, output = self.slurm.step_output(job, self._outputs.get(job, ""))
         return f"{path} on {self.slurm.name}", output.lines
 
     def starts_again(self, job: str, attempt: int) -> bool:
+        """Return whether Slurm starts the job again after this attempt; poll Slurm up to 20 s until that is decided.
+
+        False for a step, a job that Slurm may not requeue, and one that has ended.
+        """
         slurm, end = self.slurm.patient, time.monotonic() + _LEAVING
         about = slurm.submissions().get(job)
         number = about["slurm_id"] if about else ""
@@ -308,22 +333,23 @@ class SlurmEngine(Engine):
         return False
 
     def forget(self, jobs: Collection[str]) -> None:
+        """Remove the folders of these jobs' submissions."""
         slurm = self.slurm
         for job in jobs:
             slurm.withdraw(job)
 
     def _find_in_queue(self, slurm: SlurmHost, job: str) -> SlurmJob | None:
-        """Find the job in the queue, None if it is not there."""
+        """Find a job in the queue, by its comment or by the number in its submission; None if it is not there."""
         about = {name: found for name, found in slurm.submissions().items() if name == job}
         numbers = {found["slurm_id"] for found in about.values()}
-        queue = _queue(slurm, about)
+        queue = _list_queue(slurm, about)
         return next((one for one in queue if one.clustertool_job == job or one.number in numbers), None)
 
     def _scancel(self, slurm: SlurmHost, job: SlurmJob, *options: str) -> None:
-        """Run scancel for a job, or a step. Raises PreflightError if Slurm refuses it, and not for a job that has ended.
+        """Run scancel for a job or a step. Raises PreflightError if Slurm refuses it for a job that is still in the queue.
 
-        Where a step has a part of the nodes of its allocation, scancel fails after it has sent a signal (Slurm 22.05). So for a
-        step the proof of the stop decides.
+        A refusal for a step is ignored: of a step with a part of the nodes scancel fails after it has sent the signal (Slurm
+        22.05). The stop has to be proved anyway.
         """
         answer = slurm.run("scancel", *options, job.number)
         if answer["code"] and not job.step and self._in_queue(slurm, job) is not None:
@@ -332,13 +358,17 @@ class SlurmEngine(Engine):
 
     @staticmethod
     def _in_queue(slurm: SlurmHost, job: SlurmJob) -> SlurmJob | None:
+        """Ask Slurm for the state of a job or step; None if it is not in the queue."""
         queue = slurm.steps() if job.step else slurm.queue()
         return next((one for one in queue if one.number == job.number), None)
 
-    def _until(
+    def _poll_queue(
         self, slurm: SlurmHost, job: SlurmJob, true: Callable[[SlurmJob], bool], seconds: float
     ) -> SlurmJob | None:
-        """Wait until `true` is true of the job, or these seconds are over. None as soon as it has left the queue."""
+        """Poll the queue until `true` holds for the job, or these seconds are over. Return the job as it is then.
+
+        Returns None as soon as it is not in the queue.
+        """
         end = time.monotonic() + seconds
         while True:
             found = self._in_queue(slurm, job)
@@ -349,8 +379,11 @@ class SlurmEngine(Engine):
     def _stop(
         self, slurm: SlurmHost, queued: SlurmJob, job: str, how: StopHow, note: Callable[[str], None], channels: int
     ) -> dict[str, StopAnswer]:
-        """Ask agents on the nodes. Where none can be reached Slurm sends the signal. {name of a node: its answer}."""
-        places = self._places(queued, job) if queued.state != COMPLETING else {}
+        """Stop a job by agents on its nodes, and return {name of a node: its answer}.
+
+        If no node can be reached, Slurm sends TERM or KILL. note: shows a message about that. channels: nodes at a time.
+        """
+        places = self._hosts_of_job(queued, job) if queued.state != COMPLETING else {}
         gathered = each(
             places,
             lambda host: self._stop_on(host, slurm, queued.id, job, how),
@@ -363,10 +396,10 @@ class SlurmEngine(Engine):
             self._scancel(slurm, queued, *([] if how["force"] else ["--signal=TERM"]))
         return {places[node].name: answer for node, answer in gathered.ok.items() if answer is not None}
 
-    def _places(self, queued: SlurmJob, job: str) -> dict[int, Host]:
-        """Map the nodes of a running job to hosts, each with the folder of its jobs.
+    def _hosts_of_job(self, queued: SlurmJob, job: str) -> dict[int, Host]:
+        """Map the nodes of a running job that have a record to hosts, each with the folder of its jobs.
 
-        host: its name in Slurm, name: in the job.
+        host: the node's name in Slurm. name: its name in the job.
         """
         found = {}
         summaries = self._summaries(job)
@@ -378,9 +411,9 @@ class SlurmEngine(Engine):
         return found
 
     def _stop_on(self, host: Host, slurm: SlurmHost, number: int, job: str, how: StopHow) -> StopAnswer | None:
-        """Stop a job on one node, and return the answer. Raises why there is no channel to the node.
+        """Open an agent on a node by a step of srun, stop the job there, and return the answer. Raises if there is no channel.
 
-        None if it was asked and the channel is gone: Slurm ends all steps of a job when the job's own one has ended.
+        None if the channel is lost after the request: Slurm ends all steps of a job when the job's own one has ended.
         """
         link = SrunLink(self.login.agents[0].link, slurm.path("srun"), number, host.host)
         try:
@@ -394,16 +427,16 @@ class SlurmEngine(Engine):
     # -- records
 
     def _summaries(self, job: str) -> dict[int, JobSummary]:
-        """Read {node as the job numbers it: its record}. No Ctrl+C ends it: it is a part of a stop."""
+        """Read the records of a job, by the number of the node in the job. No interrupt ends this: it is a part of a stop."""
         fleet, request = self.open(), LIST_JOBS({"job": job, "exact": True})
         answers = fleet.ask(dict.fromkeys(fleet.agents, request), patient=True).ok
         parts = (part for answer in answers.values() for part in answer["jobs"] if part["id"] == job)
         return {int(part["node"] or 0): part for part in parts}
 
-    def _recorded(self, job: str, ended: JobStop) -> dict[str, StopAnswer | ClustertoolError]:
-        """Read what the last records of a job's nodes prove, after Slurm has ended it: {name: the answer to a stop}.
+    def _read_ends(self, job: str, ended: JobStop) -> dict[str, StopAnswer | ClustertoolError]:
+        """Read what the records of an ended job prove, as the answer to a stop of each node, by the names of the nodes.
 
-        ended: that of a node whose records have its end.
+        ended: the answer of a node whose record has its end. Waits up to 5 s for the ends; without one the answer is UNKNOWN.
         """
         end = time.monotonic() + _RECORDS
         while True:
@@ -415,15 +448,15 @@ class SlurmEngine(Engine):
 
 
 def _name_in_job(part: JobSummary) -> str:
-    """Return the name that a node has in the job."""
+    """Return the name of the record's node in the job; "node N" if the record has none."""
     node, names = int(part["node"] or 0), part["nodes"] or []
     return names[node] if node < len(names) else f"node {node}"
 
 
 def _nodes_of(queued: SlurmJob, summaries: Mapping[int, JobSummary]) -> dict[int, str]:
-    """Map nodes as the job numbers them to their names in Slurm.
+    """Map the numbers of a job's nodes to their names in Slurm, by the records, else in the order of the allocation.
 
-    A failed node of an elastic job is in its allocation no more.
+    Nodes that are not in the allocation any more are left out: failed ones of an elastic job.
     """
     names = queued.node_names
     known = {node: _name_in_job(part) for node, part in summaries.items()}
@@ -432,21 +465,25 @@ def _nodes_of(queued: SlurmJob, summaries: Mapping[int, JobSummary]) -> dict[int
     return dict(enumerate(names))
 
 
-def _queue(slurm: SlurmHost, submissions: Mapping[str, SubmittedJob], *options: str) -> list[SlurmJob]:
-    """List the user's jobs, and their steps if one of these submissions may be one. options: of SlurmHost.queue()."""
+def _list_queue(slurm: SlurmHost, submissions: Mapping[str, SubmittedJob], *options: str) -> list[SlurmJob]:
+    """List the user's jobs, and their steps if a submission was made in one of these allocations.
+
+    options: of SlurmHost.queue().
+    """
     queue = slurm.queue(*options)
     allocations = {about["slurm_id"].partition(".")[0] for about in submissions.values() if "." in about["slurm_id"]}
     return [*queue, *slurm.steps()] if allocations & {job.number for job in queue} else queue
 
 
 def _title(job: SlurmJob) -> str:
+    """Return "Slurm job N", or "step N.M of Slurm"."""
     return f"step {job.number} of Slurm" if job.step else f"Slurm job {job.number}"
 
 
-def _described(job: SlurmJob, about: SubmittedJob | None = None) -> Description:
-    """Describe a job that Slurm has."""
+def _describe_slurm_job(job: SlurmJob, about: SubmittedJob | None = None) -> Description:
+    """Describe a job that Slurm has, by its state there, and by its submission, if there is one."""
     if job.state in ENDED:
-        found = Description(EngineState.ENDED, _ended_as(job), job.ended or 0.0, created=job.submitted or 0.0)
+        found = Description(EngineState.ENDED, _end_text(job), job.ended or 0.0, created=job.submitted or 0.0)
     elif job.state in _QUEUED:
         reason = f"{job.explained_reason} (Slurm job {job.id})" if job.reason else f"Slurm job {job.id}"
         found = Description(EngineState.QUEUED, reason, job.submitted or 0.0, job.expected or 0.0)
@@ -454,21 +491,23 @@ def _described(job: SlurmJob, about: SubmittedJob | None = None) -> Description:
         reason = "" if job.state == RUNNING else f"Slurm: {job.state}"
         found = Description(EngineState.RUNNING, reason, job.started or 0.0, ending=job.state == COMPLETING)
     if about is not None:
-        return _with(about, found)
+        return _add_submission(about, found)
     return replace(found, job_name="" if job.name == job.clustertool_job else job.name, nodes=job.nodes)
 
 
-def _with(about: SubmittedJob, found: Description) -> Description:
+def _add_submission(about: SubmittedJob, found: Description) -> Description:
+    """Return the description with what the submission has: name, asked id, command, number of nodes."""
     return replace(found, job_name=about["name"], asked=about["asked"], command=about["command"], nodes=about["nodes"])
 
 
-def _ended_as(job: SlurmJob) -> str:
-    """Describe why Slurm has ended a job."""
+def _end_text(job: SlurmJob) -> str:
+    """Return the state in which Slurm has ended a job, and the reason, as a text."""
     more = f", {job.reason}" if job.reason else ""
     return f"Slurm: {job.state}{more}"
 
 
-def _proved(part: NodePart) -> Description:
+def _describe_records(part: NodePart) -> Description:
+    """Describe a job that Slurm does not have, by its records: ENDED if they have an outcome other than LOST, else UNKNOWN."""
     if part.state in OUTCOMES and part.state is not JobState.LOST:
         return Description(EngineState.ENDED, part.reason, part.ended)
     return Description(EngineState.UNKNOWN, part.reason or "Slurm does not have it")

@@ -47,25 +47,25 @@ class SlurmHost:
 
     @property
     def patient(self) -> SlurmHost:
-        """The same for the end of a job: no interrupt ends the wait for a program."""
+        """A SlurmHost whose wait for a program no interrupt ends: for the end of a job."""
         return SlurmHost(self._fleet, self._note)
 
     def run(self, *argv: str, env: Mapping[str, str] = TIME_FORMAT, login: bool = False) -> ProgramAnswer:
-        """Run a program of Slurm. Raises PreflightError where there is none, Unreachable, and what check() raises.
+        """Run a program of Slurm on the login host, and return its answer, also where it fails.
 
-        login: in the environment of a login shell, which sbatch passes on to the job. On the user's own machine it is that of
-        the user's shell.
+        login: in the environment of a login shell, which sbatch passes on to the job; on the user's own machine in that of the
+        shell. Raises PreflightError if there is no such program, Unreachable, and what check() raises.
         """
-        answer = self._answer(*argv, env=env, login=login)
+        answer = self._run_program(*argv, env=env, login=login)
         if not answer["path"]:
             fix = 'SLURM["login"] must be a host with the commands of Slurm; a profile that adds them to PATH is read'
             raise PreflightError(f"there is no {argv[0]}", fix, self.name)
         return answer
 
-    def _answer(self, *argv: str, env: Mapping[str, str] = TIME_FORMAT, login: bool = False) -> ProgramAnswer:
-        """Run a program on the login host. Its path is empty where there is no such program.
+    def _run_program(self, *argv: str, env: Mapping[str, str] = TIME_FORMAT, login: bool = False) -> ProgramAnswer:
+        """Run a program on the login host for at most 60 s, and print a message after 3 s.
 
-        Raises Unreachable, and what check() raises.
+        The path in the answer is "" if there is none. Raises Unreachable, and what check() raises.
         """
         here = self._fleet.cluster.hosts[0].here
         request = messages.PROGRAM({"argv": argv, "env": env, "seconds": _SECONDS, "login": login and not here})
@@ -83,20 +83,27 @@ class SlurmHost:
         return self._ask(request, wait, _SECONDS + _MORE)
 
     def _ask(self, request: Request[Answered], check: Callable[[], None] | None, seconds: float = _SECONDS) -> Answered:
+        """Send a request to the agent on the login host, call `check` while it takes, and return the answer.
+
+        Raises Unreachable.
+        """
         return each([request], lambda one: self._fleet.ask_one(0, one, seconds), check=check).all()[0]
 
     def end_programs(self) -> None:
-        """End the programs that this command runs there. Raises Unreachable."""
+        """End the programs that this command has started on the login host. Raises Unreachable."""
         self._fleet.ask_one(0, messages.END_PROGRAMS({}))
 
     def path(self, name: str) -> str:
-        """Find the path of a program of Slurm. Raises PreflightError where there is none."""
+        """Return the path of a program of Slurm on the login host, which runs it once.
+
+        Raises PreflightError if there is none.
+        """
         if name not in self._paths:
             self._paths[name] = self.run(name, "--version")["path"]
         return self._paths[name]
 
     def output(self, *argv: str) -> str:
-        """Run a program and return its output. Raises PreflightError if it fails, with its message."""
+        """Run a program of Slurm, and return its stdout. Raises PreflightError with its message if it fails."""
         answer = self.run(*argv)
         if answer["code"]:
             raise PreflightError(f"{argv[0]}: {message(answer)}", _START, self.name)
@@ -110,12 +117,12 @@ class SlurmHost:
         return slurm_answers.read_queue(self.output(*slurm_answers.QUEUE, *options))
 
     def steps(self) -> list[SlurmJob]:
-        """List the steps of the user's jobs that have processes. Raises PreflightError."""
+        """List the steps of the user's jobs that run. Raises PreflightError."""
         steps = self.output(*slurm_answers.STEPS)  # first: the job of each step that it shows is in the queue then
         return slurm_answers.read_steps(self.output(*slurm_answers.QUEUE), steps)
 
     def config(self) -> str:
-        """Read the settings of slurm.conf, "" where Slurm does not answer."""
+        """Return the text of `scontrol show config`, "" if it fails."""
         answer = self.run(*CONFIG)
         return answer["stdout"] if answer["code"] == 0 else ""
 
@@ -128,46 +135,52 @@ class SlurmHost:
         return read_partitions(self.output(*SHOW_PARTITIONS))
 
     def job(self, number: int) -> SlurmJob | None:
-        """Read what Slurm has of a job, for some minutes after its end, too. None: nothing any more. Raises PreflightError."""
+        """Read a job by `scontrol show job`, which has it for some minutes after its end; None if it does not.
+
+        Raises PreflightError.
+        """
         answer = self.run(*slurm_answers.SHOW_JOB, str(number))
         if answer["code"] and _GONE not in answer["stderr"] + answer["stdout"]:
             raise PreflightError(f"scontrol: {message(answer)}", _START, self.name)
         return next((job for job in slurm_answers.read_jobs(answer["stdout"]) if job.id == number), None)
 
     def ended_state(self, number: int) -> str:
-        """Read the state in which a job has ended from the accounting; "" where there is none."""
+        """Return the state in which a job has ended, by the accounting (sacct); "" if there is none."""
         options = ("--allocations", "--noheader", "--parsable2", "--format=State", f"--jobs={number}")
-        answer = self._answer("sacct", *options)  # not every cluster has it
+        answer = self._run_program("sacct", *options)  # not every cluster has it
         return answer["stdout"].strip().partition("\n")[0] if not answer["code"] else ""
 
     def submit(self, about: SubmittedJob, files: dict[str, str]) -> None:
-        """Make the folder of a job. files: {name: base64}. Raises UsageError if there is one, PreflightError."""
+        """Make the folder of a submission on the login host. files: {name: base64}.
+
+        Raises UsageError if it exists, PreflightError.
+        """
         self._ask(messages.SUBMIT({"about": about, "files": files}), self._check)
 
     def submitted(self, job: str, number: str) -> None:
-        """Record the number of a job. Raises NotFound, PreflightError."""
+        """Record the number that Slurm has given to a submitted job. Raises NotFound, PreflightError."""
         self._ask(messages.SUBMITTED({"job": job, "slurm_id": number}), self._check)
 
     def submissions(self) -> dict[str, SubmittedJob]:
-        """Read the submitted jobs that have a folder, by their ids."""
+        """Read all submissions on the login host, by the ids of the jobs."""
         found = self._fleet.ask_one(0, messages.SUBMISSIONS({}))["submissions"]
         return {about["job"]: about for about in found}
 
     def step_output(self, job: str, path: str = "") -> tuple[str, StepOutput]:
-        """Read what the start of a submitted job has printed last. Returns the path of the file, and that.
+        """Read the last lines of the output of a submitted job's start.
 
-        path: of the output of one that was submitted by hand.
+        Returns the path of the file, and its lines and exit code. path: of the output of a job that was submitted by hand.
         """
         found = self._fleet.ask_one(0, messages.SUBMISSION_OUTPUT({"job": job, "path": path}))
         return found["path"], slurm_answers.read_output(found["text"])
 
     def withdraw(self, job: str, only_bundle: bool = False) -> None:
-        """Remove the folder of a job, or only its bundle, which has the job's key."""
+        """Remove the folder of a submission, or only the bundle in it, which has the job's key."""
         self._fleet.ask_one(0, messages.WITHDRAW({"job": job, "only_bundle": only_bundle}))
 
 
 def message(answer: ProgramAnswer) -> str:
-    """Describe why a program of Slurm has failed."""
+    """Return the messages in the stderr of a program of Slurm, else its exit code; or that it gave no answer."""
     if answer["code"] == -1:
         return f"no answer for {_SECONDS:g} s"
     lines = (line.strip() for line in answer["stderr"].splitlines())
@@ -176,10 +189,10 @@ def message(answer: ProgramAnswer) -> str:
 
 
 def advice(answer: ProgramAnswer, correct: str) -> str:
-    """Build the fix for a program of Slurm that has failed. correct: for settings that Slurm refuses."""
+    """Return the fix for a failed program of Slurm: `correct` (the settings), or to start slurmctld if it is silent."""
     return _START if is_silent(answer) else correct
 
 
 def is_silent(answer: ProgramAnswer) -> bool:
-    """Check whether slurmctld has not answered a program."""
+    """Return whether a program has failed because slurmctld does not answer."""
     return answer["code"] == -1 or _SILENT in answer["stderr"]

@@ -66,6 +66,11 @@ class SlurmStart(Starter):
         return self._engine
 
     def prepare(self) -> Submission:
+        """Check the options, the login host and the settings, complete the request, and build the script.
+
+        With --dry also a plan. The plan has placeholders for the nodes. The job gets its id, the grace that KillWait allows,
+        and the allocation of this shell, if the command is typed in one. Nothing is submitted.
+        """
         engine, request = self._slurm_engine, self._request
         queued_request.refuse_options(self._request)
         self._settings = self._read_settings()  # before a connection is opened
@@ -82,7 +87,7 @@ class SlurmStart(Starter):
             engine.caller.warn("job.toml: resume has no effect with this engine; the job starts anew")
         self._facts = facts
         self._allocation = allocation_here(engine.slurm, facts)
-        of_cpus = self._use_allocation(_ranks(request.spec, self._settings))
+        of_cpus = self._use_allocation(_count_ranks(request.spec, self._settings))
         limit = kill_wait(engine.slurm.config())
         if limit is not None and not request.grace_given:
             request.set_grace(longest_grace(limit))
@@ -98,7 +103,10 @@ class SlurmStart(Starter):
         return Submission(self._identity.job_id, plan, documents, stands)
 
     def _use_allocation(self, ranks: int) -> str:
-        """Fit the settings to the allocation of this shell, if there is one. Returns a warning about processors."""
+        """Reduce the settings to those of a step, if the shell has an allocation that is used, and print which one is used.
+
+        Returns a warning if `ranks` on a node share processors, "" for none. Raises UsageError if the allocation is too small.
+        """
         allocation, caller = self._allocation, self._slurm_engine.caller
         shell = os.environ.get("SLURM_JOB_ID")
         if allocation is None:
@@ -116,13 +124,17 @@ class SlurmStart(Starter):
         return allocation.cpus_warning(self._settings, ranks)
 
     def _script(self) -> str:
-        order = self._order()
+        """Build the text of the script: that of a step in the allocation, or that of sbatch."""
+        order = self._submit_order()
         if self._allocation:
             return submit_script.step_script(self._settings, order, self._allocation)
         return submit_script.script(self._settings, order)
 
     def _read_settings(self) -> SlurmSettings:
-        """Read the settings: of the command line, else job.toml, else conf.py. Raises UsageError, DataError."""
+        """Read the settings from conf.py, job.toml and the command line, of which later ones have priority.
+
+        Raises UsageError, DataError. The number of nodes of an elastic job is its maximum.
+        """
         request = self._request
         found = read_settings(
             request.cluster.settings, request.table, queued_request.typed_settings(request), request.cluster.where
@@ -131,10 +143,14 @@ class SlurmStart(Starter):
 
     @property
     def _elastic(self) -> ElasticSettings:
+        """The elastic settings of the request; empty ones while its spec is not known."""
         return self._request.spec.elastic if self._request.spec is not None else ElasticSettings()
 
     def _examine(self, fleet: Fleet) -> Facts:
-        """Read the facts of the login host. Raises what is wrong there."""
+        """Check the login host, print its warnings, and return its facts.
+
+        Raises its errors, also for too little room on the disk.
+        """
         options = self._request.options
         wanted: ProbeWanted = {"job_workspace": options.job_workspace}
         if options.job_workspace:
@@ -147,6 +163,7 @@ class SlurmStart(Starter):
         return examined.facts[0]
 
     def _identify(self) -> Identity:
+        """Create the identity of the job: with --job-id that id, or the next free one after it, if an earlier job has it."""
         request, wish = self._request, self._request.wish
         if wish.job_id:
             answers, known = self._slurm_engine.earlier(wish.job_id)
@@ -154,7 +171,8 @@ class SlurmStart(Starter):
             earlier_work.take_id(self._engine.caller, request, earlier_work.known_by(recorded, known))
         return identity(request.job_id or job_id(), wish.job_id, wish.name or wish.job_id, request.origin)
 
-    def _order(self) -> SubmitOrder:
+    def _submit_order(self) -> SubmitOrder:
+        """Build what the script needs besides the settings: ids, paths of the submission, interpreter, name."""
         made = self._identity
         folder = JobPaths(self._facts.root, made.job_id).queue
         return SubmitOrder(
@@ -167,10 +185,14 @@ class SlurmStart(Starter):
         )
 
     def submit(self, submission: Submission) -> Submitted:
+        """Send the workspace, make the folder of the submission, and start the step or run sbatch.
+
+        Record the job on this machine. After an error the submission is taken back, and the error raised.
+        """
         engine, request, job = self._slurm_engine, self._request, submission.job_id
         spec = request.spec
         assert spec is not None
-        slurm, order = engine.slurm, self._order()
+        slurm, order = engine.slurm, self._submit_order()
         nodes = (
             f"elastic, {spec.elastic.text} nodes" if spec.elastic.present else count(self._settings.node_count, "node")
         )
@@ -196,7 +218,7 @@ class SlurmStart(Starter):
         files = {name: base64.b64encode(data).decode() for name, data in contents.items()}
         slurm.submit(about, files)
         try:
-            number = self._started(slurm, order) if self._allocation else self._sbatch(slurm, order)
+            number = self._start_step(slurm, order) if self._allocation else self._sbatch(slurm, order)
             slurm.submitted(job, number)
         except BaseException as error:
             self._take_back(slurm.patient, job, error)
@@ -208,9 +230,9 @@ class SlurmStart(Starter):
         return Submitted(job)
 
     def _take_back(self, slurm: SlurmHost, job: str, error: BaseException) -> None:
-        """Remove a submission that has failed, and cancel the job that Slurm may have accepted all the same.
+        """Remove a submission that has failed, and cancel the job that Slurm may have accepted all the same, within 5 s.
 
-        If Slurm does not answer, the error says what may be left, and names the command that ends it.
+        If Slurm does not answer, the error gets a text that the job may be queued, and the command that ends it.
         """
         caller = self._slurm_engine.caller
         if isinstance(error, (Interrupted, Terminated)):
@@ -229,10 +251,10 @@ class SlurmStart(Starter):
 
     @staticmethod
     def _withdraw(slurm: SlurmHost, job: str, seconds: float) -> list[str]:
-        """End sbatch, cancel its job if that comes into the queue within these seconds, and remove the folder.
+        """End sbatch, cancel the submission's job if that comes into the queue within these seconds, and remove the folder.
 
-        Returns the numbers of what was cancelled. Raises PreflightError, Unreachable: the folder stays, and its job cannot
-        join.
+        Returns the numbers of the jobs that were cancelled. Raises PreflightError, Unreachable: then the folder stays without
+        its bundle, so that its job cannot join.
         """
         slurm.end_programs()
         slurm.withdraw(job, only_bundle=True)
@@ -247,18 +269,24 @@ class SlurmStart(Starter):
                 return found
             time.sleep(_TURN)
 
-    def _started(self, slurm: SlurmHost, order: SubmitOrder) -> str:
-        """Start the step in the allocation of this shell; JOB.STEP. Raises PreflightError with the reason of a refusal."""
+    def _start_step(self, slurm: SlurmHost, order: SubmitOrder) -> str:
+        """Start srun for a step in the allocation of this shell, and return the step's number, JOB.STEP, when it has started.
+
+        Ends srun after an error, and raises it: PreflightError with srun's messages.
+        """
         assert self._allocation is not None
         step = AllocationStep(self._allocation, order.job_id, order.folder)
         try:
-            return step.number(slurm, self._slurm_engine.caller)
+            return step.wait_for_number(slurm, self._slurm_engine.caller)
         except BaseException:
             step.end(slurm.patient)
             raise
 
     def _sbatch(self, slurm: SlurmHost, order: SubmitOrder) -> str:
-        """Submit the script, and return the number of the Slurm job. Raises PreflightError with the reason of a refusal."""
+        """Run sbatch, and return the number of the Slurm job. Raises PreflightError with the reason of a refusal.
+
+        If sbatch gives no number, the job may have been accepted all the same: its number is searched for in the queue.
+        """
         answer = slurm.run(
             *submit_script.submit_command(self._settings, order, posixpath.join(order.folder, SCRIPT)),
             env={},
@@ -268,17 +296,17 @@ class SlurmStart(Starter):
         if number and not answer["code"]:
             return number
         what = f"sbatch: {message(answer) if answer['code'] else 'its answer has no job id'}"
-        found = self._accepted(slurm, order.job_id, _LATE if answer["code"] == -1 else 0.0)
+        found = self._find_accepted(slurm, order.job_id, _LATE if answer["code"] == -1 else 0.0)
         if found is not None:
             self._slurm_engine.caller.warn(f"{what}; Slurm has accepted the job all the same")
             return found.number
         fix = advice(answer, "correct SLURM in conf.py, [slurm] in job.toml, or the options")
         raise PreflightError(what, fix, slurm.name)
 
-    def _accepted(self, slurm: SlurmHost, job: str, seconds: float) -> SlurmJob | None:
-        """Find the Slurm job of a submission, by its comment, if it comes into the queue within these seconds.
+    def _find_accepted(self, slurm: SlurmHost, job: str, seconds: float) -> SlurmJob | None:
+        """Poll the queue, with ended jobs, for the Slurm job with this id in its comment, for these seconds.
 
-        It may have ended. Raises PreflightError where that cannot be known.
+        None if it does not come. Raises PreflightError if Slurm does not answer.
         """
         end = time.monotonic() + seconds
         while True:
@@ -289,7 +317,10 @@ class SlurmStart(Starter):
             pause(self._slurm_engine.caller, _POLL)
 
     def _dispatch(self) -> str:
-        """Send the workspace to the store of ROOT_DIR. Returns the name of its release, "" where none is sent."""
+        """Send the workspace to the store in ROOT_DIR, and return the name of its release; "" without a workspace.
+
+        Raises its errors.
+        """
         engine, workspace = self._slurm_engine, self._request.workspace
         if workspace is None:
             return ""
@@ -300,14 +331,16 @@ class SlurmStart(Starter):
         return shares[0].release
 
     def _join_file(self, release: str) -> JoinFile:
+        """Build the join file of a submitted job, with ROOT_DIR and the folder of the job as the login host has them."""
         request, facts = self._request, self._facts
         folder = request.options.job_workspace
         if folder.startswith("~/"):
             folder = posixpath.join(facts.home, folder[2:])
         listing = request.workspace.files if request.workspace is not None else facts.listing
-        return self._join(OwnSettings(root_dir=facts.root, folder=folder), listing, release)
+        return self._build_join_file(OwnSettings(root_dir=facts.root, folder=folder), listing, release)
 
-    def _join(self, own: OwnSettings, listing: tuple[str, ...], release: str) -> JoinFile:
+    def _build_join_file(self, own: OwnSettings, listing: tuple[str, ...], release: str) -> JoinFile:
+        """Build the join file that all nodes of the job get. own: ROOT_DIR and folder, empty where the nodes find them."""
         request = self._request
         assert request.spec is not None
         return JoinFile(
@@ -329,9 +362,9 @@ class SlurmStart(Starter):
         )
 
     def export(self, place: Path | None, wish: ExportWish) -> Exported:
-        """Write the script, and the bundle with the workspace.
+        """Write the script, and the bundle with the workspace, into the new folder `place`. No connection is opened.
 
-        No connection is opened, and the nodes find ROOT_DIR themselves.
+        The nodes find ROOT_DIR themselves. Raises UsageError for options that do not fit, and for too large a workspace.
         """
         options = (("--native", wish.native), ("--with-secrets", wish.secrets), ("--secrets-to", wish.secrets_place))
         for option in (name for name, given in options if given):
@@ -357,13 +390,15 @@ class SlurmStart(Starter):
         least = self._elastic.minimum
         order = SubmitOrder(made.job_id, ".", BUNDLE, cluster.python, made.name, cluster.root_dir, least)
         place.mkdir(mode=0o700)
-        join_bundle.write(place / BUNDLE, self._join(OwnSettings(), workspace.files, workspace.release), workspace)
+        join_bundle.write(
+            place / BUNDLE, self._build_join_file(OwnSettings(), workspace.files, workspace.release), workspace
+        )
         (place / SCRIPT).write_text(submit_script.script(self._settings, order), "utf-8")
         return Exported((f"sbatch {SCRIPT}",), note=_EXPORTED)
 
 
-def _ranks(spec: JobSpec, settings: SlurmSettings) -> int:
-    """Count the ranks on each node, 0 where their number depends on the devices there."""
+def _count_ranks(spec: JobSpec, settings: SlurmSettings) -> int:
+    """Count the ranks on each node, trainers and pservers; 0 if their number depends on the devices there."""
     trainers = spec.nproc or spec.trainer.per_node
     if not trainers and (spec.nproc_of or (settings.gpus_per_node and not spec.has_pservers)):
         return 0
@@ -371,7 +406,7 @@ def _ranks(spec: JobSpec, settings: SlurmSettings) -> int:
 
 
 def nodes_of_slurm(settings: SlurmSettings, login: Facts) -> ExpectedNodes:
-    """Describe the nodes that Slurm will give to a job: each has the processors and GPUs that the settings ask for.
+    """Build placeholders for the nodes of a job: node0, node1, ..., with the processors and GPUs that the settings ask for.
 
     login: facts of the login host, whose ROOT_DIR the nodes share.
     """
@@ -381,10 +416,10 @@ def nodes_of_slurm(settings: SlurmSettings, login: Facts) -> ExpectedNodes:
         home=login.home,
         listing=login.listing,
         cpus=settings.cpus_per_node or 1,
-        gpus=_gpus(settings.gpus_per_node),
+        gpus=_count_gpus(settings.gpus_per_node),
     )
 
 
-def _gpus(text: str) -> int:
-    """Count the GPUs of a node: "4", "a100:4", "a100:2,v100:1"."""
+def _count_gpus(text: str) -> int:
+    """Count the GPUs of a node in a setting: "4", "a100:4", "a100:2,v100:1"."""
     return sum(map(int, re.findall(r"(?:^|[:,])([0-9]+)(?=,|$)", text)))

@@ -34,10 +34,14 @@ class SrunLink:
 
     @property
     def alive(self) -> bool:
+        """Whether the connection to the login host lives."""
         return self._login.alive
 
     def channel(self, *, window: int = 0, timeout: float = 10.0) -> HereChannel:
-        """Open a shell on the node. If srun is refused, the channel ends, and its stderr has the reason."""
+        """Start a step on the node by a shell on the login host, and return the channel to the step's shell.
+
+        If srun is refused, the channel ends, and its stderr has the reason.
+        """
         channel: HereChannel = self._login.channel(window=window, timeout=timeout)
         self._channels.append(channel)
         Greeting(channel, self._login.node, timeout).start(_STEP)
@@ -45,10 +49,11 @@ class SrunLink:
         return channel
 
     def lost(self, why: str) -> Unreachable:
+        """Create the error for a lost channel to the node."""
         return Unreachable(why, "is the Slurm job still running?", self.node)
 
     def close(self) -> None:
-        """Close the channels. The connection to the login host stays."""
+        """Close the channels of the node. The connection to the login host stays."""
         for channel in self._channels:
             channel.close()
 
@@ -62,7 +67,10 @@ class LoginLinks:
         self._lock = threading.Lock()
 
     def of(self, node: int) -> Link:
-        """Return the connection for a node. A lost one is replaced. Raises why there is none."""
+        """Return the connection for a node: four nodes share one. Opens it if it is not there or was lost.
+
+        Raises why that fails.
+        """
         number = node // _NODES
         with self._lock:
             link = self._links.get(number)

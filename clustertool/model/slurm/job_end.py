@@ -26,9 +26,9 @@ _OF_TIME_LIMIT = {"TIMEOUT", "TimeLimit"}
 
 
 def end_of(job: SlurmJob, restarts: int, by: str, code: int) -> Outcome:
-    """Determine the outcome of a job after a signal. by, code: the signal as text, and its exit code.
+    """Build the outcome of a job that got a signal, by what Slurm has recorded about its end.
 
-    restarts: how often the job had been requeued when this run of it began.
+    by, code: the signal, its exit code. restarts: how often the job had been requeued when this run of it began.
     """
     state, code, brief = _state_of_end(job, restarts, code)
     reason = brief or f"{by}; Slurm has not ended job {job.id}: its state is {job.state}"
@@ -36,19 +36,23 @@ def end_of(job: SlurmJob, restarts: int, by: str, code: int) -> Outcome:
 
 
 def engine_end(job: SlurmJob) -> EngineEnd:
-    """Collect what Slurm has recorded about the end of a job."""
+    """Build the record of what Slurm has about the end of a job: its number, state, reason and time."""
     return EngineEnd("slurm", str(job.id), job.state, job.reason, job.ended or 0.0)
 
 
 def outcome_without_answer(number: str, why: str, by: str, code: int) -> Outcome:
-    """Create the outcome where Slurm does not answer. why: what is known about that."""
+    """Build the outcome STOPPED of a job that got a signal (by, code), if Slurm does not answer.
+
+    why: the error of the question.
+    """
     return Outcome(JobState.STOPPED, code, "tool", f"{by}; scontrol shows nothing about job {number}: {why}")
 
 
 def begins_again(job: SlurmJob, restarts: int, requeue_on: Collection[str]) -> bool:
-    """Return whether Slurm is to be asked to start a job again that it ends, because it does not do so by itself.
+    """Return whether Slurm is to be asked to start again a job that it ends: Slurm itself has not requeued it.
 
-    requeue_on: see SlurmSettings. restarts: how often the job had been requeued when this run of it began.
+    True for a job that may be requeued, and was preempted, or has reached its time limit if `requeue_on` has that. restarts:
+    how often the job had been requeued when this run of it began.
     """
     if not (job.requeue and job.restarts == restarts):
         return False
@@ -56,15 +60,15 @@ def begins_again(job: SlurmJob, restarts: int, requeue_on: Collection[str]) -> b
 
 
 def requeue(number: str) -> Tuple[str, ...]:
-    """Build the command after which Slurm starts a job again."""
+    """Build the command that puts a job back into the queue."""
     return "scontrol", "requeue", number
 
 
 def give_back(job: SlurmJob, own: str, step: str, coordinates: bool, lost: bool) -> Tuple[str, ...]:
-    """Build the command after which Slurm does not wait for a node that is lost; () where it does not wait.
+    """Build the command that ends a job, or our step, that has lost a node; () if the job does not run any more.
 
-    own: our id of the job. step: the number of our step. coordinates: the first node of the allocation gives it back; its batch
-    script, which has become srun, is there. lost: the job has ended because of the lost node.
+    own: our id of the job. step: the number of our step. coordinates: this is the first node of the allocation, with the batch
+    script, which has become srun. lost: the job has ended because of the lost node.
 
     An allocation that was not made for this job stays: only the step ends, KillWait (30 s) later. A job that Slurm may start
     again goes back to the queue. Otherwise the job ends with its script, and its state is FAILED, not CANCELLED: Slurm sends
@@ -81,7 +85,7 @@ def give_back(job: SlurmJob, own: str, step: str, coordinates: bool, lost: bool)
 
 
 def _state_of_end(job: SlurmJob, restarts: int, code: int) -> Tuple[JobState, int, str]:
-    """State, exit code, and the reason in few words; "" where Slurm has not ended the job."""
+    """Return the state, the exit code and a short reason of a job's end; "" as the reason if Slurm has not ended the job."""
     name, known = f"Slurm's job {job.id}", {job.state, job.reason}
     if job.preempted is not None or "PREEMPTED" in known:
         return JobState.STOPPED, code, f"{name} was preempted"

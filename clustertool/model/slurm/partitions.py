@@ -37,12 +37,16 @@ class SlurmPartition:
 
 
 def read_partitions(text: str) -> List[SlurmPartition]:
-    """Parse partitions. Lines that are no partition are left out, and limits that cannot be read are none."""
+    """Parse the output of SHOW_PARTITIONS.
+
+    Lines that are no partition are left out; a limit that cannot be read counts as none.
+    """
     lines = (dict(re.findall(r"(?:^| )(\w+)=(\S*)", line)) for line in text.splitlines())
     return [_partition_of(fields) for fields in lines if fields.get("PartitionName")]
 
 
 def _partition_of(fields: Dict[str, str]) -> SlurmPartition:
+    """Build a partition from the texts of its fields."""
     fewest, most = (fields.get(name, "") for name in ("MinNodes", "MaxNodes"))
     longest = limit_seconds(fields.get("MaxTime", ""))
     return SlurmPartition(
@@ -60,21 +64,23 @@ def _partition_of(fields: Dict[str, str]) -> SlurmPartition:
 
 
 def _listed_names(text: str) -> Tuple[str, ...]:
+    """Split a list of names; () for a text that stands for all or none."""
     return () if text in ("", "ALL", "(null)", "N/A") else tuple(text.split(","))
 
 
 def limits_exceeded(settings: SlurmSettings, partitions: Sequence[SlurmPartition]) -> List[str]:
-    """Describe why a job with these settings would not start in any of the partitions that it names, or in the default one.
+    """List the limits that keep a job with these settings from starting in each partition that it names, or in the default one.
 
-    [] if it would start in one of them, or if Slurm has none of them: sbatch reports that.
+    [] if it can start in one of them, or if Slurm has none of them: sbatch reports that.
     """
     named = settings.partition.split(",") if settings.partition else []
     asked = [one for one in partitions if (one.name in named if named else one.default)]
-    reasons = [_reasons(settings, one) for one in asked]
+    reasons = [_exceeded(settings, one) for one in asked]
     return [text for texts in reasons for text in texts] if all(reasons) else []
 
 
-def _reasons(settings: SlurmSettings, partition: SlurmPartition) -> List[str]:
+def _exceeded(settings: SlurmSettings, partition: SlurmPartition) -> List[str]:
+    """List the limits of a partition that a job with these settings exceeds, as texts."""
     found, nodes = [], settings.node_count
     seconds = (limit_seconds(settings.time) or UNLIMITED) if settings.time else None  # 0 is none for sbatch
     if partition.state not in ("", "UP"):

@@ -36,7 +36,10 @@ class ShellAllocation:
     heterogeneous: bool = False
 
     def step(self, settings: SlurmSettings) -> SlurmSettings:
-        """Return the settings of a job in it: without those that ask for resources. Raises UsageError where it is too small."""
+        """Return the settings of a step in the allocation: login, nodes and cpus_per_node.
+
+        Raises UsageError if it is too small.
+        """
         nodes, cpus = settings.nodes or self.nodes, settings.cpus_per_node
         if nodes > self.nodes:
             has = count(self.nodes, "node")
@@ -49,11 +52,11 @@ class ShellAllocation:
         return SlurmSettings(login=settings.login, nodes=nodes, cpus_per_node=cpus)
 
     def seen(self, settings: SlurmSettings) -> SlurmSettings:
-        """Return the settings of a step with the processors and GPUs that its nodes have, for a plan before it starts."""
+        """Return the settings with the processors and GPUs of the allocation's nodes, for the plan that --dry shows."""
         return replace(settings, cpus_per_node=settings.cpus_per_node or self.cpus, gpus_per_node=self.gpus)
 
     def cpus_warning(self, settings: SlurmSettings, ranks: int) -> str:
-        """Warn where ranks share processors because the allocation has few; "" where they do not, or it is not known.
+        """Return a warning if ranks share the few processors of the allocation; "" if they do not, or that is not known.
 
         ranks: on each node, 0 if their number is not known.
         """
@@ -67,9 +70,9 @@ class ShellAllocation:
 
 
 def shell_allocation(environ: Mapping[str, str]) -> Optional[ShellAllocation]:
-    """Read the allocation of a shell with these variables, without the number of its nodes.
+    """Read the allocation of a shell from its variables, with 0 as the number of nodes.
 
-    None: it has none, or the shell is a rank of a job: that job uses all of it.
+    None: there is none, or the shell is a rank of a job of ours, which uses all of the allocation.
     """
     job = environ.get("SLURM_JOB_ID", "")
     if not _NUMBER.fullmatch(job) or environ.get("CLUSTERTOOL_JOB"):
@@ -82,11 +85,11 @@ def shell_allocation(environ: Mapping[str, str]) -> Optional[ShellAllocation]:
 
 
 def ignored_keys(settings: SlurmSettings) -> Tuple[str, ...]:
-    """List the settings that were given, and that a step does not have: the allocation has them already."""
+    """List the names of the settings that were given, and that have no effect in a step: the allocation has them already."""
     given = (each.name for each in fields(settings) if getattr(settings, each.name) != each.default)
     return tuple(name for name in given if name not in _USED)
 
 
 def for_srun(environ: Mapping[str, str]) -> Dict[str, str]:
-    """Remove the variables that srun reads as options: SLURM_NTASKS of `salloc -n 8` would change the number of tasks."""
+    """Return the environment without the variables that srun reads as options, as SLURM_NTASKS of `salloc -n 8`."""
     return {name: value for name, value in environ.items() if name in _KEPT or not of_task(name)}

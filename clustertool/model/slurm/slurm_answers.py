@@ -38,12 +38,12 @@ _MARK = "clustertool "  # before the job id
 
 
 def comment(job_id: str, root_dir: str = "") -> str:
-    """Write the comment of the Slurm job of a job. root_dir: of a job that is submitted by hand."""
+    """Write the comment that marks the Slurm job of our job. root_dir: for a job that is submitted by hand, else ""."""
     return _MARK + job_id + f" {root_dir}" * bool(root_dir)
 
 
-def _of_comment(text: str) -> Tuple[str, str]:
-    """Read the id of the job with this comment, and its ROOT_DIR where the comment has it; "" for what another has written."""
+def _split_comment(text: str) -> Tuple[str, str]:
+    """Split a comment into our job id and ROOT_DIR, which may be ""; both are "" for a comment of others."""
     job, _, root_dir = text[len(_MARK) :].partition(" ") if text.startswith(_MARK) else ("", "", "")
     return (job, root_dir) if is_job_id(job) else ("", "")
 
@@ -104,18 +104,18 @@ class SlurmJob:
     @property
     def clustertool_job(self) -> str:
         """The id of our job that it runs, "" if another program or the user has submitted it."""
-        return _of_comment(self.comment)[0]
+        return _split_comment(self.comment)[0]
 
     @property
     def explained_reason(self) -> str:
-        """Its reason, with an explanation of one that stays until the job or the cluster is changed."""
+        """The reason, with an explanation if it does not go away by waiting."""
         name = self.reason.split(",")[0]  # "ReqNodeNotAvail, UnavailableNodes:node1"
         meaning = _PENDING_MEANINGS.get(name, "it asks for more than a job may have" if name.endswith(_PER_JOB) else "")
         return f"{self.reason}: {meaning}, so it does not start" if meaning else self.reason
 
     def is_by_hand(self, root_dir: str) -> bool:
-        """Check whether it was submitted by hand, with its records below root_dir."""
-        return _of_comment(self.comment)[1] == root_dir
+        """Return whether the job was submitted by hand, with its records below root_dir."""
+        return _split_comment(self.comment)[1] == root_dir
 
     @property
     def node_names(self) -> List[str]:
@@ -124,7 +124,7 @@ class SlurmJob:
 
 
 def job_of(fields: Mapping[str, str]) -> SlurmJob:
-    """Build a job from the texts of its fields.
+    """Build a SlurmJob from the texts of its fields, of a job or a step.
 
     The names are those of scontrol, and in small letters those of SlurmJob: `id` (a number), `state`, `reason`, `comment`,
     `nodes` and `name`. Others may be missing.
@@ -153,15 +153,18 @@ def job_of(fields: Mapping[str, str]) -> SlurmJob:
 
 
 def _or_empty(value: str) -> str:
+    """Return the text; "" for a text by which Slurm states that there is none."""
     return "" if value in _EMPTY else value
 
 
 def _seconds(fields: Mapping[str, str], name: str) -> Optional[float]:
+    """Return a time as seconds since the epoch; None if it is no number."""
     value = fields.get(name, "")
     return float(value) if re.fullmatch("[0-9]{1,12}", value) else None
 
 
 def _number_or_zero(value: str) -> int:
+    """Return the number in a text; 0 if it is no number."""
     return int(value) if re.fullmatch("[0-9]{1,9}", value) else 0
 
 
@@ -195,6 +198,7 @@ def read_jobs(text: str) -> List[SlurmJob]:
 
 
 def _job_of_line(line: str) -> Optional[SlurmJob]:
+    """Parse one line of `scontrol -o show job`; None if it is no job."""
     head = _HEAD.match(line)
     if head is None:
         return None
@@ -244,9 +248,10 @@ def _queue_fields(text: str) -> List[Dict[str, str]]:
 
 
 def read_steps(queue: str, steps: str) -> List[SlurmJob]:
-    """Read the steps of the user's jobs in the answers of QUEUE and STEPS. Steps without a number are left out.
+    """Parse the steps of the user's jobs in the answers of QUEUE and STEPS. Steps without a number are left out.
 
-    squeue shows for a step no id of its job as SLURM_JOB_ID has it, but in an array and in a heterogeneous job the other name.
+    STEPS names the job of a step in an array, or of a heterogeneous job, in another form than SLURM_JOB_ID; QUEUE has both
+    forms.
     """
     ids = {name: job["id"] for job in _queue_fields(queue) for name in (job["id"], job["shown"])}
     found = []
@@ -259,6 +264,7 @@ def read_steps(queue: str, steps: str) -> List[SlurmJob]:
 
 
 def _is_number(text: str) -> bool:
+    """Return whether a text has 1 to 10 digits, and nothing else."""
     return bool(re.fullmatch("[0-9]{1,10}", text))
 
 
@@ -278,7 +284,7 @@ def read_nodes(text: str) -> List[EngineNode]:
     """
     found: Dict[str, EngineNode] = {}
     for line in text.splitlines():
-        node = _node(line.split(_SEPARATOR)[:-1])
+        node = _node_of_fields(line.split(_SEPARATOR)[:-1])
         if node is not None:
             first = found.setdefault(node.name, node)
             partitions = tuple(sorted({*first.partitions, *node.partitions}))
@@ -293,7 +299,8 @@ def gpus_of(gres: str) -> Tuple[Tuple[str, int], ...]:
     return tuple((kind, int(number)) for kind, number in found)
 
 
-def _node(values: List[str]) -> Optional[EngineNode]:
+def _node_of_fields(values: List[str]) -> Optional[EngineNode]:
+    """Build a node from the fields of a line of sinfo, with one partition; None if they are no node."""
     if len(values) != len(_NODE):
         return None
     name, state, cpus, memory, gres, used, partition, reason = map(str.strip, values)
@@ -334,7 +341,7 @@ class StepOutput(NamedTuple):
 
 
 def read_output(text: str) -> StepOutput:
-    """Read the lines of an output, without those of srun about the ends of tasks, and the exit codes of these."""
+    """Parse an output: its last 10 different lines, without srun's about ended tasks, and the highest exit code in these."""
     lines = [line.rstrip()[:_LONGEST_LINE] for line in text.splitlines() if line.strip()]
     codes = [int(found[1]) for found in map(_TASK_END.match, lines) if found]
     shown = [line for line in lines if not _TASK_END.match(line)]

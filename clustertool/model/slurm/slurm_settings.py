@@ -53,12 +53,14 @@ _OPTION = re.compile(r"--([a-z][a-z-]*)(=.*)?", re.DOTALL)
 
 
 def _text_without_spaces(value: object) -> str:
+    """Check that a value is a printable string without spaces, and return it. Raises ValueError."""
     if not isinstance(value, str) or re.search(r"\s", value) or not value.isprintable():
         raise ValueError("a string without spaces")
     return value
 
 
-def _list(value: object) -> str:
+def _node_list(value: object) -> str:
+    """Return names of nodes as one text, separated by commas. Raises ValueError."""
     if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
         value = ",".join(value)
     try:
@@ -68,6 +70,7 @@ def _list(value: object) -> str:
 
 
 def _login(value: object) -> str:
+    """Check that a value names one host, or is "". Raises ValueError."""
     text = _text_without_spaces(value)
     try:
         one = len(read_hosts([text])) == 1
@@ -79,6 +82,7 @@ def _login(value: object) -> str:
 
 
 def _count_of_nodes_or_cpus(value: object) -> int:
+    """Parse a whole number from 1 to 10,000. Raises ValueError."""
     number = whole(value, 1, _MOST)
     if number is None:
         raise ValueError(f"a whole number from 1 to {_MOST}")
@@ -86,6 +90,7 @@ def _count_of_nodes_or_cpus(value: object) -> int:
 
 
 def _time(value: object) -> str:
+    """Convert a time limit to a form of sbatch. Raises ValueError."""
     text = "" if isinstance(value, bool) else as_limit(str(value))
     if not text:
         raise ValueError(
@@ -95,7 +100,7 @@ def _time(value: object) -> str:
 
 
 def _matching(pattern: str, right: str) -> Callable[[object], str]:
-    """Create a reader of texts and numbers that have this form. right: what they are."""
+    """Create a reader that checks a text or number by a pattern, and returns its text. right: the text of its ValueError."""
 
     def read(value: object) -> str:
         text = "" if isinstance(value, bool) else str(value)
@@ -114,24 +119,31 @@ _gpus = _matching(
 
 
 def _flag(value: object) -> bool:
+    """Check that a value is a bool. Raises ValueError."""
     if not isinstance(value, bool):
         raise ValueError("True or False")
     return value
 
 
-def _reasons(value: object) -> Tuple[str, ...]:
+def _requeue_reasons(value: object) -> Tuple[str, ...]:
+    """Check the value of requeue_on. Raises ValueError."""
     if not isinstance(value, (list, tuple)) or any(reason != TIME_LIMIT for reason in value):
         raise ValueError(f'a list of ends of a job after which it starts again: ["{TIME_LIMIT}"]')
     return tuple(value)
 
 
 def _options(value: object) -> Tuple[str, ...]:
+    """Check a list of further options of sbatch. Raises ValueError."""
     if not isinstance(value, (list, tuple)):
         raise ValueError('a list of options of sbatch: ["--mail-type=END"]')
     return tuple(map(_option, value))
 
 
 def _option(value: object) -> str:
+    """Check that a value is a long option of sbatch that no key and not the tool itself sets, also not abbreviated.
+
+    Raises ValueError.
+    """
     match = _OPTION.fullmatch(value) if isinstance(value, str) else None
     if match is None or not match[0].isprintable():
         raise ValueError(f'a list of long options of sbatch: ["--mail-type=END"]; {value!r} is none')
@@ -167,11 +179,11 @@ class SlurmSettings:
     gpus_per_node: str = _setting(_gpus, "")
     exclusive: bool = _setting(_flag, False)
     constraint: str = _setting(_text_without_spaces, "")
-    nodelist: str = _setting(_list, "")
-    exclude: str = _setting(_list, "")
+    nodelist: str = _setting(_node_list, "")
+    exclude: str = _setting(_node_list, "")
     reservation: str = _setting(_text_without_spaces, "")
     requeue: bool = _setting(_flag, False)
-    requeue_on: Tuple[str, ...] = _setting(_reasons, ())
+    requeue_on: Tuple[str, ...] = _setting(_requeue_reasons, ())
     options: Tuple[str, ...] = _setting(_options, ())
 
     @property
@@ -181,7 +193,7 @@ class SlurmSettings:
 
     @property
     def goes_back(self) -> bool:
-        """Whether Slurm may start the job again."""
+        """Whether Slurm may put the job back into the queue."""
         return self.requeue or bool(self.requeue_on)
 
     @property
@@ -190,7 +202,7 @@ class SlurmSettings:
 
 
 def _or_default(each: Field[Any]) -> Reader:
-    """Create the reader of a field, for which None and "" are not given."""
+    """Create the reader of a field: None and "" give the field's default, other values what its `read` returns."""
     return lambda value: each.default if value is None or value == "" else each.metadata["read"](value)
 
 
@@ -203,8 +215,9 @@ def read_settings(
     typed: Optional[Mapping[str, object]] = None,
     where: str = "conf.py",
 ) -> SlurmSettings:
-    """Read the settings of the three sources. where: the conf.py. typed: by the names of the settings.
+    """Read and check the settings of conf.py, job.toml and the command line.
 
+    Later ones replace earlier ones, `options` are added. where: the path of conf.py. typed: by the names of the settings.
     Raises ConfigError (78) for an error in conf.py, DataError (65) for job.toml, UsageError (64) for the command line.
     """
     found = _read_source(conf, ConfigError, lambda name: f"{where}: SLURM[{name!r}] =")
@@ -221,6 +234,10 @@ def read_settings(
 def _read_source(
     values: Mapping[str, object], error: Type[ClustertoolError], place: Callable[[str], str]
 ) -> Dict[str, Any]:
+    """Read and check the settings of one source. Raises `error`: also for the key `login`, unless the source is conf.py.
+
+    place: returns how a message names a setting.
+    """
     if "login" in values and error is not ConfigError:
         raise error(f"{place('login')} {values['login']!r} is not possible", "login is a key of SLURM in conf.py")
     return read_values(values, _READERS, error, place)

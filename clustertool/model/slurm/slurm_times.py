@@ -22,7 +22,7 @@ _KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]{1,6}) sec", re.MULTILINE)
 
 
 def limit_seconds(text: str) -> Optional[float]:
-    """Parse a time limit in seconds. "infinite" and "unlimited": math.inf. None for what is no time limit."""
+    """Parse a time limit of sbatch to seconds; "infinite" and "unlimited" to math.inf. None if it is no time limit."""
     if text.lower() in ("infinite", "unlimited"):
         return UNLIMITED
     if len(text) > 20 or not text.isascii():
@@ -51,14 +51,14 @@ def kill_wait(config: str) -> Optional[int]:
 
 
 def longest_grace(limit: int) -> float:
-    """Return the seconds that ranks can have, so that supervisors record the end before KillWait is over. limit: that."""
+    """Return the longest grace (seconds) with which supervisors record the end before `limit`, KillWait, is over."""
     return max(limit - _RECORDING, limit / 2)
 
 
 def grace_warning(grace: float, limit: Optional[int]) -> str:
-    """Warn where Slurm would kill supervisors before they have recorded the end of a job; "" where it would not.
+    """Return a warning if Slurm would kill supervisors before they have recorded the end of a job; "" if it would not.
 
-    grace: seconds. limit: KillWait.
+    grace: seconds. limit: KillWait, None if it is not known.
     """
     if limit is None or grace < limit:
         return ""

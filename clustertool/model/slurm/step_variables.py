@@ -12,7 +12,7 @@ _MOST = 99999
 
 
 def text(environ: Mapping[str, str], name: str, fix: str) -> str:
-    """Read a variable. Raises UsageError with this fix where no step has started the process."""
+    """Return the value of a variable that srun sets. Raises UsageError with this fix if it is not set: this is no step."""
     found = environ.get(name, "")
     if not found:
         raise UsageError(f"{name} is not set: no step of Slurm has started this process", fix)
@@ -20,7 +20,7 @@ def text(environ: Mapping[str, str], name: str, fix: str) -> str:
 
 
 def number(environ: Mapping[str, str], name: str, fix: str) -> int:
-    """Read a variable as a number. Raises UsageError."""
+    """Return the value of a variable that srun sets as a number from 0 to 99,999. Raises UsageError with this fix."""
     found = text(environ, name, fix)
     value = whole(found, 0, _MOST)
     if value is None:
@@ -29,7 +29,7 @@ def number(environ: Mapping[str, str], name: str, fix: str) -> int:
 
 
 def node_names(environ: Mapping[str, str], fix: str) -> List[str]:
-    """Read the nodes of the step. Raises UsageError."""
+    """Return the names of the step's nodes. Raises UsageError with this fix."""
     found = text(environ, "SLURM_STEP_NODELIST", fix)
     try:
         return read_node_list(found)

@@ -41,18 +41,21 @@ class SubmitOrder:
 
 
 def script(settings: SlurmSettings, order: SubmitOrder) -> str:
-    """Write the script. It has no secret: these are in the bundle."""
+    """Write the text of the script for sbatch, with its options and the srun that starts the tasks. It has no secret."""
     lines = [
         "#!/bin/sh",
         f"# Job {order.job_id} of clustertool. One task on each node joins the job; the ranks are its children.",
-        *(f"#SBATCH {_quoted(option)}" for option in sbatch_options(settings, order)),
+        *(f"#SBATCH {_quote_for_sbatch(option)}" for option in sbatch_options(settings, order)),
         "exec " + " ".join(map(_shell_argument, srun_command(settings, order))),
     ]
     return "\n".join(lines) + "\n"
 
 
 def step_script(settings: SlurmSettings, order: SubmitOrder, allocation: ShellAllocation) -> str:
-    """Write the script of a job that is a step of an allocation. settings: those of allocation.step()."""
+    """Write the text of the shell script that runs srun in an allocation, with its output in the submission's folder.
+
+    settings: those of allocation.step().
+    """
     lines = [
         "#!/bin/sh",
         f"# Job {order.job_id} of clustertool, a step of the allocation {allocation.job}. One task on each node joins the job.",
@@ -81,7 +84,7 @@ def submitted_number(output: str) -> str:
 
 
 def sbatch_options(settings: SlurmSettings, order: SubmitOrder) -> Tuple[str, ...]:
-    """Long options of sbatch. Those of `settings.options` are the last ones: sbatch takes the last value of an option."""
+    """Build the long options of sbatch. Those of `settings.options` are the last ones, and so have priority."""
     given = [
         ("job-name", _job_name(order)),
         ("comment", comment(order.job_id, order.root_dir)),
@@ -91,7 +94,7 @@ def sbatch_options(settings: SlurmSettings, order: SubmitOrder) -> Tuple[str, ..
         ("cpus-per-task", str(settings.cpus_per_node or "")),
         *((name.replace("_", "-"), getattr(settings, name)) for name in _AS_THEY_ARE),
         ("chdir", order.folder),
-        ("output", _pattern(f"{order.folder}/{STEP_OUTPUT}")),
+        ("output", _escape_pattern(f"{order.folder}/{STEP_OUTPUT}")),
         ("open-mode", "append"),
     ]
     return (
@@ -109,14 +112,17 @@ _AS_THEY_ARE = "partition account qos time mem gpus_per_node constraint nodelist
 def srun_command(
     settings: SlurmSettings, order: SubmitOrder, allocation: Optional[ShellAllocation] = None
 ) -> Tuple[str, ...]:
-    """Build the command that starts one task on each node of an allocation. allocation: if it is not the command's own."""
+    """Build the command that starts one task on each node, which runs the bundle.
+
+    allocation: that of the shell, if it is used.
+    """
     # srun does not take over --cpus-per-task of the allocation since Slurm 22.05.
     cpus = (f"--cpus-per-task={settings.cpus_per_node}",) if settings.cpus_per_node else ()
     counted = settings.nodes and (allocation or not order.least)
     nodes = (f"--nodes={settings.nodes}",) if counted else ()  # else all of the allocation
     return (
         "srun",
-        *(_inside(settings, order, allocation) if allocation else ()),
+        *(_step_options(settings, order, allocation) if allocation else ()),
         *nodes,
         "--ntasks-per-node=1",
         *cpus,
@@ -135,7 +141,7 @@ def srun_command(
     )
 
 
-def _inside(settings: SlurmSettings, order: SubmitOrder, allocation: ShellAllocation) -> Tuple[str, ...]:
+def _step_options(settings: SlurmSettings, order: SubmitOrder, allocation: ShellAllocation) -> Tuple[str, ...]:
     """Build the options that make the command a step of this allocation."""
     return (
         f"--jobid={allocation.job}",
@@ -153,7 +159,7 @@ def _job_name(order: SubmitOrder) -> str:
 
 
 def cpus_warning(settings: SlurmSettings, ranks: int = 0) -> str:
-    """Warn where ranks would share the processors that Slurm gives to a task without a number; "" where they do not.
+    """Return a warning if ranks would share the one processor that Slurm gives to a task by default; "" if they do not.
 
     ranks: on each node, 0 if their number is not known.
     """
@@ -167,18 +173,19 @@ def cpus_warning(settings: SlurmSettings, ranks: int = 0) -> str:
     )
 
 
-def _quoted(text: str) -> str:
-    """Quote one argument in a line of #SBATCH. sbatch knows quotes, but a backslash escapes in single quotes as well."""
+def _quote_for_sbatch(text: str) -> str:
+    """Quote an option for a line of #SBATCH. Unlike in a shell, a backslash escapes also in single quotes there."""
     if re.fullmatch(r"[\w@%+=:,./-]*", text, re.ASCII):
         return text
     escaped = re.sub(r'([\\"])', r"\\\1", text)
     return f'"{escaped}"'
 
 
-def _pattern(path: str) -> str:
+def _escape_pattern(path: str) -> str:
     """Escape the path of a file where Slurm expects a pattern: %j would be the job id. A backslash switches patterns off."""
     return path.replace("\\", "\\\\") if "\\" in path else path.replace("%", "%%")
 
 
 def _shell_argument(text: str) -> str:
+    """Quote an argument for a shell; `~/` at its beginning becomes "$HOME"/."""
     return '"$HOME"/' + shlex.quote(text[2:]) if text.startswith("~/") else shlex.quote(text)

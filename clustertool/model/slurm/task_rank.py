@@ -28,14 +28,15 @@ class Task(NamedTuple):
 
 
 def read_task(environ: Mapping[str, str]) -> Task:
-    """Read the place of a task.
+    """Read rank, local rank, node and the step's nodes of a task from the variables of srun.
 
-    Raises UsageError where no step has started this process, and where ranks are not numbered node by node.
+    Raises UsageError if no step has started this process, if the variables contradict each other, and if ranks are not numbered
+    node by node.
     """
     variables = ("SLURM_NODEID", "SLURM_LOCALID", "SLURM_PROCID", "SLURM_NTASKS")
     node, local, rank, total = (number(environ, name, _SRUN) for name in variables)
     hosts = tuple(node_names(environ, _SRUN))
-    tasks = _counts(text(environ, "SLURM_STEP_TASKS_PER_NODE", _SRUN))
+    tasks = _parse_counts(text(environ, "SLURM_STEP_TASKS_PER_NODE", _SRUN))
     if len(tasks) != len(hosts) or sum(tasks) != total or node >= len(hosts) or local >= tasks[node]:
         raise UsageError(f"the variables of srun contradict each other: {total} tasks, {tasks} on {hosts}", _SRUN)
     other = environ.get("SLURM_DISTRIBUTION", "block").partition(":")[0] not in ("block", "pack", "nopack", "")
@@ -60,7 +61,7 @@ def rank_environment(environ: Mapping[str, str], options: RankOptions) -> Dict[s
     return laid_over(environ, computed, options, lambda name: not of_launcher(name) or name.startswith("OMPI_MCA_"))
 
 
-def _counts(listed: str) -> Tuple[int, ...]:
+def _parse_counts(listed: str) -> Tuple[int, ...]:
     """Parse "2(x3),1" to 2, 2, 2, 1. Raises UsageError."""
     found: List[int] = []
     for part in listed.split(","):
