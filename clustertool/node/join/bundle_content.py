@@ -30,9 +30,10 @@ class BundleContent:
     """The content of the file at `path`. It is read once, so the file may be removed while the machine joins."""
 
     def __init__(self, path: str) -> None:
-        """Read a bundle.
+        """Read the bundle, and check that no other user can read it, or replace it or a folder above it.
 
-        Raises PreflightError for a file that others can read or replace. In a pod it is a file of a Secret.
+        One for Kubernetes is a file of a Secret: it may belong to root, and others may read it, but not change it. Raises
+        PreflightError, also for a file that cannot be read; DataError for a damaged one.
         """
         self._path = os.path.abspath(path)
         try:
@@ -50,7 +51,7 @@ class BundleContent:
             raise PreflightError(f"{self._path} has the job's key, and its folder is open: {wrong.what}", wrong.fix)
 
     def join_file(self) -> JoinFile:
-        """Read the join file in it. Raises DataError for a damaged one."""
+        """Parse the join file in the bundle. Raises DataError for a damaged one."""
         return join_file.from_json(self._content(JOIN_FILE).decode("utf-8", "replace"))
 
     def remove(self) -> None:
@@ -59,7 +60,7 @@ class BundleContent:
             os.unlink(self._path)
 
     def install(self, root: str, release: str) -> None:
-        """Put the workspace into the store of ROOT_DIR, if the bundle has it and the store does not.
+        """Put the bundle's workspace, if it has one, into the store of ROOT_DIR where it is missing, and prune the store.
 
         Raises PreflightError, DispatchError, DataError.
         """
@@ -80,7 +81,10 @@ class BundleContent:
             store.prune()
 
     def install_nvml(self) -> None:
-        """Keep the module that reads NVIDIA's devices, where there are some: no laptop sends it."""
+        """Store the module that reads NVIDIA's devices, if the bundle has it, this machine has GPUs, and it is not here yet.
+
+        No laptop sends it to machines that join.
+        """
         digests = [name[len(NVML) :] for name in self._names() if name.startswith(NVML)]
         for digest in digests if detect.found()[0] == "gpu" else []:
             if not nvml.has(digest):
@@ -93,7 +97,7 @@ class BundleContent:
         return self._in_archive(lambda archive: archive.read(name))
 
     def _in_archive(self, read: Callable[[zipfile.ZipFile], T]) -> T:
-        """Return what `read` reads. Raises DataError for a damaged bundle."""
+        """Open the bundle as a ZIP archive, and return what `read` returns for it. Raises DataError for a damaged bundle."""
         try:
             with zipfile.ZipFile(io.BytesIO(self.data)) as archive:
                 return read(archive)

@@ -66,9 +66,9 @@ class ChildTask:
         return self._answer
 
     def reply(self) -> Optional[Reply]:
-        """Read the answer, once it is there: {"facts"}, or {}; else None.
+        """Return the child's answer once it is complete, {"facts": ...} or {}; None before.
 
-        Raises what the child raised; InternalError if it has died.
+        Raises the error in the answer; InternalError if the child has died.
         """
         end = False
         with contextlib.suppress(BlockingIOError):
@@ -86,14 +86,15 @@ class ChildTask:
         return reply
 
     def keep(self) -> None:
-        """Keep what it has done. Returns when the child has ended."""
+        """Order the child to end without an undo, and wait for its end, or kill it after `patience` seconds."""
         self._end(_KEEP)
 
     def undo(self) -> None:
-        """Take back what it has done. Returns when that is over."""
+        """Order the child to take back what it has done, and wait for its end, or kill it after `patience` seconds."""
         self._end(_UNDO)
 
     def _end(self, order: bytes) -> None:
+        """Send the order, close the pipes, and wait for the child, which is killed after `patience` seconds."""
         with contextlib.suppress(OSError):
             os.write(self._orders, order)
         os.close(self._orders)
@@ -102,9 +103,9 @@ class ChildTask:
 
 
 def _become(body: Callable[[int, int], None], orders: int, answer: int) -> None:
-    """Run the task in the child, which never returns.
+    """Detach the child from its parent's session and descriptors, ignore signals to end, run the task, and exit.
 
-    It keeps stderr, for tracebacks, and no other descriptor of its parent.
+    It keeps stderr, for tracebacks.
     """
     try:
         null = os.open(os.devnull, os.O_RDWR)
@@ -121,9 +122,10 @@ def _become(body: Callable[[int, int], None], orders: int, answer: int) -> None:
 def probing(
     request: ProbeRequest, root: str, prepare: Callable[[], None], container: ContainerSettings = NO_CONTAINER
 ) -> Callable[[int, int], None]:
-    """Create the body of a task that calls prepare(), which may raise ClustertoolError, and probes this machine.
+    """Create a task's function that calls prepare(), probes this machine, and sends the facts, or the error.
 
-    It also pulls the image of the job's containers where `pull` of CONTAINER wants that. An order ends the pull.
+    For a job in containers it also reads the runtime, and pulls the image if `pull` of CONTAINER wants that. An order ends the
+    pull.
     """
     node = NodeContext(root, "")
     replies: List[Reply] = []
@@ -137,8 +139,8 @@ def probing(
         return {"facts": found}
 
     def body(orders: int, answer: int) -> None:
-        work = WorkCounter(PROBE, None, lambda: replies.append(_attempt(facts)))
-        while work.is_alive() and not _order(orders, 0):
+        work = WorkCounter(PROBE, None, lambda: replies.append(_run_for_answer(facts)))
+        while work.is_alive() and not _read_order(orders, 0):
             work.join(_PROBE_POLL)
         if work.is_alive():
             work.abandon()
@@ -150,9 +152,9 @@ def probing(
 
 
 def _pull_image(node: NodeContext, known: ContainerAnswer, container: ContainerSettings) -> None:
-    """Pull the image where it is wanted, and add it to the facts of the runtime. Raises DispatchError, NotFound.
+    """Pull the image, and add its facts to `known`, if there is a runtime, and `pull` of CONTAINER wants that.
 
-    No laptop brings images to machines that join, so each machine pulls its own.
+    No laptop brings images to machines that join, so each machine pulls its own. Raises DispatchError, NotFound.
     """
     if not known["runtime"] or container.pull == NEVER or (known["image_id"] and container.pull != ALWAYS):
         return
@@ -162,10 +164,10 @@ def _pull_image(node: NodeContext, known: ContainerAnswer, container: ContainerS
 def placing(
     request: PlaceRequest, patience: float = STALLED, finish: Callable[[], None] = lambda: None
 ) -> Callable[[int, int], None]:
-    """Create the body of a task that places a job, and takes it back unless the order is to keep it.
+    """Create a task's function that places a job, answers, waits for an order, and removes the job unless it is to keep it.
 
-    patience: seconds without a step of the work, after which it has failed. finish: what is to be done in the job's directory
-    after that; it may raise ClustertoolError.
+    patience: seconds without a step of the work, after which it has failed. finish: called after the placing; it may raise
+    ClustertoolError. A directory that an earlier run left is removed only if the job may be placed there again.
     """
 
     def body(orders: int, answer: int) -> None:
@@ -180,16 +182,16 @@ def placing(
             finish()
             return reply
 
-        work = WorkCounter(PLACE, None, lambda: replies.append(_attempt(placed)))
+        work = WorkCounter(PLACE, None, lambda: replies.append(_run_for_answer(placed)))
         node.threads = [work]
         order, moved_at = b"", time.monotonic()
         while work.is_alive() and not order and time.monotonic() - moved_at < patience:
-            order = _order(orders, _POLL)
+            order = _read_order(orders, _POLL)
             if work.moved():
                 moved_at = time.monotonic()
         if work.is_alive() and not order:
             _send(answer, {"errors": error_rows(_stalled(str(spec["job_dir"]), patience))})
-            order = _order(orders, None)
+            order = _read_order(orders, None)
         if work.is_alive():
             work.abandon()
             work.join(_STUCK)
@@ -197,7 +199,7 @@ def placing(
                 return  # a file system that does not answer: what was done there stays
         _send(answer, replies[0])
         while not order:
-            order = _order(orders, _TOUCH)
+            order = _read_order(orders, _TOUCH)
             if node.placed:
                 with contextlib.suppress(OSError):
                     os.utime(node.placed)
@@ -213,15 +215,15 @@ def _stalled(job_dir: str, seconds: float) -> PreflightError:
     return PreflightError(what, f"check the file system of ROOT_DIR; remove {job_dir} if it is left there")
 
 
-def _order(orders: int, seconds: Optional[float]) -> bytes:
-    """Read an order of the parent, b"" if there is none. A parent that has died wants all undone. seconds: None: no limit."""
+def _read_order(orders: int, seconds: Optional[float]) -> bytes:
+    """Return the parent's order, b"" if none comes within `seconds` (None: no limit), _UNDO if it has died."""
     if not select.select([orders], [], [], seconds)[0]:
         return b""
     return os.read(orders, 1) or _UNDO
 
 
-def _attempt(do: Callable[[], Reply]) -> Reply:
-    """Run a task, and return its answer, with the errors that it raised."""
+def _run_for_answer(do: Callable[[], Reply]) -> Reply:
+    """Run the work, and return its answer. An exception becomes {"errors": ...}, a bug as InternalError with its traceback."""
     try:
         return do()
     except ClustertoolError as error:
@@ -232,6 +234,7 @@ def _attempt(do: Callable[[], Reply]) -> Reply:
 
 
 def _send(answer: int, reply: Reply) -> None:
+    """Write the answer to the pipe as a line of JSON. Nothing is done if the parent has died."""
     data = memoryview(json.dumps(reply).encode() + b"\n")
     with contextlib.suppress(OSError):  # the parent has died
         while data:

@@ -46,6 +46,10 @@ class EpochLoop:
         self._gathering = Gathering(0, elastic.minimum, elastic.maximum, elastic.timeout, began, started=join.nnodes)
 
     def run(self, place: MemberPlace) -> int:
+        """Take part in the epochs of the job, with its store, if it has one, and return the exit code.
+
+        place: of this machine at the start. When the coordinator of the last epoch ends, it writes the exit code to the store.
+        """
         node, over = self._node, None
         if node.join.job.elastic.server.present and (place.address or not node.join.typed):
             node.store = StoreMeeting(node.join, own_incarnation())
@@ -58,7 +62,7 @@ class EpochLoop:
                 node.store.close(over)
 
     def _epochs(self, place: MemberPlace) -> Tuple[int, bool]:
-        """Run one epoch after the other.
+        """Coordinate or join one epoch after the other, until the job ends or this member leaves it.
 
         Returns the exit code, and whether it is the job's: this member coordinated the last epoch, and no other start follows.
         """
@@ -84,7 +88,7 @@ class EpochLoop:
                 place = self._take_over(node.won)
             elif node.end is not None and node.spec is not None:
                 end = node.end
-                place = self._after(end, node.spec, place.address)
+                place = self._after_epoch(end, node.spec, place.address)
                 node.record = MemberRecord(node.spec, node.join.for_others)
                 if node.spec["node"] in end.left:
                     if node.store is not None and place.address:
@@ -92,14 +96,17 @@ class EpochLoop:
                     node.over(Outcome(JobState.STOPPED, end.code, "tool", end.why))
                     return end.code, False
 
-    def _after(self, end: EpochEnd, spec: Spec, address: str) -> MemberPlace:
-        """Prepare for the next epoch. Returns the place of this member there. address: of this one, if it has coordinated."""
+    def _after_epoch(self, end: EpochEnd, spec: Spec, address: str) -> MemberPlace:
+        """Update the node and the gathering by the end of an epoch, and return this member's place in the next one.
+
+        address: at which this member has coordinated, "" if it has not.
+        """
         node, coordinator = self._node, spec["lead"]
         node.known = max(node.known, end.attempt)
         self._continues = bool(address) and not end.silent
         members = frozenset(spec["shape"]["nodes"]) if "shape" in spec else frozenset()
         node.lost = (node.lost - members) | frozenset(end.lost)
-        self._prepare(end, members, len(spec["header"]["nodes"]))
+        self._set_gathering(end, members, len(spec["header"]["nodes"]))
         # The job stays where it is here, also if no other node shares ROOT_DIR in the next epoch.
         own = replace(node.join.own, base=os.path.dirname(spec["job_dir"]))
         meets = MeetingPoint(coordinator["host"], coordinator["port"], coordinator["node"])
@@ -109,9 +116,10 @@ class EpochLoop:
         return MemberPlace(spec["node"], address)
 
     def _take_next(self, store: StoreMeeting, place: MemberPlace) -> MemberPlace:
-        """Take the next epoch in the store: the coordinator of the last one, or the one of the start, does.
+        """Campaign in the store for the next epoch, as the coordinator of the last one or of the start.
 
-        Raises NodeLost where the store is not reached at the start.
+        Returns this member's place. Its address is "" if another member coordinates the epoch. Raises NodeLost where the store
+        is not reached at the start.
         """
         if self._node.known >= 0 and not self._continues:  # its lease has ended: other members may be quicker
             store.give_up()
@@ -130,13 +138,16 @@ class EpochLoop:
         return self._take_over(won)
 
     def _hand_over(self, store: StoreMeeting, end: EpochEnd) -> None:
-        """Let another member take the next epoch at once. Only nodes that were lost may have ranks."""
+        """Write the lost nodes to the store (only they may have ranks), and give up the epoch: another member takes it."""
         with contextlib.suppress(NodeLost):  # then it waits for all leases
             store.publish(sorted(end.lost), end.restarts_used, self._node.join.cluster.loss_timeout / 2)
         store.give_up()
 
     def _take_over(self, won: Won) -> MemberPlace:
-        """Coordinate from now on. Nodes of the last epoch may have ranks until they join, or their leases end."""
+        """Set the gathering for an epoch that was won in the store, and return the place of this member as its coordinator.
+
+        Nodes of the last epoch may have ranks until they join, or their leases end.
+        """
         now, elastic, lease = boottime(), self._node.join.job.elastic, ttl(self._node.join.cluster.loss_timeout)
         # It has started the job again, all nodes together.
         again = self._node.known < 0 and bool(self._node.join.engine)
@@ -158,8 +169,11 @@ class EpochLoop:
         )
         return MemberPlace(won.place.member, won.place.host)
 
-    def _prepare(self, end: EpochEnd, members: FrozenSet[int], numbers: int) -> None:
-        """Prepare what the next epoch waits for. members: of the epoch that has ended. numbers: theirs are below it."""
+    def _set_gathering(self, end: EpochEnd, members: FrozenSet[int], numbers: int) -> None:
+        """Set the gathering for the epoch that follows this end: its number, its pause, and the nodes and leases to wait for.
+
+        members: of the epoch that has ended. numbers: those of all members are below it.
+        """
         now, elastic = boottime(), self._node.join.job.elastic
         least, most = elastic.backoff
         self._short = self._short + 1 if now - self._gathering.began < most else 0

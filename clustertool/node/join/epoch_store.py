@@ -82,7 +82,7 @@ class StoreMeeting:
     """Call turn() each loop while there is no connection to a coordinator. `sender`: this process."""
 
     def __init__(self, join: JoinFile, sender: Incarnation) -> None:
-        """Open the store of a job. Raises ConfigError for a URL or a certificate that is not valid."""
+        """Open the store of a job, and start its thread. Raises ConfigError for a URL or a certificate that is not valid."""
         server, secrets = join.job.elastic.server, dict(join.secrets)
         password, ca = secrets.get(server.password_name, ""), secrets.get(server.ca_name, "")
         self._join, self._sender = join, sender
@@ -109,6 +109,7 @@ class StoreMeeting:
         return self._own_record(self.view.content)
 
     def _own_record(self, content: Optional[StoreContent]) -> Optional[StoreRecord]:
+        """Return the record in the content, if it is of this job; else None."""
         record = content.record if content is not None else None
         return record if record is not None and record.job == self._join.identity.token else None
 
@@ -136,14 +137,15 @@ class StoreMeeting:
         return record.over if record is not None else None
 
     def turn(self, member: int, known: int, place: Callable[[], MeetingPoint], now: float) -> Optional[Won]:
-        """Campaign where no coordinator is present. Returns the epoch that was won.
+        """Begin or continue a campaign, if no coordinator is present in the store. Returns the epoch once it is won, else None.
 
         member: this one, -1 if it has no number so far. known: the highest attempt that it has been in, -1 if none. place:
-        where it would listen. now: seconds of a clock that only grows.
+        where it would listen. now: seconds of a clock that only grows. Raises ConfigError if the store has another job with
+        this id.
         """
         content = self.view.content
         if self._record is not None:
-            return self._campaigning(self._record)
+            return self._campaign_result(self._record)
         if content is None or content.presence is not None or member < 0 or self.over is not None:
             self._alone_since = None
             return None
@@ -155,7 +157,7 @@ class StoreMeeting:
         return None
 
     def campaign(self, member: int, known: int, place: MeetingPoint) -> None:
-        """Begin to take the next epoch. Arguments: see turn()."""
+        """Begin a campaign for the epoch after the highest known one. Arguments: see turn()."""
         before, token = self._stored, self._join.identity.token
         self._previous, self._former = (before.attempt, before.member) if before is not None else (-1, -1)
         number = max(known, self._previous) + 1
@@ -165,20 +167,27 @@ class StoreMeeting:
         self._store.begin(lambda order: self._keeper.campaign(record, order), Standing.WAIT)
 
     def win(self, member: int, known: int, place: MeetingPoint, seconds: float) -> Optional[Won]:
-        """Take the next epoch, as the coordinator of the last one. None: another member has it, or the store is not reached."""
+        """Campaign for the next epoch as the coordinator of the last one, and wait up to `seconds` until it is won.
+
+        None: another member has it, or the store is not reached. Other arguments: see turn().
+        """
         until = time.monotonic() + seconds
         while self.view.content is None and time.monotonic() < until:
             time.sleep(_POLL)
         self.campaign(member, known, place)
         while self._record is not None and time.monotonic() < until:
-            won = self._campaigning(self._record)
+            won = self._campaign_result(self._record)
             if won is not None:
                 return won
             time.sleep(_POLL)
         self.give_up()
         return None
 
-    def _campaigning(self, record: StoreRecord) -> Optional[Won]:
+    def _campaign_result(self, record: StoreRecord) -> Optional[Won]:
+        """Return the epoch if the campaign is won; give up if it is lost, the job is over, or a coordinator is present.
+
+        Raises ConfigError if another job has this id in the store.
+        """
         view = self.view
         if view.standing is Standing.WON:
             place = MeetingPoint(record.address, record.port, record.member)
@@ -197,14 +206,14 @@ class StoreMeeting:
         return None
 
     def give_up(self) -> None:
-        """Coordinate no epoch, and want none."""
+        """End the campaign, or give up the epoch that this member coordinates: another member may take over at once."""
         self._record, self._alone_since = None, None
         self._store.begin(self._keeper.resign)
 
     def publish(self, nodes: Sequence[int], restarts: int, seconds: float) -> None:
-        """Store the nodes of the epoch before its first rank starts, and a new attempt before its ranks.
+        """Write nodes and restarts of this member's epoch to the store, and wait for them there; without an epoch do nothing.
 
-        Raises NodeLost if the store is not reached in time.
+        Called before the first rank of an epoch or attempt starts. Raises NodeLost if that takes longer than `seconds`.
         """
         if self._record is None:
             return
@@ -233,12 +242,12 @@ class StoreMeeting:
         return end
 
     def follow(self, epoch: int) -> None:
-        """Take part in an epoch that another member coordinates."""
+        """Take part in an epoch that another member coordinates, and confirm it in the store from now on."""
         self._record, self._alone_since, self._followed_at = None, None, boottime()
         self._store.begin(lambda order: self._keeper.follow(epoch, order))
 
     def close(self, code: Optional[int]) -> None:
-        """code: of the job, if this member coordinates it and it has ended."""
+        """Write the job's exit code, if given, to the store as its coordinator, and end the thread, within 2 s."""
         if code is not None and self._record is not None:
             self._store.give(lambda: self._keeper.finish(code))
         self._store.close(_CLOSE)
@@ -269,17 +278,17 @@ class _StoreThread:
         return view if view.order >= sent.order else sent._replace(content=view.content, problem=view.problem)
 
     def give(self, order: Callable[[], None]) -> None:
-        """Queue an order. It is done again where the store could not be reached."""
+        """Queue an order. It is repeated as long as the store is not reached."""
         self._orders.put(order)
 
     def begin(self, order: Callable[[int], None], standing: Optional[Standing] = None) -> None:
-        """Queue an order, called with its number, that begins a new view. standing: in this view, until it is done."""
+        """Queue an order that begins a new view; it gets its number. standing: of the view until the order is done."""
         number = self._sent.order + 1
         self._sent = StoreView(number, standing)
         self._orders.put(lambda: order(number))
 
     def close(self, seconds: float) -> None:
-        """Return when all orders are done, or after these seconds. Nothing is renewed after that."""
+        """Wait until all orders are done, for at most `seconds`, and end the thread: nothing is renewed after that."""
         end = time.monotonic() + seconds
         self._orders.put(self._stop)
         self._thread.join(max(0.0, end - time.monotonic()))
@@ -289,6 +298,7 @@ class _StoreThread:
         self._closed = True
 
     def _run(self) -> None:
+        """Execute orders when they come, until it is closed, and the keeper's beat() after them or when a beat has passed."""
         due = 0.0
         orders: Deque[Callable[[], None]] = deque()
         while not self._closed:
@@ -301,9 +311,9 @@ class _StoreThread:
         self._keeper.close()
 
     def _turn(self, orders: Deque[Callable[[], None]]) -> None:
-        """Obey orders, and renew what is to be renewed. An order for which the store could not be reached is done again.
+        """Execute the queued orders and the keeper's beat(). An error is noted in the view, and ends the turn.
 
-        Errors are noted.
+        An order for which the store could not be reached stays first in the queue.
         """
         try:
             while orders and not self._closed:
@@ -316,6 +326,7 @@ class _StoreThread:
             self._note(repr(error))
 
     def _obey(self, orders: Deque[Callable[[], None]]) -> None:
+        """Execute the first order. If the store cannot be reached, put it back, and raise EtcdError."""
         order = orders.popleft()
         try:
             order()
@@ -354,27 +365,30 @@ class StoreKeeper:
         self._written_until = 0.0  # until when the coordinator's last write confirms its epoch
 
     def follow(self, epoch: Optional[int], order: int) -> None:
-        """Take part in this epoch, in none if it is None, and coordinate none."""
+        """Begin a view in which this member takes part in the epoch (None: in none) and coordinates none.
+
+        No request is made.
+        """
         self._epoch, self._record = epoch, None
         self.view = StoreView(order, content=self.view.content)
 
     def campaign(self, record: StoreRecord, order: int) -> None:
-        """Begin to campaign for the epoch of this record."""
+        """Begin a view with a campaign for the epoch of this record. beat() makes the requests."""
         self.follow(None, order)
         self._record, self._written_until = record, 0.0
         self.view = self.view._replace(standing=Standing.WAIT)
 
     def publish(self, record: StoreRecord) -> None:
-        """Change the record of the epoch that this member coordinates."""
+        """Replace the record that beat() writes, if this member coordinates the epoch of the record."""
         if self.view.standing is Standing.WON and self._record is not None and record.epoch == self._record.epoch:
             self._record = record
 
     def beat(self) -> None:
-        """Renew and confirm what the member has, and go on with its campaign."""
+        """Renew the presence or give it up, read the store, and continue the campaign, or write the record of the epoch won."""
         if self.view.standing in (Standing.WAIT, Standing.WON):
             self._keep_presence()
         elif self._lease:
-            self._leave()
+            self._remove_presence()
         content = self._read_content()
         if self.view.standing is Standing.WAIT and self._record is not None:
             self._attempt(content, self._record)
@@ -383,12 +397,15 @@ class StoreKeeper:
         self.view = self.view._replace(problem="")
 
     def resign(self, order: int) -> None:
-        """Give up the epoch that the member coordinates, or its campaign: another one may take over at once."""
+        """Begin a view without an epoch, and remove the presence from the store: another member may take over at once."""
         self.follow(None, order)
-        self._leave()
+        self._remove_presence()
 
     def finish(self, code: int) -> None:
-        """Record that the job is over with this exit code: members that are cut off find it in the store."""
+        """Write to the store that the job is over with this exit code, in up to 3 attempts, and remove the presence.
+
+        Members that are cut off find it there. Only the coordinator of an epoch does so.
+        """
         record = self._record
         if self.view.standing is not Standing.WON or record is None:
             return
@@ -397,7 +414,7 @@ class StoreKeeper:
             self.beat()
             if self.view.content and self.view.content.record == self._record:
                 break
-        self._leave()
+        self._remove_presence()
         self._record = None
         self.view = self.view._replace(standing=Standing.OVER)
 
@@ -405,10 +422,14 @@ class StoreKeeper:
         self._client.close()
 
     def _read_content(self) -> StoreContent:
+        """Read the store, put the content into the view, and confirm the member's epoch there, or note that it is outdated.
+
+        Raises EtcdError, also for keys of another form.
+        """
         pair, presence = self._client.read(self._epoch_key, self._presence_key)
         sent_at = self._client.sent_at
         try:
-            content = _content(pair, presence)
+            content = _content_of(pair, presence)
         except ValueError as error:
             raise EtcdError(f"the keys {self._keys} are not those of this job: {error}") from None
         if content.revision != self._seen[0]:
@@ -416,23 +437,27 @@ class StoreKeeper:
         view = self.view._replace(content=content)
         if self._epoch is not None and not view.outdated:
             if rules.confirms(content, self._token, self._epoch):
-                view = self._confirmed(view, sent_at + self._ttl)
+                view = self._confirm_view(view, sent_at + self._ttl)
             else:
                 view = view._replace(outdated=True)
         self.view = view
         return content
 
-    def _confirmed(self, view: StoreView, until: float) -> StoreView:
+    def _confirm_view(self, view: StoreView, until: float) -> StoreView:
+        """Return the view with the epoch confirmed until then; a coordinator's also ends with its lease or write."""
         coordinates = view.standing is Standing.WON
         valid = min(until, self._lease_until, self._written_until) if coordinates else 0.0
         return view._replace(reachable_until=until, valid_until=valid)
 
     def _attempt(self, content: StoreContent, record: StoreRecord) -> None:
-        """Take the epoch if the rules allow it. The next read shows whether that succeeded, also if its answer is lost."""
+        """Write the record and the presence if the rules allow it, read the store again, and set the standing of the campaign.
+
+        The next read shows whether that succeeded, also if its answer is lost.
+        """
         standing = rules.standing(content, record)
         if standing is Standing.CLAIM:
             unchanged = self._conditions(content)
-            puts = Put(self._epoch_key, rules.write(record), self._archive_lease()), self._presence()
+            puts = Put(self._epoch_key, rules.write(record), self._archive_lease()), self._put_of_presence()
             self.view = self.view._replace(seen_at=self._seen[1])
             self._written_until = self._written_until or boottime() + self._ttl  # if its answer is lost
             self._write(unchanged, puts)
@@ -446,44 +471,56 @@ class StoreKeeper:
             self.view = self.view._replace(standing=standing)
 
     def _coordinate(self, content: StoreContent, record: StoreRecord) -> None:
-        """Write the record, which may have changed, and put back a presence that the store has ended early."""
+        """Write the record, which may have changed, and put back a presence that the store has ended early.
+
+        Nothing is written if the epoch is outdated, or the presence was lost for too long or to another process.
+        """
         if self.view.outdated:
             return
         puts = [Put(self._epoch_key, rules.write(record), self._archive_lease())]
         if rules.may_restore(content, record) and boottime() < self.view.valid_until:
-            puts.append(self._presence())
+            puts.append(self._put_of_presence())
         elif not rules.is_present(content, record):
             return  # it has lost its presence for too long, or to another process
         if self._write(self._conditions(content), puts):
             self._read_content()
 
     def _write(self, unchanged: Sequence[Unchanged], puts: Sequence[Put]) -> bool:
-        """Write keys, and return whether they were changed, as the answer of the store has it."""
+        """Write keys if others have not changed them, and return whether that was done, as the answer of the store has it.
+
+        If so, the epoch is confirmed for a TTL.
+        """
         changed = self._client.change(unchanged, puts)
         if changed:
             self._written_until = self._client.sent_at + self._ttl
         return changed
 
     def _conditions(self, content: StoreContent) -> Tuple[Unchanged, Unchanged]:
+        """Build the conditions that record and presence in the store are still those of the content."""
         return (
             Unchanged(self._epoch_key, content.revision),
             Unchanged(self._presence_key, content.since, created=True),
         )
 
     def _keep_presence(self) -> None:
+        """Renew the lease of the presence; forget it if it has ended."""
         if self._lease and self._client.keep(self._lease):
             self._lease_until = self._client.sent_at + self._ttl
         else:
             self._lease = 0
 
-    def _presence(self) -> Put:
+    def _put_of_presence(self) -> Put:
+        """Build the write of this process's presence, and create the lease for it if there is none."""
         if not self._lease:
             self._lease = self._client.grant(self._ttl)
             self._lease_until = self._client.sent_at + self._ttl
         return Put(self._presence_key, rules.write_presence(self._sender), self._lease)
 
     def _archive_lease(self) -> int:
-        """Renew the lease of the record, so that a job whose nodes are all lost leaves nothing in the store for ever."""
+        """Return the lease of the record (one day), which is created, or renewed once an hour.
+
+        So a job whose nodes are all lost leaves nothing in the store for ever.
+        """
         now = boottime()
         if not self._archive or now - self._archived_at >= _RENEWAL:
             if not (self._archive and self._client.keep(self._archive)):
@@ -491,14 +528,15 @@ class StoreKeeper:
             self._archived_at = now
         return self._archive
 
-    def _leave(self) -> None:
+    def _remove_presence(self) -> None:
+        """End the lease of the presence, if there is one, so that the store removes the presence."""
         if self._lease:
             self._client.revoke(self._lease)
         self._lease = 0
 
 
-def _content(pair: Optional[KeyValue], presence: Optional[KeyValue]) -> StoreContent:
-    """Read the content of the store from its keys. Raises ValueError."""
+def _content_of(pair: Optional[KeyValue], presence: Optional[KeyValue]) -> StoreContent:
+    """Convert the values of the record and the presence to the content of the store. Raises ValueError."""
     content = StoreContent()
     if pair:
         content = content._replace(record=rules.read(pair.value), revision=pair.written)

@@ -102,7 +102,7 @@ class EtcdClient:
         self.cluster = ""
 
     def read(self, *keys: str) -> List[Optional[KeyValue]]:
-        """Read the keys at one moment, by a linearizable read. None: there is no such key."""
+        """Read the keys at one moment, by a linearizable read, and return their values in order. None: there is no such key."""
         ranges = [{"request_range": {"key": _text64(key)}} for key in keys]
         answer = self._call("kv/txn", {"success": ranges})
         return [_pair(one, "response_range") for one in _objects(answer, "responses", len(keys))]
@@ -117,7 +117,7 @@ class EtcdClient:
         return succeeded
 
     def grant(self, seconds: int) -> int:
-        """Create a new lease, and return its id. etcd may keep it for longer, never for less."""
+        """Create a lease for `seconds`, and return its id. etcd may keep it for longer, never for less."""
         answer = self._call("lease/grant", {"TTL": seconds})
         number = _whole(answer, "ID")
         if number <= 0 or _whole(answer, "TTL") < seconds:
@@ -130,7 +130,7 @@ class EtcdClient:
         return isinstance(result, dict) and _whole(result, "TTL") > 0
 
     def revoke(self, lease: int) -> None:
-        """End a lease now; its keys are removed."""
+        """End a lease now; its keys are removed. One that has ended before is no error."""
         try:
             self._call("lease/revoke", {"ID": lease})
         except EtcdError as error:
@@ -143,6 +143,10 @@ class EtcdClient:
         self._connection = None
 
     def _call(self, path: str, message: Mapping[str, object]) -> Json:
+        """Send a request to the servers in turn, and return the first answer.
+
+        Raises EtcdError with the problems of all, or a final one.
+        """
         problems = []
         for _ in self._servers:
             try:
@@ -156,7 +160,7 @@ class EtcdClient:
         raise EtcdError("; ".join(problems))
 
     def _authorized(self, path: str, message: Mapping[str, object]) -> Json:
-        """Ask the first server, with a new token if the present one is not valid any more."""
+        """Send a request to the first server; if it refuses the token, repeat that once with a new one."""
         known = self._token is not None
         try:
             self._authenticate()
@@ -169,6 +173,7 @@ class EtcdClient:
         return self._exchange(path, message)
 
     def _authenticate(self) -> None:
+        """Get a token from the first server, if there is none: "" if etcd has no authentication. Raises EtcdError."""
         if self._token is not None:
             return
         try:
@@ -183,7 +188,10 @@ class EtcdClient:
         self._token = token
 
     def _exchange(self, path: str, message: Mapping[str, object]) -> Json:
-        """Send one request to the first server. A connection that it has closed meanwhile is opened once more."""
+        """Send a request to the first server, and return its answer; open a connection that it has closed meanwhile once more.
+
+        Raises EtcdError for a failed connection, an answer that is an error, and a server of another cluster.
+        """
         server, body = self._servers[0], json.dumps(message).encode()
         kept = self._connection is not None
         end = time.monotonic() + self._patience[1]
@@ -198,25 +206,26 @@ class EtcdClient:
             answer = _parse(data, status)
         except ssl.SSLCertVerificationError as error:
             text = f"{server.url}: its certificate is not accepted: {error.verify_message}"
-            raise self._failed(text) from None
+            raise self._close_with_error(text) from None
         except _BROKEN as error:
-            raise self._failed(f"{server.url}: {_reason(error)}") from None
-        _refuse(server.url, answer, status)
+            raise self._close_with_error(f"{server.url}: {_reason(error)}") from None
+        _require_success(server.url, answer, status)
         self._require_cluster(server.url, answer)
         self.sent_at = sent_at
         return answer
 
-    def _failed(self, text: str) -> EtcdError:
+    def _close_with_error(self, text: str) -> EtcdError:
+        """Close the connection, and create the error with this text."""
         self.close()
         return EtcdError(text)
 
     def _require_cluster(self, url: str, answer: Json) -> None:
-        """Raise an error for servers of two clusters, which would number epochs independently."""
+        """Raise EtcdError if the answer is from another cluster than the answers before: each numbers epochs on its own."""
         result = answer.get("result")
         header = (result if isinstance(result, dict) else answer).get("header")
         cluster = str(header.get("cluster_id", "")) if isinstance(header, dict) else ""
         if cluster and self.cluster and cluster != self.cluster:
-            raise self._failed(f"{url}: this server belongs to another cluster of etcd")
+            raise self._close_with_error(f"{url}: this server belongs to another cluster of etcd")
         self.cluster = self.cluster or cluster
 
     def _request(self, server: _Server, path: str, body: bytes, end: float) -> Tuple[int, bytes, float]:
@@ -244,6 +253,7 @@ class EtcdClient:
         return response.status, data, sent_at
 
     def _connect(self, server: _Server, end: float) -> _TimedSocket:
+        """Connect to the server, with TLS for https, until `end` at the latest, by time.monotonic()."""
         with contextlib.ExitStack() as stack:
             raw = socket.create_connection((server.host, server.port), self._patience[0])
             link = _TimedSocket(fileno=raw.detach())
@@ -274,6 +284,7 @@ class _TimedSocket(socket.socket):
         super().sendall(*args)
 
     def _limit(self) -> None:
+        """Set the timeout to the time until `end`. Raises socket.timeout if none is left."""
         left = self.end - time.monotonic()
         if left <= 0:
             raise socket.timeout("timed out")
@@ -285,6 +296,7 @@ class _TimedTls(_TimedSocket, ssl.SSLSocket):
 
 
 def _server(url: str) -> _Server:
+    """Parse the URL of a server. Raises EtcdError."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or _PORT
@@ -296,7 +308,7 @@ def _server(url: str) -> _Server:
 
 
 def _context(ca: str) -> ssl.SSLContext:
-    """Create the TLS context. With a CA, only what it has signed is accepted."""
+    """Create the TLS context. With a CA, only certificates that it has signed are accepted. Raises EtcdError for a wrong CA."""
     try:
         made = ssl.create_default_context(cadata=ca or None)
     except (ssl.SSLError, ValueError):
@@ -306,6 +318,7 @@ def _context(ca: str) -> ssl.SSLContext:
 
 
 def _parse(data: bytes, status: int) -> Json:
+    """Parse the JSON object of an answer. Raises ValueError if it is none. status: of HTTP."""
     try:
         answer = json.loads(data)
     except (ValueError, RecursionError):
@@ -317,8 +330,11 @@ def _parse(data: bytes, status: int) -> Json:
     raise ValueError(f"an answer that is not etcd's (HTTP {status})")
 
 
-def _refuse(url: str, answer: Json, status: int) -> None:
-    """Raise EtcdError for an answer that is an error. Errors of a stream are one object deeper."""
+def _require_success(url: str, answer: Json, status: int) -> None:
+    """Raise EtcdError for an answer that is an error, _TokenError if a new token may help. status: of HTTP.
+
+    Errors of a stream are one object deeper.
+    """
     inner = answer.get("error")
     error = inner if isinstance(inner, dict) else answer
     if status == 200 and inner is None:
@@ -332,6 +348,7 @@ def _refuse(url: str, answer: Json, status: int) -> None:
 
 
 def _reason(error: BaseException) -> str:
+    """Describe an error of a connection in at most 200 printable characters."""
     if isinstance(error, socket.timeout):
         return "no answer in time"
     if isinstance(error, http.client.RemoteDisconnected):
@@ -341,11 +358,13 @@ def _reason(error: BaseException) -> str:
 
 
 def _compare(one: Unchanged) -> Json:
+    """Build the JSON of a condition."""
     target, field = ("CREATE", "create_revision") if one.created else ("MOD", "mod_revision")
     return {"key": _text64(one.key), "target": target, "result": "EQUAL", field: one.revision}
 
 
 def _pair(response: Mapping[str, object], kind: str) -> Optional[KeyValue]:
+    """Return the first key and value in a response of this kind, None if it has none. Raises EtcdError."""
     found = response.get(kind)
     pairs = _objects(found, "kvs") if isinstance(found, dict) else []
     if not pairs:
@@ -362,7 +381,7 @@ def _pair(response: Mapping[str, object], kind: str) -> Optional[KeyValue]:
 
 
 def _objects(answer: Mapping[str, object], name: str, count: int = -1) -> List[Json]:
-    """Read the list of objects in a field. count: how many there must be."""
+    """Return the list of objects in a field, [] without the field. Raises EtcdError. count: how many there must be, -1: any."""
     found = answer.get(name, [])
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found) or count not in (-1, len(found)):
         raise EtcdError(f"an answer of etcd whose {name} are not valid", True)
@@ -370,7 +389,7 @@ def _objects(answer: Mapping[str, object], name: str, count: int = -1) -> List[J
 
 
 def _whole(answer: Mapping[str, object], name: str) -> int:
-    """Read a number of 64 bits, which the gateway writes as a text. 0 if it is not there."""
+    """Return a number of 64 bits, which the gateway writes as a text; 0 if the field is missing. Raises EtcdError."""
     value = answer.get(name, 0)
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
         return int(value)

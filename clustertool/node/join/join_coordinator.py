@@ -60,7 +60,7 @@ class JoinCoordinator:
     def __init__(
         self, node: JoiningNode, signals: Signals, place: MemberPlace, elastic: Optional[Gathering] = None
     ) -> None:
-        """Listen as the coordinator. Raises PreflightError where the port cannot be used."""
+        """Listen as the coordinator, and take part as connection 0. Raises PreflightError where the port cannot be used."""
         join, address = node.join, place.address
         self._join, self._node, self._report, self._signals = join, node, node.report, signals
         self._address = address
@@ -84,12 +84,16 @@ class JoinCoordinator:
         self._decide(decisions.Offered(COORDINATOR, own, boottime()))
 
     def run(self) -> int:
+        """Coordinate until the job starts or the joining ends, run this node's supervisor, and return the exit code.
+
+        It is 0 if this member has resigned.
+        """
         while self._result is None and not self._state.ended:
             ready = wait_for([self._signals.wake, *self._node.wires(), *self._members.wires()], TICK)
             for request in self._signals.turn():
                 self._decide(decisions.Signalled(interrupted(request, self._state.own.hostname)))
             for arrived in self._members.turn(ready):
-                self._take(arrived)
+                self._handle_arrived(arrived)
             self._take_own(ready)
             self._check_place()
             self._await_workspace()
@@ -101,10 +105,10 @@ class JoinCoordinator:
                 self._resign()
                 break
             self._decide(decisions.Tick(boottime()))
-        return self._result if self._result is not None else self._explained()
+        return self._result if self._result is not None else self._end_with_reason()
 
     def _check_place(self) -> None:
-        """End where the machines cannot meet here, until another machine has joined."""
+        """End the joining if the doubt about this place is due as an error. Another machine that joins removes the doubt."""
         if len(self._state.members) > 1:
             self._doubt.found()
         try:
@@ -113,7 +117,10 @@ class JoinCoordinator:
             self._decide(decisions.Signalled(error))
 
     def _check_limits(self) -> None:
-        """Check --timeout and --lease between two epochs, too."""
+        """End an elastic job whose --timeout or --lease has passed between epochs.
+
+        A laptop that follows it renews the lease.
+        """
         record, now = self._node.record, time.monotonic()
         if self._state.elastic is None:
             return
@@ -123,8 +130,8 @@ class JoinCoordinator:
         for stop in self._limits.passed(now, lambda: ""):
             self._decide(decisions.Signalled((TimedOut if stop.code == TimedOut.code else Terminated)(stop.by)))
 
-    def _explained(self) -> int:
-        """Wait for the reason of the engine after a signal, which comes within some seconds, and end."""
+    def _end_with_reason(self) -> int:
+        """Wait for the engine's reason for a signal (some seconds), end the joining with it, and return the code."""
         outcome = self._node.allocation.turn()
         while outcome is None:
             ready = wait_for([self._signals.wake, *self._members.wires()], TICK)
@@ -135,7 +142,8 @@ class JoinCoordinator:
 
     # -- events --
 
-    def _take(self, arrived: Arrived) -> None:
+    def _handle_arrived(self, arrived: Arrived) -> None:
+        """Decide on the messages and the end of a connection. Close one that sends a message which cannot be read."""
         for message in arrived.messages:
             try:
                 event = self._event(arrived.connection, message)
@@ -151,14 +159,17 @@ class JoinCoordinator:
             self._decide(decisions.Gone(arrived.connection, arrived.ended))
 
     def _event(self, connection: int, message: Header) -> Optional[decisions.Event]:
-        """Convert a message to an event. Raises one of _MALFORMED."""
+        """Convert a message to an event, and store the settings, facts and port in it. Raises one of _MALFORMED.
+
+        Returns None if nothing is to be decided. An offer for another job is refused here.
+        """
         kind = message["type"]
         if kind == "offer":
             offer = read_offer(message)
             if offer.job not in ("", self._join.identity.job_id):
                 self._act(decisions.Refuse(connection, other_job(offer, self._join.identity.job_id)))
                 return None
-            if self._state.phase == "gathering" and not self._numbered_above(offer.epoch):
+            if self._state.phase == "gathering" and not self._ensure_number_above(offer.epoch):
                 return None
             if offer.code == self._state.own.code:  # another version has other settings, and is refused
                 self._settings[connection] = read_settings(message)
@@ -178,10 +189,10 @@ class JoinCoordinator:
             return decisions.Done(connection, int(message["round"]))
         return None
 
-    def _numbered_above(self, known: int) -> bool:
-        """Check that the epoch has a later number than all attempts so far. known: the highest of these.
+    def _ensure_number_above(self, known: int) -> bool:
+        """Ensure that the epoch's number is above `known`, an attempt there was; return False if this member has resigned.
 
-        Without a store it gets such a number. With a store this member takes a later epoch there.
+        Without a store the number is raised. With a store this member resigns, to take a later epoch there.
         """
         elastic = self._state.elastic
         if elastic is None or may_enter(elastic.number, known):
@@ -194,6 +205,7 @@ class JoinCoordinator:
         return False
 
     def _take_own(self, ready: Set[int]) -> None:
+        """Decide on the result of this machine's own order, once there is one, and store its facts and port."""
         result = self._node.turn(ready)
         if result is None:
             return
@@ -208,11 +220,13 @@ class JoinCoordinator:
     # -- decisions --
 
     def _decide(self, event: decisions.Event) -> None:
+        """Pass an event to decide(), and execute the actions that it returns."""
         self._state, actions = decisions.decide(self._state, event)
         for action in actions:
             self._act(action)
 
     def _act(self, action: decisions.Action) -> None:
+        """Execute an action of decide()."""
         if isinstance(action, decisions.Refuse):
             self._report.warning(f"refused: {action.error.what}")
             self._members.close(action.connection, {"type": "refused", "errors": error_rows(action.error)})
@@ -252,7 +266,7 @@ class JoinCoordinator:
         self._report.waiting(present, wanted, missing, where, join.names)
 
     def _give(self, action: decisions.Order) -> None:
-        """Send an order to each machine, and begin with it here."""
+        """Send an order to each other machine, and begin it, or do it, here."""
         self._asked_at = now = time.time()
         if action.kind in ("probe", "launch", "undo"):
             self._send_each(lambda node: {"type": action.kind, "round": action.round, "now": now})
@@ -271,7 +285,7 @@ class JoinCoordinator:
             self._decide(decisions.Done(COORDINATOR, action.round))
 
     def _send_each(self, order: Callable[[int], Mapping[str, object]]) -> None:
-        """Send each other machine its order. order: makes that of a node. This machine is node 0."""
+        """Send each other machine its order. order: builds the message for a node. This machine is node 0, and gets none."""
         for node, connection in enumerate(self._order[1:], 1):
             self._members.send(connection, order(node))
 
@@ -282,7 +296,10 @@ class JoinCoordinator:
         return others[0] if others and meeting.loopback(self._address) else self._address
 
     def _plan(self) -> decisions.Planned:
-        """Make the plan."""
+        """Make the plan from offers, settings and facts. Returns why there is none, or whether the workspace must come first.
+
+        An error that names machines only is split by their connections.
+        """
         members = {member.connection: member.offer for member in self._state.members}
         addresses = {**{one: members[one].address for one in self._order}, COORDINATOR: self._address}
         self._arrivals = [
@@ -310,13 +327,17 @@ class JoinCoordinator:
                 return decisions.Planned(later=True)
             return self._with_workspace()
         except ClustertoolError as error:
-            return decisions.Planned(error, failures=self._of_machines(error, [host.name for host in cluster.hosts]))
+            return decisions.Planned(
+                error, failures=self._errors_by_connection(error, [host.name for host in cluster.hosts])
+            )
         except _MALFORMED as error:
             what = f"the facts of {'this machine' if name else 'the machines'} are not valid: {error!r:.200}"
             return decisions.Planned(PreflightError(what, "install the same version on all machines", name))
 
-    def _of_machines(self, error: ClustertoolError, names: Sequence[str]) -> Tuple[Tuple[int, ClustertoolError], ...]:
-        """Split an error into those of single machines, () if it is not only about single ones. names: of the nodes."""
+    def _errors_by_connection(
+        self, error: ClustertoolError, names: Sequence[str]
+    ) -> Tuple[Tuple[int, ClustertoolError], ...]:
+        """Return an error's parts by the connections of the machines that they name; () if one names none of `names`."""
         found: Dict[int, List[ClustertoolError]] = {}
         for one in singles(error):
             if one.node not in names:
@@ -325,7 +346,10 @@ class JoinCoordinator:
         return tuple((connection, as_one(errors) or error) for connection, errors in found.items())
 
     def _with_workspace(self) -> decisions.Planned:
-        """Check whether nodes lack the workspace that node 0 has, if it is sent. Raises DispatchError."""
+        """Return Planned, with `fetch` if nodes lack the workspace: then store the request for their relays.
+
+        Raises DispatchError if node 0 lacks it too.
+        """
         release = self._join.release
         facts = {node: made.facts for node, made in enumerate(self._made.nodes)}
         if not (release and workspace_relay.receivers(facts, release)):
@@ -334,7 +358,7 @@ class JoinCoordinator:
         return decisions.Planned(fetch=True)
 
     def _await_workspace(self) -> None:
-        """Wait for the workspace that the laptop sends into the store of this machine."""
+        """Decide on the plan once the laptop has sent the workspace, or on the error; do nothing in other phases."""
         if self._state.phase != "awaiting":
             return
         try:
@@ -344,7 +368,7 @@ class JoinCoordinator:
             self._decide(decisions.Planned(error))
 
     def _start_relays(self, round: int) -> None:
-        """Start the relays of the machines that lack the workspace, and of this one, which serves it."""
+        """Start this machine's relay, which serves the workspace, and order the machines that lack it to start one."""
         facts = {node: made.facts for node, made in enumerate(self._made.nodes)}
         relays = {COORDINATOR, *workspace_relay.receivers(facts, self._join.release)}
 
@@ -357,6 +381,7 @@ class JoinCoordinator:
         self._send_each(order)
 
     def _fetch(self, round: int) -> None:
+        """Send each machine the relays from which it fetches the workspace, in order. This machine is done at once."""
         relays = {
             node: (self._arrivals[node].address, self._ports[connection])
             for node, connection in enumerate(self._order)
@@ -371,11 +396,15 @@ class JoinCoordinator:
         self._decide(decisions.Done(COORDINATOR, round))
 
     def _place(self, round: int) -> None:
+        """Set the attempt's number, send each machine its spec with the order to place the job, and begin that here.
+
+        If this member resigns, since the number must be higher, nothing is sent.
+        """
         parts = specs(self._made, self._arrivals, self._join.engine, self._elastic_spec())
         gathering = self._state.elastic
         began = self._node.known >= 0  # this process has been in an epoch
         attempt = 0 if began else self._node.first_attempt(parts[0]["job_dir"])
-        if not self._numbered_above(attempt - 1):
+        if not self._ensure_number_above(attempt - 1):
             return
         if self._state.elastic != gathering:  # the engine has started the job again
             parts = specs(self._made, self._arrivals, self._join.engine, self._elastic_spec())
@@ -415,7 +444,10 @@ class JoinCoordinator:
         }
 
     def _coordinate(self, action: decisions.Coordinate) -> None:
-        """Start the supervisor of this node, to which the port of joining passes."""
+        """Stop listening, publish the epoch in the store, and prepare this node's supervisor, which takes the port.
+
+        An error is a failure of this machine. In an elastic job, records `epoch`, and `standby` of each machine on standby.
+        """
         self._members.stop_listening()
         try:
             if not self._publish():
@@ -433,7 +465,7 @@ class JoinCoordinator:
         self._decide(decisions.Done(COORDINATOR, action.round))
 
     def _publish(self) -> bool:
-        """Put the nodes of the epoch into the store, if there is one. False: it is not reached, and this node has resigned."""
+        """Write the nodes of the epoch to the store, if there is one. False: it is not reached, and this node has resigned."""
         store = self._node.store
         if store is None or self._state.elastic is None:
             return True
@@ -447,7 +479,10 @@ class JoinCoordinator:
         return True
 
     def _resign(self) -> None:
-        """Resign, since another member has the epoch, or may take it. The job goes on: this node joins like the others."""
+        """Close all connections, undo what was done here, and end run() with 0: another member has the epoch, or may take it.
+
+        The job goes on, and this node joins like the others.
+        """
         self._members.leave()
         self._node.undo()
         self._node.resigned = True
@@ -455,6 +490,7 @@ class JoinCoordinator:
         self._result = 0
 
     def _abort(self, error: ClustertoolError) -> None:
+        """End the joining with an error. After a signal in an engine's job, only ask for the reason: run() ends it."""
         allocation = self._node.allocation
         if isinstance(error, (Interrupted, Terminated)) and allocation.present:
             allocation.ask(error.what, error.code)
@@ -463,7 +499,10 @@ class JoinCoordinator:
             self._result = self._end(error, isinstance(error, NodeLost) and not self._join.of_engine.keep_bundle)
 
     def _end(self, error: ClustertoolError, silent: bool = False) -> int:
-        """Report the error to all, and take back what was done here. Returns its exit code. silent: a node does not answer."""
+        """Report the error here and to all machines, undo what was done here, leave the allocation, and return the code.
+
+        An elastic job's bundle is removed, too, unless the engine may start the job again. silent: a node does not answer.
+        """
         self._report.failed(error)
         self._members.end({"type": "abort", "errors": error_rows(error)}, _LAST_MESSAGE, until_closed=True)
         self._node.undo()
@@ -475,7 +514,7 @@ class JoinCoordinator:
 
 
 def interrupted(request: EndRequest, hostname: str) -> ClustertoolError:
-    """Create the error of a process that a signal ends."""
+    """Create the error of a joining process that a signal ends: Interrupted for SIGINT, else Terminated."""
     what = f"the joining process on {hostname} {request.what}"
     return Interrupted(what) if request.code == Interrupted.code else Terminated(what)
 
@@ -508,6 +547,10 @@ class JoinMembers:
         return [*(self._listener.wires() if self._listener else []), *self._links.values()]
 
     def turn(self, ready: Set[int]) -> Iterator[Arrived]:
+        """Yield the messages of new and known connections, and the connections that failed, or were silent for the timeout.
+
+        ready: descriptors that can be read. Sends all machines a heartbeat when it is due.
+        """
         now = self._clock.turn()
         all_ready = None if self._clock.napped else ready
         if self._listener is not None:
@@ -526,6 +569,7 @@ class JoinMembers:
             self.send_all({"type": "beat"})
 
     def _messages(self, connection: int, wire: TlsLink, now: float) -> Iterator[Arrived]:
+        """Yield the messages of a connection; if it has failed, or its machine does not read, close it and yield why."""
         if connection not in self._links:
             return
         try:
@@ -550,7 +594,7 @@ class JoinMembers:
             self.send(connection, message)
 
     def close(self, connection: int, message: Optional[Mapping[str, object]] = None) -> None:
-        """`message`: a last one, as far as the kernel accepts it."""
+        """Close a connection, if it is open. message: a last one, of which is sent what the kernel accepts at once."""
         wire = self._links.pop(connection, None)
         self._received.pop(connection, None)
         if wire is not None:
@@ -566,16 +610,16 @@ class JoinMembers:
             self._listener = None
 
     def leave(self) -> None:
-        """Close all connections: the machines look for another coordinator."""
+        """Close the listening socket and all connections without a message: the machines search another coordinator."""
         self.stop_listening()
         for connection in list(self._links):
             self.close(connection)
 
     def end(self, message: Mapping[str, object], seconds: float, until_closed: bool = False) -> None:
-        """Send all a last message, and close all connections when it is sent, after `seconds` at the latest.
+        """Stop listening, send all a last message, and close each connection when it is sent, after `seconds` at the latest.
 
-        until_closed: when the other side has closed it, so it has the message. A kernel drops what it could not send so far if
-        anything arrives at a closed connection.
+        until_closed: wait until the other side has closed it, so it has the message. A kernel drops what it could not send so
+        far if anything arrives at a closed connection.
         """
         self.stop_listening()
         self.send_all(message)

@@ -37,23 +37,23 @@ class JoinEngine:
     removes_bundle = False
 
     def run(self, join: JoinFile, work: Callable[[JoinReport], int], report: JoinReport) -> int:
-        """Run the joining process. work: does so with a report, and returns the exit code. Raises what it raises."""
+        """Run `work`, which joins and returns the exit code, with this report. Raises what it raises."""
         return work(report)
 
     def require_private(self, info: os.stat_result, path: str) -> None:
-        """Raise PreflightError for a bundle that others may read or write."""
+        """Raise PreflightError for a bundle that is not a file of this user, or that others may read or write."""
         require_private(info, path)
 
     def root_group(self, join: JoinFile) -> str:
-        """Return ROOT_DIR_GROUP."""
+        """Return ROOT_DIR_GROUP of the cluster."""
         return join.cluster.root_dir_group
 
     def with_address(self, join: JoinFile) -> JoinFile:
-        """Replace the coordinator's host by an address that the engine has for it, if it is not known here."""
+        """Return the join file as it is. An engine replaces a coordinator's host that is not known here by its address."""
         return join
 
     def allocation(self, join: JoinFile) -> Allocation:
-        """Create the allocation in which this process runs."""
+        """Create the allocation in which this process runs; one that does nothing if no engine has started it."""
         return Allocation()
 
 
@@ -61,7 +61,7 @@ class _Slurm(JoinEngine):
     removes_bundle = True
 
     def with_address(self, join: JoinFile) -> JoinFile:
-        """Replace a host that is not known by NodeAddr of slurm.conf: the name of a node need not be a host name."""
+        """Replace a host that is not known by NodeAddr, which scontrol shows: the name of a node need not be a host name."""
         try:
             meeting.addresses(join.coordinator.host)
         except (OSError, UnicodeError):
@@ -72,6 +72,7 @@ class _Slurm(JoinEngine):
         return join
 
     def allocation(self, join: JoinFile) -> Allocation:
+        """Create the allocation of SLURM_JOB_ID; without it, one that does nothing."""
         if os.environ.get("SLURM_JOB_ID"):
             return SlurmAllocation(join.identity.job_id, os.environ, join.of_engine.requeue_on)
         return Allocation()
@@ -79,7 +80,10 @@ class _Slurm(JoinEngine):
 
 class _Kubernetes(JoinEngine):
     def run(self, join: JoinFile, work: Callable[[JoinReport], int], report: JoinReport) -> int:
-        """Run the joining process as the child of the first process of a pod."""
+        """Run the joining process as the child of the first process of a pod, with its reports to that one.
+
+        Returns the exit code.
+        """
 
         def body(reports: int) -> int:
             own = JoinReport(lines=False, also=reports)
@@ -88,7 +92,7 @@ class _Kubernetes(JoinEngine):
         return PodProcess(join, body).run()
 
     def require_private(self, info: os.stat_result, path: str) -> None:
-        """Raise PreflightError for a file that is no file of a Secret: those belong to root, and are read-only."""
+        """Raise PreflightError unless it is a file of this user or root that others cannot write, as in a Secret."""
         if not stat.S_ISREG(info.st_mode) or info.st_uid not in {os.getuid(), *users.roots()} or info.st_mode & 0o022:
             raise PreflightError(f"{path} is a file that other users can change", "mount the Secret of the job there")
 
@@ -96,7 +100,7 @@ class _Kubernetes(JoinEngine):
         return IN_POD
 
     def with_address(self, join: JoinFile) -> JoinFile:
-        """Replace the host of node 0 by the address of its pod, if it can be known.
+        """Replace the host of node 0, in its own pod, by an address of the pod, if one is known.
 
         The name of node 0 comes from the name server, which may not have it yet; the address of a Service is none of the pod's.
         """
@@ -125,6 +129,7 @@ class _PodAllocation(Allocation):
         self._by = by
 
     def turn(self) -> Optional[Outcome]:
+        """Return, once after ask(), the outcome LOST with the possible reasons; else None."""
         if not self._by:
             return None
         by, self._by = self._by, ""
@@ -135,12 +140,15 @@ _ENGINES: Dict[str, JoinEngine] = {"": JoinEngine(), "slurm": _Slurm(), KUBERNET
 
 
 def engine_of(join: JoinFile) -> JoinEngine:
-    """Return what has started the joining processes. placed() refuses an engine that is not known."""
+    """Return the engine that has started the joining processes; the one for a user if there is none, or it is not known.
+
+    placed() refuses an engine that is not known.
+    """
     return _ENGINES.get(join.engine, _ENGINES[""])
 
 
 def require_private(info: os.stat_result, path: str) -> None:
-    """Raise PreflightError for a file with keys that others may read or write."""
+    """Raise PreflightError for a file with keys that is not a file of this user, or that others may read or write."""
     if not stat.S_ISREG(info.st_mode) or info.st_uid != os.getuid():
         raise PreflightError(f"{path} is not a file of this user", "it has the job's key: make it yours alone")
     if info.st_mode & 0o077:

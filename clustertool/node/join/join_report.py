@@ -37,7 +37,10 @@ class JoinReport:
         self._last: Dict[str, object] = {}
 
     def guarded(self, work: Callable[[], int]) -> int:
-        """Run the work, and return its exit code, or that of the error that it raises, which is reported."""
+        """Run the work, and return its exit code; report a ClustertoolError, and return its code.
+
+        Another error is printed, and gives 70.
+        """
         try:
             return work()
         except ClustertoolError as error:
@@ -66,10 +69,13 @@ class JoinReport:
         self._write("warning", f"warning: {what}", what=what)
 
     def planned(self, spec: Spec) -> None:
-        """Report that the job is placed here."""
+        """Report that the job is placed here, with its ranks and logs.
+
+        With `log` stderr goes to a file of the job from now on.
+        """
         if self._log:
             self._log = False
-            _write_to(spec["job_dir"])
+            _redirect_stderr(spec["job_dir"])
         own = [(process["role"], process["rank"], process["log"]) for process in spec["processes"]]
         shown = ", ".join(f"{role} {rank}" for role, rank, _ in own) or "no process"
         self._write(
@@ -110,6 +116,7 @@ class JoinReport:
         self._write("ended", text, outcome=outcome.as_record(), code=outcome.code)
 
     def _write(self, type_: str, text: str, **fields: object) -> None:
+        """Write a report: JSON to stdout, or text to stderr; and JSON to `also`. One like the last one is left out."""
         report = {"type": type_, **fields}
         if report == self._last:
             return
@@ -125,8 +132,8 @@ class JoinReport:
                 sys.stderr.flush()
 
 
-def _write_to(job_dir: str) -> None:
-    """Send what this process writes to stderr to a file of the job."""
+def _redirect_stderr(job_dir: str) -> None:
+    """Redirect stderr of this process to a file of the job. Errors are ignored."""
     with contextlib.suppress(OSError, ClustertoolError):
         job = files.open_job_dir(job_dir)
         with files.closing(job):
@@ -136,6 +143,6 @@ def _write_to(job_dir: str) -> None:
 
 
 def _harmless(text: str) -> str:
-    """Spell out control characters in a text of other machines; no further line can be taken for one of this process."""
+    """Escape control characters in a text from others, and indent its further lines: none seems to be a new message."""
     first, *rest = ("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line) for line in text.split("\n"))
     return "\n".join([first, *(line if line[:1] in ("", " ") else f"  {line}" for line in rest)])

@@ -71,6 +71,10 @@ class Joiner:
         self._result: Optional[int] = None
 
     def run(self) -> int:
+        """Join, run the supervisor when the job starts, and return the exit code of this node.
+
+        An error ends the joining: what was done here is undone, and the error is reported, recorded, and its code returned.
+        """
         while self._result is None:
             wires: List[FileDescriptorLike] = [self._wire] if self._wire is not None else []
             ready = wait_for([self._signals.wake, *self._node.wires(), *wires], TICK)
@@ -85,7 +89,10 @@ class Joiner:
         return self._result
 
     def _turn(self, ready: Set[int]) -> None:
-        """Do what is due. Raises what ends the joining."""
+        """Handle signals, the result of an order, a stop or release, the store, and the coordinator's messages, once.
+
+        A lost connection is followed by a new attempt. Raises the error that ends the joining.
+        """
         now = self._clock.turn()
         for request in self._signals.turn():
             self._end(request)
@@ -93,7 +100,7 @@ class Joiner:
         if result is not None:
             self._answer(result)
         if self._node.stopped is not None:
-            self._leave(self._node.stopped, "stop")
+            self._send_leaving(self._node.stopped, "stop")
             raise self._node.stopped
         record = self._node.record
         if record is not None and record.released:
@@ -106,18 +113,19 @@ class Joiner:
             self._wire, self._accepted = self._search.connect(now), False
             return
         try:
-            for message in self._read(self._wire, now):
+            for message in self._read_messages(self._wire, now):
                 if self._result is None:
                     self._obey(message)
         except ConnectionError as error:
-            self._broken(now, *_why(error))
+            self._connection_failed(now, *_why(error))
         except _MALFORMED as error:
-            self._broken(now, f"the coordinator sent a message that cannot be read ({error!r:.100})")
+            self._connection_failed(now, f"the coordinator sent a message that cannot be read ({error!r:.100})")
 
     def _meet(self, store: StoreMeeting, now: float) -> bool:
-        """Search the coordinator in the store, or become it. Raises NodeLost where the store is not reached for too long.
+        """Search the coordinator in the store, or campaign there; return True if no connection is to be opened now.
 
-        Returns whether no connection is wanted now: this member has the epoch, the job has ended, or the store is not reached.
+        Then this member has won the epoch, which ends run(), or the job has ended, or the store is not reached. Raises NodeLost
+        if that lasts for JOIN_TIMEOUT.
         """
         code, found = store.over, store.coordinator
         if code is not None:
@@ -128,7 +136,7 @@ class Joiner:
             self._join = replace(self._join, coordinator=found)
             self._search = _Search(self._join, self._context, self._report, self._node.fix)
         member = -1 if self._join.index is None else self._join.index
-        self._node.won = store.turn(member, self._node.known, self._place, now)
+        self._node.won = store.turn(member, self._node.known, self._own_meeting_point, now)
         if self._node.won is not None:
             self._close()
             self._signals.close()
@@ -139,16 +147,19 @@ class Joiner:
             return True
         return False
 
-    def _place(self) -> MeetingPoint:
-        """Return where this machine would listen as the coordinator. Raises PreflightError."""
+    def _own_meeting_point(self) -> MeetingPoint:
+        """Return the address and the free port where this machine would listen as the coordinator. Raises PreflightError."""
         address = self._address or meeting.address_to(self._join.job.elastic.server.urls)
         port = meeting.free_port(self._join, address)
         return MeetingPoint(address, port, self._join.index or 0)
 
     # -- the connection --
 
-    def _read(self, wire: TlsLink, now: float) -> List[Header]:
-        """Read the coordinator's messages. Raises ConnectionError."""
+    def _read_messages(self, wire: TlsLink, now: float) -> List[Header]:
+        """Return the coordinator's messages; send the offer once TLS is set up, and heartbeats.
+
+        Raises ConnectionError, also for an attempt that takes too long, and after LOSS_TIMEOUT without a message.
+        """
         fresh = not wire.secure
         messages = wire.turn()
         if fresh and wire.secure:
@@ -166,6 +177,7 @@ class Joiner:
         return messages
 
     def _offer(self, wire: TlsLink) -> None:
+        """Send the offer and settings of this machine, and store its address: the set one, else the connection's."""
         with socket.socket(fileno=os.dup(wire.fileno())) as sock:
             local, coordinator = str(sock.getsockname()[0]), str(sock.getpeername()[0])
         self._address = self._join.own.address or local
@@ -173,8 +185,12 @@ class Joiner:
         wire.send({"type": "offer", "index": offer.pop("node"), **offer, "own": to_plain(self._join.offered)})
         wire.flush()
 
-    def _broken(self, now: float, why: str, tls: bool = False) -> None:
-        """Handle a connection that has failed, or has ended. Raises what ends the joining."""
+    def _connection_failed(self, now: float, why: str, tls: bool = False) -> None:
+        """Close the connection that has failed, undo what was done here, and report the cause `why`. tls: it failed in TLS.
+
+        Raises the error of a signal that waits for the coordinator's decision; NodeLost if the job, not elastic, is placed
+        here; and AuthError of _Search.failed().
+        """
         self._close()
         if self._signal is not None:
             raise interrupted(self._signal, self._node.name)
@@ -191,19 +207,22 @@ class Joiner:
             self._wire = None
 
     def _end(self, request: EndRequest) -> None:
-        """Handle a signal. Raises what ends the joining.
+        """Report a signal that ends this process to the coordinator, and raise its error, or leave the coordinator to decide.
 
-        Once the job is placed here the coordinator answers: it ends the job, or the job has just begun, and is stopped then.
-        A coordinator that an engine has started always answers: it asks the engine for the reason.
+        The coordinator decides where the job is placed here: it ends the job, or the job has just begun, and is stopped then.
+        One that an engine has started always decides: it asks the engine for the reason.
         """
         error = interrupted(request, self._node.name)
-        self._leave(error)
+        self._send_leaving(error)
         if self._wire is None or not (self._bound or (self._wire.secure and self._join.names)):
             raise error
         self._signal = self._signal or request
 
-    def _leave(self, error: ClustertoolError, kind: str = "leaving") -> None:
-        """Report to the coordinator that this machine leaves; it ends the job if it has its plan. kind: of the message."""
+    def _send_leaving(self, error: ClustertoolError, kind: str = "leaving") -> None:
+        """Send the coordinator the error with which this machine leaves, within a second; do nothing without a connection.
+
+        The coordinator ends the job if it has its plan. kind: of the message.
+        """
         if self._wire is not None and self._wire.secure:
             self._wire.send({"type": kind, "errors": error_rows(error)})
             until = time.monotonic() + _LAST_MESSAGE
@@ -214,7 +233,10 @@ class Joiner:
     # -- orders --
 
     def _obey(self, message: Header) -> None:
-        """Obey a message. Raises one of _MALFORMED, and the error with which the coordinator ends the joining."""
+        """Execute the order in a message of the coordinator; ignore other types.
+
+        Raises one of _MALFORMED, and the error with which the coordinator ends the joining.
+        """
         kind = message["type"]
         if kind in ("probe", "relay", "fetch", "place", "launch", "undo"):
             self._round = int(message["round"])
@@ -249,7 +271,7 @@ class Joiner:
             raise read_errors(message["errors"])
 
     def _require_later(self, spec: Spec) -> None:
-        """Raise NodeLost for an epoch that is not later than those in which this machine has been."""
+        """Raise NodeLost if the spec is of an epoch that is not later than the last one in which this machine took part."""
         elastic, known = spec.get("elastic"), self._node.known
         if elastic is not None and not may_enter(elastic["epoch"], known):
             begins = f"the coordinator {self._search.where} begins epoch {elastic['epoch']}"
@@ -257,20 +279,21 @@ class Joiner:
             raise NodeLost(what, "start the job again")
 
     def _release(self, record: MemberRecord) -> None:
-        """Leave, since the user has released this machine, while it waits for an epoch."""
-        self._leave(Terminated(f"{self._node.name} leaves: {record.released}"))
+        """Leave the job, since its user has released this machine between two epochs: undo, record `left`, and end run()."""
+        self._send_leaving(Terminated(f"{self._node.name} leaves: {record.released}"))
         self._node.undo()
         record.record("left", why=record.released)
         self._over(Outcome(JobState.STOPPED, record.code, "tool", record.released))
 
     def _over(self, outcome: Outcome) -> None:
-        """Leave, since the job goes on without this machine, or has ended, in whose last epoch it did not take part."""
+        """Report and record the outcome, and end run() with its code: the job has ended, or goes on without this machine."""
         self._close()
         self._report.ended(outcome)
         self._node.over(outcome)
         self._result = outcome.code
 
     def _wait(self, message: Header) -> None:
+        """Report how many machines have joined, and at the first such message that the coordinator has accepted this one."""
         present, nnodes = int(message["present"]), int(message["nnodes"])
         missing = [int(index) for index in message["missing"]]
         if not self._accepted:
@@ -281,6 +304,7 @@ class Joiner:
         self._report.waiting(present, nnodes, missing, self._search.where, self._join.names)
 
     def _launch(self, now: float) -> None:
+        """Prepare the supervisor, and send the coordinator the result or the error. now: the coordinator's time."""
         try:
             self._node.launch(now)
         except ClustertoolError as error:
@@ -290,7 +314,7 @@ class Joiner:
             self._answer(OrderResult())
 
     def _answer(self, result: OrderResult) -> None:
-        """Send the result of the present order. On a lost connection none is wanted."""
+        """Send the coordinator the result of the present order, or its error; do nothing without a connection."""
         if self._wire is None:
             return
         if result.error is not None:
@@ -301,7 +325,7 @@ class Joiner:
 
 
 def _why(error: ConnectionError) -> Tuple[str, bool]:
-    """Describe why a connection failed, and return whether TLS did."""
+    """Return the text of a connection's error, and whether TLS failed."""
     _, text = cause(error)
     return text or _CLOSED, tls_failed(error)
 
@@ -323,7 +347,7 @@ class _Search:
         self._tls_since: Optional[float] = None  # since when TLS fails at the port that was named
 
     def require_time(self, cause: str) -> None:
-        """Raise NodeLost after JOIN_TIMEOUT. cause: why there is no coordinator."""
+        """Raise NodeLost if no coordinator was found within JOIN_TIMEOUT. cause: why not, for the message."""
         limit = self._join.join_timeout
         if time.monotonic() - self._began > limit:
             what = f"no coordinator at {self.where} within {limit:g} s: {cause}"
@@ -337,7 +361,10 @@ class _Search:
             )
 
     def connect(self, now: float) -> Optional[TlsLink]:
-        """Begin a new attempt, if it is time for one. Raises NodeLost after JOIN_TIMEOUT."""
+        """Begin to connect to the next endpoint, if it is time for that, and return the connection, else None.
+
+        Raises NodeLost after JOIN_TIMEOUT.
+        """
         self.require_time(self._cause or "it did not answer")
         if now < self._retry_at:
             return None
@@ -351,6 +378,7 @@ class _Search:
         return self._open(*self._to_try.pop(0), now=now)
 
     def _open(self, address: str, port: int, now: float) -> Optional[TlsLink]:
+        """Begin a connection to an endpoint. Returns None, and notes the cause, if that fails at once."""
         try:
             sock = dial(address, port)
         except OSError as error:
@@ -360,20 +388,20 @@ class _Search:
         return TlsLink(sock, self._context, server=False, max_header=_MAX_HEADER)
 
     def check(self, wire: TlsLink, now: float) -> None:
-        """Raise ConnectionError if an attempt takes too long."""
+        """Raise ConnectionError if TLS is not set up within 3 seconds of the attempt's begin."""
         if not wire.secure and now - self._tried_at > _CONNECT:
             raise ConnectionError(_NO_ANSWER if wire.connected else TIMED_OUT[1])
 
     def found(self) -> None:
-        """Record that the coordinator has answered."""
+        """Forget the failures, since the coordinator has answered. In an elastic job JOIN_TIMEOUT begins again."""
         self._cause, self._tls_since, self._to_try = "", None, []
         if self._join.job.elastic.present:  # the time is that without a coordinator
             self._began = time.monotonic()
 
     def failed(self, now: float, why: str, tls: bool) -> None:
-        """Record that an attempt has failed, or a connection has ended. tls: it failed in TLS.
+        """Report why an attempt or a connection has failed, and delay the next round of attempts. tls: it failed in TLS.
 
-        Raises AuthError if that does not change.
+        Raises AuthError if TLS fails for more than 5 seconds at a port that was named.
         """
         self._note(why)
         if not self._to_try:
@@ -386,7 +414,7 @@ class _Search:
             raise AuthError(what, "give all machines the same secret; see whether another program has this port")
 
     def _note(self, why: str) -> None:
-        """Report why attempts fail. Of several ports the last one that failed counts."""
+        """Report the cause of a failed attempt, if it is a new one; do nothing while other endpoints are to be tried."""
         if self._to_try:
             return
         if why != self._cause:

@@ -57,7 +57,7 @@ class OrderResult(NamedTuple):
 
 
 def own_incarnation() -> Incarnation:
-    """Identify this process."""
+    """Return the boot id, the pid and the start time of this process."""
     me = os.getpid()
     return Incarnation(processes.boot_id(), me, getattr(processes.stat(me), "start", 0))
 
@@ -93,7 +93,7 @@ class JoiningNode:
         self.begin(join)
 
     def begin(self, join: JoinFile) -> None:
-        """Begin to join a job, or its next epoch."""
+        """Reset the object for a job to join, or for the next epoch: nothing is placed or prepared, and no end is known."""
         self.join = join
         self.allocation = engine_of(join).allocation(join)
         self.upload = WorkspaceUpload(self.root, join)
@@ -109,11 +109,14 @@ class JoiningNode:
 
     @property
     def name(self) -> str:
-        """Of this machine."""
+        """The name of this machine: from its own settings, else the host name."""
         return self.join.own.name or socket.gethostname()
 
     def offer(self, address: str, index: Optional[int]) -> Offer:
-        """Build what the coordinator gets to know first. address: of this machine, on the way to the coordinator."""
+        """Build the first message to the coordinator: number, version, process, address and name of this machine.
+
+        address: of this machine, on the way to the coordinator. A machine that has been in an epoch adds job and attempt.
+        """
         join = self.join
         job = join.identity.job_id if self.known >= 0 else ""
         return Offer(
@@ -121,7 +124,10 @@ class JoiningNode:
         )
 
     def leave_allocation(self, end: End) -> None:
-        """Leave the allocation as the last action: the engine may start the job again, and need not wait for a lost node."""
+        """Leave the engine's allocation, as the last action, and report as a warning what went wrong.
+
+        The engine may start the job again then, and need not wait for a lost node.
+        """
         wrong = self.allocation.leave(end)
         if wrong:
             self.report.warning(wrong)
@@ -132,6 +138,7 @@ class JoiningNode:
             self.remove_bundle()
 
     def remove_bundle(self) -> None:
+        """Remove the bundle if the engine's machines do that. An error is reported as a warning: the file has the job's key."""
         if self._bundle is None or not engine_of(self.join).removes_bundle:
             return
         try:
@@ -149,6 +156,7 @@ class JoiningNode:
         return self.record.stopped if self.record is not None else None
 
     def probe(self, address: str) -> None:
+        """Start a child that installs the content of the bundle and probes this machine; turn() returns the facts."""
         request = probe_of(self.join, self.join.own, address)
 
         def install() -> None:
@@ -163,6 +171,7 @@ class JoiningNode:
         self._busy = ChildTask(probing(request, self.root, install, container), patience)
 
     def place(self, order: PlaceOrder) -> None:
+        """End the relay, and start a child that places the job by the order's spec; turn() returns the result."""
         self.relay.end()  # all machines have the workspace
         spec = self.spec = order["spec"]
         for warning in order["warnings"]:
@@ -177,7 +186,10 @@ class JoiningNode:
         self._busy = ChildTask(placing(request, finish=finish), UNDO)
 
     def turn(self, ready: Set[int]) -> Optional[OrderResult]:
-        """Return the result of the present order, once it is there."""
+        """Let record and relay work, and return the result of the present order once there is one, else None.
+
+        An error of the order is in the result.
+        """
         if self.record is not None:
             self.record.turn()
         try:
@@ -206,14 +218,16 @@ class JoiningNode:
         return OrderResult()
 
     def _end_task(self) -> None:
+        """End the child that works now, if there is one, and take back what it has done."""
         if self._busy is not None:
             self._busy.undo()
         self._busy = None
 
     def launch(self, now: float) -> None:
-        """Prepare the supervisor: nothing of the job's runs yet. now: the coordinator's clock.
+        """Prepare the supervisor, with secrets and keys: nothing of the job's runs yet. now: the coordinator's time.
 
-        Raises ClustertoolError, also where the user has stopped the job meanwhile.
+        The member's record is closed, or opened again after an error. Raises ClustertoolError, also where the user has stopped
+        the job meanwhile.
         """
         if self.stopped is not None:
             raise self.stopped
@@ -245,7 +259,10 @@ class JoiningNode:
         self._supervisor = supervisor
 
     def _store_end(self, spec: Spec) -> Optional[Callable[[], float]]:
-        """Create what says by when the ranks of the epoch must be dead here, as far as the store decides; None without one."""
+        """Create the function that returns by when the epoch's ranks must be dead here, as the store decides; None without one.
+
+        Opens the store if it is not open, and follows the epoch there unless this node coordinates it.
+        """
         if self.store is None and self.join.job.elastic.server.present:
             self.store = StoreMeeting(self.join, own_incarnation())
         store = self.store
@@ -257,7 +274,7 @@ class JoiningNode:
         return store.until(coordinates)
 
     def undo(self) -> None:
-        """Take back all that was done here. Returns when that is over."""
+        """Take back the supervisor, the work of a child, the relay, and the placed job. Returns when that is over."""
         if self._supervisor is not None:
             self._supervisor.leave()
             self._supervisor = None
@@ -269,7 +286,11 @@ class JoiningNode:
             self._placed = None
 
     def run(self, request: Optional[EndRequest] = None) -> int:
-        """Be the node's supervisor until the job is over. Returns the exit code of the job. request: to end it at once."""
+        """Run the node's supervisor until the job or its epoch is over, and return the exit code. request: to end it at once.
+
+        Sets `end` after an epoch. After the job, reports the outcome, leaves the allocation where this node has to, and removes
+        the bundle on the coordinator, unless the engine starts the job again.
+        """
         supervisor, task = self._supervisor, self._placed
         assert supervisor is not None and task is not None and self.spec is not None
         task.keep()
@@ -295,37 +316,37 @@ class JoiningNode:
         return outcome.code
 
     def _absent(self, spec: Spec) -> bool:
-        """Check whether a member was lost, and was not in the last epoch: the engine may wait for its node."""
+        """Check whether a lost member was not in the last epoch: the engine may wait for its node."""
         return bool(self.lost) and not self.lost <= frozenset(spec["shape"]["nodes"])
 
     def record_event(self, kind: str, **fields: object) -> None:
-        """Record an event of this node: of its supervisor, or between two epochs."""
+        """Record an event of this node: by its supervisor, else by the record between two epochs, if there is one."""
         if self._supervisor is not None:
             self._supervisor.record(kind, **fields)
         elif self.record is not None:
             self.record.record(kind, **fields)
 
     def _resume_record(self) -> None:
-        """Open the record again, since the supervisor was taken back."""
+        """Open the record between two epochs again, if there was one, since the supervisor was taken back."""
         if self._paused is not None:
             self.record, self._paused = MemberRecord(self._paused.spec, self._paused.bundle), None
 
     def over(self, outcome: Outcome, coordinates: bool = False) -> None:
-        """Record that the job has ended, or goes on without this member. coordinates: it decides the outcome."""
+        """Record the outcome, and close the record between epochs, if there is one. coordinates: this node decides."""
         if self.record is not None:
             self.record.end(outcome, coordinates)
             self.record.close()
             self.record = None
 
     def fail(self, error: ClustertoolError, coordinates: bool) -> None:
-        """Record that the job does not go on here."""
+        """Record the outcome of an error with which the job ends here, and close the record, if there is one."""
         if self.record is not None:
             self.over(outcome_of(error, self.record.spec["lead"]["node"]), coordinates)
 
     def first_attempt(self, job_dir: str) -> int:
-        """Compute the number of the first attempt of this start.
+        """Compute the number of the first attempt of this start, 0 if the engine has not started the job before.
 
-        That is how often the engine has started the job before, or more where there were restarts by --max-restarts.
+        It is the number of these starts, or more if the events of the job's directory have later attempts (--max-restarts).
         """
         restarts = self.allocation.restarts
         if not restarts:

@@ -38,7 +38,10 @@ _LARGEST = 256 << 20  # bytes of a join file
 
 
 def start_bundle(argv: Sequence[str]) -> int:
-    """Join as a bundle's command line asks for it; argv: the path of the bundle, `join`, options."""
+    """Run the command `join` of a bundle, and return the exit code; for another command write the usage.
+
+    argv: the path of the bundle, `join`, options.
+    """
     bundle, *arguments = argv
     if arguments[:1] != ["join"]:
         sys.stderr.write(f"usage: python3 {bundle} join [--index I] [--coordinator HOST[:PORT]]\n")
@@ -47,7 +50,10 @@ def start_bundle(argv: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str], path: str = "") -> int:
-    """Join, and return the exit code. path: of the bundle, "" where the join file is by itself."""
+    """Join as the options in `arguments` say, report errors, and return the exit code.
+
+    path: of the bundle, "" where the join file is by itself.
+    """
     report = JoinReport(lines="--report" in arguments)
     processes.take_environment(os.getpid())
     processes.outlive()
@@ -71,6 +77,7 @@ def start_detached(reports: int, source: int, umask: int, *kept: int) -> None:
 
 
 def _start(arguments: Sequence[str], path: str, report: JoinReport) -> int:
+    """Read the join file, which may be in the bundle, and join under its engine with the options. Returns the exit code."""
     given = _arguments(arguments)
     if given.with_parent:
         prctl.end_with_parent(signal.SIGTERM)
@@ -85,7 +92,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments. Raises UsageError."""
+    """Parse the options of `join`. Raises UsageError."""
     parser = _Parser(prog="join", description="Join a job as one of its nodes.")
     parser.add_argument("--index", default="", help="of this machine, from 0; 0 is the coordinator")
     parser.add_argument("--coordinator", default="", metavar="HOST[:PORT]", help="where the coordinator listens")
@@ -96,7 +103,10 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _with_options(join: JoinFile, given: argparse.Namespace) -> JoinFile:
-    """Apply the options, which have priority over the engine, and this over the file. Raises UsageError, DataError."""
+    """Set index and coordinator: from the options, else the engine's variables, else as in the file; and check the join file.
+
+    Raises UsageError, DataError.
+    """
     if not (given.index and given.coordinator):
         join = engine_of(join).with_address(placed(join, os.environ))
     if given.index:
@@ -110,7 +120,7 @@ def _with_options(join: JoinFile, given: argparse.Namespace) -> JoinFile:
 
 
 def _meeting_point(text: str, port: int) -> MeetingPoint:
-    """HOST, HOST:PORT, an IPv6 address, or [IPv6]:PORT."""
+    """Parse HOST, HOST:PORT, an IPv6 address or [IPv6]:PORT. port: for a text without one. Raises UsageError."""
     host, colon, last = text.rpartition(":")
     if not colon or (":" in host and not host.startswith("[")):
         return MeetingPoint(text.strip("[]"), port)
@@ -121,7 +131,7 @@ def _meeting_point(text: str, port: int) -> MeetingPoint:
 
 
 def _read_join_file(name: str) -> JoinFile:
-    """Read the join file. Raises DataError, PreflightError."""
+    """Read the join file. name: its path, or the number of an open descriptor. Raises DataError, PreflightError."""
     fd = int(name) if name.isdecimal() else _open_join_file(name)
     with open(fd, "rb") as file:
         text = file.read(_LARGEST)
@@ -131,7 +141,7 @@ def _read_join_file(name: str) -> JoinFile:
 
 
 def _open_join_file(path: str) -> int:
-    """Open a file with keys, which is this user's own, and closed to others. Raises PreflightError."""
+    """Open the join file. Raises PreflightError for a link, and for a file that is not this user's or not closed to others."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -145,6 +155,10 @@ def _open_join_file(path: str) -> int:
 
 
 def _join(join: JoinFile, report: JoinReport, bundle: Optional[BundleContent]) -> int:
+    """Join as coordinator or joiner, or in each epoch of an elastic job, and return the exit code of this node.
+
+    The process gets umask 077, and / as its working directory.
+    """
     umask = os.umask(0o077)
     os.chdir("/")  # a joining process must not keep a file system in use
     path_trust.set_group(engine_of(join).root_group(join))

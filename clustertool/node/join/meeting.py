@@ -58,7 +58,10 @@ class MemberPlace(NamedTuple):
 
 
 def place_of(join: JoinFile) -> MemberPlace:
-    """Determine the place of this machine in the job. Raises UsageError, PreflightError."""
+    """Determine whether this machine coordinates and at which address, its number, and the doubt about a place that was typed.
+
+    Raises UsageError, PreflightError.
+    """
     coordinator, host, doubt = join.coordinator.member, join.coordinator.host, None
     coordinates = join.index in (None, coordinator)
     address = own_address(host) if coordinates or join.typed else ""
@@ -77,7 +80,10 @@ def place_of(join: JoinFile) -> MemberPlace:
 
 
 def _require_place(host: str) -> None:
-    """Raise UsageError for an address that is not one of a single machine."""
+    """Raise UsageError if the host's first address is unspecified, multicast, or link-local of IPv6.
+
+    It need not be known yet.
+    """
     try:
         found = [ipaddress.ip_address(address) for address in addresses(host)]
     except (OSError, ValueError):  # it may be known later
@@ -90,7 +96,7 @@ def _require_place(host: str) -> None:
 
 
 def _doubt_of(join: JoinFile, own: str) -> Optional[Doubt]:
-    """Describe what does not fit, None if all does.
+    """Return the doubt whether machines can meet at the coordinator's host, as seen from this machine; None if there is none.
 
     own: the address of this machine at which the machines meet, "" if it has none.
     """
@@ -116,6 +122,7 @@ def _doubt_of(join: JoinFile, own: str) -> Optional[Doubt]:
 
 
 def _fix() -> str:
+    """Build the fix for a wrong place, which lists up to six addresses of this machine that others can reach."""
     pairs = [(text, name) for name, found in network_addresses.interfaces().items() for text, _ in found]
     usable = [f"{text} ({name})" for text, name in pairs if not (loopback(text) or text.lower().startswith("fe80:"))]
     there = f"this machine has {', '.join(usable[:_SHOWN])}" if usable else "this machine has none but the loopback"
@@ -123,9 +130,9 @@ def _fix() -> str:
 
 
 def _require_first(join: JoinFile) -> None:
-    """Raise UsageError if another machine coordinates the job at an address that is none of this machine.
+    """Connect to the coordinator's host, unless it is this machine; raise UsageError if a coordinator of the job answers there.
 
-    It has the certificate of the job. Where the connection arrives at this process, nothing answers as long as this waits.
+    It answers with the job's certificate. Where the connection arrives at this process, nothing answers as long as this waits.
     """
     if own_address(join.coordinator.host):
         return
@@ -147,7 +154,10 @@ class DoubtTimer:
         self._reported = False
 
     def turn(self) -> None:
-        """Raise the error, if it is time for it."""
+        """Raise the doubt's error after its seconds, and report it as a warning after 8 s, once.
+
+        A doubt without a limit is checked every 3 seconds, too: UsageError if another machine coordinates the job.
+        """
         if self._doubt is None:
             return
         (error, seconds), passed = self._doubt, time.monotonic() - self._began
@@ -161,12 +171,12 @@ class DoubtTimer:
             self._report.warning(f"{error.what}\n  fix: {error.fix}")
 
     def found(self) -> None:
-        """Record that another member is there: the place is right."""
+        """Drop the doubt, since another member is there: the place is right."""
         self._doubt = None
 
 
 def ports(join: JoinFile) -> List[int]:
-    """List the coordinator's port, or those that all machines compute from the job id, of which it takes the first free one."""
+    """List the coordinator's port, or the 16 ports that the job id determines, of which it takes the first free one."""
     if join.coordinator.port:
         return [join.coordinator.port]
     number = int.from_bytes(hashlib.sha256(join.identity.job_id.encode()).digest()[:8], "big")
@@ -175,7 +185,7 @@ def ports(join: JoinFile) -> List[int]:
 
 
 def where(join: JoinFile) -> str:
-    """Name the coordinator in messages."""
+    """Return HOST:PORT of the coordinator for messages, or the host alone if no port is set."""
     host, port = join.coordinator.host, join.coordinator.port
     return endpoint(host, port) if port else host
 
@@ -204,7 +214,7 @@ def endpoints(join: JoinFile) -> List[Endpoint]:
 
 
 def own_address(host: str) -> str:
-    """Return the coordinator's address if it is one of this machine's, else ""."""
+    """Return the host's first address that is one of this machine, "" if none is, or the host is not known."""
     try:
         return next((address for address in addresses(host) if listeners.own_address(address)), "")
     except (OSError, UnicodeError):
@@ -216,15 +226,18 @@ def loopback(address: str) -> bool:
 
 
 def listens_on_all(host: str, address: str) -> bool:
-    """Check whether a coordinator with this address of its own listens on all.
+    """Check whether the coordinator must listen on all addresses: its host is a name that means the loopback only here.
 
-    A name that is a loopback address only on its own machine (127.0.1.1 in /etc/hosts) leads others to another address.
+    Such a name (127.0.1.1 in /etc/hosts) leads others to another address. address: the host's, of this machine.
     """
     return host != address and loopback(address) and not on_loopback(host)
 
 
 def open_port(join: JoinFile, address: str) -> Tuple[socket.socket, int]:
-    """Open a socket that listens at the first free port, and return it with the port. Raises PreflightError."""
+    """Listen at the first of the coordinator's ports that is free, and return the socket and the port.
+
+    Raises PreflightError.
+    """
     bound = "0.0.0.0" if listens_on_all(join.coordinator.host, address) else address
     wanted = ports(join)
     for port in wanted:
@@ -241,7 +254,7 @@ def open_port(join: JoinFile, address: str) -> Tuple[socket.socket, int]:
 
 
 def free_port(join: JoinFile, address: str) -> int:
-    """Find a port at which this machine could coordinate: that of the last coordinator, else one that the job id determines.
+    """Return a port at which this machine could coordinate: the last coordinator's if it is free, else one by the job id.
 
     Raises PreflightError.
     """

@@ -68,6 +68,7 @@ class MemberRecord:
         return list(self._control.wires())
 
     def turn(self) -> None:
+        """Answer requests at the socket, touch it every half second as a heartbeat, and flush the events."""
         self._control.turn(self._answer)
         now = time.monotonic()
         if now - self._touched_at > _TOUCH:
@@ -76,29 +77,35 @@ class MemberRecord:
         self._events.flush()
 
     def record(self, kind: str, **fields: object) -> None:
+        """Write an event to the events file, and note it in the ledger."""
         self._events.write(record_lines.written_event(kind, round(time.time(), 3), fields))
         self._ledger.note(kind, fields)
 
     def begin(self) -> None:
-        """Make the first record of the job here: its header, and this process as the one that takes care of it."""
+        """Record the header of the job, and this process as its supervisor here."""
         me = os.getpid()
         self.record("job", **self.spec["header"])
         start = getattr(processes.stat(me), "start", 0)
         self.record("supervisor", pid=me, start=start, boot=processes.boot_id(), space=processes.space())
 
     def end(self, outcome: Outcome, coordinates: bool) -> None:
-        """Record the end of the job. coordinates: this member decides the outcome."""
+        """Record the outcome as the job's end, and before as its verdict, if this member decides (coordinates)."""
         if coordinates:
             self.record("verdict", **outcome.as_record())
         self.record("ended", **outcome.as_record())
 
     def close(self) -> None:
+        """Remove the socket, make the events durable, and close the files."""
         self._control.remove()
         self._events.close(durable=True)
         os.close(self._job)
 
     def _answer(self, request: SupervisorRequest) -> Tuple[SupervisorAnswer, bytes]:
-        """Answer a request. Raises NotFound for what exists during an epoch only."""
+        """Answer a request for status or bundle, and note a stop, a laptop that follows, or the release of this member.
+
+        Raises NotFound for other requests, which need an epoch, and for a release of the last epoch's coordinator. Raises
+        NotFound for other requests, which need an epoch.
+        """
         if request["type"] == "status":
             return self._status(), b""
         if request["type"] == "bundle":
@@ -117,6 +124,7 @@ class MemberRecord:
         return {"type": "accepted"}, b""
 
     def _status(self) -> LiveStatus:
+        """Build the status of a node that has no ranks."""
         spec = self.spec
         return {
             "type": "status",
@@ -131,7 +139,7 @@ class MemberRecord:
 
 
 def first_record(join: JoinFile, root: str) -> Optional[MemberRecord]:
-    """Create the record of a machine that begins to take part, where the place of the job's directory is known before the plan.
+    """Make the job's directory and the record of a member before the plan; None if the directory's place is not known by then.
 
     A machine that was started again has a directory already. Raises PreflightError, UsageError, NodeLost.
     """
@@ -152,7 +160,7 @@ def first_record(join: JoinFile, root: str) -> Optional[MemberRecord]:
 
 
 def _require_no_epoch(join: JoinFile, spec: Spec) -> None:
-    """Raise NodeLost for the machine that has coordinated the job without a store.
+    """Raise NodeLost if this machine coordinates a job without a store, and its records already have an epoch.
 
     No process knows any more which numbers were used, and which nodes may have ranks.
     """
@@ -167,7 +175,7 @@ def _require_no_epoch(join: JoinFile, spec: Spec) -> None:
 
 
 def outcome_of(error: ClustertoolError, node: Optional[int] = None) -> Outcome:
-    """Determine how a job ends that cannot begin another epoch."""
+    """Convert the error that ends an elastic job to an outcome: lost, timeout, stopped or failed. node: in the outcome."""
     kinds = ((NodeLost, JobState.LOST), (TimedOut, JobState.TIMEOUT), (Terminated, JobState.STOPPED))
     state = next((state for kind, state in kinds if isinstance(error, kind)), JobState.FAILED)
     if error.code == 130:

@@ -46,6 +46,7 @@ class SlurmAllocation(Allocation):
         self._spare = spare
 
     def ask(self, by: str, code: int) -> None:
+        """Start scontrol, whose answer gives the reason for the end of the job. by, code: of the signal that ends it."""
         self._by, self._code, self._late_at = by, code, time.monotonic() + _PATIENCE
         try:
             self._child = subprocess.Popen(
@@ -64,11 +65,12 @@ class SlurmAllocation(Allocation):
         os.set_blocking(self._child.stdout.fileno(), False)
 
     def turn(self) -> Optional[Outcome]:
+        """Return the outcome once scontrol has answered, or is late; None before that, and without ask()."""
         if not self._by or not self._finished():
             return None
         by, self._by = self._by, ""
         text = self._answer.decode(errors="replace")
-        job = self._own_line(text)
+        job = self._find_job(text)
         if job is not None:
             own = bool(job.clustertool_job)  # else the allocation is the user's, and the job is a step in it
             restarts = self.restarts if own else job.restarts
@@ -80,16 +82,15 @@ class SlurmAllocation(Allocation):
         return outcome_without_answer(self._job, why, by, self._code)
 
     def comes_back(self, outcome: Outcome) -> bool:
-        """Slurm requeues a job that was preempted, or that has lost a node, and with `requeue_on` one at its time limit."""
+        """Check whether Slurm may start the job again: it was preempted or requeued, lost a node, or no answer came."""
         return self._comes_back or outcome.state is JobState.LOST
 
     def leave(self, end: End) -> str:
-        """Requeue the job, or end the wait for a lost node. Returns what went wrong.
+        """Requeue the job if it is to start again, else end the wait for a silent node. Returns what went wrong, "" if nothing.
 
         Slurm requeues a preempted job only if it is still there after the GraceTime of its partition, and none at its time
-        limit,
-        unless it is asked for that while the job is COMPLETING. It waits for the task on a lost node until it has lost the node
-        itself, after SlurmdTimeout: 300 s by default.
+        limit, unless it is asked for that while the job is COMPLETING. It waits for the task on a lost node until it has lost
+        the node itself, after SlurmdTimeout: 300 s by default.
         """
         if self._requeues:
             wrong = self._run(*requeue(self._job))
@@ -97,14 +98,15 @@ class SlurmAllocation(Allocation):
         if not end.silent:
             return ""
         code, out, _ = programs.output([*SHOW_JOB, self._job], _PATIENCE, env={**self._environ, **TIME_FORMAT})
-        job = self._own_line(out) if code == 0 else None
+        job = self._find_job(out) if code == 0 else None
         if job is None:  # slurmctld does not answer here; another node may ask it
             return ""
         command = give_back(job, self._own, self._environ.get("SLURM_STEP_ID", ""), end.coordinates, end.lost)
         wrong = self._run(*command) if command else ""
         return wrong and f"the nodes stay allocated until Slurm has lost the silent one: {wrong}"
 
-    def _own_line(self, text: str) -> Optional[SlurmJob]:
+    def _find_job(self, text: str) -> Optional[SlurmJob]:
+        """Return this allocation's job in the output of scontrol, None if it is not there."""
         return next((job for job in read_jobs(text) if str(job.id) == self._job), None)
 
     def _run(self, *argv: str) -> str:
@@ -113,7 +115,10 @@ class SlurmAllocation(Allocation):
         return "" if code == 0 else f"{' '.join(argv)}: {(err or out).strip() or f'exit code {code}'}"
 
     def _finished(self) -> bool:
-        """Check whether its answer is complete, or it is late. A supervisor's loop reaps it."""
+        """Read scontrol's output; return True if it is complete, or scontrol is late. Then its processes are killed.
+
+        A supervisor's loop reaps it.
+        """
         child = self._child
         if child is None or child.stdout is None:
             return True
@@ -130,6 +135,7 @@ class SlurmAllocation(Allocation):
         return self._end(child)
 
     def _end(self, child: subprocess.Popen[bytes]) -> bool:
+        """Kill scontrol's process group and close its output. Returns True."""
         assert child.stdout is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)

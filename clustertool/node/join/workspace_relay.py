@@ -30,7 +30,7 @@ Address = Tuple[str, int]
 
 
 def request_of(root: str, release: str) -> RelayRequest:
-    """Build the request for a relay, from node 0's own copy of the workspace. Raises DispatchError where it has none."""
+    """Build the request for a relay, from node 0's own copy of the workspace. Raises DispatchError without a complete one."""
     store = Store(root)
     try:
         text = store.manifest(release)
@@ -53,7 +53,7 @@ def request_of(root: str, release: str) -> RelayRequest:
 
 
 def receivers(facts: ByNode, release: str) -> List[int]:
-    """List the nodes that fetch: the first of those that share a ROOT_DIR, where none of them has the release."""
+    """List the nodes that must fetch the release: the first node of each ROOT_DIR in which it is not. Node 0 has it."""
     having = {fact.root_id for node, fact in facts.items() if release in fact.releases or node == 0}
     first: Dict[str, int] = {}
     for node in sorted(facts):
@@ -62,7 +62,7 @@ def receivers(facts: ByNode, release: str) -> List[int]:
 
 
 def sources(relays: Mapping[int, Address]) -> Dict[int, List[Address]]:
-    """List for each node that fetches the other relays in the order in which it tries them. Node 0 is among them."""
+    """Map each node but 0 to the addresses of the other relays, node 0's among them, in the order in which it tries them."""
     nodes = sorted(relays)
     return {
         node: [relays[nodes[other]] for other in topology.sources(len(nodes), at)]
@@ -84,7 +84,7 @@ class WorkspaceRelay:
         self._causes: Sequence[str] = ()
 
     def begin(self, order: RelayOrder) -> bool:
-        """Start the relay; False if this machine needs none."""
+        """Start the relay's process; return False if the order has no request for this machine."""
         request = order["request"]
         if request is None:
             return False
@@ -96,7 +96,7 @@ class WorkspaceRelay:
         return True
 
     def fetch(self, order: FetchOrder) -> bool:
-        """Fetch the workspace; False if there is nothing to wait for."""
+        """Send the relay its sources, so that it fetches the workspace; False if there is no relay, or it only serves."""
         if self._process is None or self._helper:
             return False
         self._moved_at, self._ordered = time.monotonic(), True
@@ -107,7 +107,10 @@ class WorkspaceRelay:
         return [self._process] if self._process is not None else []
 
     def turn(self, ready: Set[int]) -> bool:
-        """Check whether the present order is done. Raises DispatchError, also if nothing has come for too long."""
+        """Send heartbeats, handle the relay's reports, and return whether the present order is done.
+
+        Raises the relay's error; DispatchError if its process has ended, or nothing has come for a minute.
+        """
         now = time.monotonic()
         if self._process is None:
             return False
@@ -119,7 +122,7 @@ class WorkspaceRelay:
             self._process = None
             what = "the process that fetches the workspace ended"
             raise DispatchError(what, "see whether the machine has memory left")
-        taken = [self._take(report, now) for report in reports]
+        taken = [self._handle_report(report, now) for report in reports]
         done = self._ordered and any(taken)
         if self._ordered and not done and now - self._moved_at > _PATIENCE:
             causes = "; ".join(dict.fromkeys(self._causes)) or "the other relays are silent"
@@ -127,7 +130,11 @@ class WorkspaceRelay:
         self._ordered = self._ordered and not done
         return done
 
-    def _take(self, report: Header, now: float) -> bool:
+    def _handle_report(self, report: Header, now: float) -> bool:
+        """Handle a report, and return whether it ends an order: the relay is ready, or has all parts.
+
+        Raises the error of a failed relay.
+        """
         kind = report["type"]
         if kind == "relay-failed":
             raise _failure(report)

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 def link_output(spec: Spec, volume: str, umask: int) -> None:
-    """Make the folder of this node on the volume, and put the link to it into the job's directory, which is placed.
+    """Make this node's folder on the volume, and replace the output folder in the job's directory by a link to it.
 
-    It is JOB<id> for node 0, and JOB<id>-node<n> for the others: each node has an output of its own. umask: of the ranks.
-    What the workspace has in the folder goes to the volume. A link of the workspace stays. Raises PreflightError.
+    The folder is JOB<id> for node 0, and JOB<id>-node<n> for the others: each node has an output of its own. umask: of the
+    ranks. What the workspace has in the output folder is copied to the volume. A link of the workspace stays. Raises
+    PreflightError.
     """
     node = spec["node"]
     target = os.path.join(volume, folder_of(spec["job"]) + (f"-node{node}" if node else ""))

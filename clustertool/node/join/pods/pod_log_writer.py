@@ -40,10 +40,14 @@ class PodLogWriter:
         return not self._thread.is_alive()
 
     def finish(self) -> None:
-        """End when all is written, since no log grows any more."""
+        """Let the thread end when all is written, since no log grows any more."""
         self._last.set()
 
     def _run(self) -> None:
+        """Write the logs of all ranks to stdout until finish() was called and nothing is left; at last the incomplete lines.
+
+        An error ends that, with a message on stderr.
+        """
         try:
             record = Record.read(self._paths.base, self._paths.job)
             follower = Follower(record, {"job": self._paths.job, "logs": "all", "follow": True})
@@ -60,7 +64,7 @@ class PodLogWriter:
                 sys.stderr.write(f"clustertool join: the logs are not shown any more: {error}\n")
 
     def _copy(self, follower: Follower) -> bool:
-        """Copy what is there now. False if there is nothing."""
+        """Write the new pieces of all logs to stdout. Returns False if there are none."""
         found = False
         for header, payload in follower.pieces():
             if header["type"] == "log":
@@ -70,7 +74,10 @@ class PodLogWriter:
         return found
 
     def _lines(self, about: LogFrame, data: bytes) -> Iterator[PodLine]:
-        """Yield the lines that this piece of a log completes. A long one is continued in the next line."""
+        """Yield the lines that this piece of a log completes, and keep the rest.
+
+        A long line is split, and marked as continued.
+        """
         blank = PodLine(about["role"], about["rank"], about["attempt"], b"")
         part = self._parts.pop(about["log"], blank).text
         *whole, rest = (part + data).split(b"\n")

@@ -65,6 +65,10 @@ class PodProcess:
         self._rest = b""
 
     def run(self) -> int:
+        """Start the joining process, pass signals on until it and orphans have ended, write the last line.
+
+        Returns its exit code.
+        """
         processes.set_name(NAME)
         prctl.become_subreaper()  # where this is not the first process of its namespace
         signals = Signals()
@@ -77,7 +81,7 @@ class PodProcess:
         while self._status is None:
             self._turn(signals, inlet)
         self._read_reports(inlet)
-        self._await(signals, lambda: not processes.children(os.getpid()), _LEFT)
+        self._wait_until(signals, lambda: not processes.children(os.getpid()), _LEFT)
         code = os.WEXITSTATUS(self._status) if os.WIFEXITED(self._status) else exit_code(0, os.WTERMSIG(self._status))
         self._finish(signals, code)
         return code
@@ -107,6 +111,7 @@ class PodProcess:
             os.environ["HOME"] = home_inside(rank_user(self._root))
 
     def _turn(self, signals: Signals, inlet: int) -> None:
+        """Wait up to 0.2 s, pass signals on to the joining process, read its reports, and reap processes that have ended."""
         select.select([signals.wake, inlet], [], [], _TICK)
         for request in signals.turn():
             self._asked = True
@@ -122,7 +127,7 @@ class PodProcess:
             os.kill(self._child, number)
 
     def _reap(self) -> None:
-        """Children, and orphans of those that have died."""
+        """Reap all children and orphans that have ended, and keep the exit status of the joining process."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -131,8 +136,11 @@ class PodProcess:
                 if pid == self._child:
                     self._status = status
 
-    def _await(self, signals: Signals, done: Callable[[], bool], seconds: float) -> bool:
-        """Wait until done(), or for so many seconds; less in a pod that is to end. Returns whether it is done."""
+    def _wait_until(self, signals: Signals, done: Callable[[], bool], seconds: float) -> bool:
+        """Wait until done() is true, for at most `seconds`, or 5 s in a pod that is to end. Returns whether it is true.
+
+        Signals are noted, and processes reaped meanwhile.
+        """
         began = time.monotonic()
         while not done():
             if time.monotonic() - began > (min(seconds, _ASKED) if self._asked else seconds):
@@ -145,7 +153,7 @@ class PodProcess:
     # -- what the joining process reports --
 
     def _read_reports(self, inlet: int) -> bool:
-        """Read reports. False: there will be none any more."""
+        """Read and note the reports that have come. Returns False if the joining process has closed them."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 data = os.read(inlet, 1 << 16)
@@ -154,10 +162,11 @@ class PodProcess:
                 *lines, self._rest = (self._rest + data).split(b"\n")
                 self._rest = self._rest[-_LARGEST:]
                 for line in lines:
-                    self._take(json.loads(line))
+                    self._note_report(json.loads(line))
         return True
 
-    def _take(self, report: Dict[str, object]) -> None:
+    def _note_report(self, report: Dict[str, object]) -> None:
+        """Note what a report says: the place of the job, whose logs are written from now on, an error, or the outcome."""
         if report["type"] == "planned":
             self._paths = JobPaths.at(str(report["job_dir"]))
             self._end = self._end._replace(node=int(str(report["node"])))
@@ -175,21 +184,25 @@ class PodProcess:
     # -- the end --
 
     def _finish(self, signals: Signals, code: int) -> None:
+        """Write the termination message, wait for the rest of the logs and for a fetch of the output, and write the last line.
+
+        Without a reader of stdout it does not wait for a fetch, and writes no last line.
+        """
         end = self._end = self._verdict(code)
         leave_message(pod_record.encode_message(end))
         if self._lines is not None:
             lines = self._lines
             lines.finish()
-            if not self._await(signals, lambda: lines.done, _DRAIN):
+            if not self._wait_until(signals, lambda: lines.done, _DRAIN):
                 return  # stdout is not read, so a last line would not be read either
-        self._keep(signals)
+        self._wait_for_fetch(signals)
         paths = self._paths
         write_line(
             pod_record.encode(end, read_records(paths), sizes_of_logs(paths)) if paths else pod_record.encode(end, {})
         )
 
     def _verdict(self, code: int) -> PodEnd:
-        """Return the verdict as it was reported; else what is known from the exit code."""
+        """Build the end of this node: FAILED and so on by `code` with the reported errors, else as reported, else LOST."""
         if self._errors:
             return self._end._replace(state=state_of(code).value, reason="; ".join(self._errors), code=code)
         if not self._reported:
@@ -197,8 +210,11 @@ class PodProcess:
             return self._end._replace(state=JobState.LOST.value, reason=what, code=code)
         return self._end._replace(code=code)
 
-    def _keep(self, signals: Signals) -> None:
-        """Wait on node 0 for a fetch of its output, if there is any, until it is released."""
+    def _wait_for_fetch(self, signals: Signals) -> None:
+        """Wait on node 0, if it has output, until the job is released after a fetch, for at most the engine's `keep` seconds.
+
+        The log shows the wait and its end. In a pod that is to end it does not wait.
+        """
         paths, seconds = self._paths, self._settings.keep
         if paths is None or self._end.node != 0 or seconds <= 0 or self._asked:
             return
@@ -207,7 +223,7 @@ class PodProcess:
         released = paths.of(OURS, RELEASED)
         began = time.monotonic()
         _write(f"waiting up to {human_seconds(seconds)} for a fetch of the output; resources stay reserved")
-        self._await(signals, lambda: self._asked or os.path.exists(released), seconds)
+        self._wait_until(signals, lambda: self._asked or os.path.exists(released), seconds)
         how = "released" if os.path.exists(released) else "ended by Kubernetes" if self._asked else "not fetched"
         _write(f"{how} after {human_seconds(time.monotonic() - began)}")
 
@@ -217,7 +233,7 @@ def _write(text: str) -> None:
 
 
 def read_records(paths: JobPaths) -> Dict[str, bytes]:
-    """Read the records that are there, by their names, without the token of the job: nodes of it may still listen."""
+    """Read the records that exist, by their names, and mask the token of the job in them: nodes of it may still listen."""
     found: Dict[str, bytes] = {}
     places = {EVENTS: paths.events, LEDGER: paths.ledger, SPEC: paths.spec, GROWTH: paths.growth, USAGE: paths.usage}
     for name, path in places.items():
@@ -228,7 +244,7 @@ def read_records(paths: JobPaths) -> Dict[str, bytes]:
 
 
 def _read_newest(path: str) -> bytes:
-    """Read the first line and the newest part of a file. Raises OSError."""
+    """Read a file; of one with more than 4 MiB the first line, and the newest lines. Raises OSError."""
     with open(files.open_file(path), "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
@@ -241,7 +257,10 @@ def _read_newest(path: str) -> bytes:
 
 
 def sizes_of_logs(paths: JobPaths) -> List[Log]:
-    """List the logs of the ranks with their sizes, by their names in the job's directory."""
+    """List the logs of the ranks by their names in the job's directory, with their sizes in bytes.
+
+    What was cut from a log (CUT) counts for it. Links are left out.
+    """
     found: Dict[str, int] = {}
     with contextlib.suppress(OSError):
         job = files.open_job_dir(paths.dir)
@@ -258,7 +277,7 @@ def sizes_of_logs(paths: JobPaths) -> List[Log]:
 
 
 def has_output(folder: str) -> bool:
-    """Check whether there is anything in a folder, which may be a link to one."""
+    """Check whether a folder, or a link to one, exists and is not empty."""
     with contextlib.suppress(OSError):
         with os.scandir(folder) as entries:
             return next(entries, None) is not None

@@ -33,7 +33,10 @@ class WorkspaceUpload:
         return self._wanted and not os.path.isfile(self._release)
 
     def turn(self) -> bool:
-        """Check whether it is there. Raises DispatchError if nothing has come for JOIN_TIMEOUT."""
+        """Check, at most every 0.3 s, whether the workspace is complete in the store; False between two checks.
+
+        Raises DispatchError if nothing has come for JOIN_TIMEOUT.
+        """
         now = time.monotonic()
         if now < self._poll_at:
             return False
