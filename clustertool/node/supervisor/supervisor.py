@@ -342,7 +342,7 @@ class Supervisor:
             return
         if self.guard.lease_ended and not lease.ended:
             self.link.lose_lease()
-        if lease.end_is_new():
+        if lease.take_end():
             self.record("lease-lost", attempt=self.attempt, seconds=lease.seconds)
             self.stop("the lease of this node has ended", grace=0.0)
             self.release()

@@ -69,46 +69,53 @@ class LeaseKeeper:
 
     @property
     def end(self) -> float:
-        """By when the node's ranks must be dead; infinite if it can have none."""
-        return min(self._lease.end, self._of_store) if self.armed else math.inf
+        """The time by which the node's ranks must be dead, by lease and store; infinite before the first order."""
+        return min(self._lease.end, self._store_deadline) if self.armed else math.inf
 
     @property
-    def _of_store(self) -> float:
+    def _store_deadline(self) -> float:
+        """When the node must have reached the store of the job again; infinite if there is no store."""
         return math.inf if self._store_end is None else self._store_end()
 
     @property
     def lacks_store(self) -> bool:
-        """Whether the node has not reached the store for too long."""
-        return boottime() >= self._of_store
+        """Whether that time has passed: the node has not reached the store for too long."""
+        return boottime() >= self._store_deadline
 
     def stamp(self, message: Header) -> Header:
-        """Add its number to a beat."""
+        """Return a copy of the beat with the lease's next number, and record in the lease when that number was sent."""
         self._lease = self._lease.send(boottime())
         return {**message, "beat": self._lease.number}
 
     def read(self, message: Header) -> None:
-        """Read a message of the coordinator. Raises ValueError for a number that is none."""
+        """Renew the lease by the number of the acknowledged beat in a message of the coordinator, if it has one.
+
+        Raises ValueError if that is no integer.
+        """
         seen = message.get("seen", 0)
         if type(seen) is not int:
             raise ValueError("an acknowledgement that is no number")
         self._lease = self._lease.acknowledge(seen)
 
     def check(self) -> bool:
-        """Check whether the lease has ended. It never comes back."""
+        """Return whether the lease has ended. If it is armed, end it now where its time or that of the store has passed.
+
+        An ended lease never comes back.
+        """
         if self.armed:
             self._lease = self._lease.check(boottime())
             if self.lacks_store:
                 self.lose()
         return self.ended
 
-    def end_is_new(self) -> bool:
-        """Check whether it has ended; True once."""
+    def take_end(self) -> bool:
+        """Return True at the first call after the lease has ended, else False."""
         new = self.ended and not self._end_taken
         self._end_taken = self.ended
         return new
 
     def lose(self) -> None:
-        """End the lease, since the guard has ended the node's ranks because of it."""
+        """End the lease at once: the guard has ended the node's ranks because of it, or the store was not reached."""
         self._lease = self._lease._replace(ended=True)
 
 
@@ -121,13 +128,13 @@ class OwnLease(LeaseKeeper):
 
     @property
     def why(self) -> str:
-        """Why it has ended."""
+        """Describe why the lease has ended."""
         if self.lacks_store:
             return "it did not reach the store of the job"
         return f"it did not run for {self.seconds:g} s"
 
     def check(self) -> bool:
-        """Renew it, or note that it has ended."""
+        """Renew the lease, unless its time or that of the store has passed, which ends it. Return whether it has ended."""
         self._lease = self._lease.renew(boottime())
         if self.lacks_store:
             self.lose()
@@ -135,12 +142,15 @@ class OwnLease(LeaseKeeper):
 
 
 def may_leave(spec: Spec, coordinates: bool) -> bool:
-    """Return whether the job can go on without this node. coordinates: it is the coordinator's node."""
+    """Return whether the job is elastic and can go on without this node: if the node coordinates it, only with a store.
+
+    coordinates: whether this is the coordinator's node.
+    """
     return "elastic" in spec and not (coordinates and not spec["elastic"]["store"])
 
 
 def require_may_leave(spec: Spec, coordinates: bool) -> None:
-    """Raise UsageError where may_leave() is False."""
+    """Raise UsageError, with the reason, where may_leave() is False."""
     if "elastic" not in spec:
         what = f"job {spec['job']} is not elastic: {spec['name']} belongs to it until it ends"
         raise UsageError(what, "stop the job, or start it with --nnodes MIN:MAX")
@@ -163,55 +173,57 @@ class CoordinatorLink:
 
     @property
     def connecting(self) -> bool:
-        """Whether turn() must be called to connect: a connection wakes the caller by its descriptor."""
+        """Whether there is no connection, so that turn() must be called to try again: no descriptor wakes the caller."""
         return False
 
     @property
     def done(self) -> bool:
-        """Whether this node need not stay because of the other nodes: they have the verdict, or it is not the coordinator."""
+        """Whether this node need not stay for the other nodes: they have the verdict, or this is not the coordinator's node."""
         return True
 
     @property
     def loss(self) -> Optional[Outcome]:
-        """The outcome of the job, as this node knows it, if the coordinator was silent for too long."""
+        """The outcome, as this node knows it, if the coordinator was silent for too long, or the lease has ended; else None."""
         return None
 
     def lose_lease(self) -> None:
-        """Record that the guard has ended the ranks of this node.
-
-        By the end of the lease that the guard knew of, the supervisor did not run.
-        """
+        """End the lease of this node, if it has one: the guard has ended the ranks, since the supervisor did not run."""
         if self.lease is not None:
             self.lease.lose()
 
     def epoch_end(self, outcome: Outcome) -> EpochEnd:
-        """Describe how the epoch of an elastic job has ended, as this node knows it. outcome: of the epoch."""
+        """Build the record of how the epoch of an elastic job has ended, as this node knows it. outcome: of the epoch."""
         lease = self.lease
         return EpochEnd(self.attempt, outcome.reason, {}, silent=lease is not None and self.loss is not None)
 
     @property
     def silent(self) -> bool:
-        """Whether a node was lost because nothing came from it: what has started its supervisor waits for it."""
+        """Whether a node was lost because nothing came from it. The program that started its supervisor then waits for it."""
         return False
 
     def wires(self) -> Sequence[FileDescriptorLike]:
+        """Return the connections whose descriptors wake the caller's loop."""
         return []
 
     def post(self, message: MemberMessage) -> None:
+        """Send a message of this node's supervisor to the coordinator, or keep it until there is a connection."""
         return
 
     def launch(self, key: Key, command: str) -> None:
-        """Have a daemon of mpirun started on its node: only the coordinator's own node has an mpirun."""
+        """Order the node of the process `key` to start a daemon of mpirun by `command`; here do nothing.
+
+        Only the coordinator's own node has an mpirun.
+        """
 
     def ended_daemons(self) -> List[RankExit]:
-        """Return the daemons of mpirun that have ended since the last call, on any node."""
+        """Return the exits of mpirun's daemons, of all nodes, that have become known since the last call."""
         return []
 
     def turn(self, ready: Set[int]) -> None:
-        """`ready`: descriptors that can be read or written."""
+        """Read and send what is due, once. ready: descriptors that can be read or written."""
 
     def close(self, outcome: Optional[Outcome] = None) -> None:
-        """outcome: with which the supervisor ends."""
+        """Close the connections, after the last messages. outcome: with which the supervisor ends, None if it has none."""
 
 
 class ConnectionReport:
@@ -230,12 +242,13 @@ class ConnectionReport:
         self._recorded: Optional[Cause] = None
 
     def broken(self, now: float, why: Cause) -> None:
+        """Record that the connection has ended, why, and, if the coordinator answered on it, since when it does not answer."""
         if self.up:
             self._down = (now, time.time())
         self.up, self.cause = False, why
 
     def turn(self, now: float, why: Cause) -> None:
-        """Record that there is no connection for some time, and `why`, or that there is one again."""
+        """Write an event "unconnected" for each new `why` after 3 s without an answer, and "connected" when there is one."""
         if self._record is None:
             return
         if self.up:
@@ -259,6 +272,7 @@ class CoordinatorClient(CoordinatorLink):
     def __init__(
         self, spec: Spec, me: Incarnation, record: Record = None, gone: Gone = None, store_end: StoreEnd = None
     ) -> None:
+        """Keep the spec. No connection is opened before the first turn()."""
         super().__init__()
         self._spec = spec
         self._me = me
@@ -290,7 +304,10 @@ class CoordinatorClient(CoordinatorLink):
 
     @property
     def loss(self) -> Optional[Outcome]:
-        """See CoordinatorLink. turn() reads first what has arrived."""
+        """The outcome if the lease has ended, or nothing came from the coordinator for too long; else None.
+
+        turn() reads first what has arrived.
+        """
         timeout = self._loss_timeout if self._ordered else self._join_timeout
         coordinator, name, lease = self._spec["lead"], self._spec["name"], self.lease
         if lease is not None and lease.armed:
@@ -311,7 +328,7 @@ class CoordinatorClient(CoordinatorLink):
                 f"{brief}: it coordinates the job, and {name} has received nothing from it for {self._loss_timeout:g} s"
             )
         else:
-            errno_name, text = self._why()
+            errno_name, text = self._failure_cause()
             brief = f"{name} cannot connect to {describe_coordinator(coordinator['name'], coordinator['endpoint'])}"
             reason = f"{brief}: {text} ({errno_name})" if errno_name else f"{brief}: {text}"
         state = JobState.LOST if lease is None else JobState.NEXT_EPOCH
@@ -325,25 +342,34 @@ class CoordinatorClient(CoordinatorLink):
         return [self._wire] if self._wire is not None else []
 
     def post(self, message: MemberMessage) -> None:
+        """Give a message its number, and keep it until it is acknowledged; send it now if the connection is secure."""
         numbered = self._mail.post({**message, "sender": self._me})
         if self._wire is not None and self._wire.secure:
             self._wire.send(numbered)
 
     def turn(self, ready: Set[int]) -> None:
+        """Connect, or read and send on the connection; then record the state of the connection, and check the lease.
+
+        A connection that breaks, or has messages that no coordinator sends, is closed, and a new one is tried later.
+        """
         now = self._clock.turn()
         if self._wire is not None:
             try:
-                self._move(self._wire, now)
+                self._exchange(self._wire, now)
             except (ConnectionError, ValueError) as error:
                 self._drop(now, cause(error))
         elif now >= self._retry_at:
             self._connect(now)
-        self._report.turn(now, self._why())
+        self._report.turn(now, self._failure_cause())
         if self.lease is not None:
             self.lease.check()
 
-    def _move(self, wire: TlsLink, now: float) -> None:
-        """Move the connection. Raises ConnectionError, or ValueError for what a coordinator does not send."""
+    def _exchange(self, wire: TlsLink, now: float) -> None:
+        """Join if the handshake is complete, send a beat if it is due, read messages, and add new orders to `orders`.
+
+        Closes a connection that was silent for too long. The first order arms the lease. Raises ConnectionError, or ValueError
+        for messages that no coordinator sends.
+        """
         fresh = not wire.secure
         came = wire.turn()
         if fresh and wire.secure:
@@ -366,7 +392,7 @@ class CoordinatorClient(CoordinatorLink):
     def _require_coordinator(self, messages: Sequence[Header]) -> None:
         """Raise ValueError for messages of another process than the first that answered as the coordinator.
 
-        In an elastic job, also for those of an earlier epoch. Their acknowledgements renew the lease.
+        In an elastic job, also for those of an earlier epoch; the acknowledgements in the messages renew the lease.
         """
         for message in messages:
             sender = read_incarnation(message.get("sender"))
@@ -382,7 +408,10 @@ class CoordinatorClient(CoordinatorLink):
         return {**message, "ack": self._mail.got, "attempt": self.attempt, "sender": self._me}
 
     def _send_beat(self, wire: TlsLink, now: float) -> None:
-        """Send a beat, with the progress of the ranks if the coordinator lacks it. Times are ages: the other clock differs."""
+        """Send a heartbeat if one is due and the connection is secure, with the progress of up to 256 ranks if it has changed.
+
+        The times of the progress are ages in seconds, since the clock of the coordinator differs.
+        """
         if not wire.secure or now < self._beat_at:
             return
         message: Header = {"type": "beat"}
@@ -397,9 +426,9 @@ class CoordinatorClient(CoordinatorLink):
         self.leave(_FAREWELL)
 
     def leave(self, seconds: float) -> None:
-        """Report that all messages have arrived here, so that the coordinator does not wait for this node.
+        """Send that this node leaves and has all messages, so that the coordinator does not wait for it; close the connection.
 
-        seconds: at most; the coordinator closes the connection when it has read that.
+        Waits at most `seconds` for the coordinator to close it. Does nothing without a secure connection.
         """
         if self._wire is None or not self._wire.secure:
             return
@@ -408,9 +437,11 @@ class CoordinatorClient(CoordinatorLink):
         self._drop(self._clock.turn(), _NO_ANSWER)
 
     def _give_up_at(self, wire: TlsLink) -> float:
-        """Compute when this connection counts as broken.
+        """Compute when this connection counts as broken, by the client's clock.
 
-        A coordinator to which many connect at once answers late: a new try is no help.
+        If the coordinator answers: after three beats of silence. Else half the loss timeout (at least 1 s) after the connection
+        was tried, or half the join timeout while a connected node waits for its first order: a coordinator to which many
+        connect at once answers late.
         """
         if self._report.up:
             return self._received_at + beat(self._loss_timeout) * _SILENCE
@@ -418,6 +449,7 @@ class CoordinatorClient(CoordinatorLink):
         return self._tried_at + (self._join_timeout / 2 if waiting else max(1.0, self._loss_timeout / 2))
 
     def _connect(self, now: float) -> None:
+        """Begin to connect to the coordinator, without waiting; record the cause of an error. The next try is 0.05 s later."""
         self._tried_at, self._retry_at = now, now + _RETRY
         coordinator = self._spec["lead"]
         try:
@@ -428,6 +460,7 @@ class CoordinatorClient(CoordinatorLink):
         self._wire = TlsLink(sock, self._context, server=False, max_header=_MAX_HEADER)
 
     def _join(self, wire: TlsLink) -> None:
+        """Send the join message with the job's token, and after it all messages that the coordinator has not acknowledged."""
         self._sent = ()
         hello: Header = {"type": "join", "node": self._spec["node"], "token": self._spec["token"]}
         if self._gone:
@@ -437,20 +470,24 @@ class CoordinatorClient(CoordinatorLink):
             wire.send(message)
 
     def _drop(self, now: float, why: Cause) -> None:
+        """Close the connection, if any, record why it is broken, and set the time of the next attempt."""
         if self._wire is not None:
             self._wire.close()
         self._wire = None
         self._report.broken(now, why)
         self._retry_at = now + _RETRY
 
-    def _why(self) -> Cause:
-        """Return why there is no connection, also before the first attempt has failed."""
+    def _failure_cause(self) -> Cause:
+        """Return why the last connection failed. Before one has failed: a timeout, or that the coordinator does not answer."""
         pending = self._wire is None or not self._wire.connected
         return self._report.cause or (TIMED_OUT if pending else _NO_ANSWER)
 
 
-def say_gone(spec: Spec, me: Incarnation, supervisor: Incarnation, why: str, seconds: float) -> None:
-    """Report for a guard that its supervisor has died. Return when the coordinator has answered, or after `seconds`."""
+def report_death(spec: Spec, me: Incarnation, supervisor: Incarnation, why: str, seconds: float) -> None:
+    """Report to the coordinator, for a guard, that its supervisor has died and why.
+
+    Returns when the coordinator has answered, or after `seconds`.
+    """
     link = CoordinatorClient(spec, me, gone=(supervisor, why))
     link.attempt = spec.get("attempt", 0)
     end = time.monotonic() + seconds

@@ -53,15 +53,19 @@ class LauncherWatch:
         self._ended: List[RankExit] = []
 
     def note(self, exits: Sequence[RankExit]) -> None:
+        """Keep those exits that are of daemons of mpirun, for take_ended()."""
         self._ended += [exit for exit in exits if exit.role == MPI_DAEMON]
 
     def take_ended(self) -> List[RankExit]:
-        """Return the daemons that have ended since the last call."""
+        """Return the exits of daemons that were noted since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
     def passed(self, now: float, waits: str) -> bool:
-        """Check whether the job has waited for more than the limit. waits: for what it waits now, "" for nothing."""
+        """Check whether the job has waited for the same thing for longer than the limit.
+
+        waits: for what it waits now, "" for nothing.
+        """
         if waits != self._waits:
             self._waits, self._since = waits, now
         return bool(waits) and now - self._since > self.limit
@@ -76,20 +80,26 @@ class JobLimits:
         self._began = self._attached_at = now
 
     def began_before(self, age: float, unattended: float) -> None:
-        """Earlier epochs count, too: the seconds since the first one began, and since a laptop was attached."""
+        """Start both limits earlier, so that earlier epochs count.
+
+        age: seconds since the first epoch began. unattended: seconds since a laptop was attached.
+        """
         self._began -= age
         self._attached_at -= unattended
 
     def unattended(self, now: float) -> float:
-        """Compute the seconds since a laptop was attached."""
+        """Return for how many seconds no laptop was attached."""
         return now - self._attached_at
 
     def attached(self, now: float) -> None:
-        """Record that a laptop follows the job."""
+        """Record that a laptop follows the job at the time `now`, which renews the limit for jobs without a laptop."""
         self._attached_at = now
 
     def passed(self, now: float, missing: Callable[[], str]) -> Iterator[job_decisions.StopAsked]:
-        """Yield a stop for each limit that has passed, once. `missing`: describes what the job waits for, or returns ""."""
+        """Yield a StopAsked for the time limit and one for the time without a laptop if it has passed; each once per job.
+
+        missing: describes what the job waits for, or returns "".
+        """
         if self._timeout and now - self._began > self._timeout:
             brief = f"the job exceeded its time limit (--timeout {self._timeout:g} s)"
             self._timeout = 0.0
@@ -115,7 +125,10 @@ class CoordinatorServer(CoordinatorLink):
         allocation: Allocation,
         store_end: Optional[Callable[[], float]] = None,
     ) -> None:
-        """Listen as the coordinator of a job. Raises PreflightError if the port cannot be used."""
+        """Listen on the coordinator's port, and decide that this node has joined.
+
+        Raises PreflightError if the port cannot be used.
+        """
         super().__init__()
         policy, coordinator = spec["policy"], spec["lead"]
         self._spec = spec
@@ -159,14 +172,17 @@ class CoordinatorServer(CoordinatorLink):
 
     @property
     def done(self) -> bool:
-        """The verdict has reached every node that is not lost, or by now they know that they are."""
+        """Whether the job is over, and all nodes that are not lost know it or have left, or the loss timeout has passed."""
         if self._finished_at is None:
             return False
         late = self._clock.now - self._finished_at > self._spec["policy"]["loss_timeout"]
         return late or not self._members.unacknowledged(self._state.lost)
 
     def epoch_end(self, outcome: Outcome) -> EpochEnd:
-        """See CoordinatorLink. A node that was given up and has joined may have ranks until its lease ends."""
+        """Build the record of the epoch's end: the nodes that leave, the used restarts, and the lost nodes that had joined.
+
+        Of these it has the time of the last message: such a node may have ranks until its lease ends.
+        """
         state, members = self._state, self._members.nodes
         lost = {node: members[node].last_at for node in sorted(state.lost & set(members)) if members[node].joined}
         used = epoch_decisions.restarts_used(self._spec["elastic"], state)
@@ -176,11 +192,12 @@ class CoordinatorServer(CoordinatorLink):
 
     @property
     def silent(self) -> bool:
-        """Not if the node's guard has reported that its supervisor is dead."""
+        """Whether a node is lost whose guard has not reported that its supervisor is dead, and which has not left."""
         lost = (member for node, member in self._members.nodes.items() if node in self._state.lost)
         return any(not member.left for member in lost)
 
     def launch(self, key: Key, command: str) -> None:
+        """Order the node of the process `key` to start a daemon of mpirun by `command`; for this node, add it to `orders`."""
         order: DaemonOrder = {
             "type": "launch",
             "command": command,
@@ -197,7 +214,10 @@ class CoordinatorServer(CoordinatorLink):
         return self._limits.launcher.take_ended()
 
     def turn(self, ready: Set[int]) -> None:
-        """See CoordinatorLink. After this process was blocked, `ready` is old, and all are read."""
+        """Read the connections that are ready, send heartbeats that are due, and decide on messages, silence and time limits.
+
+        After this process was blocked, `ready` is old, and all connections are read.
+        """
         now = self._clock.turn()
         all_ready = self._clock.napped
         for wire, messages in self._listener.turn(now, None if all_ready else ready):
@@ -217,11 +237,12 @@ class CoordinatorServer(CoordinatorLink):
             self._decide(job_decisions.Explained(outcome))
 
     def _keep_lease(self) -> None:
-        """Check this node's own lease: without it, this process renews none."""
+        """Renew this node's own lease; once it has ended, decide so, and acknowledge no beats any more."""
         if isinstance(self.lease, OwnLease) and not self.lease.ended and self.lease.check():
             self._lose_lease(self.lease.why)
 
     def _lose_lease(self, why: str) -> None:
+        """Acknowledge no beats of members any more, and decide that this node's lease has ended."""
         self._members.acknowledge_no_more()
         self._decide(epoch_decisions.LeaseEnded(self._spec["node"], why))
 
@@ -231,16 +252,20 @@ class CoordinatorServer(CoordinatorLink):
             self._lose_lease(self.lease.why)
 
     def post(self, message: MemberMessage) -> None:
-        """Turn a message of this node's own supervisor into an event."""
+        """Turn a message of this node's own supervisor into an event, and decide on it; ignore messages of unknown types."""
         event = self._read_event(self._spec["node"], dict(message))
         if event is not None:
             self._decide(event)
 
     def _read_event(self, node: int, message: Header) -> Optional[epoch_decisions.Event]:
-        """Turn what a supervisor reports into an event. Raises one of _MALFORMED."""
+        """Build the event for a message of a supervisor, or return None if its type has none. Raises one of _MALFORMED.
+
+        The message "attached" also renews the time without a laptop. A stop of a leaving node in an elastic job becomes a
+        ShutDown.
+        """
         if message.get("type") == "attached":
             self._limits.attached(time.monotonic())
-        event = _event_of(self._state.shape.on(node), node, message)
+        event = _parse_event(self._state.shape.on(node), node, message)
         if not isinstance(event, job_decisions.StopAsked):
             return event
         if event.outside and not self._state.ending:
@@ -253,7 +278,11 @@ class CoordinatorServer(CoordinatorLink):
     # -- members --
 
     def _admit(self, wire: TlsLink, messages: List[Header]) -> None:
-        """Admit a new connection to a member if its first message has the job's token, a node id and its incarnation."""
+        """Handle the first messages of a new connection: connect a member, keep an offer of a machine, or close the connection.
+
+        A member needs the job's token, its node id and the incarnation that joined first, or the guard's report of that one's
+        death. It gets a welcome and all orders that it has not acknowledged; a first join or reported death becomes an event.
+        """
         hello = messages[0]
         node = hello["node"] if isinstance(hello.get("node"), int) else -1
         member = self._members.nodes.get(node)
@@ -288,7 +317,11 @@ class CoordinatorServer(CoordinatorLink):
         return None
 
     def _take_offer(self, standby: StandbyOffers, wire: TlsLink, hello: Header) -> None:
-        """Add a machine that waits for the next epoch. One that has been a member of this one has ended its ranks before."""
+        """Add a machine that waits for the next epoch to the standby, and decide on the offer; close a malformed one.
+
+        A machine that was a member of this epoch has ended its ranks before it offers itself: that member is given up as
+        returned.
+        """
         try:
             offer = StandbyOffer(hello)
         except ValueError:
@@ -304,7 +337,7 @@ class CoordinatorServer(CoordinatorLink):
         return None
 
     def _refuse(self, wire: TlsLink) -> None:
-        """Send the reason to a machine that joins (node/join) too late."""
+        """Send a machine that joins too late (node/join) an error that the job has all its nodes, and close the connection."""
         names = self._state.shape.names
         what = f"the job has all its {len(names)} nodes ({some(names)}), and has started"
         fix = "start the command on as many machines as it has nodes, or raise the number of nodes on all of them"
@@ -313,15 +346,16 @@ class CoordinatorServer(CoordinatorLink):
         wire.close()
 
     def _read_member(self, node: int, member: JobMember) -> None:
+        """Handle the messages that have arrived from a member, up to the first malformed one; note if it has left."""
         for message in self._members.read(member):
             member.left = member.left or bool(message.get("bye"))
             if not self._take_message(node, member, message):
                 return
 
     def _take_message(self, node: int, member: JobMember, message: Header) -> bool:
-        """Take one message of a member. A malformed one ends this member's part, and nothing else: then False.
+        """Handle one message of a member: its progress, beat and event. Messages of other processes are ignored.
 
-        One of another process than the member is dropped.
+        A malformed one disconnects the member and loses its node; then it returns False, else True.
         """
         try:
             if read_incarnation(message.get("sender")) != member.sender:
@@ -340,12 +374,21 @@ class CoordinatorServer(CoordinatorLink):
         return True
 
     def _take_loss_report(self, node: int, why: str) -> None:
-        """Lose a node whose guard reports that its supervisor is dead, and that it ends the node's processes now."""
+        """Mark a member as left, and lose its node, unless it is gone already.
+
+        why: its guard reports that the supervisor is dead and ends the node's processes, or the member has sent a malformed
+        message.
+        """
         self._members.nodes[node].left = True
         if node not in self._state.gone:
             self._lose_node(node, why)
 
     def _lose_node(self, node: int, why: str) -> None:
+        """Record that a node is lost, with its ranks' last progress, and decide on it.
+
+        In an elastic job, beats of a node that had joined are not acknowledged from now on, and the event has the time by which
+        its ranks end.
+        """
         member, until = self._members.nodes[node], {}
         if self._standby is not None and member.joined:  # its ranks may live so long
             member.given_up = True
@@ -355,9 +398,9 @@ class CoordinatorServer(CoordinatorLink):
         self._decide(job_decisions.Lost(node, why))
 
     def _read_progress(self, node: int, ranks: Any) -> List[RankOutput]:
-        """Read [role, rank, epoch, step, time of the last output] of the ranks of a node: all that is known if it is lost.
+        """Read [role, rank, epoch, step, seconds since the last output] of a node's ranks; leave out ranks of other nodes.
 
-        Raises one of _MALFORMED.
+        The ages become times of this machine. This is all that is known of the ranks of a lost node. Raises one of _MALFORMED.
         """
         own, now = self._state.shape.on(node), time.time()
         found: List[RankOutput] = []
@@ -367,10 +410,10 @@ class CoordinatorServer(CoordinatorLink):
         return found
 
     def _watch_silence(self, now: float) -> None:
-        """Turn silence into an event.
+        """Lose each joined node that was silent for too long, and decide that nodes which never joined in time are absent.
 
-        It is measured by the own clock: time in which this process did not run is not counted, and what arrived then was read
-        before. A node whose lease ended meanwhile gives up the coordinator by itself.
+        Silence is measured by the own clock: time in which this process did not run is not counted, and what arrived then was
+        read before. A node whose lease ended meanwhile gives up the coordinator by itself.
         """
         absent: List[int] = []
         for node, limit, blocked in self._members.silent(self._state.gone, self._state.phase == "ending"):
@@ -385,15 +428,15 @@ class CoordinatorServer(CoordinatorLink):
             self._decide(job_decisions.Absent(tuple(absent), self._describe_self(), round(now)))
 
     def _describe_self(self) -> str:
-        """Describe the coordinator."""
+        """Return the coordinator's name and endpoint as text."""
         return describe_coordinator(self._spec["lead"]["name"], self._spec["lead"]["endpoint"])
 
     def _watch_time(self, now: float) -> None:
-        """Do what happens at a time, by the clock of the machine."""
+        """Do what is due at `now`: stop the job at a limit, send a delayed stop, end a wait for mpirun, or begin an attempt."""
         for stop in self._limits.passed(now, lambda: job_decisions.describe_wait(self._state, self._describe_self())):
             self._decide(stop)
         if self._stop_at is not None and now >= self._stop_at:
-            self._release()
+            self._send_delayed_stop()
         if self._limits.launcher.passed(now, job_decisions.waits_for_launcher(self._state)):
             self._decide(job_decisions.LauncherTimeout(self._limits.launcher.limit))
         if self._restart is not None and now >= self._restart[0]:
@@ -405,6 +448,11 @@ class CoordinatorServer(CoordinatorLink):
     # -- decisions --
 
     def _decide(self, event: epoch_decisions.Event) -> None:
+        """Compute the next state for an event, and carry out the actions; but delay the stop of a failure.
+
+        The stop waits 0.5 s for further failures, and 2 s while no failed rank has an error of its own; a user's stop or
+        another action ends the wait. Records a new phase, and that an attempt begins again.
+        """
         if isinstance(event, job_decisions.Exited) and event.attempt == self._state.attempt:
             self._limits.launcher.note(event.exits)
             event = event._replace(late=self._stop_at is None and time.monotonic() > self._failed_at + _CAUSE)
@@ -423,28 +471,29 @@ class CoordinatorServer(CoordinatorLink):
             self._stop_at = min(self._stop_at, now + _HOLD)
         asked = isinstance(event, job_decisions.StopAsked)  # a user does not wait for further failures
         if self._stop_at is not None and (asked or actions or not job_decisions.may_fail(self._state)):
-            self._release()
+            self._send_delayed_stop()
         again = [action for action in actions if isinstance(action, job_decisions.Start) and action.again]
         if again:
             self._begin_again(again)  # the phase that is recorded next belongs to the new attempt
         if self._state.phase != before:
             self._record_phase()
         for action in actions:
-            self._act(action)
+            self._perform(action)
 
-    def _release(self) -> None:
-        """Send the stop of a failure: no more failures are waited for."""
+    def _send_delayed_stop(self) -> None:
+        """Record the phase, and send the stop of a failure that was delayed for further failures."""
         self._stop_at = None
         self._record_phase()
-        self._act(job_decisions.stop(self._state))
+        self._perform(job_decisions.stop(self._state))
 
     def _record_phase(self) -> None:
+        """Write a "phase" event: the phase, the known failures of an ending, and how the job ends if that is decided."""
         end = self._state.ending
         known = {"end": end.state} if end is not None and end.state is not JobState.NEXT_EPOCH else {}
-        self._record("phase", name=self._state.phase, **self._cause(), **known)
+        self._record("phase", name=self._state.phase, **self._known_failures(), **known)
 
-    def _cause(self) -> Dict[str, object]:
-        """Collect the failures of an ending that are known now, the first one first.
+    def _known_failures(self) -> Dict[str, object]:
+        """Build the event's fields for the failures that are known in an ending, the first one first; empty if there is none.
 
         Followers print them before anything else.
         """
@@ -454,19 +503,25 @@ class CoordinatorServer(CoordinatorLink):
         return {"why": job_decisions.reason(self._state), "culprits": culprits, "attempt": self._state.attempt}
 
     def _begin_again(self, actions: List[job_decisions.Start]) -> None:
+        """Record a restart, and schedule the start orders of its attempt after a pause of 1, 2, 4, ... at most 30 s."""
         attempt = actions[0].attempt
         earlier = self._spec["elastic"]["epoch"] if "elastic" in self._spec else 0
         pause = min(2.0 ** (attempt - earlier - 1), _LONGEST_PAUSE)
         self._record("restart", attempt=attempt, pause=pause)
-        self._restart = (time.monotonic() + pause, [self._start(action) for action in actions])
+        self._restart = (time.monotonic() + pause, [self._start_order(action) for action in actions])
 
-    def _start(self, action: job_decisions.Start) -> StartOrder:
+    def _start_order(self, action: job_decisions.Start) -> StartOrder:
+        """Build the order to all nodes to start the ranks of a role in an attempt."""
         return {"type": "start", "role": action.role, "attempt": action.attempt, "sender": self._me}
 
-    def _act(self, action: job_decisions.Action) -> None:
+    def _perform(self, action: job_decisions.Action) -> None:
+        """Carry out an action: send an order to all nodes, ask the allocation's engine, or record and send the verdict.
+
+        A start that follows a failed attempt is not sent here, but after its pause. A stop cancels a scheduled restart.
+        """
         if isinstance(action, job_decisions.Start):
             if not action.again:
-                self._send_order(self._start(action))
+                self._send_order(self._start_order(action))
         elif isinstance(action, job_decisions.Stop):
             self._restart = None
             order: StopOrder = {"type": "stop", "why": action.why, "attempt": self._state.attempt, "sender": self._me}
@@ -487,6 +542,7 @@ class CoordinatorServer(CoordinatorLink):
             self._send_order({"type": "finish", "outcome": outcome, "attempt": self._state.attempt, "sender": self._me})
 
     def _send_order(self, order: Order) -> None:
+        """Send an order to all members, and add it to the orders of this node's supervisor."""
         self._members.post(dict(order))
         self.orders.append(order)
 
@@ -494,6 +550,7 @@ class CoordinatorServer(CoordinatorLink):
         return {**message, "attempt": self._state.attempt, "sender": self._me}
 
     def close(self, outcome: Optional[Outcome] = None) -> None:
+        """Close all connections. If an elastic job is over, send its outcome to the machines on standby before that."""
         self._members.close()
         if self._standby is not None and outcome is not None and outcome.state is not JobState.NEXT_EPOCH:
             self._standby.end(outcome, self._admit_late_offers)
@@ -502,6 +559,7 @@ class CoordinatorServer(CoordinatorLink):
         self._listener.close()
 
     def _admit_late_offers(self, standby: StandbyOffers) -> None:
+        """Add the machines that have connected since the last turn to the standby; close all other new connections."""
         now = self._clock.turn()
         for wire, messages in self._listener.turn(now, None):
             try:
@@ -513,15 +571,18 @@ class CoordinatorServer(CoordinatorLink):
 
 
 def is_earlier(hello: Header, state: job_decisions.State) -> bool:
-    """Check whether a supervisor joins that belongs to an earlier epoch."""
+    """Check whether a join message belongs to an earlier epoch than the state, or has no valid attempt."""
     try:
         return is_of_earlier_epoch(hello, state.shape.first)
     except ValueError:
         return True
 
 
-def _event_of(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[epoch_decisions.Event]:
-    """Turn a message into an event. ranks: those of the node. Raises one of _MALFORMED."""
+def _parse_event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[epoch_decisions.Event]:
+    """Build the event for a message of a node, None if its type has none. ranks: those of the node.
+
+    Raises one of _MALFORMED, also for a rank of another node.
+    """
     kind = message.get("type")
     if kind == "listening":
         return job_decisions.Listening(_rank_of_node(ranks, message["role"], message["rank"]), int(message["attempt"]))
@@ -546,6 +607,10 @@ def _event_of(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[epo
 
 
 def _read_exit(ranks: FrozenSet[Key], item: Sequence[Any]) -> RankExit:
+    """Build a RankExit from a message's list.
+
+    Raises ValueError for a rank of another node, or for a code or signal out of range.
+    """
     role, rank, code, number, stopped, note, error, consequence, by_launcher, of_runtime, timed_out = item
     key = _rank_of_node(ranks, role, rank)
     if not (0 <= int(code) <= 255 and 0 <= int(number) <= 127):
@@ -560,6 +625,7 @@ def _finite(value: Any) -> Optional[float]:
 
 
 def _rank_of_node(ranks: FrozenSet[Key], role: object, rank: Any) -> Key:
+    """Return (role, rank). Raises ValueError if it is not one of the node's."""
     key = (str(role), int(rank))
     if key not in ranks:
         raise ValueError("a process of another node, or of none")

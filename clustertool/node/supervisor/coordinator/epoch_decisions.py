@@ -85,9 +85,9 @@ Event = Union[job_decisions.Event, Leaves, ShutDown, Returned, OnStandby, LeaseE
 
 
 def shape_of(spec: Spec) -> Shape:
-    """Collect what the coordinator decides by: the nodes, places and policy of a job, or of an epoch of an elastic one.
+    """Build the Shape of a job, or the EpochShape of an epoch of an elastic one, from its spec: nodes, places and policy.
 
-    The latter may have as many restarts as earlier epochs have left.
+    The restarts that earlier epochs used are subtracted from max_restarts.
     """
     given, policy, first = spec["shape"], spec["policy"], spec.get("attempt", 0)
     names = tuple(given["names"])
@@ -98,7 +98,10 @@ def shape_of(spec: Spec) -> Shape:
 
 
 def decide(elastic: ElasticSpec, state: State, event: Event) -> Step:
-    """See job_decisions.decide. elastic: the rules of the epoch."""
+    """Return the next state and the actions, as job_decisions.decide, whose rules hold where the table above has none.
+
+    elastic: the rules of the epoch.
+    """
     if state.phase == "over":
         return state, ()
     if isinstance(event, (Lost, Absent)):
@@ -110,12 +113,12 @@ def decide(elastic: ElasticSpec, state: State, event: Event) -> Step:
     if isinstance(event, Returned):
         return job_decisions.with_release(*_on_returned(state, event))
     if isinstance(event, LeaseEnded):
-        return _change(
+        return _end_epoch(
             state, f"{state.shape.names[event.node]} coordinates the job, and its lease has ended: {event.why}"
         )
     if isinstance(event, OnStandby):
         room = elastic["grow"] == "restart" and len(state.shape.nodes) < elastic["maximum"]
-        return _change(state, f"{event.name} joins") if room and not _ends(state) else (state, ())
+        return _end_epoch(state, f"{event.name} joins") if room and not _is_ending(state) else (state, ())
     if isinstance(event, StopAsked) and _is_next(state.ending):
         return job_decisions.decide(state._replace(ending=None), event)
     if isinstance(event, Exited) and event.attempt == state.attempt:
@@ -126,21 +129,23 @@ def decide(elastic: ElasticSpec, state: State, event: Event) -> Step:
 
 
 def restarts_used(elastic: ElasticSpec, state: State) -> int:
-    """Count the restarts of ranks that count for max_restarts, with those of earlier epochs."""
+    """Count the restarts that count for max_restarts, with those of earlier epochs."""
     return elastic["restarts"] + state.attempt - state.shape.first + int(state.counted)
 
 
 def asks_again(failed: Sequence[RankExit]) -> bool:
-    """Check whether ranks ask to be started again: all that have not failed because another one has gone end with AGAIN."""
+    """Check whether the failed ranks ask to be started again: all with an error of their own have exited with code 101."""
     causes = [exit for exit in failed if not exit.consequence]
     return bool(causes) and all(exit_code(exit.code, exit.signal) == AGAIN for exit in causes)
 
 
 def _is_next(outcome: Optional[Outcome]) -> bool:
+    """Check whether an outcome is the end of an epoch, not of the job."""
     return outcome is not None and outcome.state is JobState.NEXT_EPOCH
 
 
-def _ends(state: State) -> bool:
+def _is_ending(state: State) -> bool:
+    """Check whether the attempt ends: it has an outcome, or will be restarted."""
     return state.ending is not None or state.restart
 
 
@@ -148,10 +153,10 @@ def _next_epoch(why: str) -> Outcome:
     return Outcome(JobState.NEXT_EPOCH, 75, "tool", why)
 
 
-def _change(state: State, why: str) -> Step:
-    """End the epoch, since the nodes that take part change.
+def _end_epoch(state: State, why: str) -> Step:
+    """End the epoch for the reason `why`, since the nodes that take part change; the state stays if it ends otherwise.
 
-    A failure of ranks that is under way is an effect of that, or must not wait for it.
+    A failure of ranks that is under way is dropped and not counted: it is an effect of the change, or must not wait for it.
     """
     if state.ending is not None and state.ending.state is not JobState.FAILED:
         return state, ()
@@ -159,6 +164,7 @@ def _change(state: State, why: str) -> Step:
 
 
 def _on_loss(state: State, event: Union[Lost, Absent]) -> Step:
+    """Record nodes as lost and gone, and end the epoch; finish at once if all nodes are gone."""
     names = state.shape.names
     if isinstance(event, Lost):
         nodes, why = frozenset({event.node}), f"node {names[event.node]} is lost: {event.why}"
@@ -166,38 +172,53 @@ def _on_loss(state: State, event: Union[Lost, Absent]) -> Step:
         nodes = frozenset(event.nodes)
         missing = some([names[node] for node in event.nodes])
         why = f"no connection from {missing} to {event.where} within {event.seconds:g} s"
-    state, actions = _change(state._replace(lost=state.lost | nodes, gone=state.gone | nodes), why)
+    state, actions = _end_epoch(state._replace(lost=state.lost | nodes, gone=state.gone | nodes), why)
     state, more = job_decisions.settle(_without_survivors(state, ()))
     return state, actions + more
 
 
 def _on_returned(state: State, event: Returned) -> Step:
+    """Record a node as gone and not lost, since it has ended its ranks, and end the epoch.
+
+    Finishes at once if all nodes are gone.
+    """
     why = f"the lease of {state.shape.names[event.node]} has ended: it had no connection"
-    state, actions = _change(state._replace(gone=state.gone | {event.node}, lost=state.lost - {event.node}), why)
+    state, actions = _end_epoch(state._replace(gone=state.gone | {event.node}, lost=state.lost - {event.node}), why)
     state, more = job_decisions.settle(_without_survivors(state, ()))
     return state, actions + more
 
 
 def _on_leaves(state: State, event: Leaves) -> Step:
-    """Continue without a node that leaves. Failed ranks still count, and end the job if there were too many."""
+    """Record that a node leaves, and end the epoch because of it, unless the attempt ends already.
+
+    Ranks that failed before still count, and end the job if there were too many.
+    """
     state = state._replace(left=state.left | {event.node})
-    if _ends(state):
+    if _is_ending(state):
         return state, ()
-    return _change(state, f"node {state.shape.names[event.node]} leaves: {event.by}")
+    return _end_epoch(state, f"node {state.shape.names[event.node]} leaves: {event.by}")
 
 
 def _on_shut_down(elastic: ElasticSpec, state: State, event: ShutDown) -> Step:
-    """Go on without the node. Ranks of others may have failed because those of this node have ended, as after a loss."""
+    """Record that a node leaves, and end the epoch; but stop the job if too few nodes are left, with those on standby.
+
+    Ranks of other nodes may have failed because those of this node have ended: their failure is dropped, as after a loss.
+    """
     state = state._replace(left=state.left | {event.node})
     if len(state.shape.nodes - state.left - state.lost) + event.standby < elastic["minimum"]:
         return decide(elastic, state, event.stop)
-    return _change(state, f"node {state.shape.names[event.node]} leaves: {event.stop.by}")
+    return _end_epoch(state, f"node {state.shape.names[event.node]} leaves: {event.stop.by}")
 
 
 def _on_exited(state: State, event: Exited) -> Step:
-    if not _ends(state) and any(exit.stopped for exit in event.exits):
+    """Decide as job_decisions, with the rules of an epoch for exits.
+
+    A supervisor that ended its processes unasked ends the epoch. If all trainers have succeeded in an ending epoch, the job
+    has. Ranks that exit with 101 are restarted, also without restarts left; others only if restarts are left.
+    """
+    if not _is_ending(state) and any(exit.stopped for exit in event.exits):
         node = state.shape.node_of[event.exits[0].key]
-        state, actions = _change(state, f"the supervisor on {state.shape.names[node]} ended its processes unasked")
+        state, actions = _end_epoch(state, f"the supervisor on {state.shape.names[node]} ended its processes unasked")
         return state._replace(exits=state.exits + event.exits), actions
     state, actions = job_decisions.decide(state, event)
     if _is_next(state.ending) and _has_succeeded(state):
@@ -212,7 +233,7 @@ def _on_exited(state: State, event: Exited) -> Step:
 
 
 def _has_succeeded(state: State) -> bool:
-    """Check whether the last trainers have ended well before the stop of the epoch reached them."""
+    """Check whether all trainers have exited by themselves without a failure, and mpirun, if it starts them, has ended, too."""
     trainers = [exit for exit in state.exits if exit.role == "trainer"]
     if any(exit.failed or exit.ended_by_others for exit in trainers) or job_decisions.waits_for_launcher(state):
         return False
@@ -220,7 +241,11 @@ def _has_succeeded(state: State) -> bool:
 
 
 def _on_clean(elastic: ElasticSpec, state: State, event: Clean) -> Step:
-    """Record that a node is clean. One that was given up, and proves that it has no processes, is reachable again."""
+    """Record that a node has no processes left; it is no longer lost if it was. When all nodes are gone, choose how to go on.
+
+    A restart becomes an epoch if its ranks asked for it (not counted), or there is a store, a leaving node, or a node that
+    failed first twice (counted). Survivors end the job.
+    """
     if state.phase == "ending":
         state = state._replace(lost=state.lost - {event.node})
     if state.gone | {event.node} >= state.shape.nodes:  # all is known
@@ -239,11 +264,12 @@ def _on_clean(elastic: ElasticSpec, state: State, event: Clean) -> Step:
 
 
 def _as_next_epoch(state: State, why: str, counted: bool) -> State:
+    """Turn a restart into the end of the epoch. counted: whether it counts for max_restarts."""
     return state._replace(restart=False, ending=_next_epoch(why), culprits=(), counted=counted)
 
 
 def _without_survivors(state: State, more: Tuple[str, ...]) -> State:
-    """End the job as lost where processes of the epoch live that cannot be ended: there is no next one. more: of this event."""
+    """Turn the end of the epoch into a lost job if processes live that could not be ended. more: survivors to add."""
     survivors = state.survivors + more
     if not survivors or state.ending is None or not _is_next(state.ending):
         return state

@@ -188,6 +188,7 @@ class Shape:
         self.with_trainers = ("trainer", *(role for role in ("heter", MPIRUN) if role in present))
 
     def on(self, node: int) -> FrozenSet[Key]:
+        """Return the keys of the processes on a node."""
         return frozenset(key for key, at in self.place if at == node)
 
 
@@ -218,14 +219,17 @@ Step = Tuple[State, Tuple[Action, ...]]
 
 
 def decide(state: State, event: Event) -> Step:
-    """Decide on the next state and what to do now. What is reported of the processes of another attempt is dropped."""
+    """Return the next state and the actions that are due.
+
+    Events of another attempt, and those after the end, change nothing.
+    """
     if state.phase == "over" or (isinstance(event, _OF_ONE_ATTEMPT) and event.attempt != state.attempt):
         return state, ()
     return with_release(*_TABLE[type(event)](state, event))
 
 
 def with_release(state: State, actions: Tuple[Action, ...]) -> Step:
-    """Add the Release that is due after a step."""
+    """Add a Release to the actions, once, if the job ends and all nodes are quiet or gone and at least one is quiet."""
     if state.phase == "ending" and state.quiet and not state.released and state.quiet | state.gone >= state.shape.nodes:
         return state._replace(released=True), (*actions, Release())
     return state, actions
@@ -244,7 +248,10 @@ def _on_listening(state: State, event: Listening) -> Step:
 
 
 def _advance(state: State) -> Step:
-    """Go on to the next role when its barrier is reached."""
+    """Start the next roles if all nodes have joined, or all pservers listen.
+
+    Pservers come first, then together trainers, heter trainers and mpirun.
+    """
     if state.phase == "joining" and state.joined >= state.shape.nodes:
         roles = ("pserver",) if state.shape.pservers else state.shape.with_trainers
         again = state.attempt > state.shape.first
@@ -255,6 +262,11 @@ def _advance(state: State) -> Step:
 
 
 def _on_exited(state: State, event: Exited) -> Step:
+    """Add exits to the state, and decide whether the attempt fails, succeeds, or goes on.
+
+    In an ending because of a failure, further failures become culprits. A supervisor that ended its processes unasked makes its
+    node lost. With the policy continue, failed trainers do not stop the others.
+    """
     ended = state.trainers_ended + sum(exit.role == "trainer" for exit in event.exits)
     state = state._replace(exits=state.exits + event.exits, trainers_ended=ended)
     if state.ending or state.restart:
@@ -267,7 +279,7 @@ def _on_exited(state: State, event: Exited) -> Step:
             state, Lost(state.shape.node_of[event.exits[0].key], "its supervisor ended its processes unasked")
         )
     bad = [exit for exit in event.exits if exit.failed or _left_early(state, exit)]
-    if bad and not _harmless(state, bad):
+    if bad and not _only_daemons_failed(state, bad):
         state = _blame(state, bad)
         if state.shape.on_failure == "abort" or any(exit.role != "trainer" for exit in bad):
             return _fail(state)
@@ -280,21 +292,29 @@ def _on_exited(state: State, event: Exited) -> Step:
 
 
 def _blame(state: State, exits: List[RankExit], late: bool = False) -> State:
-    """Add culprits. Causes are before consequences; else they have the order in which the coordinator learned of them."""
+    """Add exits to the culprits: causes before consequences, else in the order in which the coordinator learned of them.
+
+    late: they are no causes, and come last. Culprits of a higher order than the first one (see _failure_order) are left out.
+    """
     found = list(state.culprits)
     for exit in sorted(exits, key=lambda exit: exit.key):
         effects = (place for place, known in enumerate(found) if _importance(exit) < _importance(known))
         found.insert(len(found) if late else next(effects, len(found)), exit)
-    first = _order(found[0]) if found else 0
-    return state._replace(culprits=tuple(exit for exit in found if _order(exit) == first))
+    first = _failure_order(found[0]) if found else 0
+    return state._replace(culprits=tuple(exit for exit in found if _failure_order(exit) == first))
 
 
 def _importance(exit: RankExit) -> Tuple[int, bool]:
-    return _order(exit), exit.consequence
+    """Return the key by which culprits are sorted: the order of the failure, then whether it is a consequence."""
+    return _failure_order(exit), exit.consequence
 
 
-def _order(exit: RankExit) -> int:
-    """Compute the order of a failure: one of a higher order is the effect of one of a lower order."""
+def _failure_order(exit: RankExit) -> int:
+    """Return the order of a failure, 0 to 4: one of a higher order is the effect of one of a lower order.
+
+    0: a launcher that SIGKILL has ended. 1: ranks. 2: a launcher that another signal has ended, or that was not started. 3:
+    mpirun. 4: its daemons.
+    """
     if exit.role not in LAUNCHERS:
         return 1
     if exit.signal == signal.SIGKILL:
@@ -304,13 +324,13 @@ def _order(exit: RankExit) -> int:
     return 3 if exit.role == MPIRUN else 4
 
 
-def _harmless(state: State, exits: List[RankExit]) -> bool:
-    """Check whether only daemons failed, whose ranks have all ended: mpirun's own end decides."""
+def _only_daemons_failed(state: State, exits: List[RankExit]) -> bool:
+    """Check whether all trainers have ended and only daemons of mpirun failed: then mpirun's own end decides."""
     return state.trainers_ended == state.shape.trainers and all(exit.role == MPI_DAEMON for exit in exits)
 
 
 def _blame_mpirun(state: State) -> State:
-    """Blame mpirun if it has ended its ranks, and exits with 0 all the same."""
+    """Make mpirun the culprit if there is none, and it has ended ranks with an error, although it exits with 0 itself."""
     if state.culprits or not any(exit.by_launcher and exit_code(exit.code, exit.signal) for exit in state.exits):
         return state
     found = [exit._replace(note="it has ended its ranks") for exit in state.exits if exit.role == MPIRUN]
@@ -318,7 +338,7 @@ def _blame_mpirun(state: State) -> State:
 
 
 def waits_for_launcher(state: State) -> str:
-    """MPIRUN where the job waits for the end of mpirun after that of its ranks, "trainer" the other way round, else ""."""
+    """Return which end the job waits for: MPIRUN if only that of mpirun is missing, "trainer" if only ranks are, else ""."""
     if not state.shape.launched or state.phase != "trainer":
         return ""
     mpirun = any(exit.role == MPIRUN for exit in state.exits)
@@ -327,7 +347,10 @@ def waits_for_launcher(state: State) -> str:
 
 
 def _on_launcher_timeout(state: State, event: LauncherTimeout) -> Step:
-    """mpirun does not end, or has ended without its ranks: then those are not the ranks of this job."""
+    """Fail the job: mpirun does not end after its ranks, or has ended before them, so that they are not the ranks of this job.
+
+    Changes nothing if waits_for_launcher() is "" by now.
+    """
     waits = waits_for_launcher(state)
     if not waits:
         return state, ()
@@ -340,11 +363,12 @@ def _on_launcher_timeout(state: State, event: LauncherTimeout) -> Step:
 
 
 def _left_early(state: State, exit: RankExit) -> bool:
-    """Check for a pserver that ended before it ever listened, which would keep everybody waiting."""
+    """Check whether a pserver ended by itself before it listened: trainers would wait for it forever."""
     return exit.role == "pserver" and not exit.stopped and exit.key not in state.listening
 
 
 def _fail(state: State) -> Step:
+    """Stop the attempt for a restart if restarts are left; else end the job with the failure of its culprits."""
     if state.attempt - state.shape.first < state.shape.max_restarts:
         state = state._replace(phase="ending", restart=True)
         return state, (stop(state),)
@@ -352,7 +376,7 @@ def _fail(state: State) -> Step:
 
 
 def stop(state: State) -> Stop:
-    """Build the order of a job or an attempt that ends, with all failures that are known now."""
+    """Build the Stop of an attempt or a job that ends; after a failure its reason names all failures that are known now."""
     if state.ending is not None and (state.ending.state is not JobState.FAILED or not state.culprits):
         return Stop(state.ending.reason, state.grace)
     why = f"restart after attempt {state.attempt}: {reason(state)}" if state.restart else reason(state)
@@ -360,21 +384,25 @@ def stop(state: State) -> Stop:
 
 
 def may_fail(state: State) -> bool:
-    """Check whether the job ends because of a failure, and other processes of it may fail of the same cause."""
+    """Check whether the job ends because of a failure, and has processes that have not ended and may fail of the same cause."""
     return state.phase == "ending" and is_failing(state) and len(state.exits) < len(state.shape.place)
 
 
 def cause_known(state: State) -> bool:
-    """Return whether a process has failed of its own error."""
+    """Check whether a culprit has failed of its own error, not as a consequence."""
     return any(not exit.consequence for exit in state.culprits)
 
 
 def is_failing(state: State) -> bool:
+    """Check whether the attempt is to be restarted, or the job ends as failed."""
     return state.restart or (state.ending is not None and state.ending.state is JobState.FAILED)
 
 
 def failure(state: State) -> Outcome:
-    """Make the outcome of a job whose ranks have failed. A node on which each attempt has failed first is named."""
+    """Build the outcome FAILED from the culprits, with the exit code of the first one.
+
+    The reason names a node of several on which every attempt has failed first.
+    """
     first = state.culprits[0]
     code = exit_code(first.code, first.signal) or 1
     keys = tuple(exit.key for exit in state.culprits)
@@ -388,12 +416,15 @@ def failure(state: State) -> Outcome:
 
 
 def blamed_nodes(state: State) -> Tuple[int, ...]:
-    """Return the nodes of State.blamed, and that of the first failure of this attempt."""
+    """Return the nodes of State.blamed, and after them the node of this attempt's first culprit."""
     return (*state.blamed, state.shape.node_of[state.culprits[0].key])
 
 
 def reason(state: State) -> str:
-    """List all failures, the first one first; those with the same error in one sentence, and those that followed in another."""
+    """Describe the culprits, the first one first: at most three sentences, and a count of the others.
+
+    Those with the same error share a sentence; those whose failure is a consequence have one of their own.
+    """
     place, names = state.shape.node_of, state.shape.names
     groups = alike(exit._replace(node=names[place[exit.key]]) for exit in state.culprits)
     more = sum(map(len, groups[_NAMED:]))
@@ -401,19 +432,24 @@ def reason(state: State) -> str:
 
 
 def end(state: State, outcome: Outcome) -> Step:
-    """End the job. Where the attempt ends already, all nodes have the order, or get it when they join."""
+    """Set the outcome, and add a Stop unless the attempt ends already.
+
+    Then all nodes have that order, or get it when they join.
+    """
     ends = state.phase == "ending"
     state = state._replace(phase="ending", ending=outcome, restart=False)
     return state, () if ends else (Stop(outcome.reason, state.grace),)
 
 
 def _on_clean(state: State, event: Clean) -> Step:
+    """In an ending, record that a node has no processes left but `survivors`, and settle. Else change nothing."""
     if state.phase != "ending":
         return state, ()  # a supervisor that ended by itself: its connection or its exits will say why
     return settle(state._replace(gone=state.gone | {event.node}, survivors=state.survivors + event.survivors))
 
 
 def _on_lost(state: State, event: Lost) -> Step:
+    """Lose a node; the job's outcome is LOST, unless it has another one, and the node's processes are the culprits."""
     name = state.shape.names[event.node]
     culprits = tuple(sorted(state.shape.on(event.node)))
     brief = f"node {name} is lost"
@@ -422,7 +458,10 @@ def _on_lost(state: State, event: Lost) -> Step:
 
 
 def _on_absent(state: State, event: Absent) -> Step:
-    """Lose the nodes that are absent. None is to blame if no other one has joined: the way to the coordinator is blocked."""
+    """Lose the nodes that never joined. The outcome has a node at fault only if a single one is absent and others have joined.
+
+    If no other node has joined, the connection to the coordinator is blocked.
+    """
     all_others = len(event.nodes) == len(state.shape.nodes) - 1
     names = some([state.shape.names[node] for node in event.nodes])
     what = "no other node could connect" if all_others else f"no connection from {names}"
@@ -433,7 +472,7 @@ def _on_absent(state: State, event: Absent) -> Step:
 
 
 def _lose(state: State, nodes: FrozenSet[int], outcome: Outcome) -> Step:
-    """Lose nodes. outcome: of the job, unless it ends already."""
+    """Record nodes as lost and gone, and end the job with `outcome` unless it ends already; finish if all nodes are gone."""
     state = state._replace(lost=state.lost | nodes, gone=state.gone | nodes)
     if state.ending:
         return settle(state)
@@ -443,7 +482,7 @@ def _lose(state: State, nodes: FrozenSet[int], outcome: Outcome) -> Step:
 
 
 def describe_wait(state: State, where: str) -> str:
-    """Describe what the job waits for before its trainers start; "" if they have started. where: describes the coordinator."""
+    """Describe for which nodes or pservers the job waits; "" once its trainers have started. where: names the coordinator."""
     if state.phase == "joining":
         missing = [state.shape.names[node] for node in sorted(state.shape.nodes - state.joined)]
         return f"a connection from {some(missing)} to {where}"
@@ -455,7 +494,11 @@ def describe_wait(state: State, where: str) -> str:
 
 
 def _on_stop_asked(state: State, event: StopAsked) -> Step:
-    """End the job. Each node that a user stops reports it: the others get an order for the first one, or a shorter grace."""
+    """End the job as the stop demands, unless it ends already, and order all nodes to stop, with the grace of the stop.
+
+    Each node that a user stops reports it: in an ending, only a shorter grace gives another order. After a signal from outside,
+    the engine is asked for the reason.
+    """
     known, wanted = (state.shape.grace if grace is None else grace for grace in (state.grace, event.grace))
     due = state.phase != "ending" or wanted < known
     state = state._replace(grace=event.grace) if due else state
@@ -467,13 +510,14 @@ def _on_stop_asked(state: State, event: StopAsked) -> Step:
 
 
 def _on_explained(state: State, event: Explained) -> Step:
+    """Use the engine's answer as the outcome of the job, and settle; change nothing if it was not asked."""
     return settle(state._replace(asked=False, ending=event.outcome)) if state.asked else (state, ())
 
 
 def settle(state: State) -> Step:
-    """Give the verdict, or begin the next attempt, when the last node is clean or lost, and the engine has answered.
+    """Finish the job, or begin the next attempt, once all nodes are gone and the engine has answered; else change nothing.
 
-    A new attempt never begins together with survivors of the last one.
+    After survivors no new attempt begins. The outcome gets the victims, and failures that came since.
     """
     if state.asked or not state.gone >= state.shape.nodes:
         return state, ()
@@ -488,7 +532,7 @@ def settle(state: State) -> Step:
 
 
 def _victims(state: State, outcome: Outcome) -> Tuple[Key, ...]:
-    """List the processes that were stopped. A pserver's or heter trainer's stop after success is none."""
+    """List the keys of processes that others have ended, without the culprits, sorted; none if the job has succeeded."""
     if outcome.state is JobState.SUCCEEDED:
         return ()
     last = {exit.key: exit for exit in state.exits}

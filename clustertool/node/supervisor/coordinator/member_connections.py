@@ -57,9 +57,10 @@ class CoordinatorListener:
         return [self._socket, *self._pending]
 
     def turn(self, now: float, ready: Optional[Set[int]]) -> Iterator[Tuple[TlsLink, List[Header]]]:
-        """Yield each connection whose first messages have arrived, with them; from then on it belongs to the caller.
+        """Accept new connections, and yield each one whose first messages have arrived, with them; the caller then owns it.
 
-        `ready`: the descriptors that can be read or written, None if that is not known.
+        Closes connections that broke or sent nothing in time. Reads for 0.02 s at most. ready: the descriptors that can be read
+        or written, None if that is not known.
         """
         if ready is None or self._socket.fileno() in ready:
             self._accept(now)
@@ -79,6 +80,7 @@ class CoordinatorListener:
             self._drop(wire)
 
     def _accept(self, now: float) -> None:
+        """Accept up to 512 connections. At a limit, or if descriptors run out, close the oldest of the address, or of all."""
         for _ in range(_ACCEPTED):
             try:
                 sock, peer = self._socket.accept()
@@ -126,12 +128,16 @@ class JobMember:
         self.given_up = False  # no beat that comes now is acknowledged
 
     def disconnect(self) -> None:
+        """Close the connection, if there is one."""
         if self.wire is not None:
             self.wire.close()
             self.wire = None
 
     def note_beat(self, number: object) -> None:
-        """Record that a beat of an elastic job has come. Raises ValueError."""
+        """Record the number of a beat of an elastic job, to acknowledge it, unless the member is given up.
+
+        Raises ValueError if that is no integer.
+        """
         if type(number) is not int:
             raise ValueError("a beat without a number")
         if not self.given_up:
@@ -157,13 +163,16 @@ class JobMembers:
         return [member.wire for member in self.nodes.values() if member.wire is not None]
 
     def connect(self, member: JobMember, wire: TlsLink, sender: Incarnation) -> None:
-        """Use a new connection of a node, instead of its old one."""
+        """Close the old connection of a node, and use the new one; `sender` is the process behind it."""
         member.disconnect()
         member.wire, member.left, member.sender = wire, False, sender
         self._received(member)
 
     def read(self, member: JobMember) -> List[Header]:
-        """Return the messages that have arrived from a node. A broken connection is closed, and the node may connect again."""
+        """Return the messages that have arrived from a node, [] without a connection.
+
+        A connection that broke, or whose node does not read (4 MiB wait), is closed; the node may connect again.
+        """
         if member.wire is None:
             return []
         try:
@@ -178,12 +187,13 @@ class JobMembers:
         return messages
 
     def _received(self, member: JobMember) -> None:
+        """Record when a message of a node came, by the own clock and, unless it is given up, by CLOCK_BOOTTIME."""
         member.received_at, member.blocked = self._clock.now, self._clock.blocked
         if not member.given_up:
             member.last_at = boottime()
 
     def post(self, message: Header) -> None:
-        """Send an order to every node, now or when it connects."""
+        """Send an order to every node, now or when it connects, and repeat it after a reconnect until it is acknowledged."""
         for member in self.nodes.values():
             numbered = member.mail.post(message)
             member.first_order = member.first_order or int(numbered["number"])
@@ -191,16 +201,16 @@ class JobMembers:
                 member.wire.send(numbered)
 
     def post_to(self, node: int, message: Header) -> None:
-        """Send an order to one node, after all that were sent to it before."""
+        """Send an order to one node, now or when it connects, after all that were sent to it before."""
         member = self.nodes[node]
         numbered = member.mail.post(message)
         if member.wire is not None:
             member.wire.send(numbered)
 
     def beat(self, message: Header) -> None:
-        """Send a heartbeat to every node, if it is time for one, or to those of which a numbered beat has come.
+        """Send a heartbeat with acknowledgements to every connected node if one is due, else to those with a new numbered beat.
 
-        So their leases are as long as possible. message: its fields, but for the acknowledgement.
+        Immediate acknowledgement makes their leases as long as possible. message: the fields of a heartbeat without them.
         """
         due = self._clock.now >= self._beat_at
         if due:
@@ -212,27 +222,28 @@ class JobMembers:
                 member.wire.send({**message, **seen, "ack": member.mail.got})
 
     def give_up(self, member: JobMember) -> None:
-        """Record that the supervisor of a node has ended. Nothing more is expected from it."""
+        """Close the connection of a node whose supervisor has ended, and expect nothing more from it."""
         member.given_up = member.left = True
         member.disconnect()
 
     def acknowledge_no_more(self) -> None:
-        """Acknowledge no beats any more: this process may not renew leases."""
+        """Acknowledge no beats of any node from now on: this process may not renew leases."""
         for member in self.nodes.values():
             member.given_up, member.seen = True, 0
 
     def unacknowledged(self, lost: Collection[int]) -> bool:
-        """Check whether a node that is not lost, and has not left, has not acknowledged all messages."""
+        """Check whether a node that is not in `lost`, and has not left, still has to acknowledge messages."""
         return any(member.mail.kept() and not member.left for node, member in self.nodes.items() if node not in lost)
 
     def silent(self, gone: Collection[int], ending: bool) -> List[Tuple[int, float, float]]:
-        """Find the nodes that were silent for too long, as (node, limit, blocked).
+        """Find the nodes that were silent for longer than their limit, as (node, limit, blocked), in seconds.
 
-        They were silent for more than `limit` seconds of the coordinator's own clock, and `blocked` seconds that this clock
-        left out. gone: nodes that are known to be lost or absent.
+        blocked: seconds since the last message that the coordinator's own clock left out, because this process did not run.
+        gone: nodes to leave out.
 
-        The limit is the loss timeout. It is longer until all nodes have acknowledged their first order, and shorter for a node
-        that has not joined when the job is `ending`.
+        The limit of a node that has joined is the loss timeout, but the join timeout until all nodes have acknowledged their
+        first order or the job is `ending`. That of a node that has not joined is the join timeout, or 1 s if the job is
+        `ending`. In an elastic job, silence is measured by CLOCK_BOOTTIME.
         """
         present = {node: member for node, member in self.nodes.items() if node not in gone}
         started = (member.first_order and not member.mail.keeps(member.first_order) for member in present.values())

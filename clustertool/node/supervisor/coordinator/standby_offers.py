@@ -29,7 +29,10 @@ class StandbyOffer:
     """
 
     def __init__(self, hello: Header) -> None:
-        """Read an offer. Raises ValueError."""
+        """Read the fields of an offer's message; names are cut at 255 characters.
+
+        Raises ValueError for a wrong sender or epoch.
+        """
         self.sender: Incarnation = read_incarnation(hello.get("sender"))
         epoch = hello.get("epoch", -1)
         if type(epoch) is not int:
@@ -54,14 +57,18 @@ class StandbyOffers:
 
     @property
     def count(self) -> int:
-        """Machines that wait."""
+        """The number of machines that wait."""
         return len(self._links)
 
     def wires(self) -> List[TlsLink]:
         return list(self._links)
 
     def add(self, wire: TlsLink, offer: StandbyOffer, now: float) -> bool:
-        """Keep a connection. Return whether the machine is a new one. now: of the caller's clock."""
+        """Keep the connection of an offer instead of an older one of the same process, and send the machine that it must wait.
+
+        Returns whether the machine is a new one. With 256 machines, the connection is closed, and False is returned. now: of
+        the caller's clock.
+        """
         again = [link for link, (other, _) in self._links.items() if other.sender == offer.sender]
         for link in again:
             self._remove(link)
@@ -75,9 +82,10 @@ class StandbyOffers:
         return not again
 
     def turn(self, now: float, ready: Optional[Set[int]]) -> List[StandbyOffer]:
-        """Read the connections, and return the machines that are gone.
+        """Read the connections, send a heartbeat if one is due, and return the offers of machines whose connection was removed.
 
-        ready: descriptors that can be read or written, None if that is not known.
+        A machine is removed if it leaves, is silent for the loss timeout, or does not read. ready: descriptors that can be read
+        or written, None if that is not known.
         """
         gone = []
         for wire, (offer, at) in list(self._links.items()):
@@ -104,9 +112,9 @@ class StandbyOffers:
         wire.close()
 
     def end(self, outcome: Outcome, admit: Callable[[StandbyOffers], None]) -> None:
-        """Report to all machines that the job is over.
+        """Send the outcome of the job to all machines on standby, and close the connections.
 
-        Waits for a second at most until they have it, and for two until the expected machines have connected: an epoch may be
+        Waits up to 1 s until they have closed them, or up to 2 s until the expected machines have connected: an epoch may be
         shorter than that takes. admit: adds new offers.
         """
         fields = outcome.as_record()
@@ -130,6 +138,6 @@ class StandbyOffers:
         self.close()
 
     def close(self) -> None:
-        """Close the connections. The machines offer themselves again, at the gathering of the next epoch."""
+        """Close the connections. The machines offer themselves again when the next epoch gathers its nodes."""
         for wire in list(self._links):
             self._remove(wire)
