@@ -30,24 +30,27 @@ class Allocation:
     restarts = 0  # how often the engine had started the job before
 
     def attach(self, spare: Set[int]) -> None:
-        """spare: the supervisor's set of the pids of children that are no process of the job."""
+        """Do nothing; a subclass keeps `spare`, the supervisor's set of pids of children that are no processes of the job."""
 
     def ask(self, by: str, code: int) -> None:
-        """Begin to ask the engine why it ends the job. `by`, `code`: the signal as text, and its exit code. Does not wait."""
+        """Begin to ask the engine why it ends the job, without waiting. by, code: the signal as text, and its exit code.
+
+        Without an allocation this does nothing.
+        """
 
     def turn(self) -> Optional[Outcome]:
-        """Return how the job ends, once, when the engine has answered or is late."""
+        """Return the outcome of the job, once, when the engine has answered or is late; else None."""
         return None
 
     def comes_back(self, outcome: Outcome) -> bool:
-        """Check whether the engine may start the job again after it has ended so."""
+        """Check whether the engine may start the job again after it has ended with `outcome`."""
         return False
 
     def leave(self, end: End) -> str:
         """Leave the allocation after the end of the job. Returns what went wrong, or "".
 
-        Lets the engine start the job again, if it would have done so without the end in order, and gives the nodes back, if the
-        engine would wait for one that is lost.
+        An engine's subclass makes the engine start the job again where an orderly end would prevent that, and gives the nodes
+        back where the engine would wait for a lost one.
         """
         return ""
 
@@ -67,7 +70,7 @@ class Origin(NamedTuple):
     file: bytes = b""
 
     def require_bundle(self, node: str) -> bytes:
-        """Return the bundle, for a request on this node. Raises NotFound."""
+        """Return the bundle. Raises NotFound, which names `node`, if there is none because the job was started by ssh."""
         if not self.bundle:
             what = f"the supervisor on {node} has no bundle: its job was started by ssh"
             raise NotFound(what, "only a job whose nodes join has one")

@@ -60,16 +60,19 @@ class UserRequests(NamedTuple):
 
     @property
     def stopped(self) -> Optional[Outcome]:
-        """The outcome of a job that is stopped by the request, None if there is none."""
+        """The outcome of a job whose end was requested, None if it was not."""
         return Outcome(self.state, self.code, "tool", self.by) if self.by else None
 
     @property
     def left(self) -> Optional[Outcome]:
-        """The outcome of a node that is released, None if it is not."""
+        """The outcome of a node whose release was requested, None if it was not."""
         return Outcome(JobState.STOPPED, self.code, "tool", self.leave_by) if self.leave_by else None
 
     def leave(self, by: str, code: int, now: float) -> UserRequests:
-        """Return the same for a node that is shut down: it does not wait long for the coordinator."""
+        """Return a copy for a node that is shut down, with `code`, stop_at `now`, and `by` unless a release was requested.
+
+        By stop_at, the node does not wait long for the coordinator's verdict.
+        """
         return self._replace(leave_by=self.leave_by or by, code=code, stop_at=now)
 
 
@@ -89,10 +92,14 @@ class ControlClient:
 
     @property
     def wants_write(self) -> bool:
+        """Whether a part of the answer is not sent yet."""
         return bool(self._left)
 
     def receive(self) -> Optional[Header]:
-        """Receive the request, once all of it has arrived. Raises OSError, FrameError."""
+        """Read what has arrived, and return the request once it is complete, else None.
+
+        Raises FrameError, and OSError also if the client has closed the connection.
+        """
         with contextlib.suppress(BlockingIOError):
             data = self._sock.recv(_REQUEST)
             if not data:
@@ -101,8 +108,8 @@ class ControlClient:
                 return header
         return None
 
-    def closed(self) -> bool:
-        """Check whether the other side has gone. What it sends after its request is ignored."""
+    def is_closed(self) -> bool:
+        """Check whether the client has closed the connection. Drops what the client has sent after its request."""
         try:
             return not self._sock.recv(_REQUEST)
         except BlockingIOError:
@@ -111,11 +118,15 @@ class ControlClient:
             return True
 
     def reply(self, header: Header, payload: bytes) -> None:
+        """Make an answer ready to be sent, and allow the client two seconds to read from it."""
         self._left = [memoryview(part) for part in (head(header, len(payload)), payload) if part]
         self.until = time.monotonic() + _TIMEOUT
 
     def send(self) -> None:
-        """Send what the kernel accepts now. Raises OSError."""
+        """Send as much of the answer as the kernel accepts now, at most 1 MiB; each sent part gives the client two seconds.
+
+        Raises OSError.
+        """
         room = _TURN
         with contextlib.suppress(BlockingIOError):
             while self._left and room > 0:
@@ -145,9 +156,10 @@ class ControlSocket:
         self._waiting: Dict[Waiting, ControlClient] = {}
 
     def create(self, spec: Spec) -> None:
-        """Listen. Raises PreflightError if the job has a supervisor on this node, or the file system has no sockets.
+        """Bind the socket in the job's directory, for this user only, and listen.
 
-        The path begins with the descriptor: the path of a socket has at most 107 bytes, and those of jobs are longer.
+        Raises PreflightError if the job has a supervisor on this node, or the file system has no sockets. The path begins with
+        the descriptor: the path of a socket has at most 107 bytes, and those of jobs are longer.
         """
         try:
             os.fchmod(self._sock.fileno(), 0o600)  # bind() gives the file this mode
@@ -165,36 +177,37 @@ class ControlSocket:
     def wires(self) -> List[Union[socket.socket, ControlClient]]:
         return [self._sock, *self._clients, *self._waiting.values()]
 
-    def waits(self, key: Waiting) -> bool:
-        """Check whether a client waits for this, and has not gone."""
+    def has_waiting_client(self, key: Waiting) -> bool:
+        """Check whether a client waits for the answer to `key`. turn() has removed those that have closed."""
         return key in self._waiting
 
     def waiting_pids(self) -> List[int]:
-        """Return the processes that wait for an answer."""
+        """Return the pids of the clients that wait for the end of a process."""
         return [client.pid for client in self._waiting.values()]
 
     def resolve(self, key: Waiting, answer: SupervisorAnswer) -> None:
-        """Answer the client that waits for this; nothing is done if there is none."""
+        """Send `answer` to the client that waits for `key`; do nothing if there is none."""
         client = self._waiting.pop(key, None)
         if client is not None:
             client.reply({**answer}, b"")
             self._clients.append(client)
 
     def turn(self, answer: Answer) -> None:
-        """Answer the requests that have arrived. `answer` may raise ClustertoolError: the client gets the error.
+        """Accept clients, answer requests that have arrived, send more of the answers, and close clients that are done or late.
 
-        It may also return a key: then the client waits until resolve().
+        answer: returns the answer to a request, or a key for which the client waits until resolve(). May raise
+        ClustertoolError, which is sent to the client.
         """
         self._accept()
         for key, client in list(self._waiting.items()):
-            if client.closed():
+            if client.is_closed():
                 self._waiting.pop(key).close()
         for client in list(self._clients):
             try:
                 request = None if client.wants_write else client.receive()
-                found = None if request is None else _answered(request, answer)
+                found = None if request is None else _compute_answer(request, answer)
                 if found is not None and len(found) == 3:
-                    self._wait(found, client)
+                    self._let_wait(found, client)
                     continue
                 if found is not None:
                     client.reply(*found)
@@ -206,17 +219,17 @@ class ControlSocket:
             if done or time.monotonic() > client.until:
                 self._close(client)
 
-    def _wait(self, key: Waiting, client: ControlClient) -> None:
-        """Have a client wait. A second client for the same is the newer one: the first one is closed."""
+    def _let_wait(self, key: Waiting, client: ControlClient) -> None:
+        """Move a client to those that wait, under `key`. A client that waits for the same key already is closed."""
         self._clients.remove(client)
         if key in self._waiting:
             self._waiting.pop(key).close()
         self._waiting[key] = client
 
     def _accept(self) -> None:
-        """Accept clients.
+        """Accept up to 32 clients of this user, and close others. With 32 connected ones, each new one closes the oldest.
 
-        A flood of them gets one turn each: those that sent their request with the connection are answered.
+        In a flood, each has one turn: those that sent their request with the connection are answered.
         """
         for _ in range(_MOST):
             try:
@@ -236,11 +249,15 @@ class ControlSocket:
         client.close()
 
     def touch(self) -> None:
+        """Set the time of the socket's file to now, as a heartbeat."""
         with contextlib.suppress(OSError):
             os.utime(_NAME, dir_fd=self._job, follow_symlinks=False)
 
     def remove(self) -> bool:
-        """Return whether create() has made the socket; if not, it belongs to another supervisor and stays."""
+        """Remove the socket, and close all connections. Returns False, and does nothing, if create() has not made it.
+
+        Then it belongs to another supervisor.
+        """
         if not self._made:
             return False
         with contextlib.suppress(FileNotFoundError):
@@ -250,8 +267,8 @@ class ControlSocket:
         return True
 
 
-def _answered(message: Header, answer: Answer) -> Union[Tuple[Header, bytes], Waiting]:
-    """Answer what a client sent, which may be an error, or return what it waits for."""
+def _compute_answer(message: Header, answer: Answer) -> Union[Tuple[Header, bytes], Waiting]:
+    """Return the answer to a message and its payload, or the key that the client waits for. Errors become answers."""
     try:
         try:
             request = read_request(message)
@@ -274,15 +291,16 @@ class LauncherRequests:
     def answer(
         self, request: LauncherRequest, link: CoordinatorLink, may_launch: bool
     ) -> Union[Tuple[SupervisorAnswer, bytes], Waiting]:
-        """Return the answer, or what the sender waits for. Raises NotFound, UsageError, PreflightError.
+        """Carry out a request of mpirun's helpers; return the answer and its payload, or the key that the sender waits for.
 
-        may_launch: this is the coordinator's node, and the job does not end.
+        Requests: start a daemon, wait for a rank's end, adopt a started rank, note that a rank was signalled. Raises NotFound,
+        UsageError, PreflightError. may_launch: this is the coordinator's node, and the job does not end.
         """
         if request["type"] == "launch-daemon":
             key = self._ranks.launched.node_of(request["host"])
             if not may_launch:
                 raise NotFound("no MPI daemon can be started now", "start the job again")
-            if self._control.waits(("launch-daemon", *key)):
+            if self._control.has_waiting_client(("launch-daemon", *key)):
                 raise UsageError(f"mpirun wants a second MPI daemon on {request['host']}", "name each host once")
             link.launch(key, request["command"])
             return ("launch-daemon", *key)
@@ -298,32 +316,44 @@ class LauncherRequests:
         return _ACCEPTED, b""
 
     def turn(self, link: CoordinatorLink) -> None:
-        """Answer those that wait for what has ended meanwhile."""
+        """Answer the wrappers whose ranks have ended without a failure, and the agents whose daemons have ended on any node."""
         for key in self._ranks.launched.take_late():  # a rank may end before its wrapper has sent the request
             self.answer_wrapper(key)
         for exit in link.ended_daemons():
             self._resolve("launch-daemon", exit)
 
     def answer_wrapper(self, key: Key) -> None:
-        """Send the end of a rank to mpirun, but no failure: it would end other ranks before the coordinator does."""
+        """Send the exit of a rank to its waiting wrapper, if the rank has ended well and was not stopped.
+
+        mpirun does not learn of a failure: it would end other ranks before the coordinator does.
+        """
         rank = self._ranks.find(key)
         if rank is not None and rank.exit is not None and not rank.exit.failed and not rank.exit.stopped:
             self._resolve("rank-end", rank.exit)
 
     def _resolve(self, request: str, exit: RankExit) -> None:
+        """Send the code and signal of an exit to the client that waits for it by a request of this type."""
         answer: ProcessEnd = {"type": "process-end", "code": exit.code, "signal": exit.signal}
         self._control.resolve((request, *exit.key), answer)
 
     def may_have_ended(self, rank: LocalRank, exit: RankExit) -> bool:
-        """Check whether mpirun may have ended a rank, which becomes known a moment later."""
+        """Check whether mpirun may have ended a rank, by the form of its exit, and can still report that.
+
+        True only for a moment after the exit, and only while has_ended() is False.
+        """
         if not self._ranks.launched.starts(rank.key[0]) or self.has_ended(rank):
             return False
         return LaunchedRanks.may_be_ended(exit.code, exit.signal) and time.monotonic() - rank.ended_at <= NOTICE
 
     def has_ended(self, rank: LocalRank) -> bool:
         """Check whether mpirun has ended a rank: its wrapper got the signal as well, or is gone."""
-        return self._ranks.launched.ended_by_launcher(rank.key, self._control.waits(("rank-end", *rank.key)))
+        return self._ranks.launched.ended_by_launcher(
+            rank.key, self._control.has_waiting_client(("rank-end", *rank.key))
+        )
 
     def helpers(self) -> FrozenSet[int]:
-        """Return the pids of all that mpirun consists of on this node. Wrappers and agents may have lost their parents."""
+        """Return the pids of mpirun, its daemons and their descendants on this node, and of the waiting wrappers and agents.
+
+        The latter may have lost their parents.
+        """
         return LaunchedRanks.helpers([*self._ranks.launchers(), *self._control.waiting_pids()])

@@ -45,14 +45,17 @@ _FAREWELL = 2.0
 
 
 def patience(spec: Spec) -> float:
-    """Compute the seconds of silence after which supervisor and guard call each other frozen, by the waiting one's clock."""
+    """Return after how many seconds of silence supervisor and guard regard each other as frozen: the loss timeout, or 2 s.
+
+    They count by the process clock of the waiting one. The longer of the two counts.
+    """
     return max(2.0, spec["policy"]["loss_timeout"])
 
 
-def _patience_with_supervisor(spec: Spec) -> float:
-    """Compute the guard's patience.
+def _guard_patience(spec: Spec) -> float:
+    """Return the seconds of silence after which the guard regards the supervisor as frozen; at least 300 s in an elastic job.
 
-    In an elastic job the lease ends the ranks of a supervisor that is frozen, and it may go on later.
+    There the lease ends the ranks of a frozen supervisor, and it may go on later.
     """
     return max(_FROZEN, patience(spec)) if "elastic" in spec else patience(spec)
 
@@ -73,7 +76,7 @@ class GuardKeeper:
         self.lease_ended = False  # the guard has ended the ranks because of that
 
     def start(self) -> None:
-        """Start a guard. Raises OSError where the machine has no process to spare."""
+        """Fork a guard, connect it by a socket pair, and record it. Raises OSError where no process can be started."""
         ours, theirs = socket.socketpair()
         with theirs:
             ours.setblocking(False)
@@ -91,6 +94,10 @@ class GuardKeeper:
         self._record("guard", pid=self.pid, start=process.start if process else 0)
 
     def turn(self) -> None:
+        """Read the guard's messages and send it a heartbeat; kill it if it was silent for too long. Without a guard, start one.
+
+        Tries to start one every 0.2 s.
+        """
         now = self._clock.turn()
         if self.sock is None:
             if now >= self._start_at:
@@ -111,7 +118,10 @@ class GuardKeeper:
                 self.sock.send(b"s")
 
     def renew(self, end: float, seconds: float) -> None:
-        """Send the guard the end of the node's lease, by CLOCK_BOOTTIME. seconds: how long it lasts."""
+        """Send the guard the end of the node's lease, by CLOCK_BOOTTIME, if it has moved by a twentieth of `seconds` or more.
+
+        seconds: how long the lease lasts.
+        """
         if end == self._lease_end or abs(end - self._lease_end) < seconds / _RENEWALS:
             return
         self._lease_end = end
@@ -120,7 +130,7 @@ class GuardKeeper:
                 self.sock.send(b"%s%.3f\n" % (_LEASE, end))
 
     def changed(self, status: int) -> None:
-        """Handle a change of the guard: a stopped one guards nothing and is ended; a dead one is replaced at the next turn."""
+        """Handle the guard's wait status: kill a stopped guard; forget one that has ended, so that turn() starts another."""
         if os.WIFSTOPPED(status):
             os.kill(self.pid, signal.SIGKILL)
         elif not os.WIFCONTINUED(status):
@@ -131,7 +141,7 @@ class GuardKeeper:
                 self.sock = None
 
     def end(self) -> None:
-        """End the guard, since all is done here."""
+        """Send the guard the order to quit, wait up to 2 s for its end, and close its socket."""
         if self.sock is None:
             return
         with contextlib.suppress(BlockingIOError, ConnectionError):
@@ -141,7 +151,7 @@ class GuardKeeper:
         self.pid, self.sock = 0, None
 
     def _become_guard(self, theirs: socket.socket) -> None:
-        """Become the guard in the child, which never returns."""
+        """Detach the forked child from the supervisor's descriptors, run the guard's loop, and exit. Never returns."""
         try:
             processes.detach(theirs.fileno(), self._job, *self.inherited)
             run(theirs, self._family.head, self._spec, self._job, self.spared, self._lease_end)
@@ -157,7 +167,7 @@ class LeaseWatch:
         self._begun = b""  # a line of which the rest is still to come
 
     def read(self, data: bytes) -> None:
-        """Read what the supervisor sends: the newest end of a lease in it counts."""
+        """Set `end` to the newest end of a lease in the data from the supervisor; keep an incomplete line for the next call."""
         *lines, rest = (self._begun + data).split(b"\n")
         self._begun = b"".join(rest.rpartition(_LEASE)[1:]) if _LEASE in rest else b""
         for line in lines:
@@ -166,7 +176,7 @@ class LeaseWatch:
                 self.end = float(end)
 
     def has_ended(self) -> bool:
-        """Check whether it has ended now; True once."""
+        """Check whether the lease has ended; True once, after which `end` is infinite."""
         ended = boottime() >= self.end
         if ended:
             self.end = math.inf
@@ -181,7 +191,11 @@ def run(
     spared: Sequence[Process] = (),
     lease_end: float = math.inf,
 ) -> None:
-    """Loop until the supervisor sends QUIT or ends. `job` is the job directory's descriptor."""
+    """Send heartbeats to the supervisor until it sends QUIT; end the job on this node if it dies or is silent for too long.
+
+    When the lease ends, kill the ranks only. A silent supervisor has up to 60 s while it is ready to run and gets no processor.
+    job: the job directory's descriptor. spared: processes that are not ended.
+    """
     lease = LeaseWatch(lease_end)
     processes.set_name("ct-guard")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -198,10 +212,10 @@ def run(
                 data = sock.recv(4096)
             if _QUIT in data:
                 return
-            received, limit = now, _patience_with_supervisor(spec)
+            received, limit = now, _guard_patience(spec)
             why = "" if data else "died"
             lease.read(data)
-        elif now - received > limit and not (now - received < _BUSY and _wants_to_run(supervisor)):
+        elif now - received > limit and not (now - received < _BUSY and _is_runnable(supervisor)):
             why = f"did not move for {limit:g} s"
         if lease.has_ended():
             _end_ranks(sock, supervisor, spec, job, spared)
@@ -213,9 +227,9 @@ def run(
 
 
 def _end_ranks(sock: socket.socket, supervisor: Process, spec: Spec, job: int, spared: Sequence[Process]) -> None:
-    """KILL for all processes of the job below the supervisor, which gets to know the reason before their end.
+    """Report the end of the lease to the supervisor, then KILL all processes of the job, but not the supervisor and `spared`.
 
-    The ranks come first: to search the whole machine for others takes longer.
+    The supervisor's descendants come first: to search the whole machine for others takes longer. Waits 2 s at most.
     """
     with contextlib.suppress(OSError):
         sock.send(_LEASE_ENDED, socket.MSG_DONTWAIT)
@@ -227,16 +241,17 @@ def _end_ranks(sock: socket.socket, supervisor: Process, spec: Spec, job: int, s
     Sweep([*descendants.recorded(job), *ranks], spec["mark"], spec.get("container")).end(0.0, _KILL_TIME)
 
 
-def _wants_to_run(supervisor: Process) -> bool:
-    """Check whether the supervisor is neither stopped nor asleep: the machine is loaded, or it has much to do."""
+def _is_runnable(supervisor: Process) -> bool:
+    """Check whether the supervisor's process is in state R: the machine is loaded, or it has much to do."""
     found = processes.stat(supervisor.pid)
     return found is not None and found.start == supervisor.start and found.state == "R"
 
 
 def _take_over(why: str, supervisor: Process, spec: Spec, job: int, spared: Sequence[Process]) -> None:
-    """End the job on this node in the place of its supervisor.
+    """End the job on this node in the place of its supervisor, and record the loss and what is left.
 
-    What a frozen or dying supervisor owns is found below it; what a dead one owned, in its book and by the marker.
+    Reports to the coordinator, kills the supervisor, then all processes of the job but `spared`, and removes its session.
+    Descendants of a living supervisor are found by their parents, those of a dead one by its records and the job's mark.
     """
     records.record_loss(job, why, make=False)
     _report_loss(why, supervisor, spec)
@@ -250,7 +265,7 @@ def _take_over(why: str, supervisor: Process, spec: Spec, job: int, spared: Sequ
 
 
 def _report_loss(why: str, supervisor: Process, spec: Spec) -> None:
-    """Report the loss to the coordinator before anything is killed.
+    """Report the supervisor's death to the coordinator, if that is on another node, before anything is killed. Ignores errors.
 
     Ranks of other nodes that fail because these ranks are missing must not count as culprits.
     """

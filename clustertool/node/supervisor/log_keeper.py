@@ -34,7 +34,7 @@ class ShownLog:
         self.size, self._end, self._made = 0, b"", os.fstat(self.fd).st_mtime_ns
 
     def is_own(self) -> bool:
-        """Return whether nothing but this object has changed or replaced the file."""
+        """Check whether the file has the size, the end and the inode that this object gave it: no program has changed it."""
         with contextlib.suppress(OSError):
             about = os.fstat(self.fd)
             same = about.st_size == self.size and os.path.samestat(about, os.lstat(self._path))
@@ -44,7 +44,7 @@ class ShownLog:
         return False
 
     def grow(self, log: RankLog, size: int) -> None:
-        """Copy what is new of the log. Where the disk is full the next call continues."""
+        """Append the bytes of `log` up to `size` that the copy lacks. If the disk is full, the next call continues."""
         with contextlib.suppress(OSError):
             while self.size < size:
                 data = log.pread(min(PIECE, size - self.size), self.size)
@@ -69,25 +69,28 @@ class KeptLog:
 
     @property
     def base(self) -> int:
-        """The bytes that are not in the file any more."""
+        """The number of bytes of the log that are not in its file any more."""
         return self._log.base
 
     def update(self) -> None:
-        """Save what the program has truncated, and let the copies grow."""
+        """Close copies that programs have changed, save what was truncated, and copy the log's new bytes. Ignores OSError."""
         self.busy = False
         with contextlib.suppress(OSError):
             for copy in [copy for copy in self._copies if not copy.is_own()]:
                 self._copies.remove(copy)
                 os.close(copy.fd)
             if self._log.truncated():
-                self._save()
+                self._save_truncated()
             size = self._log.size()
             for copy in self._copies:
                 copy.grow(self._log, size)
             self._log.seek(size)
 
-    def _save(self) -> None:
-        """Append what the longest copy has to the second file, which cannot be read meanwhile. Raises OSError."""
+    def _save_truncated(self) -> None:
+        """Append what the longest copy has to the .cut file, with a note about the first truncation. Raises OSError.
+
+        The .cut file cannot be read meanwhile.
+        """
         base = self._log.base
         with files.closing(files.open_append(self._job, JobPaths.written(self._name) + CUT)) as fd:
             os.fchmod(fd, 0o200)
@@ -104,6 +107,7 @@ class KeptLog:
         self._log.refresh()
 
     def close(self) -> None:
+        """Update the copies a last time, and close the log and its copies."""
         self.update()
         self._log.close()
         for copy in self._copies:
@@ -121,29 +125,35 @@ class LogKeeper:
         self._missing = False
 
     def open(self, name: str, *more: str) -> int:
-        """Make a log, and copies of it for readers with this name and `more`. Return its descriptor. Raises OSError."""
+        """Create a log, its copies for readers as `name` and `more`, and kept names of its files. Return its descriptor.
+
+        Raises OSError if the log cannot be opened; a copy that cannot is left out.
+        """
         written = JobPaths.written(name)
         fd = files.open_append(self._job, written)
         self._records.update({written: 0, written + CUT: 0})
         for record in [record for record, known in self._records.items() if not known]:
-            self._keep(record)  # before the program runs
+            self._add_kept_name(record)  # before the program runs
         with contextlib.suppress(OSError):  # readers have the log
             self._logs[name] = KeptLog(self._job, name, (name, *more))
         return fd
 
     def close_log(self, name: str) -> None:
-        """Close a log, since another attempt begins."""
+        """Forget a log, since another attempt begins; update and close it in the thread, or here if its queue is full."""
         log = self._logs.pop(name, None)
         if log is not None and not self._worker.put(log.close):
             log.close()
 
     def base(self, name: str) -> int:
-        """Return how many bytes the file of this log had before it was truncated."""
+        """Return how many bytes of this log are not in its file any more, since it was truncated."""
         log = self._logs.get(name)
         return log.base if log is not None else 0
 
     def changed(self, name: str) -> bool:
-        """Request a copy of what is new in this log. False if the change has to be reported again."""
+        """Have the thread copy the log's new bytes. Return False if the change has to be reported again: the thread is busy.
+
+        True also for a log that is not kept.
+        """
         log = self._logs.get(name)
         if log is None or log.busy:
             return log is None
@@ -154,46 +164,53 @@ class LogKeeper:
         return False
 
     def check(self) -> None:
-        """Request that records which a program has removed are put back. Call it now and then."""
+        """Have the thread put back the records that a program has removed, unless its queue is long."""
         if self._worker.waiting < len(self._logs) + 1:
-            self._worker.put(self._check)
+            self._worker.put(self._restore_removed)
 
     def finish(self) -> None:
-        """Complete the copies: no program runs any more."""
+        """Update and close all logs, and wait up to 10 s for the thread to end: no program runs any more."""
         for log in self._logs.values():
             if not self._worker.put(log.close):
                 log.close()
         self._worker.end(_PATIENCE)
 
     def end(self) -> None:
-        """Put back what is missing, and remove the further names."""
+        """Put back removed files at once, except the control socket, and remove the kept names."""
         self._records.pop(f"{OURS}/control")
         self._missing = True
-        self._check()
+        self._restore_removed()
         ledger.remove_kept(self._paths)
 
-    def _check(self) -> None:
-        lost = [name for name in list(self._records) if not self._keep(name) and self._records[name]]
+    def _restore_removed(self) -> None:
+        """Link the files that are missing at two calls in turn to their names again, if the ledger has the job.
+
+        At two calls, so that the program is not removing them just now. Without the entry in the ledger the job ends.
+        """
+        lost = [name for name in list(self._records) if not self._add_kept_name(name) and self._records[name]]
         # At two calls: the program does not remove them just now. Without the entry of the ledger the job ends.
         if lost and self._missing and os.path.exists(self._paths.ledger):
             for name in reversed(lost):  # the events last: readers begin with them
                 with contextlib.suppress(OSError):
                     os.makedirs(os.path.dirname(self._path(name)), mode=0o700, exist_ok=True)
-                    os.link(self._kept(name), self._path(name))
+                    os.link(self._kept_path(name), self._path(name))
             files.mark_again(self._paths.dir)
         self._missing = bool(lost)
 
-    def _keep(self, name: str) -> bool:
-        """Give a file its further name. Return whether the file is there."""
+    def _add_kept_name(self, name: str) -> bool:
+        """Link a file to its name in the kept folder, if it has none, or if a record was replaced by a newer file.
+
+        Returns whether the file exists under its own name.
+        """
         with contextlib.suppress(OSError, PreflightError):
             found = os.lstat(self._path(name)).st_ino
             replaced = name in _REPLACED and found != self._records[name]
             if replaced or not self._records[name]:
                 if not os.path.isdir(self._paths.kept):
                     files.make_dir(self._paths.base, OURS, "kept", self._paths.job)
-                part = self._kept(name) + ".part"
+                part = self._kept_path(name) + ".part"
                 os.link(self._path(name), part, follow_symlinks=False)
-                os.rename(part, self._kept(name))
+                os.rename(part, self._kept_path(name))
                 self._records[name] = found
             return True
         return False
@@ -201,5 +218,5 @@ class LogKeeper:
     def _path(self, name: str) -> str:
         return f"{files.path_of(self._job)}/{name}"
 
-    def _kept(self, name: str) -> str:
+    def _kept_path(self, name: str) -> str:
         return os.path.join(self._paths.kept, name.replace("/", "+"))

@@ -70,7 +70,10 @@ class NodeMonitor:
         self._sampled_at = 0.0
 
     def turn(self) -> bool:
-        """Return whether it has taken a sample now."""
+        """Record how logs grew; each 0.5 s, sample descendants, disk, ranks and cards, and pass them to the recorder.
+
+        Returns whether it has taken the sample. Changes of the disk and of stopped containers become events.
+        """
         self.record_growth()
         now = time.monotonic()
         if now < self._sampled_at + _SAMPLE_EVERY:
@@ -88,16 +91,17 @@ class NodeMonitor:
         return True
 
     def record_growth(self, at_once: bool = False) -> None:
-        """Record how the logs grew; `at_once`: also of a log whose growth was recorded a moment ago."""
+        """Pass the logs that grew to the recorder; `at_once`: also those whose growth was recorded less than 0.5 s ago."""
         self.recorder.grown(self._ranks.growth(at_once))
 
     def disk_is_full(self) -> bool:
-        """Sample the disk now, and record a change."""
+        """Sample the disk, write an event if its state has changed, and return whether it is full."""
         if self._disk.update():
             self._record("disk", full=self._disk.full, root=self._root)
         return self._disk.full
 
     def close(self) -> None:
+        """Record the last growth of the logs, and wait briefly for the recorder to end."""
         self.record_growth(at_once=True)
         self.recorder.close()
 
@@ -120,26 +124,34 @@ class UsageRecorder:
         self._sampled: FrozenSet[Running] = frozenset()  # the ranks at the newest sample
 
     def turn(self, members: Sequence[Process], ranks: Sequence[Running]) -> None:
-        """Take a sample if it is due. members: every living descendant. Costs the caller nothing; called at any rate."""
+        """Have the thread sample and write the usage of the ranks if that is due, the thread is idle and a rank runs.
+
+        Does not wait. members: every living descendant.
+        """
         now = time.monotonic()
         if now < self._at or self._busy or not ranks:
             return
         self._at = now + self._pause
         self._busy = True  # before the thread can be done with it
-        if not self._worker.put(self._use, time.time(), members, ranks):
+        if not self._worker.put(self._record_usage, time.time(), members, ranks):
             self._busy = False
 
     def grown(self, lines: Sequence[Growth]) -> None:
-        """Record that logs have grown. Costs the caller nothing."""
+        """Have the thread write lines of how logs grew; drop them if 1000 calls wait. Does not wait."""
         if lines and self._worker.waiting < _WAITING:
             self._worker.put(self._growth.write, lines[-1][0], *lines)
 
     def close(self) -> None:
+        """Wait up to 0.5 s for the thread to write the last lines and close the files."""
         self._worker.end(_FAREWELL, self._usage.close, self._growth.close)
 
     # -- in the thread --
 
-    def _use(self, t: float, members: Sequence[Process], ranks: Sequence[Running]) -> None:
+    def _record_usage(self, t: float, members: Sequence[Process], ranks: Sequence[Running]) -> None:
+        """Sample and write a line with the usage of machine, ranks and cards; read the progress of ranks from their logs.
+
+        Sets the pause to the next sample: at least 2 s, and 500 times its CPU time.
+        """
         began = time.thread_time()
         line = self._sampler(t, members, ranks)
         self._read_logs(ranks)
@@ -152,9 +164,10 @@ class UsageRecorder:
         self._busy = False
 
     def _read_logs(self, ranks: Sequence[Running]) -> None:
-        """Read the progress of the ranks, for the coordinator: it is all that is known of them if this node is lost.
+        """Set `progress` to what the ends of the ranks' logs show, for the coordinator.
 
-        A log that has not grown since the newest sample is not read again.
+        It is all that the coordinator knows of the ranks if this node is lost. A log that has not grown since the newest sample
+        is not read again.
         """
         before, found = {reached[:2]: reached for reached in self.progress}, []
         for rank in ranks:
@@ -179,6 +192,7 @@ class Book:
         self._fresh = self._stayed = 0
 
     def write(self, now: float, *lines: object) -> None:
+        """Append lines; thin the file out after 1000 new ones, or as many as had stayed. On an OSError they are lost."""
         with contextlib.suppress(OSError):  # no room for the file: the lines are lost
             self._journal = self._journal or files.Journal(files.open_append(self._job, self._name))
             self._journal.write(*lines)
@@ -188,6 +202,7 @@ class Book:
                 self._thin(now)
 
     def _thin(self, now: float) -> None:
+        """Replace the file by one in which older lines are thinned out. Raises OSError."""
         data = usage.thin_out(files.read(self._job, self._name), now)
         files.create(self._job, self._name + ".new", data, exclusive=False)
         os.rename(self._name + ".new", self._name, src_dir_fd=self._job, dst_dir_fd=self._job)
@@ -208,6 +223,7 @@ class Sampler:
         self._used: Dict[Key, Tuple[int, float, float]] = {}  # (pid, seconds of the living then, seconds so far)
 
     def __call__(self, t: float, members: Sequence[Process], ranks: Sequence[Running]) -> UsageLine:
+        """Build the line of usage of the machine and of each rank from /proc; members that have ended since are left out."""
         stats = {}
         for member in members:
             found = processes.stat(member.pid)
@@ -218,7 +234,7 @@ class Sampler:
         return {"t": round(t, 2), "n": machine_usage(), "r": rows}
 
     def _row(self, rank: Running, stats: Sequence[Stat]) -> RankUsage:
-        """Build the row of a rank.
+        """Build the row of a rank: its CPU seconds so far, bytes of memory, number of processes, and size of its log.
 
         A process's time is added to its parent when it is waited for, so the sum over the living grows, except for orphans.
         """
@@ -232,27 +248,31 @@ class Sampler:
         return rank.role, rank.rank, rank.attempt, round(seconds, 2), memory, len(living), max(rank.log_size, 0)
 
     def _owned(self, stats: Dict[int, Stat], ranks: Dict[int, Key]) -> Dict[Key, List[Stat]]:
-        """Group members by rank. One stays a rank's when its parent dies and it becomes the supervisor's child."""
+        """Group the stats of members by rank; leave out members of no rank.
+
+        A member stays with its rank when its parent dies and it becomes the supervisor's child.
+        """
         self._owners = {process: key for process, key in self._owners.items() if process.pid in stats}
         self._owners.update((Process(pid, stats[pid].start), key) for pid, key in ranks.items() if pid in stats)
         found: Dict[Key, List[Stat]] = {}
         for pid, stat in stats.items():
-            key = self._owner(pid, stats)
+            key = self._find_owner(pid, stats)
             if key is not None:
                 found.setdefault(key, []).append(stat)
         return found
 
-    def _owner(self, pid: int, stats: Dict[int, Stat]) -> Optional[Key]:
-        """Find the rank of the nearest known parent; an orphan that was never seen with it is identified by its environment.
+    def _find_owner(self, pid: int, stats: Dict[int, Stat]) -> Optional[Key]:
+        """Find the rank of the nearest parent that is known, and remember it; None if the member belongs to none.
 
-        A loop, since a program may nest more processes than Python nests calls.
+        An orphan that was never seen with its parent is identified by its environment. A loop, since a program may nest more
+        processes than Python nests calls.
         """
         process, below = Process(pid, stats[pid].start), []
         while process not in self._owners:
             below.append(process)
             parent = stats[process.pid].parent
             if parent not in stats:
-                self._owners[process] = _by_environment(process.pid)
+                self._owners[process] = _owner_by_environment(process.pid)
             else:
                 process = Process(parent, stats[parent].start)
         owner = self._owners[process]
@@ -260,7 +280,8 @@ class Sampler:
         return owner
 
 
-def _by_environment(pid: int) -> Optional[Key]:
+def _owner_by_environment(pid: int) -> Optional[Key]:
+    """Read role and rank from the environment of a process; None if they are not there."""
     variables = processes.environment(pid)
     with contextlib.suppress(KeyError, ValueError):
         return variables[b"CLUSTERTOOL_ROLE"].decode(), int(variables[b"CLUSTERTOOL_RANK"])
@@ -268,7 +289,7 @@ def _by_environment(pid: int) -> Optional[Key]:
 
 
 def machine_usage() -> Tuple[float, int, int, int]:
-    """(busy CPU seconds, cores, bytes used, bytes there are) of this machine; zeros for what it does not tell."""
+    """Return (busy CPU seconds, cores, bytes used, bytes of memory) of this machine; zeros for what is not available."""
     total, available = pressure.memory()
     return round(pressure.cpu_ticks()[0] / processes.TICKS, 2), os.cpu_count() or 0, total - available, total
 
@@ -289,7 +310,7 @@ class CardMonitor:
         self._tries = _TRIES if self._ids and self._kind != "cpu" else 0
 
     def turn(self) -> None:
-        """Start it if there is none."""
+        """Start the monitor if it does not run, tries are left, and this node has readable cards of the job."""
         if self.pid or not self._tries:
             return
         self._tries -= 1
@@ -300,12 +321,16 @@ class CardMonitor:
             self._start()
 
     def changed(self, status: int) -> None:
+        """Handle the monitor's wait status: forget it if it has ended."""
         if os.WIFEXITED(status) or os.WIFSIGNALED(status):
             self._family.spare.discard(self.pid)
             self.pid, self._sock = 0, None
 
     def __call__(self) -> Sequence[CardUsage]:
-        """Return the newest sample that came since the last call, () for none. Never waits. Called in the recorder's thread."""
+        """Return the newest sample that came since the last call, with the plan's card numbers; () for none. Never waits.
+
+        The recorder's thread calls it.
+        """
         sock, newest = self._sock, b""
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while sock is not None:
@@ -316,6 +341,7 @@ class CardMonitor:
         return [(self._cards[index], *load) for index, *load in json.loads(newest or b"[]")]
 
     def end(self) -> None:
+        """Kill the monitor and the tools that it runs, if it runs, and wait up to 1 s for its end."""
         if not self.pid:
             return
         with contextlib.suppress(ChildProcessError):
@@ -328,22 +354,23 @@ class CardMonitor:
         self.pid = 0
 
     def _start(self) -> None:
+        """Fork the monitor, connected by a socket pair, add it to the descendants, and record it. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             parent = os.getpid()
             pid = os.fork()
             if pid == 0:
-                self._become(theirs, parent)
+                self._become_monitor(theirs, parent)
         self.pid, self._sock = pid, ours
         process = processes.identify(pid)
         if process:
             self._family.add(process)
             self._record("gauge", pid=pid, start=process.start)
 
-    def _become(self, sock: socket.socket, parent: int) -> None:
-        """Become the monitor in the child, which never returns.
+    def _become_monitor(self, sock: socket.socket, parent: int) -> None:
+        """Run the monitor's loop in the forked child, and exit. Never returns.
 
-        It closes the supervisor's descriptors: they keep locks and ports.
+        The kernel kills it when its parent ends. It closes the supervisor's descriptors, which keep locks and ports.
         """
         try:
             prctl.end_with_parent(signal.SIGKILL)
@@ -356,14 +383,17 @@ class CardMonitor:
 
 
 def has_readable_cards(kind: str) -> bool:
-    """Check whether this node has something to sample; the result is another matter."""
+    """Check whether this node has a library or tool that samples cards of this kind. Whether it works is not tested."""
     if kind == "gpu":
         return bool(nvml.newest()) and (bool(detect.library()) or os.path.exists("/dev/nvidiactl"))
     return bool(vendor_tools.program(kind))
 
 
 def sample_cards(sock: socket.socket, kind: str, ids: Sequence[int]) -> None:
-    """Sample, send and sleep: the loop of the card monitor. Its start is not counted."""
+    """Send samples of the cards as JSON, every 2 s or less often if they take much CPU time, until the socket is closed.
+
+    The CPU time of the first sample is not counted.
+    """
     processes.set_name("ct-gauge")
     read, used = card_reader(kind, ids), None
     while True:
@@ -380,14 +410,17 @@ def sample_cards(sock: socket.socket, kind: str, ids: Sequence[int]) -> None:
 
 
 def card_reader(kind: str, ids: Sequence[int]) -> Callable[[], List[CardUsage]]:
-    """Create the function that samples these cards; it may hang."""
+    """Create the function that samples these cards, by NVML or by the vendor's tool; a call of it may hang."""
     if kind == "gpu":
         digest = nvml.newest()
         return lambda: nvml.load(digest, ids)
     return lambda: [
-        _card(one) for one in vendor_tools.read(kind)["devices"] if one["index"] in ids and one.get("memory_total")
+        _card_usage(one)
+        for one in vendor_tools.read(kind)["devices"]
+        if one["index"] in ids and one.get("memory_total")
     ]
 
 
-def _card(device: Any) -> CardUsage:
+def _card_usage(device: Any) -> CardUsage:
+    """Return (index, utilisation, bytes used, bytes of memory) of a device."""
     return device["index"], device.get("utilisation") or 0, device.get("memory_used") or 0, device["memory_total"]

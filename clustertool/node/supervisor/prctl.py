@@ -13,16 +13,20 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper() -> None:
-    """Have orphans of the ranks become children of this process and not of init. Raises OSError."""
+    """Make the kernel give orphaned descendants to this process instead of init. Raises OSError."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_with_parent(number: int) -> None:
-    """Get this signal when the thread that has started this process ends; 0 for none. Raises OSError."""
+    """Make the kernel send the signal `number` (0: none) to this process when the thread that started it ends.
+
+    Raises OSError.
+    """
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def _prctl(option: int, value: int) -> None:
+    """Call prctl(2) with one value. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
         number = ctypes.get_errno()

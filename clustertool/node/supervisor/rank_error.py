@@ -72,13 +72,19 @@ class LoggedError(NamedTuple):
 
 
 def remove_file(job: int, role: str, rank: int) -> None:
-    """Remove the file of an earlier attempt before the rank starts: it is no error of this one. job: a descriptor."""
+    """Remove the error file of a rank before it starts: what an earlier attempt wrote is no error of this one. Ignores OSError.
+
+    job: a descriptor of the job's directory.
+    """
     with contextlib.suppress(OSError):
         files.remove(job, JobPaths.error_file(role, rank))
 
 
 def read_file(job: int, role: str, rank: int, secrets: Iterable[str]) -> str:
-    """Read the first line of the exception, without the values of `secrets`; "" if the rank has recorded none."""
+    """Read the first line of the exception in a rank's error file, shortened, without the values of `secrets`.
+
+    "" if there is no file, or it has another form or more than 1 MiB.
+    """
     try:
         with files.closing(files.open_read(job, JobPaths.error_file(role, rank))) as fd:
             data = os.pread(fd, _MOST + 1, 0)
@@ -89,25 +95,29 @@ def read_file(job: int, role: str, rank: int, secrets: Iterable[str]) -> str:
     if not isinstance(text, str):
         return ""
     first = next((line for line in mask(secrets)(text).splitlines() if line.strip()), "")
-    return _shown(first)
+    return _shorten(first)
 
 
-def _shown(line: str) -> str:
+def _shorten(line: str) -> str:
+    """Replace what cannot be printed by spaces, join them, and cut the line at 300 characters."""
     shown = " ".join("".join(sign if sign.isprintable() else " " for sign in line).split())
     return shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "..."
 
 
-def of_runtime(job: int, log: str, runtime: str, code: int) -> str:
-    """Describe why a rank's program did not begin: the exit code of the runtime's client, and its message in the log."""
+def describe_runtime_error(job: int, log: str, runtime: str, code: int) -> str:
+    """Describe why a container was not started: the exit code of the runtime's client, and the last error in the log."""
     lines: List[str] = []
     with contextlib.suppress(OSError):
         lines = [line for line in end_of(job, log, _LINE)[0].decode(errors="replace").splitlines() if line.strip()]
     found = next((line for line in reversed(lines) if "rror" in line), lines[0] if lines else "")
-    return f"{runtime} did not start its container (exit code {code})" + (f": {_shown(found)}" if found else "")
+    return f"{runtime} did not start its container (exit code {code})" + (f": {_shorten(found)}" if found else "")
 
 
 def end_of_log(job: int, log: str) -> LoggedError:
-    """Find the error with which a log ends: a Python exception, or the message of a library, or the last line."""
+    """Find the error with which a log ends: a Python exception, else a library's message, else the last line that is no stack.
+
+    If an exception only tells that another process has gone, the first one of its chain is the error.
+    """
     data = b""
     with contextlib.suppress(OSError):
         data = end_of(job, log, _END)[0]
@@ -129,7 +139,10 @@ def end_of_log(job: int, log: str) -> LoggedError:
 
 
 def _last_exceptions(lines: Sequence[bytes]) -> List[int]:
-    """Find the places of the exception that ended the program and of those that led to it, the first one first."""
+    """Find the lines of the exception that ended the program and of those before it in its chain, the first one first.
+
+    [] if there is none, or the program has printed more than a library's noise behind it.
+    """
     chain: List[int] = []
     inside = linked = False
     for place, line in enumerate(lines):
@@ -152,21 +165,21 @@ def _last_exceptions(lines: Sequence[bytes]) -> List[int]:
 
 
 def _message(lines: Sequence[bytes], place: int) -> bytes:
-    """Return the line at `place`, with the lines below it where a library of communication has printed it."""
+    """Return the line at `place`, with the seven lines below it if a communication library has printed it."""
     if not _LIBRARIES.search(lines[place], 0, _WIDTH) and not _BEGINS.match(lines[place]):
         return lines[place]
     return b"\n".join(lines[place : place + _MESSAGE])
 
 
 def shown_exception(error: LoggedError, secrets: Iterable[str]) -> str:
-    """Return the exception of a Python program, without the values of `secrets`; "" for an end without one."""
-    return _shown(mask(secrets)(error.line.decode(errors="replace"))) if error.exception else ""
+    """Return the line of a Python exception, shortened, without the values of `secrets`; "" for an error that is none."""
+    return _shorten(mask(secrets)(error.line.decode(errors="replace"))) if error.exception else ""
 
 
 def classify(error: LoggedError) -> Tuple[int, bool, bool]:
-    """Return a number for an error, 0 for an empty one, and RankExit.consequence and RankExit.timed_out.
+    """Return (number, consequence, timed out) of an error, as RankExit has them; (0, False, False) for an empty one.
 
-    Lines that differ in digits only have the same number.
+    Lines that differ in digits and addresses only have the same number.
     """
     if not error.line:
         return 0, False, False
@@ -178,9 +191,10 @@ def classify(error: LoggedError) -> Tuple[int, bool, bool]:
 
 
 def _is_of_others(text: bytes) -> bool:
-    """Return whether a line of the text is about another process that has gone."""
+    """Check whether a line of the text reports a process that has gone, or a collective that has timed out."""
     return _finds(_OF_OTHERS, text) or _finds(_IN_COLLECTIVE, text)
 
 
 def _finds(pattern: Pattern[bytes], text: bytes) -> bool:
+    """Check whether the pattern is found in the first 1024 bytes of a line of the text."""
     return any(pattern.search(line, 0, _WIDTH) for line in text.splitlines())

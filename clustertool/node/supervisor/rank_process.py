@@ -23,7 +23,7 @@ _WITH_PRELUDE = after_prelude("the command $1 does not exist here, or cannot be 
 
 
 def of_login(environ: Mapping[str, str]) -> Dict[str, str]:
-    """Keep what `ssh host command` has, without Paddle's variables, those that launchers compute, and proxies.
+    """Keep the variables that `ssh host command` has, without Paddle's variables, those that launchers compute, and proxies.
 
     Open MPI's stay, except those of a rank: in a login they are settings of the user.
     """
@@ -33,17 +33,17 @@ def of_login(environ: Mapping[str, str]) -> Dict[str, str]:
 
 
 def inherited_variables(environ: Mapping[str, str]) -> Dict[str, str]:
-    """Select the variables of the user's shell, without those that launchers compute, for a job on the user's machine."""
+    """Select the variables of the user's shell for a job on the user's machine: without launchers' variables and proxies."""
     return {name: value for name, value in environ.items() if not (of_launcher(name) or name.endswith("_proxy"))}
 
 
 def of_allocation(environ: Mapping[str, str]) -> Dict[str, str]:
-    """Select the variables of the shell that has submitted the job, and those that name the engine's job."""
+    """Select the variables of the shell that has submitted an engine's job, and those of this job, but not of its task."""
     return {name: value for name, value in inherited_variables(environ).items() if not of_task(name)}
 
 
 def environment(spec: RankSurroundings, rank: ProcessCommand, attempt: int, own: Mapping[str, str]) -> Dict[str, str]:
-    """Build the environment of a rank: the node's base, the plan's variables, the secrets.
+    """Build the environment of a rank: the base of the node, login or allocation, the plan's variables, and the secrets.
 
     conf.py's LD_LIBRARY_PATH stands in front of the node's own. A launcher (`apart`) gets no variable of a scheduler, and
     nothing that only ranks have. In mode mpi, neither it nor its ranks have variables of MPI from the base: Open MPI would send
@@ -65,7 +65,7 @@ def environment(spec: RankSurroundings, rank: ProcessCommand, attempt: int, own:
 
 
 def planned_variables(spec: RankSurroundings, rank: ProcessCommand, attempt: int) -> Dict[str, str]:
-    """Collect the plan's variables and the secrets."""
+    """Merge the plan's variables of all ranks (not for launchers) and of this one, the secrets, and the attempt's number."""
     env = {**({} if rank.get("apart", False) else spec["common"]), **rank["env"], **spec.get("secrets", {})}
     env["CLUSTERTOOL_ATTEMPT"] = str(attempt)
     if "TORCHELASTIC_RESTART_COUNT" in env:
@@ -74,6 +74,7 @@ def planned_variables(spec: RankSurroundings, rank: ProcessCommand, attempt: int
 
 
 def command(spec: RankSurroundings, process: ProcessCommand) -> List[str]:
+    """Return the argv of a process; with a prelude, a shell that runs the prelude before it."""
     argv = [str(argument) for argument in process["argv"]]
     if not spec["prelude"]:
         return argv
@@ -82,8 +83,8 @@ def command(spec: RankSurroundings, process: ProcessCommand) -> List[str]:
 
 
 @contextlib.contextmanager
-def _as_the_rank(umask: int, file_limit: int) -> Iterator[None]:
-    """Set what a process has from the one that starts it, and restore it."""
+def _limits_of_rank(umask: int, file_limit: int) -> Iterator[None]:
+    """Set the umask, and the soft limit of open files unless it is 0, while a process is started; then restore both."""
     ours, limits = os.umask(umask), resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         if file_limit:
@@ -95,9 +96,9 @@ def _as_the_rank(umask: int, file_limit: int) -> Iterator[None]:
 
 
 def _spawn(rank: RankStart, log: int, apart: bool) -> int:
-    """Start a process in a session of its own, and return its pid. apart: it is mpirun or its daemon. Raises OSError.
+    """Start a process in a session of its own, with output to `log`, and return its pid. apart: it is mpirun or its daemon.
 
-    In the child, `preexec_fn` makes system calls and takes no lock, so our other threads do not matter.
+    Raises OSError. In the child, `preexec_fn` makes system calls and takes no lock, so our other threads do not matter.
     """
     child = subprocess.Popen(
         rank.argv,
@@ -114,10 +115,10 @@ def _spawn(rank: RankStart, log: int, apart: bool) -> int:
 
 
 def _working_directory(spec: Spec, job: int) -> str:
-    """Return the job's directory by its descriptor.
+    """Return the job's directory as a path by its descriptor, or the path of the folder of --job-workspace.
 
-    Another user who can replace a folder above it cannot choose what the rank runs. With --job-workspace it is another folder,
-    by its path. Raises FileNotFoundError if the job's directory was removed.
+    By the descriptor, another user who can replace a folder above it cannot choose what the rank runs. Raises FileNotFoundError
+    if the job's directory was removed.
     """
     if spec["work_dir"] != spec["job_dir"]:
         return spec["work_dir"]
@@ -131,7 +132,10 @@ RankStart = NamedTuple("RankStart", [("argv", List[str]), ("env", Dict[str, str]
 
 
 def rank_start(spec: Spec, process: ProcessCommand, attempt: int, job: int) -> RankStart:
-    """`job`: the descriptor of the job's directory. Raises FileNotFoundError if that was removed."""
+    """Compute the command line, environment and working directory of a rank. job: the descriptor of the job's directory.
+
+    Raises FileNotFoundError if that was removed.
+    """
     env, argv = environment(spec, process, attempt, os.environ), command(spec, process)
     if "PWD" in env:  # of the login, in another directory
         env["PWD"] = spec["work_dir"]
@@ -148,17 +152,18 @@ def start(
     file_limit: int,
     client: Optional[Tuple[List[str], Dict[str, str]]] = None,
 ) -> Tuple[int, str]:
-    """Start a rank in a session of its own, writing straight into its log. Returns (pid, "") or (127 or 126, why).
+    """Start a rank in a session of its own, writing straight into its log. Returns (pid, ""), or (127 or 126, reason).
 
-    `job`: the descriptor of the job's directory. `file_limit`: its soft limit, where the supervisor has raised its
-    own; else 0. `client`: command line and environment of what starts the rank's container.
+    The reason of an error is also written to the log. job: the descriptor of the job's directory. file_limit: the soft limit of
+    open files, where the supervisor has raised its own; else 0. client: command line and environment of what starts the rank's
+    container.
     """
     try:
         if client:
             rank = RankStart(*client, "/")
         else:
             rank = rank_start(spec, process, attempt, job)
-        with _as_the_rank(umask, file_limit):
+        with _limits_of_rank(umask, file_limit):
             return _spawn(rank, log, process.get("apart", False)), ""
     except OSError as error:
         name, folder = (client[0] if client else command(spec, process))[0], ""

@@ -55,11 +55,12 @@ class PendingServer:
         self.check_at = time.monotonic() + _CHECK_EVERY
 
     def listens_at(self, listeners: Sequence[Listener]) -> bool:
+        """Check whether a listener has one of the pserver's ports, at its address if that is one of this machine."""
         at = [listener for listener in listeners if listener.port in self.ports]
         return any(not self.address or ports.serves(listener, self.address) for listener in at)
 
     def other_address(self, listeners: Sequence[Listener]) -> str:
-        """Find the address at which it listens on its own port, if not where it is expected; "" if it does not listen yet."""
+        """List where the pserver or a descendant listens on one of its port numbers, as "ADDRESS port PORT, ..."; or ""."""
         at = [listener for listener in listeners if listener.port in self.ports]
         own: List[Listener] = []
         for pid in [self.pid, *(process.pid for process in processes.descendants(self.pid))] if at else ():
@@ -76,16 +77,20 @@ class ListenWatch:
         self._reported: Dict[Key, str] = {}
 
     def check(self) -> Tuple[List[Key], List[OtherAddress]]:
-        """Find the pservers that listen now, which are no longer pending; and those on another address, each place once."""
+        """Return the keys of pservers that listen now, no longer pending, and those found newly at another address."""
         if not self.pending:
             return [], []
         listeners = ports.listeners()
         ready = sorted(key for key, server in self.pending.items() if server.listens_at(listeners))
         for key in ready:
             del self.pending[key]
-        return ready, self._strays(listeners)
+        return ready, self._find_other_addresses(listeners)
 
-    def _strays(self, listeners: Sequence[Listener]) -> List[OtherAddress]:
+    def _find_other_addresses(self, listeners: Sequence[Listener]) -> List[OtherAddress]:
+        """Find the pending pservers that listen at another address; each address of one is returned once.
+
+        Each pserver is checked every 3 s.
+        """
         found, now = [], time.monotonic()
         for key in sorted(self.pending):
             server = self.pending[key]
@@ -130,11 +135,11 @@ class LocalRank:
 
     @property
     def main(self) -> int:
-        """The pid of its program: in a container another one than `pid`, which is that of the runtime's client."""
+        """The pid of the program: in a container not `pid`, which is that of the runtime's client."""
         return self.container.main.pid if self.container and self.container.main else self.pid
 
     def end(self, status: int, used: resource.struct_rusage) -> RankExit:
-        """Note the end of a rank that is reaped, and return it as it is known before it is judged.
+        """Record when a reaped rank ended and what it used, and return its exit, without cause and without who ended it.
 
         status: as wait4() returns it. A container's client exits with 128 + n where signal n ended the program.
         """
@@ -149,7 +154,10 @@ class LocalRank:
         return RankExit(*self.key, code, killed)
 
     def sample(self) -> bool:
-        """Measure it. Return whether its program in a container was stopped or continued."""
+        """Sample the out-of-memory counters and the container. Return whether a container's program was stopped or continued.
+
+        Kills podman's client if the container's monitor is gone: it would wait 20 s for an exit code.
+        """
         if self.container is None:
             if self.oom is not None:
                 self.oom.update(self.pid)
@@ -163,7 +171,7 @@ class LocalRank:
 
     @property
     def state(self) -> RankState:
-        """As model/job/state computes it from the events."""
+        """The state of the rank, as model/job/state computes it from the events."""
         if self.pid:
             frozen = processes.stopped(processes.identify(self.main) or processes.Process(self.main, 0))
             return RankState.FROZEN if frozen else RankState.RUNNING
@@ -199,14 +207,15 @@ class RankTable:
         self.running: Dict[int, LocalRank] = {}
 
     def of_role(self, role: str) -> Iterator[LocalRank]:
+        """Iterate over the ranks of a role on this node."""
         return (rank for rank in self._ranks if rank.key[0] == role)
 
     def early(self) -> List[Tuple[LocalRank, RankExit]]:
-        """List those that have ended, and are not judged yet."""
+        """List (rank, exit) of the ranks that have ended and are not judged yet."""
         return [(rank, rank.early) for rank in self._ranks if rank.early is not None]
 
     def raise_file_limit(self, needed: int) -> None:
-        """Allow this process so many descriptors. Common limits are 1024."""
+        """Raise this process's soft limit of open files to `needed`, or the hard limit if that is lower; ignore errors."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY and soft < needed:
             with contextlib.suppress(ValueError, OSError):
@@ -215,7 +224,7 @@ class RankTable:
                 self._own_files = soft
 
     def close(self) -> None:
-        """Close the logs, and take back what raise_file_limit() has changed."""
+        """Close the logs, and restore the soft limit of open files that raise_file_limit() has changed."""
         for rank in self._ranks:
             if rank.log >= 0:
                 os.close(rank.log)
@@ -230,18 +239,24 @@ class RankTable:
         return next((rank for rank in self._ranks if rank.key == key), None)
 
     def launchers(self) -> List[int]:
-        """Return the pids of mpirun and its daemon, as far as they run here."""
+        """Return the pids of mpirun and its daemon that run on this node."""
         return [pid for pid, rank in self.running.items() if rank.key[0] in LAUNCHERS]
 
     def adopt(self, rank: LocalRank, pid: int, attempt: int) -> str:
-        """Take a rank that mpirun has started, and that waits for its begin. Return why that cannot be, or ""."""
+        """Open the log of a rank that mpirun has started and that waits for its begin, and add it to the running ones.
+
+        Returns why its log cannot be opened, or "".
+        """
         why = self._open_log(rank, attempt)
         if not why:
-            self._runs(rank, pid)
+            self._add_running(rank, pid)
         return why
 
     def start(self, rank: LocalRank, attempt: int) -> Tuple[int, str]:
-        """Start a rank with a new log. Return (pid, "") or (exit code, reason): 127, or 126 also if there can be no log."""
+        """Start a rank, or its container, with a new log. Return (pid, ""), or (exit code, reason) if it cannot be started.
+
+        The code is 127, or 126, also if the log or the container's files cannot be written.
+        """
         why = self._open_log(rank, attempt)
         if why:
             return NOT_EXECUTABLE, why
@@ -253,34 +268,35 @@ class RankTable:
         if self.containers.present:
             variables = rank_process.planned_variables(spec, process, attempt)
             try:
-                client, rank.container = self.containers.start(process, variables, self._around(attempt))
+                client, rank.container = self.containers.start(process, variables, self._surroundings(attempt))
             except OSError as error:
                 return NOT_EXECUTABLE, f"cannot write to {spec['job_dir']}: {error.strerror}"
         pid, why = rank_process.start(spec, process, attempt, self._job, rank.log, *limits, client)
         if not why:
-            self._runs(rank, pid)
+            self._add_running(rank, pid)
         return pid, why
 
-    def _around(self, attempt: int) -> Surroundings:
-        """Collect what a rank in a container has from this process."""
+    def _surroundings(self, attempt: int) -> Surroundings:
+        """Collect the attempt, umask, limits and device files for a rank's container."""
         present = rank_containers.device_files(self._spec["device_kind"])
         return Surroundings(attempt, self._umask, rank_containers.limits(self._file_limit), present)
 
     def take_entered(self) -> List[LocalRank]:
-        """List the ranks whose programs in containers are known since the last call."""
+        """Return the ranks whose program in a container was found since the last call, after a first sample of each."""
         found = [rank for rank in self.running.values() if rank.container is not None and rank.container.find()]
         for rank in found:
             rank.oom = pressure.OomWatch(rank.main)
             rank.sample()  # it may end before the next sample
         return found
 
-    def _runs(self, rank: LocalRank, pid: int) -> None:
+    def _add_running(self, rank: LocalRank, pid: int) -> None:
+        """Set the pid of a rank that was started, watch its memory, and add it to the running ranks."""
         rank.pid = pid
         rank.oom = pressure.OomWatch(pid)
         self.running[pid] = rank
 
     def _open_log(self, rank: LocalRank, attempt: int) -> str:
-        """Return why there can be no log, or ""."""
+        """Prepare a rank for an attempt: reset it, open log and copies, and remove its error file. Return an error or ""."""
         before = rank.log_name
         rank.attempt, rank.log_name, rank.exit = attempt, self._paths.log(*rank.key, attempt), None
         rank.container = None
@@ -299,14 +315,18 @@ class RankTable:
         return ""
 
     def with_reason(self, rank: LocalRank, exit: RankExit, disk: str) -> RankExit:
-        """Add what is known of the cause to the exit of a rank that failed. disk: that the disk is full, or ""."""
+        """Add to the exit of a failed rank its note, the number of its error, and whether that is a consequence or a timeout.
+
+        The note names memory, the container's runtime or the disk, and the recorded or logged exception. disk: that the disk is
+        full, or "".
+        """
         (role, number), killed, runtime = rank.key, exit.signal, self.containers.runtime
         note = rank.oom.verdict() if rank.oom and killed == signal.SIGKILL else ""
         if rank.container is not None and rank.container.orphaned:
             note = f"the process of {runtime} that observed its container has ended"
         of_runtime = rank.container is not None and exit.code > 0 and not note and not rank.container.reached
         if of_runtime:
-            note = rank_error.of_runtime(self._job, rank.log_name, runtime, exit.code)
+            note = rank_error.describe_runtime_error(self._job, rank.log_name, runtime, exit.code)
         note, found = note or disk, rank_error.LoggedError(b"", b"")
         secrets = self._spec.get("secrets", {}).values()
         recorded = rank_error.read_file(self._job, role, number, secrets)
@@ -322,7 +342,10 @@ class RankTable:
         return exit._replace(note=note, error=error, of_runtime=of_runtime)
 
     def status(self, attempt: int, coordinates: bool, stopping: str, outcome: Optional[Outcome]) -> LiveStatus:
-        """Return what a request for the status of this node gets. stopping: see LiveStatus."""
+        """Build the answer to a request for the status of this node, with the state, pid and log of each rank.
+
+        stopping: see LiveStatus.
+        """
         return {
             "type": "status",
             "job": self._spec["job"],
@@ -345,7 +368,10 @@ class RankTable:
         }
 
     def environment(self, role: str, rank: int, attempt: int) -> RankEnvironment:
-        """Return what start() would give to a rank of this node. Raises NotFound."""
+        """Build the answer with all that start() would give to a rank of this node in this attempt; start nothing.
+
+        Raises NotFound if the node has no such rank, or the job's directory was removed.
+        """
         found = self.find((role, rank))
         if found is None:
             raise NotFound(f"node {self._spec['name']} has no {role} {rank}", "ask the node that the plan gives it to")
@@ -371,27 +397,28 @@ class RankTable:
         }
         if self.containers.present:
             variables = rank_process.planned_variables(self._spec, process, attempt)
-            answer["session"] = self.containers.session(process, variables, self._around(attempt))
+            answer["session"] = self.containers.session(process, variables, self._surroundings(attempt))
         return answer
 
     def waiting_clients(self) -> FrozenSet[int]:
-        """Return the pids of the shells that wait for containers."""
+        """Return the pids of the shells that wait for containers of running ranks."""
         return frozenset(
             pid for pid, rank in self.running.items() if rank.container is not None and rank.container.waits
         )
 
     def pass_on(self, numbers: Sequence[int]) -> None:
-        """Send these signals to the program of each running rank."""
+        """Send each of these signals to the program of each running rank."""
         for number in numbers:
             for rank in self.running.values():
                 processes.signal_one(processes.identify(rank.main) or processes.Process(rank.main, 0), number)
 
     def forget_process(self, rank: LocalRank) -> None:
+        """Remove a rank from the running ones, and its pid."""
         del self.running[rank.pid]
         rank.pid = 0
 
     def growth(self, at_once: bool = False) -> Sequence[Growth]:
-        """Return (time, log, size) of logs that grew, each at most twice a second, or `at_once`.
+        """Return (time, log, size) of logs that grew, each at most twice a second, or `at_once`; have changed files copied.
 
         That is enough to merge the output of ranks by time later.
         """
@@ -409,5 +436,5 @@ class RankTable:
         return lines
 
     def snapshot(self) -> List[Running]:
-        """Return the running ranks, for the recorder's thread."""
+        """Return a record of each running rank, for the recorder's thread."""
         return [Running(*rank.key, rank.attempt, rank.main, rank.log_size) for rank in self.running.values()]

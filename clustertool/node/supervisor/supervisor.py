@@ -90,7 +90,7 @@ class NodeResources:
         self._touched_at = time.monotonic()  # the file of the claims
 
     def reserve(self) -> None:
-        """Reserve the ports and devices of this node. Raises PreflightError if one is in use."""
+        """Reserve the node's ports, and its devices unless an engine allocates them. Raises PreflightError if one is in use."""
         processes = self._spec["processes"]
         each = [process["ports"] for process in processes]
         others = [port for its in each for port in its[1:]]
@@ -107,6 +107,7 @@ class NodeResources:
         return () if self._devices is None else (self._devices.fd,)
 
     def refresh(self) -> None:
+        """Renew the reserved ports and the lock of the devices; once an hour, set the time of the file of claims."""
         self._ports.turn()
         if self._devices is not None:
             self._devices.touch()
@@ -116,9 +117,9 @@ class NodeResources:
             claims.touch()
 
     def release(self, claimed: bool) -> None:
-        """Release them.
+        """Release the ports and devices; `claimed`: also take back what was claimed when the job was placed.
 
-        claimed: also what was claimed when the job was placed. The event `ended` makes these claims void, too.
+        The event `ended` makes these claims void, too.
         """
         self._ports.close()
         if self._devices is not None:
@@ -139,9 +140,10 @@ class NodeEnd(NamedTuple):
 def node_end(
     outcome: Optional[Outcome], requests: UserRequests, survivors: Sequence[str], link: CoordinatorLink, spec: Spec
 ) -> NodeEnd:
-    """Determine how a supervisor ends.
+    """Determine the outcome of this node, the epoch's end if the job goes on, and the last events to record.
 
-    outcome: as the coordinator, or its silence, has decided it. survivors: processes that cannot be ended.
+    A node with survivors, or with a stop that was requested here, takes part in no other epoch. outcome: as the coordinator, or
+    its silence, has decided it. survivors: processes that cannot be ended.
     """
     if outcome is None:
         return NodeEnd(None)
@@ -161,7 +163,7 @@ def node_end(
 
 
 def _own_outcome(requests: UserRequests, survivors: Sequence[str], spec: Spec) -> Optional[Outcome]:
-    """Return why this node takes part in no other epoch, although there is one."""
+    """Return the outcome of a node that takes part in no other epoch: LOST with survivors, that of a stop, or None."""
     if survivors:
         brief = f"processes on {spec['name']} cannot be ended"
         return Outcome(JobState.LOST, 75, "tool", f"{brief}: {some(survivors)}", node=spec["node"], brief=brief)
@@ -213,7 +215,10 @@ class Supervisor:
     # -- life --
 
     def prepare(self) -> None:
-        """Do all that can fail before a rank runs: ports, the guard, the coordinator's port. Raises PreflightError."""
+        """Do all that can fail before a rank runs: reserve ports and devices, start control socket, guard and link.
+
+        Records the job and this process. Raises PreflightError.
+        """
         self.ranks.containers.prepare()
         prctl.become_subreaper()
         processes.set_name("ct-supervisor")
@@ -240,15 +245,19 @@ class Supervisor:
         self.link.attempt = attempt
 
     def run(self) -> None:
-        """Return when the verdict is known here, or the coordinator is lost and no process lives any more.
+        """Turn the loop until the verdict is known, or the coordinator is lost and no process lives any more; then leave().
 
         An error leaves the guard in its place: it ends what a broken supervisor would leave behind.
         """
-        while not self._over():
+        while not self._is_over():
             self._turn()
         self.leave()
 
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
+        """Check whether no process is left, the outcome is known, and other nodes do not need this one.
+
+        A node that was stopped takes its own outcome if the coordinator has sent no verdict after 1 s.
+        """
         if self.shutdown is None or not self.shutdown.over_at:
             return False
         asked, ended_at = self.requests, self.shutdown.over_at
@@ -261,12 +270,13 @@ class Supervisor:
         return self.outcome is not None and self.link.done
 
     def _turn(self) -> None:
+        """Wait for descriptors, and handle once all that has come: signals, exits, requests, orders, samples, the shutdown."""
         signals = self.signals
         assert signals is not None, "prepare() comes before run()"
         readers: List[FileDescriptorLike] = [signals.wake, *self.control.wires(), *self.link.wires()]
         if self.guard.sock is not None:
             readers.append(self.guard.sock)
-        ready = wait_for(readers, self._wait())
+        ready = wait_for(readers, self._wait_time())
         for request in signals.turn():  # before the ranks that the same sender has ended
             self.obey_signal(request)
         self.ranks.pass_on(signals.for_ranks)
@@ -286,8 +296,8 @@ class Supervisor:
         self._continue_shutdown()
         self.events.flush()
 
-    def _wait(self) -> float:
-        """Compute the seconds that the loop may wait for descriptors."""
+    def _wait_time(self) -> float:
+        """Return the seconds that the loop may wait for descriptors: 0 with orders, 0.03 if it must poll, else 0.1 or 0.25."""
         if self.link.orders:
             return 0.0
         stopping = self.shutdown is not None and not self.shutdown.over_at
@@ -296,7 +306,7 @@ class Supervisor:
         return _TICK if self.ranks.running else _IDLE_TICK
 
     def leave(self) -> None:
-        """Record the end and release all that is reserved here.
+        """Complete the logs, record the end, inform the coordinator, and release all that is reserved and open here.
 
         Then this process can supervise the next epoch of an elastic job, by another object of this class.
         """
@@ -320,12 +330,14 @@ class Supervisor:
         os.close(self.job)
 
     def record(self, kind: str, **fields: object) -> None:
+        """Write an event to the events file, and note it in the ledger."""
         self.events.write(record_lines.written_event(kind, round(time.time(), 3), fields))
         self.ledger.note(kind, fields)
 
     # -- messages from and to the coordinator --
 
     def _obey_orders(self, ready: Set[int]) -> None:
+        """Turn the link, end the ranks if lease or coordinator is lost, and obey the orders that have come."""
         self.link.turn(ready)
         self._keep_lease()
         if self.outcome is None and self.link.loss is not None:
@@ -336,7 +348,7 @@ class Supervisor:
             self._obey(self.link.orders.pop(0))
 
     def _keep_lease(self) -> None:
-        """End the ranks of an elastic job at once when this node's lease has ended, or send the guard its new end."""
+        """Stop the ranks with KILL, once, when this node's lease has ended; else send the guard the lease's end."""
         lease = self.link.lease
         if lease is None:
             return
@@ -350,29 +362,30 @@ class Supervisor:
             self.guard.renew(lease.end, lease.seconds)
 
     def _obey(self, order: Order) -> None:
+        """Carry out an order of the coordinator. Ignores those of an earlier attempt, and starts after the lease has ended."""
         lease = self.link.lease
         late = lease is not None and lease.ended and order["type"] in ("start", "launch")
         if late or is_outdated(order, self.attempt):
             return
         if order["type"] == "start":
-            self._start(order["role"], order["attempt"])
+            self._start_role(order["role"], order["attempt"])
         elif order["type"] == "launch":
-            self._launch(order["command"])
+            self._start_daemon(order["command"])
         elif order["type"] == "release":
             self.release()
         elif order["type"] == "stop":
-            self._enter(order["attempt"])  # a stop between two attempts ends the one that never began
+            self._enter_attempt(order["attempt"])  # a stop between two attempts ends the one that never began
             self.stop(order["why"], order.get("grace"), _OUTSIDE if order.get("outside") else 0.0)
         elif order["type"] == "finish":
             self.outcome = read(Outcome, order["outcome"])
             self.stop(self.outcome.reason)
 
     def obey_signal(self, request: EndRequest) -> None:
-        """End the part of this node because of a signal for this process."""
+        """Stop the ranks of this node, or the job, because this process got a signal that ends it."""
         self._shut_down(f"the supervisor on {self.spec['name']} {request.what}", request.code, request.everywhere)
 
     def _shut_down(self, by: str, code: int, everywhere: bool = False) -> None:
-        """End the job; in an elastic job only this node leaves, if enough others remain.
+        """Stop the ranks here, and request the end of the job; in an elastic job, that this node leaves, if enough remain.
 
         A coordinator leaves only where another node can take over, and ends the job on Ctrl+C in its terminal. everywhere: the
         sender of a signal has signalled the ranks as well.
@@ -386,7 +399,10 @@ class Supervisor:
         self._ask_stop(message, None, math.inf if everywhere else 0.0)
 
     def _ask_stop(self, message: StopMessage, grace: Optional[float], term_after: float = 0.0) -> None:
-        """Stop here at once, and let the coordinator stop the others."""
+        """Record a request to stop, send it to the coordinator, which stops the other nodes, and stop the ranks here at once.
+
+        grace, term_after: see stop().
+        """
         if not self.requests.leave_by:
             state = JobState.LOST if message.get("lost") else JobState.STOPPED
             self.requests = self.requests._replace(by=message["by"], code=message["code"], state=state)
@@ -396,7 +412,7 @@ class Supervisor:
         self.stop(message["by"], grace, term_after)
 
     def _check_records(self, samples: int = 2) -> None:
-        """End the job on all nodes where no command would find it any more, by so many samples: nothing is made again."""
+        """Stop the job on all nodes as LOST after this number of checks in turn that have found its records removed here."""
         if self.shutdown is not None or self.requests.by:
             return
         removed = self.ledger.removed(self.job)
@@ -407,13 +423,15 @@ class Supervisor:
 
     # -- ranks --
 
-    def _enter(self, attempt: int) -> None:
+    def _enter_attempt(self, attempt: int) -> None:
+        """Set the number of the attempt; in a new one, forget the shutdown of the last one."""
         if attempt != self.attempt:
             self.link.attempt = attempt
             self.shutdown = None
 
-    def _start(self, role: str, attempt: int) -> None:
-        self._enter(attempt)
+    def _start_role(self, role: str, attempt: int) -> None:
+        """Start the ranks of a role here, unless the node stops; report those that cannot start. Expect those of mpirun."""
+        self._enter_attempt(attempt)
         if self.shutdown is not None:
             return
         exits = []
@@ -425,8 +443,8 @@ class Supervisor:
             exits += self._start_rank(rank)
         self._report(exits)
 
-    def _launch(self, command: str) -> None:
-        """Start the daemon of mpirun on this node."""
+    def _start_daemon(self, command: str) -> None:
+        """Start the daemon of mpirun here by `command`, unless it runs or the node stops; report it if it cannot be started."""
         rank = next(iter(self.ranks.of_role(MPI_DAEMON)), None)
         if rank is None or rank.pid or self.shutdown is not None:
             return
@@ -434,7 +452,11 @@ class Supervisor:
         self._report(self._start_rank(rank))
 
     def _adopt(self, key: Key, pid: int) -> None:
-        """Adopt a rank that mpirun has started. Raises NotFound, UsageError if it is none of this node."""
+        """Adopt and record a rank that mpirun has started as process `pid`.
+
+        Raises NotFound, also if it runs already or the node stops, UsageError for a process that is none of mpirun's here, and
+        PreflightError if its log cannot be opened.
+        """
         rank = self.ranks.find(key)
         if rank is None or rank.pid or self.shutdown is not None:
             raise NotFound(f"{key[0]} {key[1]} cannot be started on {self.spec['name']} now", "start the job again")
@@ -446,6 +468,7 @@ class Supervisor:
         self._record_start(rank)
 
     def _record_start(self, rank: LocalRank) -> None:
+        """Record the start of a rank's program with its pid, and add the process to the descendants on disk."""
         (role, number), pid = rank.key, rank.main
         process = processes.identify(pid)
         start = process.start if process else 0
@@ -454,6 +477,10 @@ class Supervisor:
             self.family.write_down([process])
 
     def _start_rank(self, rank: LocalRank) -> List[RankExit]:
+        """Start a rank. Return its exit in a list if it cannot be started, else [].
+
+        A pserver is watched until it listens, or reported as listening if trainers need not wait for it.
+        """
         role, number = rank.key
         pid, why = self.ranks.start(rank, self.attempt)
         if why:
@@ -468,7 +495,7 @@ class Supervisor:
         return []
 
     def _enter_containers(self) -> None:
-        """Record the ranks whose containers run since the last turn."""
+        """Record ranks whose programs in containers were found since the last turn; in a shutdown, end these programs."""
         for rank in self.ranks.take_entered():
             self._record_start(rank)
             main = rank.container.main if rank.container else None
@@ -478,6 +505,7 @@ class Supervisor:
                     self.shutdown.enter(main)
 
     def _report(self, exits: List[RankExit]) -> None:
+        """Send exits to the coordinator, if there are any. After a failure, first check whether the records were removed."""
         if any(exit.failed for exit in exits):  # it cannot have started, or found its files
             self._check_records(samples=1)
         if exits:
@@ -485,7 +513,7 @@ class Supervisor:
             self.link.post({"type": "exited", "exits": sent, "attempt": self.attempt})
 
     def _reap(self) -> None:
-        """Reap ranks, orphans and the guard in one waitpid loop. What is reaped in one turn is reported in one message."""
+        """Reap ended or stopped children, handle each by what it is, and report the exits of ranks in one message."""
         exits = []
         changed = list(changed_children())
         if self.link.lease is not None:  # the guard reports first if it ends ranks because of the lease
@@ -499,11 +527,12 @@ class Supervisor:
             elif pid == self.ranks.containers.removal.pid:
                 self.ranks.containers.removal.changed(status)
             elif pid in self.ranks.running:
-                exits += self._changed(self.ranks.running[pid], pid, status, used)
-        exits += self._early_exits()
+                exits += self._handle_change(self.ranks.running[pid], pid, status, used)
+        exits += self._judge_early_exits()
         self._report(exits)
 
-    def _changed(self, rank: LocalRank, pid: int, status: int, used: resource.struct_rusage) -> List[RankExit]:
+    def _handle_change(self, rank: LocalRank, pid: int, status: int, used: resource.struct_rusage) -> List[RankExit]:
+        """Record that a rank was frozen or thawed, by its wait status; return its exit in a list, [] if not judged yet."""
         role, number = rank.key
         if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
             if rank.container is not None:  # the client of the runtime: NodeMonitor observes the program
@@ -521,16 +550,16 @@ class Supervisor:
         return [self._judge(rank, exit)]
 
     def _is_early(self, rank: LocalRank, exit: RankExit) -> bool:
-        """Check whether a rank may have been ended by an engine, or by mpirun, which becomes known a moment later."""
+        """Check whether an engine or mpirun may have ended a rank, which becomes known a moment later."""
         if self._ends_from_outside and exit.by_request:
             return time.monotonic() - rank.ended_at <= _OUTSIDE
         return self.mpirun.may_have_ended(rank, exit)
 
-    def _early_exits(self) -> List[RankExit]:
-        """Judge ranks that ended as if they were stopped: they were, if the job is stopped within _OUTSIDE seconds.
+    def _judge_early_exits(self) -> List[RankExit]:
+        """Judge and return the exits that were kept, once the node stops or the time for that has passed.
 
-        An engine ends a job, and a machine that is shut down a member of an elastic one, by a signal to all its processes.
-        This process may read its own a moment later.
+        An engine ends a job, and a machine that is shut down a member of an elastic one, by a signal to all its processes. This
+        process may read its own a moment later: such ranks were stopped, if the job is stopped within 2 s.
         """
         stops = self.shutdown is not None
         due = [(rank, exit) for rank, exit in self.ranks.early() if stops or not self._is_early(rank, exit)]
@@ -539,7 +568,10 @@ class Supervisor:
         return [self._judge(rank, exit) for rank, exit in due]
 
     def _judge(self, rank: LocalRank, exit: RankExit) -> RankExit:
-        """Decide whether a rank ended by itself, was stopped, or was ended by mpirun; record it with the cause of a failure."""
+        """Decide whether a rank ended by itself, was stopped, or was ended by mpirun; record the exit and a failure's cause.
+
+        Returns the complete exit. If the rank ended well, its waiting wrapper of mpirun is answered.
+        """
         stopped = self.shutdown is not None and self.shutdown.stopped(rank.ended_pid, exit.code, exit.signal)
         if self.shutdown is not None and self._ends_from_outside:
             stopped = stopped or exit.by_request
@@ -555,6 +587,7 @@ class Supervisor:
         return exit
 
     def _record_exit(self, rank: LocalRank, exit: RankExit, **usage: float) -> RankExit:
+        """Keep the exit of a rank, write it as an event with what the rank used, and return it."""
         rank.exit = exit
         fields = {**exit._asdict(), "stopped": exit.ended_by_others, "attempt": self.attempt}
         del fields["by_launcher"], fields["of_runtime"], fields["node"]
@@ -562,6 +595,7 @@ class Supervisor:
         return exit
 
     def _report_listeners(self) -> None:
+        """Record and report pservers that listen now; record those that listen at another address."""
         listening, strays = self.ranks.servers.check()
         for role, rank in listening:
             self.record("listening", role=role, rank=rank)
@@ -572,10 +606,10 @@ class Supervisor:
     # -- stopping --
 
     def stop(self, why: str, grace: Optional[float] = None, term_after: float = 0.0) -> None:
-        """Send TERM to the ranks and then to their descendants, KILL after `grace` seconds (the job's own if None).
+        """Begin to end the ranks and their descendants: TERM, and KILL after `grace` seconds (the job's own if None).
 
-        A second call can only hurry. term_after: seconds until TERM, infinite where the sender of a signal has sent it to all
-        of them.
+        A later call can only shorten the grace, and, if term_after is infinite, prevent TERM. term_after: seconds until TERM,
+        infinite where the sender of a signal has sent it to all of them.
         """
         grace = self.spec["policy"]["grace"] if grace is None else grace
         if self.shutdown is not None:
@@ -589,21 +623,25 @@ class Supervisor:
         running = {pid: rank.main for pid, rank in self.ranks.running.items()}
         containers = self.ranks.containers
         remove = containers.begin_removal().turn
-        spared = self._runtime_processes if containers.present else self.mpirun.helpers
+        spared = self._container_processes if containers.present else self.mpirun.helpers
         self.shutdown = Shutdown(
             self.family, self.spec["mark"], grace, running, spared, containers.linger, remove, term_after
         )
 
-    def _runtime_processes(self) -> FrozenSet[int]:
-        """Find the processes of the runtime: they get no TERM, and outlive the programs."""
+    def _container_processes(self) -> FrozenSet[int]:
+        """Find the pids of the container runtime's programs, and of shells that wait for containers.
+
+        They get no TERM, and outlive the programs in the containers.
+        """
         return helpers(self.family.members) | self.ranks.waiting_clients()
 
     def release(self) -> None:
-        """End what mpirun has started: no rank is left on any node, or the coordinator is lost."""
+        """Let mpirun and what it has started end, in a shutdown: no rank is left on any node, or the coordinator is lost."""
         if self.shutdown is not None:
             self.shutdown.release()
 
     def _continue_shutdown(self) -> None:
+        """Continue a shutdown; report to the coordinator once when only mpirun is left, and when only survivors live."""
         if self.shutdown is None or self.shutdown.over_at:
             return
         quiet, unreaped = self.shutdown.quiet, bool(self.ranks.running or self.ranks.early())
@@ -617,7 +655,10 @@ class Supervisor:
     # -- requests on the socket --
 
     def _answer(self, request: SupervisorRequest) -> Union[Tuple[SupervisorAnswer, bytes], Waiting]:
-        """Return the answer and its payload, or what the sender waits for. Raises NotFound for what does not exist here."""
+        """Carry out a request on the control socket; return the answer and its payload, or the key that the sender waits for.
+
+        Raises NotFound for what does not exist here, and the errors of requests that cannot be carried out.
+        """
         if request["type"] == "status":
             return self._status(), b""
         if request["type"] == "rank-environment":
@@ -644,6 +685,7 @@ class Supervisor:
         return _ACCEPTED, b""
 
     def _status(self) -> LiveStatus:
+        """Build the answer to a request for the status of this node."""
         over = self.shutdown is not None and self.shutdown.over_at
         stopping = "clean" if over else "stopping" if self.shutdown is not None else ""
         return self.ranks.status(self.attempt, self.coordinates, stopping, self.outcome)

@@ -85,7 +85,7 @@ Event = Union[job_decisions.Event, Leaves, ShutDown, Returned, OnStandby, LeaseE
 
 
 def shape_of(spec: Spec) -> Shape:
-    """Build the Shape of a job, or the EpochShape of an epoch of an elastic one, from its spec: nodes, places and policy.
+    """Build the Shape of a job, or of an epoch of an elastic one, from its spec: nodes, names, places and policy.
 
     The restarts that earlier epochs used are subtracted from max_restarts.
     """

@@ -442,7 +442,7 @@ def end(state: State, outcome: Outcome) -> Step:
 
 
 def _on_clean(state: State, event: Clean) -> Step:
-    """In an ending, record that a node has no processes left but `survivors`, and settle. Else change nothing."""
+    """Record, in an ending only, that a node has no processes left but `survivors`, and settle."""
     if state.phase != "ending":
         return state, ()  # a supervisor that ended by itself: its connection or its exits will say why
     return settle(state._replace(gone=state.gone | {event.node}, survivors=state.survivors + event.survivors))

@@ -238,8 +238,8 @@ class JobMembers:
     def silent(self, gone: Collection[int], ending: bool) -> List[Tuple[int, float, float]]:
         """Find the nodes that were silent for longer than their limit, as (node, limit, blocked), in seconds.
 
-        blocked: seconds since the last message that the coordinator's own clock left out, because this process did not run.
-        gone: nodes to leave out.
+        blocked: how long this process did not run since the last message; the coordinator's own clock leaves that out. gone:
+        nodes to leave out.
 
         The limit of a node that has joined is the loss timeout, but the join timeout until all nodes have acknowledged their
         first order or the job is `ending`. That of a node that has not joined is the join timeout, or 1 s if the job is
