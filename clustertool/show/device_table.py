@@ -25,7 +25,7 @@ _GIB = 1 << 30
 
 
 def devices_tables(nodes: Mapping[str, DevicesAnswer], terminal: Terminal) -> None:
-    """Print the devices of all nodes as a table, nodes without devices, and problems.
+    """Print a summary of each kind of node, the devices as a table, then the nodes without devices, and problems.
 
     nodes: answers by name, each as node/devices/read.py makes it.
     """
@@ -55,6 +55,7 @@ def _about(answer: DevicesAnswer) -> str:
 
 
 def _row(name: str, kind: str, device: Card) -> Sequence[object]:
+    """Format a device as a row of the table."""
     load, temperature = device.get("utilisation"), device.get("temperature")
     hot = temperature is not None and temperature >= _HOT
     return (
@@ -81,6 +82,7 @@ def memory(used: int | None, total: int | None) -> str:
 
 
 def _power(device: Card) -> str:
+    """Format the power and its limit: `310/700 W`; "" if it is not known."""
     power, limit = device.get("power"), device.get("power_limit")
     if power is None:
         return ""
@@ -115,7 +117,7 @@ def _state(device: Card) -> Cell:
 
 
 def process(one: CardProcess) -> str:
-    """`anna python3 (pid 12) 3.1 GiB`, with its rank if it belongs to a job of this tool."""
+    """Format a process on a device: `anna python3 (pid 12) 3.1 GiB`, with job and rank if it belongs to a job of this tool."""
     rank = f"{one['role']} {one['rank']}" if one.get("rank") and one.get("role") else ""
     job = f"job {one['job']}" if one.get("job") else ""
     return " ".join(
@@ -134,12 +136,13 @@ def process(one: CardProcess) -> str:
 
 
 def engine_nodes_table(nodes: Iterable[EngineNode], terminal: Terminal) -> None:
-    """Equal nodes are one row."""
+    """Print the nodes of an engine as a table, equal ones as one row with folded names."""
     alike = grouped((_cells(node), node.name) for node in nodes)
     table("", _NODE_COLUMNS, [(fold(names), *cells) for cells, names in alike.items()], terminal=terminal)
 
 
 def _cells(node: EngineNode) -> tuple[str, ...]:
+    """Format a node of an engine as the cells of a row behind its name."""
     gpus = ", ".join(f"{used} of {total} {kind}".rstrip() for kind, total, used in node.gpus)
     cpus, memory = f"{node.used_cpus} of {node.cpus}", human_bytes(node.memory << 20)
     return node.state, ",".join(node.partitions), cpus, memory, gpus or "none", node.reason

@@ -24,7 +24,10 @@ class ExitCode(TypedDict):
 
 
 def show_error(error: ClustertoolError, terminal: Terminal) -> None:
-    """Print an error on stderr; of one that was printed in detail already, the fix and the last line."""
+    """Print an error on stderr: a message for each cause, the fixes, and the exit code in the last line.
+
+    If it was printed in detail before, the messages are left out.
+    """
     for alike in grouped((for_node(one.fix, one.node), one) for one in singles(error)).values():
         for message in () if error.printed else _messages(alike):
             terminal.error(_indent(message))
@@ -35,9 +38,9 @@ def show_error(error: ClustertoolError, terminal: Terminal) -> None:
 
 
 def exit_json(error: ClustertoolError | None, source: str = "job", done: str = "") -> ExitCode:
-    """Describe the end of a verb for scripts.
+    """Build the field "exit" of a JSON answer.
 
-    Without an error `source` is the origin of the success, and `done` its reason.
+    Without an error, `source` is the origin of the success and `done` its reason.
     """
     if error is None:
         return {"code": 0, "source": source, "reason": done}
@@ -45,13 +48,13 @@ def exit_json(error: ClustertoolError | None, source: str = "job", done: str = "
 
 
 def reason(error: ClustertoolError) -> str:
-    """Summarize an error, with all that it consists of, in one line."""
+    """Summarize an error and its parts in one line: the message, or how many different ones and the first."""
     messages = _messages(singles(error), first_line=True)
     return messages[0] if len(messages) == 1 else f"{len(messages)} different failures, first {messages[0]}"
 
 
 def for_node(text: str, node: str, name: str = "NODE") -> str:
-    """Write `name` in place of the node's name, so that the texts of several nodes can be compared."""
+    """Replace the name of the node in a text by `name`, so that the texts of several nodes can be compared."""
     return re.sub(rf"(?<![\w.-]){re.escape(node)}(?![\w-])", lambda _: name, text) if node else text
 
 
@@ -63,7 +66,7 @@ def joined_fix(fixes: Mapping[str, str]) -> str:
 
 
 def _messages(errors: Iterable[ClustertoolError], first_line: bool = False) -> list[str]:
-    """Make a message for each cause, behind the folded names of its nodes, which also replace that of one node in the text."""
+    """Format a message for each cause, with the folded names of its nodes in front and in place of one name in the text."""
     found = []
     for alike in grouped((for_node(one.what, one.node), one) for one in errors).values():
         named, what = fold(one.node for one in alike if one.node), alike[0].what.strip()
@@ -76,5 +79,5 @@ def _messages(errors: Iterable[ClustertoolError], first_line: bool = False) -> l
 
 
 def _indent(text: str) -> str:
-    """Further lines of a message are indented, so that its end is visible."""
+    """Indent the further lines of a message, so that its end is visible."""
     return text.rstrip().replace("\n", "\n    ")

@@ -69,7 +69,7 @@ def wait_text(wait: Wait) -> str:
 
 
 def firewall_text(firewall: Firewall | None) -> str:
-    """Describe what to do about blocked connections, "" if there are none."""
+    """Describe which nodes may have a firewall that blocks connections and how to check it; "" for None."""
     if firewall is None:
         return ""
     what = "incoming connections" if firewall.incoming else "the connections between them"
@@ -79,7 +79,7 @@ def firewall_text(firewall: Firewall | None) -> str:
 
 
 def resume_text(status: JobStatus) -> str:
-    """Describe how to continue an elastic job that has ended because its coordinator was lost, "" for any other end."""
+    """Describe how to continue an elastic job that ended because its coordinator was lost; "" for any other end."""
     coordinator = away_coordinator(status)
     if coordinator is None:
         return ""
@@ -88,7 +88,7 @@ def resume_text(status: JobStatus) -> str:
 
 
 def news_text(news: News | Wait) -> str:
-    """Convert one item of the news to a sentence."""
+    """Convert news of a job, or what it waits for, to a sentence."""
     if isinstance(news, (ConnectWait, ListenWait)):
         return wait_text(news)
     if isinstance(news, FailureNews):
@@ -105,6 +105,7 @@ def news_text(news: News | Wait) -> str:
 
 
 def _failure(news: FailureNews) -> str:
+    """Describe the processes that failed, with the same error or after another one."""
     if news.followed:
         return followers(news.failures)
     if news.like is None:
@@ -115,6 +116,7 @@ def _failure(news: FailureNews) -> str:
 
 
 def _phase(news: PhaseNews) -> str:
+    """Describe the phase that begins, and the attempt if it is not the first."""
     if news.phase == "ending" and news.end is None:
         return f"ending attempt {news.attempt} on all nodes, to start again"
     done = news.end is JobState.SUCCEEDED
@@ -127,11 +129,12 @@ def _phase(news: PhaseNews) -> str:
 
 
 def _besides(roles: Collection[str]) -> str:
+    """Return which processes start with the trainers: " and heter trainers", " with mpirun", ""."""
     return " and heter trainers" if "heter" in roles else " with mpirun" if MPIRUN in roles else ""
 
 
 def _event(node: str, event: Event) -> str:
-    """Convert an event to a sentence. node: the name of the node that the event is about."""
+    """Convert an event to a sentence, "" for an event without one. node: the name of the node that the event is about."""
     if event["type"] == "phase":
         return str(event.get("why", ""))
     if event["type"] == "disk":
@@ -154,6 +157,7 @@ def _event(node: str, event: Event) -> str:
 
 
 def _epoch(node: str, event: Mapping[str, Any]) -> str:
+    """Describe an epoch that begins: how many nodes, how many left and joined, what the change has cost."""
     changes = [f"{count(len(event[change]), 'node')} {change}" for change in ("left", "joined") if event[change]]
     changed = f" ({', '.join(changes)})" if changes else ""
     cost = f", {event['seconds']:g} s after the last useful work" if event["seconds"] else ""
@@ -161,11 +165,13 @@ def _epoch(node: str, event: Mapping[str, Any]) -> str:
 
 
 def _below(node: str, event: Mapping[str, Any]) -> str:
+    """Describe that an elastic job waits because it has too few nodes, and when it ends."""
     waits = f"the job waits for nodes: {event['present']} of at least {event['minimum']} are there"
     return f"{waits}; it ends after {event['seconds']:g} s"
 
 
 def _lease(node: str, event: Mapping[str, Any]) -> str:
+    """Describe that the ranks of a node were ended because the coordinator did not answer it."""
     return (
         f"{node}: the coordinator has not acknowledged a heartbeat for {event['seconds']:g} s, so its ranks were ended"
     )
@@ -181,7 +187,7 @@ _OF_EPOCHS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
 
 
 def membership_text(membership: MembershipSample) -> str:
-    """Describe the nodes of an elastic job now, and how they have changed last."""
+    """Describe the epoch of an elastic job, its nodes, those on standby, and how and why they changed last."""
     nodes, standby = membership["nodes"], membership["standby"]
     text = f"epoch {membership['epoch']}, {len(nodes)} of {membership['minimum']}:{membership['maximum']} nodes"
     text += f", on standby: {fold(standby)}" * bool(standby)
@@ -206,13 +212,13 @@ def stop_text(result: StopResult) -> str:
 
 
 def show_results(results: Mapping[str, StopResult], note: Callable[[str], None]) -> None:
-    """Print the result of each node by its name, equal ones under folded names."""
+    """Print the result of a stop on each node by `note`, equal ones under folded names."""
     for names, text in gather({name: stop_text(result) for name, result in results.items()}):
         note(f"{names}: {text}")
 
 
 def abort_line(status: JobStatus, outcome: Outcome) -> str:
-    """Format the line that fleetrun users grep for, "" where no rank of a user's program has failed."""
+    """Format the line "ABORT!!! ..." that fleetrun users grep for, with the failed ranks; "" if no program of a user failed."""
     role = outcome.culprits[0][0] if outcome.culprits else ""
     if not role or role in LAUNCHERS:
         return ""
@@ -223,7 +229,7 @@ def abort_line(status: JobStatus, outcome: Outcome) -> str:
 
 
 def victims_line(outcome: Outcome) -> str:
-    """Name the victims by role and rank, apart from the culprits. "" without any."""
+    """Format the line with the victims by role and rank; "" without any, or unless the job has failed or was lost."""
     if not outcome.victims or outcome.state not in (JobState.FAILED, JobState.LOST):
         return ""
     victims = [key for role in ROLES for key in outcome.victims if key[0] == role]
@@ -231,12 +237,15 @@ def victims_line(outcome: Outcome) -> str:
 
 
 def ranks_text(keys: Iterable[Key], between: str = ", ") -> str:
-    """trainer 0-3, pserver 1."""
+    """Format ranks by role: `trainer 0-3, pserver 1`."""
     return between.join(f"{role_name(role)} {ranges(ranks)}" for role, ranks in grouped(keys).items())
 
 
 def remains_text(job: str, left: Mapping[str, Iterable[Key]]) -> str:
-    """State that processes of a job may run. left: their ranks, as far as known, by the name of the node."""
+    """Describe which processes of a job may still run, with the command that stops them.
+
+    left: their ranks, as far as known, by the name of the node.
+    """
     places = [f"{ranks_text(sorted(keys)) or 'processes'} on {name}" for name, keys in left.items()]
     return f"{some(places)} may still run: {PROGRAM} stop --job {job}"
 
@@ -247,7 +256,10 @@ def role_counts(roles: Sequence[str]) -> str:
 
 
 def brief(status: JobStatus, outcome: Outcome) -> str:
-    """Name the process that failed first, and its error, in few words; "" for an outcome that has no such form."""
+    """Describe the process that failed first, its error, and how many failed, in a few words.
+
+    For a lost job: the outcome's own short text. "" if there is neither.
+    """
     if outcome.state is JobState.LOST:
         return outcome.brief
     guilty = first_culprit(status, outcome)
@@ -269,7 +281,7 @@ def brief(status: JobStatus, outcome: Outcome) -> str:
 
 
 def shared_files(files: Iterable[SharedFile]) -> list[str]:
-    """Describe files of a folder in which several jobs have run: one sentence for each reason."""
+    """Describe files of a folder in which several jobs have run, taken or left out: one sentence for each reason."""
     texts = []
     for (origin, taken), paths in grouped(((file.origin, file.taken), file.path) for file in files).items():
         if origin.own:

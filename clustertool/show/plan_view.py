@@ -32,7 +32,10 @@ _ENDPOINTS = 3  # of a longer list the first ones and their number are enough: l
 
 
 def plan_tables(plan: Shown, terminal: Terminal) -> None:
-    """`plan` is the plan as plain values: job, mode, phases, nodes with their processes."""
+    """Print a plan: job, policy, a table of processes for each node with its container, environments, and warnings.
+
+    plan: as plain values, as `--dry --json` has it.
+    """
     phases = " -> ".join(map(str, plan.get("phases", ())))
     terminal.line(f"job {plan['job']}, mode {plan['mode']}, phases: {phases}", "bold")
     rest = [f"lead {plan['lead']}"] if plan.get("lead") else []
@@ -55,18 +58,21 @@ def plan_tables(plan: Shown, terminal: Terminal) -> None:
 
 
 def _title(node: Shown) -> str:
+    """Format the title of a node's table: number, name, address, directories."""
     title = f"node {node['node']}: {node['name']} ({node['address']}), {node['dir']}"
     work_dir = node.get("work_dir") or node["dir"]
     return title if work_dir == node["dir"] else f"{title}, works in {work_dir}"
 
 
 def _container(container: Shown) -> str:
+    """Format the image, its digest and the runtime of a node's container."""
     digest = container["digest"] or "the image is pulled or sent first"
     runtime = f"{container['runtime']}{' (rootless)' if container['rootless'] else ''}"
     return f"{container['image']} ({digest}), {runtime} {container['program']}".rstrip()
 
 
 def _row(process: Shown) -> Sequence[object]:
+    """Format a process as a row of _COLUMNS."""
     return (
         process["role"],
         process["rank"],
@@ -99,7 +105,7 @@ def _environment(processes: Sequence[Shown], terminal: Terminal) -> None:
 
 
 def configuration(values: Mapping[str, str], terminal: Terminal) -> None:
-    """`name: value` lines by name, between two rules, as users of fleetrun expect them at a start."""
+    """Print `name: value` lines, sorted by name, between two rules, as fleetrun does at a start."""
     terminal.line(_RULE, "bold")
     for name in sorted(values):
         terminal.line(f"{name}: {values[name]}")
@@ -107,7 +113,7 @@ def configuration(values: Mapping[str, str], terminal: Terminal) -> None:
 
 
 def environments(made: Plan, terminal: Terminal) -> None:
-    """Print the first process of each role, as users of fleetrun expect it at a start: the variables that place it."""
+    """Print a table for the first process of each role with the variables that place it, as fleetrun does at a start."""
     for role in made.job.roles:
         mine = [process for process in made.processes if process.role == role]
         env = dict(min(mine, key=lambda process: process.rank).env)
@@ -117,5 +123,6 @@ def environments(made: Plan, terminal: Terminal) -> None:
 
 
 def _short(value: str) -> str:
+    """Cut a list with commas after three items, with their number: `a,b,c,... (8 in all)`."""
     parts = value.split(",")
     return value if len(parts) <= _ENDPOINTS else f"{','.join(parts[:_ENDPOINTS])},... ({len(parts)} in all)"

@@ -9,13 +9,13 @@ _TASKS = {"inv": "inv", "invoke": "inv", "fab": "fab", "fabric": "fab"}  # these
 
 
 def typed() -> str:
-    """Return the program of this process. `python -m invoke` is `inv`."""
+    """Return the name of the program of this process; `inv` for `python -m invoke`."""
     folder, name = os.path.split(sys.argv[0])
     name = os.path.basename(folder) if name == "__main__.py" else name
     return _TASKS.get(name, name)
 
 
 def commanded() -> str:
-    """Return the program that verbs are typed behind: clustertool, except where it is a program that has them as tasks."""
+    """Return the program in front of verbs in messages: inv or fab if the user has typed one, else clustertool."""
     name = typed()
     return name if name in _TASKS.values() else "clustertool"

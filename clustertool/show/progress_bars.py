@@ -42,6 +42,7 @@ class _Picture:
         self._live: Live | None = None
 
     def open(self) -> None:
+        """Start to draw on a terminal, where lines of the Terminal are printed above from now on."""
         if not self._terminal.is_terminal:
             return
         console = rich_console(self._terminal)
@@ -52,6 +53,7 @@ class _Picture:
         self._live.start(refresh=True)
 
     def close(self) -> None:
+        """Stop drawing, remove the picture, and let the Terminal write its lines by itself again."""
         if self._live is not None:
             try:
                 self._live.stop()
@@ -113,31 +115,41 @@ class DispatchProgress:
         self._print(f"dispatch: {text}")
 
     def uplink(self, sent: int, planned: int) -> None:
-        """Record the bytes that have left this machine, and how many it will be."""
+        """Set the bytes that have left this machine, and how many it will be.
+
+        Without a terminal a line is printed every two seconds.
+        """
         with self._lock:
             self._sent, self._planned = sent, max(sent, planned)
         self._print_progress()
 
     def node(self, name: str, got: int, size: int) -> None:
-        """`name` has `got` of `size` bytes now."""
+        """Set how many bytes of how many a node has."""
         self._set(name, _Node("receiving", got, size))
 
     def done(self, name: str) -> None:
+        """Set that a node has all."""
         self._set(name, _Node("done"))
 
     def failed(self, name: str, why: str) -> None:
+        """Set that a node has failed, and why."""
         self._set(name, replace(self._nodes[name], state="failed", why=why))
 
     def _set(self, name: str, node: _Node) -> None:
+        """Replace the state of a node, and print the progress if there is no terminal."""
         with self._lock:
             self._nodes[name] = node
         self._print_progress()
 
     def _nodes_in(self, state: str) -> list[str]:
+        """List the names of nodes in a state."""
         return [name for name, node in self._nodes.items() if node.state == state]
 
     def _summary(self, seconds: float, broken: bool) -> str:
-        """Format the last line of a dispatch: bytes, nodes that are ready, nodes that have failed."""
+        """Format the last line of a dispatch: bytes, nodes that are ready, nodes that have failed.
+
+        broken: it ended by an exception.
+        """
         done, failed, took = self._nodes_in("done"), self._nodes_in("failed"), human_seconds(seconds)
         if broken:
             text = f"stopped after {took}, {len(done)} of {count(len(self._nodes), 'node')} done"
@@ -152,7 +164,7 @@ class DispatchProgress:
         return f"{text}, failed: {fold(failed)}" if failed else text
 
     def _print_progress(self) -> None:
-        """Print the progress where there is no terminal, at most a line every two seconds."""
+        """Print a line with the progress if there is no terminal and the last line is two seconds old."""
         if self._terminal.is_terminal:
             return
         with self._lock:
@@ -165,7 +177,7 @@ class DispatchProgress:
         self._print(f"dispatch: {text}")
 
     def _pace(self, now: float) -> str:
-        """Format the bytes a second over the last seconds, and how long the rest takes."""
+        """Format the rate over the last five seconds, and the time that the rest takes at this rate."""
         sent, total = self._sent, self._planned
         self._samples.append((now, sent))
         while len(self._samples) > 2 and now - self._samples[1][0] >= _WINDOW:
@@ -176,7 +188,7 @@ class DispatchProgress:
         return f"{human_bytes(rate)}/s{left}"
 
     def _draw(self) -> RenderableType:
-        """Draw bars for the uplink, the nodes and each of a few nodes; many nodes are folded by state."""
+        """Draw bars for the uplink and all nodes, and one for each of up to eight nodes, else their folded names by state."""
         printable, few = self._terminal.printable, len(self._nodes) <= _FEW
         grid, states = Table.grid(padding=(0, 2, 0, 0)), Text(no_wrap=True, overflow="crop")
         with self._lock:
@@ -199,6 +211,7 @@ def _of(sent: float, total: float) -> str:
 
 
 def _bar(label: str, done: float, total: float, note: str) -> tuple[RenderableType, ...]:
+    """Build the cells of a row: label, bar, note."""
     bar = ProgressBar(total=total or 1, completed=done, width=24, complete_style="cyan", finished_style="green")
     return Text(label), bar, Text(note, no_wrap=True, overflow="crop")
 
@@ -233,6 +246,7 @@ class Bar:
             self._progress.stop()
 
     def tell(self, phase: str, done: int, total: int) -> None:
+        """Show how far a phase is, in bytes: in the bar, or without a terminal as a line every two seconds."""
         now = self._clock()
         if phase != self._phase:
             self._phase, self._begun = phase, now
@@ -244,7 +258,7 @@ class Bar:
             self._terminal.line(f"{self._label}: {phase}, {_of(done, total)}{self._time_left(now, done, total)}")
 
     def _time_left(self, now: float, done: int, total: int) -> str:
-        """Format the time that this phase still takes, once it can be known."""
+        """Format the time that this phase still takes; "" in its first second."""
         passed = now - self._begun
         return f", {human_seconds(passed * (total - done) / done)} left" if passed > 1 and 0 < done < total else ""
 
@@ -287,7 +301,7 @@ class NodeProgress:
             self._print(f"{self._phase}: {self._counted()} {how} {took}{failed}")
 
     def turn(self) -> None:
-        """Time has passed: without a terminal a line is printed every two seconds."""
+        """Print a line every two seconds if there is no terminal. Call it regularly."""
         with self._lock:
             now = self._clock()
             if self._terminal.is_terminal or now - self._printed_at < _PERIOD:
@@ -304,10 +318,12 @@ class NodeProgress:
             self._failed.append(name)
 
     def _counted(self) -> str:
+        """Format how many nodes are done: `3 of 8 nodes`."""
         all_ = len(self._names)
         return count(all_, "node") if len(self._done) == all_ else f"{len(self._done)} of {count(all_, 'node')}"
 
     def _draw(self) -> RenderableType:
+        """Draw one bar for all nodes, with the names of those that are not finished."""
         grid = Table.grid(padding=(0, 2, 0, 0))
         with self._lock:
             all_, done = len(self._names), len(self._done)

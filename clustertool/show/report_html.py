@@ -45,7 +45,7 @@ _TICK_STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800,
 
 
 def page(story: ReportModel, made: float) -> str:
-    """Write the HTML file of a report. made: when it is made, in seconds since the epoch."""
+    """Build the HTML file of a report. made: when it is made, in seconds since the epoch."""
     style = files("clustertool.show").joinpath("report.css").read_text(encoding="utf-8")
     head = tag(
         "head",
@@ -66,6 +66,7 @@ def page(story: ReportModel, made: float) -> str:
 
 
 def _header(story: ReportModel) -> Html:
+    """Build the header of the page: the job, its nodes and processes, its owner, start, duration and attempts."""
     length = f"{'runs for' if story.state in _GOING else 'took'} {human_seconds(story.length)}"
     attempts = count(story.attempts, "attempt") if story.attempts > 1 else ""
     place = [story.mode, count(len(story.nodes), "node"), _roles(story), f"owner {story.owner}"]
@@ -78,6 +79,7 @@ def _roles(story: ReportModel) -> str:
 
 
 def _verdict(story: ReportModel) -> Html:
+    """Build the section about the end: outcome, first failure with its last lines, victims; without an end ranks by state."""
     outcome, state = story.outcome, story.state
     title = "Timed out" if state is JobState.TIMEOUT else state.capitalize()
     parts: list[Html] = [tag("h2", tag("span", title, class_=f"badge {state}"), _headline(story))]
@@ -107,7 +109,7 @@ def _verdict(story: ReportModel) -> Html:
 
 
 def _headline(story: ReportModel) -> Html:
-    """Name the first failure, with those that have the same error."""
+    """Name the ranks of the headline, with their nodes and how the first one ended; empty without any."""
     guilty = [rank for rank in map(story.rank, story.headline) if rank]
     if not guilty:
         return Html("")
@@ -118,13 +120,14 @@ def _headline(story: ReportModel) -> Html:
 
 
 def _now(story: ReportModel) -> str:
+    """Count the ranks by state: `3 running, 1 done of 4 ranks`."""
     states = [rank.state for rank in story.ranks]
     found = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     return f"{found} of {count(len(states), 'rank')}"
 
 
 def _last_lines(story: ReportModel) -> Html:
-    """List the last lines of the first trainers, for a job without a culprit."""
+    """Build a list of the last line of each of the first six trainers; empty if none has printed one."""
     trainers = [rank for rank in story.ranks if rank.role == "trainer" and rank.last]
     items = [
         tag("li", tag("b", _name(rank)), f" on {story.name(rank.node)}: ", tag("code", *rank.last))
@@ -136,7 +139,7 @@ def _last_lines(story: ReportModel) -> Html:
 
 
 def _stragglers(story: ReportModel) -> Html:
-    """Describe the ranks that are behind, and draw the progress of all: diverging lines show a slow rank."""
+    """Build the section with the ranks that are behind, the reasons and last lines, and the chart of all progress."""
     behind = [rank for rank in story.ranks if rank.behind]
     if not behind:
         none = _none("No trainer is behind the others.")
@@ -154,6 +157,7 @@ def _stragglers(story: ReportModel) -> Html:
 
 
 def _notes(story: ReportModel) -> Html:
+    """Build a list of what is wrong with nodes, and the notes of the report; empty without any."""
     troubles = ((node.name, story.clean(trouble_text(node.trouble))) for node in story.nodes)
     notes = [*(f"{name}: {text}" for name, text in troubles if text), *story.notes]
     return tag("section", tag("ul", *(tag("li", note) for note in notes)), class_="notes") if notes else Html("")
@@ -163,6 +167,7 @@ def _notes(story: ReportModel) -> Html:
 
 
 def _timeline(story: ReportModel) -> Html:
+    """Build the section with a bar of states over time for each rank; equal ranks are one row if there are many."""
     rows = []
     for group in folded(story.ranks, story.length, _ROWS):
         first = group[0]  # of several that are alike, its life is drawn
@@ -177,9 +182,10 @@ def _timeline(story: ReportModel) -> Html:
 
 
 def folded(ranks: Sequence[RankReport], length: float, most: int) -> list[list[RankReport]]:
-    """Group ranks with equal lives into one row each, if there are more than `most`.
+    """Group ranks into rows: one each, or if these are more than `most`, ranks with about the same states and times.
 
-    Lives that differ by less than a pixel are equal first, then those that differ by more.
+    The times are compared more and more coarsely, at last not at all, until the rows are few enough. length: seconds of the
+    job.
     """
     groups = [[rank] for rank in ranks]
     for parts in (400, 100, 20, 0):
@@ -190,11 +196,13 @@ def folded(ranks: Sequence[RankReport], length: float, most: int) -> list[list[R
 
 
 def _appearance(rank: RankReport, length: float, parts: int) -> tuple[object, ...]:
+    """Return what equal ranks have in common: role, state, whether behind, and spans rounded to 1/`parts` of the length."""
     spans = [(span.state, round(span.start * parts / length), round(span.end * parts / length)) for span in rank.spans]
     return rank.role, rank.state, bool(rank.behind), tuple(spans)
 
 
 def _label(story: ReportModel, group: Sequence[RankReport]) -> Html:
+    """Build the label of a row of the timeline: role and ranks, and their nodes."""
     nodes = fold(story.name(rank.node) for rank in group)
     role = role_name(group[0].role)
     name = f"{role} {group[0].rank}" if len(group) == 1 else f"{role}s {ranges(rank.rank for rank in group)}"
@@ -202,6 +210,10 @@ def _label(story: ReportModel, group: Sequence[RankReport]) -> Html:
 
 
 def _span(story: ReportModel, rank: RankReport, span: Span) -> Html:
+    """Build the bar of a span in the timeline, with its times as a tooltip.
+
+    The last one has a label if the rank failed or was stopped.
+    """
     last = span is rank.spans[-1]
     note = rank.how if last and rank.how and span.state in (RankState.FAILED, RankState.STOPPED) else ""
     attempt = f", attempt {span.attempt}" if story.attempts > 1 else ""
@@ -214,13 +226,14 @@ def _span(story: ReportModel, rank: RankReport, span: Span) -> Html:
 
 
 def _mark(story: ReportModel, group: Sequence[RankReport], name: str) -> str:
-    """Choose the CSS classes of a row: `failed` for culprits (no victims), `behind` for stragglers."""
+    """Choose the CSS classes of a row: `name`, and `failed` if it has a culprit, or `behind` for stragglers."""
     guilty = story.outcome.culprits if story.outcome else ()
     kind = "failed" if any(rank.key in guilty for rank in group) else "behind" if group[0].behind else ""
     return f"{name} {kind}".strip()
 
 
 def _news(story: ReportModel) -> Html:
+    """Build the section with the first 40 events and the end of the job; empty without any."""
     shown = [(_moment(t), story.clean(news_text(news))) for t, news in story.news[:_MOST_NEWS]]
     items = [tag("li", tag("span", moment, class_="when"), " ", text) for moment, text in shown]
     more = len(story.news) - _MOST_NEWS
@@ -235,7 +248,7 @@ def _news(story: ReportModel) -> Html:
 
 
 def _plots(story: ReportModel, ranks: Iterable[RankReport], curve: Callable[[RankReport], Curve]) -> list[Plot]:
-    """Collect a curve of each rank; those of the culprit and of stragglers are marked."""
+    """Build a plot of a curve of each rank; those of the culprit and of stragglers have their own kind."""
     found = []
     for rank in ranks:
         kind = "culprit" if rank.key == story.culprit else "straggler" if rank.behind else ""
@@ -244,7 +257,7 @@ def _plots(story: ReportModel, ranks: Iterable[RankReport], curve: Callable[[Ran
 
 
 def _progress(story: ReportModel) -> Html:
-    """Draw the steps of each rank over time."""
+    """Build the chart of the steps (or epochs) of each rank over time, with the most frequent unit; empty without any."""
     printing = [rank for rank in story.ranks if rank.progress]
     if not printing:
         return Html("")
@@ -256,6 +269,7 @@ def _progress(story: ReportModel) -> Html:
 
 
 def _legend(story: ReportModel) -> Html:
+    """Build the legend of charts with the culprit and stragglers; empty if there are none."""
     names: list[Html] = []
     if story.culprit:
         names.append(tag("span", f"first failure: {ranks_text([story.culprit])}", class_="key line-culprit"))
@@ -267,6 +281,7 @@ def _legend(story: ReportModel) -> Html:
 
 
 def _nodes(story: ReportModel) -> Html:
+    """Build the section with the charts of each node. Of many nodes, those without a finding are folded."""
     found = {rank.node for rank in story.ranks if rank.behind or rank.state is RankState.FAILED}
     found |= {node.index for node in story.nodes if node.state in (NodeState.LOST, NodeState.UNKNOWN)}
     few = len(story.nodes) <= _NODES
@@ -285,10 +300,15 @@ def _nodes(story: ReportModel) -> Html:
 
 
 def _highest(curves: Iterable[Curve]) -> float:
+    """Return the highest value of curves, 0.0 without any."""
     return max((value for curve in curves for _, value in curve), default=0.0)
 
 
 def _node(story: ReportModel, node: ReportNode, scale: float, memory: float) -> Html:
+    """Build the part about one node: its size, state and ranks, and charts of CPU, memory and devices.
+
+    scale, memory: the top of the charts of CPU (cores) and of memory (bytes).
+    """
     ranks = [rank for rank in story.ranks if rank.node == node.index]
     cores = _plots(story, ranks, lambda rank: rank.usage.cores)
     resident = _plots(story, ranks, lambda rank: rank.usage.resident)
@@ -307,6 +327,7 @@ def _node(story: ReportModel, node: ReportNode, scale: float, memory: float) -> 
 
 
 def _cards(story: ReportModel, node: ReportNode) -> list[Html]:
+    """Build the charts of a node's devices: part of the time in which they are busy, and memory."""
     if not node.cards:
         return []
     busy = [Plot(card.busy, f"device {card.index}") for card in node.cards]
@@ -322,7 +343,10 @@ def _cards(story: ReportModel, node: ReportNode) -> list[Html]:
 
 
 def _epochs(story: ReportModel) -> Html:
-    """Tabulate which nodes took part in an elastic job, and what each change has cost."""
+    """Build the table of the epochs of an elastic job, with their nodes and what each change has cost.
+
+    Empty for less than two epochs.
+    """
     if len(story.epochs) < 2:
         return Html("")
     heads = ("epoch", "began", "nodes", "left", "joined", "cost", "cause")
@@ -345,7 +369,7 @@ def _epochs(story: ReportModel) -> Html:
 
 
 def _processes(story: ReportModel) -> Html:
-    """Start times of processes, and how each of them ended."""
+    """Build the table of processes: start, end and how they ended, last output, CPU, memory, progress, devices."""
     columns = ("process", "node", "started", "ended", "end", "last output", "CPU", "memory", "progress", "devices")
     rows = [_process(story, rank) for rank in story.ranks]
     table = tag("table", tag("thead", tag("tr", *(tag("th", column) for column in columns))), tag("tbody", *rows))
@@ -356,6 +380,7 @@ def _processes(story: ReportModel) -> Html:
 
 
 def _process(story: ReportModel, rank: RankReport) -> Html:
+    """Build the row of a process in the table of _processes()."""
     ended = bool(rank.how) or not (rank.state.alive or rank.state is RankState.WAITING)
     progress = f"{rank.unit} {_amount(rank.unit, rank.progress[-1][1])}" if rank.progress else ""
     number = {"class_": "num"}
@@ -382,13 +407,14 @@ def _process(story: ReportModel, rank: RankReport) -> Html:
 
 
 def _quiet(rank: RankReport) -> str:
-    """Describe for how long a rank had printed nothing, now or when it was stopped."""
+    """Describe for how long a rank that lives or was stopped had printed nothing at the end; "" below five seconds."""
     quiet = 0.0 if rank.output is None else rank.end - rank.output
     shown = quiet >= _QUIET and (rank.state.alive or rank.state is RankState.STOPPED)
     return f"no output for {human_seconds(quiet)}" if shown else ""
 
 
 def _plan(story: ReportModel) -> Html:
+    """Build the section about the plan: facts about the job, its policy, and the commands of ranks."""
     commands = grouped((rank.command, rank.key) for rank in story.ranks if rank.command)
     policy = ((name, f"{value:g}" if isinstance(value, float) else value) for name, value in story.policy.items())
     facts = [
@@ -407,6 +433,7 @@ def _plan(story: ReportModel) -> Html:
 
 
 def _reading() -> Html:
+    """Build the section with the rules about stragglers and the meaning of times and values."""
     explanations = [
         *RULES,
         "Times are seconds since the job began, by each node's own clock; bars have the colour of how they ended.",
@@ -425,7 +452,7 @@ def _section(title: str, *children: Child, kind: str | None = None) -> Html:
 
 
 def _none(text: str) -> Html:
-    """Put a text in the place of what is missing."""
+    """Build a paragraph with a text for missing values."""
     return tag("p", text, class_="none")
 
 
@@ -434,7 +461,7 @@ def _name(rank: RankReport) -> str:
 
 
 def _moment(t: float) -> str:
-    """Since the job began, in hundredths while these distinguish two starts."""
+    """Format seconds since the job began: `+3.25 s`, from 100 s on `+1 min 40 s`."""
     return f"+{t:.2f} s" if t < 100 else f"+{human_seconds(t)}"
 
 
@@ -464,9 +491,9 @@ class Html(str):
 
 
 def tag(name: str, *children: Child, **attributes: object) -> Html:
-    """Create an element of HTML: tag("td", 3, class_="num") is <td class="num">3</td>.
+    """Build an element of HTML: tag("td", 3, class_="num") is <td class="num">3</td>.
 
-    Attributes that are None are left out, `_` reads `-`.
+    Attributes that are None are left out, `_` in a name is written as `-`. Children that are not Html are escaped.
     """
     given = ((key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items() if value is not None)
     inside = "".join(f' {key}="{escape(str(value))}"' for key, value in given)
@@ -474,6 +501,7 @@ def tag(name: str, *children: Child, **attributes: object) -> Html:
 
 
 def _escaped(children: Child) -> Html:
+    """Convert children to HTML: text is escaped, lists are joined, None is empty."""
     if isinstance(children, Html):
         return children
     if children is None:
@@ -496,9 +524,9 @@ class Plot:
 
 
 def chart(title: str, lines: Sequence[Plot], end: float, unit: Callable[[float], str], top: float = 0.0) -> Html:
-    """Draw curves over [0, end] seconds and [0, top or their highest].
+    """Build a chart of curves from 0 to `end` seconds and from 0 to `top`, or to their highest value if it is 0.
 
-    More than a few become a band: lowest, median, highest.
+    More than 24 curves without a kind are drawn as a band from the lowest to the highest, with the median.
     """
     drawn = [line for line in lines if line.curve]
     if not drawn:
@@ -514,13 +542,13 @@ def chart(title: str, lines: Sequence[Plot], end: float, unit: Callable[[float],
 
 
 def axis(end: float) -> Html:
-    """Draw the times below a chart."""
+    """Build the labels of the times below a chart."""
     marks = [tag("span", human_time(t), style=f"left:{100 * t / end:.2f}%") for t in ticks(end)]
     return tag("div", *marks, class_="axis")
 
 
 def ticks(end: float, most: int = 6) -> list[float]:
-    """Round times from 0, at most a handful, without those whose label would not fit."""
+    """Return round times from 0 to almost `end` seconds, at most `most`."""
     step: float = next((step for step in _TICK_STEPS if end / step <= most), 0)
     while not step or end / step > most:
         step = step * 2 if step else _TICK_STEPS[-1]
@@ -528,7 +556,7 @@ def ticks(end: float, most: int = 6) -> list[float]:
 
 
 def human_time(t: float) -> str:
-    """Format the position of a tick: 0, 30 s, 5 min, 2 h, 3 d."""
+    """Format the time of a tick: 0, 30 s, 5 min, 2 h, 3 d."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
         if t >= size and t % size == 0:
             return f"{t / size:.0f} {unit}"
@@ -536,12 +564,14 @@ def human_time(t: float) -> str:
 
 
 def _chart_line(line: Plot, end: float, top: float) -> Html:
+    """Build the path of one curve."""
     points = [_chart_point(t, value, end, top) for t, value in line.curve]
     path = f"M{points[0]}h1" if len(points) == 1 else f"M{points[0]}L{' '.join(points[1:])}"
     return tag("path", tag("title", line.name), d=path, class_=f"line {line.kind}".rstrip())
 
 
 def _band(lines: Sequence[Plot], end: float, top: float) -> list[Html]:
+    """Build the area from the lowest to the highest of many curves, and the line of their median."""
     lowest, middle, highest = band([line.curve for line in lines], end)
     if not middle:
         return []
@@ -553,7 +583,10 @@ def _band(lines: Sequence[Plot], end: float, top: float) -> list[Html]:
 
 
 def band(curves: Sequence[Curve], end: float, places: int = _BAND_PLACES) -> tuple[Curve, Curve, Curve]:
-    """Lowest, median and highest value at evenly spaced times; a curve counts only while it lasts."""
+    """Return the curves of the lowest, median and highest value at evenly spaced times.
+
+    A curve counts only from its start to its end.
+    """
     found: list[list[tuple[float, float]]] = [[], [], []]
     for place in range(places + 1):
         t = end * place / places
@@ -566,6 +599,7 @@ def band(curves: Sequence[Curve], end: float, places: int = _BAND_PLACES) -> tup
 
 
 def _chart_point(t: float, value: float, end: float, top: float) -> str:
+    """Format the place of a value in the chart, as "x y"."""
     x = min(max(t / end, 0.0), 1.0) * _CHART_WIDTH
     y = _CHART_HEIGHT - min(max(value / top, 0.0), 1.0) * _CHART_FULL
     return f"{x:.0f} {y:.1f}"

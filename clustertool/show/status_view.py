@@ -46,7 +46,10 @@ _FEW_OF_PROCESSES = Narrow(out=("pid", "memory", "cpu"))
 
 
 def status_tables(status: Shown, terminal: Terminal, now: float) -> None:
-    """Print one job as `inv status --json` has it, the verdict first. now: seconds since the epoch, as all times."""
+    """Print one job, as `status --json` has it: its end or state, advice, a summary, and tables of processes, nodes, epochs.
+
+    now: seconds since the epoch, as all times.
+    """
     names = {node["index"]: node["name"] or f"node {node['index']}" for node in status["nodes"]}
     state = (status["outcome"] or status)["state"]
     terminal.line(f"job {status['job']}: {_verdict(status)}", STYLES.get(state, "") or "bold")
@@ -82,7 +85,7 @@ def status_tables(status: Shown, terminal: Terminal, now: float) -> None:
 
 
 def epoch_row(epoch: Shown, names: Mapping[int, str]) -> list[str]:
-    """Format one epoch of an elastic job as a row of _EPOCHS. names: of the nodes."""
+    """Format one epoch of an elastic job as a row of _EPOCHS. names: of the nodes by number."""
     left = [f"{names.get(node, f'node {node}')} ({why})" for node, why in epoch["left"]]
     joined = [names.get(node, f"node {node}") for node in epoch["joined"]] if epoch["attempt"] else []
     cost = f"{epoch['seconds']:.1f} s" if epoch["seconds"] else "-"
@@ -98,7 +101,7 @@ def epoch_row(epoch: Shown, names: Mapping[int, str]) -> list[str]:
 
 
 def output_wait_text(job: str) -> str:
-    """Describe what a node does that waits for a fetch, and the commands that end it."""
+    """Describe that the first node of a job waits for a fetch of its output, with the commands that end this."""
     what = "its first node waits for a fetch of the output, and its resources, GPUs too, stay reserved"
     return f"{what}: {PROGRAM} fetch --job {job}, or give the output up: {PROGRAM} stop --job {job}"
 
@@ -116,7 +119,7 @@ def reserved_text(job: str, sidecars: Iterable[str]) -> str:
 
 
 def _verdict(status: Shown) -> str:
-    """Describe how the job ended, or its state; of a job that has an outcome and still has processes, both."""
+    """Describe how the job ended, or its state, with the reason; both, if it has an outcome and processes still run."""
     outcome, state = status["outcome"], str(status["state"])
     if not outcome and status["reason"]:
         return f"{state}: {status['reason']}"
@@ -128,7 +131,7 @@ def _verdict(status: Shown) -> str:
 
 
 def _summary(status: Shown, now: float) -> dict[str, str]:
-    """Describe what a job is and how far it is, by the name of each line."""
+    """Build the lines of the summary of a job, by name: ranks by state, steps, times, command, ...; "" if not known."""
     states = Counter(str(process["state"]) for process in status["processes"] if process["role"] not in LAUNCHERS)
     steps = sorted(process["step"] for process in status["processes"] if process["step"] is not None)
     reached = f"step {steps[0]:.0f}" + (f" to {steps[-1]:.0f}" if steps[-1] != steps[0] else "") if steps else ""
@@ -149,30 +152,34 @@ def _summary(status: Shown, now: float) -> dict[str, str]:
 
 
 def duration(job: Shown, now: float) -> str:
-    """Format the time from the start of a job to its end, or to `now` while it may run; "" where one is not known."""
+    """Format the time from the start of a job to its end, or to `now` if it starts or runs; "" if a time is not known."""
     if not job["started"] or not (job["ended"] or job["state"] in _MAY_RUN):
         return ""
     return human_seconds(max(0.0, (job["ended"] or now) - job["started"]))
 
 
 def start_text(reason: StartReason) -> str:
-    """Describe why a job is starting."""
+    """Describe why a job is in the state STARTING, "" for no reason."""
     return _STARTS.get(reason, "")
 
 
 def queue_text(reason: str, since: float, expected: float) -> str:
-    """Describe why a job is queued. Times are seconds since the epoch, 0.0 if not known."""
+    """Describe that a job is queued: since when, why, and when its start is expected.
+
+    Seconds since the epoch, 0.0 if not known.
+    """
     text = f"queued since {_time(since)}" if since else "queued"
     text += f": {reason}" if reason else ""
     return f"{text}; the start is expected at {_time(expected)}" if expected else text
 
 
 def _time(at: float) -> str:
+    """Format seconds since the epoch as local date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def rank_note(process: ProcessStatus) -> str:
-    """Further information about a rank's state."""
+    """Describe a rank's state further: its note, a lost supervisor, or whether it listens at its endpoint; "" without any."""
     if process.note or process.code is not None:
         return process.note
     if process.guarded:
@@ -183,7 +190,7 @@ def rank_note(process: ProcessStatus) -> str:
 
 
 def jobs_table(jobs: Iterable[Shown], terminal: Terminal, now: float) -> None:
-    """Print jobs as `inv jobs --json` has them, with their names if a name differs from its id.
+    """Print jobs, as `jobs --json` has them, as a table, with a column of names if a name differs from its id.
 
     now: seconds since the epoch.
     """
@@ -227,7 +234,7 @@ def check_matrix(rows: Sequence[Shown], terminal: Terminal) -> None:
 
 
 def _quiet(column: str, rows: Sequence[Shown]) -> bool:
-    """Check whether a finding is the same on every node that answered, and needs no action."""
+    """Check whether a check is good or skipped, with the same text, on every node that has it."""
     found = [row["findings"].get(column) for row in rows]
     texts = {finding.get("text") for finding in found if finding}
     good = all(finding is None or finding.get("level") in ("ok", "skip") for finding in found)
@@ -235,11 +242,13 @@ def _quiet(column: str, rows: Sequence[Shown]) -> bool:
 
 
 def _good(column: str, finding: Shown) -> str:
+    """Format a good result: the name of the check, with its text in brackets."""
     text = str(finding.get("text") or "")
     return column if text in ("", "ok") else f"{column} ({text})"
 
 
 def _process(process: Shown, names: Mapping[int, str], now: float) -> Sequence[object]:
+    """Format a process as a row of _PROCESSES."""
     since, cpu, memory = process["since"], process["cpu"], process["memory"]
     return (
         process["role"],
@@ -256,7 +265,10 @@ def _process(process: Shown, names: Mapping[int, str], now: float) -> Sequence[o
 
 
 def _progress(process: Shown, now: float) -> tuple[str, str]:
-    """Format the last step that a process printed, and for how long it has printed nothing if it has not ended."""
+    """Format the last step of a process, and for how long it has printed nothing: (step, time).
+
+    The time is "" if it has ended or not started, and "unknown" is put for what is not known of a lost one.
+    """
     state, epoch, step, output = (process[name] for name in ("state", "epoch", "step", "output"))
     reached = f"{step:.0f}" if step is not None else f"epoch {epoch:g}" if epoch is not None else ""
     if state not in ("running", "frozen", "lost", "unknown"):
@@ -266,7 +278,10 @@ def _progress(process: Shown, now: float) -> tuple[str, str]:
 
 
 def _part(node: Shown, status: Shown) -> str:
-    """Describe why a node of an elastic job takes no part in the newest epoch, "" if it does, or is lost."""
+    """Describe why a node takes no part in the newest epoch of an elastic job: on standby, or why it left; else "".
+
+    "" also for a node that is lost.
+    """
     epochs = status.get("epochs", ())
     if not epochs or node["index"] in epochs[-1]["nodes"] or node["state"] not in (NodeState.RUNNING, NodeState.ENDED):
         return ""
@@ -276,6 +291,7 @@ def _part(node: Shown, status: Shown) -> str:
 
 
 def _node(node: Shown, names: Mapping[int, str], part: str) -> Sequence[object]:
+    """Format a node as a row of _NODES. part: why it takes no part in the job, which is its note if nothing is wrong."""
     beat = node["heartbeat"]
     away = "no connection to the coordinator" if node["unconnected"] else ""
     clock = f"clock {node['skew']:+.0f} s" if node["skew"] else ""
@@ -294,6 +310,7 @@ def _pod(pod: Shown) -> Sequence[object]:
 
 
 def _job(job: Shown, now: float) -> Sequence[object]:
+    """Format a job as the cells of _JOBS."""
     began = job["started"] or job["created"]
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(began)) if began else ""
     state, lasted = _state(job["state"]), duration(job, now)
@@ -301,11 +318,12 @@ def _job(job: Shown, now: float) -> Sequence[object]:
 
 
 def _state(state: str, more: str = "") -> Cell:
+    """Format a state in its colour."""
     return Cell(f"{state}{more}", STYLES.get(state, ""))
 
 
 def _end(process: Shown) -> Cell:
-    """Describe how a process ended; empty while it runs."""
+    """Format how a process ended, red if it failed; its note if it has no exit code."""
     code, signal, note = process["code"], process["signal"], process["note"]
     if code is None:
         return Cell(note)

@@ -49,7 +49,10 @@ def table(
     terminal: Terminal,
     narrow: Narrow = _ALL,
 ) -> None:
-    """Show rows under a title. Empty cells are `-` in plain lines, so that awk can count columns."""
+    """Print rows under a title: drawn on a terminal, else as aligned lines, in which empty cells are `-` so that awk can count.
+
+    narrow: which columns are cut or left out on a terminal that is too narrow.
+    """
     cells = [[_cell(value, terminal.printable) for value in row] for row in rows]
     title = terminal.printable(title)
     if terminal.is_terminal:
@@ -59,7 +62,7 @@ def table(
 
 
 def _plain_lines(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
-    """Title, header, rows; columns at least two blanks apart."""
+    """Format the title, the column names and the rows as lines, with two blanks between columns."""
     texts = [list(columns)] + [[cell.text or "-" for cell in row] for row in rows]
     widths = _widths(texts)
     lines = [title] if title else []
@@ -70,12 +73,14 @@ def _plain_lines(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cel
 
 
 def _cell(value: object, printable: Callable[[str], str]) -> Cell:
+    """Convert a value to a cell with printable text, None to an empty one."""
     if isinstance(value, Cell):
         return Cell(printable(value.text), value.style)
     return Cell("" if value is None else printable(str(value)))
 
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Compute the width of each column."""
     return [max(map(_columns, column)) for column in zip(*rows)]
 
 
@@ -89,6 +94,7 @@ def _columns(text: str) -> int:
 def _rich(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], terminal: Terminal, narrow: Narrow
 ) -> None:
+    """Draw rows as a table of rich that fits the terminal; columns of numbers are aligned to the right."""
     if title:  # not rich's own, which it would wrap to the width of the table
         terminal.line(title, "bold")
     drawn = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
@@ -111,7 +117,7 @@ def _rich(
 def _columns_to_draw(
     columns: Sequence[str], widths: Sequence[int], rows: Sequence[Sequence[Cell]], room: int, narrow: Narrow
 ) -> list[int]:
-    """Choose the columns to draw: all; without room for them, empty ones go, and then those that `narrow` names."""
+    """Choose the columns to draw, by index: all; if too wide, without empty ones, and then without those of `narrow`."""
     every = list(range(len(widths)))
     if not rows or _drawn_width(widths) <= room:
         return every
@@ -130,7 +136,7 @@ def _drawn_width(widths: Sequence[int]) -> int:
 
 
 def draw(renderable: RenderableType, terminal: Terminal) -> None:
-    """Write something rich to the terminal, rendered to text first, so that it is written in one piece."""
+    """Render an object of rich to text, and write it to the terminal in one piece."""
     console = rich_console(terminal)
     with console.capture() as captured:
         console.print(renderable)
@@ -138,7 +144,7 @@ def draw(renderable: RenderableType, terminal: Terminal) -> None:
 
 
 def rich_console(terminal: Terminal) -> Console:
-    """Create a rich console on stdout that obeys what the terminal has decided."""
+    """Create a rich console that writes to the terminal, with its width and colours."""
     return Console(
         file=cast("IO[str]", _Stream(terminal)),
         force_terminal=terminal.is_terminal,

@@ -38,7 +38,7 @@ _SCREEN = 40  # lines that a reader still sees
 
 
 def colour_of(rank: int) -> str:
-    """Choose the ANSI style of a rank: the same one in every run, another one for its neighbours."""
+    """Return the ANSI colour number of a rank, which is the same in every run."""
     return _PALETTE[rank % len(_PALETTE)]
 
 
@@ -71,66 +71,75 @@ class Terminal:
 
     @property
     def encoding(self) -> str:
-        """That of stdout."""
+        """The encoding of stdout."""
         return self._out.encoding
 
     @property
     def width(self) -> int:
-        """Columns of stdout now: a window may be resized while we run."""
+        """The columns of stdout now, since a window may be resized; 80 if they are not known."""
         return self._out.columns() or 80
 
     def line(self, text: str = "", style: str = "") -> None:
-        """Write one message to stdout. style: one of STYLES. Further lines are indented; no control character stays."""
+        """Write one message to stdout, with its further lines indented and control characters spelled out.
+
+        style: one of STYLES.
+        """
         self.write(_paint(self._message(text), style, self.colour) + "\n")
 
     def block(self, text: str) -> None:
-        """Write lines to stdout as they are, but for control characters: the output of a command, a help text."""
+        """Write lines to stdout, with control characters spelled out: the output of a command, a help text."""
         self.write(harmless_lines(text) + "\n")
 
     def warn(self, text: str) -> None:
+        """Write a message with "warning:" in front to stderr."""
         self._write_message("warning", "yellow", text)
 
     def error(self, text: str) -> None:
+        """Write a message with "error:" in front to stderr."""
         self._write_message("error", "bold red", text)
 
     def note(self, text: str) -> None:
-        """Write a line that is neither warning nor error to stderr."""
+        """Write a message to stderr."""
         self._write_err(self._message(text) + "\n")
 
     def json(self, value: object, lines: bool = False) -> None:
-        """Write `value` as one JSON document, or one line. ASCII only: it harms no terminal and no encoding."""
+        """Write `value` to stdout as one JSON document of several lines, or with `lines` of one line. It is ASCII only."""
         text = json.dumps(filled_value(value, self._program), indent=None if lines else 2, default=str)
         self.write(text.replace("\x7f", "\\u007f") + "\n")
 
     def write(self, text: str) -> None:
-        """Write trusted text with its newlines in one piece. Raises ReaderGone."""
+        """Write trusted text to stdout in one piece, or to the live display if there is one. Raises ReaderGone."""
         (self._above or self.write_drawn)(text)
 
     def raw(self, data: bytes) -> None:
-        """Exactly these bytes on stdout (`logs --raw`). Raises ReaderGone."""
+        """Write exactly these bytes to stdout (`logs --raw`). Raises ReaderGone."""
         with self._lock:
             self._out.send_bytes(data)
             self._check()
 
     def printable(self, text: str) -> str:
-        """Spell out what stdout cannot show as escapes. What is measured or aligned must be this text."""
+        """Replace control characters, and characters that stdout cannot encode, by escapes.
+
+        Measure and align only such texts.
+        """
         return self._out.encodable(harmless(filled(text, self._program)))
 
     def paint(self, text: str, style: str) -> str:
-        """Colour a text, if stdout takes colours. style: one of STYLES or an ANSI number."""
+        """Colour a text if stdout takes colours. style: one of STYLES or an ANSI number."""
         return _paint(text, style, self.colour)
 
     def divert(self, above: Callable[[str], None] | None) -> None:
-        """Hand all further lines to `above`, a live display that prints them above itself; None ends this."""
+        """Pass all further text to `above`, a live display that prints it above itself; None: write it directly again."""
         self._above = above
 
     def write_drawn(self, text: str) -> None:
-        """Write what a live display draws, which is not handed to it again. Raises ReaderGone."""
+        """Write text to stdout also if a live display gets other texts: it is what the display draws. Raises ReaderGone."""
         with self._lock:
             self._out.send(text)
             self._check()
 
     def _check(self) -> None:
+        """Raise ReaderGone if stdout could not be written, after a message unless its reader has left."""
         failure = self._out.failure
         if failure is None:
             return
@@ -145,9 +154,11 @@ class Terminal:
         self._write_err(f"{_paint(kind + ':', style, self._err_colour)} {self._message(text)}\n")
 
     def _message(self, text: str) -> str:
+        """Fill in the program's name, spell out control characters, and indent the further lines."""
         return harmless_lines(filled(text, self._program), _INDENT)
 
     def _write_err(self, text: str) -> None:
+        """Write to stderr after all of stdout, or to the live display if stderr is a terminal."""
         above = self._above
         if above is not None and self._err_is_terminal:
             above(text)
@@ -164,7 +175,7 @@ def _paint(text: str, style: str, colour: bool) -> str:
 
 
 def _uses_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
-    """Decide on colours: by NO_COLOR, then what forces colours, then whether it is a terminal (no-color.org)."""
+    """Decide whether to use colours: by NO_COLOR, then FORCE_COLOR and CLICOLOR_FORCE, else for terminals (no-color.org)."""
     if environ.get("NO_COLOR"):
         return False
     if any(environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
@@ -187,7 +198,7 @@ class _Sink:
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def encodable(self, text: str) -> str:
-        """Replace what the encoding lacks (LANG=C, or half a surrogate pair from a file name) by backslash escapes."""
+        """Replace characters that the encoding of the stream lacks by backslash escapes."""
         return text if text.isascii() else text.encode(self.encoding, "backslashreplace").decode(self.encoding)
 
     def is_tty(self) -> bool:
@@ -197,11 +208,13 @@ class _Sink:
             return False
 
     def columns(self) -> int:
+        """Return the columns of the terminal, 0 if the stream is none."""
         with contextlib.suppress(*_NO_DESCRIPTOR):
             return os.get_terminal_size(self._descriptor()).columns
         return 0
 
     def send(self, text: str) -> None:
+        """Write and flush a text, with escapes for what cannot be encoded. An error is stored in `failure`."""
         if self._stream is None or self.failure is not None:
             return
         try:
@@ -214,6 +227,7 @@ class _Sink:
             self._fail(problem)
 
     def send_bytes(self, data: bytes) -> None:
+        """Write and flush bytes, or as text if the stream takes no bytes. An error is stored in `failure`."""
         buffer = getattr(self._stream, "buffer", None)
         if buffer is None:
             self.send(data.decode("utf-8", "backslashreplace"))
@@ -226,6 +240,7 @@ class _Sink:
                 self._fail(problem)
 
     def flush(self) -> None:
+        """Flush the stream. An error is stored in `failure`."""
         try:
             if self._stream is not None:
                 self._stream.flush()
@@ -233,7 +248,10 @@ class _Sink:
             self._fail(problem)
 
     def _fail(self, problem: Exception) -> None:
-        """Give what is still buffered somewhere to go, or the interpreter complains about it when it exits."""
+        """Store the first error, and direct the descriptor to /dev/null.
+
+        Else the interpreter complains about buffered text at its exit.
+        """
         if self.failure is None:
             self.failure = problem
             with contextlib.suppress(*_NO_DESCRIPTOR), open(os.devnull, "wb") as nowhere:
@@ -277,14 +295,17 @@ class RankLines:
         self._recent: deque[tuple[str, int, list[str]]] = deque(maxlen=_SCREEN)
 
     def show(self, role: str, rank: int, node: str, lines: Sequence[str], t: float | None = None) -> None:
-        """Write the lines of one rank in one piece, so that no other thread's line comes between or into them."""
+        """Write the lines of a rank that match the pattern, in one piece, so that no other thread's line comes between them."""
         if self._pattern.pattern:
             lines = [line for line in lines if self._pattern.search(line)]
         if lines:
             self._terminal.write(self.text(role, rank, node, lines, t))
 
     def text(self, role: str, rank: int, node: str, lines: Sequence[str], t: float | None = None) -> str:
-        """Format lines of a rank with their prefix, or as JSON objects, as show() writes them. t: seconds since the epoch."""
+        """Format lines of a rank with their prefix, or as JSON objects, masked, and remember them for on_screen().
+
+        t: seconds since the epoch.
+        """
         if self._objects:
             about = {"role": role, "rank": rank, "node": node, "time": t}
             texts = map(self._hide, lines) if self._hide else lines
@@ -302,12 +323,12 @@ class RankLines:
         return mark + ("\n" + mark).join(clean) + "\n"
 
     def on_screen(self, role: str, rank: int, lines: Sequence[str]) -> bool:
-        """Check whether these are the last lines of a rank, and all of them are among the last lines that were written."""
+        """Check whether these lines are the last ones of a rank and among the last 40 that were written."""
         recent = [(name, number, line) for name, number, found in self._recent for line in found][-_SCREEN:]
         own = [line for name, number, line in recent if (name, number) == (role, rank)]
         return 0 < len(lines) <= len(own) and own[-len(lines) :] == list(lines)
 
 
 def widest(ranks: Sequence[tuple[str, int, str]]) -> int:
-    """Compute the width that lines up the prefixes of these (role, rank, node)."""
+    """Return the length of the longest prefix of these (role, rank, node)."""
     return max((len(prefix(*key)) for key in ranks), default=0)

@@ -58,7 +58,10 @@ class Page:
 
 
 def choose(view: View, ranks: Sequence[TopRank], rows: int = 0) -> None:
-    """Keep the selected rank, in its present row, and move by `rows`. If it is gone, the rank in its row is selected."""
+    """Select the rank `rows` below the selected one, wherever that is now; if it is gone, the row counts.
+
+    Stores it in the view.
+    """
     keys = [(rank.job, rank.role, rank.rank) for rank in ranks]
     at = keys.index(view.chosen) if view.chosen in keys else view.at
     view.at = max(0, min(at + rows, len(keys) - 1))
@@ -74,7 +77,10 @@ class Screen:
         self._blocks = _BLOCKS if fine else _PLAIN_BLOCKS
 
     def page(self, model: TopModel, view: View, width: int, height: int, failed: Mapping[str, str], now: float) -> Page:
-        """Lay out the whole screen in at most `height` lines."""
+        """Lay out the screen in `height` lines: title, messages, devices, ranks, keys.
+
+        failed: {name of a node: why it does not answer}. now: time.monotonic().
+        """
         ranks = model.processes(view.sort, view.text, self._away(model, failed, now))
         messages = [
             *self._memberships(model, failed, now),
@@ -94,6 +100,7 @@ class Screen:
         return Page([*lines, *([[]] * (height - 1 - len(lines))), *foot], ranks)
 
     def log_page(self, view: View, text: str, height: int) -> Page:
+        """Lay out the end of the text of the view's log in `height` lines."""
         assert view.log is not None
         about = f"{view.log.name} on {view.log.node}, job {view.log.job}: {view.log.log}"
         room = max(1, height - 2)
@@ -104,6 +111,7 @@ class Screen:
         return Page([[(self._safe(about), "bold")], *lines, *([[]] * (room - len(lines))), [("q back", "dim")]], [])
 
     def _title(self, model: TopModel, view: View, failed: Mapping[str, str], now: float) -> Line:
+        """Build the title: numbers of nodes, devices and jobs, sorting, time, filter, silent nodes."""
         silent = [name for name in self._away(model, {}, now) if name not in failed]
         jobs = len({rank.job for rank in model.ranks.values()})
         cards = [device for found in model.devices.values() for device in found if device.label]
@@ -119,20 +127,21 @@ class Screen:
         return title + ([(f"  silent: {fold(silent)}", "yellow")] if silent else [])
 
     def _memberships(self, model: TopModel, failed: Mapping[str, str], now: float) -> Iterator[Line]:
-        """Yield one line for each elastic job."""
+        """Yield a line about the nodes of each elastic job."""
         for job, membership in model.memberships(self._away(model, failed, now)).items():
             yield [(self._safe(f"job {job}: {membership_text(membership)}"), "cyan")]
 
     def _away(self, model: TopModel, failed: Mapping[str, str], now: float) -> list[str]:
-        """List the nodes that do not answer, whose last sample is no longer valid."""
+        """List the names of nodes that have failed or sent no sample for four seconds."""
         return [*failed, *(name for name, sampled in model.sampled.items() if now - sampled > _SILENT)]
 
     def _messages(self, by_name: Mapping[str, str], style: str) -> list[Line]:
-        """Format each text once, with the names that have it."""
+        """Build a line for each different text, with the folded names of its nodes. by_name: {name: text}."""
         alike = grouped((what, name) for name, what in by_name.items() if what)
         return [[(f"{fold(names)}: {self._safe(what)}", style)] for what, names in alike.items()]
 
     def _device_lines(self, rows: Sequence[Row], most: int, width: int) -> Iterator[Line]:
+        """Yield the table of devices with at most `most` rows, and how many more there are."""
         shown = rows[:most] if len(rows) <= most else rows[: most - 1]
         names = [fold(row.nodes) for row in shown]
         first = min(max(map(len, names), default=5) + 1, max(8, width // 5))
@@ -145,6 +154,7 @@ class Screen:
             yield [(f"... and {len(rows) - len(shown)} more", "dim")]
 
     def _device_line(self, name: str, row: Row, first: int, second: int) -> Line:
+        """Build the row of a device or of several. first, second: the widths of its first two columns."""
         load, size, temperature = _device_cells(row)
         return [
             (_fit(name, first), ""),
@@ -160,6 +170,7 @@ class Screen:
         ]
 
     def _bar(self, part: float) -> str:
+        """Draw a bar that is filled to a part from 0 to 1."""
         steps = len(self._blocks) - 1
         full = round(max(0.0, min(1.0, part)) * _BAR * steps) / steps
         if self._blocks is _PLAIN_BLOCKS:
@@ -167,12 +178,13 @@ class Screen:
         return ("█" * int(full) + (" ▏▎▍▌▋▊▉"[int(full * 8) % 8].strip())).ljust(_BAR, "·")
 
     def _spark(self, row: Row) -> str:
-        """Draw the last seconds of one device; of several devices one block each, or of many the mean's last seconds."""
+        """Draw blocks: of one device its loads in the last seconds, of 2 to 15 devices one each, of more their mean loads."""
         values = row.loads if 1 < len(row.loads) < _EACH else row.history[-(_EACH - 1) :]
         top = len(self._blocks) - 1
         return "".join(self._blocks[max(0, min(top, round(value / 100 * top)))] for value in values)
 
     def _rank_lines(self, ranks: Sequence[TopRank], at: int, room: int, width: int) -> Iterator[Line]:
+        """Yield the table of ranks around the selected one (`at`) in at most `room` lines, with the columns that fit."""
         if not ranks or room < 2:
             return
         several = len({rank.job for rank in ranks}) > 1
@@ -203,11 +215,13 @@ class Screen:
             yield [("> " if number == at else "  ", "cyan"), *shown, (self._safe(rank.line), "")]
 
     def _foot(self, view: View) -> Line:
+        """Build the last line: the view's message, or the keys."""
         if view.message:
             return [(self._safe(view.message), "bold")]
         return [("type to filter, enter keeps it, esc clears it" if view.typing else KEYS, "dim")]
 
     def _safe(self, text: str) -> str:
+        """Mask secrets in a text, and make it printable."""
         return self._terminal.printable(self._hide(text))
 
     def as_dict(self, model: TopModel, failed: Mapping[str, str], now: float) -> dict[str, object]:
@@ -233,7 +247,7 @@ class Screen:
         }
 
     def plain(self, model: TopModel, view: View, failed: Mapping[str, str], now: float) -> None:
-        """Print the screen without a terminal: two tables and an empty line."""
+        """Print the screen as plain text: title, messages, a table of devices and one of ranks, an empty line."""
         self._terminal.line("".join(text for text, _ in self._title(model, view, failed, now)))
         messages = [*self._messages(failed, ""), *self._messages(model.problems, "")]
         for line in [*self._memberships(model, failed, now), *messages]:
@@ -251,11 +265,12 @@ class Screen:
 
 
 def speed(value: float) -> str:
+    """Format steps a second with two or three digits."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def _device_dict(row: Row) -> dict[str, object]:
-    """Describe one card, or the processors of a node without cards, for JSON."""
+    """Build the JSON fields of one card, or of the processors of a node without cards."""
     return {
         "device": row.label or row.what,
         "model": row.model,
@@ -269,13 +284,13 @@ def _device_dict(row: Row) -> dict[str, object]:
 
 
 def _device_cells(row: Row) -> tuple[str, str, str]:
-    """Load, memory and temperature."""
+    """Format load, memory and temperature of devices; "" for what is not known."""
     load = "" if row.load is None else f"{row.load:.0f} %"
     return load, memory(row.used, row.total or None), "" if row.temperature is None else f"{row.temperature} C"
 
 
 def _rank_cells(rank: TopRank) -> tuple[str, str, str, str, str]:
-    """CPU, memory, steps a second, time without output, and the age of the heartbeat."""
+    """Format CPU, memory, steps a second, time without output, and the age of the heartbeat; "" for what is not known."""
     cpu = "" if rank.cpu is None else f"{rank.cpu:.0f} %"
     size = "" if rank.memory is None else human_bytes(rank.memory)
     steps = "" if rank.speed is None else speed(rank.speed)
@@ -284,15 +299,17 @@ def _rank_cells(rank: TopRank) -> tuple[str, str, str, str, str]:
 
 
 def _width(texts: Iterable[str], least: int) -> int:
+    """Return the width of a column: the longest text, at least `least`, and a blank."""
     return max([least, *(len(text) for text in texts)]) + 1
 
 
 def _fit(text: str, width: int) -> str:
+    """Pad or cut a text to a width."""
     return text.ljust(width) if len(text) < width else text[: width - 2] + "~ "
 
 
 def draw(page: Page, width: int) -> Text:
-    """Draw a page as one text of exactly as many lines as the page has, none of which wraps."""
+    """Convert a page to one text of rich, with one line for each of its lines, cut to `width`."""
     whole = Text(no_wrap=True, overflow="crop")
     for number, line in enumerate(page.lines):
         one = Text(no_wrap=True, overflow="crop")

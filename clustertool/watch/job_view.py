@@ -74,9 +74,14 @@ class JobView:
 
     @property
     def over(self) -> bool:
+        """Whether the stream of every node has ended or its connection was closed."""
         return self.ended | set(self.closed) >= self.nodes
 
     def take(self, node: int, header: StreamFrame, payload: bytes, now: float) -> list[Item]:
+        """Update the status by a frame of a node, and return the log lines and news that follow from it.
+
+        A node that sent something not valid is ignored from then on. now: time.monotonic().
+        """
         self.received[node] = now
         if node in self.refused:
             return []
@@ -98,11 +103,15 @@ class JobView:
         return []
 
     def _refuse(self, node: int, why: str) -> list[Item]:
+        """Record that a node sent something not valid, and return the news of that."""
         self.refused[node] = self.closed[node] = why
         return [RefusedNews(0.0, self.status.name(node), why)]
 
     def idle(self, now: float) -> list[Item]:
-        """Return failures that have waited long enough, and progress bars that wait for their newline."""
+        """Return failures that have waited long enough, and progress bars without a newline that have changed.
+
+        now: time.monotonic().
+        """
         found: list[Item] = [*self._failures.release(now)]
         for key, lines in self._all_lines():
             shown = lines.idle(now)
@@ -111,7 +120,7 @@ class JobView:
         return found
 
     def remind(self, now: float) -> list[Item]:
-        """Return what the job waits for, each time that a report of it is due. now: seconds since the epoch."""
+        """Return those waits of the job of which a report is due, each once a period. now: seconds since the epoch."""
         found: list[Item] = []
         reports: dict[type[Wait], int] = {}
         for wait in waits(self.status, now):
@@ -122,17 +131,17 @@ class JobView:
         return found
 
     def rest(self) -> list[Item]:
-        """Return the failures that still wait, at the end of the job."""
+        """Return the failures and news that are still delayed, at the end of the job."""
         return [*self._failures.release()]
 
     @property
     def shown(self) -> dict[str, int]:
-        """The bytes of each log that have arrived. Its name has the number of the rank in the job."""
+        """{path of a log: bytes of it that have arrived}. The path has the number of the rank in the job."""
         return {log: size for offsets in self.offsets.values() for log, size in offsets.items()}
 
     @property
     def without_coordinator(self) -> bool:
-        """Whether all other nodes have ended because nothing came from the coordinator."""
+        """Whether all nodes but the coordinator have ended as LOST because they received nothing from it."""
         coordinator = self.status.coordinator
         others = [self.status.nodes.get(node) for node in self.nodes - {coordinator}]
         ends = [node.ended for node in others if node is not None and node.ended is not None]
@@ -141,20 +150,23 @@ class JobView:
         )
 
     def end_by_engine(self, reason: str, t: float) -> list[Item]:
-        """Record that the engine has ended the job, so that no more is expected of nodes that have not recorded an end."""
+        """Record that the engine has ended the job, mark all nodes as ended, and return the last lines of their ranks.
+
+        t: seconds since the epoch.
+        """
         self.status.end_by_engine(reason, t)
         left = self.nodes - self.ended
         self.ended |= left
         return [item for node in sorted(left) for item in self._flush(node)]
 
     def printed(self, outcome: Outcome) -> bool:
-        """Check whether the news have named the reason of this outcome already."""
+        """Check whether news of a failure, or of the loss of a node, have named the reason of this outcome."""
         if outcome.state is JobState.FAILED:
             return any(self._failures.printed(key) for key in outcome.culprits)
         return outcome.state is JobState.LOST and outcome.node in self._lost
 
     def blocked(self, seconds: float, now: float) -> None:
-        """Move the times of the last messages forward by the seconds in which this process did not run.
+        """Move the times of the nodes' last frames forward by the seconds in which this process did not run, at most to `now`.
 
         Else each node would seem to have been silent in that time.
         """
@@ -162,9 +174,10 @@ class JobView:
             self.received[node] = min(now, at + seconds)
 
     def _log(self, node: int, header: LogFrame, payload: bytes) -> list[Item]:
-        """Add a piece of a log, without the part that is known, and return its complete lines.
+        """Add a piece of a log, without the part that came before, and return its complete lines; with `pieces` also its bytes.
 
-        A piece can come twice: over a connection that was given up, and over the next one.
+        A piece can come twice: over a connection that was lost, and over the next one. A log of a rank that the node does not
+        run refuses the node.
         """
         key, attempt, log = (str(header["role"]), int(header["rank"])), int(header["attempt"]), str(header["log"])
         offsets, start = self.offsets.setdefault(node, {}), int(header["off"])
@@ -203,6 +216,7 @@ class JobView:
         return found
 
     def _all_lines(self) -> list[tuple[Key, Lines]]:
+        """List the lines of all ranks and attempts, with their ranks."""
         return [(key, lines) for key, attempts in self._lines.items() for lines in attempts.values()]
 
     def _flush(self, node: int) -> list[Item]:
@@ -217,10 +231,12 @@ class JobView:
         return found
 
     def _node_of(self, key: Key) -> int:
+        """Return the node of a rank, -1 if it is not known."""
         process = self.status.processes.get(key)
         return process.node if process else -1
 
     def _event(self, node: int, event: Event, now: float) -> Iterable[Item]:
+        """Apply an event to the status, and yield the news that can be printed now. Failures are delayed: see Failures."""
         before, t = self.status.phase, float(event.get("t", 0))
         if not self.status.knows(node, event):
             return
@@ -239,7 +255,7 @@ class JobView:
             yield from self._failures.follow(news)
 
     def _news(self, node: int, event: Event, before: str) -> News | None:
-        """Convert an event into news for a follower, None where it has none. before: the phase before this event."""
+        """Convert an event to news, None if it is not reported. before: the phase before this event."""
         t, name = float(event.get("t", 0)), self.status.name(node)
         if event["type"] == "phase" and self.status.phase != before:
             roles = frozenset(role for role in ROLES if self.status.of(role))

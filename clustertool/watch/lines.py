@@ -39,7 +39,7 @@ class Lines:
 
     @property
     def buffered(self) -> int:
-        """Bytes in memory, about."""
+        """The bytes in memory, approximately."""
         return len(self._open) + len(self._bar)
 
     def feed(self, data: bytes) -> list[str]:
@@ -62,7 +62,10 @@ class Lines:
         return lines
 
     def idle(self, now: float) -> list[str]:
-        """Return the progress bar that waits for its newline, if it has moved; at most one line a period."""
+        """Return the progress bar that has no newline so far, if it has changed; at most one line in a period.
+
+        now: in seconds.
+        """
         if self._fed != self._seen:
             self._seen, self._changed_at = self._fed, now
         if not self._is_bar or now - self._shown_at < self._period:
@@ -76,7 +79,7 @@ class Lines:
         return [text]
 
     def end(self) -> list[str]:
-        """Return the last line, if the stream ended without a newline."""
+        """Return the last line if the stream ended without a newline, else []."""
         return self._close(b"") if self._open or self._bar else []
 
     def _close(self, data: bytes) -> list[str]:
@@ -90,7 +93,10 @@ class Lines:
         return lines
 
     def _keep(self, data: bytes) -> None:
-        """Take a part of a line that has no newline. Of all segments that ended, only the last can ever be shown."""
+        """Append data without a newline to the current line.
+
+        Of segments that end with a carriage return only the last one is kept.
+        """
         ended, back, rest = data.rpartition(b"\r")
         if back:
             self._is_bar = True
@@ -104,6 +110,7 @@ class Lines:
         self._append(rest)
 
     def _append(self, data: bytes) -> None:
+        """Append data to the current segment up to the limit, and count the bytes beyond it."""
         room = max(0, self.limit - len(self._open))
         self._open += data if len(data) <= room else data[:room]
         self._dropped += max(0, len(data) - room)
@@ -114,6 +121,7 @@ class Lines:
         self._dropped = 0
 
     def _take_line(self) -> str:
+        """Decode the current segment, with a note if a part of it was cut."""
         if not self._dropped:
             return self._open.decode("utf-8", _ERRORS)
         whole = len(self._open) + self._dropped
@@ -127,10 +135,9 @@ def _visible(line: str) -> str:
 
 
 def in_order(nodes: Iterable[int], following: Callable[[int], Frame]) -> Iterator[Frame]:
-    """Merge the logs of several ranks by time, with one piece per node in memory.
+    """Merge the frames of several nodes by time, with one frame of each in memory, until each node has sent its last one.
 
-    `following(node)` waits for a node's next frame. A node's pieces are in order already. Its last pieces, and its events, have
-    no time and keep their place. Ends when every node has sent its last event.
+    following: waits for a node's next frame. A node's frames are in order. Those without a time, as events, keep their place.
     """
     heads = {node: following(node) for node in nodes}
     times = dict.fromkeys(heads, 0.0)
@@ -148,9 +155,9 @@ def in_order(nodes: Iterable[int], following: Callable[[int], Frame]) -> Iterato
 
 
 def excerpt(lines: Sequence[str], most: int = 20) -> list[str]:
-    """Select the part of a culprit's log to print: its last Python traceback, or else its last `most` lines.
+    """Select the last Python traceback in lines of a log, with those that it follows from, or else the last `most` lines.
 
-    Of a very long traceback these are its head and its end.
+    Of more than 3 * `most` lines the middle is left out.
     """
     starts = [i for i, line in enumerate(lines) if line.lstrip().startswith(_START)]
     if not starts:

@@ -47,7 +47,7 @@ class PhaseNews:
 
     @property
     def at_once(self) -> bool:
-        """Whether nothing was waited for: the first processes of the first attempt."""
+        """Whether the phase starts the first processes of the first attempt, for which nothing was waited."""
         return self.attempt == 0 and self.phase == ("pserver" if "pserver" in self.roles else "trainer")
 
 
@@ -113,15 +113,18 @@ class Failures:
     _due: float | None = None
 
     def fail(self, failure: RankExit, t: float, now: float) -> None:
-        """Add the failure of a process at `t` to those that wait, unless it has been reported."""
+        """Add the failure of a process to those that wait, unless it has been reported.
+
+        t: when it failed, by its node's clock. now: time.monotonic().
+        """
         if _process_attempt(failure) not in self._reported:
             self._waiting.append((t, failure))
             self._hold(now + (_CAUSE if failure.consequence else HOLD))
 
     def expect(self, culprits: Iterable[Key], attempt: int, why: EventNews, now: float) -> None:
-        """Put the first failures that the coordinator has named in front of those that wait.
+        """Note the first failures that the coordinator has named; release() returns them first.
 
-        why: the coordinator's event. It is reported instead, in case that their own events never come.
+        why: the coordinator's event, which is reported if events of these processes do not come.
         """
         named = [(key, attempt) for key in culprits]
         self._first += named
@@ -130,14 +133,17 @@ class Failures:
             self._hold(now + HOLD)
 
     def follow(self, news: News) -> list[News]:
-        """Return the news if they can be printed now; else keep them behind the failures that wait, and return none."""
+        """Return [news] if no failure waits; else keep it until release(), and return []."""
         if self._due is None:
             return [news]
         self._behind.append(news)
         return []
 
     def release(self, now: float | None = None) -> list[News]:
-        """Return the failures that are due, grouped by cause, and the news behind them. now: None for all of them."""
+        """Return the delayed failures, grouped by error, and the news behind them; [] if they are not due.
+
+        now: None for all of them.
+        """
         if self._due is None or (now is not None and now < self._due):
             return []
         places = {key: number for number, key in enumerate(self._first)}
@@ -161,13 +167,15 @@ class Failures:
         return found
 
     def printed(self, key: Key) -> bool:
-        """Check whether a failure of this process has been reported."""
+        """Check whether a failure of this process has been returned by release(), or named by the coordinator's event."""
         return any(reported == key for reported, _ in self._reported)
 
     def _hold(self, due: float) -> None:
+        """Set when the delayed failures are due, unless they are due earlier."""
         self._due = due if self._due is None else min(self._due, due)
 
     def _report(self, group: list[RankExit], t: float, followed: bool) -> FailureNews:
+        """Build the news of failures with the same error, with the first one that was reported with this error before."""
         before = self._leaders.setdefault(same_error(group[0]), group[0])
         return FailureNews(t, group, None if before is group[0] else before, followed)
 
@@ -180,9 +188,9 @@ def _process_attempt(failure: RankExit) -> tuple[Key, int]:
 
 
 def failed_by_themselves(status: JobStatus, outcome: Outcome) -> list[list[ProcessStatus]]:
-    """List the processes that failed by themselves, those with the same error together, the first failure first.
+    """Group the processes that failed by themselves by error, the first failure first; [] unless the job has failed.
 
-    Those that failed after another one because its connection was lost are left out.
+    Those that failed as a consequence of another failure are left out.
     """
     culprits = [key for key in outcome.culprits if key not in outcome.followed]
     culprits = culprits if outcome.state is JobState.FAILED else []
@@ -191,4 +199,5 @@ def failed_by_themselves(status: JobStatus, outcome: Outcome) -> list[list[Proce
 
 
 def first_culprit(status: JobStatus, outcome: Outcome) -> ProcessStatus | None:
+    """Return the process that failed first, None unless the job has failed."""
     return status.processes.get(outcome.culprits[0]) if outcome.state is JobState.FAILED and outcome.culprits else None

@@ -137,14 +137,14 @@ class ReportModel:
 
 
 def _shown_epoch(epoch: EpochChange, clean: Hide) -> EpochChange:
-    """Remove control characters and secrets from the texts of nodes and programs in an epoch."""
+    """Return an epoch whose texts of nodes and programs have no secrets and control characters."""
     return epoch._replace(cause=clean(epoch.cause), left=tuple((node, clean(why)) for node, why in epoch.left))
 
 
 def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] = ()) -> ReportModel:
-    """Build the model of the report from the fold of the events and the nodes' answers.
+    """Build the model of the report from the status and the nodes' answers.
 
-    notes: what else a reader must know, such as nodes that did not answer. hide: removes secrets from a text.
+    hide: replaces secrets in a text. notes: further notes for the page, such as nodes that did not answer.
     """
 
     def clean(text: str) -> str:
@@ -197,13 +197,14 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
 
 
 def _headline(status: JobStatus) -> Sequence[Key]:
-    """Choose the processes that the headline names."""
+    """Return the processes with the error of the first failure, else the culprits of the outcome."""
     outcome = status.outcome
     groups = news.failed_by_themselves(status, outcome) if outcome else []
     return [process.key for process in groups[0]] if groups else outcome.culprits if outcome else ()
 
 
 def _excerpt_lines(text: str, clean: Hide) -> list[str]:
+    """Return the last traceback or the last lines of a log, without secrets and control characters."""
     return [clean(line) for line in excerpt(text.removesuffix("\n").split("\n"), _TAIL)] if text else []
 
 
@@ -211,12 +212,15 @@ def _excerpt_lines(text: str, clean: Hide) -> list[str]:
 
 
 def _start(status: JobStatus, process: ProcessStatus, began: float) -> float:
-    """Compute when the job began by the clock of a process's node: `began`, less the skew of that clock."""
+    """Return when the job began by the clock of a process's node: `began` less the skew of that clock."""
     return began - status.nodes[process.node].skew
 
 
 def _lives(status: JobStatus, answers: Answers, began: float, last: float) -> dict[Key, list[Span]]:
-    """Collect the spans of each rank of the nodes that answered, and of each lost rank. In seconds since `began`."""
+    """Map each rank to its spans, in seconds since `began`: by the records of its node, or for a lost rank by what others know.
+
+    last: the end of the report.
+    """
     found: dict[Key, list[Span]] = {}
     for number in sorted(status.attempts):
         for key, process in status.attempts[number].ranks.items():
@@ -233,7 +237,7 @@ def _lives(status: JobStatus, answers: Answers, began: float, last: float) -> di
 
 
 def _spans(status: JobStatus, process: ProcessStatus, answers: Answers, began: float, last: float | None) -> list[Span]:
-    """Convert the states of one attempt of a rank into spans of time.
+    """Convert the states of one attempt of a rank to spans, in seconds since the job began.
 
     last: the end of the report; None for an attempt after which the rank has started again.
     """
@@ -255,7 +259,7 @@ def _spans(status: JobStatus, process: ProcessStatus, answers: Answers, began: f
 def _rank(
     status: JobStatus, process: ProcessStatus, known: RankCurve | None, plan: RankPlan | None, began: float, clean: Hide
 ) -> RankReport:
-    """Build the report of a rank without its spans and its last line, which the caller adds."""
+    """Build the report of a rank, without the spans, the last line and what tell() adds besides."""
     rows = [(row[0] - began, *row[1:]) for row in known["rows"]] if known else []
     progress, unit = curve([(t - began, epoch, step) for t, epoch, step in known["progress"]] if known else [])
     # The kernel's counters at the ends of a rank are exact, also if it lived for less than one sample.
@@ -288,7 +292,10 @@ def _rank(
 
 
 def curve(rows: Sequence[tuple[float, float | None, float | None]]) -> tuple[Curve, str]:
-    """(time, epoch, step) -> progress that only grows, and its unit: steps, or, where steps begin anew, epochs and parts."""
+    """Convert (time, epoch, step) to a curve that only grows, and its unit: "step", or "epoch" with parts if steps begin anew.
+
+    ((), "") if there is none.
+    """
     steps = [(t, step) for t, _, step in rows if step is not None]
     if steps and _grows(steps):
         return steps, "step"
@@ -298,11 +305,12 @@ def curve(rows: Sequence[tuple[float, float | None, float | None]]) -> tuple[Cur
 
 
 def _grows(curve: Curve) -> bool:
+    """Check that the values of a curve never fall."""
     return all(a[1] <= b[1] for a, b in zip(curve, curve[1:]))
 
 
 def _pace(rank: RankReport, known: RankCurve | None) -> RankPace:
-    """Measure the last attempt of a rank: start, end, progress, mean load in cores, size of the log."""
+    """Build what is compared of the last attempt of a rank: start, end, progress, mean load in cores, size of the log."""
     attempt = rank.spans[-1].attempt
     start = min(span.start for span in rank.spans if span.attempt == attempt)
     cores = [value for t, value in rank.usage.cores if t >= start]
@@ -312,6 +320,7 @@ def _pace(rank: RankReport, known: RankCurve | None) -> RankPace:
 
 
 def _node(status: JobStatus, index: int, answer: ReportAnswer | None, began: float, clean: Hide) -> ReportNode:
+    """Build the report of a node: state, and curves of its processors, memory and devices, empty if it did not answer."""
     known = status.nodes[index]
     machine: MachineCurve = answer["machine"] if answer else {"cores": 0, "total": 0, "rows": []}
     rows = [(row[0] - began, *row[1:]) for row in machine["rows"]]
@@ -332,7 +341,7 @@ def _node(status: JobStatus, index: int, answer: ReportAnswer | None, began: flo
 
 
 def _clocks(status: JobStatus, answers: Answers) -> list[str]:
-    """List a sentence for each node whose clock differs from the median by more than _SKEW seconds.
+    """Return a sentence for each node whose clock differs from the median by more than _SKEW seconds.
 
     All nodes were asked at the same moment, so the times of their answers show the difference.
     """
@@ -346,7 +355,7 @@ def _clocks(status: JobStatus, answers: Answers) -> list[str]:
 
 
 def _news(answers: Answers) -> list[News]:
-    """Replay the events of all nodes in the order of their times, and return the news that a follower would have got."""
+    """Return the news that a follower would have got: the events of all nodes are replayed in the order of their times."""
     watch, events, items = JobView(frozenset(answers)), [], []
     for node in sorted(answers):
         # A clock may be set back.

@@ -20,10 +20,9 @@ def harmless(text: str) -> str:
 
 
 def harmless_lines(text: str, indent: str = "") -> str:
-    """Spell out the control characters line by line: the newlines stay.
+    """Spell out every control character of a text except the newlines.
 
-    indent: is put before each line but the first, unless it begins with a blank. With an indent, no line that a node adds to a
-    message can be mistaken for a line of its own.
+    indent: is put before each further line that does not begin with a blank, so that it cannot look like a message of its own.
     """
     if text.isprintable():
         return text
@@ -32,4 +31,5 @@ def harmless_lines(text: str, indent: str = "") -> str:
 
 
 def _spell(match: re.Match[str]) -> str:
+    """Return the escape of a matched character."""
     return match.group().encode("unicode_escape").decode("ascii")

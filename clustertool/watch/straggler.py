@@ -50,7 +50,10 @@ class RankPace:
 
 
 def stragglers(paces: Sequence[RankPace]) -> dict[Key, str]:
-    """(role, rank) -> the reason. pservers only serve, and launchers only start ranks: none of them is a straggler."""
+    """Compare the ranks of each role, if it has two, and map (role, rank) of each straggler to the reasons.
+
+    pservers only serve, and launchers only start ranks: they are left out.
+    """
     found: dict[Key, str] = {}
     for role in dict.fromkeys(pace.role for pace in paces if pace.role not in ("pserver", *LAUNCHERS)):
         peers = [pace for pace in paces if pace.role == role and pace.end > pace.start]
@@ -60,6 +63,7 @@ def stragglers(paces: Sequence[RankPace]) -> dict[Key, str]:
 
 
 def _among(peers: Sequence[RankPace]) -> dict[Key, str]:
+    """Compare the ranks of one role, and map each straggler to its reasons."""
     steps = _steps(peers)
     found: dict[Key, list[str]] = {}
     for reasons in (_behind(peers, steps), _quiet(peers) if len(steps) < 2 else {}, _cpu(peers, steps)):
@@ -69,7 +73,10 @@ def _among(peers: Sequence[RankPace]) -> dict[Key, str]:
 
 
 def _steps(peers: Sequence[RankPace]) -> dict[Key, float]:
-    """Return where each one was at the moment that counts; those that count something else than most are left out."""
+    """Return the estimated step of each rank at the end of the first one to end.
+
+    Ranks with another unit than most are left out.
+    """
     units = [pace.unit for pace in peers if pace.progress]
     unit = max(units, key=units.count) if units else ""
     moment = min(pace.end for pace in peers)
@@ -77,9 +84,10 @@ def _steps(peers: Sequence[RankPace]) -> dict[Key, float]:
 
 
 def reached(progress: Curve, moment: float) -> float:
-    """Estimate the step at a moment, which decides which ranks are behind and is never shown.
+    """Estimate the step at a moment: between two printed steps by their times, after the last one at the mean pace.
 
-    Between two lines by their times, after the last one at its pace for a line's time and a half.
+    After the last one, it grows for at most one and a half of the median time between two steps. It only decides which ranks
+    are behind, and is never shown.
     """
     before = [point for point in progress if point[0] <= moment]
     after = [point for point in progress if point[0] > moment]
@@ -93,21 +101,23 @@ def reached(progress: Curve, moment: float) -> float:
 
 
 def printed(progress: Curve, moment: float) -> float:
-    """Find the last step that was printed by a moment."""
+    """Return the last step that was printed by a moment, 0.0 before the first."""
     return next((step for t, step in reversed(progress) if t <= moment), 0.0)
 
 
 def pace_of(progress: Curve) -> float:
-    """Compute the steps a second between the first line and the last."""
+    """Compute the steps a second between the first and the last printed step."""
     (start, first), (end, last) = progress[0], progress[-1]
     return (last - first) / (end - start) if end > start else 0.0
 
 
 def _median_step(progress: Curve) -> float:
+    """Compute the median seconds between two printed steps, 0.0 for one."""
     return median(b[0] - a[0] for a, b in zip(progress, progress[1:])) if len(progress) > 1 else 0.0
 
 
 def _behind(peers: Sequence[RankPace], steps: Mapping[Key, float]) -> dict[Key, str]:
+    """Map each rank whose step is behind the median to the reason: see RULES."""
     if len(steps) < 2:
         return {}
     middle, found = median(steps.values()), {}
@@ -124,6 +134,7 @@ def _behind(peers: Sequence[RankPace], steps: Mapping[Key, float]) -> dict[Key, 
 
 
 def _quiet(peers: Sequence[RankPace]) -> dict[Key, str]:
+    """Map each rank whose log is much shorter than the median to the reason: see RULES."""
     middle = median(pace.log_size for pace in peers)
     if middle < _LOG:
         return {}
@@ -132,6 +143,7 @@ def _quiet(peers: Sequence[RankPace]) -> dict[Key, str]:
 
 
 def _cpu(peers: Sequence[RankPace], steps: Mapping[Key, float]) -> dict[Key, str]:
+    """Map each rank that used much less or more CPU than the median to the reason: see RULES."""
     known = {pace.key: pace.cores for pace in peers if pace.cores is not None and pace.end - pace.start >= _SHORT}
     if len(known) < 2:
         return {}

@@ -26,6 +26,7 @@ class Rate:
         self._seen: list[tuple[float, float]] = []
 
     def feed(self, line: str, now: float) -> None:
+        """Read the step in a printed line, if it has one, at the time `now`. A smaller step than before begins anew."""
         progress = find(f"{line}\n")
         if progress is None or progress.step is None:
             return
@@ -43,9 +44,9 @@ class Rate:
         return bool(self._seen)
 
     def now(self, now: float) -> float | None:
-        """Compute the rate at this time; None while it is unknown.
+        """Compute the steps a second at this time; None while fewer than two steps are known.
 
-        A program that has stood still for long is slower than it was, and in the end it does not move.
+        It falls while no step comes, down to 0.0 after 30 s or three usual gaps between steps.
         """
         if len(self._seen) < 2:
             return None
@@ -125,6 +126,10 @@ class TopModel:
         self._cpu: dict[str, tuple[int, int]] = {}
 
     def feed(self, agent: int, name: str, sample: GlanceAnswer, now: float) -> None:
+        """Store a sample of a node: its devices, its jobs and their ranks. Ranks that it does not have any more are removed.
+
+        agent, name: number and name of the node. now: when it came.
+        """
         self.sampled[name], self._place[name] = now, agent
         self.problems[name] = str(sample["problem"])
         self._take_devices(name, sample)
@@ -148,6 +153,7 @@ class TopModel:
             del self.ranks[key]
 
     def _take_devices(self, name: str, sample: GlanceAnswer) -> None:
+        """Store the devices of a sample as rows, with their history."""
         histories = {card.label: card.history for card in self.devices.get(name, ())}
         self.devices[name] = []
         cards: Sequence[CardValues] = sample["devices"]
@@ -160,7 +166,7 @@ class TopModel:
             self.devices[name].append(Row((name,), what, loads, used, total, *about, history, label, model))
 
     def _processors(self, name: str, sample: GlanceAnswer) -> CardValues:
-        """Return what a node without devices shows in their place."""
+        """Return the processors and the memory of a node in the form of a device, for a node without any."""
         busy, every = sample["cpu"]
         before = self._cpu.get(name, (busy, every))
         self._cpu[name] = (busy, every)
@@ -171,9 +177,10 @@ class TopModel:
     # -- rows --
 
     def rows(self, room: int, sort: str, text: str) -> list[Row]:
-        """Build the lines about devices, at most `room` of them if folding can do it.
+        """Build the rows about devices that fit a filter: one for each card; if these are more than `room`, one for each node.
 
-        Cards, else nodes, else nodes that are alike.
+        If these are too many, too, nodes with similar load and memory are one row, more and more coarsely. sort: one of SORTS.
+        text: the filter.
         """
         places = sorted(self.devices, key=lambda name: self._place[name])
         there = {rank.node for rank in self.processes("rank", text)} if text else set()
@@ -192,7 +199,7 @@ class TopModel:
         return rows
 
     def processes(self, sort: str, text: str, away: Collection[str] = ()) -> list[TopRank]:
-        """List all ranks of the jobs that run. away: the nodes that do not answer."""
+        """List the ranks of all running jobs that a filter finds, in the order of `sort`. away: nodes that do not answer."""
         every = [rank for rank in self.ranks.values() if rank.node not in away] + list(self._others(away))
         found = [rank for rank in every if _finds(text, rank)]
         found.sort(key=lambda rank: (rank.job, rank.role, rank.rank))  # stable: equals stay in this order
@@ -206,7 +213,7 @@ class TopModel:
         return found
 
     def _others(self, away: Collection[str]) -> Iterator[TopRank]:
-        """Yield the ranks that no node reports now: those of nodes that do not answer, and those that have not started."""
+        """Yield the ranks that no node reports now: of nodes that do not answer, and those that have not started."""
         jobs = self._shared(away)
         for rank in self.ranks.values():
             if rank.node in away and rank.job in jobs and jobs[rank.job].may_have(rank):
@@ -224,7 +231,10 @@ class TopModel:
                     yield TopRank(job, -1, name, role, number)
 
     def _shared(self, away: Collection[str]) -> dict[str, _KnownJob]:
-        """Merge what all nodes know of the jobs that run. Where no node answers, of those that ran before."""
+        """Merge what all nodes know of each running job, in its newest epoch.
+
+        If no node answers, the jobs that ran before count.
+        """
         names = [name for name in self._jobs if name not in away]
         there = {job for name in names or self._jobs for job in self._jobs[name]}
         found: dict[str, _KnownJob] = {}
@@ -240,7 +250,7 @@ class TopModel:
         return found
 
     def memberships(self, away: Collection[str] = ()) -> dict[str, MembershipSample]:
-        """Find the membership of each elastic job that runs, by its id: the newest coordinator's, else another node's."""
+        """Return {job: membership} of running elastic jobs: that of the newest epoch, if possible from its coordinator."""
         found: dict[str, MembershipSample] = {}
         for name in sorted(set(self._jobs) - set(away)):
             for job, known in self._jobs[name].items():
@@ -267,25 +277,30 @@ class _KnownJob:
         return self.membership["epoch"] if self.membership is not None else 0
 
     def may_have(self, rank: TopRank) -> bool:
-        """Check whether a rank that was seen before is one of the newest epoch."""
+        """Check whether a rank that was reported before belongs to the newest epoch."""
         return self.membership is None or (rank.epoch == self.epoch and (rank.role, rank.rank) in self.places)
 
     def state(self, node: int) -> RankState:
-        """Return the state of the ranks of a node that does not answer."""
+        """Return the state of the ranks of a node that does not answer: LOST if the job has given it up, else UNKNOWN."""
         return RankState.LOST if node in self.lost else RankState.UNKNOWN
 
 
 def _weight(known: MembershipSample) -> tuple[int, bool]:
+    """Return the order of memberships: by epoch, then a coordinator's before another node's."""
     return known["epoch"], known["coordinates"]
 
 
 def _places(plan: SamplePlan) -> dict[tuple[str, int], tuple[int, str]]:
+    """Map (role, rank) to its node's number and name, by the plan of a sample."""
     names = [str(name) for name in plan["nodes"]]
     return {(role, rank): (node, names[node]) for role, rank, node in unpack(plan["places"], len(names))}
 
 
 def _haste(rank: TopRank, counting: bool) -> tuple[int, float]:
-    """Compute the place of a rank in the order by progress. counting: it or another one of its kind prints steps."""
+    """Return the sort key of a rank by progress: those that make none first, then the slowest ones.
+
+    counting: a rank of its job and role prints steps.
+    """
     runs = rank.state is RankState.RUNNING
     if rank.state in (RankState.LOST, RankState.UNKNOWN, RankState.FROZEN) or (runs and counting and not rank.speed):
         return 0, 0.0
@@ -293,17 +308,25 @@ def _haste(rank: TopRank, counting: bool) -> tuple[int, float]:
 
 
 def _fits(name: str, devices: Sequence[Row], text: str) -> bool:
+    """Check whether a filter is in the name of a node or in the user of one of its devices."""
     return text in name or any(text in device.user for device in devices)
 
 
 def _finds(text: str, rank: TopRank) -> bool:
-    """Check whether a filter finds a rank. A number in the filter is that of a rank only as a whole."""
+    """Check whether a filter is in the name, node, job, state or last line of a rank.
+
+    A number in it is a rank's only as a whole.
+    """
     whole = re.compile(rf"(?<!\d){re.escape(text)}(?!\d)" if text[-1:].isdecimal() else re.escape(text))
     numbered = any(map(whole.search, (rank.name, f"rank {rank.rank}")))
     return numbered or any(text in item for item in (rank.node, rank.job, rank.state, rank.line))
 
 
 def _take_rank(rank: TopRank, values: RankSample, job: JobSample, t: float) -> None:
+    """Update a rank by a sample: state, CPU since the sample before, memory, last line, steps a second.
+
+    t: when it was taken.
+    """
     seconds = values.get("seconds")
     if seconds is None or (values["pid"] or 0) != rank.pid:
         rank.cpu = None
@@ -318,11 +341,13 @@ def _take_rank(rank: TopRank, values: RankSample, job: JobSample, t: float) -> N
 
 
 def _user(values: CardValues) -> str:
+    """Return the user and job that have reserved a device, else its users."""
     lock = values.get("held")
     return f"{lock['user']} {lock['job']}" if lock else ",".join(values.get("users", ()))
 
 
 def _wrong(values: CardValues) -> tuple[str, ...]:
+    """List the faults of a device in a few words."""
     found = [str(values["problem"])] if values.get("problem") else []
     if values.get("ecc_uncorrected"):
         found.append("ECC")
@@ -330,6 +355,7 @@ def _wrong(values: CardValues) -> tuple[str, ...]:
 
 
 def _row(cards: Sequence[Row], what: str) -> Row:
+    """Combine several devices in one row. what: its name."""
     hot = [card.temperature for card in cards if card.temperature is not None]
     length = min((len(card.history) for card in cards), default=0)
     return Row(
@@ -346,11 +372,13 @@ def _row(cards: Sequence[Row], what: str) -> Row:
 
 
 def _few(texts: Iterable[str]) -> str:
+    """Join the first two different texts, and how many more there are."""
     different = [text for text in dict.fromkeys(texts) if text]
     return ", ".join(different[:2]) + (f" and {len(different) - 2} more" if len(different) > 2 else "")
 
 
 def _kinds(cards: Sequence[Row]) -> str:
+    """Describe the models of devices: `8 x H100, 1 x A100`."""
     models = [card.model for card in cards]
     if len(models) == 1:
         return models[0]
@@ -358,7 +386,7 @@ def _kinds(cards: Sequence[Row]) -> str:
 
 
 def _alike(nodes: Mapping[str, Sequence[Row]], bucket: int) -> Iterator[Row]:
-    """Group nodes with the same cards, the same troubles, and load and memory in the same bucket, as one row each."""
+    """Yield a row for the nodes with the same cards and faults, whose load and memory are in the same `bucket` of percent."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for found in nodes.values():
         row = _row(found, _kinds(found))

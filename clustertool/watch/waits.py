@@ -46,19 +46,25 @@ Wait = ConnectWait | ListenWait
 
 
 def waits(status: JobStatus, now: float) -> list[Wait]:
-    """List all waits of the job. now: seconds since the epoch. Empty once the job has a verdict."""
+    """List what a job waits for: connections to the coordinator, ports of pservers; [] once it has an outcome.
+
+    now: seconds since the epoch.
+    """
     return [*blocked(status, now), *_pservers(status, now)] if status.outcome is None else []
 
 
 def due(wait: Wait) -> int:
-    """Count the reports of this wait that are due: connect after 4, 10, 20 s, ...; listen after 10, 30, 60, 120 s, ..."""
+    """Count the reports of a wait that are due: of connections after 4, 10, 20 s, ...; of ports after 10, 30, 60, 120 s, ..."""
     if isinstance(wait, ConnectWait):
         return 0 if wait.seconds < 4 else 1 + int(wait.seconds // 10)
     return (wait.seconds >= 10) + (wait.seconds >= 30) + int(wait.seconds // 60)
 
 
 def blocked(status: JobStatus, now: float = 0.0) -> list[ConnectWait]:
-    """List the nodes that cannot connect to the coordinator, by cause. now: see waits(); without it the seconds are 0."""
+    """List the nodes that cannot connect to the coordinator, grouped by cause, with the longest time.
+
+    now: 0.0: without times.
+    """
     groups: dict[tuple[str, str, str, bool], list[NodeStatus]] = {}
     for node in _without_connection(status):
         event = node.unconnected
@@ -75,9 +81,10 @@ def blocked(status: JobStatus, now: float = 0.0) -> list[ConnectWait]:
 
 
 def suspects(status: JobStatus) -> Firewall | None:
-    """Name what may block these connections; None if no node reports a blocked one.
+    """Return the nodes that may have a firewall which blocks connections; None if no node reports that it cannot connect.
 
-    If no other node has a connection, the coordinator's node is the suspect. Else each blocked node may be at fault as well.
+    If no other node has a connection, this is the coordinator's node, else each blocked one as well. None, too, if the blocked
+    ones had a connection before or the coordinator's supervisor was lost.
     """
     nodes = [node for node in _without_connection(status) if not node.unconnected["again"]]
     if not nodes or lost_coordinator(status):
@@ -91,28 +98,30 @@ def suspects(status: JobStatus) -> Firewall | None:
 
 
 def lost_coordinator(status: JobStatus) -> NodeStatus | None:
-    """Return the coordinator's node, if it has recorded why its supervisor ended."""
+    """Return the coordinator's node if its state is LOST, else None."""
     coordinator = status.nodes.get(status.coordinator)
     return coordinator if coordinator is not None and coordinator.state is NodeState.LOST else None
 
 
 def away_coordinator(status: JobStatus) -> NodeStatus | None:
-    """Return the coordinator's node, if an elastic job has ended because the others did not reach it any more."""
+    """Return the coordinator's node if an elastic job is LOST and this node has not recorded the end, else None."""
     coordinator = status.nodes.get(status.coordinator)
     lost = status.outcome is not None and status.outcome.state is JobState.LOST and status.elastic
     return coordinator if lost and coordinator is not None and coordinator.state is not NodeState.ENDED else None
 
 
 def _without_connection(status: JobStatus) -> list[NodeStatus]:
+    """List the nodes that report that they cannot connect to the coordinator, by number."""
     return [node for _, node in sorted(status.nodes.items()) if node.unconnected]
 
 
 def _age(now: float, since: float) -> float:
-    """Compute the seconds since then, within bounds: the time comes from a node."""
+    """Return the seconds from `since` to `now`, from 0 to 1e6, since the time comes from a node."""
     return max(0.0, min(now - since, 1e6))
 
 
 def _pservers(status: JobStatus, now: float) -> list[ListenWait]:
+    """Return the pservers that have lived for ten seconds without opening their port, as one wait, in the phase of pservers."""
     if status.phase != "pserver":
         return []
     waiting = [p for p in status.of("pserver") if p.state.alive and not p.listening]
