@@ -58,6 +58,7 @@ class _Agent(AgentSSH):  # type: ignore[misc]
             key.inner_key = None  # for a certificate of RSA paramiko would show and use the plain key of it
 
     def _send_message(self, message: Untyped) -> Untyped:
+        """Send a message of one thread at a time, and return the answer."""
         with self._one:
             return super()._send_message(message)
 
@@ -71,6 +72,7 @@ class _Keyring:
         self._files: dict[tuple[str, int, str], PKey | None] = {}
 
     def agent_keys(self, path: str) -> Sequence[Untyped]:
+        """List the keys of the agent at this socket; none for "", and where no agent answers."""
         if not path:
             return ()
         with self._lock:
@@ -79,7 +81,7 @@ class _Keyring:
             return self._agents[path].get_keys()  # type: ignore[no-any-return]
 
     def load(self, path: str, passphrase: str = "") -> PKey | None:
-        """Load the key in a file; None if it is locked and this is not its passphrase. Raises what _BAD_KEY lists."""
+        """Load the key in a file; None if it is locked and this is not its passphrase. Raises one of _BAD_KEY."""
         which = (path, os.stat(path).st_mtime_ns, passphrase)
         with self._lock:
             if which not in self._files:
@@ -98,9 +100,9 @@ _keyring = _Keyring()
 
 
 def _private_key(text: bytes, passphrase: bytes | None) -> PKey:
-    """Load the key in a file, in each form that ssh reads: OpenSSH's, PEM of old kinds, PKCS#8.
+    """Build paramiko's key of a key file's text, in each form that ssh reads: OpenSSH's, PEM of old kinds, PKCS#8.
 
-    paramiko reads not all of them.
+    paramiko does not read all of them. Raises TypeError without a passphrase that is needed, ValueError for other text.
     """
     own = b"BEGIN OPENSSH" in text
     key = (serialization.load_ssh_private_key if own else serialization.load_pem_private_key)(text, passphrase)
@@ -120,6 +122,7 @@ class _Identity:
         self.refused = ""
 
     def sign_ssh_data(self, data: bytes, algorithm: str = "") -> Untyped:
+        """Sign data with the key. If an agent refuses, return b"", and `refused` has the reason."""
         try:
             return self._key.sign_ssh_data(data, algorithm)
         except (SSHException, OSError, struct.error) as error:  # of an agent: its user said no, or a token is missing
@@ -141,14 +144,17 @@ class Login:
         self.began = 0.0
 
     def authenticate(self, transport: Untyped) -> None:
-        """Log in. Raises AuthError or Unreachable."""
+        """Log in: with keys, then with what the user types.
+
+        Raises AuthError, or Unreachable where the server stops answering.
+        """
         self.began = time.monotonic()
-        allowed = self._with_keys(transport)
+        allowed = self._try_keys(transport)
         if transport.is_authenticated():
             return
         if not allowed and transport.is_active() and (self._prompter.present or not self._tried):
-            allowed = self._methods(transport)
-        if transport.is_authenticated() or self._with_typed(transport, allowed):
+            allowed = self._ask_methods(transport)
+        if transport.is_authenticated() or self._try_typed(transport, allowed):
             return
         if allowed and not allowed & {"publickey", *_TYPED}:
             self._bad.append(f"it takes only {harmless(', '.join(sorted(allowed))[:_MOST_SHOWN])}")
@@ -159,8 +165,11 @@ class Login:
             self._bad.append("it takes a password, and there is no terminal to ask for one")
         raise self._refusal(transport)
 
-    def _with_keys(self, transport: Untyped) -> set[str]:
-        """Try the keys, and return the methods that the server accepts next, if it reports them."""
+    def _try_keys(self, transport: Untyped) -> set[str]:
+        """Try the keys until one is accepted.
+
+        Return the methods that the server takes next; none if it does not report them.
+        """
         shown: set[bytes] = set()
         for name, identity in self._keys():
             if identity.public_blob.key_blob in shown:
@@ -179,7 +188,10 @@ class Login:
         return set()
 
     def _attempt(self, transport: Untyped, method: Callable[..., Untyped], *values: Untyped) -> Untyped:
-        """Try to log in once, bounded in time. A server that hangs is no server that refuses."""
+        """Try to log in once, and return what the method returns: the methods that are needed yet.
+
+        Raises paramiko's error if it is refused; Unreachable if the server does not answer until the deadline.
+        """
         began, seconds = time.monotonic(), max(1.0, self._deadline - time.monotonic())
         transport.auth_timeout = seconds
         try:
@@ -192,13 +204,13 @@ class Login:
             raise
 
     def _keys(self) -> Iterator[tuple[str, _Identity]]:
-        """Yield what to try, the likeliest first; locked files last, since their passphrase must be asked for."""
+        """Yield (name, key or certificate) to try: configured files, then the agent's, then files that need a passphrase."""
         agent = {key.asbytes(): key for key in _keyring.agent_keys(self._to.agent)}
-        given = {path: self._certificate(path) for path in self._to.certificate_files}
+        given = {path: self._read_certificate_file(path) for path in self._to.certificate_files}
         waiting: list[str] = []
         for path in self._to.identity_files:
-            key = agent.pop(_public(path), None) if agent else None
-            key = key or self._from_file(path, waiting)
+            key = agent.pop(_read_public_half(path), None) if agent else None
+            key = key or self._load_file(path, waiting)
             if key:
                 yield from self._with_certificates(path, key, given or _implicit(path))
         for key in agent.values():
@@ -206,14 +218,14 @@ class Login:
                 if name in given or not self._to.identities_only:
                     yield name, identity
         for path in waiting:
-            key = self._unlocked(path)
+            key = self._load_locked_file(path)
             if key:
                 yield from self._with_certificates(path, key, given or _implicit(path))
 
     def _with_certificates(
         self, name: str, key: Untyped, certificates: Mapping[str, bytes]
     ) -> Iterator[tuple[str, _Identity]]:
-        """Yield the certificates of a key, and the key."""
+        """Yield the certificates of a key by the names of their files, then the key by `name`."""
         for path, blob in certificates.items():
             certificate = read_certificate(blob)
             if certificate and certificate.key == key.asbytes():
@@ -222,13 +234,18 @@ class Login:
                 yield path, _Identity(key, blob)
         yield name, _Identity(key, key.asbytes())
 
-    def _certificate(self, path: str) -> bytes:
+    def _read_certificate_file(self, path: str) -> bytes:
+        """Read a configured certificate, and record a problem if it is missing or no certificate."""
         blob = read_public(path)
         if not read_certificate(blob):
             self._bad.append(f"{path} {'is no certificate' if os.path.exists(path) else 'does not exist'}")
         return blob
 
-    def _from_file(self, path: str, waiting: list[str]) -> PKey | None:
+    def _load_file(self, path: str, waiting: list[str]) -> PKey | None:
+        """Load the key in a file without a passphrase; None, and the path in `waiting`, if it needs one.
+
+        None, too, for one that is missing or cannot be used: the problem is recorded.
+        """
         try:
             key = _keyring.load(path)
         except FileNotFoundError:
@@ -236,15 +253,15 @@ class Login:
                 self._bad.append(f"{path} does not exist")
             return None
         except _BAD_KEY as error:
-            self._unusable(path, error)
+            self._record_unusable(path, error)
             return None
         if key is None:
             waiting.append(path)
         return key
 
-    def _unusable(self, path: str, error: Exception) -> None:
-        """Note why the key of a file cannot be used, and the way to use it."""
-        public = _public(path)
+    def _record_unusable(self, path: str, error: Exception) -> None:
+        """Record why the key of a file cannot be used, and how to use it."""
+        public = _read_public_half(path)
         if public and public == read_public(path):
             self._bad.append(f"{path} is a public key, and no agent has its private key")
             self._fix = f"add the private key to the agent: ssh-add {path.removesuffix('.pub')}"
@@ -257,7 +274,8 @@ class Login:
                 return
             self._fix = f"write it in the usual form (ssh-keygen -p -f {path}), or add it to the agent (ssh-add {path})"
 
-    def _unlocked(self, path: str) -> PKey | None:
+    def _load_locked_file(self, path: str) -> PKey | None:
+        """Load the key in a file with a passphrase that is asked for, up to three times; else None, which is recorded."""
         for attempt in range(TRIES if self._prompter.present else 0):
             passphrase = self._prompter.answer(f"Passphrase of {path}: ", attempt)
             # the time of typing does not count for the node's deadline
@@ -267,14 +285,15 @@ class Login:
             try:
                 key = _keyring.load(path, passphrase)
             except _BAD_KEY as error:
-                self._unusable(path, error)
+                self._record_unusable(path, error)
                 return None
             if key:
                 return key
         self._locked.append(path)
         return None
 
-    def _methods(self, transport: Untyped) -> set[str]:
+    def _ask_methods(self, transport: Untyped) -> set[str]:
+        """Ask the server which methods it takes, by a login without any; none if it does not report them."""
         try:
             self._attempt(transport, transport.auth_none)
         except BadAuthenticationType as error:
@@ -283,8 +302,8 @@ class Login:
             pass
         return set()
 
-    def _with_typed(self, transport: Untyped, allowed: set[str]) -> bool:
-        """Try passwords and the server's own questions, if a user is present. Returns whether one was accepted."""
+    def _try_typed(self, transport: Untyped, allowed: set[str]) -> bool:
+        """Try passwords and the server's own questions, three times, if a user is present. Return whether one was accepted."""
         if not self._prompter.present:
             return False
         typed = _Typed(self._to, self._prompter)
@@ -294,7 +313,7 @@ class Login:
                 method = next((name for name in _TYPED if name in rest), "")
                 if not method or not transport.is_active():
                     break
-                typed.begins()
+                typed.begin()
                 if method == "password" and not typed.password():
                     break
                 self._deadline = time.monotonic() + _TYPING_TIMEOUT
@@ -313,14 +332,15 @@ class Login:
                     continue
                 if not rest:
                     return True
-                typed.ends(True)
+                typed.end(True)
         finally:
-            typed.ends(transport.is_authenticated())
+            typed.end(transport.is_authenticated())
         return False
 
     def _refusal(self, transport: Untyped) -> AuthError:
+        """Build the error of a login that was refused: what was tried, what could not be, and how to go on."""
         to = self._to
-        tried = ", ".join(_counted(self._tried)) or "no key"
+        tried = ", ".join(_count_names(self._tried)) or "no key"
         notes = "".join(f"; {note}" for note in self._bad)
         user = to.user if to.hostname == to.name else f"{to.user}@{to.hostname}"
         what = f"permission denied for {user} (tried {tried}{notes})"
@@ -352,26 +372,29 @@ class _Typed:
         self.none = False  # the user gave no answer
         self.given: str | None = None  # the password of this attempt
 
-    def begins(self) -> None:
-        """Begin a new attempt: what was given in the last one was refused."""
+    def begin(self) -> None:
+        """Begin a new attempt: the password of the last one, if there was one, was refused."""
         self._retry = self.given is not None
         self.asked, self.given = False, None
 
-    def ends(self, accepted: bool) -> None:
-        """End the attempts: the server has accepted the password, or there are no more."""
+    def end(self, accepted: bool) -> None:
+        """Report to the prompter whether the server has accepted the password, if one was given."""
         if self._trial:
             self._prompter.tried(self._to, self.given or "", accepted and bool(self.given))
         self._trial, self.given = False, None
 
     def password(self) -> str:
-        """Ask for the password of this account for this attempt, "" for none."""
+        """Ask for the password of this account for this attempt, and return it; "" for none."""
         self.asked = self._trial = True
         self.given = self._prompter.password(self._to, self._retry)
         self.none = self.none or not self.given
         return self.given
 
     def replies(self, title: str, instructions: str, fields: list[tuple[str, bool]]) -> list[str]:
-        """Ask for the answers to the server's questions. Its texts are shown as its own, without control characters."""
+        """Return the answers to the server's questions: the password of the account, or what the user types.
+
+        Its texts are shown as texts of the server, in quotation marks, without control characters.
+        """
         notes = [_quoted(text) for text in (title, instructions) if text.strip()] if fields else []
         answers = []
         for text, echo in fields:
@@ -391,12 +414,12 @@ def _quoted(text: str) -> str:
     return f'"{harmless(text[:_MOST_SHOWN])}{"..." * (len(text) > _MOST_SHOWN)}"'
 
 
-def _counted(names: Sequence[str]) -> list[str]:
+def _count_names(names: Sequence[str]) -> list[str]:
     """List each name once, with the number of tries if there were several."""
     return [name if names.count(name) == 1 else f"{name} ({names.count(name)} times)" for name in dict.fromkeys(names)]
 
 
-def _public(path: str) -> bytes:
+def _read_public_half(path: str) -> bytes:
     """Read the public half of a key file, without its passphrase, or the public key that it is; b"" if it is unknown."""
     try:
         return read_public(path) or read_public(path + ".pub") or read_private(Path(path).read_bytes())

@@ -44,13 +44,16 @@ class Certificate:
     signature: bytes
 
     def outdated(self) -> str:
-        """Tell why it is not valid now, "" if it is."""
+        """Describe, as the end of a sentence, why it is not valid now; "" if it is."""
         if time.time() < self.after:
             return f"is not valid before {_date(self.after)}"
         return f"has expired on {_date(self.before)}" if time.time() >= self.before else ""
 
     def problem(self, host: str) -> str:
-        """Tell why it proves nothing about `host`, as ssh judges; "" if it does. Without names it is one for all hosts."""
+        """Describe why it proves nothing about `host`, by the rules of ssh; "" if it does.
+
+        Without names it is one for all hosts.
+        """
         if self.kind != _HOST:
             return "is no certificate of a host"
         if self.names and host not in self.names:
@@ -62,6 +65,7 @@ class Certificate:
         return self.outdated() or ("" if self._is_signed() else "is not signed by that authority")
 
     def _is_signed(self) -> bool:
+        """Check the authority's signature; False for a kind that is not supported, and for broken data."""
         with contextlib.suppress(SSHException, UnknownKeyType, ValueError, TypeError):
             if Message(self.signature).get_text() in _SIGNATURES:
                 authority = PKey.from_type_string(self.authority_type, self.authority)
@@ -70,7 +74,7 @@ class Certificate:
 
 
 def read_certificate(blob: bytes) -> Certificate | None:
-    """Read the certificate in `blob`; None for another kind of key, or broken data. It is not judged."""
+    """Read the certificate in `blob`, without a check; None for another kind of key, or broken data."""
     message = Message(blob)
     with contextlib.suppress(ValueError, OverflowError):
         certified = message.get_text()

@@ -33,7 +33,7 @@ _ENDING, _TURN = 0.5, 0.01  # seconds for the exit code and the errors of a shel
 
 
 def discard(channel: Any) -> None:
-    """Close a channel without waiting for a peer that does not listen any more."""
+    """Close a channel; wait at most a second for a peer that does not answer any more."""
     if channel.closed:
         return
     if not channel.eof_received or not channel.status_event.is_set():
@@ -44,7 +44,7 @@ def discard(channel: Any) -> None:
 
 
 def briefly(do: Callable[[], None], limit: float = 1.0) -> None:
-    """Run a function that a dead peer could block; after `limit` seconds it may continue alone."""
+    """Run a function that a dead peer could block, in a thread; after `limit` seconds return without its end."""
 
     def quietly() -> None:
         with contextlib.suppress(*BROKEN):  # it has ended already
@@ -66,9 +66,10 @@ class _DataEvent:
         self.set = self._event.set
 
     def clear(self) -> None:
-        """paramiko would clear it after emptying one stream, while the other has bytes."""
+        """Do nothing: paramiko calls this after emptying one stream, while the other may have bytes."""
 
     def wait(self, timeout: float) -> None:
+        """Wait until bytes have arrived, at most `timeout` seconds, and clear the event."""
         self._event.wait(timeout)
         self._event.clear()
 
@@ -80,8 +81,8 @@ class Output:
         self._channel, self._take = channel, take
 
     def collect(self, end: float) -> bool:
-        """Read to the end of both streams; False if the time is over first."""
-        channel, wait = self._channel, _waiting(self._channel)
+        """Pass all bytes of both streams to `take`, until their end (True), or until the time is over (False)."""
+        channel, wait = self._channel, _make_wait(self._channel)
         while True:
             last = bool(channel.eof_received or channel.closed)  # tested before reading: nothing comes after it
             while channel.recv_ready() and time.monotonic() < end:
@@ -94,8 +95,8 @@ class Output:
             wait(min(left, 60.0))
 
 
-def _waiting(channel: Any) -> Callable[[float], None]:
-    """Create a function that waits for bytes on a channel or for its end, at most so many seconds."""
+def _make_wait(channel: Any) -> Callable[[float], None]:
+    """Return a function that waits for bytes on a channel or for its end, at most so many seconds."""
     if not isinstance(channel, paramiko.Channel):  # of a process of this machine
         wait: Callable[[float], None] = channel.wait
         return wait
@@ -109,9 +110,9 @@ def _waiting(channel: Any) -> Callable[[float], None]:
 
 
 def guarded(script: bytes, otherwise: str) -> bytes:
-    """Make of a script a compound command for a shell that reads it from stdin.
+    """Make a compound command of a script, for a shell that reads it from stdin.
 
-    Nothing of it runs where a start file has read the first lines. Then the command `otherwise` runs.
+    Nothing of the script runs where a start file has read the first lines. Then the command `otherwise` runs.
     """
     first = f'_ct_all=y\n{_LINES}{{ [ "$_ct_all" ] || {{ {otherwise}; exit 1; }}\nunset _ct_all\n'
     return first.encode() + script + b"\n}\n"
@@ -129,7 +130,7 @@ def shown_end(output: bytes) -> str:
 
 
 def late_login(seconds: float, shown: str, node: str) -> Unreachable:
-    """Make the error of a login shell that does not start /bin/sh in time. shown: what is known of its output."""
+    """Build the error of a login shell that does not start /bin/sh in time. shown: what is known of its output."""
     what = f"the login is not complete after {seconds:g} s: the login shell did not start /bin/sh{shown}"
     return Unreachable(what, f"{SHELL_FIX}; {_SLOW}", node)
 
@@ -162,16 +163,16 @@ class Greeting:
                 line, self.rest = self.rest[:at].decode(errors="backslashreplace"), self.rest[at + 1 :]
                 self._taken += at + 1
                 if self._taken > MOST_BYTES:
-                    raise self._endless()
+                    raise self._endless_error()
                 self._last = line.strip() or self._last
                 return line
             if self._taken + len(self.rest) > MOST_BYTES:
-                raise self._endless()
+                raise self._endless_error()
             start = len(self.rest)
-            self.rest += self._more()
+            self.rest += self._receive()
 
     def start(self, script: bytes) -> None:
-        """Run a script on the channel. Returns when it has started; its stdin is what is sent from then on.
+        """Run a script on the channel, and return when it has started; its stdin is what is sent from then on.
 
         A compound command is read completely before it runs, and not a byte more. Raises what line() raises, and PreflightError
         where a start file has read a part of the input.
@@ -184,7 +185,10 @@ class Greeting:
         self.skip_to(mark)
 
     def skip_to(self, mark: str) -> None:
-        """Discard every line up to `mark`: what a .bashrc prints comes before it."""
+        """Read and drop lines up to `mark`: what a .bashrc prints comes before it.
+
+        Raises what line() raises, and PreflightError where a start file has read a part of the input.
+        """
         self.login, last = True, ""
         while (line := self.line()) != mark:
             if line == f"{mark} taken":
@@ -195,7 +199,10 @@ class Greeting:
         self.login = False
 
     def ended(self) -> str:
-        """State how the login shell has ended without starting /bin/sh."""
+        """Describe, for an error, how the login shell has ended without starting /bin/sh: its exit code and last line.
+
+        Waits up to a second for them.
+        """
         self._channel.status_event.wait(_ENDING)
         end = time.monotonic() + _ENDING
         while not (self._last or self.rest or self._channel.recv_stderr_ready()) and time.monotonic() < end:
@@ -211,25 +218,28 @@ class Greeting:
             errors += self._channel.recv_stderr(_GREETING_CHUNK)
         return shown_end(self.rest[-_SHOWN:].strip() or self._last.encode() or errors)
 
-    def _more(self) -> bytes:
+    def _receive(self) -> bytes:
+        """Receive some bytes. Raises EOFError at the end of the channel, Unreachable after the deadline."""
         left = self._end - time.monotonic()
         if left <= 0:
-            raise self._late()
+            raise self._late_error()
         self._channel.settimeout(left)
         try:
             piece: bytes = self._channel.recv(_GREETING_CHUNK)
         except TimeoutError:
-            raise self._late() from None
+            raise self._late_error() from None
         if not piece:
             raise EOFError
         return piece
 
-    def _late(self) -> Unreachable:
+    def _late_error(self) -> Unreachable:
+        """Build the error of the deadline: of the login shell, or after it of the node."""
         if not self.login:
             return Unreachable(f"no answer for {self._seconds:g} s", f"check the load of the node; {_SLOW}", self._node)
         return late_login(self._seconds, self._last_line(), self._node)
 
-    def _endless(self) -> PreflightError:
+    def _endless_error(self) -> PreflightError:
+        """Build the error of more bytes than MOST_BYTES."""
         what = f"the login shell prints too much (more than {MOST_BYTES >> 10} KiB)"
         return PreflightError(what, SHELL_FIX, self._node)
 

@@ -54,11 +54,14 @@ def _fabric_config() -> Config:
 
 
 def login(host: Host, cluster: Cluster, prompter: Prompter) -> tuple[SshSettings, Connection, Bastion | None]:
-    """Log in to a host, through its gateways. Raises Unreachable, AuthError or ConfigError."""
+    """Log in to a host, through its gateways; return its settings, the connection, and the bastion, None without gateways.
+
+    Raises Unreachable, AuthError or ConfigError.
+    """
     more_files()
     to = settings(host, cluster)
     if not to.gateways:
-        return to, _direct(to, prompter), None
+        return to, _connect_directly(to, prompter), None
     bastion = Bastion.enter(to.gateways, prompter, to)
     try:
         deadline = time.monotonic() + to.connect_timeout
@@ -69,8 +72,11 @@ def login(host: Host, cluster: Cluster, prompter: Prompter) -> tuple[SshSettings
         raise
 
 
-def _direct(to: SshSettings, prompter: Prompter) -> Connection:
-    """Open a connection without a gateway. A server that closes connections under many parallel logins is tried again."""
+def _connect_directly(to: SshSettings, prompter: Prompter) -> Connection:
+    """Connect and log in without a gateway. A server that closes connections under many parallel logins is tried again.
+
+    At most six times within the timeout of connections. Raises Unreachable, AuthError, ConfigError.
+    """
     deadline = time.monotonic() + to.connect_timeout
     dropped: dial.Dropped | None = None
     for pause in (*_PAUSES, 0.0):
@@ -89,7 +95,10 @@ def _direct(to: SshSettings, prompter: Prompter) -> Connection:
 
 
 def _connect(to: SshSettings, sock: Any, prompter: Prompter, deadline: float) -> Connection:
-    """Open a Fabric connection on `sock` and log in. The socket is closed on every failure."""
+    """Open a Fabric connection on `sock` and log in. The socket is closed on every failure.
+
+    Raises AuthError; Unreachable, of which Dropped is worth another try.
+    """
     start, login = deadline - to.connect_timeout, Login(to, prompter, deadline)
     left = max(0.1, deadline - time.monotonic())
     known = host_keys.known_hosts(to)
@@ -121,7 +130,7 @@ def _connect(to: SshSettings, sock: Any, prompter: Prompter, deadline: float) ->
 
 
 def hang_up(connection: Connection, sock: Any = None) -> None:
-    """Close a connection, whose socket is `sock` if it is not logged in. Threads that read from it end at once."""
+    """Close a connection, whose socket is `sock` if it is not logged in. Threads that read from it get its end at once."""
     used = sock or connection.transport.sock
 
     def close() -> None:
@@ -153,7 +162,7 @@ class Bastion:
 
     @classmethod
     def enter(cls, chain: tuple[SshSettings, ...], prompter: Prompter, to: SshSettings) -> Bastion:
-        """Open the bastion of this chain, or share the open one.
+        """Return the bastion of this chain for one more user, and open it if it is not open.
 
         Raises the gateway's own failure, reported for the node `to`.
         """
@@ -161,7 +170,7 @@ class Bastion:
             bastion = cls._all.setdefault(chain, cls(chain))
             bastion._users += 1
         try:
-            bastion._make(prompter)
+            bastion._open_chain(prompter)
         except ClustertoolError as error:
             bastion.leave()
             where = f"the gateway {error.node}: " if error.node else ""
@@ -173,18 +182,22 @@ class Bastion:
         return self._open[-1].transport
 
     def leave(self) -> None:
+        """Count one user less; without any, close the connections, the last one first."""
         with self._lock:
             self._users -= 1
             if self._users:
                 return
-            if not self._failure:  # a failure is remembered, see _make
+            if not self._failure:  # a failure is remembered, see _open_chain
                 self._all.pop(self._chain, None)
             idle, self._open = self._open, []
         for connection in reversed(idle):
             hang_up(connection)
 
-    def _make(self, prompter: Prompter) -> None:
-        """Open the chain once. A failure counts for all callers within the timeout: they would fail as slowly."""
+    def _open_chain(self, prompter: Prompter) -> None:
+        """Open the chain, if it is not open. After a failure all callers get the same error for the timeout of connections.
+
+        They would fail as slowly.
+        """
         with self._opening:
             if self._open and self._open[-1].is_connected:
                 return
@@ -199,8 +212,9 @@ class Bastion:
                 raise
 
     def _hop(self, number: int, to: SshSettings, prompter: Prompter) -> Connection:
+        """Log in to one gateway of the chain: the first one directly, another one over the one before it."""
         if not number:
-            return _direct(to, prompter)
+            return _connect_directly(to, prompter)
         deadline = time.monotonic() + to.connect_timeout
         sock = dial.tunnel(self._open[-1].transport, self._chain[number - 1], to, deadline)
         return _connect(to, sock, prompter, deadline)
@@ -248,7 +262,7 @@ class SshLink:
         self.close()
 
     def close(self) -> None:
-        """End the connection and everything that runs on it. It may be called twice; a frozen node does not delay it."""
+        """Close the connection, which ends all that runs on it. It may be called twice; a frozen node does not delay it."""
         if not self._closing.acquire(blocking=False):
             return
         hang_up(self.connection)
@@ -266,6 +280,10 @@ class SshLink:
     def _session(
         self, window: int, timeout: float, shell: str, terminal: tuple[str, int, int] | None = None
     ) -> paramiko.Channel:
+        """Open a session, and request a terminal, if one is given, and `shell`, without waiting for the answers.
+
+        Raises PreflightError if sshd refuses another session, Unreachable.
+        """
         try:
             channel = self.transport.open_session(window or None, BULK_PACKET if window else None, timeout)
             # paramiko's own functions wait for the answer, and without an end.
@@ -287,10 +305,12 @@ class SshLink:
         return channel
 
     def lost(self, why: str) -> Unreachable:
+        """Build the error of a lost connection to this node."""
         return Unreachable(why, "check the node and the network, then try again", self.node)
 
 
 def _request(channel: paramiko.Channel, kind: str, answered: bool) -> paramiko.Message:
+    """Begin the message of a channel request of this kind. answered: the server sends a reply."""
     message = paramiko.Message()
     message.add_byte(cMSG_CHANNEL_REQUEST)
     message.add_int(channel.remote_chanid)

@@ -28,7 +28,7 @@ class Dropped(Unreachable):
 
 
 def tcp(to: SshSettings, deadline: float) -> socket.socket:
-    """Connect a socket. Raises Unreachable."""
+    """Connect a socket to the host, trying each of its addresses until the deadline. Raises Unreachable."""
     addresses = _addresses(to)
     problem: OSError | None = None
     for number, (family, address) in enumerate(addresses):
@@ -43,13 +43,13 @@ def tcp(to: SshSettings, deadline: float) -> socket.socket:
         except OSError as error:
             sock.close()
             problem = error
-    raise _describe_failure(to, problem)
+    raise _unreachable_error(to, problem)
 
 
 def _keep_alive(sock: socket.socket) -> None:
-    """Have the kernels ask each other: a cut cable ends the connection in half a minute, not in hours.
+    """Set keep-alive of a socket: a cut cable ends the connection in half a minute, not in hours.
 
-    A frozen sshd still answers.
+    A frozen sshd still answers: the kernels ask each other.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPALIVE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
@@ -58,6 +58,7 @@ def _keep_alive(sock: socket.socket) -> None:
 
 
 def _addresses(to: SshSettings) -> list[tuple[int, Any]]:
+    """Find the addresses of a host, (family, address). Raises Unreachable for a name that has none."""
     try:
         found = socket.getaddrinfo(to.hostname, to.port, socket.AF_UNSPEC, socket.SOCK_STREAM)
     except socket.gaierror as error:
@@ -71,7 +72,8 @@ def _addresses(to: SshSettings) -> list[tuple[int, Any]]:
     return [(family, address) for family, _, _, _, address in found]
 
 
-def _describe_failure(to: SshSettings, error: OSError | None) -> Unreachable:
+def _unreachable_error(to: SshSettings, error: OSError | None) -> Unreachable:
+    """Build the error of a host to which no socket could be connected, from the last error of the system."""
     where = f"{to.hostname} port {to.port}"
     if isinstance(error, socket.timeout) or (error and error.errno == errno.ETIMEDOUT):
         return Unreachable(f"{where} did not answer within {to.connect_timeout:g} s", _FIX_SLOW, to.name)
@@ -93,18 +95,19 @@ class ProxySocket(socket.socket):
     errors: IO[bytes]
 
     def close(self) -> None:
+        """Close the socket once, and end the command and all processes of its group, by SIGHUP, then KILL."""
         if self.fileno() >= 0:
             super().close()
             end_group(self.process, signal.SIGHUP, 0.5)  # SIGHUP is what ssh sends to its ProxyCommand
 
     def complaint(self) -> str:
-        """Read the stderr of the command, for an error message."""
+        """Read the first 4096 bytes of what the command has written to stderr, for an error message."""
         self.errors.seek(0)
         return self.errors.read(4096).decode(errors="replace").strip()
 
 
 def end_group(process: subprocess.Popen[bytes], number: int, grace: float) -> None:
-    """Signal a child and its process group. KILL follows after `grace` seconds."""
+    """Signal a child and its process group, if the child runs; send KILL if it has not ended after `grace` seconds."""
     for each, patience in ((number, grace), (signal.SIGKILL, 5.0)):
         if process.poll() is None:
             signal_group(process.pid, each)
@@ -119,7 +122,7 @@ def signal_group(group: int, number: int) -> None:
 
 
 def proxy(to: SshSettings) -> ProxySocket:
-    """Start the ProxyCommand of a host."""
+    """Start the ProxyCommand of a host, and return the socket that is its stdin and stdout. Raises ConfigError."""
     command = expand_in_shell(to.proxy_command, tokens(to.name, to.hostname, to.user, to.port))
     ours, theirs = socket.socketpair()
     sock = ProxySocket(fileno=ours.detach())
@@ -138,7 +141,7 @@ def proxy(to: SshSettings) -> ProxySocket:
 
 
 def tunnel(gateway: Any, via: SshSettings, to: SshSettings, deadline: float) -> Any:
-    """Open a channel from an open connection to a jump host on to the next machine. Raises Unreachable."""
+    """Open a channel over a gateway's connection to the next host, and return it. Raises Unreachable."""
     left, where = max(0.5, deadline - time.monotonic()), f"{to.hostname} port {to.port}"
     try:
         return gateway.open_channel("direct-tcpip", (to.hostname, to.port), ("127.0.0.1", 0), timeout=left)
@@ -156,7 +159,10 @@ def tunnel(gateway: Any, via: SshSettings, to: SshSettings, deadline: float) -> 
 
 
 def failed_handshake(to: SshSettings, sock: Any, error: BaseException, late: bool) -> ClustertoolError:
-    """Build the error for a connection that has no SSH session on it."""
+    """Build the error of a connection on which no SSH session began. late: the deadline was over.
+
+    It is Dropped, which is worth another try, only where the server has closed the connection.
+    """
     complaint = sock.complaint() if isinstance(sock, ProxySocket) else ""
     where = f"{to.hostname} port {to.port}"
     if complaint:

@@ -77,19 +77,19 @@ class KnownHosts:
         self._found: dict[str, list[HostKeyEntry]] = {}
 
     def algorithms(self, to: SshSettings) -> tuple[str, ...]:
-        """List what to ask for: certificates where an authority is known, then the types that are known for this host."""
+        """List algorithms to ask a host for: certificates where an authority is known, then its known types, then others."""
         with self._lock:
             self._refresh()
             known = {entry.type for entry in self._lookup(to.host_key_name) if not entry.marker}
-            certified = any(entry.marker == _AUTHORITY for entry in self._both(to))
+            certified = any(entry.marker == _AUTHORITY for entry in self._lines_of_host(to))
         plain = sorted(ALGORITHMS, key=lambda algorithm: ALGORITHMS[algorithm] not in known)
         return (*(name + SUFFIX for name in ALGORITHMS if certified), *plain)
 
     def verify(self, to: SshSettings, kind: str, key: str, certificate: bytes = b"") -> NewKey | None:
-        """Accept the key a host has shown (`kind` as in known_hosts, `key` in base64), or raise AuthError.
+        """Check the key that a host has shown (`kind` as in known_hosts, `key` in base64). Raises AuthError if it is refused.
 
-        certificate: what certifies the key, if the host has shown that. Returns the key if it is new and was taken by the
-        policy accept-new.
+        certificate: what certifies the key, if the host has shown that. Returns the key if it is new and was added by the
+        policy accept-new, else None. With the policy "off" nothing is checked.
         """
         if to.host_keys == "off":
             return None
@@ -97,16 +97,18 @@ class KnownHosts:
             _check_revoked(to, kind, key, certificate)
         with self._lock:
             self._refresh()
-            if self._certified(to, key, certificate) or self._judge(to, kind, key):
+            if self._is_certified(to, key, certificate) or self._is_known(to, kind, key):
                 return None
             if to.host_keys == "strict":
-                raise _unknown(to, kind, key, any(entry.marker == _AUTHORITY for entry in self._both(to)))
+                raise _unknown_error(
+                    to, kind, key, any(entry.marker == _AUTHORITY for entry in self._lines_of_host(to))
+                )
             return self._accept(to, kind, key)
 
     def _lookup(self, name: str) -> list[HostKeyEntry]:
-        """Find every line about a host with a marker or a supported key type.
+        """List the lines for a name that have a marker or a supported type of key, and the key accepted by this process.
 
-        Cached: hashed names cost a digest for every line.
+        Lines are remembered: hashed names cost a digest for every line.
         """
         name = name.lower()
         if name not in self._found:
@@ -115,11 +117,11 @@ class KnownHosts:
         ours = self._accepted.get(name)
         return self._found[name] + ([ours] if ours else [])
 
-    def _both(self, to: SshSettings) -> list[HostKeyEntry]:
-        """Find the lines about a host with its port, and about its name alone: ssh takes both."""
+    def _lines_of_host(self, to: SshSettings) -> list[HostKeyEntry]:
+        """List the lines for a host with its port, and for its name alone: ssh takes both."""
         return [entry for name in dict.fromkeys((to.host_key_name, _bare(to))) for entry in self._lookup(name)]
 
-    def _certified(self, to: SshSettings, key: str, blob: bytes) -> bool:
+    def _is_certified(self, to: SshSettings, key: str, blob: bytes) -> bool:
         """Check whether a known authority certifies the key.
 
         Raises AuthError for a revoked key or authority, and for a certificate of a known authority that is not right, unless
@@ -127,42 +129,45 @@ class KnownHosts:
         """
         certificate = read_certificate(blob)
         authority = base64.b64encode(certificate.authority).decode() if certificate else ""
-        for entry in self._both(to):
+        for entry in self._lines_of_host(to):
             if entry.marker == "@revoked" and entry.key in (key, authority):
                 whose = "host key" if entry.key == key else "host certificate's authority"
                 what = f"its {whose} is revoked by {entry.where}: {fingerprint(entry.key)}"
                 raise AuthError(what, "do not use this machine; ask its administrator", to.name)
-        found = [entry for entry in self._both(to) if (entry.marker, entry.key) == (_AUTHORITY, authority)]
+        found = [entry for entry in self._lines_of_host(to) if (entry.marker, entry.key) == (_AUTHORITY, authority)]
         problem = certificate.problem(_bare(to)) if certificate and found else ""
-        if problem and not any(not entry.marker for entry in self._both(to)):
+        if problem and not any(not entry.marker for entry in self._lines_of_host(to)):
             what = f"its host certificate, of the authority in {found[0].where}, {problem}"
-            raise AuthError(what, f"let the authority sign another one, or {_add(to)}", to.name)
+            raise AuthError(what, f"let the authority sign another one, or {_how_to_add(to)}", to.name)
         return bool(found) and not problem
 
-    def _judge(self, to: SshSettings, kind: str, key: str) -> bool:
-        """Check whether the key is known; False: nothing is known about the host. Raises AuthError for a changed key."""
+    def _is_known(self, to: SshSettings, kind: str, key: str) -> bool:
+        """Check whether the key is known; False: no key of the host is. Raises AuthError for a changed key."""
         known = [entry for entry in self._lookup(to.host_key_name) if not entry.marker]
         if any((entry.type, entry.key) == (kind, key) for entry in known):
             return True
         if known:
-            raise _changed(to, kind, key, known)
-        return any((entry.type, entry.key, entry.marker) == (kind, key, "") for entry in self._both(to))
+            raise _changed_error(to, kind, key, known)
+        return any((entry.type, entry.key, entry.marker) == (kind, key, "") for entry in self._lines_of_host(to))
 
     def _accept(self, to: SshSettings, kind: str, key: str) -> NewKey | None:
-        """Write down a new key, unless another process has done so in the meantime."""
+        """Add a new key to known_hosts, and return it; None if another process has done so in the meantime.
+
+        Where the file cannot be written, the key counts for this process.
+        """
         path, written = to.known_hosts[0] if to.known_hosts else "", False
         # Where the file cannot be written, the key counts for this process.
         with contextlib.suppress(OSError), _open(path) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             self._refresh()
-            if self._judge(to, kind, key):
+            if self._is_known(to, kind, key):
                 return None
             written = self._append(file.fileno(), to.host_key_name, f"{kind} {key}")
         self._accepted[to.host_key_name.lower()] = HostKeyEntry(to.host_key_name, kind, key, path or "this run", 0)
         return NewKey(to.name, kind, fingerprint(key), path if written else "")
 
     def _append(self, handle: int, name: str, key: str) -> bool:
-        """Append a key to known_hosts in one write, and return whether the file can take one.
+        """Append a key to known_hosts in one write. Return False if that is no regular file, as /dev/null.
 
         Raises OSError, as for a full disk. Names are hashed where the user's other names are, and where they would be a
         pattern.
@@ -189,6 +194,7 @@ class KnownHosts:
                     self._add(_parse_line(line, path, number))
 
     def _add(self, entry: HostKeyEntry | None) -> None:
+        """Store a line by its names, or among those with patterns and hashed names. None: do nothing."""
         if entry and (entry.hashed or set(entry.names) & set("*?!")):
             self._others.append(entry)
         elif entry:
@@ -217,6 +223,7 @@ class HostKeyPolicy:
         self._learned = learned
 
     def missing_host_key(self, client: object, hostname: str, key: Any) -> None:
+        """Check a host's key, and pass a new one to `learned`. Raises AuthError. Called by paramiko for every key."""
         certificate = key.public_blob.key_blob if key.public_blob else b""
         new = known_hosts(self._to).verify(self._to, key.get_name(), key.get_base64(), certificate)
         if new:
@@ -230,13 +237,17 @@ def fingerprint(key: str) -> str:
 
 
 def hashed_name(name: str) -> str:
+    """Hash the name of a host with a random salt, as ssh-keygen -H writes it."""
     salt = os.urandom(20)
     digest = hmac.digest(salt, name.encode("utf-8", "surrogateescape"), "sha1")
     return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
 
 
 def _check_revoked(to: SshSettings, kind: str, key: str, certificate: bytes) -> None:
-    """Raise AuthError for a key that RevokedHostKeys of ssh's configuration names, and for a file that cannot be read."""
+    """Raise AuthError if the file of RevokedHostKeys has the key or its certificate, or cannot be read.
+
+    A binary list (KRL) is read by ssh-keygen.
+    """
     path, problem = to.revoked_host_keys, f"its host key is revoked by {to.revoked_host_keys}: {fingerprint(key)}"
     try:
         with open(path, "rb") as file:
@@ -257,7 +268,8 @@ def _check_revoked(to: SshSettings, kind: str, key: str, certificate: bytes) -> 
         raise AuthError(problem, f"ask its administrator, or correct RevokedHostKeys ({path})", to.name)
 
 
-def _changed(to: SshSettings, kind: str, key: str, known: Iterable[HostKeyEntry]) -> AuthError:
+def _changed_error(to: SshSettings, kind: str, key: str, known: Iterable[HostKeyEntry]) -> AuthError:
+    """Build the error of a host key that differs from the known ones."""
     entry = next((entry for entry in known if entry.type == kind), None) or next(iter(known))
     other = "" if entry.type == kind else f" (known is {entry.type}, shown was {kind})"
     what = f"its host key has changed: {fingerprint(key)} is not what {entry.where} says{other}"
@@ -267,14 +279,15 @@ def _changed(to: SshSettings, kind: str, key: str, known: Iterable[HostKeyEntry]
     )
 
 
-def _unknown(to: SshSettings, kind: str, key: str, authorities: bool) -> AuthError:
+def _unknown_error(to: SshSettings, kind: str, key: str, authorities: bool) -> AuthError:
+    """Build the error of a new host key with the policy "strict". authorities: known_hosts has one for the host."""
     shown = ", it has no certificate of an authority in known_hosts" if authorities else ""
     what = f"its host key is not known ({kind} {fingerprint(key)}){shown}, and HOST_KEYS is strict"
-    return AuthError(what, f'{_add(to)}; or HOST_KEYS = "accept-new"', to.name)
+    return AuthError(what, f'{_how_to_add(to)}; or HOST_KEYS = "accept-new"', to.name)
 
 
-def _add(to: SshSettings) -> str:
-    """Describe the way to make the plain key of a host known."""
+def _how_to_add(to: SshSettings) -> str:
+    """Describe, for a fix, how to add the plain key of a host to known_hosts."""
     where = to.known_hosts[0] if to.known_hosts else "known_hosts"
     port = f"-p {to.port} " if to.port != 22 else ""
     return f"compare the fingerprint, then: ssh-keyscan {port}{to.hostname} >> {where}"
@@ -303,6 +316,7 @@ def _parse_line(line: str, path: str, number: int) -> HostKeyEntry | None:
 
 
 def _stamp(path: str) -> tuple[int, int, int]:
+    """Return inode, size and time of a file, zeros where there is none: they change with its content."""
     try:
         found = os.stat(path)
     except OSError:

@@ -36,7 +36,7 @@ class Gathered(Generic[R]):
     failed: dict[int, ClustertoolError] = field(default_factory=dict)
 
     def all(self) -> dict[int, R]:
-        """Return the results if nothing failed; raise the one failure, or all of them as Several."""
+        """Return the results if nothing failed; else raise the one failure, or all of them as Several."""
         raise_all(list(self.failed.values()))
         return self.ok
 
@@ -49,7 +49,11 @@ def each(
     timeout: float | None = None,
     check: Callable[[], None] | None = None,
 ) -> Gathered[R]:
-    """Run `do` for every item, at most `width` at a time. `check` is called about every 50 ms and may raise."""
+    """Run `do` for every item in threads, at most `width` at a time, and gather results and failures.
+
+    Items that have not ended after `timeout` seconds have failed as Unreachable. `check` is called about every 50 ms; what it
+    raises ends the wait, as does an exception that is no ClustertoolError.
+    """
     work = ParallelWork(items, do, width)
     try:
         work.wait(timeout, check)
@@ -62,7 +66,7 @@ _idle: deque[queue.SimpleQueue[Callable[[], None]]] = deque()  # the inboxes of 
 
 
 def in_background(job: Callable[[], None]) -> None:
-    """Run the job in an idle thread, if there is one: a new one takes 0.3 ms, and a command asks 64 nodes five times."""
+    """Run the job in an idle thread, else in a new one: that takes 0.3 ms, and a command asks 64 nodes five times."""
     try:
         _idle.pop().put(job)
     except IndexError:
@@ -70,6 +74,7 @@ def in_background(job: Callable[[], None]) -> None:
 
 
 def _worker(job: Callable[[], None]) -> None:
+    """Run a job, then those that in_background() hands to this thread, without an end."""
     inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     while True:
         job()
@@ -79,7 +84,7 @@ def _worker(job: Callable[[], None]) -> None:
 
 @functools.lru_cache(maxsize=1)
 def more_files() -> None:
-    """Let this process open as many files as it may: every node keeps one, and 1024 is the usual limit."""
+    """Raise this process's limit of open files, to 16384 at most: every node keeps one, and 1024 is the usual limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY:
         wanted = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(_ENOUGH_FILES, hard)
@@ -87,7 +92,7 @@ def more_files() -> None:
 
 
 def _width(wanted: int | None) -> int:
-    """Limit how many work at a time: what was asked for, but never more than the open files of this process allow."""
+    """Return the number of threads: `wanted`, else WIDTH, but no more than the limit of open files allows."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = 1 << 20 if soft == resource.RLIM_INFINITY else soft
     return max(1, min(wanted or WIDTH, (files - _FILES_OURS) // _FILES_PER_ITEM))
@@ -111,7 +116,7 @@ class ParallelWork(Generic[T, R]):
             in_background(self._loop)
 
     def _loop(self) -> None:
-        """Take an item, execute it and report, until the queue is empty or the caller has left: a worker's thread."""
+        """Take items and store their results or errors, until the queue is empty: a worker's thread."""
         while True:
             try:
                 key, item = self._queue.popleft()
@@ -136,7 +141,10 @@ class ParallelWork(Generic[T, R]):
                     self._changed.notify_all()
 
     def wait(self, timeout: float | None, check: Callable[[], None] | None, lag: float | None = None) -> None:
-        """Wait until every item has ended, or `timeout`; or, if some are ok, until none has ended for `lag` seconds."""
+        """Wait until all items have ended, or for `timeout` seconds; call `check` meanwhile. Raises a bug of an item.
+
+        lag: if an item is ok, return when none has ended for so many seconds.
+        """
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             if check:
@@ -152,7 +160,7 @@ class ParallelWork(Generic[T, R]):
                 self._changed.wait(left)
 
     def abandon(self) -> None:
-        """Start nothing new. Running items may end or not; no thread waits for them."""
+        """Start no more items. Those that run may end or not; no thread waits for them."""
         self._queue.clear()
 
     def pending(self) -> list[int]:
@@ -161,7 +169,7 @@ class ParallelWork(Generic[T, R]):
             return [key for key in self._keys if key not in self._ok and key not in self._failed]
 
     def gathered(self, timeout: float | None = None) -> Gathered[R]:
-        """Return what has come so far. Items that have not ended have failed."""
+        """Return the results and failures so far. Items that have not ended have failed as Unreachable."""
         late = Unreachable(f"no answer within {timeout:g} s" if timeout is not None else "no answer")
         with self._changed:  # a thread that was given up may still answer: that changes nothing any more
             ok = {key: self._ok[key] for key in self._keys if key in self._ok}

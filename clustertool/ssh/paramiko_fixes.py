@@ -39,7 +39,7 @@ _PRIVATE: dict[type, str] = {
 
 
 def _require_supported() -> None:
-    """Raise ConfigError for a version of paramiko that lacks one of these names."""
+    """Raise ConfigError for a version of paramiko that lacks a name of _PRIVATE."""
     private = [(kind, name) for kind, names in _PRIVATE.items() for name in names.split()]
     missing = [f"{kind.__name__}.{name}" for kind, name in private if not hasattr(kind, name)]
     if missing:
@@ -71,7 +71,10 @@ class _Packetizer(Packetizer):  # type: ignore[misc]
 
 
 def _request(channel: Untyped, message: Untyped) -> None:
-    """paramiko knows exit-status only; a command that a signal killed gets 128 + N, as in a shell."""
+    """Set the exit status of a command that a signal N has killed to 128 + N, as in a shell; else do as paramiko.
+
+    paramiko knows exit-status only.
+    """
     kind = message.get_text()
     message.get_boolean()
     if kind == "exit-signal":
@@ -88,6 +91,7 @@ class _Login(AuthHandler):  # type: ignore[misc]
     """paramiko makes room for as many questions of a server as it claims to have, up to 2**32."""
 
     def _parse_userauth_info_request(self, message: Untyped) -> None:
+        """Raise SSHException for more than 16 questions at once; else do as paramiko."""
         for _ in range(3):  # name, instructions, language
             message.get_binary()
         count = message.get_int()
@@ -119,6 +123,7 @@ class Channel(paramiko.Channel):  # type: ignore[misc]
 
     @contextmanager
     def _before_goodbye(self) -> Iterator[None]:
+        """Count this thread as sending during a block; the last one sends the CLOSE that was kept back."""
         with self.lock:
             self._sending += 1
         try:
@@ -133,9 +138,9 @@ class Channel(paramiko.Channel):  # type: ignore[misc]
                 self.transport._send_user_message(message)
 
     def _close_internal(self) -> tuple[Untyped, ...]:
-        """Keep back the messages of a close until the sender has left the channel.
+        """Return the messages of a close, or keep them back, and return none, while a thread is sending.
 
-        Called under the channel's lock; the caller determines the result.
+        Called under the channel's lock; the caller sends the result.
         """
         messages: tuple[Untyped, ...] = super()._close_internal()
         if not self._sending:
@@ -169,6 +174,7 @@ class Transport(paramiko.Transport):  # type: ignore[misc]
         self._login = handler
 
     def open_channel(self, *args: Untyped, **options: Untyped) -> Channel:
+        """Open a channel as paramiko does, and make it a Channel of this module."""
         channel = super().open_channel(*args, **options)
         channel.__class__ = Channel  # paramiko creates its own, which no thread uses yet
         assert isinstance(channel, Channel)

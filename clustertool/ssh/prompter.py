@@ -96,18 +96,18 @@ class Prompter:
         return self._person is not None and self._person.present
 
     def silence(self) -> None:
-        """Put no more questions: a live view has the terminal. What was typed before still counts."""
+        """Put no more questions: a live view has the terminal. Answers and passwords given before are still used."""
         self._silent = True
 
     @property
     def mine(self) -> bool:
-        """True in the thread that puts the questions."""
+        """Whether this is the thread that made the prompter, which puts the questions."""
         return threading.get_ident() == self._owner
 
     def answer(self, question: str, attempt: int = 0) -> str:
         """Return the answer to `question`, "" for none.
 
-        It is put once for all hosts; a second attempt is another question.
+        It is put once for all hosts, and once more for each other `attempt`.
         """
         with self._remembering:
             if (question, attempt) not in self._answers:
@@ -115,7 +115,10 @@ class Prompter:
             return self._answers[question, attempt]
 
     def fresh(self, question: str, hidden: bool = True) -> str:
-        """Ask for an answer that must not be remembered (a one-time code)."""
+        """Ask a question and return the answer, "" for none; it is not remembered (a one-time code).
+
+        Waits until the thread that puts the questions has done so.
+        """
         if self._silent or not self.present:
             return ""
         request = _Request(question, hidden)
@@ -124,9 +127,10 @@ class Prompter:
         return self._wait(request)
 
     def password(self, to: SshSettings, retry: bool) -> str:
-        """Return the password of the user on this host, "" for none. The caller reports by tried() what came of it.
+        """Return the password of the user on this host, "" for none. The caller reports by tried() whether the host accepts it.
 
-        retry: the last one was refused. The one that the host has accepted before is used again.
+        One that the host has accepted before is used again. retry: the host has refused the last one, so another one is asked
+        for.
         """
         account = _account(to)
         with self._lock:
@@ -143,7 +147,10 @@ class Prompter:
         return self._wait(request)
 
     def tried(self, to: SshSettings, password: str, accepted: bool) -> None:
-        """Take note that the host has accepted the password, or that it was the last one that is tried there."""
+        """Record whether the host has accepted the password; False: no other one is tried there.
+
+        An accepted one answers the questions for the same account, and is offered to other hosts.
+        """
         account = _account(to)
         with self._lock:
             self._trials.discard(account)
@@ -151,17 +158,22 @@ class Prompter:
                 return
             self._passwords[account] = password
             self._offer.setdefault(_account(to).group, to)
-            for twin in self._take(lambda one: one.to is not None and _account(one.to) == account and not one.retry):
+            for twin in self._remove_requests(
+                lambda one: one.to is not None and _account(one.to) == account and not one.retry
+            ):
                 twin.reply.put(password)
 
     def learned(self, key: NewKey) -> None:
-        """Announce a new host key, before the next question at the latest."""
+        """Queue a new host key: announce() shows it, before the next question at the latest."""
         with self._lock:
             self._keys_since = self._keys_since if self._keys else time.monotonic()
             self._keys.append(key)
 
     def serve(self) -> None:
-        """Put the questions of other threads; to be called often by the thread that made this object."""
+        """Announce new host keys, and put the questions of other threads that wait.
+
+        To be called often by the thread that made this object; does nothing in another one.
+        """
         if not self.mine:
             return
         if self._keys and time.monotonic() - self._keys_since > _GATHER:
@@ -171,7 +183,7 @@ class Prompter:
             if request is None:
                 return
             self.announce()
-            if request.to is None or not self._shares(request, request.to):
+            if request.to is None or not self._offer_password(request, request.to):
                 self._ask(request)
 
     def announce(self) -> None:
@@ -188,15 +200,17 @@ class Prompter:
             self._person.tell(f"new host key of {self._person.fold(names)}: {kind} {fingerprint} ({where})")
 
     def _wait(self, request: _Request) -> str:
+        """Wait for the answer to a question that is queued, and return it; in the thread that puts them, put it."""
         while self.mine and request.reply.empty():
             self.serve()
             time.sleep(_TURN)
         return request.reply.get()
 
     def _next(self) -> _Request | None:
-        """Choose the question to put now.
+        """Take the question to put now out of the queue, None if there is none.
 
-        While a password is being tried, other hosts wait: they may be offered it together.
+        Questions for a password wait while another password of the user is being tried: several hosts may be offered it
+        together.
         """
         with self._lock:
             busy = {account.group for account in self._trials}
@@ -209,15 +223,21 @@ class Prompter:
             self._waiting.remove(chosen)
             return chosen
 
-    def _shares(self, request: _Request, to: SshSettings) -> bool:
-        """Offer the accepted password of another host to this one and to all that wait for theirs. True: they have it."""
+    def _offer_password(self, request: _Request, to: SshSettings) -> bool:
+        """Ask whether the accepted password of another host may go to this one, and to all that wait for theirs.
+
+        Returns whether they have it. False, without a question, where there is none, it was refused here, or the user has
+        declined.
+        """
         group = _account(to).group
         with self._lock:
             source = self._offer.get(group)
             password = self._passwords.get(_account(source)) if source else None
             if source is None or password is None or request.retry or group in self._declined:
                 return False
-            others = self._take(lambda one: one.to is not None and _account(one.to).group == group and not one.retry)
+            others = self._remove_requests(
+                lambda one: one.to is not None and _account(one.to).group == group and not one.retry
+            )
         assert self._person is not None
         names = self._person.fold(one.to.name for one in (request, *others) if one.to)
         question = f"Send the password of {shown(source)} to {to.user}@{names} too? [y/N] "
@@ -234,13 +254,14 @@ class Prompter:
                 one.reply.put(password)
         return agreed
 
-    def _take(self, which: Callable[[_Request], bool]) -> list[_Request]:
-        """Take these requests out of the queue, under the lock."""
+    def _remove_requests(self, which: Callable[[_Request], bool]) -> list[_Request]:
+        """Remove the requests for which `which` is true from the queue, and return them. Called under the lock."""
         taken = [one for one in self._waiting if which(one)]
         self._waiting = [one for one in self._waiting if not which(one)]
         return taken
 
     def _ask(self, request: _Request) -> None:
+        """Put one question to the user, and give the thread that waits the answer, "" after Ctrl+C."""
         assert self._person is not None
         question, given = request.question, ""
         if request.to is not None:
@@ -254,10 +275,11 @@ class Prompter:
 
 
 def shown(to: SshSettings) -> str:
-    """Describe an account as a question names it: user and host, the address if it is another, and whether it is a gateway."""
+    """Describe an account as questions name it: user and host, the address if it is another, and whether it is a gateway."""
     about = [to.hostname] * (to.hostname != to.name) + ["a gateway"] * to.gateway
     return f"{to.user}@{to.name}" + (f" ({', '.join(about)})" if about else "")
 
 
 def _account(to: SshSettings) -> _Account:
+    """Return the account for which a password is valid: user, host, port, and the gateways to it."""
     return _Account((to.user, to.gateway), to.hostname, to.port, (to.gateways, to.proxy_command))

@@ -76,8 +76,11 @@ class SshSettings:
 
 
 def settings(host: Host, cluster: Cluster) -> SshSettings:
-    """Find out how to reach `host`. Raises ConfigError if ssh's configuration or GATEWAY cannot be read."""
-    found = _settings(host, cluster, cluster.user, cluster.port)
+    """Find how to reach `host`, and its gateways. Raises ConfigError if ssh's configuration or GATEWAY cannot be read.
+
+    GATEWAY of conf.py replaces ProxyJump and ProxyCommand: gateways, a command where it has a blank, or "none".
+    """
+    found = _settings_of_host(host, cluster, cluster.user, cluster.port)
     if cluster.gateway and cluster.gateway.lower() != "none":
         if " " in cluster.gateway.strip():
             return replace(found, proxy_command=cluster.gateway.strip(), gateways=())
@@ -86,21 +89,21 @@ def settings(host: Host, cluster: Cluster) -> SshSettings:
 
 
 def check() -> None:
-    """Raise ConfigError if ssh does not accept its configuration, before any connection."""
+    """Raise ConfigError if ssh does not accept its configuration. No connection is opened."""
     files = _files()
     if files:
         _for_all_hosts(files)
 
 
 def home() -> str:
-    """Return this user's home folder; without one /, as sshd does: a relative path would be one of the current folder."""
+    """Return this user's home folder, / without one, as sshd does: a relative path would be one of the current folder."""
     return users.home() or "/"
 
 
-def _settings(host: Host, cluster: Cluster, user: str, port: int, depth: int = 0) -> SshSettings:
-    """Read the settings of one host by itself. user, port: conf.py's defaults for it."""
+def _settings_of_host(host: Host, cluster: Cluster, user: str, port: int, depth: int = 0) -> SshSettings:
+    """Find the settings of one host, and its gateways by ProxyJump. user, port: conf.py's defaults for it."""
     user, port = host.user or user, host.port or port
-    answers = {} if cluster.ssh_config == "none" else _configured(host.host, user, port)
+    answers = {} if cluster.ssh_config == "none" else _answers_for(host.host, user, port)
     user = user or _first_value(answers, "user") or users.own_name()
     port = port or int(_first_value(answers, "port") or 22)
     hostname = _first_value(answers, "hostname") or host.host
@@ -119,7 +122,7 @@ def _settings(host: Host, cluster: Cluster, user: str, port: int, depth: int = 0
         agent=_agent(answers),
         proxy_command=_first_value(answers, "proxycommand"),
         host_key_name=_key_name(answers, hostname, port),
-        host_keys=_policy(cluster, answers),
+        host_keys=_host_key_policy(cluster, answers),
         known_hosts=_known_hosts(cluster, answers),
         system_known_hosts=tuple(_all_values(answers, "globalknownhostsfile")) or SYSTEM_KNOWN_HOSTS,
         revoked_host_keys=next(iter(_paths(answers, "revokedhostkeys", known)), ""),
@@ -130,7 +133,10 @@ def _settings(host: Host, cluster: Cluster, user: str, port: int, depth: int = 0
 
 
 def _parse_gateways(text: str, to: SshSettings, cluster: Cluster, depth: int) -> tuple[SshSettings, ...]:
-    """Parse "a,user@b:2222" to the jump hosts in order. A host that would be its own gateway is reached directly."""
+    """Parse "a,user@b:2222", and return the settings of the jump hosts in order, the one next to us first.
+
+    Returns () for a host that would be its own gateway: it is reached directly. Raises ConfigError, also for a loop.
+    """
     if depth > _HOPS_LIMIT:
         raise ConfigError(f"the gateways of {to.name} form a loop", "check ProxyJump in ~/.ssh/config", to.name)
     hops: list[SshSettings] = []
@@ -149,8 +155,8 @@ def _parse_gateways(text: str, to: SshSettings, cluster: Cluster, depth: int) ->
 
 
 def _gateway(hop: Host, cluster: Cluster, depth: int) -> SshSettings:
-    """Read the settings of a jump host. conf.py describes the nodes, so ssh's configuration has priority here."""
-    found = _settings(hop, replace(cluster, identity_file=""), "", 0, depth)
+    """Find the settings of a jump host. conf.py describes the nodes, so ssh's configuration has priority here."""
+    found = _settings_of_host(hop, replace(cluster, identity_file=""), "", 0, depth)
     if not hop.user and cluster.user and found.user == users.own_name():
         found = replace(found, user=cluster.user)
     if cluster.identity_file:
@@ -172,16 +178,21 @@ def _parse_gateway(item: str) -> Host:
 
 
 def _first_value(answers: _Answers, key: str) -> str:
+    """Return the first value of a keyword; "" for none, and for the value "none"."""
     value = (answers.get(key) or [""])[0]
     return "" if value.lower() == "none" else value
 
 
 def _all_values(answers: _Answers, key: str) -> list[str]:
+    """List the words of all values of a keyword as paths, with ~ expanded, without "none"."""
     return [_expand_home(item) for value in answers.get(key, ()) for item in value.split() if item.lower() != "none"]
 
 
 def _identities(identity_file: str, answers: _Answers, known: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
-    """List the key files to try, and whether they were configured. identity_file: of conf.py."""
+    """List the key files to try, and whether they were configured: ssh's default names if none is.
+
+    identity_file: of conf.py; it replaces all others.
+    """
     if identity_file:
         return (_expand_home(identity_file),), True
     lines = answers.get("identityfile", ())
@@ -192,7 +203,7 @@ def _identities(identity_file: str, answers: _Answers, known: Mapping[str, str])
 
 
 def _paths(answers: _Answers, key: str, known: Mapping[str, str]) -> tuple[str, ...]:
-    """Expand the files that `ssh -G` shows as they are written, one in a line: with `~`, %-tokens and ${NAME}."""
+    """List the values of a keyword as paths, one in a line, with `~`, %-tokens and ${NAME} expanded, without "none"."""
 
     def replaced(found: re.Match[str]) -> str:
         return known.get(found[1], found[0]) if found[1] else os.environ.get(found[2], found[0])
@@ -202,12 +213,13 @@ def _paths(answers: _Answers, key: str, known: Mapping[str, str]) -> tuple[str, 
 
 
 def tokens(name: str, hostname: str, user: str, port: int) -> dict[str, str]:
-    """Return the values of ssh's %-tokens, in the path of a file or in a command."""
+    """Return the values of ssh's %-tokens, {letter: value}, for the path of a file or a command."""
     own = {"d": home(), "u": users.own_name(), "i": str(os.getuid()), "l": socket.gethostname(), "%": "%"}
     return {**own, "h": hostname, "n": name, "r": user, "p": str(port)}
 
 
 def _agent(answers: _Answers) -> str:
+    """Return the socket of the agent: of IdentityAgent, else of SSH_AUTH_SOCK; "" for none."""
     usual = os.environ.get("SSH_AUTH_SOCK", "")
     value = (answers.get("identityagent") or ["SSH_AUTH_SOCK"])[0]
     if value.lower() == "none":
@@ -217,13 +229,14 @@ def _agent(answers: _Answers) -> str:
     return usual if value == "SSH_AUTH_SOCK" else _expand_home(value)
 
 
-def _policy(cluster: Cluster, answers: _Answers) -> str:
-    """Choose conf.py's policy; the user's own StrictHostKeyChecking=yes for a host makes accept-new strict."""
+def _host_key_policy(cluster: Cluster, answers: _Answers) -> str:
+    """Return conf.py's HOST_KEYS; "strict" in place of "accept-new" where ssh has StrictHostKeyChecking=yes for the host."""
     careful = _first_value(answers, "stricthostkeychecking") in ("true", "yes")
     return "strict" if careful and cluster.host_keys == "accept-new" else cluster.host_keys
 
 
 def _known_hosts(cluster: Cluster, answers: _Answers) -> tuple[str, ...]:
+    """List the user's known_hosts files: of conf.py, else of UserKnownHostsFile, else ssh's default names below $HOME."""
     if cluster.known_hosts:
         return (_expand_home(cluster.known_hosts),)
     usual = tuple(os.path.join(home(), ".ssh", name) for name in ("known_hosts", "known_hosts2"))
@@ -235,13 +248,13 @@ def _known_hosts(cluster: Cluster, answers: _Answers) -> tuple[str, ...]:
 
 
 def _key_name(answers: _Answers, hostname: str, port: int) -> str:
-    """Compute the name of a host in known_hosts: the alias as it is, else the address, with the port unless it is 22."""
+    """Return the name of a host in known_hosts: HostKeyAlias as it is, else the address, with the port unless it is 22."""
     alias = _first_value(answers, "hostkeyalias")
     return alias or (hostname.lower() if port == 22 else f"[{hostname.lower()}]:{port}")
 
 
 def _account() -> pwd.struct_passwd | None:
-    """Read this user's entry of the password file. In a container there may be none."""
+    """Return this user's entry of the password file; None without one, as in a container."""
     try:
         return pwd.getpwuid(os.getuid())
     except KeyError:
@@ -254,6 +267,7 @@ def _passwd_home() -> str:
 
 
 def _expand_home(path: str) -> str:
+    """Remove quotation marks around a path, and expand ~ in front, by $HOME for this user."""
     path = path.strip('"')
     return os.path.join(home(), path[2:]) if path.startswith("~/") else os.path.expanduser(path)
 
@@ -293,13 +307,13 @@ _Answers = Mapping[str, list[str]]  # keyword in small letters -> values
 
 
 def _files() -> tuple[_File, ...]:
-    """List the files of the user's and the system's configuration that can be read."""
+    """List the files of the user's and the system's configuration that can be read, with the times of their last changes."""
     paths = (os.path.join(home(), ".ssh", "config"), SYSTEM_CONFIG)
     return tuple((path, os.stat(path).st_ctime_ns) for path in paths if os.access(path, os.R_OK))
 
 
-def _configured(name: str, user: str, port: int) -> _Answers:
-    """Read what the configuration says about `name`. Empty if there is none."""
+def _answers_for(name: str, user: str, port: int) -> _Answers:
+    """Read the answers of ssh's configuration for a host, {keyword: values}; {} without a configuration."""
     files = _files()
     if not files:
         return {}
@@ -312,11 +326,14 @@ def _configured(name: str, user: str, port: int) -> _Answers:
 
 @functools.lru_cache(maxsize=8)
 def _for_all_hosts(files: tuple[_File, ...]) -> _Answers | None:
-    """Read the answers for every host, or None if they depend on the host."""
+    """Read the answers that hold for every host; None if they may depend on the host, or there is no ssh client.
+
+    Raises ConfigError for a configuration that ssh refuses.
+    """
     if not _has_client():
         _read_without_client(files)
         return None
-    answers, read = _ssh(files, _ANY_HOST, ["-v"])
+    answers, read = _run_ssh(files, _ANY_HOST, ["-v"])
     try:
         if any(_DEPENDS.search(Path(path).read_bytes()) for path in read):
             return None
@@ -327,22 +344,23 @@ def _for_all_hosts(files: tuple[_File, ...]) -> _Answers | None:
 
 @functools.lru_cache(maxsize=4096)
 def _for_host(files: tuple[_File, ...], name: str, user: str, port: int) -> _Answers:
+    """Read the answers for one host, with ssh or without it, and remember them."""
     if not _has_client():
         return _lookup_paramiko(_read_without_client(files), name)
     options = [*(["-l", user] if user else []), *(["-p", str(port)] if port else [])]
-    return _ssh(files, name, options)[0]
+    return _run_ssh(files, name, options)[0]
 
 
 def _has_client() -> bool:
-    """Check that ssh can be run: it refuses a user without an entry in the password file."""
+    """Check that ssh can be run: that it is installed, and that this user has an entry in the password file, as it requires."""
     return bool(_account() and shutil.which("ssh"))
 
 
 _one_at_a_time: dict[str, threading.Lock] = {}
 
 
-def _ssh(files: tuple[_File, ...], name: str, options: list[str]) -> tuple[_Answers, list[str]]:
-    """Run `ssh -G`: its answers, and with the option -v the files that it read. Raises ConfigError.
+def _run_ssh(files: tuple[_File, ...], name: str, options: list[str]) -> tuple[_Answers, list[str]]:
+    """Run `ssh -G`, and return its answers, and with the option -v the files that it read. Raises ConfigError.
 
     ssh reads the configuration in the home of the password file. With another $HOME (in tests, in containers) it gets a file
     that includes the configuration of that home, and checks it as strictly.
@@ -376,7 +394,10 @@ def _ssh(files: tuple[_File, ...], name: str, options: list[str]) -> tuple[_Answ
 
 
 def _read_without_client(files: tuple[_File, ...]) -> str:
-    """Read the text of the configuration. Raises ConfigError for a file that ssh would refuse, or an Include of a file."""
+    """Read the texts of the configuration's files, joined. Raises ConfigError for what only ssh can read (Include).
+
+    Raises it, too, for a file that another user can have written, which ssh would refuse.
+    """
     lines: list[str] = []
     for path, _ in files:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
@@ -394,7 +415,10 @@ def _read_without_client(files: tuple[_File, ...]) -> str:
 
 
 def _lookup_paramiko(text: str, name: str) -> _Answers:
-    """Look the configuration of a host up without an ssh client; paramiko expands tokens and `~` of other values itself."""
+    """Find the answers for a host by paramiko, without an ssh client. Raises ConfigError.
+
+    paramiko expands tokens and `~` of most values itself.
+    """
 
     class Careful(SSHConfig):  # type: ignore[misc]
         """ProxyCommand stays as it is, as from `ssh -G`; a command of Match gets its tokens quoted."""
@@ -402,6 +426,7 @@ def _lookup_paramiko(text: str, name: str) -> _Answers:
         TOKENS_BY_CONFIG_KEY = {**SSHConfig.TOKENS_BY_CONFIG_KEY, "proxycommand": []}
 
         def _tokenize(self, config: object, host: str, key: str, value: str) -> str:
+            """Expand tokens as paramiko does; in a command of Match, quote their values for the shell."""
             expanded = super()._tokenize
             if key != "match-exec":
                 return str(expanded(config, host, key, value))

@@ -32,23 +32,23 @@ _LEAVE = b"\r~."  # as ssh has it: where the network is silent, no other key arr
 
 
 def present() -> bool:
-    """Check whether a person types here and sees the output."""
+    """Check whether stdin and stdout of this process are terminals."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def run_on_terminal(link: SshLink, argv: Sequence[str], check: Callable[[], None]) -> int:
-    """Run a program on the node with a terminal of the size of this one. Returns its exit code, 255 if it is not known.
+    """Run a program on the node with a terminal of the size of this one. Return its exit code, 255 if it is not known.
 
     check: called regularly; what it raises ends the session. Raises PreflightError, Unreachable.
     """
     columns, lines = os.get_terminal_size(sys.stdout.fileno())
     channel = link.terminal(_SHELL, os.environ.get("TERM", "xterm"), columns, lines)
     try:
-        _await_shell(channel, link)
+        _skip_to_shell(channel, link)
         script = f"exec {shlex.join(argv)}".encode("utf-8", "surrogateescape")
         channel.sendall(b"%d\n%s" % (len(script), script))
-        with _raw(), _resized(channel):
-            left = _converse(channel, check)
+        with _raw_mode(), _follow_size(channel):
+            left = _copy_both_ways(channel, check)
         if not left:
             channel.status_event.wait(_OPENING)
         return int(channel.exit_status) if channel.exit_status >= 0 else 255
@@ -58,8 +58,11 @@ def run_on_terminal(link: SshLink, argv: Sequence[str], check: Callable[[], None
         discard(channel)
 
 
-def _await_shell(channel: paramiko.Channel, link: SshLink) -> None:
-    """Wait until the shell is ready, and drop what the start files of the login shell print before."""
+def _skip_to_shell(channel: paramiko.Channel, link: SshLink) -> None:
+    """Wait until the shell is ready, and drop what the start files of the login shell print before.
+
+    Raises PreflightError after 30 s, at its end, and for too much output.
+    """
     seen, end = b"", time.monotonic() + _OPENING
     while _READY not in seen:
         channel.settimeout(max(0.1, end - time.monotonic()))
@@ -74,10 +77,10 @@ def _await_shell(channel: paramiko.Channel, link: SshLink) -> None:
     channel.settimeout(None)
 
 
-def _converse(channel: paramiko.Channel, check: Callable[[], None]) -> bool:
-    """Copy between terminal and channel until the program has ended or the connection is lost: False.
+def _copy_both_ways(channel: paramiko.Channel, check: Callable[[], None]) -> bool:
+    """Copy between terminal and channel; return False when the program has ended or the connection is lost.
 
-    Or until the user types Enter ~ . in this order: True.
+    Returns True when the user types Enter ~ . in this order, and at the end of stdin.
     """
     keys, last = sys.stdin.fileno(), b"\r"
     while not channel.closed:
@@ -104,8 +107,8 @@ def _write(data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _raw() -> Iterator[None]:
-    """Send keys as they are typed, Ctrl+C too. The terminal is as before at the end."""
+def _raw_mode() -> Iterator[None]:
+    """Set the terminal to raw mode for a block: keys are sent as they are typed, Ctrl+C too. It is as before at the end."""
     sys.stdout.flush()
     keys = sys.stdin.fileno()
     before = termios.tcgetattr(keys)
@@ -117,7 +120,9 @@ def _raw() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _resized(channel: paramiko.Channel) -> Iterator[None]:
+def _follow_size(channel: paramiko.Channel) -> Iterator[None]:
+    """Pass each change of the terminal's size on to the channel during a block."""
+
     def resize(number: int, frame: FrameType | None) -> None:
         columns, lines = os.get_terminal_size(sys.stdout.fileno())
         with contextlib.suppress(*BROKEN):

@@ -94,12 +94,14 @@ class Kept:
         self.stdout, self.stderr, self.cut = bytearray(), bytearray(), 0
 
     def take(self, data: bytes, error: bool) -> None:
+        """Keep bytes of a stream, as far as there is room, and count the others in `cut`. error: they are of stderr."""
         stream = self.stderr if error else self.stdout
         room = KEEP - len(stream)
         stream += data[:room]
         self.cut += max(0, len(data) - room)
 
     def texts(self) -> tuple[str, str]:
+        """Return stdout and stderr as texts."""
         return self.stdout.decode("utf-8", "backslashreplace"), self.stderr.decode("utf-8", "backslashreplace")
 
 
@@ -112,17 +114,17 @@ class Commands:
         self._lock = threading.Lock()
 
     def end(self) -> None:
-        """Request the end of all commands that run. No other one starts."""
+        """Request the end of all commands that run, without waiting for it. No other one starts."""
         with self._lock:
             self._ended = True
             for channel in self.running:
                 in_background(functools.partial(_request_end, channel))
 
     def run(self, link: Shells, command: str, take: Take, timeout: float = 0.0, opening: float = _OPENING) -> int:
-        """Run what a user typed by that user's login shell on the node, and return its exit code.
+        """Run what a user typed by that user's login shell on the node, pass its output to `take`, and return its exit code.
 
-        timeout: 0 for as long as it takes. opening: seconds that a channel may take. Raises TimedOut, Unreachable,
-        PreflightError.
+        timeout: in seconds, 0 for as long as it takes. opening: seconds that a channel may take. Raises TimedOut, after an
+        attempt to end the command, Unreachable, PreflightError; UsageError for a command with a zero byte.
         """
         if "\0" in command:
             raise UsageError("a command cannot contain a zero byte")
@@ -132,7 +134,7 @@ class Commands:
         return self.run_script(link, text, mark, take, timeout or _NO_END, opening)
 
     def run_program(self, link: Shells, argv: Sequence[str], take: Take) -> int:
-        """Run a program on the node, as long as it takes: by /bin/sh where the link starts nothing else.
+        """Run a program on the node, as long as it takes, by /bin/sh where the link starts nothing else; return its exit code.
 
         It must end by itself when a line comes on its stdin, or when that ends.
         """
@@ -145,7 +147,7 @@ class Commands:
     def run_script(
         self, link: Shells, text: str, mark: str, take: Take, timeout: float, opening: float = _OPENING
     ) -> int:
-        """Run text by /bin/sh, which must print `mark` to both streams where the login's output ends, and exit.
+        """Run text by /bin/sh, and return its exit code. It must print `mark` to both streams before its output, and exit.
 
         All text is sent before any output is read, so it must be short, as a command that was typed is.
         """
@@ -155,7 +157,10 @@ class Commands:
     def _run(
         self, link: Shells, channel: Any, text: str, mark: str, take: Take, timeout: float, login: float = _NO_END
     ) -> int:
-        """Send the script and pass its output on from `mark`, which has to come within `login` seconds."""
+        """Send the script, pass on its output from `mark`, which must come within `login` seconds, and return its exit code.
+
+        255 if it is not known. After `timeout` seconds the command is ended. Raises TimedOut, Unreachable, PreflightError.
+        """
         end = time.monotonic() + timeout
         streams = [_AfterMark(mark.encode(), b"", take, False), _AfterMark(mark.encode(), link.noise, take, True)]
         output = Output(channel, lambda data, error: streams[error].take(data))
@@ -196,12 +201,12 @@ class Commands:
 
 
 def _ends_in_time(channel: Any, output: Output, end: float) -> bool:
-    """Check whether the output and the command end in time. The command may have closed its streams before."""
+    """Read the output until `end`; return whether the command has ended by then. It may have closed its streams before."""
     return output.collect(end) and bool(channel.status_event.wait(max(0.0, end - time.monotonic())))
 
 
 def _request_end(channel: Any) -> None:
-    """Send a line, since not every link passes the end of stdin on."""
+    """Send a line, which ends the command: not every link passes the end of stdin on."""
     with contextlib.suppress(*BROKEN):  # it has ended already
         channel.sendall(b"\n")
 
@@ -216,6 +221,7 @@ class _AfterMark:
         self._line = b""  # the last line, where it may be noise
 
     def take(self, data: bytes) -> None:
+        """Pass on bytes that come after the mark; keep back the last line, where it may be noise."""
         if not self.begun:
             before, found, data = (self.before + data).partition(self._mark)
             self.before, self.begun = before[-_TAIL:], bool(found)
@@ -227,6 +233,7 @@ class _AfterMark:
             self._take(data, self._error)
 
     def end(self) -> None:
+        """Pass on the last line, without noise."""
         line = re.sub(self._noise + rb"\Z", b"", self._line) if self._noise else b""
         if line and self.begun:
             self._take(line, self._error)

@@ -391,7 +391,7 @@ def test_python_below_home(bench: Bench, fresh: Path) -> None:
 
 def test_the_bundle_is_reproducible() -> None:
     """The same sources are the same bundle, so that a second laptop sends nothing."""
-    code = "from clustertool.fleet import node_bundle as b; print(b.digest(), b.named(b.packed('need bz2')))"
+    code = "from clustertool.fleet import node_bundle as b; print(b.digest(), b.digest_of(b.packed('need bz2')))"
     ours = f"{node_bundle.digest()} {node_bundle.digest_of(node_bundle.packed('need bz2'))}\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == ours

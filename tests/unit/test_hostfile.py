@@ -367,7 +367,7 @@ def test_later_errors_name_what_lists_the_host() -> None:
     """Of a connection, of an endpoint, of slots."""
     hosts = hosts_of(("10.0.0.1", "10.0.0.2"), "--ips")
     found = settings(hosts[0], replace(cluster_of(["10.0.0.1"]), hosts=hosts, ssh_config="none"))
-    error = dial._describe_failure(replace(found, port=1), ConnectionRefusedError())
+    error = dial._unreachable_error(replace(found, port=1), ConnectionRefusedError())
     assert error.fix == "start sshd there, or correct the port in --ips"
     with pytest.raises(UsageError) as caught:
         choose(hosts, (), ("10.0.0.1:1",))

@@ -605,7 +605,7 @@ def test_after_a_problem_no_large_file_is_read(job: Path, monkeypatch: pytest.Mo
     for number in range(40):
         (job / f"big{number}").write_bytes(bytes(w.SMALL + 1))
     (job / "tiny").write_bytes(b"1")
-    real, read = w._pieces, []
+    real, read = w._read_pieces, []
 
     def pieces(fd: int, size: int) -> object:
         if size == 1:
@@ -613,7 +613,7 @@ def test_after_a_problem_no_large_file_is_read(job: Path, monkeypatch: pytest.Mo
         read.append(size)
         return real(fd, size)
 
-    monkeypatch.setattr(w, "_pieces", pieces)
+    monkeypatch.setattr(w, "_read_pieces", pieces)
     with pytest.raises(DataError, match="^'tiny' cannot be read: Input/output error"):
         w.read_workspace(job)
     assert read == []

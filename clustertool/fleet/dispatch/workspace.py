@@ -498,7 +498,8 @@ class _Walk:
     def _has_code(self, folder: bytes, path: str, marked: bool) -> bool:
         """Check whether a folder with the name, or the mark, of earlier jobs has what a program needs.
 
-        Notes what is sent of it. Needed are a package, files that git tracks, or files that a line of .clusterignore takes.
+        If so, records what is sent of it. Needed are a package, files that git tracks, and files that a line of .clusterignore
+        takes; in a folder without the mark, all modules of Python.
         """
         try:
             names = os.listdir(folder)
