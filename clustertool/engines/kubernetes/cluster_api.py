@@ -92,6 +92,7 @@ class ApiRequest:
 
     @property
     def text(self) -> str:
+        """The request as messages name it: verb, resource, name, namespace."""
         inside = f" in the namespace {self.namespace}" if self.namespace else ""
         return f"{self.verb} {self.resource}{f' {self.name}' if self.name else ''}{inside}"
 
@@ -121,7 +122,7 @@ class ClusterApi:
 
     @property
     def credentials(self) -> KubeCredentials:
-        """Raises ConfigError, AuthError."""
+        """The credentials of the kubeconfig, which is read at the first use. Raises ConfigError, AuthError."""
         with self._lock:
             if self._known is None:
                 self._known = KubeCredentials(self._settings.context)
@@ -129,6 +130,7 @@ class ClusterApi:
 
     @property
     def namespace(self) -> str:
+        """The namespace of the settings, else that of the kubeconfig's context, else "default"."""
         return self._settings.namespace or self.credentials.namespace or "default"
 
     @property
@@ -136,13 +138,17 @@ class ClusterApi:
         return self.credentials.where
 
     def user(self) -> str:
-        """Ask for the user's name as the server knows it; that of the kubeconfig where the server has no answer."""
+        """Return the user's name by which the server knows it (asked once).
+
+        If the server cannot state it, that of the kubeconfig. Raises Unreachable, and AuthError if no request has succeeded
+        yet.
+        """
         if not self._user:
             review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
             request = ApiRequest("create", "selfsubjectreviews.authentication.k8s.io", _WHOAMI, body=review)
             found: object = ""
             try:
-                answer = self._json(request)
+                answer = self._request_object(request)
                 found = (answer.get("status") or {}).get("userInfo", {}).get("username", "")
             except (NotFound, PreflightError) as error:  # the server is older than 1.28
                 if isinstance(error, Unreachable):
@@ -154,7 +160,7 @@ class ClusterApi:
         return self._user
 
     def allowed(self, verb: str, group: str, resource: str, subresource: str = "") -> bool:
-        """Check whether this user may do that in the namespace. Raises ClustertoolError if the server cannot be asked."""
+        """Ask the server whether this user may do that in the namespace. Raises ClustertoolError if it does not answer."""
         wanted = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
         if subresource:
             wanted["subresource"] = subresource
@@ -164,43 +170,44 @@ class ClusterApi:
             "spec": {"resourceAttributes": wanted},
         }
         request = ApiRequest("create", "selfsubjectaccessreviews.authorization.k8s.io", _REVIEWS, body=body)
-        answer = self._json(request)
+        answer = self._request_object(request)
         return bool((answer.get("status") or {}).get("allowed"))
 
     # -- objects
 
     def get(self, kind: str, name: str) -> Manifest | None:
-        """Read an object, None if there is none."""
+        """Read an object of a kind by its name; None if there is none."""
         with contextlib.suppress(NotFound):
-            return self._json(self._request("get", KINDS[kind], name))
+            return self._request_object(self._request("get", KINDS[kind], name))
         return None
 
     def list_objects(
         self, kind: str, labels: Mapping[str, str] | None = None, fields: str = "", whole: bool = True
     ) -> list[Manifest]:
-        """List the objects with these labels, in the namespace if the kind has one.
+        """List the objects of a kind with these labels, in the namespace if the kind has one.
 
-        [] where the server does not know the kind. fields: a field selector. whole: else their metadata are enough: a Secret
-        may have 1 MiB.
+        [] if the server does not have the kind. fields: a field selector. whole: False: only their metadata, since a Secret may
+        have 1 MiB.
         """
-        return self._list(KINDS[kind], labels or {}, fields, _ANY if whole else _METADATA)[0]
+        return self._list_pages(KINDS[kind], labels or {}, fields, _ANY if whole else _METADATA)[0]
 
     def versions(self, kind: str) -> tuple[str, ...]:
-        """List the resources that the server has in the version of this kind.
+        """List the names of all resources that the server has in the API version of this kind.
 
-        Raises NotFound where it does not have the kind.
+        Raises NotFound if it does not have the kind.
         """
         found = KINDS[kind]
-        answer = self._json(ApiRequest("get", found.version, found.top))
+        answer = self._request_object(ApiRequest("get", found.version, found.top))
         names = tuple(str(one.get("name")) for one in answer.get("resources") or [])
         if found.plural not in names:
             raise NotFound(f"the API server has no {found.plural} in {found.version}", "", self.where)
         return names
 
     def create(self, manifest: Manifest) -> Manifest:
-        """Create an object in the namespace.
+        """Create an object in the namespace, and return it as the server has it.
 
-        Raises AlreadyExists for a name that is taken, ConfigError for a wrong field, PreflightError, AuthError.
+        If an attempt was lost and the name is taken then, an object of the same job counts as created. Raises AlreadyExists for
+        a name that is taken, ConfigError for a wrong field, PreflightError, AuthError.
         """
         lost = False
 
@@ -217,18 +224,18 @@ class ClusterApi:
             raise
 
     def validate(self, manifest: Manifest) -> None:
-        """Let the API server check a manifest, without an object. Raises ConfigError with each wrong field.
+        """Have the server check a manifest without creating an object (dry run). Raises ConfigError with each wrong field.
 
-        Only create() shows what else the server refuses: a right, a quota, a name that is taken.
+        Ignores other refusals: a right, a quota, a name that is taken. Only create() raises those.
         """
         with contextlib.suppress(AuthError, NotFound, PreflightError):
             self._post(manifest, {**_STRICT, "dryRun": "All"})
 
     def delete(self, kind: str, name: str, uid: str = "", grace: int | None = None) -> bool:
-        """Begin to delete an object and what it owns; False if it is not there.
+        """Start the deletion of an object and of what it owns; return False if it is not there.
 
-        uid: only that one, and not a later one of the same name. grace: seconds between TERM and KILL of a pod, None for
-        its own.
+        uid: delete only the object with this uid, and not a later one of the same name. grace: seconds between TERM and KILL of
+        a pod, None for its own.
         """
         found = KINDS[kind]
         body: Manifest = {
@@ -241,7 +248,7 @@ class ClusterApi:
         if uid:
             body["preconditions"] = {"uid": uid}
         try:
-            self._json(self._request("delete", found, name, body=body))
+            self._request_object(self._request("delete", found, name, body=body))
         except (NotFound, AlreadyExists):  # the latter is a conflict: another one has this name
             return False
         return True
@@ -249,15 +256,15 @@ class ClusterApi:
     def watch(
         self, kind: str, labels: Mapping[str, str] | None = None, version: str = ""
     ) -> Iterator[tuple[str, Manifest]]:
-        """Yield changes without an end: (ADDED, MODIFIED or DELETED, object).
+        """Yield the changes of a kind's objects without an end: (ADDED, MODIFIED or DELETED, object).
 
-        Without a version, and where it has expired, all objects are listed: ("LISTED", {"items": [...]}), which replaces
-        what was known. A watch that breaks is begun again.
+        A broken watch is begun again. Without a version, and if that has expired, first list all objects: ("LISTED", {"items":
+        [...]}) replaces all earlier ones.
         """
         found, selected = KINDS[kind], labels or {}
         while True:
             if not version:
-                items, version = self._list(found, selected, "")
+                items, version = self._list_pages(found, selected, "")
                 yield "LISTED", {"items": items}
             try:
                 for event, changed in self._watch_once(found, selected, version):
@@ -268,19 +275,22 @@ class ClusterApi:
                 version = ""
 
     def log(self, pod: str, *, tail: int | None = None, limit: int = 0) -> Iterator[bytes]:
-        """Yield the log of a pod's container in pieces. tail: lines. limit: in bytes. Raises Unreachable if it breaks."""
+        """Yield the log of a pod's container in pieces of bytes. tail: its last lines. limit: bytes.
+
+        Raises Unreachable if it breaks.
+        """
         query: dict[str, object] = {"container": CONTAINER}
         if tail is not None:
             query["tailLines"] = tail
         if limit:
             query["limitBytes"] = limit
         path = f"{KINDS['Pod'].path(self.namespace, pod)}/log"
-        return self._pieces(ApiRequest("get", "pods/log", path, pod, self.namespace, query), _READ)
+        return self._stream(ApiRequest("get", "pods/log", path, pod, self.namespace, query), _READ)
 
     def channel(self, pod: str, argv: Sequence[str]) -> PodChannel:
-        """Run a program in the pod's container, with stdin, stdout and stderr.
+        """Run a program in the pod's container, and return the channel to its stdin, stdout and stderr.
 
-        Raises AuthError, NotFound, Unreachable with the reason of the server.
+        Raises AuthError, NotFound, Unreachable with the server's reason.
         """
         query = [("container", CONTAINER), *(("command", one) for one in argv)]
         query += [(name, "true") for name in ("stdin", "stdout", "stderr")]
@@ -304,7 +314,7 @@ class ClusterApi:
 
     @contextlib.contextmanager
     def patiently(self) -> Iterator[None]:
-        """Keep Ctrl+C from ending what is asked in this context: it undoes something."""
+        """Return a context in which Ctrl+C does not interrupt requests, for the undoing of what was begun."""
         self._patient += 1
         try:
             yield
@@ -314,7 +324,7 @@ class ClusterApi:
     # -- requests
 
     def _request(self, verb: str, kind: ObjectKind, name: str = "", **more: Any) -> ApiRequest:
-        """Make the request about one object, or about all of a kind."""
+        """Build a request about one object of a kind, or about all of them (name "")."""
         path = kind.path(self.namespace, "" if verb == "create" else name)
         return ApiRequest(verb, kind.resource, path, name, self.namespace if kind.namespaced else "", **more)
 
@@ -324,18 +334,24 @@ class ClusterApi:
         query: Mapping[str, object],
         failed: Callable[[ClustertoolError], None] = lambda error: None,
     ) -> Manifest:
-        name = str(manifest["metadata"]["name"])
-        return self._json(self._request("create", KINDS[manifest["kind"]], name, query=query, body=manifest), failed)
+        """Send the request that creates an object, and return the answer.
 
-    def _list(
+        failed: gets the errors of attempts that are repeated.
+        """
+        name = str(manifest["metadata"]["name"])
+        return self._request_object(
+            self._request("create", KINDS[manifest["kind"]], name, query=query, body=manifest), failed
+        )
+
+    def _list_pages(
         self, kind: ObjectKind, labels: Mapping[str, str], fields: str, accept: str = _ANY
     ) -> tuple[list[Manifest], str]:
-        """List the objects page by page, with the version of the list."""
+        """List the objects of a kind page by page; return them, and the version of the list. [] and "" without the kind."""
         start, items = "", list[Manifest]()
         while True:
             query = {**_selectors(labels, fields), "limit": _PAGE, **({"continue": start} if start else {})}
             try:
-                page = self._json(self._request("list", kind, query=query, accept=accept))
+                page = self._request_object(self._request("list", kind, query=query, accept=accept))
             except NotFound:
                 return [], ""
             except Expired:  # the list has changed too much between two pages
@@ -348,57 +364,66 @@ class ClusterApi:
                 return items, str(about.get("resourceVersion") or "")
 
     def _watch_once(self, kind: ObjectKind, labels: Mapping[str, str], version: str) -> Iterator[tuple[str, Manifest]]:
-        """Yield the changes of one watch, to its end. Raises Expired."""
+        """Yield the events of one watch, with bookmarks, until it ends or breaks. Raises Expired."""
         query = {**_selectors(labels, ""), "watch": "true", "allowWatchBookmarks": "true"}
         query.update(resourceVersion=version, timeoutSeconds=_WATCH)
         request, rest = self._request("watch", kind, query=query), b""
         with contextlib.suppress(Unreachable):  # it is begun again from the last version
-            for piece in self._pieces(request, _WATCH + _READ):
+            for piece in self._stream(request, _WATCH + _READ):
                 *lines, rest = (rest + piece).split(b"\n")
                 if len(rest) > _LONGEST_LINE:
                     raise PreflightError("the API server sends a line that does not end", "", self.where)
                 for line in filter(None, lines):
-                    event = _object(line, self.where)
+                    event = _parse_object(line, self.where)
                     changed = event.get("object") or {}
                     if event.get("type") == "ERROR":
                         raise self._refusal(int(changed.get("code") or 500), json.dumps(changed).encode(), request)
                     yield str(event.get("type")), changed
 
-    def _pieces(self, request: ApiRequest, read: float) -> Iterator[bytes]:
-        """Yield a response as it comes. read: seconds to wait for a piece."""
-        response = self._response(request, read)
+    def _stream(self, request: ApiRequest, read: float) -> Iterator[bytes]:
+        """Send a request, and yield the response as it comes. read: seconds to wait for a piece.
+
+        Raises Unreachable if it breaks.
+        """
+        response = self._send_with_retries(request, read)
         try:
             yield from response.stream(_CHUNK, decode_content=True)
         except HTTPError as error:
-            raise self._away(error) from None
+            raise self._unreachable(error) from None
         finally:
             response.close()
             response.release_conn()
 
-    def _json(self, request: ApiRequest, failed: Callable[[ClustertoolError], None] = lambda error: None) -> Manifest:
-        response = self._response(request, _READ, failed)
+    def _request_object(
+        self, request: ApiRequest, failed: Callable[[ClustertoolError], None] = lambda error: None
+    ) -> Manifest:
+        """Send a request, and parse the response as an object. failed: gets the errors of attempts that are repeated.
+
+        Raises the refusal of the server, and PreflightError for a response that is too large or no object.
+        """
+        response = self._send_with_retries(request, _READ, failed)
         try:
             data = response.read(_MOST + 1)
         except HTTPError as error:
-            raise self._away(error) from None
+            raise self._unreachable(error) from None
         finally:
             response.release_conn()
         if len(data) > _MOST:
             raise PreflightError(f"the answer to {request.text} is larger than {_MOST >> 20} MiB", "", self.where)
-        return _object(data, self.where)
+        return _parse_object(data, self.where)
 
-    def _response(
+    def _send_with_retries(
         self, request: ApiRequest, read: float, failed: Callable[[ClustertoolError], None] = lambda error: None
     ) -> urllib3.BaseHTTPResponse:
-        """Send a request until a response is a success, and return it unread.
+        """Send a request, repeat it after passing errors for up to 30 s, and return the first successful response unread.
 
-        failed: gets the errors of attempts that are repeated.
+        failed: gets the errors of attempts that are repeated. Raises the server's refusal, or the last error.
         """
         began, attempt = time.monotonic(), 0
         while True:
             pause = _PAUSES[min(attempt, len(_PAUSES) - 1)] * random.uniform(0.8, 1.2)
             try:
-                response = self._attempt(request, read)
+                response = self._send_once(request, read)
                 self._connected = True
                 if response.status < 300:
                     return response
@@ -408,17 +433,21 @@ class ClusterApi:
                     raise error
                 pause = max(pause, min(_retry_after(response.headers), _PATIENCE / 2))
             except HTTPError as broken:
-                error = self._away(broken)
+                error = self._unreachable(broken)
                 if not self._may_return(broken):
                     raise error from None
             left = began + _PATIENCE - time.monotonic()
             if left < pause:
                 raise error
             failed(error)
-            self._wait(pause, time.monotonic() - began, error)
+            self._wait_for_retry(pause, time.monotonic() - began, error)
             attempt += 1
 
-    def _attempt(self, request: ApiRequest, read: float) -> urllib3.BaseHTTPResponse:
+    def _send_once(self, request: ApiRequest, read: float) -> urllib3.BaseHTTPResponse:
+        """Send a request once, with the credentials, and return the response. Raises HTTPError.
+
+        In the thread of the constructor the caller's check is called meanwhile, and can end the wait.
+        """
         known = self.credentials
         url = f"{known.host}{request.path}{'?' if request.query else ''}{urlencode(request.query)}"
         data = json.dumps(request.body).encode() if request.body is not None else None
@@ -451,15 +480,17 @@ class ClusterApi:
         return found
 
     def _refusal(self, status: int, body: bytes, request: ApiRequest) -> ClustertoolError:
+        """Build the error for a response that is no success."""
         return refusal(status, body, request, self._user or self.credentials.user, self.where)
 
     def _may_return(self, error: HTTPError) -> bool:
-        """Check whether a later attempt may reach the server."""
+        """Return whether a later attempt can succeed: not after a wrong certificate, or an unknown name at first."""
         if isinstance(error, SSLError) and "CERTIFICATE" in str(error).upper():
             return False
         return self._connected or not isinstance(error, NameResolutionError)
 
-    def _wait(self, pause: float, waited: float, error: ClustertoolError) -> None:
+    def _wait_for_retry(self, pause: float, waited: float, error: ClustertoolError) -> None:
+        """Wait `pause` seconds, with the caller's check; print once, after 3 s in total, what the wait is for."""
         mine = threading.get_ident() == self._thread
         if mine and waited + pause > _SLOW and not self._noted:
             self._noted = True
@@ -470,7 +501,8 @@ class ClusterApi:
                 self._check()
             time.sleep(min(0.05, max(0.0, end - time.monotonic())))
 
-    def _away(self, error: HTTPError) -> Unreachable:
+    def _unreachable(self, error: HTTPError) -> Unreachable:
+        """Build the error for a server that does not answer."""
         text = str(getattr(error, "reason", "") or error)
         why = text.rpartition(": ")[2] if "object at 0x" in text else text
         fix = "is it running, and does a way lead there? kubectl get --raw /version tests it"
@@ -480,6 +512,7 @@ class ClusterApi:
 
 
 def _selectors(labels: Mapping[str, str], fields: str) -> dict[str, object]:
+    """Build the query parameters that select objects by labels and fields."""
     query: dict[str, object] = {}
     if labels:
         query["labelSelector"] = ",".join(f"{name}={value}" for name, value in labels.items())
@@ -489,16 +522,17 @@ def _selectors(labels: Mapping[str, str], fields: str) -> dict[str, object]:
 
 
 def _job_of(manifest: Manifest) -> object:
-    """Read the hash of the job, which each object has as a label."""
+    """Return the job's hash in the labels of an object."""
     return (manifest["metadata"].get("labels") or {}).get(JOB_LABEL)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
+    """Return the seconds in the header Retry-After; 0.0 if there are none."""
     value = headers.get("Retry-After", "")
     return float(value) if value.isdecimal() and len(value) < 6 else 0.0
 
 
-def _object(data: bytes, where: str) -> Manifest:
+def _parse_object(data: bytes, where: str) -> Manifest:
     """Parse an answer. Raises PreflightError for what is no JSON object."""
     try:
         found = json.loads(data)
@@ -510,11 +544,11 @@ def _object(data: bytes, where: str) -> Manifest:
 
 
 def refusal(status: int, body: bytes, request: ApiRequest, user: str, where: str) -> ClustertoolError:
-    """Convert a response that is no success to an error.
+    """Build the error for a response that is no success, with the user, the request and the server's message.
 
     body: a Status object in JSON, or any text of a proxy. user: "" if it is not known.
     """
-    answer = _status(body)
+    answer = _parse_status(body)
     message = _one_line(str(answer.get("message", ""))) or _one_line(body.decode(errors="replace"))
     if status == 401:
         fix = "log in again, or correct the user of this context: kubectl config view --minify"
@@ -542,7 +576,8 @@ def refusal(status: int, body: bytes, request: ApiRequest, user: str, where: str
     return PreflightError(f"cannot {request.text}: HTTP {status}: {message}", fix, where)
 
 
-def _status(body: bytes) -> Mapping[str, object]:
+def _parse_status(body: bytes) -> Mapping[str, object]:
+    """Parse a Status object; {} for any other text."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
@@ -551,7 +586,10 @@ def _status(body: bytes) -> Mapping[str, object]:
 
 
 def _wrong_fields(answer: Mapping[str, object]) -> str:
-    """Name the wrong fields of a manifest, with the reasons of the server, which lists them or has them in its message."""
+    """Build the text about the wrong fields of a manifest from the causes or the message of the server's answer.
+
+    "" without any.
+    """
     listed = [one for one in items(fields(answer, "details"), "causes") if text(one, "field")]
     if listed:
         return _one_line("; ".join(f"{text(one, 'field')}: {text(one, 'message')}" for one in listed))
@@ -560,5 +598,6 @@ def _wrong_fields(answer: Mapping[str, object]) -> str:
 
 
 def _one_line(text: str) -> str:
+    """Return the text as one line of at most 600 characters."""
     clean = "".join(char if char.isprintable() else " " for char in text[: 4 * _LONGEST])
     return " ".join(clean.split())[:_LONGEST]

@@ -53,7 +53,7 @@ class PodWatch:
         self._stuck: dict[str, dict[str, PodView]] = {}  # those that have not started because of their images
 
     def start(self, labels: Mapping[str, str]) -> None:
-        """Start to watch the pods with these labels, in a thread. Called again it does nothing."""
+        """Start a thread that watches the pods with these labels; do nothing if it was started before."""
         if not self._started:
             self._started = True
             threading.Thread(target=self._run, args=(labels,), name="pod watch", daemon=True).start()
@@ -62,7 +62,10 @@ class PodWatch:
         self._closed.set()
 
     def cause(self, job: str) -> tuple[str, int] | None:
-        """Return why pods of a job have ended or never started, and the exit code of that."""
+        """Return why pods of a job were ended by the cluster, or have never started, and the exit code for that.
+
+        None if neither. Of each pod the first view that explains its end counts.
+        """
         found = end_of(list(self._views.get(job_hash(job), {}).values()))
         waiting = list(self._stuck.get(job_hash(job), {}).values())
         if found is not None or not waiting:
@@ -70,7 +73,7 @@ class PodWatch:
         return f"pod {waiting[0].name}: {waiting[0].reason}", waiting[0].exit_code
 
     def take(self, pod: Object) -> None:
-        """Keep what an object of a pod states."""
+        """Keep the view of a pod that the cluster has ended, or that cannot start because of its image."""
         found = view(pod)
         of_job = text(fields(fields(pod, "metadata"), "labels"), JOB_LABEL)
         if found.fault is PodFault.IMAGE:
@@ -81,6 +84,7 @@ class PodWatch:
             self._views.setdefault(of_job, {}).setdefault(found.name, found)
 
     def _run(self, labels: Mapping[str, str]) -> None:
+        """Watch the pods until close(), and keep their views; start again 5 s after a refusal of the server."""
         while not self._closed.is_set():
             with contextlib.suppress(ClustertoolError):
                 for kind, found in self._api.watch("Pod", labels):
@@ -114,10 +118,11 @@ class EndedPods:
         self._records.close()
 
     def place(self, pod: str, job: str, node: int) -> None:
+        """Record which node of which job a pod is."""
         self.places[pod] = job, node
 
     def add(self, pod: PodView, about: JobAbout) -> None:
-        """Add a pod that has ended, for read()."""
+        """Add an ended pod, whose records read() is to restore, with its termination message if that is of its job and node."""
         self._wanted.add(pod.name)
         self._stated[pod.name] = Stated(about)
         with contextlib.suppress(DataError):
@@ -126,10 +131,14 @@ class EndedPods:
                 self._stated[pod.name] = Stated(about, end, pod.ended_at or about.created)
 
     def has(self, pod: str) -> bool:
+        """Return whether the records of a pod were restored."""
         return pod in self._read
 
     def read(self, check: Callable[[], None]) -> None:
-        """Restore the records of those that are not there. A pod that is gone has none."""
+        """Restore the records of the added pods that were not restored yet, 16 at a time. Errors are put into `failed`.
+
+        A pod that is gone has no error. check: is called meanwhile, and raises what ends the wait.
+        """
         wanted = sorted(self._wanted - self._read)
         read = each(wanted, self.restore, width=_LOGS, check=check)
         for number, error in read.failed.items():
@@ -137,11 +146,15 @@ class EndedPods:
                 self.failed[wanted[number]] = error
 
     def unreadable(self) -> dict[str, Host]:
-        """Return the pods of which read() has failed, as hosts."""
+        """Map the pods whose records could not be restored to hosts."""
         return {pod: Host(0, pod, name=pod) for pod in self.failed}
 
     def restore(self, pod: str) -> int:
-        """Restore the records of a pod's node, and return its number. Raises what reading its log raises."""
+        """Restore the records of a pod's node once, and return the number of the node. Raises the error of reading its log.
+
+        The last line of the log has them. Without that (the pod was killed) the whole log is read, and events are made of the
+        termination message.
+        """
         job, node = self.places[pod]
         with self._lock_of(pod):
             if pod not in self._read:
@@ -160,7 +173,10 @@ class EndedPods:
         return node
 
     def need(self, base: str, kind: str, fields: Mapping[str, object]) -> None:
-        """Restore the logs that a request reads, unless the pod is gone. base: of the node that it is about. kind: its type."""
+        """Restore the logs of ranks that a request reads: of the node whose base directory this is.
+
+        kind: the type of the request. Does nothing for requests that read no log, and for a pod that is gone.
+        """
         if kind in _OF_RECORDS:
             return
         place = str(fields.get("job")), node_of(base)
@@ -169,6 +185,7 @@ class EndedPods:
                 self._restore_logs(pod)
 
     def _restore_logs(self, pod: str) -> None:
+        """Restore the logs of the ranks in a pod from its log, once; nothing if the pod is gone."""
         with self._lock_of(pod):
             if pod in self._whole:
                 return
@@ -179,6 +196,7 @@ class EndedPods:
                 return
 
     def _lock_of(self, pod: str) -> threading.Lock:
+        """Return the lock of a pod."""
         with self._lock:
             return self._locks.setdefault(pod, threading.Lock())
 
@@ -212,10 +230,11 @@ class RestoredRecords:
     def restore(
         self, job: str, node: int, log: Iterable[bytes], logs: bool = True, stated: Stated | None = None
     ) -> RestoredNode:
-        """Write the records of a node, and return what was found. Raises what reading the log raises, OSError.
+        """Write the records of a node from the log of its pod, and return what was found.
 
-        log: of its pod, or its end, in pieces. logs: restore those of the ranks, too. stated: makes events where the log has no
-        record. A pod that had not joined leaves nothing.
+        Raises errors of reading the log, OSError. log: the log or its end, in pieces. logs: also write the logs of the ranks,
+        and replace those there. stated: events are made of it if the log has no record. A pod that had not joined leaves
+        nothing.
         """
         root = self.root / f"node{node}"
         paths = JobPaths(str(root), job)
@@ -252,7 +271,7 @@ class RestoredRecords:
 
 
 def split_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines without their newlines. What is longer than any line of a pod is left out; memory is bounded."""
+    """Yield the lines of a log without their newlines. A line longer than MOST_LINE is left out, so that memory is bounded."""
     rest, skips = b"", False
     for piece in pieces:
         *whole, rest = (rest + piece).split(b"\n")
@@ -277,6 +296,7 @@ class _RankLogs:
         self.ranks: dict[str, tuple[str, int, int]] = {}
 
     def add(self, line: pod_record.PodLine) -> None:
+        """Append a line to the file of its rank, if the role is known and the limits of files and bytes are not reached."""
         if line.role not in ROLES or self._left <= 0:
             return
         name = self._paths.log(line.role, line.rank, line.attempt)
@@ -293,6 +313,7 @@ class _RankLogs:
             file.close()
 
     def _file(self, name: str) -> BinaryIO:
+        """Return the open file of a log; open it, and close another one if too many are open."""
         file = self._open.pop(name, None)
         if file is None:
             if len(self._open) >= _OPEN:

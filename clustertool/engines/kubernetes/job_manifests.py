@@ -55,12 +55,12 @@ class JobManifests:
 
     @property
     def objects(self) -> workload.Objects:
-        """Raises ConfigError."""
+        """The manifests of the job without its Secret. Raises ConfigError."""
         return workload.manifests(self.settings, self.order)
 
     @property
     def nodes(self) -> ExpectedNodes:
-        """The pods, before they have addresses."""
+        """Placeholders for the nodes of the job: one for each pod, with its host name, roles, processors and GPUs."""
         settings, order = self.settings, self.order
         resources = settings.resources_of("trainer")
         limits = {**resources.get("requests", {}), **resources.get("limits", {})}
@@ -75,11 +75,11 @@ class JobManifests:
         )
 
     def native(self) -> Manifest:
-        """Make the PaddleJob whose containers run the commands themselves. Raises ConfigError, UsageError.
+        """Build the manifest of a PaddleJob whose containers run the commands themselves, without clustertool.
 
-        Where a role has no end of its own, a small program does, which ends it with the workers; not with the image's own
-        commands,
-        which are not known. It has the job's name, if there is one.
+        If a role does not end by itself (pserver, heter), a small program runs its command and ends it with the workers; not
+        for the image's own commands, which are not known. The PaddleJob has the job's name, if there is one. Raises
+        ConfigError, UsageError.
         """
         spec, name = self.request.spec, self.identity.name
         assert spec is not None
@@ -103,7 +103,10 @@ class JobManifests:
         return workload.native(settings, order, commands)
 
     def bundle(self) -> tuple[bytes, bool]:
-        """Build the content of the Secret, and return whether the workspace is to be sent to node 0 because it does not fit."""
+        """Build the content of the Secret: the join file and the workspace, if they fit.
+
+        Returns it, and whether the workspace has to be sent to node 0 because it does not fit.
+        """
         sent = self.request.workspace
         if sent is not None and sent.size <= join_bundle.LARGEST_WORKSPACE:
             with tempfile.TemporaryDirectory(prefix="clustertool-") as folder:
@@ -115,6 +118,7 @@ class JobManifests:
         return join_bundle.content(self.join_file(uploaded=sent is not None)), sent is not None
 
     def join_file(self, uploaded: bool = False) -> JoinFile:
+        """Build the join file that all pods get. uploaded: the workspace is sent to node 0, and is not in the bundle."""
         request, settings, order = self.request, self.settings, self.order
         assert request.spec is not None
         root, sent = pod_root(order.root_dir), request.workspace
@@ -149,7 +153,10 @@ class JobManifests:
 
 
 def job_manifests(request: RunRequest, identity: Identity) -> JobManifests:
-    """Collect what the objects of a job are made of. request: with its spec. Raises ConfigError, DataError, UsageError."""
+    """Read the settings and the template of pods, and collect what the objects of a job are made of. request: with its spec.
+
+    Raises ConfigError, DataError, UsageError.
+    """
     spec, cluster = request.spec, request.cluster
     assert spec is not None
     settings = settings_of(request)
@@ -170,7 +177,7 @@ def job_manifests(request: RunRequest, identity: Identity) -> JobManifests:
         root_dir=cluster.root_dir,
         grace=request.grace,
         about=about,
-        template=_template(settings, cluster.where),
+        template=_read_template(settings, cluster.where),
         pull=_PULLS.get(spec.container.pull, ""),
         namespace=settings.namespace,
     )
@@ -178,12 +185,15 @@ def job_manifests(request: RunRequest, identity: Identity) -> JobManifests:
 
 
 def settings_of(request: RunRequest) -> KubernetesSettings:
-    """Read the settings: of the command line, else job.toml, else conf.py. Raises UsageError, DataError, ConfigError."""
+    """Read the settings from conf.py, job.toml and the command line, of which later ones have priority.
+
+    Raises UsageError, DataError, ConfigError.
+    """
     return read_settings(request.cluster.settings, request.table, typed_settings(request), request.cluster.where)
 
 
-def _template(settings: KubernetesSettings, where: str) -> Manifest:
-    """Read pod_template, a path below the folder of conf.py. Raises ConfigError."""
+def _read_template(settings: KubernetesSettings, where: str) -> Manifest:
+    """Read the YAML file of pod_template, a path below the folder of conf.py; {} without one. Raises ConfigError."""
     if not settings.pod_template:
         return {}
     path = Path(where).parent / this_user.expanded(settings.pod_template)
@@ -207,12 +217,12 @@ def _template(settings: KubernetesSettings, where: str) -> Manifest:
 
 
 def as_yaml(*manifests: Manifest) -> str:
-    """Write the objects as the documents of one YAML file."""
+    """Return the text of a YAML file with a document for each manifest."""
     return "---\n".join(yaml.dump(one, Dumper=_dumper(), sort_keys=False, allow_unicode=True) for one in manifests)
 
 
 def _dumper() -> type:
-    """Create a dumper that writes text of several lines as a block."""
+    """Create a YAML dumper class that writes a text of several lines as a block."""
 
     class Dumper(yaml.SafeDumper):  # type: ignore[misc]
         pass

@@ -71,10 +71,10 @@ class JobObjects(NamedTuple):
 
 
 def describe_job(found: JobObjects) -> Description:
-    """Compute the state of a job: it runs while the job's container of one pod does.
+    """Describe a job by its objects: its state (QUEUED, RUNNING, ENDED), since when, and why.
 
-    It has ended when no pod is left that may have a process, and its controller makes no more. A controller does not see that
-    where a sidecar runs on.
+    It runs while the job's container of one pod does. It has ended when no pod is left that may have a process, and its
+    controller makes no more; also if sidecars run on, which the controller does not see.
     """
     about, metadata = about_of(found.workload), fields(found.workload, "metadata")
     status, pods = fields(found.workload, "status"), [view(pod) for pod in found.pods]
@@ -120,26 +120,29 @@ def describe_job(found: JobObjects) -> Description:
 
 
 def stuck_pod(pods: Sequence[PodView]) -> str:
-    """Name the first pod that was placed on a node of the cluster and cannot start there, with the reason."""
+    """Return the name and reason of the first pod that cannot start on its node because of its image; "" if there is none."""
     return next((f"pod {pod.name}: {pod.reason}" for pod in pods if pod.fault is PodFault.IMAGE), "")
 
 
 def stated_end(pods: Sequence[PodView]) -> str:
-    """Return what the first pod that has failed states about it: the verdict, or the last lines of its log. "" if none does."""
+    """Return what the first failed pod states in its termination message: the verdict, or its last lines.
+
+    "" if none has one.
+    """
     for pod in pods:
         if pod.code > 0 and pod.message:
-            found = _end_of(pod)
+            found = _decode_end(pod)
             stated = found.reason if found is not None else " ".join(pod.message.split())[-_LAST:]
             return f"pod {pod.name}: {text({'': stated}, '')}"
     return ""
 
 
 def _end_before_joining(found: JobObjects, pods: Sequence[PodView]) -> tuple[str, int] | None:
-    """Collect what is stated about a job that no node has joined, and the exit code of the first pod that has failed.
+    """Return why a job has failed that no node has joined, and the exit code of its first failed pod; None for other jobs.
 
-    No record has its end. Nodes that did not come were not lost: they were not reached.
+    The exit code of a lost node becomes that of a node that was not reached: the others had not joined.
     """
-    ends = [end for end in map(_end_of, pods) if end is not None]
+    ends = [end for end in map(_decode_end, pods) if end is not None]
     stated = stated_end(pods)
     if not stated or any(end.node >= 0 for end in ends):
         return None
@@ -149,15 +152,18 @@ def _end_before_joining(found: JobObjects, pods: Sequence[PodView]) -> tuple[str
 
 
 def _not_created(found: JobObjects) -> str:
-    """Return why the cluster does not create pods that are missing, such as a quota."""
+    """Return why the cluster does not create the pods that are missing, by the newest event; "" if none is missing."""
     if len(found.pods) >= max(1, about_of(found.workload).nodes):
         return ""
-    refused = _refusal(found.events, ("FailedCreate",))
+    refused = _newest_event(found.events, ("FailedCreate",))
     return _POD_NAME.sub("a pod is", refused)  # each attempt has another name
 
 
 def _disruption(events: Sequence[Object]) -> tuple[str, int] | None:
-    """Return what the first of these events states about a pod that was deleted."""
+    """Return the reason in the first event about a preempted, evicted or lost pod, and the exit code.
+
+    None without such an event.
+    """
     first = min((event for event in events if text(event, "reason") in _DISRUPTED), key=event_time, default=None)
     if first is None:
         return None
@@ -169,11 +175,12 @@ def disruption_unknown(found: JobObjects) -> bool:
     """Return whether pods of a job that has failed are gone, and those that are left do not state why it has."""
     over, succeeded, _, _ = _end_of_workload(found.workload)
     pods = [view(pod) for pod in found.pods]
-    stated = any(end is not None and end.state != JobState.LOST.value for end in map(_end_of, pods))
+    stated = any(end is not None and end.state != JobState.LOST.value for end in map(_decode_end, pods))
     return over and not succeeded and not stated and end_of(pods) is None and len(pods) < about_of(found.workload).nodes
 
 
-def _end_of(pod: PodView) -> PodEnd | None:
+def _decode_end(pod: PodView) -> PodEnd | None:
+    """Decode the termination message of a pod; None if it is none of ours."""
     try:
         return decode_message(pod.message)
     except DataError:
@@ -181,7 +188,7 @@ def _end_of(pod: PodView) -> PodEnd | None:
 
 
 def queued_reason(found: JobObjects, pods: Sequence[PodView]) -> str:
-    """Describe why no process has started, in the words of what holds it back: Kueue, the quota, the scheduler, the kubelet."""
+    """Return why no process of a job has started, as Kueue, the quota, the scheduler or the kubelet states it."""
     spec, labels = fields(found.workload, "spec"), fields(fields(found.workload, "metadata"), "labels")
     if spec.get("suspend") is True:
         return _suspension(found.kueue, text(labels, QUEUE_LABEL))
@@ -193,16 +200,16 @@ def queued_reason(found: JobObjects, pods: Sequence[PodView]) -> str:
         return waiting
     name, made = _name(found.workload), _created(found.workload)
     events = [event for event in found.events if not (_of_secret(event, name) and event_time(event) - made < _CREATING)]
-    return _refusal(events, _REFUSED) or waiting or "waiting for its pods"
+    return _newest_event(events, _REFUSED) or waiting or "waiting for its pods"
 
 
 def _of_secret(event: Object, name: str) -> bool:
-    """Check whether an event is about the Secret of the job, which is created after the workload."""
+    """Return whether an event states that the job's Secret is not there, which is created after the workload."""
     return text(event, "reason") == "FailedMount" and f'secret "{name}" not found' in text(event, "message")
 
 
 def _end_of_workload(workload: Object) -> tuple[bool, bool, str, float]:
-    """Check whether the controller has ended the workload, and whether with success; why, and when."""
+    """Return whether the controller has ended the workload, whether with success, why, and when (seconds since the epoch)."""
     status = fields(workload, "status")
     for kind in _ENDS.get(text(workload, "kind"), ()):
         found = condition(status, kind)
@@ -217,7 +224,7 @@ def _end_of_workload(workload: Object) -> tuple[bool, bool, str, float]:
 
 
 def _suspension(workloads: Sequence[Object], queue: str) -> str:
-    """Describe why a workload is suspended, by the words of Kueue, where it has a Workload for this one."""
+    """Return why a workload is suspended, by the conditions of Kueue's Workload objects, if there are any."""
     name = f"suspended by Kueue, queue {queue}" if queue else "suspended"
     for one in workloads:
         status = fields(one, "status")
@@ -228,8 +235,8 @@ def _suspension(workloads: Sequence[Object], queue: str) -> str:
     return name
 
 
-def _refusal(events: Sequence[Object], reasons: Sequence[str]) -> str:
-    """Format the newest of these events, as `FailedCreate: exceeded quota: ...`."""
+def _newest_event(events: Sequence[Object], reasons: Sequence[str]) -> str:
+    """Return the newest event with one of these reasons as a text, `FailedCreate: exceeded quota: ...`; "" without one."""
     fitting = [event for event in events if text(event, "reason") in reasons]
     newest = max(fitting, key=event_time, default=None)
     return "" if newest is None else with_message(text(newest, "reason"), text(newest, "message"))
@@ -243,7 +250,7 @@ def event_time(event: Object) -> float:
 
 
 def owned_by(objects: Sequence[Object], uid: str) -> list[Object]:
-    """Select the objects that have this owner."""
+    """Return the objects that have the object with this uid as an owner."""
     owners = [items(fields(one, "metadata"), "ownerReferences") for one in objects]
     return [one for one, of in zip(objects, owners) if any(text(owner, "uid") == uid for owner in of)]
 
@@ -257,17 +264,17 @@ class JobStore:
 
     @property
     def owner(self) -> dict[str, str]:
-        """The label of all objects of this user."""
+        """The label that all objects of this user have, as a dict. Asks for the user's name at the first use."""
         if not self._owner:
             self._owner = owner_hash(self._api.user())
         return {OWNER_LABEL: self._owner}
 
     def all(self) -> dict[str, JobObjects]:
-        """Read the jobs by their ids. Raises ClustertoolError."""
+        """Read the objects of all jobs of the user, by the ids of the jobs. Raises ClustertoolError."""
         return self._find_jobs(self.owner)
 
     def one(self, job: str) -> JobObjects | None:
-        """Read the objects of a job, None if this user has none with this id. Raises ClustertoolError."""
+        """Read the objects of a job; None if the user has no job with this id. Raises ClustertoolError."""
         return self._find_jobs(self._labels(job)).get(job)
 
     def pods(self, job: str) -> list[Manifest]:
@@ -275,7 +282,11 @@ class JobStore:
         return self._api.list_objects("Pod", self._labels(job))
 
     def describe(self) -> dict[str, Description]:
-        """Compute the state of each job. Raises ClustertoolError."""
+        """Describe each job of the user, by its id. Raises ClustertoolError.
+
+        Events and Kueue's Workloads are listed only for jobs that are queued, lack pods, or have lost pods without a known
+        reason.
+        """
         found = self.all()
         states = {job: describe_job(objects) for job, objects in found.items()}
         queued = [job for job, state in states.items() if state.state is EngineState.QUEUED]
@@ -283,10 +294,10 @@ class JobStore:
         waiting = [
             job for job, one in states.items() if one.state is EngineState.RUNNING and one.nodes > len(found[job].pods)
         ]
-        events = self._optional("Event", fields="type=Warning") if queued or lost or waiting else []
-        kueue = self._optional("Workload") if queued else []
+        events = self._list_if_allowed("Event", fields="type=Warning") if queued or lost or waiting else []
+        kueue = self._list_if_allowed("Workload") if queued else []
         if lost:  # a preemption is no warning
-            events += self._optional("Event", fields="involvedObject.kind=Pod")
+            events += self._list_if_allowed("Event", fields="involvedObject.kind=Pod")
         for job in (*queued, *lost, *waiting):
             states[job] = describe_job(_with_reasons(found[job], events, kueue))
         return states
@@ -294,13 +305,14 @@ class JobStore:
     def remove(
         self, job: str, seconds: float, turn: Callable[[], None] = lambda: None, grace: int | None = None
     ) -> bool:
-        """Delete the workload, and wait until it, its pods, the Secret and the Service are gone. False if there was nothing.
+        """Delete the workload of a job, and wait until it, its pods, the Secret and the Service are gone.
 
-        turn: called several times a second. grace: seconds that pods have, if not their own. Raises Survivors after `seconds`,
-        ClustertoolError."""
+        False if there was nothing. turn: called several times a second. grace: seconds that pods have to end, None: their own.
+        Raises Survivors after `seconds`, ClustertoolError.
+        """
         end, asked = time.monotonic() + seconds, set[str]()
         while True:
-            left = self._left(job)
+            left = self._remaining_objects(job)
             if not left:
                 return bool(asked)
             if time.monotonic() > end:
@@ -315,28 +327,33 @@ class JobStore:
             turn()
             time.sleep(_POLL)
 
-    def _left(self, job: str) -> list[Manifest]:
-        """List the objects with the labels of this job.
+    def _remaining_objects(self, job: str) -> list[Manifest]:
+        """List the workloads and pods of a job.
 
-        The Secret and the Service are left out as long as others are there: they go with the workload.
+        If there are none, its Secret and Service, which are deleted with the workload.
         """
         labels = self._labels(job)
         found = [*self._workloads(labels), *self._api.list_objects("Pod", labels)]
         return found or [one for kind in _KEPT for one in self._api.list_objects(kind, labels, whole=False)]
 
     def orphans(self) -> list[Manifest]:
-        """List Secrets and Services of this user whose workload is gone: those that kubectl has applied have no owner.
+        """List this user's Secrets and Services older than a day (KEPT) whose job has no workload and no pod any more.
 
-        They are as old as an ended workload becomes. A workload that this user may not list has pods. Raises ClustertoolError.
+        Those that kubectl has applied have no owner, and so are not deleted with it. Raises ClustertoolError.
         """
         jobs = {_job_label(one) for one in (*self._workloads(self.owner), *self._api.list_objects("Pod", self.owner))}
         kept = [one for kind in _KEPT for one in self._api.list_objects(kind, self.owner, whole=False)]
         return [one for one in kept if _job_label(one) not in jobs and time.time() - _created(one) > KEPT]
 
     def _labels(self, job: str) -> dict[str, str]:
+        """Return the labels that all objects of a job of this user have."""
         return {**self.owner, JOB_LABEL: job_hash(job)}
 
     def _find_jobs(self, labels: Mapping[str, str]) -> dict[str, JobObjects]:
+        """Read the workloads and pods with these labels, and return them by job id.
+
+        Workloads that another workload owns are left out.
+        """
         workloads, pods = self._workloads(labels), self._api.list_objects("Pod", labels)
         by_hash: dict[str, list[Manifest]] = {}
         for pod in pods:
@@ -346,10 +363,7 @@ class JobStore:
         return {job: JobObjects(one, by_hash.get(job_hash(job), ())) for one in tops for job in [job_of(one)] if job}
 
     def _workloads(self, labels: Mapping[str, str]) -> list[Manifest]:
-        """List the workloads of all kinds. Raises why none of the kinds can be listed.
-
-        A user may have the rights for one dialect only.
-        """
+        """List the workloads of all kinds with these labels. Raises AuthError if the user may list none of the kinds."""
         found: list[Manifest] = []
         refused: list[ClustertoolError] = []
         for kind in WORKLOADS.values():
@@ -361,8 +375,8 @@ class JobStore:
             raise_all(refused[:1])
         return found
 
-    def _optional(self, kind: str, fields: str = "") -> list[Manifest]:
-        """List objects that only explain something: [] without the right to list them."""
+    def _list_if_allowed(self, kind: str, fields: str = "") -> list[Manifest]:
+        """List objects that only explain something; [] without the right to list them."""
         try:
             return self._api.list_objects(kind, None, fields)
         except AuthError:
@@ -370,7 +384,7 @@ class JobStore:
 
 
 def _with_reasons(found: JobObjects, events: Sequence[Manifest], kueue: Sequence[Manifest]) -> JobObjects:
-    """Add the events about the workload and its pods, and the Workloads of Kueue that it owns, to the objects of a job."""
+    """Return the objects of a job with the events about its workload and pods, and with the Workloads of Kueue it owns."""
     about = {_uid(one) for one in (found.workload, *found.pods)}
     name, made = _name(found.workload), _created(found.workload)
     pod = re.compile(rf"{re.escape(name)}-([a-z]+-)?[0-9]+(-[0-9]+)?(-[a-z0-9]{{5}})?")
@@ -385,7 +399,7 @@ def _with_reasons(found: JobObjects, events: Sequence[Manifest], kueue: Sequence
 
 
 def _to_delete(left: Sequence[Manifest], hurry: bool) -> list[Manifest]:
-    """Choose the objects to delete next: the workloads first, then the rest. hurry: the pods at once, too.
+    """Choose the objects to delete next: the workloads; the rest if there is no workload. hurry: the pods at once, too.
 
     The deletion of a workload in the foreground ends the pods, and controllers make no new ones.
     """
@@ -395,10 +409,12 @@ def _to_delete(left: Sequence[Manifest], hurry: bool) -> list[Manifest]:
 
 
 def _job_label(of: Manifest) -> str:
+    """Return the job's hash in the labels of an object."""
     return text(fields(fields(of, "metadata"), "labels"), JOB_LABEL)
 
 
 def _created(of: Object) -> float:
+    """Return when an object was created, seconds since the epoch."""
     return seconds(text(fields(of, "metadata"), "creationTimestamp"))
 
 

@@ -28,9 +28,10 @@ class KubeCredentials:
     """namespace: of the context, "" if it has none. user: its name in the kubeconfig."""
 
     def __init__(self, context: str = "") -> None:
-        """Read the kubeconfig, and run a program for credentials if it names one. context: "" for the current one.
+        """Read the kubeconfig, or the service account of the pod in which this runs, and prepare the connections.
 
-        Raises ConfigError, AuthError.
+        Runs the program for credentials that the kubeconfig names. context: "" for the current one. Raises ConfigError,
+        AuthError.
         """
         if kube_config is None:
             what = "the engine kubernetes needs the official client, and it is not installed"
@@ -51,7 +52,7 @@ class KubeCredentials:
 
     @property
     def where(self) -> str:
-        """For messages."""
+        """The context and the host of the server, for messages."""
         host = self.host.partition("://")[2] or self.host
         return f"{self.context} ({host})" if self.context else host
 
@@ -60,11 +61,12 @@ class KubeCredentials:
         return str(self.configuration.host)
 
     def headers(self) -> dict[str, str]:
-        """Return the credentials of a request, as headers. Credentials that expire are renewed here."""
+        """Return the credentials of a request as headers; renew those that have expired."""
         found: Mapping[str, Mapping[str, str]] = self.configuration.auth_settings()
         return {one["key"]: one["value"] for one in found.values() if one.get("in") == "header" and one["value"]}
 
     def _read_kubeconfig(self, files: str, context: str) -> None:
+        """Read a context of the kubeconfig files into this object. Raises ConfigError, and AuthError without credentials."""
         with _ErrorLog() as logged:
             try:
                 contexts, current = kube_config.list_kube_config_contexts(files)
@@ -83,6 +85,7 @@ class KubeCredentials:
             raise AuthError(what, "run the program of this user's exec section by hand, and log in")
 
     def _read_service_account(self) -> None:
+        """Read the service account of the pod in which this program runs into this object. Raises ConfigError."""
         try:
             InClusterConfigLoader(token_filename=str(_POD / "token"), cert_filename=str(_POD / "ca.crt")).load_and_set(
                 self.configuration
@@ -93,6 +96,7 @@ class KubeCredentials:
 
 
 def _text_field(fields: Mapping[str, object], name: str) -> object:
+    """Return the value of a field; "" if it is absent or null."""
     return fields[name] if name in fields and fields[name] is not None else ""
 
 

@@ -54,7 +54,7 @@ class PodGroup(NamedTuple):
 
 
 def rights(kind: str, queue: bool = False) -> tuple[Right, ...]:
-    """List what a user of the engine needs. queue: of Kueue.
+    """List the rights that a user of the engine needs for a workload of this kind. queue: with those for Kueue.
 
     Exec by a websocket is a GET: older API servers want `get`, newer ones `create`.
     """
@@ -70,7 +70,10 @@ def rights(kind: str, queue: bool = False) -> tuple[Right, ...]:
 
 
 def check_cluster(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
-    """Yield all findings, of node 0, which stands for the cluster. Raises ClustertoolError if the server does not answer."""
+    """Yield the findings of all checks, for node 0, which stands for the cluster. A check without the right to it is a warning.
+
+    Raises ClustertoolError if the server does not answer.
+    """
     user = api.user()
     yield from check_rights(api, job, user)
     for part in (check_namespace, check_kind, check_pull_secrets, check_quotas, check_devices):
@@ -81,12 +84,13 @@ def check_cluster(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]
 
 
 def pod_groups(job: KubernetesSettings) -> list[PodGroup]:
-    """List the pods of each role."""
+    """Build a group for each role: the number of its pods, and what each requests."""
     resources = [(count, job.resources_of(role)) for role, count in job.nodes]
     return [PodGroup(count, found.get("requests", {}), found.get("limits", {})) for count, found in resources]
 
 
 def check_rights(api: ClusterApi, job: KubernetesSettings, user: str) -> Iterator[Finding]:
+    """Ask the server for each right that the job needs; yield the missing ones as one error and one warning, or "ok"."""
     wanted = rights(WORKLOADS[job.dialect], bool(job.queue))
     gathered = each(wanted, lambda one: api.allowed(one.verb, one.group, one.resource, one.subresource), width=_WIDTH)
     allowed = gathered.all()
@@ -101,10 +105,7 @@ def check_rights(api: ClusterApi, job: KubernetesSettings, user: str) -> Iterato
 
 
 def check_namespace(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
-    """Check that the namespace is there.
-
-    Only an API server that lets the user read namespaces knows; else the first request in it shows it.
-    """
+    """Yield an error if the namespace is missing or being deleted; nothing if the user may not read namespaces."""
     try:
         found = api.get("Namespace", api.namespace)
     except AuthError:
@@ -117,7 +118,7 @@ def check_namespace(api: ClusterApi, job: KubernetesSettings) -> Iterator[Findin
 
 
 def check_kind(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
-    """Check that the resource definition of the dialect is installed, in the version that is used."""
+    """Yield an error if the resource definition of the dialect is not installed in the version that is used."""
     kind = KINDS[WORKLOADS[job.dialect]]
     if kind.group in ("", "batch"):
         return
@@ -129,6 +130,7 @@ def check_kind(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
 
 
 def check_pull_secrets(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
+    """Yield an error for each pull secret that is missing, or has no credentials of a registry."""
     for name in job.image_pull_secrets:
         found = api.get("Secret", name)
         if found is None:
@@ -142,7 +144,7 @@ def check_pull_secrets(api: ClusterApi, job: KubernetesSettings) -> Iterator[Fin
 
 
 def check_quotas(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
-    """Compare the job with what the quotas of the namespace have left, and whether it could ever run in it."""
+    """Yield an error for each quota that is smaller than the job's need, and a warning if only its unused part is."""
     for quota in api.list_objects("ResourceQuota"):
         name, status = quota["metadata"]["name"], quota.get("status") or {}
         hard, used = status.get("hard") or {}, status.get("used") or {}
@@ -159,7 +161,7 @@ def check_quotas(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
 
 
 def check_devices(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
-    """Check that nodes have what the pods ask for: in each node what one of them needs, and in all together what all need."""
+    """Yield an error if no node has what one pod needs, or all nodes together have no room for all pods; else what is there."""
     nodes = [node for node in api.list_objects("Node", job.node_selector) if takes_pods(node)]
     if not nodes:
         what = "no node is ready" + (" that has these labels" if job.node_selector else "")
@@ -181,7 +183,7 @@ def check_devices(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]
 
 
 def takes_pods(node: Object) -> bool:
-    """Check whether a node takes pods."""
+    """Return whether a node is ready and not cordoned."""
     return is_ready(node) and not is_cordoned(node)
 
 
@@ -202,12 +204,13 @@ def amount_text(amount: Decimal) -> str:
 
 
 def _allocatable(node: Object, name: str) -> Decimal:
+    """Return the amount of a resource that pods on a node can get."""
     found = ((node.get("status") or {}).get("allocatable") or {}).get(name, "0")
     return quantity(str(found))
 
 
 def _quota_needs(job: KubernetesSettings) -> dict[str, Decimal]:
-    """Compute what the job needs, by the names that quotas have."""
+    """Compute the job's need of each resource, by the names that quotas have."""
     found = {"pods": Decimal(job.node_count), "count/pods": Decimal(job.node_count)}
 
     def add(name: str, amount: Decimal) -> None:

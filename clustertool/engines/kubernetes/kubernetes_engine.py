@@ -78,6 +78,7 @@ class KubernetesEngine(Engine):
         self.fleet.no_records = _no_records
 
     def __exit__(self, *details: object) -> None:
+        """Close watch and connections, and remove the restored records."""
         try:
             self._watch.close()
             if self._live is not None:
@@ -89,9 +90,9 @@ class KubernetesEngine(Engine):
     # -- agents
 
     def open(self, lag: float | None = None, job: str = "", newest: bool = False) -> Fleet:
-        """Connect to the pods that run, and read the records of those that have ended: a request for each of them.
+        """Connect to the agents in running pods, restore the records of ended ones, and return the fleet.
 
-        A pod is the host of its name. One that ends while its agent starts is read again.
+        A pod is the host of its name. job, newest: see Engine.open. If a pod ends while its agent starts, all is done again.
         """
         if self._followed:
             self._watch.start(self.store.owner)
@@ -100,14 +101,11 @@ class KubernetesEngine(Engine):
             failed = [
                 host.host for host in fleet.cluster.hosts if isinstance(fleet.failed.get(host.index), PreflightError)
             ]
-            if not self._one_ends([pod for pod in failed if pod not in self._ended.failed]):
+            if not self._wait_for_an_end([pod for pod in failed if pod not in self._ended.failed]):
                 return fleet
 
-    def _one_ends(self, pods: Sequence[str]) -> bool:
-        """Wait a moment for one of these pods, whose agents have not started, to end or to be deleted.
-
-        Returns whether one did.
-        """
+    def _wait_for_an_end(self, pods: Sequence[str]) -> bool:
+        """Poll these pods, whose agents have not started, for up to 3 s; return whether one has ended or is gone."""
         end = time.monotonic() + _NOTICED
         while pods and time.monotonic() < end:
             found = [self.api.get("Pod", pod) for pod in pods[:_CHANNELS]]
@@ -118,6 +116,7 @@ class KubernetesEngine(Engine):
         return False
 
     def _open_once(self, lag: float | None, job: str, newest: bool) -> Fleet:
+        """Restore the records of ended pods, and connect to the running pods that are not connected yet."""
         running: dict[str, Host] = {}
         for name, objects in self._select_jobs(job, newest).items():
             self._add_pods(name, objects, running)
@@ -129,7 +128,7 @@ class KubernetesEngine(Engine):
         return self.fleet.open_more(new, lambda host: not host.here and host.host not in kept, lag)
 
     def _select_jobs(self, job: str, newest: bool) -> dict[str, JobObjects]:
-        """Select the jobs that open() is to know, by their ids."""
+        """Read the jobs with pods that `job` can mean, all for "", by their ids. newest: of the ended ones only the newest."""
         found: dict[str, JobObjects] = {}
         created: dict[str, float] = {}
         for name, objects in self.store.all().items():
@@ -144,9 +143,9 @@ class KubernetesEngine(Engine):
         return found
 
     def _add_pods(self, job: str, objects: JobObjects | None, running: dict[str, Host], first: bool = False) -> None:
-        """Add the pods of a job to those that have ended, or to those that run; one that waits has no node.
+        """Add the running pods of a job to `running`, and the ended ones to those to restore; pods that wait are left out.
 
-        first: only that of node 0.
+        first: only the pod of node 0.
         """
         for pod in objects.pods if objects is not None else ():
             node = node_of_pod(pod)
@@ -154,6 +153,7 @@ class KubernetesEngine(Engine):
                 self._add_pod(job, node, pod, about_of(objects.workload), running)
 
     def _add_pod(self, job: str, node: int, pod: Object, about: JobAbout, running: dict[str, Host]) -> None:
+        """Add a pod to `running` or to the ended ones, and record which node of the job it is."""
         seen = view(pod)
         self._ended.place(seen.name, job, node)
         if seen.ended:
@@ -164,12 +164,13 @@ class KubernetesEngine(Engine):
             running[seen.name] = Host(0, seen.name, name=name, root_dir=root)
 
     def first_pod(self, job: str) -> Host | None:
-        """Return the pod of node 0, if it runs."""
+        """Return the pod of node 0 as a host; None if it does not run."""
         running: dict[str, Host] = {}
         self._add_pods(job, self.store.one(job), running, first=True)
         return next(iter(running.values()), None)
 
     def reach(self, host: Host) -> Link | None:
+        """Return the link to a pod; None for this machine. Raises the error of restoring the pod's records, if it has ended."""
         if host.here:
             return None
         error = self._ended.failed.get(host.host)
@@ -178,7 +179,7 @@ class KubernetesEngine(Engine):
         return PodLink(self.api, host.host, host.name)
 
     def _records_of(self, host: Host) -> str | None:
-        """Restore the records of a pod whose agent was lost, and return their base; None while it runs.
+        """Restore the records of an ended pod whose agent was lost, and return their base directory; None while the pod runs.
 
         Called in a thread of the fleet. Raises NotFound for a pod that is gone.
         """
@@ -190,6 +191,10 @@ class KubernetesEngine(Engine):
         return base("", self._ended.restore(host.host), shared=True)
 
     def live(self, job: str) -> Fleet:
+        """Return a fleet with the same hosts, not open yet, that connects to running pods only.
+
+        Raises NotFound if no pod runs.
+        """
         hosts = self.fleet.cluster.hosts
         if all(host.here for host in hosts):
             raise NotFound(f"no pod of job {job} runs", f"{PROGRAM} status --job {job}")
@@ -205,6 +210,7 @@ class KubernetesEngine(Engine):
     # -- jobs
 
     def describe(self, known: Mapping[int, JobsAnswer]) -> dict[str, Description]:
+        """Describe the user's jobs by their objects, and the jobs of `known` without objects by their records."""
         found = self.store.describe()
         for job, part in by_records(known).items():
             if job not in found:
@@ -214,9 +220,9 @@ class KubernetesEngine(Engine):
         return found
 
     def earlier(self, asked: str) -> tuple[dict[int, JobsAnswer], dict[str, Description]]:
-        """Find the jobs whose id begins so, and those that asked for this id.
+        """Return the agents' answers about jobs that the id `asked` can mean, and the descriptions of these jobs.
 
-        Returns their records, and what the cluster knows of them. Raises what keeps the records of a pod from being read.
+        Raises errors that keep the records of a pod from being read.
         """
         fleet = self.open(job=asked)
         gathered = fleet.ask(dict.fromkeys(fleet.agents, LIST_JOBS({"job": asked})))
@@ -226,12 +232,14 @@ class KubernetesEngine(Engine):
         return gathered.ok, {job: one for job, one in found if job in recorded or can_mean(asked, job, one.asked, "")}
 
     def cause(self, job: str) -> tuple[str, int] | None:
+        """Read the pods of a job once more, and return why the cluster has ended or not started them (PodWatch.cause)."""
         found = self.store.one(job)
         for pod in found.pods if found is not None else ():
             self._watch.take(pod)
         return self._watch.cause(job)
 
-    def _end(self, job: str) -> str | None:
+    def _why_ended(self, job: str) -> str | None:
+        """Return why a job has ended, for a user; None if it has not, or if the API server does not answer."""
         with contextlib.suppress(ClustertoolError):
             found = self.store.describe().get(job)
             if found is None:
@@ -241,9 +249,10 @@ class KubernetesEngine(Engine):
         return None
 
     def cancel(self, job: str, how: StopHow) -> Answers:
-        """Ask the agents in its pods to end the ranks, then delete its workload in the foreground. Raises Survivors.
+        """Have the agents in the job's pods end the ranks, then delete the workload, and wait until all objects are gone.
 
-        Pods without an agent get TERM. Returns when no object is left, which proves that no process is.
+        Pods without an agent get TERM by their deletion. No object left proves that no process is. With a sink the last records
+        of the pods are read before. Returns the answer of each node. Raises Survivors.
         """
         with self.api.patiently():
             running: dict[str, Host] = {}
@@ -257,9 +266,9 @@ class KubernetesEngine(Engine):
         return answers
 
     def _stop(self, job: str, running: Mapping[str, Host], how: StopHow) -> dict[str, StopAnswer | ClustertoolError]:
-        """Ask the agents in the pods to stop, and return the answer of each node.
+        """Ask the agents in these pods to stop the job, and return the answer of each node.
 
-        A node that could not be asked is proved to be clean by the deletion of its pod.
+        A node that cannot be asked gets a clean answer: the deletion of its pod proves that.
         """
         open_ = {agent.host.host: agent for agent in list(self.fleet.agents.values()) if agent.dead is None}
 
@@ -281,7 +290,7 @@ class KubernetesEngine(Engine):
         return {running[pod].name: asked.ok.get(number, clean) for number, pod in enumerate(pods)}
 
     def _await_ends(self, running: Collection[str]) -> None:
-        """Wait until these pods have ended, and read their records."""
+        """Wait up to 10 s for these pods to end, and restore their records."""
         end, left = time.monotonic() + _ENDING, set(running)
         while left and time.monotonic() < end:
             for pod in list(left):
@@ -293,11 +302,13 @@ class KubernetesEngine(Engine):
             time.sleep(_POLL)
 
     def release(self, job: str) -> None:
+        """Have the agent of the job's node 0 release the node, which waits for the fetch of the output."""
         for agent in list(self.fleet.agents.values()):
             if not agent.host.here and self._ended.places.get(agent.host.host) == (job, 0):
                 agent.ask(RELEASE({"job": job, "exact": True}))
 
     def pods(self, job: str) -> Sequence[JobPod]:
+        """List the pods of a job, in the order of the nodes."""
         found = [
             JobPod(seen.name, node_of_pod(pod), seen.host, seen.phase, seen.reason, seen.restarts, seen.sidecars)
             for pod in self.store.pods(job)
@@ -306,7 +317,7 @@ class KubernetesEngine(Engine):
         return sorted(found, key=lambda pod: (pod.node is None, pod.node or 0, pod.pod))
 
     def join_log(self, job: str) -> tuple[str, Sequence[str]]:
-        """Read that of the first pod that has failed, without the lines of ranks and the record."""
+        """Return the name of the first failed pod's log and its last lines, without those of ranks and the record."""
         failed = (pod.name for pod in map(view, self.store.pods(job)) if pod.code > 0)
         pod = next(failed, "")
         if not pod:
@@ -315,11 +326,13 @@ class KubernetesEngine(Engine):
         return f"the log of pod {pod}", [line for line in lines if not line.startswith(("[", "{"))]
 
     def holds_output(self, job: str) -> bool:
+        """Return whether the pod of the job's node 0 has not ended."""
         pods = [pod for pod, place in self._ended.places.items() if place == (job, 0)]
         found = [self.api.get("Pod", pod) for pod in pods]
         return any(pod is not None and not view(pod).ended for pod in found)
 
     def without_files(self, job: str, error: NotFound) -> NotFound:
+        """Return `error` if a pod of the job runs; else an error that its files are gone, or on a volume."""
         if any(pod.phase == "Running" and not pod.ended for pod in map(view, self.store.pods(job))):
             return error
         fix = f"{PROGRAM} run has fetched the output if it was attached; KUBERNETES['output'] puts it on a volume"
@@ -328,6 +341,7 @@ class KubernetesEngine(Engine):
         return NotFound("its pod has ended, and its files with it", fix, error.node)
 
     def forget(self, jobs: Collection[str]) -> None:
+        """Delete the objects of these jobs, and the user's orphaned Secrets and Services, with a message for each orphan."""
         for job in jobs:
             self.store.remove(job, GRACE_MORE + _LEAVING, self.caller.check)
         for one in self.store.orphans():
@@ -336,7 +350,7 @@ class KubernetesEngine(Engine):
                 self.caller.note(f"removed {kind.lower()} {text(about, 'name')}: its job is gone")
 
     def check(self, settings: Mapping[str, object], deep: bool) -> Examined:
-        """Check the API server, and what a job of these settings needs there. The cluster counts as one node."""
+        """Check the API server, and what a job with these settings needs there; the cluster counts as one node."""
         cluster = self.fleet.cluster
         read = read_settings(cluster.settings, None, settings, cluster.where)
         where = Host(0, self.api.where, name=self.api.where)
@@ -344,6 +358,7 @@ class KubernetesEngine(Engine):
         return Examined(replace(cluster, hosts=(where,)), {}, findings, {})
 
     def nodes(self) -> Sequence[EngineNode]:
+        """List the nodes of the cluster. Raises AuthError without the right to list them."""
         try:
             return [node_view(node) for node in self.api.list_objects("Node")]
         except AuthError as error:
@@ -367,19 +382,23 @@ class PodLink:
 
     @property
     def alive(self) -> bool:
-        """Each channel is a connection of its own."""
+        """Whether close() was not called: each channel is a connection of its own."""
         return not self._closed
 
     @property
     def waiting(self) -> int:
+        """Bytes that wait to be sent on all channels."""
         return sum(channel.waiting for channel in list(self._channels))
 
     def channel(self, *, window: int = 0, timeout: float = 10.0) -> PodChannel:
-        """Open a POSIX shell. In an image without /bin/sh the channel ends with 126 or 127, and its stderr has the reason."""
+        """Open a channel to a POSIX shell in the pod.
+
+        In an image without /bin/sh the channel ends with 126 or 127, and its stderr has the reason.
+        """
         return self.program(_SHELL, timeout=timeout)
 
     def program(self, argv: Sequence[str], *, window: int = 0, timeout: float = 10.0) -> PodChannel:
-        """Open a program in the place of a shell. Raises AuthError, NotFound, Unreachable."""
+        """Run a program in the pod, and return the channel to it. Raises AuthError, NotFound, Unreachable."""
         channel = self._api.channel(self.pod, argv)
         channel.settimeout(timeout)
         with self._lock:
@@ -390,9 +409,11 @@ class PodLink:
         return channel
 
     def lost(self, why: str) -> Unreachable:
+        """Create the error for a lost channel to the pod."""
         return Unreachable(why, f"is the pod {self.pod} still running?", self.node)
 
     def close(self) -> None:
+        """Close all channels, also those that are opened later."""
         with self._lock:
             self._closed = True
             channels = list(self._channels)
@@ -401,6 +422,7 @@ class PodLink:
 
 
 def _no_records(node: str) -> NotFound:
+    """Create the error for a pod that was deleted, and its records with it."""
     why = "Kubernetes deletes the pods that still run when another one has failed"
     return NotFound(
         "its pod was deleted, and its records with it", f"{why}: {PROGRAM} run --log-dir DIR keeps the logs", node

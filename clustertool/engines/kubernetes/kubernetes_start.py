@@ -64,7 +64,11 @@ class KubernetesStart(Starter):
         self._api = engine.api
 
     def prepare(self) -> Submission:
-        """Make the objects of the job. A workspace that does not fit into the Secret is sent by submit()."""
+        """Build the objects of the job, and have the API server check the workload.
+
+        With --dry also plan the job with placeholders. The job gets its id. A workspace that does not fit into the Secret is
+        sent by submit(). Creates no object.
+        """
         request, caller = self._request, self._engine.caller
         workload = self._make_manifests(request.wish.job_id).objects.workload
         self._api.user()  # raises what keeps the server from answering
@@ -87,10 +91,10 @@ class KubernetesStart(Starter):
         shown = documents([objects.workload, *self._others])
         if not request.wish.dry:
             return Submission(made.identity.job_id, None, shown)
-        return Submission(made.identity.job_id, self._expected(made), shown, _STANDS)
+        return Submission(made.identity.job_id, self._plan_expected(made), shown, _STANDS)
 
-    def _expected(self, made: JobManifests) -> Plan:
-        """Plan the job as the nodes will: in a pod a rank needs no further container."""
+    def _plan_expected(self, made: JobManifests) -> Plan:
+        """Plan the job for the pods that will be created, without containers: in a pod a rank needs no further one."""
         request = self._request
         assert request.spec is not None
         cluster, spec = (
@@ -100,9 +104,9 @@ class KubernetesStart(Starter):
         return expected_plan(replace(request, cluster=cluster, spec=spec), made.nodes, made.identity)
 
     def _make_manifests(self, job: str) -> JobManifests:
-        """Make the objects of the request. job: its id, "" for a new one. Their owner is not known so far.
+        """Check the options, read the settings, and collect what the objects are made of, with the local user as the owner.
 
-        Raises UsageError, ConfigError, DataError.
+        job: the id, "" for a new one. Raises UsageError, ConfigError, DataError.
         """
         request, wish = self._request, self._request.wish
         refuse_options(request)
@@ -119,7 +123,10 @@ class KubernetesStart(Starter):
         return job_manifests(replace(request, workspace=sent), made)
 
     def export(self, place: Path | None, wish: ExportWish) -> Exported:
-        """Write the objects as YAML. The API server is asked only for the user's name, and its answer is not needed."""
+        """Return the objects as YAML; with wish.secrets_place the Secret as a text of its own. Writes no file.
+
+        The API server is asked only for the user's name; if it does not answer, that of this machine is used, with a warning.
+        """
         made = self._make_manifests(self._request.wish.job_id)
         apply = f"kubectl apply -f {place.name if place is not None else '-'}"
         if wish.native:
@@ -134,11 +141,11 @@ class KubernetesStart(Starter):
                 'the files of the job must be in the image, or name them: workspace = "image:/path" or "pvc:CLAIM/path"'
             )
             return Exported((apply,), f"# No workspace is sent: {what}\n{text}", what)
-        made = replace(made, order=replace(made.order, owner=self._owner(made.order.owner)))
+        made = replace(made, order=replace(made.order, owner=self._user_in_cluster(made.order.owner)))
         objects = made.objects
         service = [objects.service] if objects.service else []
         if wish.secrets:
-            text = as_yaml(objects.workload, secret(made.order, _bundle(made)), *service)
+            text = as_yaml(objects.workload, secret(made.order, _bundle_in_secret(made)), *service)
             return Exported((apply,), text, f"it has the key and the secrets of the job: {_PRIVATE}")
         head = (
             f"# The pods wait for the Secret {objects.secret_name}, which has the job and its key. It is not in this file:\n"
@@ -151,10 +158,13 @@ class KubernetesStart(Starter):
             )
         note = f"{wish.secrets_place} has the key and the secrets of the job: {_PRIVATE}"
         both = (apply, f"kubectl apply -f {wish.secrets_place.name}")
-        return Exported(both, text, note, as_yaml(secret(made.order, _bundle(made))))
+        return Exported(both, text, note, as_yaml(secret(made.order, _bundle_in_secret(made))))
 
-    def _owner(self, user: str) -> str:
-        """Ask for the name by which later commands find the job. user: of this machine, where no API server answers."""
+    def _user_in_cluster(self, user: str) -> str:
+        """Return the user's name in the cluster, by which later commands find the job.
+
+        With a warning `user` if no server answers.
+        """
         try:
             return self._api.user()
         except ClustertoolError as error:
@@ -163,6 +173,10 @@ class KubernetesStart(Starter):
             return user
 
     def submit(self, submission: Submission) -> Submitted:
+        """Create the objects, send a large workspace to the first pod when that runs, and record the job on this machine.
+
+        After an error all objects are removed, and the error is raised.
+        """
         caller, job = self._engine.caller, submission.job_id
         settings = self._settings
         where = f"{self._api.where}, namespace {self._api.namespace}"
@@ -184,8 +198,8 @@ class KubernetesStart(Starter):
         return Submitted(job)
 
 
-def _bundle(made: JobManifests) -> bytes:
-    """Build the content of the Secret. Raises PreflightError if the workspace does not fit."""
+def _bundle_in_secret(made: JobManifests) -> bytes:
+    """Return the content of the Secret with the workspace. Raises PreflightError if the workspace does not fit."""
     data, uploaded = made.bundle()
     if uploaded:
         what = f"the bundle with the workspace is too large for a Secret, which has at most {MOST_SECRET} bytes"
@@ -194,7 +208,7 @@ def _bundle(made: JobManifests) -> bytes:
 
 
 def documents(manifests: Sequence[Object]) -> tuple[Document, ...]:
-    """Write the manifests as YAML, one document of each. The values of a Secret are ***."""
+    """Write each manifest as a YAML document, in which the values of a Secret are ***."""
     found = []
     for manifest in manifests:
         shown = copy.deepcopy(dict(manifest))
@@ -210,15 +224,17 @@ class SubmittedObjects:
     """Use for one job: create(), and undo() if a later step fails."""
 
     def __init__(self, api: ClusterApi, warn: Callable[[str], None], check: Callable[[], None]) -> None:
-        """warn: gets what cannot be removed. check: raises what ends the command; it is called between two requests."""
+        """Prepare the creation. warn: gets a message for each object that cannot be removed.
+
+        check: raises what ends the command; it is called between two requests.
+        """
         self._api, self._warn, self._check = api, warn, check
         self._begun: list[Manifest] = []
 
     def create(self, workload: Manifest, others: Sequence[Manifest]) -> Manifest:
-        """Create the workload, then the Secret and the Service (`others`), which it owns. Returns it as the API server has it.
+        """Create the workload, then the Secret and the Service (`others`), which it owns. Return it as the API server has it.
 
-        No request is left alone: an object could be created after it was removed here. Raises what the server refuses,
-        after everything is undone.
+        Each request is waited for, or an object could be created after its removal. Raises the server's refusal after undo().
         """
         try:
             created = self._create(workload)
@@ -231,7 +247,10 @@ class SubmittedObjects:
         return created
 
     def undo(self) -> None:
-        """Remove what was begun, and wait until it is gone. No Ctrl+C ends it."""
+        """Remove the objects of create(), and wait up to 60 s until they are gone; warn about those that are not.
+
+        No Ctrl+C ends it.
+        """
         with self._api.patiently():
             left = [one for one in reversed(self._begun) if not self._remove(one)]
             end = time.monotonic() + _LEAVING
@@ -244,6 +263,10 @@ class SubmittedObjects:
         self._begun = []
 
     def _create(self, manifest: Manifest) -> Manifest:
+        """Create an object, and record it for undo().
+
+        Raises the server's refusal; then only an object of this job stays recorded.
+        """
         self._check()
         if not manifest["metadata"].get("labels", {}).get(JOB_LABEL):
             raise InternalError(f"the manifest of {manifest['kind']} has no label {JOB_LABEL}")
@@ -257,21 +280,21 @@ class SubmittedObjects:
                 raise
 
     def _is_ours(self, manifest: Manifest) -> bool:
-        """Check whether the object of this name may be that of this manifest: also where the server cannot be asked."""
+        """Return whether the object of this name is of this job; True also if the server cannot be asked."""
         try:
             return bool(self._uid(manifest))
         except ClustertoolError:
             return True
 
     def _uid(self, manifest: Manifest) -> str:
-        """Read the uid of the object of the job; "" if there is none."""
+        """Return the uid of the object with this name; "" if there is none, or it is of another job."""
         present = self._api.get(manifest["kind"], manifest["metadata"]["name"])
         about = (present or {}).get("metadata") or {}
         mine = manifest["metadata"]["labels"][JOB_LABEL]
         return str(about.get("uid") or "") if (about.get("labels") or {}).get(JOB_LABEL) == mine else ""
 
     def _remove(self, manifest: Manifest) -> bool:
-        """Delete an object and return whether it is gone; else its deletion has begun, as far as the server answers."""
+        """Start the deletion of this job's object, and return whether it is gone. Errors of the server count as not gone."""
         try:
             uid = self._uid(manifest)
             return not uid or not self._api.delete(manifest["kind"], manifest["metadata"]["name"], uid=uid)
@@ -280,15 +303,15 @@ class SubmittedObjects:
 
 
 def send_to_first_pod(engine: KubernetesEngine, job: str, workspace: Workspace) -> None:
-    """Wait until the first pod runs, then send the workspace there.
+    """Wait until the first pod runs, then send the workspace to it; try again if the connection breaks, up to 5 times.
 
-    Raises what the caller's check raises, PreflightError if the job ends before, and why the dispatch has failed.
+    Raises what the caller's check raises, PreflightError if the job ends before, and the errors of the dispatch.
     """
     caller = engine.caller
     for attempt in range(_ATTEMPTS):
         host = _await_first_pod(engine, caller, job)
         try:
-            _send(engine, host, workspace)
+            _send_to_pod(engine, host, workspace)
             return
         except PreflightError as error:
             if attempt + 1 == _ATTEMPTS:
@@ -298,7 +321,10 @@ def send_to_first_pod(engine: KubernetesEngine, job: str, workspace: Workspace) 
 
 
 def _await_first_pod(engine: KubernetesEngine, caller: Caller, job: str) -> Host:
-    """Wait until the first pod runs, and show its reasons to wait. Raises PreflightError."""
+    """Wait until the first pod runs, print why it waits, and return it as a host.
+
+    Raises PreflightError if the job has ended.
+    """
     shown = ""
     while True:
         found = engine.store.describe().get(job)
@@ -316,7 +342,8 @@ def _await_first_pod(engine: KubernetesEngine, caller: Caller, job: str) -> Host
         _wait(caller, _POD_POLL)
 
 
-def _send(engine: KubernetesEngine, host: Host, workspace: Workspace) -> None:
+def _send_to_pod(engine: KubernetesEngine, host: Host, workspace: Workspace) -> None:
+    """Connect to the pod, and dispatch the workspace to its store. Raises the errors."""
     cluster = replace(engine.fleet.cluster, hosts=(host,), dispatch="swarm")
     with Fleet(cluster, engine.caller.check, None, None, engine.reach) as fleet:
         gathered = probe(fleet.open(), {})
@@ -327,6 +354,7 @@ def _send(engine: KubernetesEngine, host: Host, workspace: Workspace) -> None:
 
 
 def _wait(caller: Caller, seconds: float) -> None:
+    """Wait for these seconds, and call the caller's check every 50 ms."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         caller.check()

@@ -25,7 +25,10 @@ _PASSED = (signal.SIGTERM, signal.SIGINT, *_OF_USERS)  # to the command
 
 
 def main(role: str, command: List[str]) -> int:
-    """Run a role's command, and end it with the workers. Returns the exit code of the pod."""
+    """Run a role's command, and return the exit code of the pod. A worker sends its exit code to the other roles when it ends.
+
+    The command of another role is ended when all workers have ended, or one has failed; signals are passed on to it.
+    """
     process = subprocess.Popen(command)
     for number in _PASSED:
         signal.signal(number, lambda received, _: process.send_signal(received))
@@ -45,17 +48,22 @@ def main(role: str, command: List[str]) -> int:
 
 
 def _exit_code(status: int) -> int:
+    """Convert the status of a process to an exit code: 128 + number for a signal."""
     return 128 - status if status < 0 else status
 
 
 def _others() -> List[Tuple[str, int]]:
-    """List where the pservers and heter trainers listen for the ends of workers."""
+    """List host and port at which the pservers and heter trainers receive the ends of workers."""
     given = (os.environ.get(name, "") for name in ("PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_HETER_ENDPOINTS"))
     ends = (end.rpartition(":") for one in given for end in one.split(",") if end)
     return [(host, int(port) + LAST_PORT) for host, _, port in ends]
 
 
 def _send(place: Tuple[str, int], code: int) -> None:
+    """Send this worker's number and exit code to another pod, and try again for up to 60 s.
+
+    Then print that it does not answer.
+    """
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         try:
@@ -70,6 +78,10 @@ def _send(place: Tuple[str, int], code: int) -> None:
 
 
 def _end_with_workers(listener: socket.socket, process: "subprocess.Popen[bytes]") -> None:
+    """Receive the exit codes of workers until all have come or one is no success.
+
+    Then end the command by TERM, and KILL 10 s later.
+    """
     numbers: Set[int] = set()
     while len(numbers) < int(os.environ["PADDLE_TRAINERS_NUM"]) and not any(_ENDS):
         connection, _ = listener.accept()

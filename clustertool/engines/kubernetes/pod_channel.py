@@ -51,35 +51,43 @@ class PodChannel:
         self._bell, self._ringer = socket.socketpair()
         for one in (self._bell, self._ringer, self._connection):
             one.setblocking(False)
-        threading.Thread(target=self._run, name="pod channel", daemon=True).start()
+        threading.Thread(target=self._run_thread, name="pod channel", daemon=True).start()
 
     # -- the functions of a channel
 
     def settimeout(self, seconds: float | None) -> None:
+        """Set how many seconds send() and recv() wait; None: without a limit."""
         self._timeout = seconds
 
     def sendall(self, data: bytes) -> None:
-        """Send all data. Raises OSError after the end of the channel, TimeoutError where nothing is taken for so long."""
+        """Queue all data for sending.
+
+        Raises OSError after the end of the channel, TimeoutError if nothing is taken for the timeout.
+        """
         view = memoryview(data)
         while view:
             view = view[self.send(view) :]
 
     def send(self, data: bytes | memoryview) -> int:
-        """Queue data for sending, and return how many bytes were taken."""
+        """Queue at most 32 KiB of data for sending, and return how many bytes were taken.
+
+        Raises OSError after the end of the channel, TimeoutError.
+        """
         with self._changed:
             self._wait_until(lambda: len(self._unsent) < _UNSENT or self._is_over)
             if self._is_over:
                 raise OSError(self._broken or "the channel is closed")
             piece = bytes(data[:_FRAME])
             self._queue(bytes([_STDIN]) + piece)
-        self._ring()
+        self._wake_thread()
         return len(piece)
 
     def recv(self, size: int) -> bytes:
-        """b"" at the end. Raises TimeoutError."""
+        """Return received bytes of stdout, at most `size`; b"" at the end. Waits for the first ones. Raises TimeoutError."""
         return self._take_bytes(_STDOUT, size)
 
     def recv_stderr(self, size: int) -> bytes:
+        """Return received bytes of stderr, at most `size`; b"" at the end. Waits for the first ones. Raises TimeoutError."""
         return self._take_bytes(_STDERR, size)
 
     def recv_ready(self) -> bool:
@@ -89,7 +97,7 @@ class PodChannel:
         return bool(self._streams[_STDERR])
 
     def wait(self, seconds: float) -> None:
-        """Wait until bytes are there, or the channel has ended; at most so many seconds."""
+        """Wait until bytes have been received, or the channel has ended, but at most so many seconds."""
         with self._changed:
             self._changed.wait_for(lambda: any(self._streams.values()) or self._is_over, seconds)
 
@@ -97,7 +105,7 @@ class PodChannel:
         """End stdin, as far as the protocol and the runtime pass this on: no program may rely on it."""
         if self._tells_end:
             self._queue(bytes([_CLOSE, _STDIN]))
-            self._ring()
+            self._wake_thread()
 
     def close(self) -> None:
         """Close the channel. The program gets a hangup from the runtime, or an error when it writes."""
@@ -106,7 +114,7 @@ class PodChannel:
                 return
             self.closed = True
             self._changed.notify_all()
-        self._ring()
+        self._wake_thread()
 
     @property
     def waiting(self) -> int:
@@ -118,6 +126,7 @@ class PodChannel:
         return self.closed or self.eof_received
 
     def _take_bytes(self, stream: int, size: int) -> bytes:
+        """Wait for bytes of a stream, and remove and return at most `size` of them; b"" at the end. Raises TimeoutError."""
         with self._changed:
             data = self._streams[stream]
             self._wait_until(lambda: bool(data) or self._is_over)
@@ -125,24 +134,28 @@ class PodChannel:
             piece = bytes(data[:size])
             del data[:size]
         if full:
-            self._ring()
+            self._wake_thread()
         return piece
 
     def _wait_until(self, true: Callable[[], bool]) -> None:
+        """Wait until `true` holds. Raises TimeoutError after the timeout."""
         if not self._changed.wait_for(true, self._timeout):
             raise TimeoutError("timed out")
 
     @property
     def _is_full(self) -> bool:
+        """Whether so many received bytes are unread that no more are taken from the connection."""
         return sum(map(len, self._streams.values())) >= _UNREAD
 
-    def _ring(self) -> None:
+    def _wake_thread(self) -> None:
+        """Wake the thread."""
         with contextlib.suppress(OSError):  # it has rung already, or the channel has ended
             self._ringer.send(b"!")
 
     # -- the thread
 
-    def _run(self) -> None:
+    def _run_thread(self) -> None:
+        """Move bytes until the channel ends, in the thread; then record why, and wake all that wait."""
         why = "the connection to the pod was closed"
         try:
             self._move()
@@ -178,7 +191,7 @@ class PodChannel:
                 more = not self._is_full and self._read()
 
     def _write(self) -> None:
-        """Send what waits, as far as the connection takes it."""
+        """Send queued bytes, as far as the connection takes them."""
         with contextlib.suppress(BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             while self._unsent:
                 with self._changed:
@@ -189,7 +202,7 @@ class PodChannel:
                     self._changed.notify_all()
 
     def _read(self) -> bool:
-        """Take one frame, and return whether there was one. A part of a frame stays in the websocket."""
+        """Read one frame if it is complete, and return whether it was. Raises ValueError for one that is too large."""
         try:
             frame = self._websocket.recv_frame()
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -200,7 +213,10 @@ class PodChannel:
         return True
 
     def _take_frame(self, frame: ABNF) -> None:
-        """Add a frame to its message, which may have several, and take a message that is complete."""
+        """Add a frame to the message, and the bytes of a complete message to their stream; answer a ping.
+
+        Raises OSError at the end.
+        """
         if frame.opcode == ABNF.OPCODE_CLOSE:
             raise OSError("it was closed by the server")
         if frame.opcode == ABNF.OPCODE_PING:
@@ -222,12 +238,12 @@ class PodChannel:
             self._changed.notify_all()
 
     def _queue(self, payload: bytes, opcode: int = ABNF.OPCODE_BINARY) -> None:
-        """Queue a frame for the connection."""
+        """Queue a frame for sending."""
         with self._changed:
             self._unsent += ABNF.create_frame(payload, opcode).format()
 
     def _record_status(self, data: bytes) -> None:
-        """Record the final status of the program."""
+        """Set the exit status from the final status, with a message on stderr if the program did not start."""
         code, message = exit_code(data)
         self.exit_status = code
         if message:
@@ -237,7 +253,7 @@ class PodChannel:
 
 
 def exit_code(status: bytes) -> tuple[int, str]:
-    """Read the exit code in a final status, and a message where the program did not start."""
+    """Parse the final status of a program: its exit code, and "" or the message why it did not start (126)."""
     try:
         found = json.loads(status)
         if found.get("status") == "Success":
@@ -251,7 +267,7 @@ def exit_code(status: bytes) -> tuple[int, str]:
 
 
 def _select(waiting: selectors.BaseSelector, connection: socket.socket, wanted: int) -> None:
-    """Wait for these events of the connection only."""
+    """Register the connection for these events only; for 0 remove it."""
     known = connection in waiting.get_map()
     if wanted and known:
         waiting.modify(connection, wanted)
