@@ -38,11 +38,11 @@ class Detached(NamedTuple):
 
 
 def begin(target: str, arguments: Tuple[object, ...], log: int, kept: Sequence[int] = ()) -> Detached:
-    """Start a process that may outlive this one, or be its zombie for a while.
+    """Start a detached process: in a scope of the user's manager where logind ends the session's processes, else by a fork.
 
-    target: `module:function` below clustertool.node. It is called with the descriptor of its report and the arguments, which
-    marshal can write. log: becomes its stderr. kept: other descriptors that it has. It has no other one of the agent: ssh
-    would wait for it.
+    It may outlive this process, or be its zombie for a while. target: `module:function` below clustertool.node. It is called
+    with the descriptor of its report and the arguments, which marshal can write. log: becomes its stderr. kept: other
+    descriptors that it has. It has no other one of the agent: ssh would wait for it.
     """
     started = _begin_in_scope(target, arguments, log, kept)
     if started is not None:
@@ -56,9 +56,9 @@ def begin(target: str, arguments: Tuple[object, ...], log: int, kept: Sequence[i
 
 
 def death(pid: int, what: str, output: str) -> ClustertoolError:
-    """Make the error of a process of begin() that has ended without a report: a bug, if no signal has ended it.
+    """Create the error of a process of begin() that has ended without a report: NodeLost after a signal, else InternalError.
 
-    what: the process; output: what it has written to stderr.
+    Waits up to 2 s for its exit status. what: names the process; output: what it has written to stderr.
     """
     with contextlib.suppress(ChildProcessError):
         end = time.monotonic() + _DEATH
@@ -74,7 +74,7 @@ def death(pid: int, what: str, output: str) -> ClustertoolError:
 
 
 def _become(target: str, arguments: Tuple[object, ...], log: int, kept: Sequence[int], report: int) -> NoReturn:
-    """Become the detached program, in the child."""
+    """Detach this child, call the target in it, and exit when that returns."""
     try:
         null = os.open(os.devnull, os.O_RDWR)
         processes.detach(*kept, report, stdio=(null, null, log))
@@ -89,10 +89,10 @@ def _call(target: str, report: int, arguments: Tuple[object, ...]) -> None:
 
 
 def _begin_in_scope(target: str, arguments: Tuple[object, ...], log: int, kept: Sequence[int]) -> Optional[Detached]:
-    """Begin the program in a scope of systemd, None where there is no need for one, or no way.
+    """Start the program in a scope of systemd; None if logind ends no processes of the session, or that fails.
 
     systemd-run becomes the program that it starts, so this is a new Python. It gets the directory of the node's code and the
-    arguments, which may have secrets, from a file in memory, and sends _BEGAN before the report.
+    arguments, which may have secrets, from a file in memory, and sends _BEGAN before the report, within 5 s.
     """
     state, tool = logind.logout(), programs.find("systemd-run")
     if not (state.kills and state.lingers and tool and sys.executable and hasattr(os, "memfd_create")):
@@ -116,7 +116,7 @@ def _begin_in_scope(target: str, arguments: Tuple[object, ...], log: int, kept: 
 
 
 def _become_scope(tool: str, sent: int, log: int, kept: Sequence[int]) -> NoReturn:
-    """Become systemd-run, in the child.
+    """Detach this child, and replace it by systemd-run, which becomes a new Python in a scope.
 
     XDG_RUNTIME_DIR is where the user's manager is reached; not every kind of session has it.
     """
@@ -135,7 +135,10 @@ def _become_scope(tool: str, sent: int, log: int, kept: Sequence[int]) -> NoRetu
 def resume(
     target: str, arguments: Sequence[object], log: int, kept: Sequence[int], report: int, environ: Dict[str, str]
 ) -> NoReturn:
-    """Continue in a scope of its own, which is a new process of Python. log: the number of the descriptor before, now 2."""
+    """Send _BEGAN to the agent, restore the environment, and call the target, in the new Python of a scope; then exit.
+
+    log: the number of the descriptor before, now 2.
+    """
     os.write(report, _BEGAN)
     for descriptor in (*kept, report):
         os.set_inheritable(descriptor, False)

@@ -47,6 +47,10 @@ def install(
 
 
 def _install(files: Dict[str, str], place: str, safe: Callable[[str], None], complete: Callable[[str], bool]) -> None:
+    """Write the files to a new directory below the cache, and rename it to `place`; before, remove versions that are not used.
+
+    Raises OSError, also for a cache that other users can change.
+    """
     cache = os.path.dirname(place)
     os.stat(os.path.dirname(os.path.dirname(cache)))  # a home that does not exist is not created
     os.makedirs(cache, exist_ok=True)
@@ -61,6 +65,7 @@ def _install(files: Dict[str, str], place: str, safe: Callable[[str], None], com
 
 
 def _rename(part: str, place: str, complete: Callable[[str], bool]) -> None:
+    """Rename the new directory to its place. A complete one that is there stays; a damaged one is removed."""
     try:
         os.rename(part, place)
     except OSError:
@@ -72,6 +77,10 @@ def _rename(part: str, place: str, complete: Callable[[str], bool]) -> None:
 
 
 def _install_temporary(files: Dict[str, str]) -> str:
+    """Write the files to a new directory in /tmp, else /dev/shm, and return its path.
+
+    Raises OSError if neither can be written.
+    """
     for folder in _TEMPORARY:
         with contextlib.suppress(OSError):
             part = tempfile.mkdtemp(prefix="clustertool-code-", dir=folder)
@@ -105,6 +114,7 @@ def _write(files: Dict[str, str], part: str, place: str) -> None:
 
 
 def _remove_unused(cache: str) -> None:
+    """Remove versions, and directories that are not complete, whose time is older than 30 days."""
     for name in os.listdir(cache):
         path = os.path.join(cache, name)
         if len(name.partition(".")[0]) == 32 or name.startswith(_PART):

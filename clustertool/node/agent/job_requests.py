@@ -27,6 +27,7 @@ _bundles: Dict[str, bytes] = {}  # of jobs: the answer has room for a part. They
 
 
 def follow(context: Union[Agent, BaseContext], request: FollowRequest) -> Answer:
+    """Let the agent send what the request selects of a job's record, with `follow` until the job ends. Raises NotFound."""
     record = record_of(context, request["job"])
     if request.get("follow", True):
         record.require_followed()
@@ -35,7 +36,7 @@ def follow(context: Union[Agent, BaseContext], request: FollowRequest) -> Answer
 
 
 def release(context: NodeContext, request: JobRequest) -> Answer:
-    """Record that the output of an ended job was fetched: its pod need not wait any more (node/join/pods). Raises NotFound."""
+    """Create the file that releases a job after the fetch of its output: its pod need not wait any more. Raises NotFound."""
     job = files.open_job_dir(record_of(context, request["job"]).paths.dir)
     with files.closing(job):
         files.create(job, f"{OURS}/{RELEASED}", exclusive=False)
@@ -43,7 +44,7 @@ def release(context: NodeContext, request: JobRequest) -> Answer:
 
 
 def read_bundle(context: NodeContext, request: BundleRequest) -> ContentAnswer:
-    """Read a part of what another machine needs to join a job (node/join/bundle_content.py), from the supervisor's memory.
+    """Return the part from offset `at` on of the bundle with which another machine joins a job, from its supervisor's memory.
 
     It has the job's key. Raises NotFound where no supervisor of the job answers, or its machines cannot join.
     """
@@ -59,7 +60,7 @@ def read_bundle(context: NodeContext, request: BundleRequest) -> ContentAnswer:
 
 
 def _ask_for_bundle(context: NodeContext, job: str) -> bytes:
-    """Ask the supervisor of a job for the bundle. Raises NotFound."""
+    """Request the bundle of a job from its supervisor, and return it. Raises NotFound if none answers within 20 s."""
     answer = supervisor_client.ask(record_of(context, job).paths, {"type": "bundle"}, _PATIENCE)
     if answer is None:
         raise NotFound(f"no supervisor of job {job} answers here", "ask a node on which the job runs")

@@ -24,7 +24,10 @@ _SKEW = 5.0  # seconds of difference to the laptop's clock; less may be the dela
 
 
 def start(agent: Agent, request: LaunchRequest) -> Answer:
-    """Start the supervisor of a job that was placed. Raises what the supervisor raised."""
+    """Start the supervisor of a placed job, with its secrets and keys, as a detached process, and wait until it is prepared.
+
+    Raises what the supervisor raised, or the error of its death.
+    """
     skew = time.time() - request["now"]
     job = files.open_job_dir(request["job_dir"])
     spec: Spec = json.loads(files.read(job, f"{OURS}/spec.json"))
@@ -47,12 +50,15 @@ def start(agent: Agent, request: LaunchRequest) -> Answer:
 
 
 def counted_skew(skew: float) -> float:
-    """Round the difference to the clock of the machine that starts the job, as the first event has it."""
+    """Round a difference of clocks to tenths of a second; less than 5 s is 0, since it may be the delay of a request."""
     return round(skew, 1) if abs(skew) >= _SKEW else 0
 
 
 def supervise(report: int, spec: Spec, job: int, umask: int) -> None:
-    """Run the supervisor, in the process that becomes it. job: a descriptor of the job's directory."""
+    """Prepare the supervisor, report an error or {} to the agent, and run it, in the detached process.
+
+    job: a descriptor of the job's directory.
+    """
     supervisor = Supervisor(spec, job, umask)
     try:
         supervisor.prepare()

@@ -86,6 +86,10 @@ class Agent(PlacingContext):
         self._open = True
 
     def run(self) -> None:
+        """Answer requests until the laptop closes the channel, then wait for threads.
+
+        Those that place a job or handle an image end early: without the laptop their results are of no use.
+        """
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         processes.outlive()
@@ -98,6 +102,7 @@ class Agent(PlacingContext):
             work.join()
 
     def _turn(self) -> None:
+        """Send what is due, wait for something to do, at most a second, and handle messages of laptop and relay."""
         poll = select.poll()
         poll.register(self._in, select.POLLIN)
         poll.register(self._wakeup[0], select.POLLIN)
@@ -110,7 +115,7 @@ class Agent(PlacingContext):
         wait = 0.0 if busy else _POLL if self._followers else _BEAT
         for fd, mask in poll.poll(wait * 1000):
             if fd == self._in:
-                self._read()
+                self._read_laptop()
             elif fd == self._wakeup[0]:
                 os.read(fd, 4096)
             elif fd == relay:
@@ -119,7 +124,8 @@ class Agent(PlacingContext):
                 self._open = False
         self._flush()
 
-    def _read(self) -> None:
+    def _read_laptop(self) -> None:
+        """Read from the laptop, and dispatch complete frames. The end of the channel ends the agent."""
         data = os.read(self._in, 1 << 16)
         if not data:
             self._open = False
@@ -127,6 +133,7 @@ class Agent(PlacingContext):
             self._dispatch(header, payload)
 
     def _dispatch(self, header: Header, payload: bytes) -> None:
+        """Pass an order to the relay; answer a request at once if its kind is quick, else in a new thread."""
         type, number = str(header["type"]), header.get("id")  # a request without a number wants no answer
         if type in _RELAY_ORDERS:
             # While it is busy nothing more is read from the laptop, which so sends no faster.
@@ -141,10 +148,14 @@ class Agent(PlacingContext):
             self.threads = [*earlier, WorkCounter(kind, number, lambda: self._answer(kind, header, number))]
 
     def follow(self, follower: Follower, base: Optional[str] = None) -> None:
-        """Send what the follower reads. base: the one of the request."""
+        """Add a follower: the loop sends what it reads. base: of the request, sent with each of its frames."""
         self._followers[follower] = {} if base is None else {"base": base}
 
     def _answer(self, kind: Kind[Any, Any], fields: Header, number: Optional[int]) -> None:
+        """Call the handler of a request, and send the answer or the error, unless the request has no number.
+
+        A request with `of_base` is about the records of another node, and other kinds are refused.
+        """
         try:
             if self._stuck:
                 raise self._stuck
@@ -175,6 +186,7 @@ class Agent(PlacingContext):
         self._send(encode(dict(header), payload))
 
     def _send(self, frame: bytes) -> None:
+        """Queue a frame for the channel. From another thread, wake the loop up, which sends it."""
         with self._lock:
             self._waiting += frame
         if threading.get_ident() != self._loop:
@@ -182,7 +194,10 @@ class Agent(PlacingContext):
                 os.write(self._wakeup[1], b"!")
 
     def _pump(self) -> bool:
-        """Send heartbeats, progress, and what the followers have; True if there may be more at once."""
+        """Queue heartbeats, progress, and what the followers have, and touch the records of a placed job.
+
+        True if there may be more. Followers pause while more than 1 MiB waits for the channel.
+        """
         now = time.monotonic()
         if now >= self._report_at:
             self._report_at = now + _BEAT
@@ -208,6 +223,7 @@ class Agent(PlacingContext):
         return busy
 
     def _flush(self) -> None:
+        """Write queued frames until the channel takes no more. A channel that has failed ends the agent."""
         while self._waiting:
             with self._lock:
                 try:
@@ -222,6 +238,7 @@ class Agent(PlacingContext):
     # -- the relay of a dispatch, a process of its own --
 
     def _read_relay(self) -> None:
+        """Pass messages of the relay on to the laptop, and report it if the relay has ended."""
         if self.relay is None:
             return
         messages = self.relay.read()
@@ -233,14 +250,17 @@ class Agent(PlacingContext):
 
 
 def relay(agent: Agent, request: RelayRequest) -> Answer:
-    """Take part in a dispatch. The relay's messages come as frames of their own."""
+    """Start a relay for a dispatch, and end an earlier one before.
+
+    Its messages are sent to the laptop as frames of their own.
+    """
     unrelay(agent, {})
     agent.relay = node_context.load_on_demand("dispatch.relay_process:RelayProcess")(request, agent.root)
     return {}
 
 
 def unrelay(agent: Agent, request: NoFields) -> Answer:
-    """End the relay. Once this is answered it has ended, and its port is free."""
+    """End the relay, if there is one. Once this is answered it has ended, and its port is free."""
     if agent.relay is not None:
         agent.relay.end()
         agent.relay = None
@@ -248,7 +268,7 @@ def unrelay(agent: Agent, request: NoFields) -> Answer:
 
 
 def _handler(kind: Kind[Any, Any]) -> Callable[[NodeContext, Header], Dict[str, object]]:
-    """Import the function for a request."""
+    """Import and return the function that handles a kind of request."""
     return cast("Callable[[NodeContext, Header], Dict[str, object]]", node_context.load_on_demand(kind.handler))
 
 

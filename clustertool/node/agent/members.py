@@ -72,9 +72,10 @@ _FIELDS = {
 
 
 def join(agent: Agent, request: JoinRequest) -> JoinAnswer:
-    """Start a process that joins a job on this node, and becomes its supervisor, if none of this job runs here.
+    """Start a process that joins a job on this node and becomes its supervisor, if none of this job runs here.
 
-    Raises UsageError.
+    Returns the state: "started"; "needs code": keep_code() comes first; "runs already"; "left": this node takes no part any
+    more, and the request has no `again`. Raises UsageError.
     """
     job = request["job"]
     if not is_job_id(job):
@@ -94,7 +95,7 @@ def join(agent: Agent, request: JoinRequest) -> JoinAnswer:
             return {"state": "runs already"}
         kept.append(lock)
     nvml.end()  # with --devices auto, this agent has read the cards
-    log, theirs = _memory(), _pipe_with(request["join"].encode())
+    log, theirs = _open_memory_file(), _pipe_with(request["join"].encode())
     try:
         arguments = (place, theirs, agent.start.umask, kept)
         started = detach.begin("agent.members:become", arguments, log, (theirs, *kept))
@@ -115,7 +116,7 @@ def _is_over(record: Record) -> bool:
 
 
 def _lock(job_dir: str) -> Optional[int]:
-    """Lock the job's directory by a descriptor, which the process holds as long as it lives. None if another one has it.
+    """Lock the job's directory, and return a descriptor, which the process keeps as long as it lives. None: another one has it.
 
     So two commands that start a lost node again at the same time start it once.
     """
@@ -141,15 +142,15 @@ def _pipe_with(data: bytes) -> int:
     return theirs
 
 
-def _memory() -> int:
-    """Create a file that no other process can open."""
+def _open_memory_file() -> int:
+    """Open a file in memory, which no other process can open; /dev/null where the system has none."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("clustertool-join")
     return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 
 
 def become(report: int, place: str, join: int, umask: int, kept: Sequence[int]) -> NoReturn:
-    """Become a new Python that joins a job, in a detached process.
+    """Replace this detached process by a new Python that joins a job.
 
     join: a descriptor of the join file. kept: others that it has.
     """
@@ -160,7 +161,7 @@ def become(report: int, place: str, join: int, umask: int, kept: Sequence[int]) 
 
 
 def _code_at(agent: Agent, digest: str) -> str:
-    """Find the directory of the code with this digest, "" if it is not there."""
+    """Return the directory of this code, and set its time, since it is in use; "" if it is not complete there."""
     place = _code_place(digest)
     if not agent.start.complete(place):
         return ""
@@ -170,7 +171,7 @@ def _code_at(agent: Agent, digest: str) -> str:
 
 
 def keep_code(agent: Agent, request: JoinCodeRequest) -> Answer:
-    """Keep the code of a process that joins. Raises PreflightError."""
+    """Install the sent modules, with the agent's own code, in ~/.cache/clustertool. Raises PreflightError."""
     try:
         parts = zlib.decompress(base64.b64decode(request["data"])).decode().split("\0")
     except (ValueError, zlib.error):
@@ -190,12 +191,13 @@ def keep_code(agent: Agent, request: JoinCodeRequest) -> Answer:
 
 
 def _code_place(digest: str) -> str:
+    """Return the path of the directory for the code with this digest, for the Python that runs."""
     tag = f"{sys.implementation.cache_tag}-{sys.hexversion:x}"
     return os.path.join(users.home() or "/", ".cache", "clustertool", f"{digest}.{tag}")
 
 
 def _own_code() -> Dict[str, str]:
-    """Name and text of each module of the agent's own code."""
+    """Read the modules of the agent's own code: their text by name."""
     top = os.path.dirname(os.path.abspath(clustertool.__file__))
     found: Dict[str, str] = {}
     for folder, _, names in os.walk(top):
@@ -208,9 +210,9 @@ def _own_code() -> Dict[str, str]:
 
 
 def reports(context: NodeContext, request: JoinReportsRequest) -> JoinReportsAnswer:
-    """Return what the process of a job has reported since the last request, waited for `seconds`.
+    """Return what the process that joins has reported since the last request, after at most `seconds` of waiting.
 
-    Raises NotFound, InternalError, NodeLost.
+    Raises NotFound; InternalError or NodeLost if the process has died and nothing is left to return.
     """
     member = _member(request["job"])
     found = member.reports(request["seconds"])
@@ -220,7 +222,10 @@ def reports(context: NodeContext, request: JoinReportsRequest) -> JoinReportsAns
 
 
 def end(context: NodeContext, request: JoinReportsRequest) -> Answer:
-    """End the process that this agent has started. Returns when it is gone. Raises NotFound, PreflightError."""
+    """Send SIGTERM to the process that this agent has started, and wait until it is gone.
+
+    Raises NotFound; PreflightError after 30 s.
+    """
     process = _member(request["job"]).process
     if process is None:
         return {}
@@ -237,6 +242,7 @@ def end(context: NodeContext, request: JoinReportsRequest) -> Answer:
 
 
 def _member(job: str) -> _Member:
+    """Return the process that this agent has started for a job. Raises NotFound."""
     member = _members.get(job)
     if member is None:
         raise NotFound(f"this command has started no process of job {job} here", "")
@@ -253,7 +259,7 @@ class _Member:
         self.ended = False
 
     def reports(self, seconds: float) -> List[JoinReportLine]:
-        """Return new reports, waited for until there is one. Raises InternalError where it has died without one."""
+        """Return up to 50 new reports, after at most `seconds` of waiting for one. Sets `ended` if there will be no more."""
         until = time.monotonic() + seconds
         while b"\n" not in self._data and not self.ended:
             left = until - time.monotonic()
@@ -263,12 +269,12 @@ class _Member:
             self._data += data
             self.ended = not data or len(self._data) > _LONGEST
         lines = self._data.split(b"\n")
-        found = [_line(line) for line in lines[:-1][:_MOST]]
+        found = [_parse_report(line) for line in lines[:-1][:_MOST]]
         self._data = b"\n".join(lines[_MOST:]) if len(lines) > _MOST else lines[-1]
         return [one for one in found if one is not None]
 
     def output(self) -> str:
-        """Read the end of what it has written to stderr."""
+        """Return the last 2000 characters that it has written to stderr."""
         size = os.lseek(self._log, 0, os.SEEK_END)
         return os.pread(self._log, _SHOWN, max(0, size - _SHOWN)).decode(errors="replace").strip()
 
@@ -276,8 +282,8 @@ class _Member:
 _members: Dict[str, _Member] = {}  # of this agent, by job
 
 
-def _line(text: bytes) -> Optional[JoinReportLine]:
-    """Parse one report to the fields that the laptop reads. None for what is none."""
+def _parse_report(text: bytes) -> Optional[JoinReportLine]:
+    """Parse a report, and return the fields that the laptop reads; None for a line that is no report."""
     with contextlib.suppress(ValueError):
         found: Mapping[str, object] = json.loads(text)
         known = {name: found[name] for name, kind in _FIELDS.items() if type(found.get(name)) is kind}
@@ -287,9 +293,9 @@ def _line(text: bytes) -> Optional[JoinReportLine]:
 
 
 def leave(context: NodeContext, request: LeaveRequest) -> LeaveAnswer:
-    """Release this node. Returns when it has left, at most after `seconds`.
+    """Request this node's release from its supervisor, and wait for its end, at most `seconds`; return whether it has left.
 
-    Raises NotFound, PreflightError, UsageError, and what the supervisor answers.
+    Raises NotFound, PreflightError, and UsageError on the node that coordinates the job.
     """
     record, until = record_of(context, request["job"]), time.monotonic() + request["seconds"]
     key = record.key()
@@ -304,7 +310,10 @@ def leave(context: NodeContext, request: LeaveRequest) -> LeaveAnswer:
 
 
 def _release(record: Record, by: str, code: int, until: float) -> None:
-    """Return when the supervisor has taken the request. Between two epochs there is none: the next one is waited for."""
+    """Send the supervisor the request to leave, again and again until it accepts. Raises NotFound, PreflightError.
+
+    A coordinator between two epochs refuses it, so the next epoch is waited for until `until`.
+    """
     command = cast("SupervisorRequest", {"type": "leave", "by": by, "code": code})
     answered_at = time.monotonic()
     while True:
@@ -326,7 +335,7 @@ def _release(record: Record, by: str, code: int, until: float) -> None:
 
 
 def _has_left(record: Record) -> bool:
-    """Check whether the node was released, and has not joined again."""
+    """Check whether the node was released, and has not joined again: `left` is later than the last event `supervisor`."""
     last = ""
     for event in record.events():
         if event.get("type") in ("left", "supervisor"):

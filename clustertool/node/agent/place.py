@@ -25,18 +25,17 @@ if TYPE_CHECKING:
 
 
 def place(agent: PlacingContext, request: PlaceRequest) -> Answer:
-    """Make the job's directory with everything in it that the contract names. Undone when it fails.
+    """Make the job's directory, with ledger, claimed ports, workspace, earlier output and spec. Undone when it fails.
 
     A job that its engine starts again, and one that begins another epoch, keeps its directory: other machines, addresses and
     ports, the same files. The earlier supervisor has ended. A member of an elastic job has a record before its first epoch, and
-    no workspace and no output of the job `resume`. Its spec is written when they are complete.
-
-    Raises PreflightError, DispatchError, NotFound.
+    no workspace and no output of the job `resume`. Its spec is written when they are complete. Raises PreflightError,
+    DispatchError, NotFound.
     """
     spec = request["spec"]
     again = may_be_placed_again(spec) and _started_before(spec)
     job = files.open_job_dir(spec["job_dir"]) if again else _make_directory(spec)
-    with files.closing(job), _undone(spec, again):
+    with files.closing(job), _removed_on_failure(spec, again):
         Ledger(spec).place()
         _claim_ports(agent, spec)
         first = not os.path.exists(paths.JobPaths.at(spec["job_dir"]).spec)
@@ -56,8 +55,8 @@ def place(agent: PlacingContext, request: PlaceRequest) -> Answer:
 
 
 @contextlib.contextmanager
-def _undone(spec: Spec, again: bool) -> Iterator[None]:
-    """Remove the job's directory if the body fails. One that is placed again stays.
+def _removed_on_failure(spec: Spec, again: bool) -> Iterator[None]:
+    """Run the body, and remove the job's directory if it fails. A directory in which the job is placed again stays.
 
     Raises PreflightError for an OSError, and what else the body raises.
     """
@@ -80,7 +79,7 @@ def may_be_placed_again(spec: Spec) -> bool:
 
 
 def _started_before(spec: Spec) -> bool:
-    """Check whether the directory of an earlier start is there. One that was placed by half is removed.
+    """Check whether an earlier start of this job has left its directory, with events; remove one that is placed by half.
 
     Raises PreflightError.
     """
@@ -115,6 +114,7 @@ def _claim_ports(agent: PlacingContext, spec: Spec) -> None:
 
 
 def _write_files(spec: Spec, job: int) -> None:
+    """Write spec, node number, endpoints and lists of shards, and make the folders for logs and output."""
     exclusive = not may_be_placed_again(spec)
     files.create(job, f"{paths.OURS}/spec.json", json.dumps(spec).encode(), exclusive)
     files.create(job, "nodefile", f"{spec['node']}\n".encode(), exclusive=False)
@@ -129,7 +129,7 @@ def _write_files(spec: Spec, job: int) -> None:
 
 
 def _copy_output(earlier: str, spec: Spec, job_dir: str) -> None:
-    """Copy the output of an earlier job into the one of this job. Raises PreflightError, OSError.
+    """Copy the output of an earlier job, if it is on this node, into the one of this job. Raises PreflightError, OSError.
 
     A link of the workspace may lead out of the job's directory: to the same folder as before, where nothing is to be done, or
     to another one, where files of others could be replaced.
@@ -157,7 +157,7 @@ def _copy_kept(earlier: str, path: str, spec: Spec, job_dir: str) -> None:
 
 
 def _require_inside(spec: Spec, job_dir: str, path: str) -> None:
-    """Raise PreflightError where a link of the workspace leads out of the job's directory."""
+    """Raise PreflightError if the path in the job's directory leads out of it, by a link of the workspace."""
     real, top = os.path.realpath(os.path.join(job_dir, path)), os.path.realpath(job_dir)
     if os.path.commonpath([real, top]) != top:
         what = f"{os.path.join(spec['job_dir'], path)} leads to {real}, outside of the job's directory"
@@ -166,7 +166,10 @@ def _require_inside(spec: Spec, job_dir: str, path: str) -> None:
 
 
 def unplace(agent: PlacingContext, request: UnplaceRequest) -> Answer:
-    """Take back the directory of a job that never started; an older job of the same name stays untouched."""
+    """Remove the directory and the claims of a job that never started, after the agent's earlier requests have ended.
+
+    A directory of another job stays, and with `again` that of this job, too: only the claims are taken back.
+    """
     this = threading.current_thread()
     for work in itertools.takewhile(lambda work: work is not this, agent.threads):
         if work.kind is PLACE:  # a placing that was interrupted is over before it is taken back
@@ -181,7 +184,7 @@ def unplace(agent: PlacingContext, request: UnplaceRequest) -> Answer:
 
 
 def _remove(job_dir: str) -> None:
-    """Remove a job that never started, and its claims. Raises NotFound, PreflightError."""
+    """Remove the directory of a job that never started, and take back its claims. Raises NotFound, PreflightError."""
     ledger.remove_job(job_dir)
     _take_back_claims(job_dir)
 

@@ -51,7 +51,7 @@ rank_session.main(sys.argv[2:])"""
 
 
 def find(node: NodeContext, request: RankSessionRequest) -> RankSessionAnswer:
-    """Build the command line that takes a program and its arguments, or nothing for a shell.
+    """Build the command line to which the laptop adds a program and its arguments, or nothing for a shell.
 
     Raises NotFound for a rank that does not run here.
     """
@@ -63,6 +63,7 @@ def find(node: NodeContext, request: RankSessionRequest) -> RankSessionAnswer:
 
 
 def _require_running(paths: JobPaths, job: str, role: str, rank: int) -> None:
+    """Raise NotFound, with the rank's state, if it does not run on this node."""
     status = cast("LiveStatus", _ask(paths, {"type": "status"}))
     found = next((one for one in status["ranks"] if (one["role"], one["rank"]) == (role, rank)), None)
     if found is None or not found["pid"]:
@@ -72,7 +73,7 @@ def _require_running(paths: JobPaths, job: str, role: str, rank: int) -> None:
 
 
 def _ask(paths: JobPaths, request: SupervisorRequest) -> Mapping[str, object]:
-    """Ask the supervisor of a job. Raises NotFound without one."""
+    """Send a request to the supervisor of a job, and return the answer. Raises NotFound if there is no supervisor."""
     answer = supervisor_client.ask(paths, request, _PATIENCE)
     if answer is None:
         raise NotFound(f"job {paths.job} does not run here", f"{PROGRAM} jobs shows what runs")
@@ -80,7 +81,7 @@ def _ask(paths: JobPaths, request: SupervisorRequest) -> Mapping[str, object]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run a program in the environment of a rank, and end with its exit code.
+    """Run a program in the environment of a rank, and exit with its exit code; with 78 if the rank does not run here.
 
     arguments: the job's directory, role, rank, and the program, if any.
     """
@@ -97,6 +98,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _run(paths: JobPaths, found: RankEnvironment, command: Sequence[str]) -> int:
+    """Start the program with the environment and limits of the rank, or in its container, and return its exit code."""
     session = found.get("session")
     env = dict(found["env"]) if session is None else {**os.environ, **session["env"]}
     env[_SESSION] = secrets.token_hex(8)
@@ -133,10 +135,10 @@ def _argv(env: Mapping[str, str], command: Sequence[str]) -> List[str]:
 
 
 def _wait(paths: JobPaths, child: subprocess.Popen[bytes], session: str) -> int:
-    """Wait for the program, and return its exit code.
+    """Wait for the program, and return its exit code; end it when the session or the job ends.
 
-    Keys of the terminal are for the program; the end of the session and of the job ends it. An interactive shell ignores TERM,
-    and a stop of the job would wait for it: it gets SIGHUP first.
+    Keys of the terminal are for the program. An interactive shell ignores TERM, and a stop of the job would wait for it: it
+    gets SIGHUP first.
     """
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP):
         signal.signal(number, signal.SIG_IGN)
@@ -157,6 +159,7 @@ def _wait(paths: JobPaths, child: subprocess.Popen[bytes], session: str) -> int:
 
 
 def _stops(paths: JobPaths) -> bool:
+    """Check whether the supervisor reports that the job stops, or does not answer."""
     with contextlib.suppress(ClustertoolError):
         answer = supervisor_client.ask(paths, {"type": "status"}, _PATIENCE)
         return answer is None or bool(answer[0].get("stopping"))
@@ -164,7 +167,10 @@ def _stops(paths: JobPaths) -> bool:
 
 
 def _hang_up(child: subprocess.Popen[bytes], session: str) -> None:
-    """End all programs of the session. Those in a container outlive the client of the runtime, which is `child`."""
+    """End all programs of the session: by SIGHUP on a terminal, else SIGTERM, and by SIGKILL after 3 s.
+
+    Those in a container outlive the client of the runtime, which is `child`.
+    """
     for number in (signal.SIGHUP if os.isatty(0) else signal.SIGTERM, signal.SIGKILL):
         found = [
             pid for pid in processes.pids() if processes.environment(pid).get(_SESSION.encode()) == session.encode()

@@ -24,7 +24,7 @@ _PAUSE = 0.3  # between two of them
 
 
 def _survivors(program: str, code: int, output: str, error: str) -> List[str]:
-    """List what one command has left."""
+    """Describe the containers that a command has left, by its output; if it has failed, that they cannot be listed."""
     name = os.path.basename(program)
     if code:
         lines = error.strip().splitlines() or ["it does not answer" if code < 0 else f"exit code {code}"]
@@ -33,7 +33,10 @@ def _survivors(program: str, code: int, output: str, error: str) -> List[str]:
 
 
 def remove(container: RuntimeSpec, mark: str, patience: float = _PATIENCE) -> List[str]:
-    """Return descriptions of those that are left after `patience` seconds. mark: of the job on this node."""
+    """Remove the containers of a job, again and again for `patience` seconds, and describe those that are left.
+
+    mark: of the job on this node.
+    """
     argv = container_command.removal(container["runtime"], container["program"], mark)
     end, left = time.monotonic() + patience, [""] if argv else []
     while left:
@@ -44,8 +47,8 @@ def remove(container: RuntimeSpec, mark: str, patience: float = _PATIENCE) -> Li
     return left
 
 
-def _rest(file: Optional[IO[bytes]]) -> str:
-    """Read what a command that has ended has written, up to the size of a pipe. Another process may keep the pipe open."""
+def _read_rest(file: Optional[IO[bytes]]) -> str:
+    """Return what a command that has ended has written, up to the size of a pipe. Another process may keep the pipe open."""
     data = b""
     if file is not None:
         os.set_blocking(file.fileno(), False)
@@ -67,7 +70,7 @@ class Removal:
         self._left: Optional[List[str]] = None if self._argv else []
 
     def turn(self) -> Optional[List[str]]:
-        """Continue the removal, and return what is left. None while that is not known yet."""
+        """Start the next command, or kill one that takes too long; return what is left, None while that is not known yet."""
         now = time.monotonic()
         self._end = self._end or now + _PATIENCE
         if self.pid:
@@ -82,6 +85,7 @@ class Removal:
         return None
 
     def _start(self, now: float) -> None:
+        """Start the command that removes the containers. Its failure is one of the descriptions of what is left."""
         try:
             child = subprocess.Popen(
                 self._argv,
@@ -99,10 +103,13 @@ class Removal:
         self.pid, self._kill_at, self._child = child.pid, now + _EACH, child
 
     def changed(self, status: int) -> None:
+        """Read the output of the command, if its `status` (of waitpid) is that it has ended."""
         if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
             return
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -1
-        output, error = (_rest(file) for file in (self._child.stdout, self._child.stderr)) if self._child else ("", "")
+        output, error = (
+            (_read_rest(file) for file in (self._child.stdout, self._child.stderr)) if self._child else ("", "")
+        )
         self.pid, self._child = 0, None
         self._again = time.monotonic() + _PAUSE
         self._left = _survivors(self._program, code, output, error)

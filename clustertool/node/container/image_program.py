@@ -35,10 +35,10 @@ def run(
     feed: Optional[Stream] = None,
     drain: Optional[Stream] = None,
 ) -> str:
-    """stdout of a program. Raises DispatchError with the last line of its stderr, or what `check` raises, once it has ended.
+    """Run a program, and return its stdout. Raises DispatchError with the last line of its stderr, or what `check` raises.
 
-    feed writes its stdin, or drain reads its stdout, in a thread. In a thread of the agent there is progress as long as the
-    program reads, writes or computes.
+    The program has ended by then. check: called ten times a second. feed writes its stdin, or drain reads its stdout, in a
+    thread. In a thread of the agent there is progress as long as the program reads, writes or computes.
     """
     inner = outer = -1  # of the stream: the program's end, and ours
     if feed:
@@ -93,11 +93,13 @@ class _StreamThread(threading.Thread):
                 self._file.close()
 
     def require(self) -> None:
+        """Raise the error of the stream, unless the program has closed it."""
         if self._error is not None and not isinstance(self._error, BrokenPipeError):
             raise self._error
 
 
 def _communicate(child: subprocess.Popen[bytes], check: Callable[[], None]) -> Tuple[Optional[bytes], bytes]:
+    """Wait for the program, and return its stdout and stderr; call check() and report progress meanwhile."""
     before, beat = "", 0.0
     while True:
         try:
@@ -112,7 +114,7 @@ def _communicate(child: subprocess.Popen[bytes], check: Callable[[], None]) -> T
 
 
 def _activity(pid: int) -> str:
-    """Read what the program and its children have read and written so far."""
+    """Return a text that changes when the program or one of its children has read or written, or when it cannot be known."""
     found = []
     for each in (pid, *(process.pid for process in processes.descendants(pid))):
         with contextlib.suppress(OSError), open(f"/proc/{each}/io", encoding="ascii") as file:
@@ -121,7 +123,7 @@ def _activity(pid: int) -> str:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the program, so that no process of its session stays.
+    """End the program by TERM, and after 10 s, or what is left of its session at once, by KILL; close its pipes.
 
     A runtime that gets TERM removes what it has not completed.
     """

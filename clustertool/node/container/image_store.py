@@ -42,7 +42,10 @@ _YOUNG = 5.0  # seconds in which a folder gets its lock
 
 
 def pull_image(node: NodeContext, request: ImageRequest) -> ImageAnswer:
-    """Pull the image. The runtime reads its own login files. Raises DispatchError."""
+    """Pull the image, with the runtime's own login files, and describe it; apptainer's becomes a .sif file in ROOT_DIR.
+
+    Raises DispatchError; NotFound for the path of a file.
+    """
     runtime, program, image = request["runtime"], request["program"], request["image"]
     with _with_room(program, runtime, node.root):
         if runtime != APPTAINER:
@@ -50,20 +53,23 @@ def pull_image(node: NodeContext, request: ImageRequest) -> ImageAnswer:
             return _answer(inspect(program, image))
         if container_runtimes.is_file(image):
             raise NotFound(f"there is no file {image}", 'copy it to the node, or set IMAGE_FROM = "laptop"')
-        top = _images(node)
+        top = _make_image_folder(node)
         folder = os.path.join(top, hashlib.sha256(image.encode()).hexdigest()[:32])
         with _new_folder(top, os.path.basename(folder)) as part:
             run(container_runtimes.pull_file(program, image, os.path.join(part, container_runtimes.SIF)))
             remove_copy(folder)
             os.rename(part, folder)
-        return _answer(_file(folder))
+        return _answer(_describe_file(folder))
 
 
 def load_image(node: NodeContext, request: LoadImageRequest) -> ImageAnswer:
-    """Load a release into the runtime, under the image's name. Raises DispatchError."""
+    """Load a release into the runtime under the image's name, and describe it; apptainer's is unpacked in ROOT_DIR.
+
+    Raises DispatchError.
+    """
     runtime, program = request["runtime"], request["program"]
     store, release, kind = Store(node.root), request["release"], request["kind"]
-    top = _images(node)
+    top = _make_image_folder(node)
     _remove_stale(top)
     if kind == container_runtimes.COPY_FILE:
         return _answer(_place_file(store, release, os.path.join(top, release)))
@@ -83,9 +89,12 @@ def load_image(node: NodeContext, request: LoadImageRequest) -> ImageAnswer:
 
 
 def save_image(node: NodeContext, request: SaveImageRequest) -> SavedImageAnswer:
-    """Save the image of this node as a release, which other nodes get from here. Raises DispatchError."""
+    """Save this node's image as a release in the store, and return its name and manifest; other nodes get it from here.
+
+    Raises DispatchError.
+    """
     program, kind, image = request["program"], request["kind"], request["image"]
-    store, top = Store(node.root), _images(node)
+    store, top = Store(node.root), _make_image_folder(node)
     _remove_stale(top)
     with _new_folder(top, "saved") as part:
         if kind == container_runtimes.COPY_FILE:
@@ -94,15 +103,15 @@ def save_image(node: NodeContext, request: SaveImageRequest) -> SavedImageAnswer
         else:
             id = save(program, kind, request["runtime"], image, part)
         with writing(store), store.used():
-            release, text = _keep(store, part)
+            release, text = _store_files(store, part)
     with writing(store):
         store.prune()
     packed = binascii.b2a_base64(zlib.compress(text), newline=False).decode()
     return {"release": release, "packed": packed, "bytes": len(text), "image_id": id}
 
 
-def _keep(store: Store, folder: str) -> Tuple[str, bytes]:
-    """Write the files of a folder to the store, as a release: its name and its manifest."""
+def _store_files(store: Store, folder: str) -> Tuple[str, bytes]:
+    """Write the files of a folder to the store, as a release; return its name and its manifest."""
     entries: List[manifest.Entry] = []
     chunks: Dict[str, List[str]] = {}
     for at, names, found in os.walk(folder):
@@ -118,7 +127,7 @@ def _keep(store: Store, folder: str) -> Tuple[str, bytes]:
                 continue
             with open(full, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                chunks[path] = [_keep_piece(store, file.read(length)) for length in manifest.cut(size)]
+                chunks[path] = [_store_piece(store, file.read(length)) for length in manifest.cut(size)]
             entries.append(manifest.Entry(path, "file", 0o600, size, manifest.content_of(chunks[path])))
     release = manifest.digest(entries)
     times = dict.fromkeys((entry.path for entry in entries), 0)
@@ -128,7 +137,8 @@ def _keep(store: Store, folder: str) -> Tuple[str, bytes]:
     return release, text
 
 
-def _keep_piece(store: Store, data: bytes) -> str:
+def _store_piece(store: Store, data: bytes) -> str:
+    """Write a piece to the store, unless it is there, and return its name."""
     step()
     name = manifest.name_of(data)
     if data and store.missing({name: len(data)}):
@@ -153,7 +163,7 @@ def inspect(program: str, image: str) -> Image:
 def save(
     program: str, kind: str, runtime: str, image: str, folder: str, check: Callable[[], None] = require_wanted
 ) -> str:
-    """Write an image to an empty folder; the id that it has when it was loaded. Raises DispatchError."""
+    """Write an image to an empty folder, and return the id that it has when it was loaded. Raises DispatchError."""
     argv = container_runtimes.save(program, kind, runtime, image, folder)
     try:
         if kind == container_runtimes.COPY_DIR:
@@ -174,13 +184,13 @@ def save(
 
 
 def remove_copy(folder: str) -> None:
-    """Remove the files of an image; nothing happens where there are none."""
+    """Remove the folder of an image, if it is there. Errors are ignored."""
     with contextlib.suppress(OSError):
         remove(folder)
 
 
 def _extract(file: BinaryIO, folder: str) -> None:
-    """Extract the files of a tar archive that the runtime writes."""
+    """Extract folders, files and links of a tar archive that the runtime writes, without those that lead out of the folder."""
     with tarfile.open(fileobj=file, mode="r|") as archive:
         for member in archive:
             path = os.path.normpath(os.path.join(folder, member.name))
@@ -203,14 +213,15 @@ def _answer(found: Image) -> ImageAnswer:
     return {"image_id": found.image_id, "digest": found.digest, "size": found.size}
 
 
-def _images(node: NodeContext) -> str:
+def _make_image_folder(node: NodeContext) -> str:
+    """Make the folder for images in ROOT_DIR, and return its path."""
     files.make_root(node.root)
     return files.make_dir(node.root, paths.OURS, paths.IMAGES)
 
 
 @contextlib.contextmanager
 def _new_folder(top: str, name: str) -> Iterator[str]:
-    """Create a folder that is removed at the end, unless it was renamed. It has a lock for as long."""
+    """Create a locked folder for the body, and remove it at the end, unless it was renamed."""
     part = os.path.join(top, f"{name}.{os.urandom(4).hex()}.part")
     os.mkdir(part, 0o700)
     with files.closing(os.open(part, os.O_RDONLY)) as fd:
@@ -223,7 +234,7 @@ def _new_folder(top: str, name: str) -> Iterator[str]:
 
 
 def _remove_stale(top: str) -> None:
-    """Remove what a machine that crashed, or a killed process, has left."""
+    """Remove incomplete folders that no process has locked; where there are no locks, those older than a day."""
     for name in os.listdir(top):
         path = os.path.join(top, name)
         with contextlib.suppress(OSError):
@@ -243,17 +254,17 @@ def _unlocked(path: str) -> bool:
 
 
 def _place_file(store: Store, release: str, folder: str) -> Image:
-    """Unpack a .sif file, unless it is there."""
+    """Unpack the .sif file of a release in this folder, unless it is there, and describe it."""
     if not os.path.exists(os.path.join(folder, container_runtimes.SIF)):
         with _new_folder(os.path.dirname(folder), release) as part, writing(store):
             unpack(store, release, part)
             with contextlib.suppress(FileExistsError):  # another request was quicker
                 os.rename(part, folder)
-    return _file(folder)
+    return _describe_file(folder)
 
 
-def _file(folder: str) -> Image:
-    """Describe the .sif file in a folder, whose time is that of its last use."""
+def _describe_file(folder: str) -> Image:
+    """Describe the .sif file in a folder, and set the folder's time to now, that of its last use."""
     path = os.path.join(folder, container_runtimes.SIF)
     os.utime(folder)
     with open(path, "rb") as file:
@@ -280,7 +291,10 @@ def _write_archive(store: Store, release: str, file: BinaryIO) -> None:
 
 @contextlib.contextmanager
 def _with_room(program: str, runtime: str, root: str, need: int = 0) -> Iterator[None]:
-    """Check the room for an image. Raises DispatchError, with bytes, where the runtime's disk has none."""
+    """Require `need` bytes where the runtime keeps images; if the disk fills up in the body, add the free ones to the error.
+
+    Raises DispatchError.
+    """
     place = root
     if runtime != APPTAINER:
         place = programs.output(container_runtimes.storage(program, runtime), _QUICK)[1].strip() or root
@@ -298,7 +312,7 @@ def _with_room(program: str, runtime: str, root: str, need: int = 0) -> Iterator
 
 
 def _free(place: str) -> int:
-    """Count the free bytes; -1 if that cannot be known, as of the disk of a daemon on another machine."""
+    """Return the free bytes of a disk; -1 if that cannot be known, as of the disk of a daemon on another machine."""
     try:
         found = os.statvfs(place)
     except OSError:

@@ -54,11 +54,12 @@ _HELPERS = frozenset(
 
 
 def helpers(found: Iterable[Process]) -> FrozenSet[int]:
-    """Find the pids of those processes that belong to a runtime, and not to a program in a container."""
+    """Return the pids of those processes that run a program of a runtime, and not one in a container."""
     return frozenset(process.pid for process in found if _is_helper(process.pid))
 
 
 def _is_helper(pid: int) -> bool:
+    """Check whether a process runs a program of a runtime, by its executable, or its name if that cannot be read."""
     with contextlib.suppress(OSError):
         return os.path.basename(os.readlink(f"/proc/{pid}/exe")).partition(" ")[0] in _HELPERS
     found = processes.stat(pid)
@@ -69,7 +70,7 @@ class RankContainer:
     """The container of one rank, from its start on. cpu, memory: seconds and the most bytes, as last sampled."""
 
     def __init__(self, job: int, process: SpecProcess, mark: str, waits: bool = False) -> None:
-        """Know a rank by its mark. waits: its client passes no signal on."""
+        """Store the rank's mark, by which its process is recognized. waits: its client passes no signal on."""
         self.main: Optional[Process] = None
         self.frozen = self.orphaned = False  # orphaned: the runtime's process that observes it has ended
         self.cpu, self.memory = 0.0, 0
@@ -77,7 +78,7 @@ class RankContainer:
         self._file = JobPaths.main_file(process["role"], process["rank"])
 
     def prepare(self) -> None:
-        """Write the file in which the wrapper writes. Raises OSError."""
+        """Create the file in which the wrapper in the container writes the rank's pid. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):
             files.remove(self._job, self._file)
         files.create(self._job, self._file, _EMPTY)
@@ -94,7 +95,7 @@ class RankContainer:
         return self.main is not None or self._read() != _EMPTY
 
     def find(self) -> bool:
-        """Search the container's first process. Returns True if it is known since this call."""
+        """Search the container's first process by the pid in the file. Returns True if it is known since this call."""
         if self.main is not None:
             return False
         text = self._read().split(b"\n")[0]
@@ -107,7 +108,7 @@ class RankContainer:
         return True
 
     def sample(self) -> bool:
-        """Measure its first process. Return whether it was stopped or continued since the last call."""
+        """Store CPU time and memory of its first process. Returns whether it was stopped or continued since the last call."""
         found = processes.stat(self.main.pid) if self.main else None
         if self.main is None or found is None or found.start != self.main.start or found.state in "ZX":
             return False
@@ -119,7 +120,7 @@ class RankContainer:
 
 
 def _is_below(pid: int) -> bool:
-    """Check whether a process descends from this one."""
+    """Check whether a process descends from this one, over at most 20 generations."""
     for _ in range(_DEPTH):
         if pid == os.getpid():
             return True
@@ -131,6 +132,7 @@ def _is_below(pid: int) -> bool:
 
 
 def _peak(pid: int) -> int:
+    """Return the most bytes of memory that a process had so far, 0 if that is not known."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open(f"/proc/{pid}/status", "rb") as file:
             return next((int(line.split()[1]) << 10 for line in file if line.startswith(b"VmHWM:")), 0)
@@ -155,10 +157,10 @@ class RankContainers:
         self._conmon = ""
 
     def prepare(self) -> None:
-        """Make what ranks have of their user. Raises PreflightError.
+        """Make what containers need of the user: a folder for HOME, podman's process and conmon script, accounts for docker.
 
         It comes before this process is a subreaper: the first command of rootless podman leaves a process for all containers of
-        the user, which must not become a child of this job.
+        the user, which must not become a child of this job. Raises PreflightError.
         """
         if not self._container:
             return
@@ -200,7 +202,10 @@ class RankContainers:
     def start(
         self, process: SpecProcess, variables: Mapping[str, str], around: Surroundings
     ) -> Tuple[Tuple[List[str], Dict[str, str]], RankContainer]:
-        """Build the command line and environment of the client, and the container. Raises OSError."""
+        """Build how a rank starts: the command line and environment of the client, and its RankContainer. Raises OSError.
+
+        It starts nothing, but creates the file for the rank's pid.
+        """
         spec, container = self._spec, self._spec["container"]
         made = RankContainer(self._job, process, spec["mark"], self._waits)
         made.prepare()
@@ -214,18 +219,22 @@ class RankContainers:
         return (argv, {**os.environ, **passed.env}), made
 
     def session(self, process: SpecProcess, variables: Mapping[str, str], around: Surroundings) -> RankSession:
-        """Describe how another program starts inside a rank."""
+        """Build the command line and the environment with which another program starts in the container of a rank."""
         container = self._spec["container"]
         argv, env = container_command.session(container, self._spec, process, variables, self._with_user(around))
         return {"argv": argv, "env": env}
 
     def _with_user(self, around: Surroundings) -> Surroundings:
+        """Add the user's HOME and accounts, and how podman starts, to the surroundings."""
         made = around._replace(home=self._home, accounts=self._accounts)
         return made._replace(in_step=self._waits, conmon=self._conmon)
 
 
 def limits(file_limit: int) -> Dict[str, Tuple[int, int]]:
-    """Read the limits of this user, as ulimits. file_limit: the soft one of descriptors, 0 for that of this process."""
+    """Return the limits of this user, soft and hard, by their names as ulimits. No more processes than the kernel has pids.
+
+    file_limit: the soft one of descriptors, 0 for that of this process.
+    """
     found = {name: resource.getrlimit(number) for name, number in _LIMITS.items()}
     if file_limit:
         found["nofile"] = (file_limit, found["nofile"][1])

@@ -11,13 +11,16 @@ from clustertool.node.system import users
 
 
 def rank_user(root: str) -> RankUser:
-    """Return the user of this process, with a folder below ROOT_DIR, made if it is missing. Raises PreflightError, OSError."""
+    """Return the user of this process, with its HOME for containers below ROOT_DIR, made if missing.
+
+    Raises PreflightError, OSError.
+    """
     uid = os.getuid()
     home = files.make_dir(root, *os.path.relpath(rank_home(root), root).split(os.sep))
     return RankUser(users.name_of(uid), uid, os.getgid(), home)
 
 
 def home_inside(user: RankUser) -> str:
-    """Choose HOME of a process in the image, as HOME_SCRIPT: that of its environment if this user can write it."""
+    """Choose HOME in the image, as HOME_SCRIPT does: that of the environment if this user can write it, else user.home."""
     found = os.environ.get("HOME", "")
     return found if found not in ("", "/") and os.path.isdir(found) and os.access(found, os.W_OK) else user.home

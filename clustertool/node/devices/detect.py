@@ -34,7 +34,7 @@ print(number.value)
 
 
 def found(dev: str = "/dev", system: str = "/sys") -> Tuple[str, List[int]]:
-    """("gpu", [0, 1, ...]) or of kind dcu, xpu, npu; ("cpu", []) where there is none."""
+    """Return the kind of this node's cards and their ids: ("gpu", [0, 1]), dcu, xpu or npu; ("cpu", []) without cards."""
     gpus = _numbered(dev, "nvidia")
     if gpus:
         return "gpu", list(range(len(gpus)))
@@ -42,7 +42,7 @@ def found(dev: str = "/dev", system: str = "/sys") -> Tuple[str, List[int]]:
         gpus = list(range(_count_by_library()))
         if gpus:
             return "gpu", gpus
-    dcus = _hygon(dev, system)
+    dcus = _count_dcus(dev, system)
     if dcus:
         return "dcu", list(range(dcus))
     for kind, prefix in (("xpu", "xpu"), ("npu", "davinci")):
@@ -53,7 +53,7 @@ def found(dev: str = "/dev", system: str = "/sys") -> Tuple[str, List[int]]:
 
 
 def keys(kind: str, ids: Sequence[int], dev: str = "/dev") -> Dict[int, str]:
-    """Id -> what names the card for all on this machine, containers too: its device file, or the library that shows it."""
+    """Map each id to what names the card for all on this machine, containers too: device file, or library and index."""
     files = {"gpu": "nvidia", "xpu": "xpu", "npu": "davinci"}.get(kind, kind)
     numbers = _numbered(dev, "nvidia") if kind == "gpu" else []
     if kind == "gpu" and not numbers and library():
@@ -78,24 +78,25 @@ def models(count: int, listed: str = "/proc/driver/nvidia/gpus") -> List[str]:
 
 
 def _model(card: str) -> str:
+    """Read the model from a card's folder of the driver, "" if it is not there. Raises OSError."""
     with open(os.path.join(card, "information"), encoding="utf-8", errors="replace") as file:
         return next((line.partition(":")[2].strip() for line in file if line.startswith("Model:")), "")
 
 
 def place() -> str:
-    """Return where the node keeps what laptops sent."""
+    """Return the path of ~/.cache/clustertool, where the node keeps what laptops sent."""
     return os.path.join(users.home() or "/", ".cache", "clustertool")
 
 
 def modules() -> List[str]:
-    """List the digests of the NVML modules that are kept here, by their names alone."""
+    """List the digests of the NVML modules that are kept here, from the names of their folders alone."""
     with contextlib.suppress(OSError):
         return [name[len(MODULE) :] for name in os.listdir(place()) if name.startswith(MODULE)]
     return []
 
 
 def _numbered(folder: str, prefix: str = "") -> List[int]:
-    """List what follows the prefix in names that end in a number."""
+    """List the numbers that follow the prefix in the names of a folder, sorted; [] if the folder cannot be read."""
     with contextlib.suppress(OSError):
         rests = [name[len(prefix) :] for name in os.listdir(folder) if name.startswith(prefix)]
         return sorted(int(rest) for rest in rests if rest.isdecimal())
@@ -103,7 +104,7 @@ def _numbered(folder: str, prefix: str = "") -> List[int]:
 
 
 def library() -> str:
-    """Find NVIDIA's library where it is not among the system's: on LD_LIBRARY_PATH, or by Windows.
+    """Return the path of NVIDIA's library on LD_LIBRARY_PATH, or of Windows (WSL); "" if it is in neither.
 
     Such nodes have no /dev/nvidia0.
     """
@@ -123,7 +124,7 @@ def _count_by_library() -> int:
     return int(out) if code == 0 else 0
 
 
-def _hygon(dev: str, system: str) -> int:
+def _count_dcus(dev: str, system: str) -> int:
     """Count the DCUs: nodes of the kernel's topology with compute units, on a machine with Hygon's driver."""
     if not os.path.exists(os.path.join(dev, "kfd")) and not os.path.exists(os.path.join(dev, "mkfd")):
         return 0
@@ -138,6 +139,7 @@ def _hygon(dev: str, system: str) -> int:
 
 
 def _properties(path: str) -> Dict[str, int]:
+    """Read the lines "name number" of a file; {} if it cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         with open(path, encoding="utf-8") as file:
             return {name: int(value) for name, value in (line.split() for line in file)}

@@ -55,19 +55,21 @@ class DeviceLock:
             os.utime(self.fd)
 
     def release(self) -> None:
+        """Remove the file of the lock, and close its descriptor in this process."""
         with contextlib.suppress(OSError):
             os.unlink(self.path)
         os.close(self.fd)
 
 
 def take(kind: str, ids: Sequence[int], job: str) -> DeviceLock:
-    """Lock all of them or none. Raises DeviceHeld, PreflightError.
+    """Lock all these devices for a job or none, and return the lock. Raises DeviceInUse, PreflightError.
 
-    The same job may have a card on two of its nodes that are one machine.
+    The same job may have a card on two of its nodes that are one machine. Without the lock of the machine it tries up to 4
+    times.
     """
     keys = detect.keys(kind, ids)
     for again in range(_AGAIN, -1, -1):
-        with _machine() as why:
+        with _machine_locked() as why:
             mine = _make({formats.KEY: formats.FORMAT, "job": job, "keys": sorted(keys.values())})
             locks = _locks(clean=not why)
             others = {key: lock for lock in locks if (lock.job, lock.uid) != (job, os.getuid()) for key in lock.keys}
@@ -87,20 +89,20 @@ def locked() -> Dict[str, Dict[str, str]]:
 
 
 def trouble() -> str:
-    """Describe why the lock of the machine cannot be taken, as far as one can see without making its file; "" if it can."""
+    """Return why the lock of the machine cannot be taken, "" if it can. Its file is not made: without it the answer is ""."""
     if not os.path.lexists(os.path.join(_TMP, _MACHINE)):
         return ""
-    with _machine() as why:
+    with _machine_locked() as why:
         return why
 
 
 @contextlib.contextmanager
-def _machine() -> Iterator[str]:
-    """Take the lock of all jobs that take devices on this machine. Any user may own its file; only its flock means anything.
+def _machine_locked() -> Iterator[str]:
+    """Lock the machine for the body, for all jobs that take devices. Any user may own the file; only its flock means anything.
 
     Yields "" with the lock, or why it could not be taken: another user can keep it locked, or put something else in its place.
     """
-    fd, why = _enter(os.path.join(_TMP, _MACHINE))
+    fd, why = _lock_machine(os.path.join(_TMP, _MACHINE))
     try:
         yield why
     finally:
@@ -108,12 +110,12 @@ def _machine() -> Iterator[str]:
             os.close(fd)
 
 
-def _enter(path: str) -> Tuple[int, str]:
-    """(descriptor, "") with the lock, or (-1, why not)."""
+def _lock_machine(path: str) -> Tuple[int, str]:
+    """Open and lock the file of the machine, for up to 2 s; return (descriptor, ""), or (-1, why not)."""
     end, holding = time.monotonic() + _PATIENCE, ""
     while time.monotonic() < end:
         try:
-            fd = _shared(path)
+            fd = _open_shared(path)
         except (FileNotFoundError, FileExistsError):  # it was removed or made a moment ago
             continue
         except OSError as error:
@@ -127,6 +129,7 @@ def _enter(path: str) -> Tuple[int, str]:
 
 
 def _maker(path: str) -> str:
+    """Name the user who owns a file, "of user anna", or "removed"."""
     try:
         return f"of user {users.name_of(os.lstat(path).st_uid)}"
     except OSError:
@@ -134,7 +137,7 @@ def _maker(path: str) -> str:
 
 
 def _holder(file: os.stat_result) -> str:
-    """Name the process that has a file's flock, ` by process 12 of user anna`, if the kernel knows it."""
+    """Return ` by process 12 of user anna` for the process that has a file's flock, "" if the kernel does not show it."""
     wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     with contextlib.suppress(OSError, ValueError):
         with open("/proc/locks") as locks:
@@ -144,7 +147,8 @@ def _holder(file: os.stat_result) -> str:
     return ""
 
 
-def _shared(path: str) -> int:
+def _open_shared(path: str) -> int:
+    """Open the file of the machine's lock, and create it for all users if it is missing. Raises OSError."""
     if os.path.lexists(path):
         fd = os.open(path, os.O_RDONLY | _FLAGS)
     else:
@@ -157,7 +161,7 @@ def _shared(path: str) -> int:
 
 
 def _make(content: Mapping[str, Any]) -> DeviceLock:
-    """Create a lock's file, readable for others only once it is locked and whole."""
+    """Create a lock's file with this content, readable for others only once it is locked and whole. Raises PreflightError."""
     end = time.monotonic() + _PATIENCE
     while True:
         path = os.path.join(_TMP, f"{_PREFIX}{os.getuid()}-{os.urandom(8).hex()}")
@@ -174,7 +178,7 @@ def _make(content: Mapping[str, Any]) -> DeviceLock:
 
 
 def _locks(clean: bool = False) -> List[Lock]:
-    """List all living locks. clean: remove this user's unlocked files; only with the machine's lock."""
+    """Read the locks whose files are locked. clean: remove this user's unlocked files; only with the machine's lock."""
     found = []
     try:
         names = [name for name in os.listdir(_TMP) if name.startswith(_PREFIX)]

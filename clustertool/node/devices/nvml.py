@@ -45,7 +45,7 @@ def _path(digest: str) -> str:
 
 
 def receive_module(node: NodeContext, request: ModuleRequest) -> Answer:
-    """Keep the module that the laptop sent. Raises PreflightError where it is not what its digest says."""
+    """Store the module that the laptop sent, base64 of zlib. Raises PreflightError if its digest is another one."""
     packed = b""
     with contextlib.suppress(ValueError):
         packed = base64.b64decode(request["data"])
@@ -54,7 +54,7 @@ def receive_module(node: NodeContext, request: ModuleRequest) -> Answer:
 
 
 def keep_module(digest: str, packed: bytes) -> None:
-    """Keep a module. `packed`: zlib. Raises PreflightError where it is not what its digest says."""
+    """Store a module on the disk, else in memory. `packed`: zlib. Raises PreflightError if its digest is another one."""
     data = b""
     with contextlib.suppress(zlib.error):
         data = zlib.decompress(packed)
@@ -76,11 +76,12 @@ def _digest(data: bytes) -> str:
 
 
 def has(digest: str) -> bool:
+    """Check whether the module is loaded, or stored here."""
     return digest in _modules or bool(_source(digest))
 
 
 def newest() -> str:
-    """Return the digest of the module that came last, "" where none is kept."""
+    """Return the digest of the module that was stored last, "" where none is. One in memory counts as the oldest."""
     found = [(0.0, digest) for digest in _kept]
     for digest in detect.modules():
         with contextlib.suppress(OSError):
@@ -89,7 +90,7 @@ def newest() -> str:
 
 
 def end() -> None:
-    """End NVML, before a fork: what has begun here would not work in the child. It may hang; then it is left so."""
+    """End NVML, before a fork: what has begun here would not work in the child. After 2 s it is left as it is."""
     while _modules:
         _, module = _modules.popitem()
 
@@ -101,7 +102,7 @@ def end() -> None:
 
 
 def _source(digest: str) -> bytes:
-    """Read the module's text if it is stored here complete, in a place that only this user can write."""
+    """Read the text of a module that is complete, in a folder that only this user can write, or in memory; else b""."""
     with contextlib.suppress(OSError):
         info = os.lstat(detect.place())
         if info.st_uid == os.getuid() and not info.st_mode & 0o022:
@@ -113,7 +114,7 @@ def _source(digest: str) -> bytes:
 
 
 def _load(digest: str) -> Library:
-    """Load the module; from its file, so that Python keeps it compiled."""
+    """Import the module pynvml: from its file, so that Python keeps it compiled, or from memory if it could not be written."""
     if digest in _kept:
         module = type(sys)("pynvml")
         sys.modules["pynvml"] = module  # it imports itself by this name
@@ -127,11 +128,8 @@ def _load(digest: str) -> Library:
     return module
 
 
-def _begun(digest: str) -> Library:
-    """Return the module with NVML begun, once for the agent's life. Raises its NVMLError.
-
-    Beginning takes NVML up to seconds.
-    """
+def _start_nvml(digest: str) -> Library:
+    """Return the module; at the first call, import it and begin NVML, which takes up to seconds. Raises its NVMLError."""
     if digest not in _modules:
         module = _load(digest)
         module.nvmlInit()
@@ -140,9 +138,12 @@ def _begun(digest: str) -> Library:
 
 
 def read(digest: str, full: bool) -> Dict[str, Any]:
-    """Read {driver, cuda, devices, problem}. full: also what does not change from one second to the next."""
+    """Read all cards: {"devices", "problem"}, with `full` also what does not change from one second to the next.
+
+    full adds the versions "driver" and "cuda", and more fields of each card. Without NVML there are no devices, and a problem.
+    """
     try:
-        nvml = _begun(digest)
+        nvml = _start_nvml(digest)
         count = nvml.nvmlDeviceGetCount()
     except sys.modules["pynvml"].NVMLError as error:  # not bound before _load has put it there
         return {"devices": [], "problem": f"NVML: {error}"}
@@ -156,9 +157,9 @@ def read(digest: str, full: bool) -> Dict[str, Any]:
 
 
 def load(digest: str, ids: Sequence[int]) -> List[Tuple[int, float, int, int]]:
-    """(card, percent, bytes used, bytes there are) of those of these cards that answer: what a record wants again and again."""
+    """Return (id, percent of use, bytes used, bytes of memory) of those of these cards that answer; [] without NVML."""
     try:
-        nvml = _begun(digest)
+        nvml = _start_nvml(digest)
     except sys.modules["pynvml"].NVMLError:
         return []
     found = []
@@ -180,6 +181,7 @@ class _Asker:
         self.error = ""
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of NVML, and return its value, None for an error; store the text of the first one that is a fault."""
         try:
             return function(*arguments)
         except self._nvml.NVMLError as error:
@@ -196,11 +198,13 @@ class _Asker:
         return None
 
     def text(self, function: Callable[..., Any], *arguments: Any) -> str:
+        """Call a function of NVML, and return its text, "" for an error."""
         value = self(function, *arguments)
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")
 
 
 def _card(nvml: Library, index: int, full: bool) -> Card:
+    """Read a card by its index, with `full` also its state. problem: the first error."""
     ask = _Asker(nvml)
     handle = ask(nvml.nvmlDeviceGetHandleByIndex, index)
     card: Card = {"index": index}
@@ -213,7 +217,7 @@ def _card(nvml: Library, index: int, full: bool) -> Card:
 
 
 def _now(nvml: Library, ask: _Asker, handle: Handle) -> Card:
-    """Read what changes from second to second."""
+    """Read what changes from second to second: memory, utilisation, temperature, power and processes."""
     memory = _memory(nvml, ask, handle)
     rates = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
     power = ask(nvml.nvmlDeviceGetPowerUsage, handle)
@@ -238,7 +242,7 @@ def _watts(milliwatts: Optional[int]) -> Optional[float]:
 
 
 def _processes(nvml: Library, ask: _Asker, handle: Handle) -> List[Dict[str, Any]]:
-    """List programs that compute, and those that only draw; a program that does both counts as computing."""
+    """List the processes on a card: those that compute, and those that only draw ("graphics"), with their bytes of memory."""
     found: Dict[int, Dict[str, Any]] = {}
     for kind in ("Compute", "Graphics"):
         listed = ask(getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v3"), handle)
@@ -251,6 +255,7 @@ def _processes(nvml: Library, ask: _Asker, handle: Handle) -> List[Dict[str, Any
 
 
 def _state(nvml: Library, ask: _Asker, handle: Handle) -> Card:
+    """Read the model, the UUID, limits, throttling, ECC errors and modes of a card."""
     reasons = ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if reasons is None:  # drivers before 535
         reasons = ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
@@ -274,7 +279,10 @@ def _state(nvml: Library, ask: _Asker, handle: Handle) -> Card:
 
 
 def _repair(nvml: Library, ask: _Asker, handle: Handle) -> Optional[str]:
-    """Read what became of bad memory: "failed", "pending" until the card is reset, "" for none. Pages, from Ampere on rows."""
+    """Return what became of bad memory: "failed", "pending" until the card is reset, "" if there is none, None if not known.
+
+    From Ampere on NVIDIA repairs rows of memory, before that pages.
+    """
     rows = ask(nvml.nvmlDeviceGetRemappedRows, handle)
     pages = None if rows else ask(nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
     if rows is None and pages is None:

@@ -27,14 +27,15 @@ _hung: List[str] = []
 
 
 def answer(node: NodeContext, request: DevicesRequest) -> DevicesAnswer:
-    """Answer the request for the node's devices."""
+    """Read the node's devices, for a request, with the NVML module that it names."""
     return cast("DevicesAnswer", read_devices(request["nvml"]))
 
 
 def read_devices(module: str, full: bool = True) -> Dict[str, Any]:
-    """Read {kind, ids, devices, driver, cuda, problem}, or {"need": module} where the NVML module has to be sent first.
+    """Read the cards with locks, users and jobs, or return {"need": module} if this NVML module must be sent first.
 
-    module: the digest of the laptop's NVML module; full: also what does not change from one second to the next.
+    Returns {kind, ids, devices, driver, cuda, problem, used}. module: the digest of the laptop's NVML module; full: also what
+    does not change from one second to the next.
     """
     kind, ids = detect.found()
     found: Dict[str, Any] = {"kind": kind, "ids": ids, "devices": [], "driver": "", "cuda": "", "problem": ""}
@@ -42,15 +43,19 @@ def read_devices(module: str, full: bool = True) -> Dict[str, Any]:
         return found
     if kind == "gpu" and not nvml.has(module):
         return {"need": module}
-    found.update(_hung_or(kind, module, full))
+    found.update(_read_unless_hung(kind, module, full))
     known = {device["index"] for device in found["devices"]}
     found["devices"] += [{"index": index} for index in ids if index not in known]
-    _own(found["devices"], kind)
+    _add_owners(found["devices"], kind)
     found["used"] = _used_by(found["devices"])
     return found
 
 
-def _hung_or(kind: str, module: str, full: bool) -> Dict[str, Any]:
+def _read_unless_hung(kind: str, module: str, full: bool) -> Dict[str, Any]:
+    """Read the cards by NVML, or the tool of another vendor.
+
+    NVML that has not answered once in 15 s is a problem from then on.
+    """
     if kind != "gpu":
         return vendor_tools.read(kind)
     late = {"problem": f"NVML does not answer for {_PATIENCE:g} s: a card hangs; check dmesg for Xid"}
@@ -71,7 +76,11 @@ class PacedReader:
         self._next = 0.0
 
     def now(self) -> Dict[str, Any]:
-        """Read the whole answer the first time, later what changes; as old as it has to be."""
+        """Return all that is known of the devices, read anew if it is time: the first time wholly, later what changes.
+
+        It is {"need": module} as in read_devices(). The next time is after half a second, or after 100 times the CPU time that
+        the reading took.
+        """
         if time.monotonic() >= self._next:
             before = processes.used()
             fresh = read_devices(self._module, full=not self._found)
@@ -84,8 +93,8 @@ class PacedReader:
         return self._found
 
 
-def _own(devices: List[Dict[str, Any]], kind: str) -> None:
-    """Add each process' user, name and job, and each device's lock."""
+def _add_owners(devices: List[Dict[str, Any]], kind: str) -> None:
+    """Add user, name and job to each process of the devices, and to each device its lock as `held`."""
     locked = locks.locked()
     keys = detect.keys(kind, [device["index"] for device in devices])
     seen: Dict[int, Dict[str, Any]] = {}
@@ -108,7 +117,7 @@ def user(pid: int) -> str:
 
 
 def belongs(pid: int) -> Dict[str, str]:
-    """job, role and rank of a process of this user's jobs, by its environment or that of its parents."""
+    """Return job, role and rank of a process of this user's jobs, from its environment or that of up to 20 parents; else {}."""
     for _ in range(_PARENTS):
         variables = processes.environment(pid)
         if b"CLUSTERTOOL_JOB" in variables:
@@ -121,7 +130,7 @@ def belongs(pid: int) -> Dict[str, str]:
 
 
 def _used_by(devices: List[Card]) -> List[Tuple[int, str]]:
-    """(device, process) of devices without a lock that a process computes on, and of faulty ones."""
+    """List (device, why) of faulty devices, and of devices without a lock on which a process computes."""
     used = []
     for device in devices:
         why, there = broken(device), computing(device)

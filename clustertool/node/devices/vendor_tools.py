@@ -27,7 +27,7 @@ _KFD = re.compile(r"PID: *(\d+)(.*?)(?=PID: *\d|\Z)", re.S)
 
 
 def hy(text: str) -> Found:
-    """Parse the output of hy-smi.
+    """Parse the output of hy-smi into cards with their processes, and the driver's version.
 
     Of `hy-smi`, `hy-smi --showproductname --showdriverversion --showmeminfo vram`, `hy-smi --showpids`, one after the other.
     """
@@ -127,6 +127,7 @@ def npu(text: str) -> Found:
 
 
 def _found(cards: Dict[int, Card], driver: Optional[Match[str]]) -> Found:
+    """Build the result of a parser: the cards by index, with the free memory, and the driver's version."""
     for card in cards.values():
         if card["memory_total"] is not None and card["memory_used"] is not None:
             card["memory_free"] = card["memory_total"] - card["memory_used"]
@@ -141,10 +142,12 @@ _EMPTY = {"model": "", "uuid": "", "compute_mode": "", "problem": ""}
 
 
 def _card(index: int, **values: Any) -> Card:
+    """Create a card with these values; others are None, "" or []."""
     return {"index": index, **dict.fromkeys(_UNKNOWN), **_EMPTY, "throttle": [], "processes": [], **values}
 
 
 def _load(temperature: str, power: str, limit: str, utilisation: str) -> Card:
+    """Convert texts to temperature, power, its limit, and utilisation; None for what is no number."""
     known = {"temperature": _read_int(temperature), "utilisation": _read_int(utilisation)}
     return {**known, "power": _read_float(power), "power_limit": _read_float(limit)}
 
@@ -171,7 +174,7 @@ TOOLS: Mapping[str, Tool] = {
 
 
 def read(kind: str) -> Found:
-    """Read the devices of this kind as the vendor's tool reports them."""
+    """Run the vendor's tool for this kind, and return its devices, the driver's version, and the problem or ""."""
     names, calls, parse = TOOLS[kind]
     nothing: Found = {"devices": [], "driver": ""}
     found_at = program(kind)
@@ -191,6 +194,6 @@ def read(kind: str) -> Found:
 
 
 def program(kind: str) -> str:
-    """Find the tool for this kind, "" if there is none."""
+    """Find the path of the vendor's tool for this kind, "" if there is none."""
     names = TOOLS[kind][0] if kind in TOOLS else ()
     return next((path for path in (programs.find(name, *_PLACES) for name in names) if path), "")

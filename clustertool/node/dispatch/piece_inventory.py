@@ -30,20 +30,23 @@ class PieceSaver:
         self._worker = DiskWorker()
 
     def add(self, names: Iterable[str]) -> None:
+        """Queue the pieces of these names, which are in the store, to be made durable."""
         for name in names:
             self._put_work(self._store.sync, name)
 
     def finish(self, release: str, text: bytes) -> None:
-        """Name the release, since all pieces of it are there."""
+        """Queue the naming of the release, since all pieces of it are there; the thread ends after that."""
         self.begun = True
         self._put_work(self._store.complete, release, text)
         self._worker.end()
 
     def _put_work(self, work: Callable[..., None], *arguments: object) -> None:
+        """Queue work for the thread, or do it here if there is no thread for it."""
         if not self._worker.put(self._do_work, work, *arguments):
             self._do_work(work, *arguments)
 
     def _do_work(self, work: Callable[..., None], *arguments: object) -> None:
+        """Do the work, unless there was an error, which is stored. After the naming of the release, set `over`."""
         try:
             if self.error is None:
                 work(*arguments)
@@ -71,6 +74,7 @@ class Inventory:
         return topology.bits(self._has)
 
     def bytes_of(self, numbers: Set[int]) -> int:
+        """Sum up the bytes of the pieces of these numbers; the manifest counts none."""
         return sum(self._pieces[number - 1].size for number in numbers if number)
 
     def __contains__(self, number: int) -> bool:
@@ -87,9 +91,9 @@ class Inventory:
         return Part(self._store.top, piece.name, size) if size == piece.size else Sink(size)
 
     def keep(self, number: int, sink: Sink) -> bool:
-        """Keep a piece. False for bytes that are not what the manifest names. Raises OSError.
+        """Store a piece that has arrived. Returns False for bytes that are not what the manifest names. Raises OSError.
 
-        A manifest is to be taken: take().
+        Of a manifest only the text is kept, and take() is to be called.
         """
         if isinstance(sink, MemorySink):
             self.packed = bytes(sink.data)
@@ -101,15 +105,21 @@ class Inventory:
         self.saving.add([self.piece(number).name])
         return True
 
-    def kept_manifest(self) -> bool:
-        """Read a helper's own copy. False if that was removed meanwhile, or is another laptop's of the same release."""
+    def read_stored_manifest(self) -> bool:
+        """Read the manifest in this node's store, for a helper. Returns whether it is that of the order.
+
+        It may be removed meanwhile, or another laptop's of the same release.
+        """
         with contextlib.suppress(OSError):
             self._text = self._store.manifest(str(self._order["release"]))
             self.packed = zlib.compress(self._text, 1)
         return manifest.name_of(self._text) == str(self._order["manifest"])
 
     def take(self) -> FrozenSet[int]:
-        """Give the pieces of the manifest their numbers; the numbers of those that are lacking."""
+        """Assign numbers to the pieces of the manifest, and return the numbers of those that are lacking in the store.
+
+        Those of other groups than the order's are not lacking, and for a helper none.
+        """
         groups = self._order["groups"]
         found = manifest.piece_rows(self._text) if groups is None else manifest.read_rows(self._text)
         self._rows = manifest.take(found, groups)
@@ -127,7 +137,7 @@ class Inventory:
         return frozenset(lacking)
 
     def finish(self) -> None:
-        """Begin to save the pieces, which are all here; that takes a moment (`saving`)."""
+        """Queue the naming of the release, since its pieces are all here; `saving` shows when that is done."""
         text = self._text if self._order["groups"] is None else manifest.text_of(self._rows)
         self.saving.finish(str(self._order["release"]), text)
 

@@ -74,11 +74,12 @@ class LaptopLink:
         return bool(self._out)
 
     def report(self, kind: str, **more: object) -> None:
+        """Send the laptop a message of type relay-<kind>, as far as the socket takes it."""
         self._out += encode({"type": f"relay-{kind}", **more})
         self._flush()
 
     def turn(self, now: float) -> List[Frame]:
-        """Receive messages and return them; sends what is left."""
+        """Receive messages and return them; send what is left. Sets `closed` at the end of the connection."""
         try:
             data = self._sock.recv(1 << 18)
         except BlockingIOError:
@@ -126,6 +127,7 @@ class Relay:
             self._listener = listen(str(order["address"]), 0, 64)
 
     def run(self) -> None:
+        """Fetch and serve pieces until the laptop ends that, and then remove what is not needed from the store."""
         with self._store.used():  # else another dispatch might prune what this one has so far
             self._run_until_end()
         saving = self._inventory.saving
@@ -133,22 +135,25 @@ class Relay:
             self._store.prune()
 
     def _run_until_end(self) -> None:
+        """Report the port, begin with the stored manifest as a helper, and turn until the relay is to end."""
         port = self._listener.getsockname()[1] if self._listener else 0
         self._laptop.report("ready", port=port, empty=self._store.empty)
-        if self._order.get("helper") and self._inventory.kept_manifest():
+        if self._order.get("helper") and self._inventory.read_stored_manifest():
             self._take_manifest()
         while not self._ended and not self._laptop.closed:
             self._turn()
 
     def close(self) -> None:
+        """Close all connections and the port."""
         for link in list(self._links):
-            self._forget(link)
+            self._close_link(link)
         if self._listener is not None:
             self._listener.close()
 
     # -- the loop --
 
     def _turn(self) -> None:
+        """Wait for something to do, handle orders, connections and frames, send the numbers of new pieces, and call _tick()."""
         listening = [] if self._listener is None else [self._listener]
         by_fd = {link.wire.fileno(): link for link in self._links}
         busy = any(link.wire.more for link in self._links)
@@ -171,11 +176,15 @@ class Relay:
             self._tick(now)
 
     def _tick(self, now: float) -> None:
+        """End after a minute without the laptop, close strangers that are late, let the scheduler act, and report progress.
+
+        After a time without progress, report `idle`, with the pieces that are lacking and the failures of sources.
+        """
         if now - self._laptop.active_at > _SILENCE:
             self._ended = True
         for link in list(self._links):
             if link.taker and not link.wire.secure and now - link.since > _PATIENCE:
-                self._forget(link)
+                self._close_link(link)
         self._carry_out(self._scheduler.tick(now))
         slow = self._is_saving and now - self._reported > fetch.IDLE  # a slow disk is no silence
         if slow or self._unreported and now - self._reported > float(self._order["report"]):
@@ -194,7 +203,7 @@ class Relay:
         return {"left": left, "live": self._scheduler.live, "peers": self._between, "came": came}
 
     def _obey(self, header: Header, payload: bytes) -> None:
-        """Obey a message of the laptop."""
+        """Execute an order of the laptop: a list of sources, or a piece. Other messages only show that it is there."""
         kind = header["type"]
         if kind == "relay-sources":
             addresses = tuple((str(address), int(port)) for address, port in header["sources"])
@@ -203,11 +212,12 @@ class Relay:
             number = int(header["piece"])
             sink = self._sink(number, len(payload))
             sink.write(memoryview(payload))
-            self._came(number, sink, None)
+            self._piece_came(number, sink, None)
 
     # -- what the scheduler decides --
 
     def _carry_out(self, actions: List[fetch.FetchAction]) -> None:
+        """Execute actions of the scheduler: connect to a source, request a piece from it, or close the connection."""
         for action in actions:
             link = self._source(action.address)
             if isinstance(action, fetch.Connect):
@@ -216,12 +226,13 @@ class Relay:
                 link.wire.send({"type": "get", "piece": action.piece})
                 link.wire.flush()
             elif link is not None:
-                self._forget(link)
+                self._close_link(link)
 
     def _source(self, address: fetch.Address) -> Optional[PeerLink]:
         return next((link for link in self._links if link.source == address), None)
 
     def _connect(self, address: fetch.Address) -> None:
+        """Begin a connection to a source."""
         sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
         sock.setblocking(False)
         code = sock.connect_ex(address)
@@ -230,14 +241,16 @@ class Relay:
         link.wire = TlsLink(sock, self._client, False, _MAX_HEADER, manifest.MOST, sink_of)
         self._links.append(link)
         if code not in (0, errno.EINPROGRESS):
-            self._lose(link, os.strerror(code))
+            self._lose_link(link, os.strerror(code))
 
-    def _lose(self, link: PeerLink, why: str) -> None:
-        self._forget(link)
+    def _lose_link(self, link: PeerLink, why: str) -> None:
+        """Close a connection that has failed; if it is to a source, let the scheduler choose others."""
+        self._close_link(link)
         if link.source is not None:
             self._carry_out(self._scheduler.closed(link.source, why, time.monotonic()))
 
-    def _forget(self, link: PeerLink) -> None:
+    def _close_link(self, link: PeerLink) -> None:
+        """Close a connection, and drop the pieces that were coming."""
         self._links.remove(link)
         link.wire.close()
         while link.coming:
@@ -246,10 +259,14 @@ class Relay:
     # -- pieces --
 
     def _sink(self, number: int, size: int) -> Sink:
+        """Create the destination of a piece; it drops the data of one that is not lacking."""
         return self._inventory.sink(number, size) if number in self._scheduler.lacking else Sink(size)
 
-    def _came(self, number: int, sink: Sink, link: Optional[PeerLink]) -> None:
-        """Take bytes that should be piece `number`, from a source or (link None) from the laptop."""
+    def _piece_came(self, number: int, sink: Sink, link: Optional[PeerLink]) -> None:
+        """Store the bytes of piece `number`, from a source or (link None) from the laptop, and let the scheduler continue.
+
+        A wrong piece of the laptop is reported. Bytes of a piece that is not lacking are dropped.
+        """
         self._unreported = True
         source = link.source if link is not None else None
         if link is None:
@@ -273,7 +290,7 @@ class Relay:
         return None
 
     def _take_manifest(self) -> None:
-        """Take the manifest: from here on the pieces have numbers."""
+        """Assign numbers to the pieces of the manifest, give the lacking ones to the scheduler, and report them."""
         self._carry_out(self._scheduler.manifest_read(self._inventory.take(), time.monotonic()))
         # what it lacks is of its groups only: what it has is something else
         lacks, have = topology.bits(self._scheduler.lacking), self._inventory.has_bits
@@ -281,7 +298,7 @@ class Relay:
         self._finish()
 
     def _finish(self) -> None:
-        """Save the pieces once all are there. A helper has nothing to save."""
+        """Begin to save the release once no piece is lacking. A helper, which saves nothing, is done then."""
         if self._scheduler.lacking or self._done or self._inventory.saving.begun:
             return
         if self._order.get("helper"):
@@ -291,17 +308,18 @@ class Relay:
 
     @property
     def _is_saving(self) -> bool:
-        """All is here, and not on the disk yet."""
+        """Whether all pieces are here, and the release is not on the disk yet."""
         return self._inventory.saving.begun and not self._done
 
     def _saved(self) -> None:
+        """Report that the relay is done, or the error of the disk."""
         if self._inventory.saving.error is not None:
             return self._fail(self._inventory.saving.error)
         self._done = True
         return self._laptop.report("done", **self._progress())
 
     def _fail(self, error: OSError) -> None:
-        """Report a disk that takes nothing."""
+        """Report a disk that takes nothing, and fetch no more."""
         self._done = True
         self._scheduler.store_failed()
         what = f"a piece cannot be written below {self._store.top}: {error.strerror}"
@@ -310,7 +328,7 @@ class Relay:
     # -- other nodes --
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept a connection. Strangers are bounded in number and time: the oldest leaves for a new one."""
+        """Accept a connection of a taker, unless there are 16. Of 16 strangers the oldest is closed for a new one."""
         with contextlib.suppress(OSError):
             sock, _ = listener.accept()
             strangers = [link for link in self._links if link.taker and not link.wire.secure]
@@ -318,13 +336,14 @@ class Relay:
             if takers >= _TAKERS:
                 return sock.close()
             if len(strangers) >= _STRANGERS:
-                self._forget(strangers[0])
+                self._close_link(strangers[0])
             link = PeerLink(None, time.monotonic())
             link.wire = TlsLink(sock, self._server, True, _MAX_HEADER)
             self._links.append(link)
         return None
 
     def _read_link(self, link: PeerLink) -> None:
+        """Read the frames of a connection: requests of a taker, or answers of a source. After an error close it."""
         got, secure = link.wire.got, link.wire.secure
         try:
             frames = link.wire.frames()
@@ -339,7 +358,7 @@ class Relay:
                 self._answered(link, link.source, header)
         except (OSError, FrameError, KeyError, TypeError, ValueError) as error:
             if link in self._links:
-                self._lose(link, str(error) or type(error).__name__)
+                self._lose_link(link, str(error) or type(error).__name__)
 
     def _begins(self, link: PeerLink, header: Header, size: int) -> Sink:
         """Create the destination of a piece that a source sends: its frame follows when all of it is there."""
@@ -347,10 +366,11 @@ class Relay:
         return link.coming[-1]
 
     def _answered(self, link: PeerLink, source: fetch.Address, header: Header) -> None:
+        """Handle a frame of a source: a piece that has come, or the numbers that it has, for the scheduler."""
         if header["type"] == "piece":
             if not link.coming:
                 raise FrameError("a piece without bytes, or after a wrong one")
-            self._came(int(header["piece"]), link.coming.popleft(), link)
+            self._piece_came(int(header["piece"]), link.coming.popleft(), link)
             return
         count = int(self._order["count"])
         if header["type"] == "have":
@@ -360,6 +380,10 @@ class Relay:
         self._carry_out(self._scheduler.offered(source, offered, time.monotonic()))
 
     def _read_requests(self, link: PeerLink, headers: List[Header]) -> None:
+        """Note up to 8 requests of a taker, and send it pieces while less than 256 KiB wait.
+
+        Raises ConnectionError, ValueError.
+        """
         for header in headers:
             if len(link.owed) < _MOST_OWED:
                 link.owed.append(_wanted(header))
@@ -375,7 +399,7 @@ class Relay:
             link.wire.flush()
 
     def _announce(self) -> None:
-        """Send takers the numbers that are here: all of them first, then what came since."""
+        """Send each taker the numbers of the pieces that are here: all of them first, later those that are new."""
         arrived = self._inventory.arrived
         for link in list(self._links):
             if not link.taker or not link.wire.secure or not arrived or link.announced == len(arrived):
@@ -389,7 +413,7 @@ class Relay:
 
 
 def _wanted(header: Header) -> int:
-    """Read the piece that another node requests. Raises ValueError, KeyError for a message that is no request."""
+    """Return the number of the piece that a taker requests. Raises ValueError, KeyError for a message that is no request."""
     if header["type"] != "get":
         raise ValueError(f"a message of type {str(header['type'])[:20]!r}")
     return int(header["piece"])

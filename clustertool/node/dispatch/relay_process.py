@@ -34,12 +34,15 @@ class RelayProcess:
         return self._socket.fileno()
 
     def send(self, header: Header, payload: bytes) -> None:
-        """Send a message; waits as long as the relay is busy."""
+        """Send a message, and wait as long as the relay is busy.
+
+        An error is ignored: read() finds out that the relay has ended.
+        """
         with contextlib.suppress(OSError):  # it has ended: read() finds out
             self._socket.sendall(encode(header, payload))
 
     def read(self) -> Optional[List[Header]]:
-        """Read the messages that came. None: it has ended."""
+        """Return the messages that have come. None: the relay has ended, and was reaped."""
         try:
             data = self._socket.recv(1 << 16)
         except OSError:
@@ -51,14 +54,15 @@ class RelayProcess:
         return None
 
     def end(self) -> None:
+        """Close the connection, at which the relay ends, and wait for that, or kill it after 2 s."""
         self._socket.close()
         processes.reap(self._pid, _END)
 
 
 def _live(control: socket.socket, order: RelayRequest, root: str) -> NoReturn:
-    """Run the relay, in the child.
+    """Run the relay in the child until it ends, report an error to the agent, and exit.
 
-    No descriptor of the agent's stays open: it must see the agent go, and ssh must not wait for it.
+    No descriptor of the agent's stays open: the relay must see the agent go, and ssh must not wait for it.
     """
     try:
         null = os.open(os.devnull, os.O_RDWR)
@@ -79,6 +83,7 @@ def _live(control: socket.socket, order: RelayRequest, root: str) -> NoReturn:
 
 
 def _report_failure(control: socket.socket, error: Dict[str, str]) -> None:
+    """Send the agent the error, within 5 s. It may have ended."""
     with contextlib.suppress(OSError):
         control.setblocking(True)
         control.settimeout(5.0)

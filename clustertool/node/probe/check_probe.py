@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 def probe_for_check(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
-    """Collect all fields of model.facts.Facts that `check` reads. Needs the field `job`."""
+    """Collect the facts of probe(), and those that take longer: versions, problems of /tmp, logind and locks, leftovers.
+
+    Needs the field `job`.
+    """
     began = time.monotonic()
     answer = probe(node, request)
     problems = answer["problems"]

@@ -28,7 +28,10 @@ _HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 
 
 def read_runtime(node: NodeContext, wanted: ContainerWanted) -> ContainerAnswer:
-    """Find the first runtime that can be used, and the image."""
+    """Describe the first runtime that can be used, with the image there, missing volumes, and how GPUs get in.
+
+    If none can be used, `problem` and `fix` have the reasons.
+    """
     names = container_runtimes.candidates(wanted["runtime"], wanted["image"], wanted["options"])
     problems: List[Tuple[str, str]] = []
     for name in names:
@@ -73,7 +76,7 @@ def _program(runtime: str) -> str:
 
 
 def _runtime(name: str, program: str) -> Runtime:
-    """Ask a runtime for what it reports of itself, and check what it needs of the node."""
+    """Describe a runtime by its own report; without a version, but with a problem, if the node lacks what it needs."""
     user = users.name_of(os.getuid())
     code, out, err = programs.output([program, *container_runtimes.info_arguments(name)], LIMIT, cwd="/")
     found = container_runtimes.read_info(name, code, out, err, user)
@@ -98,6 +101,7 @@ def _may_unshare(program: str) -> bool:
 
 
 def _is_zero(setting: str) -> bool:
+    """Check whether a setting of the kernel is 0. One that cannot be read is not."""
     with contextlib.suppress(OSError):
         with open(f"/proc/sys/{setting}", encoding="ascii") as file:
             return file.read().strip() == "0"
@@ -128,7 +132,7 @@ def _is_missing(path: str) -> bool:
 
 
 def _free(path: str) -> int:
-    """Count the bytes free where a runtime keeps images. A daemon's folder may be hidden from the user."""
+    """Return the free bytes of a folder, or of the nearest one above it that this user can reach; -1 if only / is left."""
     while path != "/":
         with contextlib.suppress(OSError):
             space = os.statvfs(path)
@@ -138,13 +142,14 @@ def _free(path: str) -> int:
 
 
 def _gpu(found: Runtime) -> str:
-    """Determine how NVIDIA's GPUs get into a container here."""
+    """Determine how NVIDIA's GPUs get into a container here: CDI, HOOK, or "" if they do not."""
     if any(_names_gpus(path) for folder in _SPECIFICATIONS for path in glob.glob(f"{folder}/*")):
         return CDI
     return HOOK if found.nvidia or any(programs.find(name, *_FOLDERS) for name in _HOOKS) else ""
 
 
 def _names_gpus(path: str) -> bool:
+    """Check whether a file of CDI names NVIDIA's GPUs."""
     with contextlib.suppress(OSError):
         with open(path, "rb") as file:
             return b"nvidia.com/gpu" in file.read(1 << 16)

@@ -25,6 +25,7 @@ def tell(at: str, **more: str) -> None:
 
 
 def describe(error: BaseException) -> str:
+    """Return the type of an error and the first line of its text, without places in the framework's sources."""
     text = re.sub(r"\[[^][]*\.(cc|cpp|h):\d+\] ?", "", str(error))  # where in its sources
     lines = [line.strip(" -") for line in text.partition(RULE)[2 if RULE in text else 0].splitlines()]
     first = next((line for line in lines if line), "")
@@ -50,6 +51,7 @@ def require(right: object, what: str) -> None:
 
 
 def try_torch() -> None:
+    """Test torch: multiply matrices on each device of this rank, meet the other ranks, and sum numbers with them."""
     torch = importlib.import_module("torch")
     dist = importlib.import_module("torch.distributed")
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -72,6 +74,7 @@ def try_torch() -> None:
 
 
 def try_paddle() -> None:
+    """Test paddle: run its own check of the devices, meet the other ranks, and sum numbers with them."""
     paddle = importlib.import_module("paddle")
     dist = importlib.import_module("paddle.distributed")
     device = paddle.device.get_device()
@@ -87,11 +90,12 @@ def try_paddle() -> None:
 
 
 def interface(backend: str) -> str:
+    """Return the network interface that is set for this backend, "" if none is."""
     return os.environ.get(("NCCL" if backend == "nccl" else "GLOO") + "_SOCKET_IFNAME", "")
 
 
 def reduce(dist: Any, numbers: Any) -> None:
-    """Everybody gives its number, from 1 to the world's size."""
+    """Sum up numbers of all ranks, each its own from 1 to the world's size. Raises RuntimeError for a wrong count or sum."""
     tell("reduce")
     dist.all_reduce(numbers)
     least, most, world = int(numbers.min()), int(numbers.max()), dist.get_world_size()
@@ -102,6 +106,7 @@ def reduce(dist: Any, numbers: Any) -> None:
 
 
 def main() -> None:
+    """Test the framework, report each step and the error, and then sleep until this process is ended."""
     tell("import")
     try:
         {"torch": try_torch, "paddle": try_paddle}[NAME]()

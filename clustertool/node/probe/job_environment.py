@@ -71,7 +71,7 @@ for name in "$@"; do command -v "$name"; done
 
 
 def read_versions(asked: JobEnvironment, limit: float = LIMIT) -> Tuple[ProbeAnswer, List[Problem]]:
-    """Read versions of packages, and proxies, in the environment of the job: (fields of Facts, problems).
+    """Run the job's python3 with PRELUDE, and read versions of packages and proxies: (fields of Facts, problems).
 
     asked: prelude, first_path, ld_library_path, here, env, packages.
     """
@@ -91,9 +91,9 @@ def read_versions(asked: JobEnvironment, limit: float = LIMIT) -> Tuple[ProbeAns
 
 
 def read_mpi(asked: JobEnvironment, limit: float = LIMIT) -> ProbeAnswer:
-    """Read what `mpirun --version` prints in the environment in which mpirun would start, "" if there is none.
+    """Run `mpirun --version` as mpirun would be started, and return what it prints, and which of the daemons are there.
 
-    Also which of the daemons in `packages` are there.
+    It is "" if there is none. The daemons are those in `packages`.
     """
     mark = os.urandom(8).hex()
     process: ProcessCommand = {
@@ -109,7 +109,7 @@ def read_mpi(asked: JobEnvironment, limit: float = LIMIT) -> ProbeAnswer:
 
 
 def _output(asked: JobEnvironment, process: ProcessCommand, limit: float) -> Tuple[int, str, str]:
-    """Run a program as a process of the job would be started, and return its exit code and output."""
+    """Run a program as a process of the job would be started, and return its exit code, stdout and stderr."""
     spec: RankSurroundings = {
         "common": {},
         "prelude": asked["prelude"],
@@ -124,6 +124,7 @@ def _output(asked: JobEnvironment, process: ProcessCommand, limit: float) -> Tup
 
 
 def _problem(code: int, output: str, prelude: bool, limit: float) -> Problem:
+    """Build the problem of a Python that has reported no versions: a warning if there is none and no PRELUDE, else an error."""
     # Behind a prelude, ours is the last line.
     last = "; ".join(output.strip().splitlines()[-2 if prelude else -1 :])[-_SHOWN:]
     fix = "try the lines of PRELUDE there by hand" if prelude else "install python3, or set PATH in PRELUDE"

@@ -46,7 +46,7 @@ _listening: List["_Listener"] = []  # of this agent: one, or none
 
 
 def open_ports(node: NodeContext, request: r.OpenRequest) -> a.OpenedAnswer:
-    """Listen on ports, and return those on which it listens now.
+    """Start a listener on these ports, after an earlier one was ended, and return those on which it listens now.
 
     A port that was taken meanwhile is left out: another check reports it.
     """
@@ -72,6 +72,7 @@ def close_ports(node: NodeContext, request: r.NoFields) -> a.Answer:
 
 
 def _close() -> None:
+    """End the listener, if there is one, and give its ports back."""
     while _listening:
         _listening.pop().end()
     claims.let_go()
@@ -101,11 +102,12 @@ class _Listener:
         self._thread.start()
 
     def _run(self) -> None:
+        """Accept and read connections, and close those that are late, until end() is called."""
         tidy = time.monotonic() + _TIDY
         while True:
             for fd, _ in self._poll.poll(_TIDY):
                 if fd == self._bell:
-                    return self._leave()
+                    return self._close_all()
                 if fd in self._doors:
                     self._accept(self._doors[fd])
                 else:
@@ -117,10 +119,12 @@ class _Listener:
                     self._drop(peer)
 
     def end(self) -> None:
+        """Let the thread end, and wait for that up to 5 s."""
         os.write(self._ring, b"!")
         self._thread.join(5.0)
 
-    def _leave(self) -> None:
+    def _close_all(self) -> None:
+        """Close all sockets and descriptors."""
         for sock in [*self._doors.values(), *(peer.sock for peer in self._peers.values())]:
             sock.close()
         self._poll.close()
@@ -128,6 +132,7 @@ class _Listener:
         os.close(self._ring)
 
     def _accept(self, door: socket.socket) -> None:
+        """Accept the connections that wait; close those beyond 512."""
         for _ in range(_MOST):
             try:
                 sock, _ = door.accept()
@@ -145,6 +150,7 @@ class _Listener:
         peer.sock.close()  # which also ends its registration
 
     def _read(self, peer: _TestPeer) -> None:
+        """Read data of a peer, and close its connection if it is done or has failed."""
         try:
             data = peer.sock.recv(_CHUNK if peer.kind == _BULK else 64)
             if not self._take(peer, data):
@@ -155,9 +161,9 @@ class _Listener:
             self._drop(peer)
 
     def _take(self, peer: _TestPeer, data: bytes) -> bool:
-        """Take data of a peer. False: the connection is done.
+        """Check the token of a peer and answer with the node, or count the bytes of a bandwidth test.
 
-        A client that only asks for the name closes first, and so gets the TIME_WAIT.
+        False: the connection is done. A client that only asks for the name closes first, and so gets the TIME_WAIT.
         """
         if peer.kind == _BULK:
             peer.bytes += len(data)
@@ -225,6 +231,7 @@ class _Tries:
         return self._done
 
     def _start(self, target: Connection) -> None:
+        """Begin a connection to a target. One that fails at once gets its result."""
         node, address, port = target
         try:  # an address needs no name server here
             family, where = first_address(address, port)
@@ -241,6 +248,7 @@ class _Tries:
         self._poll.register(sock, select.EPOLLOUT)
 
     def _step(self, call: _Call) -> None:
+        """Continue a try whose socket is ready, and end it once it has a result."""
         try:
             result = self._connected(call) if call.rtt < 0 else self._answered(call)
         except BlockingIOError:
@@ -251,6 +259,7 @@ class _Tries:
             self._end(call, result)
 
     def _connected(self, call: _Call) -> str:
+        """Send the token on a connection, and measure its round trip. Returns why it could not connect, "" if it did."""
         code = call.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if not code:
             call.rtt = _rtt(call.sock) or time.monotonic() - call.began
@@ -270,6 +279,7 @@ class _Tries:
         return LinkAnswer.OK if call.received == b"%08d" % call.target[0] else LinkAnswer.OTHER_NODE
 
     def _end(self, call: _Call, result: str) -> None:
+        """Close the connection of a try, and store its result."""
         del self._open[call.sock.fileno()]
         call.sock.close()  # which also ends its registration
         node, _, port = call.target
@@ -277,15 +287,12 @@ class _Tries:
 
 
 def try_targets(node: NodeContext, request: r.TryRequest) -> a.TriesAnswer:
-    """Connect to each target."""
+    """Connect to each target, and return (node, port, result, seconds of the round trip) of each."""
     return {"tries": _Tries(request["targets"], request["token"], request["seconds"]).run()}
 
 
 def _rtt(sock: socket.socket) -> float:
-    """Read the seconds that the handshake took there and back, as the kernel has measured them; 0.0 if it could not.
-
-    A lost packet is a reason.
-    """
+    """Return the seconds of the handshake's round trip, as measured by the kernel; 0.0 if it could not, as after a loss."""
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT + 4)
     return float(struct.unpack_from("=I", info, _RTT)[0]) / 1e6 if len(info) == _RTT + 4 else 0.0
 
@@ -299,6 +306,7 @@ _RESULTS = {
 
 
 def _why(code: int) -> str:
+    """Convert an error number to the result of a try."""
     return _RESULTS.get(code) or os.strerror(code)
 
 
@@ -306,7 +314,7 @@ def _why(code: int) -> str:
 
 
 def fill_link(node: NodeContext, request: r.SendRequest) -> a.SpeedAnswer:
-    """Fill one link for some seconds. The answer has no speed if the link broke."""
+    """Send data over one link for some seconds, and return the bytes per second that arrived; no speed if the link broke."""
     target, address, port = request["target"]
     seconds = request["seconds"]
     data = memoryview(bytes(_CHUNK))

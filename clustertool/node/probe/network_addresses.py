@@ -24,7 +24,7 @@ def first_address(host: str, port: int = 0) -> Tuple[int, Tuple[object, ...]]:
 
 
 def resolved(name: str, seconds: float = 1.0) -> Optional[str]:
-    """Ask the name service for a name: "" if the name does not exist, None if it does not answer in time."""
+    """Resolve a name to its first address: "" if the name does not exist, None if the name service does not answer in time."""
 
     def ask() -> Optional[str]:
         try:
@@ -44,7 +44,10 @@ Found = Tuple[int, int, bytes, int]  # family, index of the interface, address, 
 
 
 def interfaces() -> Dict[str, List[Tuple[str, int]]]:
-    """Interface -> its (address, length of the network's prefix) pairs, IPv4 first."""
+    """Map each interface to its (address, length of the network's prefix) pairs, IPv4 first.
+
+    Without an answer there are none.
+    """
     names = dict(socket.if_nameindex())
     found: Dict[str, List[Tuple[str, int]]] = {name: [] for name in names.values()}
     with contextlib.suppress(OSError), socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _ROUTE) as sock:
@@ -100,6 +103,7 @@ def _dump(sock: socket.socket) -> List[Found]:
 
 
 def _address(message: bytes) -> Iterator[Found]:
+    """Yield the address in a message of the kernel, if it is of IPv4 or IPv6."""
     family, prefix, _, _, index = _ADDRESS.unpack_from(message)
     values: Dict[int, bytes] = {}
     rest = message[_ADDRESS.size :]

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
-    """Collect the fields of model.facts.Facts that each command reads."""
+    """Collect the fields of model.facts.Facts that each command reads, with the problems of the node."""
     began = time.monotonic()
     problems: List[Problem] = []
     root = files.resolve(request["root_dir"])
     existing = _existing(root)
     _check_root(root, existing, problems)
-    address, nic = _address(request, problems)
+    address, nic = _choose_address(request, problems)
     _find_foreign(address, problems)
     low, high = listeners.ephemeral()
     busy = {listener.port for listener in listeners.listeners()}
@@ -74,7 +74,7 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
         "device_models": detect.models(len(devices)) if kind == "gpu" and allocated is None else [],
         "devices_seen": True,
         "modules": detect.modules() if kind == "gpu" else [],
-        "locked": _locked(keys),
+        "locked": _list_locked(keys),
         "ephemeral": (low, high),
         "busy": sorted(busy | set(claimed) | set(reserved)),
         "listeners": sorted(users_of.items()),
@@ -108,12 +108,14 @@ def _cpus(engine: str) -> int:
 
 
 def _existing(path: str) -> str:
+    """Return the path, or the nearest folder above it that exists."""
     while not os.path.isdir(path) and path != "/":
         path = os.path.dirname(path)
     return path
 
 
 def _check_root(root: str, existing: str, problems: List[Problem]) -> None:
+    """Add a problem if ROOT_DIR is unsafe, or cannot be written, and a warning if no program there can be executed."""
     fix = "choose a ROOT_DIR in conf.py that you can write to"
     wrong = path_trust.unsafe(root)
     if wrong:
@@ -126,6 +128,7 @@ def _check_root(root: str, existing: str, problems: List[Problem]) -> None:
 
 
 def _releases(root: str) -> List[str]:
+    """List the releases in ROOT_DIR whose manifests are complete."""
     try:
         with os.scandir(paths.releases(root)) as entries:
             files_ = [entry for entry in entries if "." not in entry.name and entry.is_file(follow_symlinks=False)]
@@ -145,7 +148,7 @@ def _has_end(path: str) -> bool:
 
 
 def _directory_id(existing: str, root: str, shared: Mapping[str, str]) -> str:
-    """Identify a directory: nodes that see the same one have the same id.
+    """Identify a directory, which need not exist: nodes that see the same one have the same id.
 
     On one machine it is device and inode, on NFS server and export.
     """
@@ -158,7 +161,7 @@ def _directory_id(existing: str, root: str, shared: Mapping[str, str]) -> str:
 
 
 def _hint(existing: str, root: str) -> str:
-    """Different where the directories are; nothing is proven where it is the same."""
+    """Build a text that differs where the directories differ; where it is the same, nothing is proven."""
     return f"{os.stat(existing).st_ino}/{os.path.relpath(root, existing)}"
 
 
@@ -203,6 +206,7 @@ def _shm() -> int:
 
 
 def _mtu(nic: str) -> int:
+    """Read the MTU of an interface, 0 if it is not known."""
     with contextlib.suppress(OSError, ValueError):
         with open(f"/sys/class/net/{os.path.basename(nic)}/mtu", encoding="utf-8") as file:
             return int(file.read())
@@ -212,8 +216,11 @@ def _mtu(nic: str) -> int:
 # -- address ------------------------------------------------------------------------------------------------------------
 
 
-def _address(request: ProbeRequest, problems: List[Problem]) -> Tuple[str, str]:
-    """Choose the training address and its interface: HOSTS' address, PADDLE_NIC's, the host itself, where ssh came in."""
+def _choose_address(request: ProbeRequest, problems: List[Problem]) -> Tuple[str, str]:
+    """Choose the training address and its interface: HOSTS' address, PADDLE_NIC's, the host itself, where ssh came in.
+
+    A problem is added for an interface that is not there, or has no address.
+    """
     nic, given = request["nic"], request["address"]
     names = interfaces()
     if nic and nic not in names:
@@ -224,13 +231,13 @@ def _address(request: ProbeRequest, problems: List[Problem]) -> Tuple[str, str]:
         return explicit, nic or nic_of(explicit, names)
     if nic in names and names[nic]:
         pairs = names[nic]
-        return next((address for address in (given, _came_in()) if _is_own(address, pairs)), pairs[0][0]), nic
+        return next((address for address in (given, _address_of_ssh()) if _is_own(address, pairs)), pairs[0][0]), nic
     if nic in names:
         what = f"the interface {nic} (PADDLE_NIC, or `interface` in HOSTS) has no IPv4 address"
         problems.append(("nic", "error", what, "give it one, or choose another"))
     if given:
         return given, nic or nic_of(given, names)
-    address = _came_in() or "127.0.0.1"
+    address = _address_of_ssh() or "127.0.0.1"
     return address, nic or nic_of(address, names)
 
 
@@ -256,8 +263,8 @@ def _is_own(address: str, pairs: Sequence[Tuple[str, int]]) -> bool:
     return any(address == own or (loopback and own.startswith("127.")) for own, _ in pairs)
 
 
-def _came_in() -> str:
-    """Return the address of this node to which ssh connected, "" if it did not."""
+def _address_of_ssh() -> str:
+    """Return the address of this node to which ssh connected, "" if this process was not started over ssh."""
     came = os.environ.get("SSH_CONNECTION", "").split()
     return came[2] if len(came) == 4 else ""
 
@@ -265,8 +272,8 @@ def _came_in() -> str:
 # -- devices and a workspace that is here already ---------------------------------------------------------------------
 
 
-def _locked(keys: Mapping[int, str]) -> List[Tuple[int, str, str]]:
-    """(id, job, user) of the cards that jobs have locked."""
+def _list_locked(keys: Mapping[int, str]) -> List[Tuple[int, str, str]]:
+    """List (id, job, user) of the cards that jobs have locked."""
     locked = locks.locked() if keys else {}
     return [(index, locked[key]["job"], locked[key]["user"]) for index, key in keys.items() if key in locked]
 
@@ -277,7 +284,7 @@ _ESCAPED = 12  # bytes of JSON that a character needs at most
 
 
 def _workspace(path: str, list_it: bool, problems: List[Problem]) -> ProbeAnswer:
-    """Read job.toml and list the folder's files for --job-workspace.
+    """Read job.toml and list the folder's files for --job-workspace, and add problems. Without such a folder: {}.
 
     The files are relative; if nothing but job.toml could need them, they are listed only where it does.
     """

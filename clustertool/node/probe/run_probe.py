@@ -25,7 +25,7 @@ _FILES = 10  # names of one job
 
 
 def probe_for_run(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
-    """Collect the facts of each probe, `leftovers` and `earlier`. Needs the field `earlier`."""
+    """Collect the facts of each probe, `leftovers` of jobs, and `earlier` jobs. Needs the field `earlier`."""
     began = time.monotonic()
     answer = probe(node, request)
     answer["leftovers"] = remains.without_caretakers(answer["root"], remains.find_living())
@@ -36,7 +36,7 @@ def probe_for_run(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
 def list_earlier(
     node: NodeContext, wanted: EarlierWanted, problems: List[Tuple[str, str, str, str]]
 ) -> List[Dict[str, object]]:
-    """List the jobs that a new one may belong to, the newest ones of each kind.
+    """List the jobs that a new one may belong to, the 20 newest ones of each kind.
 
     Those are the ones that --job-id or --resume mean, or of the same name or workspace. `problems` gets what keeps the node
     from reading its jobs.
@@ -47,24 +47,26 @@ def list_earlier(
         problems.append(("root", "error", error.what, error.fix))
         return []
     chosen: Dict[str, Record] = {}
-    for belongs in (_asked, _resumed, _same_work):
+    for belongs in (_has_asked_id, _is_resumed, _same_work):
         fitting = [record for record in found if belongs(record, wanted)]
         chosen.update((record.job, record) for record in fitting[:_EARLIER])
     return [_earlier_row(record, wanted["keep"]) for record in chosen.values()]
 
 
-def _asked(record: Record, wanted: EarlierWanted) -> bool:
-    """Check whether a job has the id that is asked for, or that with a number after it, which is then not free."""
+def _has_asked_id(record: Record, wanted: EarlierWanted) -> bool:
+    """Check whether a job has the id that is asked for, or this id with a number after it, which is then not free."""
     asked = wanted["asked"]
     head, _, number = record.job.rpartition("-")
     return bool(asked) and (asked in (record.job, record.asked) or (head == asked and number.isdigit()))
 
 
-def _resumed(record: Record, wanted: EarlierWanted) -> bool:
+def _is_resumed(record: Record, wanted: EarlierWanted) -> bool:
+    """Check whether the job is the one that --resume names."""
     return bool(wanted["resume"]) and record.called(wanted["resume"])
 
 
 def _same_work(record: Record, wanted: EarlierWanted) -> bool:
+    """Check whether a job has the name of the new one, or the same owner and workspace."""
     header = record.header
     if wanted["name"] and wanted["name"] in (record.name, record.asked):
         return True
@@ -86,7 +88,7 @@ def _earlier_row(record: Record, keep: Sequence[str]) -> Dict[str, object]:
 
 
 def _own_files(record: Record) -> List[str]:
-    """List the files that the job's programs have written into its directory, outside of the folders there.
+    """List up to 10 files that the job's programs have written into its directory, outside of the folders there.
 
     The workspace was copied before the supervisor wrote its first event. A working directory that jobs share keeps its files.
     """

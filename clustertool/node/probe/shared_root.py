@@ -23,7 +23,10 @@ _OLD = 3600.0  # seconds after which the marks of a laptop that went away are ru
 
 
 def meet(node: NodeContext, request: MeetRequest) -> SeenAnswer:
-    """step: create a mark, list all marks ({"seen": node ids}), remove them. Raises PreflightError, OSError."""
+    """Do a step of the meeting: "leave" creates this node's mark, "find" returns the nodes with marks, another removes them.
+
+    Raises PreflightError, OSError.
+    """
     ours, name = os.path.join(node.root, OURS), _PREFIX + request["token"]
     place = os.path.join(ours, name)
     if request["step"] == "leave":
@@ -39,7 +42,10 @@ def meet(node: NodeContext, request: MeetRequest) -> SeenAnswer:
 
 
 def _forget(place: str) -> None:
-    """Remove the marks and their folder. Several nodes do this at once where they share it. No folder is entered."""
+    """Remove the marks of a meeting and their folder. Several nodes do this at once where they share it.
+
+    No folder is entered.
+    """
     with contextlib.suppress(OSError):
         for name in os.listdir(place):
             with contextlib.suppress(OSError):
@@ -48,6 +54,7 @@ def _forget(place: str) -> None:
 
 
 def _tidy(ours: str) -> None:
+    """Remove the marks of meetings that are older than an hour."""
     for name in os.listdir(ours):
         path = os.path.join(ours, name)
         with contextlib.suppress(OSError):
