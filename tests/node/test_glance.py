@@ -154,10 +154,10 @@ def test_job_directories_are_listed_only_when_one_comes_or_goes(
     monkeypatch.setattr(module, "find", lambda *_: calls.append(1) or [])
     one = LiveSampler(str(tmp_path), "entry", "none")
     for _ in range(5):
-        one._find()
+        one._list_jobs()
     assert len(calls) == 1
     (tmp_path / "JOBnew").mkdir()
-    one._find()
+    one._list_jobs()
     assert len(calls) == 2
 
 

@@ -25,7 +25,10 @@ _RUNS = -1  # the size of a job that is not removed because it runs
 
 
 def clean(node: NodeContext, request: CleanRequest) -> CleanAnswer:
-    """Remove finished jobs: one, or all older than some seconds. Those of which something lives stay and are named."""
+    """Remove the ended jobs that the request names, or all that are older than its limit, and count the bytes freed.
+
+    Jobs of which something lives are listed as running; jobs with an error stay and are listed with it.
+    """
     removed: List[str] = []
     running: List[str] = []
     freed = 0
@@ -51,7 +54,7 @@ def clean(node: NodeContext, request: CleanRequest) -> CleanAnswer:
 
 
 def _clean_one(record: Record, request: CleanRequest) -> Optional[int]:
-    """Remove a job, and return the bytes freed; None for one that is too young, _RUNS for one that lives.
+    """Remove a job, and return the bytes freed (0 in a dry run); None for one that is too young, _RUNS for one that lives.
 
     Raises ClustertoolError.
     """
@@ -71,12 +74,12 @@ def _clean_one(record: Record, request: CleanRequest) -> Optional[int]:
         return 0
     if record.here and not record.own().clean:
         remove_containers(record)
-    _unlink(record)
+    _remove_links(record)
     return ledger.remove_job(record.paths.dir)
 
 
-def _unlink(record: Record) -> None:
-    """Remove the links to a job in its working directory, which would lead nowhere, before its directory is removed."""
+def _remove_links(record: Record) -> None:
+    """Remove the links from a job's working directory to its directory, which is removed next; ignore errors."""
     with contextlib.suppress(OSError, ValueError, KeyError, NotFound):
         with files.closing(files.open_job_dir(record.paths.dir)) as job:
             spec = json.loads(files.read(job, f"{OURS}/spec.json"))

@@ -39,11 +39,11 @@ class Descendants:
 
     @property
     def members(self) -> List[Process]:
-        """Members that lived at the last sample."""
+        """The members that lived at the last sample."""
         return list(self._members.values())
 
     def living(self) -> List[Process]:
-        """Find the members that live now, by the kernel's lists of children, one for each thread."""
+        """Find the members that live now, by the kernel's lists of children, and record new ones on disk."""
         found = [process for process in processes.descendants(self.head.pid) if process.pid not in self.spare]
         self.others = {process for process in self.others if processes.alive(process)}
         for other in self.others.difference(found):
@@ -55,13 +55,13 @@ class Descendants:
     def has_children(self) -> bool:
         """Check whether the supervisor has children of the job, dead ones included. Without them it has no descendants at all.
 
-        A process may start another one and end while living() searches, so that living() finds neither. But the supervisor
-        is their subreaper: an orphan becomes its child at once, and each child stays one until the supervisor reaps it.
+        A process may start another one and end while living() searches, so that living() finds neither. But the supervisor is
+        their subreaper: an orphan becomes its child at once, and each child stays one until the supervisor reaps it.
         """
         return any(pid not in self.spare for pid in processes.children(self.head.pid))
 
     def update(self) -> None:
-        """Record members that are new since the last sample; cheap enough for twice a second."""
+        """Find and record members that are new since the last sample; cheap enough for twice a second."""
         found = (processes.stat(pid) for pid in self._members)
         if sum(member.threads for member in found if member) > _FEW:
             self._add_newcomers()
@@ -70,7 +70,7 @@ class Descendants:
             self.living()
 
     def _add_newcomers(self) -> None:
-        """Find members by the pids that are new on this machine, with many threads.
+        """Find and record new members among the pids that are new on this machine, for members with many threads.
 
         A new process is read twice, since its parent may end during the first time.
         """
@@ -78,19 +78,19 @@ class Descendants:
         new = {pid: found for pid, found in ((pid, processes.stat(pid)) for pid in now - self._settled) if found}
         self._last, self._settled = now, now & self._last
         self._members = {pid: member for pid, member in self._members.items() if pid in now}
-        parents = {self.head.pid, *(stat.parent for stat in new.values() if self._lives(stat.parent))}
+        parents = {self.head.pid, *(stat.parent for stat in new.values() if self._is_member(stat.parent))}
         while parents:
             below = (Process(pid, stat.start) for pid, stat in new.items() if stat.parent in parents)
             born = [process for process in below if process.pid not in self.spare]
             self.write_down(born)
             parents = {process.pid for process in born}
 
-    def _lives(self, pid: int) -> bool:
-        """Check that a pid is that of a member, and not of another process with the same number."""
+    def _is_member(self, pid: int) -> bool:
+        """Check whether a pid is that of a member, and not of a later process with the same number."""
         return pid in self._members and processes.identify(pid) == self._members[pid]
 
     def add(self, process: Process) -> None:
-        """Add a child that is not a member, but must end with the supervisor."""
+        """Add a child that is no member, but must end with the supervisor, to `spare` and to the file."""
         self.spare.add(process.pid)
         self._book.lines([b"%d %d" % process])
 
@@ -98,15 +98,16 @@ class Descendants:
         self._book.close()
 
     def write_down(self, found: Iterable[Process]) -> None:
+        """Add processes to the members, and those that are new to the file; remove dead ones from it after 20,000 lines."""
         fresh = [process for process in found if self._members.get(process.pid) != process]
         self._members.update((process.pid, process) for process in fresh)
         self._book.lines(b"%d %d" % process for process in fresh)
         self._lines += len(fresh)
         if self._lines > _MOST:
-            self._strike_off()
+            self._remove_dead()
 
-    def _strike_off(self) -> None:
-        """Remove dead processes from the file, which is replaced whole.
+    def _remove_dead(self) -> None:
+        """Replace the file by one with the living processes only.
 
         A job that starts a program every second for a month must not fill the disk.
         """
@@ -121,7 +122,10 @@ class Descendants:
 
 
 def recorded(job: int) -> List[Process]:
-    """Read every descendant that the supervisor ever wrote down. job: the job directory's descriptor."""
+    """Read the descendants that a supervisor has recorded, alive or not; [] if the file cannot be read.
+
+    job: the job directory's descriptor. Dead ones are removed from the file now and then.
+    """
     found = []
     with contextlib.suppress(OSError):
         for line in files.read(job, _SEEN).splitlines():
@@ -141,9 +145,10 @@ class JobSearch:
         self.mark = mark
 
     def living(self) -> List[Process]:
-        """Find the processes that live. One that has ended since may have started others: search again.
+        """Find the living processes that are known or have the mark, and their descendants, without this process.
 
-        A process that was found once stays known: its parent may be dead at the next search.
+        They stay known: a parent may be dead at the next search. One that has ended since may have started others: search
+        again.
         """
         seeds = {*filter(processes.alive, self.known), *processes.find_marked(self.mark)}
         found: Dict[int, Process] = {process.pid: process for process in seeds}

@@ -42,6 +42,10 @@ class Follower:
     """
 
     def __init__(self, record: Record, request: FollowRequest) -> None:
+        """Open the events, and the logs or the file of the request. Events before its `events_at` are read, not sent.
+
+        Raises NotFound.
+        """
         self._record = record
         self._job = files.open_job_dir(record.paths.dir)
         self._events = self._open_events(time.monotonic() + _RESTORE)
@@ -65,12 +69,15 @@ class Follower:
         self.ended = False
         self._events_at = request.get("events_at", 0)
         for event in read_events(os.pread(self._events, self._events_at, 0).split(b"\n")):
-            self._open_logs(event)  # the reader has had these events; we need them to know the logs
+            self._take_event(event)  # the reader has had these events; we need them to know the logs
         if request.get("file"):
             self._open_file(request["file"])
 
     def _open_events(self, until: float) -> int:
-        """Open the events. Where a program has removed them, wait until the supervisor has put them back. Raises NotFound."""
+        """Open the file of events and return its descriptor. If a program has removed it, wait 3 s until it is put back.
+
+        Raises NotFound, also for a job that was never started here.
+        """
         while True:
             with contextlib.suppress(FileNotFoundError):
                 return files.open_read(self._job, f"{OURS}/events.jsonl")
@@ -81,12 +88,13 @@ class Follower:
             time.sleep(_POLL)
 
     def pieces(self) -> Iterator[Tuple[StreamFrame, bytes]]:
+        """Yield frames of new events and of the next piece of each log; at the end a frame "end", and set `ended`."""
         # Tested before the last read, which contains everything before.
         last = not self._request.get("follow", True) or self._orphaned()
         yield from self._read_events()
         yield from self._find_lost(last or self._own.ended is not None)
         if self._by_time:
-            self._ordered = self._ordered or self._in_order()
+            self._ordered = self._ordered or self._read_in_order()
             found = list(itertools.islice(self._ordered, _PIECES))
             self._by_time = bool(found)  # what came after the last record of growth is read as ever
             yield from found
@@ -106,16 +114,17 @@ class Follower:
             yield end, b""
 
     def _find_lost(self, over: bool) -> Iterator[Tuple[StreamFrame, bytes]]:
-        """Open logs that the supervisor has put back meanwhile. At the end, state in the stream which ones were removed."""
+        """Open logs that the supervisor has put back. If the job is over, yield a line for each one that stays removed."""
         for name, header in list(self._lost.items()):
             with contextlib.suppress(OSError):
-                self._open(name, (header["role"], header["rank"]), header["attempt"])
+                self._open_log(name, (header["role"], header["rank"]), header["attempt"])
             if over and name not in self._logs and name not in self._request.get("offsets", {}):
                 yield header, f"clustertool: {name} was removed, and all that it had\n".encode()
             if over or name in self._logs:
                 del self._lost[name]
 
     def _read_events(self) -> Iterator[Tuple[StreamFrame, bytes]]:
+        """Yield frames of the events that are new. Events of a piece whose frame would be too large are dropped."""
         while True:
             data = os.pread(self._events, PIECE, self._events_at)
             if not data:
@@ -126,12 +135,16 @@ class Follower:
             if len(self._rest) > _MOST or (sum(map(len, lines)) > PIECE and len(json.dumps(events)) > _MOST):
                 events, self._rest = [], b""  # no supervisor writes such a line, and it would end the connection
             for event in events:
-                self._open_logs(event)
+                self._take_event(event)
             at = self._events_at - len(self._rest)
             frame: EventsFrame = {"type": "events", "node": self._record.node, "events": events, "at": at}
             yield frame, b""
 
-    def _open_logs(self, event: Event) -> None:
+    def _take_event(self, event: Event) -> None:
+        """Add an event to the record of the node; if it is of the start or exit of a requested rank, open the rank's log.
+
+        A log that is not there is kept as lost.
+        """
         self._own.take(event)
         if event["type"] in ("started", "exited"):  # a command that could not start has a log too
             key, attempt = (str(event["role"]), int(event["rank"])), int(event.get("attempt", 0))
@@ -141,13 +154,13 @@ class Follower:
             if wanted and name not in self._logs and self._request.get("attempt") in (None, attempt):
                 with contextlib.suppress(OSError):
                     try:
-                        self._open(name, key, attempt)
+                        self._open_log(name, key, attempt)
                     except FileNotFoundError:
                         if event["type"] == "started":
-                            self._lost[name] = self._header(name, key, attempt, 0)
+                            self._lost[name] = self._log_header(name, key, attempt, 0)
 
-    def _open(self, name: str, key: Tuple[str, int], attempt: int) -> None:
-        """Open a log, and seek to the place where the request begins. Raises OSError."""
+    def _open_log(self, name: str, key: Tuple[str, int], attempt: int) -> None:
+        """Open a log, and seek to where the request begins: by offset, tail or time. Raises OSError."""
         offset, tail = self._request.get("offsets", {}).get(name), self._request.get("tail")
         log = RankLog(self._job, name, shown=key[0] == "file")
         if offset is None:
@@ -156,11 +169,12 @@ class Follower:
                 before = self._before.get(name, rank_log.NO_RECORD)
                 offset = max(offset, rank_log.offset_at(log, before, self._since))
         log.seek(min(offset, log.size()))
-        self._logs[name] = log, self._header(name, key, attempt, offset)
+        self._logs[name] = log, self._log_header(name, key, attempt, offset)
         if not self._request.get("follow", True):
             self._sizes[name] = log.size()
 
-    def _header(self, name: str, key: Tuple[str, int], attempt: int, offset: int) -> LogFrame:
+    def _log_header(self, name: str, key: Tuple[str, int], attempt: int, offset: int) -> LogFrame:
+        """Build the header of a log's next piece."""
         return {
             "type": "log",
             "node": self._record.node,
@@ -172,16 +186,17 @@ class Follower:
         }
 
     def _open_file(self, name: str) -> None:
-        """Open a file that a program left in log/. Raises NotFound."""
+        """Open a file in log/ that a program has written. Raises NotFound, also for a name that leads out of log/."""
         if name and not name.startswith("/") and ".." not in name.split("/"):
             with contextlib.suppress(OSError):
-                self._open(f"log/{name}", ("file", 0), 0)
+                self._open_log(f"log/{name}", ("file", 0), 0)
         if not self._logs:
             self.close()
             fix = f"{PROGRAM} logs --job {self._record.job} --files lists what there is"
             raise NotFound(f"there is no log/{name} here", fix)
 
     def _read_log(self, log: RankLog, about: LogFrame, most: int = PIECE) -> Iterator[Tuple[LogFrame, bytes]]:
+        """Yield the next piece of a log, if there is one, of at most `most` bytes, and move the offset in `about` on."""
         left = self._sizes.get(about["log"], sys.maxsize) - about["off"]
         data = log.read(max(0, min(PIECE, most, left)))
         if data:
@@ -191,10 +206,10 @@ class Follower:
                 header["t"] = log.mtime() - self._skew
             yield header, data
 
-    def _in_order(self) -> Iterator[Tuple[StreamFrame, bytes]]:
-        """Yield logs as they grew, by the supervisor's record of (time, log, size).
+    def _read_in_order(self) -> Iterator[Tuple[StreamFrame, bytes]]:
+        """Yield pieces of the logs in the order in which they were written, by the records of growth (time, log, size).
 
-        Times are those of the laptop that started the job.
+        Their times are those of the laptop that started the job.
         """
         for t, name, size in rank_log.growth(self._job):
             log = self._logs.get(name)
@@ -205,7 +220,7 @@ class Follower:
                     yield {**header, "t": t - self._skew}, data
 
     def _orphaned(self) -> bool:
-        """Check whether the job has ended here without a last event: nothing more will come."""
+        """Check whether supervisor and guard have ended without a last event; every 0.5 s, or 3 s on a shared disk."""
         now = time.monotonic()
         if not self._gone and now >= self._check_at:
             self._check_at = now + (_CHECK_EVERY if self._record.here else _REFRESH)
@@ -215,7 +230,7 @@ class Follower:
         return self._gone
 
     def _refresh(self) -> None:
-        """Open the files once, so that a client of NFS asks its server for their sizes.
+        """Open and close the files, so that a client of NFS asks its server for their sizes.
 
         It may take a file to be as short as it was a minute ago.
         """

@@ -34,7 +34,7 @@ class JobProcesses:
 
     @property
     def entry(self) -> ledger.Entry:
-        """What the ledger has of it; {} if nothing that can be used."""
+        """The job's entry in the ledger, read once; {} if there is none, or if its format is unknown, which sets `trouble`."""
         if self._entry is None:
             self._entry = ledger.read(self.paths)
             try:
@@ -44,16 +44,18 @@ class JobProcesses:
         return self._entry
 
     def events(self) -> List[Event]:
-        """Read all events; where a program has emptied or removed the file, what the ledger has of them comes first."""
+        """Read all events; if the first one is missing, since a program has emptied the file, after those of the ledger."""
         found: List[Event] = []
         with contextlib.suppress(OSError):
             found = read_events(files.read_file(self.paths.events).split(b"\n"))
-        return found if any(event["type"] == "job" for event in found) else [*self._restored(), *found]
+        return found if any(event["type"] == "job" for event in found) else [*self._ledger_events(), *found]
 
     def first_event(self) -> Event:
+        """Build the event "job" from the header."""
         return {**self.header, "t": self.header.get("created", 0.0), "type": "job"}
 
-    def _restored(self) -> Iterator[Event]:
+    def _ledger_events(self) -> Iterator[Event]:
+        """Yield the events job, supervisor, guard, gauge and ended that the ledger has; none if it has no supervisor."""
         entry = self.entry
         if "supervisor" in entry:
             t = self.header.get("created", 0.0)
@@ -69,30 +71,33 @@ class JobProcesses:
                 yield cast("Event", {**entry["ended"], "t": t, "type": "ended"})
 
     def own(self) -> CaretakerRecord:
-        """Fold what its events say of these processes and of its end."""
+        """Read the events, and fold them to a record of supervisor, guard and gauge, and of the end."""
         found = CaretakerRecord()
         for event in self.events():
             found.take(event)
         return found
 
     def process(self, kind: str, own: Optional[CaretakerRecord] = None) -> Optional[Process]:
-        """Return the newest supervisor, guard or gauge, alive or not; None where another boot recorded it."""
+        """Return the newest process of a kind (supervisor, guard, gauge), alive or not; None if another boot has recorded it.
+
+        own: what own() returns, if the caller has it.
+        """
         own = self.own() if own is None else own
         found = own.caretakers.get(kind)
         return Process(*found) if found and recorded_here(own.boot, own.space) else None
 
     def main_processes(self) -> List[Process]:
-        """List those of its ranks that its events name, alive or not. A program may have written them."""
+        """List the processes of ranks that its events name, alive or not. A program may have written these events."""
         pairs = [(event.get("pid"), event.get("start")) for event in self.events() if event["type"] == "started"]
         return [Process(pid, start) for pid, start in pairs if isinstance(pid, int) and isinstance(start, int)]
 
     def caretakers(self, own: Optional[CaretakerRecord] = None, kinds: Sequence[str] = CARETAKERS[:2]) -> List[Process]:
-        """List those of supervisor and guard, or of other `kinds`, that live."""
+        """List the living ones of supervisor and guard, or of other `kinds`. own: what own() returns, if the caller has it."""
         own = self.own() if own is None else own
         found = [self.process(kind, own) for kind in kinds]
         return [process for process in found if process and processes.alive(process)]
 
 
 def recorded_here(boot: str, space: str) -> bool:
-    """Check whether the pids of a record are those of this boot and of this space of process ids."""
+    """Check whether recorded pids are those of this boot and of this process id namespace."""
     return boot == processes.boot_id() and space in ("", processes.space())

@@ -42,14 +42,15 @@ _LONGEST = 2000  # characters of a command
 
 
 def status(node: NodeContext, request: r.JobRequest) -> a.StatusAnswer:
-    """Collect all events of a job on this node, and CPU and memory of its processes.
+    """Collect all events of a job on this node, its ranks' progress, and CPU and memory of its living processes.
 
     A job that was only placed has one event.
     """
-    return _status(record_of(node, request["job"]))
+    return _collect_status(record_of(node, request["job"]))
 
 
-def _status(record: Record) -> a.StatusAnswer:
+def _collect_status(record: Record) -> a.StatusAnswer:
+    """Build the answer of status() from a record."""
     events = record.events() or [record.first_event()]
     ranks = ranks_of(events)
     started = [processes.Process(rank.pid, rank.start) for rank in ranks if rank.pid and record.here]
@@ -59,7 +60,7 @@ def _status(record: Record) -> a.StatusAnswer:
         "dir": record.paths.dir,
         "heartbeat": record.heartbeat(),
         "events": events,
-        "output": _output(record, ranks),
+        "output": _read_output(record, ranks),
         "supervised": record.supervised(),
         "unknown": record.unknown(),
         "usage": {str(pid): (found.cpu, found.memory) for pid, found in living if found},
@@ -67,14 +68,14 @@ def _status(record: Record) -> a.StatusAnswer:
 
 
 def report(node: NodeContext, request: r.ReportRequest) -> a.ReportAnswer:
-    """Collect what status answers, and a summary of what the job used, did and printed here."""
+    """Collect what status() answers, and curves of usage, ends of logs, and the commands and policy of the job."""
     record = record_of(node, request["job"])
-    found = _status(record)
-    return {**found, "now": time.time(), **_usage(record, ranks_of(found["events"]), request["points"])}
+    found = _collect_status(record)
+    return {**found, "now": time.time(), **_summarize_usage(record, ranks_of(found["events"]), request["points"])}
 
 
 def tail(node: NodeContext, request: r.TailRequest) -> a.TailAnswer:
-    """Read the last lines of one log, for a verdict."""
+    """Read the last lines of one log, as the request demands; "" if it cannot be read."""
     with files.closing(files.open_job_dir(record_of(node, request["job"]).paths.dir)) as job:
         with contextlib.suppress(OSError):
             return {"text": last_lines(job, request["log"], request["lines"])}
@@ -82,7 +83,10 @@ def tail(node: NodeContext, request: r.TailRequest) -> a.TailAnswer:
 
 
 def list_files(node: NodeContext, request: r.JobRequest) -> a.FilesAnswer:
-    """List everything in a job's log/, restarts' folders included: names relative to log/, and sizes."""
+    """Map the name of each file below a job's log/ to its size in bytes; links and saved parts of logs are left out.
+
+    Includes folders of restarts. The names are relative to log/.
+    """
     found: Dict[str, int] = {}
     paths = record_of(node, request["job"]).paths
     for logs in (paths.of(paths.written("log")), paths.of("log")):  # a program may have taken or removed a name
@@ -95,28 +99,29 @@ def list_files(node: NodeContext, request: r.JobRequest) -> a.FilesAnswer:
     return {"files": found}
 
 
-def _usage(record: Record, found: Sequence[ProcessStatus], points: int) -> a.JobUsage:
-    """Summarize what the ranks of this node have used. points: how many values a curve may have."""
+def _summarize_usage(record: Record, found: Sequence[ProcessStatus], points: int) -> a.JobUsage:
+    """Collect the usage of machine, cards and ranks, ends of logs, and the plan. points: how many values a curve may have."""
     with files.closing(files.open_job_dir(record.paths.dir)) as job:
-        lines = _lines(job)
+        lines = _read_usage_lines(job)
         attempts = {rank.key: rank.attempt for rank in found}
         return {
-            "machine": _machine(lines, points),
-            "cards": _cards(lines, points),
-            "ranks": _ranks(record, job, lines, attempts, points),
-            "tails": _tails(record, job, found),
-            "plan": _plan(job),
+            "machine": _machine_curve(lines, points),
+            "cards": _card_curves(lines, points),
+            "ranks": _rank_curves(record, job, lines, attempts, points),
+            "tails": _read_log_ends(record, job, found),
+            "plan": _read_plan(job),
         }
 
 
-def _lines(job: int) -> _Lines:
+def _read_usage_lines(job: int) -> _Lines:
+    """Read the lines of usage.jsonl; [] if the file cannot be read."""
     try:
         return list(usage.read_lines(files.read(job, f"{OURS}/usage.jsonl")))
     except OSError:
         return []
 
 
-def _machine(lines: _Lines, points: int) -> a.MachineCurve:
+def _machine_curve(lines: _Lines, points: int) -> a.MachineCurve:
     """Build the curve of the machine. rows: (time, busy CPU seconds, bytes used)."""
     rows: List[usage.Row] = []
     cores = total = 0
@@ -126,8 +131,8 @@ def _machine(lines: _Lines, points: int) -> a.MachineCurve:
     return {"cores": cores, "total": total, "rows": usage.fewer(rows, points, usage.last, max)}
 
 
-def _cards(lines: _Lines, points: int) -> List[a.CardCurve]:
-    """Build the curves of the cards. rows: (time, utilisation in percent, bytes used)."""
+def _card_curves(lines: _Lines, points: int) -> List[a.CardCurve]:
+    """Build a curve for each card. rows: (time, utilisation in percent, bytes used)."""
     rows: Dict[int, List[usage.Row]] = {}
     totals: Dict[int, int] = {}
     for line in lines:
@@ -140,8 +145,10 @@ def _cards(lines: _Lines, points: int) -> List[a.CardCurve]:
     ]
 
 
-def _ranks(record: Record, job: int, lines: _Lines, attempts: Mapping[Key, int], points: int) -> List[a.RankCurve]:
-    """Build the curves of the ranks. rows: (time, CPU seconds, bytes resident, processes).
+def _rank_curves(
+    record: Record, job: int, lines: _Lines, attempts: Mapping[Key, int], points: int
+) -> List[a.RankCurve]:
+    """Build a curve for each rank. rows: (time, CPU seconds, bytes resident, processes).
 
     progress, of the last attempt: (time, epoch, step).
     """
@@ -159,14 +166,17 @@ def _ranks(record: Record, job: int, lines: _Lines, attempts: Mapping[Key, int],
             "role": key[0],
             "rank": key[1],
             "rows": usage.fewer(rows[key], points, usage.last, max, max),
-            **_log(job, record.paths.log(*key, attempts[key]), sizes[key]),
+            **_log_curve(job, record.paths.log(*key, attempts[key]), sizes[key]),
         }
         for key in attempts
     ]
 
 
-def _log(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> a.LogCurve:
-    """Read the progress that the program reported, at the times when its log had that size."""
+def _log_curve(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> a.LogCurve:
+    """Read the progress in a log at up to 60 places and at its end, as (time, epoch, step), and its size in bytes.
+
+    sizes: (time, size) of the log, by which a place has its time.
+    """
     try:
         log = RankLog(job, name)
     except OSError:
@@ -188,8 +198,8 @@ def _log(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> a.LogCurve:
         return {"log_size": size, "progress": found}
 
 
-def _tails(record: Record, job: int, ranks: Sequence[ProcessStatus]) -> List[Tuple[str, int, str]]:
-    """Read the ends of logs, [role, rank, text]: long excerpts of the first failed ranks, the last lines of all others."""
+def _read_log_ends(record: Record, job: int, ranks: Sequence[ProcessStatus]) -> List[Tuple[str, int, str]]:
+    """Read the ends of logs, [role, rank, text]: 400 lines of the first four failed ranks, three lines of the others."""
     failed = sorted((rank for rank in ranks if rank.state is RankState.FAILED), key=lambda rank: rank.since)[:_FAILED]
     found: List[Tuple[str, int, str]] = []
     for rank in ranks:
@@ -199,8 +209,8 @@ def _tails(record: Record, job: int, ranks: Sequence[ProcessStatus]) -> List[Tup
     return found
 
 
-def _plan(job: int) -> a.JobPlan:
-    """Read commands and policy of the spec, without environments."""
+def _read_plan(job: int) -> a.JobPlan:
+    """Read policy, working directory and the ranks' commands from the spec, without environments; {} if it cannot be read."""
     try:
         spec = json.loads(files.read(job, f"{OURS}/spec.json"))
     except (OSError, ValueError):
@@ -218,8 +228,8 @@ def _plan(job: int) -> a.JobPlan:
     return {"policy": spec["policy"], "work_dir": spec["work_dir"], "processes": ranks}
 
 
-def _output(record: Record, ranks: Sequence[ProcessStatus]) -> List[RankOutput]:
-    """Read the progress of each rank that was started, of its last attempt."""
+def _read_output(record: Record, ranks: Sequence[ProcessStatus]) -> List[RankOutput]:
+    """Read the progress of each rank that was started, from the log of its last attempt; leave out ranks without one."""
     logs = {rank.key: record.paths.log(*rank.key, rank.attempt) for rank in ranks if rank.pid}
     found: List[RankOutput] = []
     with contextlib.suppress(NotFound):  # a program has removed the directory

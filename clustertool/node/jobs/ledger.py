@@ -45,24 +45,27 @@ class Ledger:
             self._entry["container"] = {name: spec["container"][name] for name in ("runtime", "program")}
 
     def place(self) -> None:
-        """Write the entry, so that it survives a crash. Raises OSError, PreflightError."""
+        """Write the entry when a job is placed, so that it survives a crash. Raises OSError, PreflightError."""
         files.make_dir(self._paths.base, OURS, _FOLDER)
         self._write(durable=True)
 
     def removed(self, job: int) -> str:
-        """Return what a program has removed of the job: its directory, all its records (this copy too), or "".
+        """Describe what a program has removed of the job: its directory, or all its records with this entry; "" if neither.
 
-        job: the descriptor of the directory. An error of the disk says nothing.
+        job: the descriptor of the directory. After an error of the disk also "".
         """
         with contextlib.suppress(OSError):
-            if not _leads_to(self._paths.dir, job):
+            if not _is_path_of(self._paths.dir, job):
                 return "the directory of the job was removed" if _is_removed(job) else ""
             if not any(map(files.exists, (os.path.join(self._paths.ours, files.MARKER), self._paths.ledger))):
                 return "the records of the job were removed"
         return ""
 
     def note(self, kind: str, fields: Mapping[str, object]) -> None:
-        """Store an event of a supervisor, a guard or the end. If the disk is full it is lost: events.jsonl has it too."""
+        """Store an event of a supervisor, guard, gauge or the end in the entry, and write it; ignore other events.
+
+        If the disk is full it is lost: events.jsonl has it too.
+        """
         if kind in CARETAKERS:
             self._entry[kind] = [fields["pid"], fields["start"]]
         elif kind == "ended":
@@ -75,16 +78,17 @@ class Ledger:
             self._write()
 
     def _write(self, durable: bool = False) -> None:
+        """Replace the file of the entry. durable: it is on the disk when this returns."""
         files.replace(self._paths.ledger, json.dumps(self._entry).encode(), durable)
 
 
-def _leads_to(path: str, directory: int) -> bool:
-    """Return whether a path leads to the open directory. Raises OSError where this cannot be known."""
+def _is_path_of(path: str, directory: int) -> bool:
+    """Check whether a path leads to the open directory. Raises OSError if this cannot be known."""
     return files.exists(path) and os.path.samestat(os.lstat(path), os.fstat(directory))
 
 
 def _is_removed(directory: int) -> bool:
-    """Return whether an open directory was removed, and not only renamed. Raises OSError where this cannot be known."""
+    """Check whether an open directory was removed, and not only renamed. Raises OSError if this cannot be known."""
     try:
         return os.fstat(directory).st_nlink == 0
     except OSError as error:
@@ -94,7 +98,7 @@ def _is_removed(directory: int) -> bool:
 
 
 def read(paths: JobPaths) -> Entry:
-    """Read the entry of a job, of whatever format; {} where there is none, or a damaged one."""
+    """Read the entry of a job, of whatever format; {} if there is none, or it is damaged."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         entry = json.loads(files.read_file(paths.ledger))
         if isinstance(entry, dict) and isinstance(entry.get("header"), dict):
@@ -103,7 +107,7 @@ def read(paths: JobPaths) -> Entry:
 
 
 def process(entry: Entry, kind: str) -> "processes.Process | None":
-    """Return a caretaker as its entry names it, alive or not."""
+    """Return a supervisor, guard or gauge as an entry names it, alive or not; None if it does not."""
     with contextlib.suppress(KeyError, ValueError, TypeError):
         pid, start = entry[kind]
         return processes.Process(int(pid), int(start))
@@ -111,7 +115,7 @@ def process(entry: Entry, kind: str) -> "processes.Process | None":
 
 
 def jobs(base: str) -> List[str]:
-    """List the names of the jobs that have an entry below `base`."""
+    """List the ids of the jobs that have an entry below `base`."""
     try:
         names = os.listdir(os.path.join(base, OURS, _FOLDER))
     except OSError:
@@ -120,9 +124,9 @@ def jobs(base: str) -> List[str]:
 
 
 def names(base: str, job: str) -> Dict[str, bool]:
-    """Return the jobs below `base` that have a directory with the tool's marker (True) or only an entry in the ledger.
+    """Find the jobs below `base`: True for one whose directory has the tool's marker, False for one with only an entry.
 
-    job: only this one; "" for all. Raises PreflightError.
+    job: only this one; "" for all. Raises PreflightError if `base` cannot be read.
     """
     try:
         found = os.listdir(base)
@@ -138,14 +142,14 @@ def names(base: str, job: str) -> Dict[str, bool]:
 
 
 def remove(paths: JobPaths) -> None:
-    """Remove the entry of a job, and further names of its records."""
+    """Remove the entry of a job, and the kept names of its records."""
     remove_kept(paths)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(paths.ledger)
 
 
 def remove_kept(paths: JobPaths) -> None:
-    """Remove the further names of a job's records (node/supervisor/log_keeper.py)."""
+    """Remove the folder with the kept names of a job's records (node/supervisor/log_keeper.py); ignore errors."""
     with contextlib.suppress(OSError):
         for name in os.listdir(paths.kept):
             os.unlink(os.path.join(paths.kept, name))
@@ -153,7 +157,7 @@ def remove_kept(paths: JobPaths) -> None:
 
 
 def remove_job(job_dir: str) -> int:
-    """Remove a job's directory, and its entry after it. Returns the bytes freed. Raises NotFound, PreflightError."""
+    """Remove a job's directory, then its entry. Returns the bytes freed. Raises NotFound, PreflightError."""
     freed = files.remove_tree(job_dir) if os.path.lexists(job_dir) else 0
     remove(JobPaths.at(job_dir))
     return freed

@@ -43,7 +43,7 @@ _DEVICE = (
 
 
 def glance(node: NodeContext, request: GlanceRequest) -> GlanceAnswer:
-    """Answer the request that `inv top` sends once a second."""
+    """Return a sample of this node for `inv top`, by a sampler that is kept between requests to this agent."""
     return _sampler(node.root, node.entry, request["nvml"]).sample(request["job"])
 
 
@@ -58,11 +58,14 @@ class LiveSampler:
         self._jobs: Dict[str, _SampledJob] = {}
 
     def sample(self, job: str) -> GlanceAnswer:
-        """job: what a user calls it; "" for all. {"need": ...} where the NVML module has to be sent first."""
+        """Sample the node's load, devices, and the running jobs that a user can mean by `job` ("": all).
+
+        Returns {"need": ...} instead if the NVML module has to be sent first.
+        """
         found = self._pulse.now()
         if "need" in found:
             return cast("GlanceAnswer", found)
-        self._find()
+        self._list_jobs()
         shown = [{key: device[key] for key in _DEVICE if key in device} for device in found["devices"]]
         for device, whole in zip(shown, found["devices"]):
             device["users"] = sorted({process["user"] for process in whole["processes"] if process.get("user")})
@@ -79,8 +82,8 @@ class LiveSampler:
             "jobs": [one for one in running if one is not None],
         }
 
-    def _find(self) -> None:
-        """List the running jobs again after a job directory was added or removed."""
+    def _list_jobs(self) -> None:
+        """List the node's jobs again if a job directory was added or removed, or after 10 s."""
         places, now = _places(self._root), time.monotonic()
         if places == self._places and now < self._again:
             return
@@ -94,7 +97,7 @@ _sampler = lru_cache(maxsize=1)(LiveSampler)  # kept between the requests to an 
 
 
 def _places(root: str) -> Tuple[Tuple[str, int], ...]:
-    """List ROOT_DIR, and the directories of nodes in it where they share it, with the times of their last change."""
+    """Return ROOT_DIR, as "", and the directories of nodes in it that share it, each with the time of its last change."""
     found = []
     with contextlib.suppress(OSError):
         names = [name for name in os.listdir(root) if name.startswith("node") and name[4:].isdigit()]
@@ -111,15 +114,19 @@ class _SampledJob:
         self._at = 0
         self._rest = b""
         self._membership = Membership()
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
+        """Forget the status, since other ranks begin."""
         self._status = JobStatus()
         self._here = self._status.nodes[self.record.node] = NodeStatus(self.record.node)
         self._samples = -1
 
     def sample(self) -> Optional[JobSample]:
-        """Take a sample of a job. None once it has ended."""
+        """Read new events, and sample the job's part on this node; None if it has ended, never started, or was lost long ago.
+
+        Every tenth sample has the nodes and places of all ranks.
+        """
         beat = self.record.heartbeat()
         returns = self._membership.elastic and beat is not None and beat < _FORGOTTEN  # released, and added again
         if self._here.ended is None or returns:
@@ -127,7 +134,7 @@ class _SampledJob:
         if self._here.ended is not None:
             return None
         own = [rank for rank in self._status.processes.values() if rank.node == self.record.node]
-        ranks = [self._rank(rank) for rank in own]
+        ranks = [self._rank_sample(rank) for rank in own]
         if (beat is None or beat > _FORGOTTEN) and not any("seconds" in rank for rank in ranks):
             return None  # placed and never started, or lost long ago
         self._samples += 1
@@ -148,6 +155,7 @@ class _SampledJob:
         return sample
 
     def _read_events(self) -> None:
+        """Apply the events that are new since the last call to header, membership and status; ignore malformed ones."""
         with contextlib.suppress(OSError):
             with open(self.record.paths.events, "rb") as file:
                 file.seek(self._at)
@@ -160,12 +168,16 @@ class _SampledJob:
                     if event["type"] == "job":  # the directory may have been found before it was filled
                         self.record.header = event
                     if event["type"] == "job" and "lead" in event:  # an epoch of an elastic job, with other ranks
-                        self._begin()
+                        self._reset()
                     elif event["type"] == "job":
                         continue
                     self._status.apply(self.record.node, event)
 
-    def _rank(self, rank: ProcessStatus) -> RankSample:
+    def _rank_sample(self, rank: ProcessStatus) -> RankSample:
+        """Sample a rank: state, CPU seconds, bytes of memory, the last line of its log, and for how many seconds it is silent.
+
+        A rank without process and supervisor is LOST: its machine has crashed since.
+        """
         shown: Dict[str, Any] = {name: getattr(rank, name) for name in ("role", "rank", "state", "log")}
         shown["pid"] = rank.pid if rank.state.alive else 0
         found = processes.stat(rank.pid) if shown["pid"] else None
@@ -181,7 +193,10 @@ class _SampledJob:
 
 
 def _last_line(job_dir: str, log: str) -> Tuple[str, float]:
-    """Read a log's last line that is not empty, of a progress bar its last state; and when the log was written last."""
+    """Read a log's last line that is not empty, of a progress bar its last state, and when the log was written last.
+
+    ("", 0.0) if it cannot be read.
+    """
     with contextlib.suppress(OSError, NotFound):
         with files.closing(files.open_job_dir(job_dir)) as job:
             data, written = end_of(job, log, _TAIL)

@@ -32,7 +32,10 @@ _FOREIGN = 100  # orphans below other ROOT_DIRs
 
 
 def ranks_left(record: Record, part: NodePart, found: Mapping[str, Remains]) -> List[RankKey]:
-    """Return the ranks of which something lives on this node after supervisor and guard have ended. found: of find_living()."""
+    """Return the ranks of which a process lives on this node although supervisor and guard have ended.
+
+    All ranks, if only recorded processes live that have no mark. found: of find_living().
+    """
     if isinstance(record, OrphanRecord):
         return sorted(record.remains.ranks)
     if not record.here or part.state in (JobState.RUNNING, JobState.STARTING):
@@ -49,6 +52,7 @@ def ranks_left(record: Record, part: NodePart, found: Mapping[str, Remains]) -> 
 
 
 def _recorded_processes(record: Record) -> List[Process]:
+    """Read the descendants that the job's supervisor has recorded."""
     with files.closing(files.open_job_dir(record.paths.dir)) as job:
         return descendants.recorded(job)
 
@@ -76,17 +80,18 @@ class OrphanRecord(Record):
         return False
 
     def supervised(self, own: Optional[NodeRecord] = None) -> bool:
-        """Return False: a supervisor that moves ends the job by itself, and no command reaches it."""
+        """Return False: the job has no record here, so no command reaches its supervisor, which ends the job by itself."""
         return False
 
     def process(self, kind: str, own: Optional[CaretakerRecord] = None) -> Optional[Process]:
-        """Find a caretaker: a supervisor is the parent of a process of the job, guard and gauge are its children."""
+        """Find a caretaker by its name: a supervisor among the parents of the job's processes, others as its children."""
         parents = {getattr(processes.stat(process.pid), "parent", 0) for process in self.remains.processes}
         heads = [pid for pid in parents if processes.named(pid)[0] == f"ct-{CARETAKERS[0]}"]
         near = heads if kind == CARETAKERS[0] else [child for pid in heads for child in processes.children(pid)]
         return next((processes.identify(pid) for pid in near if processes.named(pid)[0] == f"ct-{kind}"), None)
 
     def unknown(self) -> str:
+        """Describe that the directory was removed and how many processes of the job live; "" if none does."""
         left = [process for process in self.remains.processes if processes.alive(process)]
         if not left:
             return ""
@@ -94,26 +99,27 @@ class OrphanRecord(Record):
 
 
 def records(node: NodeContext, request: r.JobRequest) -> List[Record]:
-    """Find the records that the request names, newest first."""
+    """Find the records that the request names, newest first: those of this node, or of its base on a shared directory."""
     if node.base is not None:
         return find_shared(node.root, node.base, request["job"], request.get("exact", False))
     return find(node.root, node.entry, os.uname().nodename, request["job"], request.get("exact", False))
 
 
 def records_and_orphans(node: NodeContext, request: r.JobRequest) -> List[Record]:
-    """Return the same, and what stands for the record of a job that has none here, but processes: see orphan_record.py."""
+    """Find the records that the request names, and an OrphanRecord for each job that has only processes here."""
     found = records(node, request)
-    return found if node.base is not None else [*found, *_orphans(node, request, remains.find_living())]
+    return found if node.base is not None else [*found, *_find_orphans(node, request, remains.find_living())]
 
 
-def _orphans(node: NodeContext, request: r.JobRequest, living: Mapping[str, remains.Remains]) -> List[Record]:
+def _find_orphans(node: NodeContext, request: r.JobRequest, living: Mapping[str, remains.Remains]) -> List[Record]:
+    """Build an OrphanRecord for each job that the request names, has living processes below ROOT_DIR, and no record."""
     job, exact = request["job"], request.get("exact", False)
     own = map(OrphanRecord, remains.orphans(node.root, living.values())[0])
     return [record for record in own if (record.job == job if exact and job else record.called(job))]
 
 
 def record_of(node: NodeContext, job: str) -> Record:
-    """Find the record of one job. Raises NotFound, PreflightError."""
+    """Find the record of one job by its id, or its OrphanRecord. Raises NotFound; PreflightError if the record is unusable."""
     wanted: r.JobRequest = {"job": job, "exact": True}
     found = records(node, wanted) or records_and_orphans(node, wanted)
     if not found:
@@ -124,18 +130,21 @@ def record_of(node: NodeContext, job: str) -> Record:
 
 
 def list_jobs(node: NodeContext, request: r.JobRequest) -> a.JobsAnswer:
-    """Summarize each job in one line. A record that cannot be read is in state "unknown", with the reason."""
+    """Summarize each job that the request names, and count the processes of orphans below other ROOT_DIRs.
+
+    A record that cannot be read is in state "unknown", with the reason.
+    """
     living = {} if node.base is not None else remains.find_living()
     others = remains.orphans(node.root, living.values())[1]
     found: List[a.JobSummary] = []
-    for record in [*records(node, request), *_orphans(node, request, living)]:
+    for record in [*records(node, request), *_find_orphans(node, request, living)]:
         part = known_part(record)
         found.append({**record.summary(part), "left": ranks_left(record, part, living)})
     return {"jobs": found, "orphans": [(one.dir, len(one.processes)) for one in others[:_FOREIGN]]}
 
 
 def known_part(record: Record) -> NodePart:
-    """Return the part of a record; unknown where its records make this fail: one job's records must not hide another's."""
+    """Return the node's part in a job; after any error one in state UNKNOWN, so that a job's records do not hide other jobs."""
     try:
         return record.part()
     except Exception as error:  # noqa: BLE001 - see above
@@ -143,7 +152,7 @@ def known_part(record: Record) -> NodePart:
 
 
 def bug(error: Exception) -> str:
-    """Describe an unexpected error and its place, in one line."""
+    """Describe an unexpected error and the file and line that raised it, in one line."""
     place = error.__traceback__
     assert place is not None, "it was raised"
     while place.tb_next is not None:

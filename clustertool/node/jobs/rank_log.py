@@ -53,28 +53,34 @@ class RankLog:
     """A log that is open for reading. `base`: how many of its bytes are in the second file. `at`: the position of read()."""
 
     def __init__(self, job: int, name: str, shown: bool = False) -> None:
-        """job: the descriptor of its directory.
+        """Open a log. job: the descriptor of the job's directory. name: JobPaths.log.
 
-        name: JobPaths.log. shown: prefer the file of this name, which may be that of a program. Raises OSError.
+        shown: prefer the file of this name, which may be that of a program. Raises OSError.
         """
         self._job, self._saved = job, "" if shown else JobPaths.written(name) + CUT
-        self._fd, self._cut = _open(job, name, shown), -1
+        self._fd, self._cut = _open_file(job, name, shown), -1
         self.base = self.at = 0
         self._end, self._mtime, self._until = b"", 0, 0.0
         self.refresh()
 
     def size(self) -> int:
+        """Return the number of bytes in both files."""
         return self.base + os.fstat(self._fd).st_size
 
     def mtime(self) -> float:
+        """Return when the log was written last, by this node's clock."""
         return os.fstat(self._fd).st_mtime
 
     def pread(self, count: int, at: int) -> bytes:
+        """Read up to `count` bytes from offset `at` of the log; they may come from both files."""
         data = os.pread(self._cut, min(count, self.base - at), at) if at < self.base else b""
         return data + os.pread(self._fd, count - len(data), max(0, at - self.base))
 
     def refresh(self) -> None:
-        """Find out whether more of it is in the second file. One that is being written has no right to be read."""
+        """Update `base` from the size of the second file, if there is one and it is complete.
+
+        While that file is written, it has no permission to be read.
+        """
         with contextlib.suppress(OSError):
             if self._cut < 0 and self._saved:
                 self._cut = files.open_read(self._job, self._saved)
@@ -82,7 +88,7 @@ class RankLog:
             self.base = about.st_size if about.st_mode & stat.S_IRUSR else self.base
 
     def read(self, most: int) -> bytes:
-        """Return the next bytes. There are none for a while after the program has truncated the log."""
+        """Return up to `most` bytes from `at`, and move `at` on; b"" at the end, and for up to 2 s after a truncation."""
         before, truncated = self.base, self.truncated()
         self.refresh()
         if truncated:
@@ -103,13 +109,13 @@ class RankLog:
         return data
 
     def seek(self, at: int) -> None:
-        """Continue at this position: all before it was read."""
+        """Set the position of read(), and remember the bytes before it, by which a truncated file is recognised."""
         about, place = os.fstat(self._fd), max(0, at - self.base)
         self.at, self._end = at, os.pread(self._fd, min(place, _END), max(0, place - _END))
         self._mtime = about.st_mtime_ns if about.st_size == place else 0
 
     def truncated(self) -> bool:
-        """Return whether the file does not have any more what was read of it.
+        """Check whether the file has lost or changed what is before the position of read().
 
         A file that has the same size was written again if its time has changed. File servers change that time later.
         """
@@ -120,13 +126,17 @@ class RankLog:
         return again and mounts.device_name(about.st_dev) not in mounts.of_network()
 
     def close(self) -> None:
+        """Close both files."""
         for fd in (self._fd, self._cut):
             if fd >= 0:
                 os.close(fd)
 
 
-def _open(job: int, name: str, shown: bool) -> int:
-    """Open the file of a log. In a job of an earlier version the rank writes to the shown name. Raises OSError."""
+def _open_file(job: int, name: str, shown: bool) -> int:
+    """Open the file of a log for reading, and return its descriptor. shown: try first the name that readers use.
+
+    In a job of an earlier version the rank writes to that name. Raises OSError.
+    """
     places = [name, JobPaths.written(name)] if shown else [JobPaths.written(name), name]
     if not shown and os.path.isdir(f"{files.path_of(job)}/{OURS}/log"):
         places.pop()
@@ -137,13 +147,16 @@ def _open(job: int, name: str, shown: bool) -> int:
 
 
 def end_of(job: int, log: str, most: int) -> Tuple[bytes, float]:
-    """Read the last bytes of a log, and when it was written last. job: the descriptor of its directory. Raises OSError."""
+    """Read the last `most` bytes of a log, and when it was written last. Raises OSError.
+
+    job: the descriptor of the job's directory.
+    """
     with contextlib.closing(RankLog(job, log)) as found:
         return found.pread(most, max(0, found.size() - most)), found.mtime()
 
 
 def progress(job: int, log: str, most: int) -> Optional[RankProgress]:
-    """Find the newest progress in the last `most` bytes of a log; None where there is no such log."""
+    """Read the newest epoch and step in the last `most` bytes of a log, and when it was written; None if it cannot be read."""
     with contextlib.suppress(OSError):
         data, written = end_of(job, log, most)
         epoch, step = steps.find(data.decode("utf-8", "replace")) or (None, None)
@@ -152,7 +165,7 @@ def progress(job: int, log: str, most: int) -> Optional[RankProgress]:
 
 
 def tail_offset(log: RankLog, lines: int) -> int:
-    """Find where the last `lines` lines begin, read backwards."""
+    """Return the offset at which the last `lines` lines of a log begin."""
     end = log.size()
     if lines <= 0:
         return end
@@ -171,7 +184,7 @@ def tail_offset(log: RankLog, lines: int) -> int:
 
 
 def line_start(log: RankLog, at: int) -> int:
-    """Find where the line begins to which byte `at` belongs; `at` itself for a line that is longer than a piece."""
+    """Return the offset at which the line of byte `at` begins; `at` itself for a line that is longer than a piece."""
     start = max(0, at - PIECE)
     block = log.pread(at - start, start)
     return start + block.rfind(b"\n") + 1 if start == 0 or b"\n" in block else at
@@ -188,7 +201,10 @@ def last_lines(job: int, name: str, lines: int, limit: int = 64 << 10) -> str:
 
 
 def growth(job: int) -> Iterator[Tuple[float, str, int]]:
-    """(time by this node's clock, log, size), in order of time. `job`: the descriptor of the job's directory."""
+    """Yield the records of growth: (time by this node's clock, log, size), in order of time. Skips damaged lines.
+
+    job: the descriptor of the job's directory.
+    """
     try:
         fd = files.open_read(job, f"{OURS}/growth.jsonl")
     except OSError:  # nothing has grown, or it cannot be known
@@ -204,7 +220,7 @@ def growth(job: int) -> Iterator[Tuple[float, str, int]]:
 
 
 def sizes_at(job: int, t: float) -> Dict[str, RecordedSize]:
-    """Read the size that each log had at a time, as far as it is recorded."""
+    """Return the size that each log had in its last record before `t`, and whether it has later records."""
     found: Dict[str, RecordedSize] = {}
     for at, name, size in growth(job):
         before = found.get(name, NO_RECORD).size
@@ -213,7 +229,7 @@ def sizes_at(job: int, t: float) -> Dict[str, RecordedSize]:
 
 
 def offset_at(log: RankLog, recorded: RecordedSize, t: float) -> int:
-    """Find where the first line of a log begins that was completed at time `t` or later. recorded: its size at `t`.
+    """Return the offset of the first line of a log that was completed at time `t` or later. recorded: its size at `t`.
 
     A record follows what it records by up to 0.5 s, so it counts more than the time of the last write. Nothing that is later is
     left out: where the records are coarse, some older lines follow.

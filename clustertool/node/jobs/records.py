@@ -54,9 +54,9 @@ class Record(JobProcesses):
 
     @classmethod
     def read(cls, base: str, job: str) -> Record:
-        """Read a record.
+        """Read the header of a job, and build its record. An unknown format becomes the record's `trouble`.
 
-        Its header is the first event, or the content of spec.json, the ledger, or else the directory itself.
+        The header is the first event, or from spec.json or the ledger, and is {} if none has it.
         """
         paths = JobPaths(base, job)
         trouble = None
@@ -77,7 +77,7 @@ class Record(JobProcesses):
 
     @property
     def asked(self) -> str:
-        """The id of --job-id, "" where the tool has made the id."""
+        """The id of --job-id, "" if the tool has made the id."""
         return self.header.get("asked", "")
 
     @property
@@ -87,29 +87,29 @@ class Record(JobProcesses):
 
     @property
     def output(self) -> str:
-        """The folder of its output, inside of its directory."""
+        """The path of the folder of its output; below the job's directory, whatever the header has."""
         name = self.header.get("output", "")
         parts = name.split("/") if isinstance(name, str) else [""]
         inside = not any(part in ("", ".", "..") or "\0" in part for part in parts)
         return self.paths.of(name if inside else "output")
 
     def called(self, text: str) -> bool:
-        """Check whether a user who writes `text` can mean this job."""
+        """Check whether a user who writes `text` can mean this job, by its id, --job-id or name."""
         return can_mean(text, self.job, self.asked, self.name)
 
     def own(self) -> NodeRecord:
-        """Fold what its events say of its supervisor and of its end."""
+        """Read all events, and fold them to the record of this node."""
         return record_of(self.events())
 
     def size(self) -> int:
-        """Return the bytes of its events: they have changed only if this has."""
+        """Return the size of the file of events in bytes, 0 without one: if it is the same, no event was added."""
         try:
             return os.stat(self.paths.events).st_size
         except OSError:
             return 0
 
     def last(self) -> NodeRecord:
-        """Fold the file's tail, which is cheap to read, if the job has ended; else all events."""
+        """Fold only the last 4096 bytes of the events, which is cheap, if the end of the job is in them; else all events."""
         with contextlib.suppress(OSError):
             with open(files.open_file(self.paths.events), "rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -120,43 +120,40 @@ class Record(JobProcesses):
         return self.own()
 
     def supervised(self, own: Optional[NodeRecord] = None) -> bool:
-        """Check whether its supervisor lives."""
+        """Check whether its supervisor lives. own: what own() returns, if the caller has it."""
         return self.caretakers(own, ("supervisor",)) != []
 
     def heartbeat(self) -> Optional[float]:
-        """Compute the seconds since its supervisor last moved, if it ever did."""
+        """Return the seconds since its supervisor's last heartbeat; None if there was none."""
         with contextlib.suppress(OSError):
             return round(max(0.0, time.time() - os.stat(self.paths.control).st_mtime), 1)
         return None
 
     def key(self) -> Optional[Key]:
-        """Read the mark of its processes; None if neither the ledger nor spec.json has it."""
+        """Read the mark of its processes, and whether its node coordinates; None if neither ledger nor spec.json has it."""
         with contextlib.suppress(KeyError):
             return Key(str(self.entry["mark"]), bool(self.entry["leads"]))
         with contextlib.suppress(KeyError, TypeError):
-            spec = _spec(self.paths)
+            spec = _read_spec(self.paths)
             return Key(str(spec["mark"]), spec["node"] == spec["lead"]["node"])
         return None
 
     def container(self) -> Optional[RuntimeSpec]:
-        """Read the runtime of its containers; None if its ranks ran in none."""
-        found = self.entry.get("container") or _spec(self.paths).get("container") or {}
+        """Read the runtime and its program of the job's containers; None if its ranks ran in none."""
+        found = self.entry.get("container") or _read_spec(self.paths).get("container") or {}
         with contextlib.suppress(KeyError, TypeError):
             runtime, program = str(found["runtime"]), str(found["program"])
             return {"runtime": runtime, "program": program} if program.startswith("/") else None
         return None
 
     def blank(self) -> bool:
-        """Check whether its directory was made and marked, and nothing else.
-
-        It was placed by half then, and cannot have started.
-        """
+        """Check whether its directory has only the marker: the job was half placed, and cannot have started."""
         with contextlib.suppress(OSError):
             return not self.entry and os.listdir(self.paths.ours) == [files.MARKER]
         return False
 
     def other_machine(self) -> str:
-        """Name the other machine that it runs or ran on; "" if that was this one, or is unknown.
+        """Return the name of the other machine that it runs or ran on; "" if that was this one, or is unknown.
 
         A machine that was rebooted since then has its old name, or the same boot and process space.
         """
@@ -167,7 +164,10 @@ class Record(JobProcesses):
         return "" if own.boot and recorded_here(own.boot, own.space) else name
 
     def unknown(self) -> str:
-        """Describe why it is not known from here whether it runs; "" if it can be known."""
+        """Describe why it cannot be known from here whether it runs; "" if it can.
+
+        Reasons: trouble with the records, another machine, or damaged records without a mark.
+        """
         if not self.trouble and self.own().clean:
             return ""
         name = self.other_machine()
@@ -178,25 +178,25 @@ class Record(JobProcesses):
         return _DAMAGED if self.key() is None and not self.blank() and not self._rebooted() else ""
 
     def is_abandoned(self, own: NodeRecord) -> bool:
-        """Return whether supervisor and guard have ended, so no event will follow.
+        """Check whether supervisor and guard have ended, so that no event will follow.
 
-        own: the fold of those that the caller has read: a program may have removed the file since.
+        own: the fold of the events that the caller has read: a program may have removed the file since.
         """
         return not (self.caretakers(own) or self.caretakers())
 
     def require_followed(self) -> None:
-        """Raise PreflightError for a job of which it cannot be known when its records are complete."""
+        """Raise PreflightError for a job of which it cannot be known whether it runs: see unknown()."""
         why = self.unknown()
         if why:
             raise PreflightError(f"job {self.job}: {why}", "name that machine in HOSTS")
 
     def _rebooted(self) -> bool:
-        """Check whether the job was started before this machine was, so that nothing of it lives."""
+        """Check whether the job was started in another boot or process space, so that nothing of it lives here."""
         own = self.own()
         return bool(own.boot) and not recorded_here(own.boot, own.space)
 
     def summary(self, part: NodePart) -> JobSummary:
-        """Build one line for `inv jobs` about this job as this node knows it."""
+        """Build the fields of this job for the list of jobs, from its header and `part`."""
         header = self.header
         return {
             "id": self.job,
@@ -220,7 +220,7 @@ class Record(JobProcesses):
         }
 
     def _by_laptop(self, t: object) -> Optional[float]:
-        """Convert a recorded time to the laptop's clock. None for what is no time: the job's programs may have written it."""
+        """Convert a recorded time to the laptop's clock; None for what is no time: the job's programs may have written it."""
         if not isinstance(t, (int, float)):
             return None
         return t - self.skew if abs(self.skew) < t < _LATEST else None
@@ -231,7 +231,7 @@ class Record(JobProcesses):
         return known_skew(self.header)
 
     def part(self) -> NodePart:
-        """Return the node's part of the job. Raises ValueError for an exit code that cannot be one."""
+        """Compute the state of the node's part of the job. Raises ValueError for an exit code out of range."""
         if self.trouble:
             return NodePart(self.node, JobState.UNKNOWN, reason=self.trouble.what)
         own = self.last()
@@ -246,13 +246,13 @@ class Record(JobProcesses):
 def find(root: str, entry: str, hostname: str, job: str = "", exact: bool = False) -> List[Record]:
     """Find the records of this node below ROOT_DIR, newest first. entry: how conf.py names this node, user@host:port.
 
-    Other nodes may see the same ROOT_DIR: a node's own record is the one made for its entry, or else for its host name.
-    job: what a user calls the jobs (see can_mean()), "" for all; exact: an id.
+    Other nodes may see the same ROOT_DIR: a node's own record is the one made for its entry, or else for its host name. job:
+    what a user calls the jobs (see can_mean()), "" for all; exact: an id.
     """
     own: List[Record] = []
     by_name: Dict[str, Record] = {}
     for base, shared in bases(root):
-        for record in _records(base, job if exact else ""):
+        for record in _read_records(base, job if exact else ""):
             if not exact and not record.called(job):
                 continue
             if record.header.get("entry") == entry or not (shared or record.header.get("hostname")):
@@ -265,7 +265,7 @@ def find(root: str, entry: str, hostname: str, job: str = "", exact: bool = Fals
 
 
 def bases(root: str) -> Iterator[Tuple[str, bool]]:
-    """List the folders that have records of jobs, each with whether it is that of a node that shares ROOT_DIR."""
+    """Yield ROOT_DIR and False, then the folder of each node that shares it and True: the folders with records of jobs."""
     yield root, False
     with contextlib.suppress(OSError):
         for name in os.listdir(root):
@@ -273,21 +273,24 @@ def bases(root: str) -> Iterator[Tuple[str, bool]]:
                 yield os.path.join(root, name), True
 
 
-def _records(base: str, job: str) -> Iterator[Record]:
-    """Yield the record of a job, or of all for ""."""
+def _read_records(base: str, job: str) -> Iterator[Record]:
+    """Yield the record of a job below a base, or of all for "".
+
+    Removes stale entries of the ledger. If a program has removed the tool's folder of a job, restores its marker.
+    """
     for name, marked in ledger.names(base, job).items():
         record = Record.read(base, name)
         if marked:
             yield record
-        elif not _stale(record):
+        elif not _remove_stale(record):
             files.mark_again(record.paths.dir)  # a program of the job has removed the tool's folder
             yield record
 
 
-def _stale(record: Record) -> bool:
-    """Remove an entry of the ledger whose job directory was removed by hand, and without a living supervisor or guard.
+def _remove_stale(record: Record) -> bool:
+    """Remove the ledger's entry of a job whose directory was removed by hand, and of which nothing lives.
 
-    Returns whether it was removed.
+    Returns whether the entry is stale.
     """
     if os.path.lexists(record.paths.dir) or record.trouble or record.other_machine():
         return False
@@ -300,6 +303,7 @@ def _stale(record: Record) -> bool:
 
 
 def _first_event(paths: JobPaths) -> Mapping[str, object]:
+    """Read the first event of a job, if it is of type "job"; else {}."""
     with contextlib.suppress(OSError):
         with open(files.open_file(paths.events), "rb") as file:
             for event in read_events([file.readline()]):
@@ -307,8 +311,8 @@ def _first_event(paths: JobPaths) -> Mapping[str, object]:
     return {}
 
 
-def _spec(paths: JobPaths) -> Mapping[str, Any]:
-    """Read the content of spec.json, {} if it is damaged."""
+def _read_spec(paths: JobPaths) -> Mapping[str, Any]:
+    """Read spec.json; {} if it is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         found = json.loads(files.read_file(paths.spec))
         return found if isinstance(found, dict) else {}
@@ -316,19 +320,21 @@ def _spec(paths: JobPaths) -> Mapping[str, Any]:
 
 
 def _planned_header(paths: JobPaths) -> Mapping[str, object]:
-    """Read what will be the first event."""
-    header = _spec(paths).get("header")
+    """Read the header in spec.json, which becomes the first event; {} if there is none."""
+    header = _read_spec(paths).get("header")
     return header if isinstance(header, dict) else {}
 
 
 def _is_text(value: object) -> bool:
+    """Check whether a value is a text of at most 4096 characters."""
     return isinstance(value, str) and len(value) <= _TAIL
 
 
 def _checked_header(found: Mapping[str, object], paths: JobPaths) -> JobHeader:
-    """Remove what has not the type that it must have from a header: the job's programs may have written it.
+    """Copy a header without fields of a wrong type, and set id, time of creation and node.
 
-    A wrong value would make the node's whole answer invalid, and so hide its other jobs.
+    The job's programs may have written it, and a wrong value would make the node's whole answer invalid, and so hide its other
+    jobs.
     """
     header = {key: value for key, value in found.items() if key not in _TEXTS or _is_text(value)}
     names = header.get("nodes")
@@ -346,23 +352,24 @@ def _checked_header(found: Mapping[str, object], paths: JobPaths) -> JobHeader:
 
 
 def record_loss(job: int, why: str, make: bool = True) -> None:
-    """Record that the supervisor was lost. make: see record_clean().
+    """Append the event that the supervisor was lost, without waiting for the disk. make: see record_clean().
 
-    Does not wait for the disk: the processes of the dead supervisor are still to be ended.
+    The processes of the dead supervisor are still to be ended.
     """
-    _append(job, "supervisor-lost", {"why": why}, make, durable=False)
+    _append_event(job, "supervisor-lost", {"why": why}, make, durable=False)
 
 
 def record_clean(job: int, survivors: List[str], make: bool = True) -> None:
-    """Write the last event: it is on the disk when this returns.
+    """Append the last event, "clean", with the survivors: it is on the disk when this returns. Ignores OSError.
 
     make: create the file of the events if it is missing. A guard does not: its supervisor made the file, so where it is
     missing, the job that never started is being removed at this moment, and a new file would keep its directory.
     """
-    _append(job, "clean", {"survivors": survivors}, make, durable=True)
+    _append_event(job, "clean", {"survivors": survivors}, make, durable=True)
 
 
-def _append(job: int, type: str, fields: Mapping[str, object], make: bool, durable: bool) -> None:
+def _append_event(job: int, type: str, fields: Mapping[str, object], make: bool, durable: bool) -> None:
+    """Append an event to the file of events. Ignores OSError."""
     with contextlib.suppress(OSError):
         journal = files.Journal(files.open_append(job, f"{OURS}/events.jsonl", make))
         journal.write(written_event(type, round(time.time(), 3), fields))
@@ -386,7 +393,7 @@ class SharedRecord(Record):
         return None
 
     def supervised(self, own: Optional[NodeRecord] = None) -> bool:
-        """Check whether its supervisor has moved recently, and has not recorded its end."""
+        """Check whether its supervisor had a heartbeat in the last 60 s, and has not recorded its end."""
         own = self.own() if own is None else own
         beat = self.heartbeat()
         return beat is not None and beat < _RECENT and own.ended is None and not own.clean
@@ -395,6 +402,10 @@ class SharedRecord(Record):
         return ""
 
     def unknown(self) -> str:
+        """Describe why it cannot be known whether it runs: trouble with the records, or no recent heartbeat; else "".
+
+        "" also for a job that has ended or was never started.
+        """
         own = self.own()
         if self.trouble:
             return self.trouble.what
@@ -405,7 +416,7 @@ class SharedRecord(Record):
         return f"its supervisor on {self.header.get('hostname') or 'its node'} has given no sign of life{since}"
 
     def is_abandoned(self, own: NodeRecord) -> bool:
-        """Check whether the guard has recorded that the supervisor was lost and that nothing lives."""
+        """Check whether the end of all processes was recorded after the supervisor was lost."""
         return own.clean
 
     def require_followed(self) -> None:
@@ -413,7 +424,7 @@ class SharedRecord(Record):
 
 
 def list_bases(node: NodeContext, request: NoFields) -> BasesAnswer:
-    """List the bases that are there now, in the order of their nodes."""
+    """List "" and the folders of nodes below ROOT_DIR, in the order of the nodes. Raises PreflightError."""
     try:
         found = os.listdir(node.root)
     except FileNotFoundError:
@@ -426,12 +437,14 @@ def list_bases(node: NodeContext, request: NoFields) -> BasesAnswer:
 
 
 def find_shared(root: str, base: str, job: str, exact: bool) -> List[Record]:
-    """Find the records below a base, newest first; see find(). Nothing is written.
+    """Find the records below a base, newest first; job, exact: see find(). Writes nothing.
 
     Raises NotFound, PreflightError.
     """
     found = [
-        record for record in _records_of_base(_folder(root, base), job if exact else "") if exact or record.called(job)
+        record
+        for record in _records_of_base(_base_path(root, base), job if exact else "")
+        if exact or record.called(job)
     ]
     number = node_of(base)
     for record in found:
@@ -440,8 +453,8 @@ def find_shared(root: str, base: str, job: str, exact: bool) -> List[Record]:
     return sorted(found, key=lambda record: float(record.header["created"]), reverse=True)
 
 
-def _folder(root: str, base: str) -> str:
-    """Return the path of a base. Raises NotFound for a folder that is none, or of another user."""
+def _base_path(root: str, base: str) -> str:
+    """Return the path of a base. Raises NotFound for a name that is none, and for a folder of another user."""
     path = os.path.join(root, base) if base else root
     if not is_base(base) or (base and not _is_folder(path)):
         raise NotFound(f"{base!r} is no folder of a node below {root}", "check ROOT_DIR")
@@ -449,12 +462,14 @@ def _folder(root: str, base: str) -> str:
 
 
 def _is_folder(path: str) -> bool:
+    """Check whether a path is a directory of this user."""
     with contextlib.suppress(OSError):
         return files.is_own_dir(path)
     return False
 
 
 def _records_of_base(folder: str, job: str) -> Iterator[Record]:
+    """Yield the record of a job below a base, or of all for ""; one whose records are a link gets `trouble`."""
     for name in ledger.names(folder, job):
         record = SharedRecord.read(folder, name)
         if os.path.islink(record.paths.ours):  # to the records of another job, or to what is no record
@@ -465,9 +480,9 @@ def _records_of_base(folder: str, job: str) -> Iterator[Record]:
 
 
 def require_ended(record: Record, ended: Container[str]) -> None:
-    """Check that a job has ended, before it is removed. ended: jobs that the engine has proved to have ended.
+    """Raise PreflightError unless the engine has proved that a job has ended, its records are usable and no supervisor lives.
 
-    Raises PreflightError.
+    ended: the jobs that the engine has proved to have ended.
     """
     if record.trouble:
         raise record.trouble

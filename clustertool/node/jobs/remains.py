@@ -41,23 +41,29 @@ class Remains:
         return os.path.join(self.base, f"JOB{self.job}")
 
     def is_below(self, root: str) -> bool:
-        """Return whether it is a job of this ROOT_DIR."""
+        """Check whether the job's directory is in this ROOT_DIR, or in the folder of a node below it."""
         parent, name = os.path.split(self.base)
         return self.base == root or (parent == root and is_base(name))
 
     @property
     def orphaned(self) -> bool:
-        """Whether there is no record of the job. Processes with another file system do not count: their paths are not ours."""
+        """Whether there is no record of the job, and one of its processes has this process's file system.
+
+        In another one, paths have other meanings. False if the file server does not answer.
+        """
         try:
             if self.job in ledger.names(self.base, self.job):
                 return False
         except PreflightError:  # the file server does not answer
             return False
-        return any(_mounts(process.pid) == _mounts(os.getpid()) != "" for process in self.processes)
+        return any(_mount_space(process.pid) == _mount_space(os.getpid()) != "" for process in self.processes)
 
 
 def find_living() -> Dict[str, Remains]:
-    """Find what lives of all jobs of this user, by mark. Processes that have changed their environment are not found."""
+    """Find the living processes of all jobs of this user by their environment, grouped by mark.
+
+    Processes that have changed their environment are not found.
+    """
     found: Dict[str, Remains] = {}
     for pid, variables in processes.of_jobs():
         mark, output = (os.fsdecode(variables.get(name, b"")) for name in (processes.MARK, b"CLUSTERTOOL_OUTPUT"))
@@ -77,20 +83,20 @@ def find_living() -> Dict[str, Remains]:
 
 
 def orphans(root: str, found: Iterable[Remains]) -> Tuple[List[Remains], List[Remains]]:
-    """Return the orphans of this ROOT_DIR, and those of others, of what lives (see find_living())."""
+    """Select the orphans in `found` (see find_living()): those of this ROOT_DIR, and those of others."""
     orphaned = [one for one in found if one.orphaned]
     return [one for one in orphaned if one.is_below(root)], [one for one in orphaned if not one.is_below(root)]
 
 
 def without_caretakers(root: str, found: Mapping[str, Remains]) -> List[Tuple[str, int]]:
-    """List the jobs of a ROOT_DIR whose supervisor and guard have ended, and how many processes live of each."""
+    """List (job, number of living processes) for each job of a ROOT_DIR whose supervisor and guard have ended, sorted."""
     own = [one for one in found.values() if one.is_below(root)]
     left = [one for one in own if not JobProcesses(one.base, one.job, {"id": one.job}).caretakers()]
     return sorted((one.job, len(one.processes)) for one in left)
 
 
-def _mounts(pid: int) -> str:
-    """Read the space of mounts of a process, "" if it cannot be read."""
+def _mount_space(pid: int) -> str:
+    """Read the mount namespace of a process; "" if it cannot be read."""
     try:
         return os.readlink(f"/proc/{pid}/{_MOUNTS}")
     except OSError:

@@ -31,7 +31,10 @@ _Entry = Tuple[str, str, int, bool, int, int]  # command, starter, at, start, pi
 
 
 def enter(node: NodeContext, request: SameCommandRequest) -> SameCommandAnswer:
-    """Enter a command, unless the same one from another machine goes before it, which is the answer. Raises PreflightError."""
+    """Enter a command, unless an equal one from another machine goes before it, by the table above; return that one's starter.
+
+    The answer has an empty starter if this command was entered, and the job if the other one's job runs. Raises PreflightError.
+    """
     command, starter = request["command"], request["starter"]
     own = processes.identify(os.getpid())
     assert own is not None
@@ -56,7 +59,7 @@ def enter(node: NodeContext, request: SameCommandRequest) -> SameCommandAnswer:
 
 
 def _read_entries(fd: int) -> List[_Entry]:
-    """Read the entries of the file. What is damaged in it counts for nothing."""
+    """Read the entries of the file; [] if it is damaged."""
     try:
         rows = json.loads(private_directory.content(fd) or b"[]")
         return [(str(row[0]), str(row[1]), int(row[2]), bool(row[3]), int(row[4]), int(row[5])) for row in rows]

@@ -38,7 +38,7 @@ _ALREADY: JobStop = {"state": StopState.ENDED_ALREADY, "survivors": []}
 
 
 def stop_jobs(node: NodeContext, request: StopRequest) -> StopAnswer:
-    """Stop the jobs, and return each job's answer. A job with unusable records does not keep the others running."""
+    """Stop the jobs that the request names, orphans too. Return an answer for each, also after an unexpected error."""
     found: Dict[str, JobStop] = {}
     for record in queries.records_and_orphans(node, request):
         try:
@@ -49,13 +49,16 @@ def stop_jobs(node: NodeContext, request: StopRequest) -> StopAnswer:
 
 
 def attached(node: NodeContext, request: JobRequest) -> Answer:
-    """Report to the supervisor that a laptop follows the job, for --lease. The supervisor may have ended."""
+    """Send the supervisor the notice that a laptop follows the job, for --lease; ignore that it may have ended."""
     supervisor_client.order(queries.record_of(node, request["job"]).paths, {"type": "attached"}, _NOTICE)
     return {}
 
 
 def signal_ranks(node: NodeContext, request: SignalRequest) -> Answer:
-    """Send a signal for ranks to the supervisor of a job, which passes it on to its own. The job may have ended."""
+    """Send a signal for ranks to the supervisor of a job, which sends it to its ranks; ignore other signals.
+
+    Does nothing if no supervisor lives.
+    """
     if request["number"] in FOR_RANKS:
         for supervisor in queries.record_of(node, request["job"]).caretakers(None, ("supervisor",)):
             processes.signal_one(supervisor, request["number"])
@@ -63,7 +66,10 @@ def signal_ranks(node: NodeContext, request: SignalRequest) -> Answer:
 
 
 def lives(record: Record) -> bool:
-    """Check whether anything of a job lives here, its supervisor included. Raises PreflightError where this cannot be known."""
+    """Check whether a process of a job lives here; supervisor and guard count until they have recorded the job's end.
+
+    Raises PreflightError if this cannot be known.
+    """
     why = record.unknown()
     if why:
         raise PreflightError(f"job {record.job} is not removed: {why}", _FIX.format(program=PROGRAM, job=record.job))
@@ -86,15 +92,16 @@ def remove_containers(record: Record) -> None:
 
 
 def stop(record: Record, by: str, code: int, grace: float, force: bool) -> JobStop:
-    """Stop a job here: {"state": "clean" | "survivors" | "ended already" | "unknown", "survivors": [...]} for this node.
+    """Stop a job on this node, by its supervisor or else without it. Return the state, and survivors or a reason.
 
-    With "waits": True only a coordinator is alive that still has to inform another node, as it does when that one is back;
-    `force` ends that too. "unknown" comes with `why`: processes may be alive that could not be searched.
+    The states: clean, survivors, ended already, unknown. With "waits": True only a coordinator lives that still has to inform
+    another node, as it does when that one is back; `force` ends that too. "unknown" comes with `why`: processes may be alive
+    that could not be searched.
     """
     grace = 0.0 if force else grace
     end = time.monotonic() + _REACTION + grace + _WORKING + _LEAVING
     if record.trouble or (record.other_machine() and not record.own().clean):
-        return _unknown(record)
+        return _unknown_answer(record)
     if record.other_machine():
         return _ALREADY
     if record.blank():
@@ -102,46 +109,50 @@ def stop(record: Record, by: str, code: int, grace: float, force: bool) -> JobSt
     with _Left(record) as left:
         if not left.search.living():
             if record.unknown():
-                return _unknown(record)
+                return _unknown_answer(record)
             if left.key is not None:  # supervisor and guard were killed
                 left.sweep().remove_session()
             if not record.own().clean:
                 containers = left.sweep().remove_containers()
                 if containers:
                     return _answer(containers)
-            return _clean(record) if _just_stopped(record) else _ALREADY
+            return _recorded_answer(record) if _just_stopped(record) else _ALREADY
         how: StopCommand = {"type": "stop", "by": by, "code": code, "grace": grace, "force": grace == 0}
-        accepted = _order(left, how)
-        done = accepted and left.supervisor is not None and _ends(record, left.supervisor, grace)
+        accepted = _order_stop(left, how)
+        done = accepted and left.supervisor is not None and _wait_for_end(record, left.supervisor, grace)
         if not done and record.own().step != "ended":  # by itself, meanwhile
             return _take_over(left, by, grace)
-        if _leave(left.caretakers, end):
-            return _clean(record)
+        if _wait_for_caretakers(left.caretakers, end):
+            return _recorded_answer(record)
         if left.coordinates and not force:
-            return {**_clean(record), "waits": True}
+            return {**_recorded_answer(record), "waits": True}
         return _take_over(left, by, 0.0)
 
 
-def _order(left: _Left, how: StopCommand) -> bool:
-    """Order the stop, and return whether the supervisor has accepted it.
+def _order_stop(left: _Left, how: StopCommand) -> bool:
+    """Send the order to stop to the supervisor, and return whether it has accepted it.
 
-    In an elastic job it has no socket for a moment between two epochs.
+    In an elastic job it has no socket for a moment between two epochs: repeats the order for up to 3 s.
     """
     end = time.monotonic() + _REACTION
     while not supervisor_client.order(left.record.paths, how, _REACTION, left.responsive):
-        comes_back = "lead" in left.record.header and left.supervisor is not None and _runs(left.supervisor)
+        comes_back = "lead" in left.record.header and left.supervisor is not None and _can_react(left.supervisor)
         if not comes_back or left.record.own().step == "ended" or time.monotonic() > end:
             return False
         time.sleep(_POLL)
     return True
 
 
-def _unknown(record: Record) -> JobStop:
+def _unknown_answer(record: Record) -> JobStop:
+    """Build the answer that it is not known whether the job runs, with the reason."""
     return {"state": StopState.UNKNOWN, "survivors": [], "why": record.unknown()}
 
 
 def _just_stopped(record: Record) -> bool:
-    """Check whether this stop has arrived before: it reached another node first, whose supervisor informed the coordinator."""
+    """Check whether the job has ended as stopped in the last 5 s: then this stop has reached another node before.
+
+    That node's supervisor has informed the coordinator.
+    """
     own = record.last()
     stopped = own.ended is not None and own.ended.state is JobState.STOPPED
     return stopped and time.time() - own.ended_at < _SAME
@@ -163,6 +174,7 @@ class _Left:
         self.caretakers = record.caretakers(own, CARETAKERS)
 
     def __enter__(self) -> _Left:
+        """Open the job's directory, if it exists, and prepare the search with the recorded processes and the mark."""
         with contextlib.suppress(NotFound):
             self.job = files.open_job_dir(self.record.paths.dir)
         # Without a supervisor of this boot they are of another boot, and so are their numbers.
@@ -171,17 +183,17 @@ class _Left:
         return self
 
     def sweep(self) -> Sweep:
-        """Create what ends the job without its supervisor.
+        """Create the Sweep that ends the job without its supervisor.
 
-        No healthy job needs its modules, half of what a stop would import.
+        Its modules are imported only now: no healthy job needs them, and they are half of what a stop would import.
         """
         made = cast("Type[Sweep]", node_context.load_on_demand("jobs.termination:Sweep"))
         container = self.record.container() if self.key else None
         return made(self.search.known, self.search.mark, container, self.record.main_processes())
 
     def responsive(self) -> bool:
-        """Check whether the supervisor can answer; also if it is not known which process it is."""
-        return self.supervisor is None or _runs(self.supervisor)
+        """Check whether the supervisor lives and is not stopped; True also if it is not known which process it is."""
+        return self.supervisor is None or _can_react(self.supervisor)
 
     def __exit__(self, *_: object) -> None:
         if self.job >= 0:
@@ -189,17 +201,22 @@ class _Left:
 
 
 def _answer(survivors: Sequence[str]) -> JobStop:
+    """Build the answer "survivors" with their descriptions, or "clean" if there are none."""
     return {"state": StopState.SURVIVORS if survivors else StopState.CLEAN, "survivors": list(survivors)}
 
 
-def _runs(supervisor: Process) -> bool:
+def _can_react(supervisor: Process) -> bool:
+    """Check whether a supervisor lives and is not stopped by a signal."""
     return processes.alive(supervisor) and not processes.stopped(supervisor)
 
 
-def _ends(record: Record, supervisor: Process, grace: float) -> bool:
-    """Wait for the supervisor, and return whether it has read the request and has ended everything in time."""
+def _wait_for_end(record: Record, supervisor: Process, grace: float) -> bool:
+    """Wait until the supervisor has recorded that nothing lives; return False if it does not react, or is too late.
+
+    It has 3 s to begin, and then the grace and 10 s.
+    """
     start, verdict, size = time.monotonic(), "", -1
-    while _runs(supervisor):
+    while _can_react(supervisor):
         if record.size() != size:  # all events of a long job take a while
             size, verdict = record.size(), record.own().step
         if verdict in ("clean", "ended"):
@@ -211,8 +228,11 @@ def _ends(record: Record, supervisor: Process, grace: float) -> bool:
     return record.own().step in ("clean", "ended")
 
 
-def _leave(caretakers: Sequence[Process], end: float) -> bool:
-    """Wait until supervisor and guard have left: after the verdict, and the coordinator after all others are clean or lost."""
+def _wait_for_caretakers(caretakers: Sequence[Process], end: float) -> bool:
+    """Wait until supervisor and guard have ended; return False if they have not by `end`.
+
+    A coordinator ends after all other nodes are clean or lost.
+    """
     start = time.monotonic()
     while any(processes.alive(process) for process in caretakers):
         now = time.monotonic()
@@ -223,19 +243,23 @@ def _leave(caretakers: Sequence[Process], end: float) -> bool:
 
 
 def _pause(waited: float) -> float:
-    """Compute the seconds until the next check: an answer is late by a tenth of its time, and waiting needs little CPU time."""
+    """Return the seconds until the next check: a tenth of those that were waited, from 0.02 to 0.25.
+
+    So an answer is late by a tenth of its time, and waiting needs little CPU time.
+    """
     return min(max(_POLL, waited / 10), _LONGEST)
 
 
-def _clean(record: Record) -> JobStop:
-    """Answer that nothing of the job lives, or what the supervisor named."""
+def _recorded_answer(record: Record) -> JobStop:
+    """Build the answer from the survivors that the job's events name."""
     return _answer(record.own().survivors)
 
 
 def _take_over(left: _Left, by: str, grace: float) -> JobStop:
-    """End a job whose supervisor is dead or frozen. It is ended first, so that nothing is started again; its children follow.
+    """End a job whose supervisor is dead or frozen: kill supervisor and guard, then end all processes, and record both.
 
-    A coordinator on another node records this node as lost after its timeout: the key to inform it is on no disk.
+    The supervisor is ended first, so that nothing is started again. A coordinator on another node records this node as lost
+    after its timeout: the key to inform it is on no disk.
     """
     left.search.living()
     for process in left.caretakers:

@@ -32,7 +32,7 @@ def order(
     patience: float,
     responsive: Callable[[], bool] = lambda: True,
 ) -> bool:
-    """Send an order to the supervisor of a job. Return whether it was accepted: see ask().
+    """Send an order to the supervisor of a job. Return whether it was accepted; False after any error. See ask().
 
     A supervisor of the previous version has a fifo in the place of the socket, and sends no answer.
     """
@@ -46,6 +46,7 @@ def order(
 
 
 def _write_fifo(path: str, line: bytes) -> bool:
+    """Write a line to a fifo without waiting. Return whether all of it was written. Raises OSError without a reader."""
     with files.closing(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)) as fd:
         return os.write(fd, line) == len(line)
 
@@ -56,7 +57,7 @@ def ask(
     patience: float,
     responsive: Callable[[], bool] = lambda: True,
 ) -> Optional[Frame]:
-    """Send a request to the supervisor of a job. Return its answer and what this carries.
+    """Send a request to the supervisor of a job, again after a broken connection. Return its answer and the answer's payload.
 
     None: no supervisor of this user answers within `patience` seconds. It has ended, is frozen or is busy. `responsive` is
     called while the answer is missing; when it returns False, the answer is not waited for any longer. Raises the
@@ -78,7 +79,10 @@ def ask(
 
 
 def open_request(paths: JobPaths, request: SupervisorRequest) -> socket.socket:
-    """Send a request whose answer may come much later: receive() waits for it. Raises OSError without a supervisor."""
+    """Connect to the supervisor and send a request whose answer may come much later; return the socket for receive().
+
+    Raises OSError without a supervisor.
+    """
     end = time.monotonic() + _CONNECT
     sock = _connect(paths, lambda: time.monotonic() < end)
     sock.setblocking(True)
@@ -105,15 +109,16 @@ def receive(sock: socket.socket) -> Optional[Header]:
 
 
 def _raise_refusal(answer: Header) -> None:
+    """Raise the ClustertoolError that an answer of type "error" describes; else do nothing."""
     if answer.get("type") == "error":
         texts = (str(answer.get(name, "")) for name in ("kind", "what", "fix"))
         raise from_wire(*texts)
 
 
 def _connect(paths: JobPaths, pending: Callable[[], bool]) -> socket.socket:
-    """Connect to the supervisor's socket. Raises OSError where none listens.
+    """Connect to the supervisor's socket, trying again while the kernel's queue of the socket is full and pending() is True.
 
-    While the kernel's queue of the socket is full, it tries again.
+    Raises OSError where none listens, or another user does.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
@@ -136,7 +141,7 @@ def _connect(paths: JobPaths, pending: Callable[[], bool]) -> socket.socket:
 
 
 def _exchange(sock: socket.socket, request: SupervisorRequest, pending: Callable[[], bool]) -> Optional[Frame]:
-    """Send a request, and return the answer. None where there was none in time.
+    """Send a request, and return the answer and its payload; None if pending() becomes False before.
 
     Raises ConnectionError where the supervisor has closed the connection. It does this for newer connections, and when it ends:
     then the next connection is refused.

@@ -67,10 +67,10 @@ class Termination:
         self._late = False  # half of the grace is over
         found = living()
         self.signalled = {process.pid for process in found}
-        self._terminate(found, now)
+        self._send_term(found, now)
 
-    def _terminate(self, found: List[Process], now: float) -> None:
-        """Send TERM once to those that are due now."""
+    def _send_term(self, found: List[Process], now: float) -> None:
+        """Send TERM, once, to the processes of `found` that are due now and no helpers; nothing before or after its time."""
         if not self._term_at <= now < self._kill_at:
             return
         living = {process.pid for process in found}
@@ -80,7 +80,7 @@ class Termination:
         due = [
             process
             for process in found
-            if process.pid not in self._sent and (self._late or self._comes_now(process.pid, living))
+            if process.pid not in self._sent and (self._late or self._is_due(process.pid, living))
         ]
         spared = set(self._helpers()) if due else ()
         for process in [process for process in due if process.pid not in spared]:
@@ -88,13 +88,16 @@ class Termination:
             processes.signal_one(process, signal.SIGTERM)
             processes.signal_one(process, signal.SIGCONT)  # a stopped process handles TERM only when it continues
 
-    def _comes_now(self, pid: int, living: Set[int]) -> bool:
-        """Check whether a process gets TERM now: it is the main process of a rank, or none that is above it lives."""
+    def _is_due(self, pid: int, living: Set[int]) -> bool:
+        """Check whether a process gets TERM now: it is the main process of a rank, or none that is above it lives.
+
+        A process below no main process waits for all of them.
+        """
         main = self._above[pid]
         return pid in self._mains or not (main in living if main else self._mains & living)
 
     def _find_main(self, pid: int, living: Set[int]) -> None:
-        """Note the main process above a process that is new.
+        """Record the main process above a process that is new, and above those between.
 
         It gets no TERM if one above it has got TERM, a main process excepted, or after half of the grace.
         """
@@ -108,30 +111,31 @@ class Termination:
             self._sent.update(below)
 
     def enter(self, main: Process) -> None:
-        """Count it as the main process of a rank from now on."""
+        """Add a main process of a rank, which gets TERM at the next turn."""
         self._mains.add(main.pid)
         self._above[main.pid] = main.pid
 
     def without_term(self) -> None:
-        """Send no TERM: another one has sent it to all processes."""
+        """Send no TERM from now on: the sender of a signal has sent it to all processes."""
         self._term_at = math.inf
 
     def release(self) -> None:
+        """Allow to kill the helpers as soon as no other process lives."""
         self._released = True
 
     def hurry(self, grace: float) -> None:
-        """Shorten the grace: a second stop can only be faster than the first."""
+        """Shorten the grace to `grace` seconds from now, if that is earlier."""
         now = time.monotonic()
         self._kill_at, self._rest_at = min(self._kill_at, now + grace), min(self._rest_at, now + grace / 2)
 
     def turn(self, unreaped: bool = False) -> Optional[List[str]]:
-        """Continue the end, and return the survivors once it is over, else None.
+        """Send TERM or KILL to what is due. Return descriptions of the survivors once the end is over, else None.
 
         unreaped: the supervisor has children, dead or missed by the search. The end waits until they are reaped.
         """
         now = time.monotonic()
         left = self._living()
-        self._terminate(left, now)
+        self._send_term(left, now)
         if left and now < self._kill_at and {process.pid for process in left} <= set(self._helpers()):
             self.quiet = True
             self._kill_at = now if self._released else self._kill_at
@@ -148,7 +152,7 @@ class Termination:
         return [processes.describe(process) for process in left] or ([_UNSEEN] if unreaped else [])
 
     def _kill(self, left: List[Process], spared: Callable[[], Collection[int]] = tuple) -> List[Process]:
-        """Kill all that live, and at once those that were born meanwhile. Returns those that are left."""
+        """Kill the processes but those spared, and those that are found meanwhile, in up to 20 rounds; return what is left."""
         killed: List[Process] = []
         for _ in range(_ROUNDS):
             without = set(spared())
@@ -207,6 +211,10 @@ class Shutdown(Termination):
         return killed > 0 or pid not in self._end_by_signal or code in _OF_SIGNALS
 
     def turn(self, unreaped: bool = False) -> Optional[List[str]]:
+        """Continue the end: first processes, then containers, then what these have started. Return the survivors at the end.
+
+        None before. Sets over_at and survivors.
+        """
         if not self._none_lives:
             if super().turn(unreaped or self._family.has_children()) is None:
                 return None
@@ -242,10 +250,11 @@ class Sweep(JobSearch):
         self._mains = mains
 
     def _helpers(self) -> Collection[int]:
+        """Return the pids of known processes that belong to a container runtime."""
         return helpers(self.known)
 
     def end(self, grace: float, patience: float = 5.0) -> List[str]:
-        """Return descriptions of the survivors, processes and containers."""
+        """End the processes, then the containers and what these have started. Return descriptions of what is left."""
         left = self._end_processes(grace, patience)
         if self._container is None:
             return left
@@ -253,14 +262,15 @@ class Sweep(JobSearch):
         return self._end_processes(0.0, patience) + containers
 
     def remove_containers(self) -> List[str]:
-        """Return descriptions of those that are left. No process of theirs may live."""
+        """Remove the job's containers, and return descriptions of those that are left. No process of theirs may live."""
         return [] if self._container is None else container_removal.remove(self._container, self.mark)
 
     def remove_session(self) -> None:
-        """Remove what mpirun has left on the disk. No process of the job may live any more."""
+        """Remove the files that mpirun has left. No process of the job may live any more."""
         session_folder.remove(self.mark)
 
     def _end_processes(self, grace: float, patience: float) -> List[str]:
+        """End all processes of the job, and wait for that. Return descriptions of the survivors."""
         spared, linger = (self._helpers, LINGER) if self._container else (tuple, 0.0)
         mains = [main.pid for main in self._mains if processes.alive(main)]
         termination = Termination(self.living, self.mark, grace, patience, spared, linger, mains=mains)

@@ -20,47 +20,48 @@ if TYPE_CHECKING:
 
 
 def spans(node: NodeContext, request: SpansRequest) -> SpansAnswer:
-    """List the spans of the job and of others that have had the folder or file of the same path.
+    """List the time span of each job that may have written the folder or file, this one's included.
 
-    None for one inside of the job's own directory, or of its folder on a volume of pods. Raises NotFound, PreflightError.
+    These are jobs for which the same path leads to it. Returns no spans for a path inside of the job's own directory, or of its
+    folder on a volume of pods. Raises NotFound, PreflightError.
     """
     job, folder = request["job"], os.path.realpath(request["dir"])
     top = os.path.realpath(record_of(node, job).paths.dir)
-    if os.path.commonpath([top, folder]) == top or any(_of_volume(name, job) for name in folder.split("/")):
+    if os.path.commonpath([top, folder]) == top or any(_is_node_folder(name, job) for name in folder.split("/")):
         return {"spans": []}
     device = os.stat(folder).st_dev if os.path.exists(folder) else 0
     found: Dict[str, WriteSpan] = {}
     for record in _read_all(node.root):
         step()
-        if record.job == job or folder in _folders(record, request["path"]):
-            span = _span(record, device)
+        if record.job == job or folder in _resolve_folders(record, request["path"]):
+            span = _read_span(record, device)
             found[record.job] = _merge_spans(found[record.job], span) if record.job in found else span
     return {"spans": list(found.values())}
 
 
-def _of_volume(name: str, job: str) -> bool:
-    """Return whether a folder on a volume is a node's of this job (node/join/pods/output_volume.py)."""
+def _is_node_folder(name: str, job: str) -> bool:
+    """Check whether a name is that of a folder of this job, or of one of its nodes, on a volume of pods (output_volume.py)."""
     own = folder_of(job)
     return name == own or (name.startswith(f"{own}-node") and name[len(f"{own}-node") :].isdigit())
 
 
 def _read_all(root: str) -> Iterator[Record]:
-    """Read the records below ROOT_DIR, those of other nodes, too: they may work in the same folder."""
+    """Yield the records below ROOT_DIR, also those of other nodes, which may work in the same folder."""
     for base, _ in bases(root):
         for name, marked in ledger.names(base, "").items():
             if marked:
                 yield Record.read(base, name)
 
 
-def _folders(record: Record, path: str) -> Iterator[str]:
-    """Resolve `path` in the directory of a job, and in the one in which it works."""
+def _resolve_folders(record: Record, path: str) -> Iterator[str]:
+    """Yield the real paths of `path` below a job's directory and below its working directory."""
     for top in (record.paths.dir, record.header.get("work_dir")):
         if isinstance(top, str):
             yield os.path.realpath(os.path.join(top, path))
 
 
-def _span(record: Record, device: int) -> WriteSpan:
-    """Read the time from the placing of a job to its last event. device: the file system of the folder.
+def _read_span(record: Record, device: int) -> WriteSpan:
+    """Read the time from the placing of a job to its last event; without an end if it may run. device: of the folder.
 
     Where the job's records are on the same file system, their times have the same clock as the files of the folder, also if
     that is the clock of a file server.
@@ -77,7 +78,7 @@ def _span(record: Record, device: int) -> WriteSpan:
 
 
 def _change_time(path: str, device: int) -> Optional[int]:
-    """Read the time of the last change of a file, if it is on this file system."""
+    """Read the time of the last change of a file, in ns; None if it is missing or on another file system than `device`."""
     with contextlib.suppress(OSError):
         info = os.lstat(path)
         return info.st_ctime_ns if info.st_dev == device else None
@@ -85,6 +86,6 @@ def _change_time(path: str, device: int) -> Optional[int]:
 
 
 def _merge_spans(one: WriteSpan, other: WriteSpan) -> WriteSpan:
-    """Merge the spans of a job that has records of several nodes here."""
+    """Merge two spans of a job that has records of several nodes here: the earlier start, and the later end, if both ended."""
     end = None if None in (one.end, other.end) else max(one.end or 0, other.end or 0)
     return WriteSpan(one.job, min(one.start, other.start), end)
