@@ -117,8 +117,8 @@ def test_both_ways_to_ask_the_kernel_say_the_same() -> None:
         wanted[port] = (address.replace("::ffff:", ""), os.getuid(), os.fstat(sock.fileno()).st_ino)
     try:
         for found in (
-            [*listeners._dump(socket.AF_INET), *listeners._dump(socket.AF_INET6)],
-            [*listeners._table("/proc/net/tcp"), *listeners._table("/proc/net/tcp6")],
+            [*listeners._read_by_netlink(socket.AF_INET), *listeners._read_by_netlink(socket.AF_INET6)],
+            [*listeners._read_table("/proc/net/tcp"), *listeners._read_table("/proc/net/tcp6")],
         ):
             assert {one.port: (one.address, one.uid, one.inode) for one in found if one.port in wanted} == wanted
     finally:

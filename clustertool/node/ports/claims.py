@@ -28,7 +28,7 @@ Claims = Dict[str, Tuple[str, str, str]]  # port -> (job, base directory of the 
 
 
 def touch() -> None:
-    """Renew the time of the file, since what is old in /tmp is removed on many machines.
+    """Set the time of the file to now, since old files in /tmp are removed on many machines. Ignores errors.
 
     The directory stays as long as there is a file in it.
     """
@@ -39,48 +39,52 @@ def touch() -> None:
 
 
 def claim(ports: Sequence[int], job: str, base: str) -> None:
-    """Claim all ports or none. Raises PortInUse with the other job."""
+    """Claim all ports for a job, or none; remove void claims. Raises PortInUse with the jobs that have them; PreflightError."""
     with private_directory.locked(_FILE) as fd:
-        kept = _kept(_read_claims(fd), job)
+        kept = _select_kept(_read_claims(fd), job)
         taken = [(port, kept[str(port)][0]) for port in ports if not _is_free(port, kept, job)]
         if taken:
             message = "; ".join(f"port {port} is in use by job {other}" for port, other in taken)
             fix = "wait for that check" if taken[0][1] == _CHECK else f"{PROGRAM} stop --job {taken[0][1]}"
             raise PortInUse(message, f"{fix}, or choose other ports")
-        _add(fd, kept, ports, job, base)
+        _add_claims(fd, kept, ports, job, base)
 
 
 def take_back(job: str, base: str) -> None:
-    """Remove the claims of a job on this node, which is over. Raises PreflightError."""
+    """Remove the claims of a job that is over, if there are any. Raises PreflightError."""
     if not private_directory.find():
         return
     with private_directory.locked(_FILE) as fd:
         claims = _read_claims(fd)
         left = {port: claim for port, claim in claims.items() if claim[:2] != (job, base)}
         if len(left) < len(claims):
-            _write(fd, left)
+            _write_claims(fd, left)
 
 
 def hold(ports: Sequence[int]) -> List[int]:
-    """Claim ports for a check, until this process ends or lets go: those that no job has. Raises PreflightError."""
+    """Claim those of the ports that no job has for a check, until let_go() or the end of this process. Return them.
+
+    Raises PreflightError.
+    """
     with private_directory.locked(_FILE) as fd:
-        kept = _kept(_read_claims(fd), _CHECK)
+        kept = _select_kept(_read_claims(fd), _CHECK)
         free = [port for port in ports if _is_free(port, kept, _CHECK)]
-        _add(fd, kept, free, _CHECK, _this_process())
+        _add_claims(fd, kept, free, _CHECK, _this_process())
     return free
 
 
 def let_go() -> None:
-    """Release the ports that this process took by hold()."""
+    """Remove the claims that this process made by hold()."""
     take_back(_CHECK, _this_process())
 
 
 def _this_process() -> str:
+    """Return pid and start time of this process as text."""
     return " ".join(map(str, processes.identify(os.getpid()) or ()))
 
 
 def claimed_ports() -> Dict[int, str]:
-    """Port -> job, of this user's living claims; read only.
+    """Map the ports of this user's valid claims to their jobs, without changing the file; {} if it cannot be read.
 
     Raises PreflightError for a file of a newer version, or one that stays locked.
     """
@@ -95,27 +99,29 @@ def claimed_ports() -> Dict[int, str]:
         return {}
 
 
-def _kept(claims: Claims, job: str) -> Claims:
+def _select_kept(claims: Claims, job: str) -> Claims:
     """Select the claims of living jobs, and those of `job`: other nodes on this machine may have placed it a moment ago."""
     ours = {port: claim for port, claim in claims.items() if claim[0] == job}
     return {**_living_claims({port: claim for port, claim in claims.items() if port not in ours}), **ours}
 
 
 def _is_free(port: int, claims: Claims, job: str) -> bool:
+    """Check whether no other job than `job` has a claim of the port."""
     return str(port) not in claims or claims[str(port)][0] == job
 
 
-def _add(fd: int, claims: Claims, ports: Sequence[int], job: str, base: str) -> None:
-    """Add claims. Raises PreflightError where /tmp is full."""
-    _write(fd, {**claims, **dict.fromkeys(map(str, ports), (job, base, processes.boot_id()))})
+def _add_claims(fd: int, claims: Claims, ports: Sequence[int], job: str, base: str) -> None:
+    """Write the claims with those of `ports` for a job. Raises PreflightError if /tmp is full."""
+    _write_claims(fd, {**claims, **dict.fromkeys(map(str, ports), (job, base, processes.boot_id()))})
 
 
 def _read_claims(fd: int) -> Claims:
+    """Read the claims of the locked file. Raises PreflightError for a newer version."""
     return _parse(private_directory.content(fd), os.readlink(f"/proc/self/fd/{fd}"))
 
 
 def _parse(data: bytes, path: str) -> Claims:
-    """Parse the claims of a file. What is damaged in it counts for nothing. Raises PreflightError for a newer version."""
+    """Parse the claims of a file; leave out damaged ones. Raises PreflightError for a newer version."""
     try:
         found = json.loads(data or b"{}")
     except (ValueError, RecursionError):
@@ -127,19 +133,21 @@ def _parse(data: bytes, path: str) -> Claims:
     return {port: (row[0], row[1], row[2]) for port, row in rows.items() if all(isinstance(item, str) for item in row)}
 
 
-def _write(fd: int, claims: Claims) -> None:
-    """Write the claims. Raises PreflightError where the new text has no room; what was there stays."""
+def _write_claims(fd: int, claims: Claims) -> None:
+    """Write the claims. Raises PreflightError if there is no room; then the old ones stay."""
     private_directory.rewrite(fd, json.dumps({formats.KEY: formats.FORMAT, **claims}).encode())
 
 
 def _living_claims(claims: Claims) -> Claims:
+    """Select the claims of this boot whose jobs are not over."""
     boot = processes.boot_id()
     known = {port: claim for port, claim in claims.items() if claim[2] == boot}
-    living = {(job, base) for job, base in {claim[:2] for claim in known.values()} if not _over(job, base)}
+    living = {(job, base) for job, base in {claim[:2] for claim in known.values()} if not _is_over(job, base)}
     return {port: claim for port, claim in known.items() if claim[:2] in living}
 
 
-def _over(job: str, base: str) -> bool:
+def _is_over(job: str, base: str) -> bool:
+    """Check whether a job, or the process of a check, has ended, or the job has no directory."""
     if job == _CHECK:
         numbers = [int(item) for item in base.split() if item.isdecimal()]
         return len(numbers) != 2 or not processes.alive(processes.Process(*numbers))
@@ -147,11 +155,11 @@ def _over(job: str, base: str) -> bool:
     if not os.path.isdir(known.paths.dir):
         return True
     own = known.own()
-    return own.over or _dead(known, own)
+    return own.over or _has_no_caretaker(known, own)
 
 
-def _dead(job: JobProcesses, own: CaretakerRecord) -> bool:
-    """Neither its supervisor nor its guard lives; a job that was placed has a while to start."""
+def _has_no_caretaker(job: JobProcesses, own: CaretakerRecord) -> bool:
+    """Check whether neither supervisor nor guard lives; a job that was only placed has 300 s to start."""
     known = [process for process in (job.process("supervisor", own), job.process("guard", own)) if process]
     if known:
         return not any(processes.alive(process) for process in known)

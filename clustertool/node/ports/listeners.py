@@ -23,14 +23,18 @@ Listener = NamedTuple("Listener", [("address", str), ("port", int), ("uid", int)
 
 
 def listeners() -> List[Listener]:
-    """TCP listeners, read by netlink: /proc/net/tcp, the other way, costs milliseconds, as it walks every socket."""
+    """List the TCP listeners of this machine, by netlink; if there is none, as in some containers, from /proc/net/tcp.
+
+    The file costs milliseconds, as the kernel walks every socket.
+    """
     try:
-        return [*_dump(socket.AF_INET), *_dump(socket.AF_INET6)]
+        return [*_read_by_netlink(socket.AF_INET), *_read_by_netlink(socket.AF_INET6)]
     except OSError:  # some containers have no netlink
-        return [*_table("/proc/net/tcp"), *_table("/proc/net/tcp6")]
+        return [*_read_table("/proc/net/tcp"), *_read_table("/proc/net/tcp6")]
 
 
-def _dump(family: int) -> Iterator[Listener]:
+def _read_by_netlink(family: int) -> Iterator[Listener]:
+    """Yield the TCP listeners of an address family. Raises OSError if the kernel does not answer."""
     request = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 0, 1 << _LISTEN)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _DIAG) as sock:
         sock.send(struct.pack("=IHHII", 16 + len(request), _BY_FAMILY, _REQUEST_DUMP, 0, 0) + request)
@@ -47,7 +51,8 @@ def _dump(family: int) -> Iterator[Listener]:
                 data = data[(size + 3) & ~3 :]
 
 
-def _table(path: str) -> Iterator[Listener]:
+def _read_table(path: str) -> Iterator[Listener]:
+    """Yield the TCP listeners in /proc/net/tcp or tcp6; none if it cannot be read."""
     with contextlib.suppress(OSError):
         with open(path, encoding="utf-8") as file:
             next(file, "")
@@ -60,14 +65,14 @@ def _table(path: str) -> Iterator[Listener]:
 
 
 def _address_text(packed: bytes) -> str:
-    """Format an address as text; an IPv4 one in IPv6's clothes is IPv4."""
+    """Format a packed address as text; an IPv4 address that is mapped into IPv6 as IPv4."""
     if len(packed) == 16 and packed.startswith(_MAPPED):
         packed = packed[12:]
     return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
 
 
 def own_address(host: str) -> str:
-    """`host` in the form of Listener.address if it is a literal address of this machine, else ""."""
+    """Return `host` in the form of Listener.address if it is a literal address of this machine, else ""."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         packed = socket.inet_pton(family, host.split("%")[0])
@@ -79,30 +84,31 @@ def own_address(host: str) -> str:
 
 
 def serves(listener: Listener, address: str) -> bool:
-    """Check whether a connection to one of this machine's addresses reaches this listener."""
+    """Check whether a connection to `address`, one of this machine's, reaches this listener."""
     return listener.address in (address, "::") or (listener.address == "0.0.0.0" and ":" not in address)
 
 
 def holders(asked: Container[int]) -> Dict[int, str]:
-    """Map ports with a listener to its process, as far as this user may see: `nginx (pid 812, user www)`."""
+    """Map each of the ports that has a listener to its process, `nginx (pid 812, user www)`, else only to its user."""
     matching = [listener for listener in listeners() if listener.port in asked]
     found = {listener.port: f"a process of user {users.name_of(listener.uid)}" for listener in matching}
     for pid in os.listdir("/proc") if matching else ():
         if pid.isdigit():
             with contextlib.suppress(OSError):
                 for listener in of_process(pid, matching):
-                    found[listener.port] = _describe(pid, listener.uid)
+                    found[listener.port] = _describe_process(pid, listener.uid)
     return found
 
 
 def of_process(pid: "int | str", among: Sequence[Listener]) -> List[Listener]:
-    """Find the listeners of a process. Raises OSError for one that has ended or belongs to another user."""
+    """Select the listeners of a process. Raises OSError for one that has ended or belongs to another user."""
     by_name = {f"socket:[{listener.inode}]": listener for listener in among}
     names = (os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
     return [by_name[name] for name in names if name in by_name]
 
 
-def _describe(pid: str, uid: int) -> str:
+def _describe_process(pid: str, uid: int) -> str:
+    """Describe a process by name, job, pid and user. Raises OSError if it has ended."""
     with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
         name = file.read().strip()
     job = processes.environment(int(pid)).get(b"CLUSTERTOOL_JOB", b"").decode(errors="replace")
@@ -110,7 +116,7 @@ def _describe(pid: str, uid: int) -> str:
 
 
 def require_free(ports: Sequence[int]) -> None:
-    """Check the ports, the last time before anything starts. Raises PortInUse with the process."""
+    """Bind each port for a moment. Raises PortInUse with the process that has it, PreflightError for another error."""
     for port in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -125,7 +131,7 @@ def require_free(ports: Sequence[int]) -> None:
 
 
 def ephemeral() -> "tuple[int, int]":
-    """Read the range from which the kernel itself gives away ports."""
+    """Read the first and last of the ports that the kernel itself gives to connections."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="utf-8") as file:
             low, high = file.read().split()

@@ -29,15 +29,14 @@ class Reservations:
         self._sockets: Dict[int, socket.socket] = {}  # by port
 
     def take(self, ports: Sequence[int]) -> None:
-        """Reserve ports. Raises PortInUse with the user.
+        """Reserve up to 128 ports by their names. Raises PortInUse with the user if another user has reserved one.
 
         Jobs of one user have claims: a reservation of another node of this job is fine. It takes its names before it searches
-        for
-        others: of two users that do so at once, at least one sees the other.
+        for others: of two users that do so at once, at least one sees the other.
         """
         ports = ports[:_MOST]
         for port in ports:
-            self._take(port)
+            self._take_name(port)
         names = reserved_ports()
         for port in ports:
             for uid in names.get(port, ()):
@@ -45,17 +44,17 @@ class Reservations:
                     continue
                 real = owner(port, uid)
                 if real != os.getuid():
-                    what = f"port {port} is in use by {_job_of(real)}"
+                    what = f"port {port} is in use by {_describe_owner(real)}"
                     raise PortInUse(what, "wait for its end, or choose another port")
 
-    def _take(self, port: int) -> None:
-        """Take the name of a port.
+    def _take_name(self, port: int) -> None:
+        """Create and listen on the socket with the name of a port; do nothing if that fails.
 
-        A name of another process stays. Too few descriptors, for example, do not prevent a start.
+        Another process of this user may have the name, and too few descriptors do not prevent a start.
         """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            sock.bind(_name(port, os.getuid()))
+            sock.bind(_socket_name(port, os.getuid()))
             sock.listen(_WAITING)
             sock.setblocking(False)
         except OSError:
@@ -64,24 +63,26 @@ class Reservations:
             self._sockets[port] = sock
 
     def turn(self) -> None:
-        """Accept and close the connections of processes that have asked for the owner of a name."""
+        """Accept and close the connections of processes that ask for the owner of a name."""
         for sock in self._sockets.values():
             with contextlib.suppress(OSError):
                 while True:
                     sock.accept()[0].close()
 
     def close(self) -> None:
+        """Close the sockets, which releases the names."""
         for sock in self._sockets.values():
             sock.close()
         self._sockets = {}
 
 
-def _name(port: int, uid: int) -> bytes:
+def _socket_name(port: int, uid: int) -> bytes:
+    """Build the name of the abstract socket that reserves a port for a user."""
     return f"\0{_PREFIX}{port}/{uid}".encode()
 
 
 def reserved_ports() -> Dict[int, List[int]]:
-    """Port -> uids in the names that reserve it. A name proves nothing: owner() finds its owner."""
+    """Map each port to the uids in the names that reserve it. A name proves nothing: owner() finds its owner."""
     found: Dict[int, List[int]] = {}
     with contextlib.suppress(OSError):
         with open("/proc/net/unix", errors="replace", encoding="utf-8") as file:
@@ -98,18 +99,21 @@ def reserved_ports() -> Dict[int, List[int]]:
 
 
 def _is_number(text: str, digits: int) -> bool:
-    """Check that a text is a number of so many digits. Any user can have a name of this form."""
+    """Check whether a text is a number of at most `digits` ASCII digits. Any user can have a name of this form."""
     return text.isdecimal() and text.isascii() and len(text) <= digits
 
 
 def owner(port: int, uid: int) -> Optional[int]:
-    """Find the uid of the process that has a name; None if the kernel does not report it."""
+    """Return the uid of the process that has the name of a port and uid; None if that cannot be known.
+
+    Tries for 1 s if the process does not listen yet.
+    """
     end = time.monotonic() + _BETWEEN
     while True:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.setblocking(False)
             try:
-                sock.connect(_name(port, uid))
+                sock.connect(_socket_name(port, uid))
                 return users.peer(sock).uid
             except OSError as error:  # it does not listen yet, is of another kind, or is asked by too many
                 if error.errno != errno.ECONNREFUSED or time.monotonic() > end:
@@ -118,9 +122,9 @@ def owner(port: int, uid: int) -> Optional[int]:
 
 
 def holder(port: int, uids: Collection[int]) -> str:
-    """Name the owner of a port, for the uids of its names: `a job of user ann`."""
-    return _job_of(next((found for found in (owner(port, uid) for uid in uids) if found is not None), None))
+    """Describe the owner of a port as `a job of user ann`. uids: those of the names that reserve it."""
+    return _describe_owner(next((found for found in (owner(port, uid) for uid in uids) if found is not None), None))
 
 
-def _job_of(uid: Optional[int]) -> str:
+def _describe_owner(uid: Optional[int]) -> str:
     return "a job of another user" if uid is None else f"a job of user {users.name_of(uid)}"
