@@ -36,7 +36,7 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        """Handle signals from now on. Raises OSError if no descriptor is left."""
+        """Block the signals to end and for ranks, and wake up at each child's end. Raises OSError if no descriptor is left."""
         self.for_ranks: List[int] = []
         self._unblocked: List[int] = []
         self._ours, self._theirs = socket.socketpair()
@@ -49,12 +49,15 @@ class Signals:
         self.wake = self._ours.fileno()
 
     def turn(self) -> List[EndRequest]:
-        """Read the requests to end, in the order of their signals."""
+        """Read the signals that came: return the requests to end, in their order, and set for_ranks.
+
+        A signal for ranks whose sender signals all processes of the job is left out.
+        """
         with contextlib.suppress(BlockingIOError):
             while self._ours.recv(4096):
                 pass
         ends = [number for number in self._unblocked if number in END]
-        found = [EndRequest(f"received {_name(number)}", _code(number), False) for number in ends]
+        found = [EndRequest(f"received {_name(number)}", _exit_code(number), False) for number in ends]
         self.for_ranks = [number for number in self._unblocked if number not in END]
         self._unblocked.clear()
         while True:
@@ -62,16 +65,16 @@ class Signals:
             if info is None:
                 return found
             name, is_parent = processes.named(info.si_pid)[0], info.si_pid == os.getppid()
-            everywhere = signals_all(name, is_parent, os.environ) and _reaches_all()
+            everywhere = signals_all(name, is_parent, os.environ) and _signals_all_processes()
             if info.si_signo in END:
                 sender = _sender(info.si_code, info.si_pid, info.si_uid)
                 what = f"received {_name(info.si_signo)} from {sender}"
-                found.append(EndRequest(what, _code(info.si_signo), everywhere))
+                found.append(EndRequest(what, _exit_code(info.si_signo), everywhere))
             elif not everywhere:
                 self.for_ranks.append(info.si_signo)
 
     def close(self) -> None:
-        """Wake up no more. The signals stay blocked, so what comes now is read by the next object of this class."""
+        """Remove the wakeup. The signals stay blocked, so those that come now are read by the next object of this class."""
         newest = signal.set_wakeup_fd(-1)
         if newest not in (-1, self._theirs.fileno()):  # of a later object, which still works
             signal.set_wakeup_fd(newest, warn_on_full_buffer=False)
@@ -79,13 +82,16 @@ class Signals:
         self._theirs.close()
 
     def _on_signal(self, number: int, frame: object) -> None:
-        """SIGCHLD needs no more than its wakeup. The others come here only if a thread does not block them."""
+        """Keep the number of a signal but SIGCHLD, which only wakes up. It comes here only if a thread does not block it."""
         if number != signal.SIGCHLD:
             self._unblocked.append(number)
 
 
-def _reaches_all() -> bool:
-    """Check by its plugin, or the cgroup, whether Slurm signals all processes below this one, and not this one alone."""
+def _signals_all_processes() -> bool:
+    """Check by its plugin, or the cgroup, whether Slurm signals all processes below this one, and not this one alone.
+
+    True if neither is known.
+    """
     for path in (os.environ.get("SLURM_CONF", ""), *_CONFIGURATIONS):
         with contextlib.suppress(OSError):
             with open(path, encoding="utf-8", errors="replace") as file:
@@ -99,7 +105,7 @@ def _reaches_all() -> bool:
 
 
 def changed_children() -> Iterator[Tuple[int, int, resource.struct_rusage]]:
-    """Reap the children that have ended, and yield (pid, status, usage) of each child that has changed."""
+    """Reap the children that have ended, and yield (pid, status, usage) of each that has ended, stopped or continued."""
     while True:
         try:
             pid, status, used = os.wait4(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
@@ -111,12 +117,12 @@ def changed_children() -> Iterator[Tuple[int, int, resource.struct_rusage]]:
 
 
 def unblock() -> None:
-    """Unblock the signals, in a child process that must obey its parent's."""
+    """Unblock all signals, in a child process."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def unblock_launcher() -> None:
-    """Prepare a child process that starts ranks and must not pass on the signals that they get without it.
+    """Block the signals that ranks get from the supervisor, in a child process that would pass them on to ranks.
 
     SIGTERM is one of them where a scheduler sends it to all processes. mpirun catches signals that it finds ignored, and not
     those that are blocked.
@@ -125,8 +131,8 @@ def unblock_launcher() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, (*FOR_RANKS, *term))
 
 
-def _code(number: int) -> int:
-    """Choose the exit code: 130 for Ctrl+C in the terminal of this process, else 143."""
+def _exit_code(number: int) -> int:
+    """Return the exit code that a signal means: 130 for Ctrl+C in the terminal of this process, else 143."""
     return 130 if number == signal.SIGINT else 143
 
 
@@ -135,7 +141,10 @@ def _name(number: int) -> str:
 
 
 def _sender(code: int, pid: int, uid: int) -> str:
-    """Describe the sender of a signal, as the kernel reports it. A sender of another pid namespace has pid 0."""
+    """Describe the sender of a signal: the kernel, a process outside of this container (pid 0), or pid, command and uid.
+
+    If systemd sent it, how to prevent that.
+    """
     if code >= _SI_KERNEL:
         return "the kernel"
     if pid == 0:

@@ -18,7 +18,7 @@ def try_lock(fd: int, how: int) -> bool:
 
 
 def lock_within(fd: int, how: int, seconds: float) -> bool:
-    """Lock a file as try_lock() does, with tries for `seconds`."""
+    """Lock a file as try_lock() does, trying again for up to `seconds`. Return whether it is locked."""
     end = time.monotonic() + seconds
     while not try_lock(fd, how):
         if time.monotonic() > end:

@@ -20,19 +20,22 @@ Logout = NamedTuple("Logout", [("kills", bool), ("lingers", bool)])
 
 
 def logout() -> Logout:
-    """Determine what a logout does to this process. If no logind answers, or this is no session of it, nothing is ended."""
+    """Determine whether a logout ends this process, and whether the user lingers; neither if no logind answers.
+
+    The same if this process is in no session of logind.
+    """
     if not _in_session():
         return Logout(False, False)
     user = users.name_of(os.getuid())
-    manager = _show("show-session", "KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers")
+    manager = _read_properties("show-session", "KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers")
     if not _kills(manager, user):
         return Logout(False, False)
-    linger = _show("show-user", "Linger", about=str(os.getuid())).get("Linger")
+    linger = _read_properties("show-user", "Linger", about=str(os.getuid())).get("Linger")
     return Logout(True, linger == "yes" if linger else os.path.exists(os.path.join(_LINGERING, user)))
 
 
 def warning() -> Tuple[str, str]:
-    """Build what `check` warns of, and the fix; empty texts for nothing."""
+    """Describe why `check` warns that logind ends detached jobs, and the fix; empty texts if it does not."""
     state = logout()
     if state.kills and not state.lingers:
         return "logind ends detached jobs at logout (KillUserProcesses=yes, and this user does not linger)", _FIX
@@ -43,7 +46,7 @@ def warning() -> Tuple[str, str]:
 
 
 def _in_session() -> bool:
-    """Check for a session. pam_systemd names it in the environment; its processes are in its control group."""
+    """Check whether this process is in a session of logind, by the environment of pam_systemd or by its control group."""
     if "XDG_SESSION_ID" in os.environ:
         return True
     try:
@@ -54,15 +57,15 @@ def _in_session() -> bool:
 
 
 def _kills(manager: Dict[str, str], user: str) -> bool:
-    """Apply logind's own rule. Without a list of its own, it excludes root."""
+    """Check whether logind ends this user's processes, by its own rule. Without a list of its own, it excludes root."""
     only, excluded = (manager.get(name, "").split() for name in ("KillOnlyUsers", "KillExcludeUsers"))
     if user in (excluded or ["root"]):
         return False
     return user in only if only else manager.get("KillUserProcesses") == "yes"
 
 
-def _show(what: str, *names: str, about: str = "") -> Dict[str, str]:
-    """Read properties of logind's manager, or of a user. {} where there is no loginctl, or no logind that answers in time."""
+def _read_properties(what: str, *names: str, about: str = "") -> Dict[str, str]:
+    """Read properties of logind's manager, or of the user `about`; {} if loginctl is missing or fails, or after 2 s."""
     tool = programs.find("loginctl")
     if not tool:
         return {}

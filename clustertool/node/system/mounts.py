@@ -21,15 +21,15 @@ _LINKS = 40  # as the kernel allows
 
 
 def below(path: str) -> List[str]:
-    """Mount points at `path` or below it, as this process sees them. Raises OSError."""
+    """List the mount points at `path` or below it, as this process sees them, sorted. Raises OSError."""
     top = os.fsencode(os.path.realpath(path))
     with open(_LIST, "rb") as file:
-        points = [_plain(line.split(b" ")[_POINT]) for line in file]
+        points = [_decode(line.split(b" ")[_POINT]) for line in file]
     return sorted({os.fsdecode(point) for point in points if point == top or point.startswith(top.rstrip(b"/") + b"/")})
 
 
 def require_none(path: str) -> None:
-    """Raise PreflightError if anything is mounted at `path` or below it, or if this cannot be found out."""
+    """Raise PreflightError if anything is mounted at `path` or below it, or if this cannot be known."""
     try:
         found = below(path)
     except OSError as error:
@@ -40,7 +40,7 @@ def require_none(path: str) -> None:
 
 
 def mounted(path: str, points: str) -> PreflightError:
-    """Create the refusal to remove `path`, in which `points` are other file systems."""
+    """Build the error that `path` is not removed, since other file systems are mounted at `points`."""
     return PreflightError(
         f"{path} is not removed: another file system is mounted there, at {points}",
         "unmount it on the node (umount, or fusermount -u), then clean again",
@@ -48,12 +48,12 @@ def mounted(path: str, points: str) -> PreflightError:
 
 
 def unanswered(path: str) -> Optional[PreflightError]:
-    """Return the error of a path on a file system that does not answer, as where a server is gone; None where it answers."""
+    """Return an error, with the mount, if a path is on a file system that does not answer within 5 s; None if it answers."""
     reached, answered = ["/"], threading.Event()
 
     def walk() -> None:
         with contextlib.suppress(OSError):  # an answer, too
-            _walk(path, reached)
+            _follow_path(path, reached)
         answered.set()
 
     threading.Thread(target=walk, daemon=True).start()
@@ -61,19 +61,19 @@ def unanswered(path: str) -> Optional[PreflightError]:
         return None
     with open(_LIST, "rb") as file:
         rows = [line.split() for line in file]
-    mounts = {os.fsdecode(_plain(row[_POINT])): row[row.index(b"-") + 1 :] for row in rows}  # the last one is on top
+    mounts = {os.fsdecode(_decode(row[_POINT])): row[row.index(b"-") + 1 :] for row in rows}  # the last one is on top
     at = max(
         (point for point in mounts if (reached[0] + "/").startswith(point.rstrip("/") + "/")), key=len, default="/"
     )
-    kind, source = (os.fsdecode(_plain(field)) for field in mounts.get(at, [b"?", b"?"])[:2])
+    kind, source = (os.fsdecode(_decode(field)) for field in mounts.get(at, [b"?", b"?"])[:2])
     what = f"{at} ({kind} {source}) does not answer, and {path} is on it"
     return PreflightError(
         what, "repair its server, or unmount it there (umount -l, fusermount -uz), or choose another folder"
     )
 
 
-def _walk(path: str, reached: List[str]) -> None:
-    """Look at each folder of a path, and keep in `reached` the one that is next: it may never answer."""
+def _follow_path(path: str, reached: List[str]) -> None:
+    """Follow a path through its links, up to the last folder; `reached` has the one that is asked next: it may never answer."""
     rest, links = path.split("/")[::-1], 0
     while rest:
         name = rest.pop()
@@ -91,7 +91,7 @@ def _walk(path: str, reached: List[str]) -> None:
     os.statvfs(reached[0])
 
 
-def _plain(field: bytes) -> bytes:
+def _decode(field: bytes) -> bytes:
     r"""Decode a name: the kernel writes a space, tab, newline or backslash as \ooo."""
     return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match.group(1), 8)]), field)
 

@@ -25,19 +25,19 @@ class WorkCounter(threading.Thread):
         self.start()
 
     def moved(self) -> bool:
-        """Check whether steps were done since this was asked last."""
+        """Check whether steps were done since the last call."""
         before, self.reported = self.reported, self.steps
         return self.steps != before
 
     def abandon(self) -> None:
-        """End it at its next step, with a DispatchError."""
+        """Make the thread's next step() raise a DispatchError."""
         self.unwanted = True
 
 
 def step() -> None:
-    """Count a step: a file, a folder or a part of a file is done.
+    """Count a step of this thread's request: a file, a folder or a part of a file is done. Does nothing in other threads.
 
-    Raises DispatchError, once, where the result is not wanted any more.
+    Raises DispatchError, once, if the result is not wanted any more.
     """
     work = threading.current_thread()
     if isinstance(work, WorkCounter):

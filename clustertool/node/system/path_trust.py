@@ -31,21 +31,24 @@ def set_group(root_dir_group: str) -> None:
 
 
 def in_pod() -> bool:
-    """Check whether set_group() has named a pod."""
+    """Check whether set_group() was called with IN_POD."""
     return _all_trusted
 
 
 def is_of_pod(path: str) -> bool:
-    """Check for a directory that the kubelet has made for this pod: it belongs to root. False outside of pods."""
+    """Check whether a path is a directory that the kubelet has made for this pod: it belongs to root. False outside of pods."""
     info = os.lstat(path)
     return _all_trusted and stat.S_ISDIR(info.st_mode) and info.st_uid in users.roots()
 
 
 def unsafe(path: str) -> Optional[Unsafe]:
-    """Find what lets another user replace the folder `path` (absolute), or None. Folders that do not exist are not judged."""
+    """Find what lets another user replace the folder `path` (absolute), following links; None if there is nothing.
+
+    Folders that do not exist are not judged, but the target of a link must exist.
+    """
     at, links, rest = "/", 0, 0
     todo = path.split("/")[::-1]
-    found = _folder(at, os.lstat(at))
+    found = _judge_folder(at, os.lstat(at))
     while todo and found is None:
         name = todo.pop()
         if name in ("", "."):
@@ -64,18 +67,21 @@ def unsafe(path: str) -> Optional[Unsafe]:
             links += 1
             if links > _MOST_LINKS:
                 return Unsafe(f"{path} leads through too many links", "choose another folder")
-            found = _folder(below, info)
+            found = _judge_folder(below, info)
             rest = len(todo)
             todo += target.split("/")[::-1]
             at = "/" if target.startswith("/") else at
         else:
-            found = _folder(below, info)
+            found = _judge_folder(below, info)
             at = below
     return found
 
 
-def _folder(path: str, info: os.stat_result) -> Optional[Unsafe]:
-    """Judge a folder: safe if it belongs to root or this user, and is sticky or closed to writers; a link by its owner."""
+def _judge_folder(path: str, info: os.stat_result) -> Optional[Unsafe]:
+    """Return why a folder is unsafe: another owner, or other users may write to it and it is not sticky; None if it is safe.
+
+    A link is judged by its owner. set_group() may allow writers.
+    """
     if not stat.S_ISDIR(info.st_mode) and not stat.S_ISLNK(info.st_mode):
         return Unsafe(f"{path} is no directory", "choose another folder")
     writers = users.other_writers(path, info, sticky=True)

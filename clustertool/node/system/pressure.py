@@ -13,7 +13,7 @@ _NO_LIMIT = 1 << 60  # bytes
 
 
 def cpu_ticks() -> Tuple[int, int]:
-    """(busy, all) ticks of all cores since boot. Busy is neither idle nor waiting for a disk."""
+    """Read (busy, all) ticks of all cores since boot; (0, 0) if they cannot be read. Waiting for a disk is not busy."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open("/proc/stat", "rb") as file:
             ticks = [int(text) for text in file.readline().split()[1:9]]  # user and nice include the time of guests
@@ -22,7 +22,7 @@ def cpu_ticks() -> Tuple[int, int]:
 
 
 def memory() -> Tuple[int, int]:
-    """Read (all, available) bytes."""
+    """Read (all, available) bytes of memory; (0, 0) if they cannot be read."""
     with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
         with open("/proc/meminfo", "rb") as file:
             sizes = {line.split(b":")[0]: int(line.split()[1]) << 10 for line in file.readlines(256)}
@@ -30,13 +30,16 @@ def memory() -> Tuple[int, int]:
     return 0, 0
 
 
-def _counters(pid: int) -> Dict[str, int]:
-    """Counter file -> kills so far: the cgroups of a process (v2, v1), and the whole machine's /proc/vmstat."""
+def _kill_counters(pid: int) -> Dict[str, int]:
+    """Map each counter file that concerns a process to its kills so far: those of its cgroups (v2, v1), and /proc/vmstat."""
     return _read_counters([*_cgroup_files(pid), "/proc/vmstat"])
 
 
 def _read_counters(paths: Iterable[str]) -> Dict[str, int]:
-    """Read counters of known files again: a process that is dead has no cgroups any more."""
+    """Map each file to its counter oom_kill; leave out files that cannot be read.
+
+    A dead process has no cgroups any more, so the files that were found before are read.
+    """
     found: Dict[str, int] = {}
     for path in paths:
         with contextlib.suppress(OSError, ValueError):
@@ -48,20 +51,21 @@ def _read_counters(paths: Iterable[str]) -> Dict[str, int]:
 
 
 def _cgroup_files(pid: int) -> List[str]:
+    """List the files with the memory counters of a process's cgroups (v2, v1)."""
     paths: List[str] = []
     with contextlib.suppress(OSError):
         with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
             for line in file:
                 _, controllers, group = line.rstrip("\n").split(":", 2)
                 if controllers == "":
-                    paths.append(_visible("/sys/fs/cgroup", group, "memory.events"))
+                    paths.append(_visible_path("/sys/fs/cgroup", group, "memory.events"))
                 elif "memory" in controllers.split(","):
-                    paths.append(_visible("/sys/fs/cgroup/memory", group, "memory.oom_control"))
+                    paths.append(_visible_path("/sys/fs/cgroup/memory", group, "memory.oom_control"))
     return paths
 
 
-def _visible(top: str, group: str, name: str) -> str:
-    """Return the path of a cgroup's file.
+def _visible_path(top: str, group: str, name: str) -> str:
+    """Return the path of a cgroup's file; at the top if the whole path does not exist.
 
     A container may see its own cgroup only, at the top, though /proc names the whole path.
     """
@@ -69,8 +73,8 @@ def _visible(top: str, group: str, name: str) -> str:
     return path if os.path.exists(path) else f"{top}/{name}"
 
 
-def _limit(path: str) -> str:
-    """Format the memory limit of the cgroup that has this counter file; "" if it has none, or a number that means none."""
+def _describe_limit(path: str) -> str:
+    """Describe the memory limit of the cgroup that has this counter file, as ", limit N MiB"; "" if it has none."""
     for name in ("memory.max", "memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):
             with open(os.path.join(os.path.dirname(path), name), encoding="utf-8") as file:
@@ -83,22 +87,23 @@ class OomWatch:
     """One rank's counters as they were half a second ago and more: the kernel counts a kill before the victim is reaped."""
 
     def __init__(self, pid: int) -> None:
-        self._before = self._now = _counters(pid)
+        self._before = self._now = _kill_counters(pid)
 
     def update(self, pid: int) -> None:
-        self._before, self._now = self._now, _counters(pid)
+        """Read the counters, and keep those of the last call to compare with."""
+        self._before, self._now = self._now, _kill_counters(pid)
 
     def verdict(self) -> str:
-        """Describe an out-of-memory kill, if a counter has grown. The nearest one counts that is still there.
+        """Describe an out-of-memory kill if a counter has grown since the last update but one; else "".
 
-        A kill is counted in the cgroup of its victim (memory.events of cgroup v2, memory.oom_control of v1), and on the machine
-        as
-        well. The cgroup of a container may end with it.
+        The counters are those of the nearest cgroup that still exists. A kill is counted in the cgroup of its victim
+        (memory.events of cgroup v2, memory.oom_control of v1), and on the machine as well. The cgroup of a container may end
+        with it.
         """
         after = _read_counters(self._before)
         for path, kills in self._before.items():
             if after.get(path, 0) > kills:
-                return f"out of memory: the kernel killed it (oom_kill in {path}{_limit(path)})"
+                return f"out of memory: the kernel killed it (oom_kill in {path}{_describe_limit(path)})"
             if path in after:
                 return ""
         return ""
@@ -116,7 +121,7 @@ class DiskWatch:
         self.full = False
 
     def update(self) -> bool:
-        """Read the disk again, and return whether `full` has changed."""
+        """Set `full` by the free bytes and inodes that this user can use, and return whether it has changed."""
         was = self.full
         with contextlib.suppress(OSError):
             space = os.fstatvfs(self._directory)

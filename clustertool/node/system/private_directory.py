@@ -27,7 +27,7 @@ _SETTLED = 200_000_000  # ns between a rename and its entry in the directory; 20
 
 
 def _top() -> str:
-    """Return where the directory is."""
+    """Return /tmp, or /dev/shm in a pod in which this user cannot write to /tmp."""
     return _MEMORY if path_trust.in_pod() and not os.access(_TMP, os.W_OK | os.X_OK) else _TMP
 
 
@@ -61,7 +61,7 @@ def _oldest() -> Tuple[int, str]:
 
 
 def make(name: str) -> str:
-    """Find the directory, or create it with an empty file `name` in it. Raises PreflightError.
+    """Return the directory, or create it with an empty file `name` in it. Raises PreflightError.
 
     The directory gets its final name when it is complete. Nothing changes it later, so its ctime is the time of that. Two
     processes may create one each at the same time: both search again, and use the older one.
@@ -85,6 +85,7 @@ def make(name: str) -> str:
 
 
 def _remove(path: str, name: str) -> None:
+    """Remove a directory and the file `name` in it."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(path, name))
     with contextlib.suppress(OSError):
@@ -93,9 +94,9 @@ def _remove(path: str, name: str) -> None:
 
 @contextlib.contextmanager
 def locked(name: str) -> Iterator[int]:
-    """Open a file of the directory, which is made if missing, and keep it locked.
+    """Open a file of the directory, both created if missing, lock it, and yield its descriptor; close it at the end.
 
-    Raises PreflightError where it cannot be opened, or another process keeps it locked.
+    Raises PreflightError if it cannot be opened, or another process keeps it locked for 10 s.
     """
     path = os.path.join(make(name), name)
     try:
@@ -110,19 +111,19 @@ def locked(name: str) -> Iterator[int]:
 
 
 def lock(fd: int, kind: int, path: str) -> None:
-    """Lock an open file. Raises PreflightError where another process has the lock for too long."""
+    """Lock an open file. Raises PreflightError if another process keeps the lock for 10 s."""
     if not lock_within(fd, kind, _PATIENCE):
         what = f"{path} has been locked for {_PATIENCE:g} s by another process of yours"
         raise PreflightError(what, f"end that process: fuser {path} shows it")
 
 
 def content(fd: int) -> bytes:
-    """Read an open file of the directory."""
+    """Read an open file of the directory, 4 MiB at most."""
     return os.pread(fd, _MOST, 0)
 
 
 def rewrite(fd: int, data: bytes) -> None:
-    """Replace the content of a locked file. Raises PreflightError where there is no room; what was there stays."""
+    """Replace the content of a locked file. Raises PreflightError if there is no room; then the old content stays."""
     before = content(fd)
     try:
         if os.pwrite(fd, data, 0) < len(data):
@@ -135,12 +136,12 @@ def rewrite(fd: int, data: bytes) -> None:
 
 
 def unusable(error: OSError) -> PreflightError:
-    """Create the error of all that need /tmp."""
+    """Build the error that the directory cannot be written."""
     return PreflightError(f"{_top()} cannot be written: {error.strerror}", _FIX)
 
 
 def little() -> Tuple[str, str]:
-    """Return how little room /tmp has for programs, and the fix; empty texts if it is enough, or trouble() states more."""
+    """Describe how little room /tmp has for programs, and the fix; empty texts if 64 MiB are free, or it cannot be examined."""
     with contextlib.suppress(OSError):
         free = _free(os.statvfs(_top()))
         if free < _FEW:
@@ -154,7 +155,10 @@ def _free(about: os.statvfs_result) -> int:
 
 
 def trouble() -> Tuple[str, str]:
-    """Describe why nothing can be written to /tmp, and the fix; empty texts if it can. It writes nothing."""
+    """Describe why nothing can be written to /tmp (read-only, full, no inodes, no right), and the fix; else empty texts.
+
+    Writes nothing.
+    """
     try:
         about = os.statvfs(_top())
     except OSError as error:

@@ -12,7 +12,7 @@ NAP = 1.0  # seconds between two turns after which this process counts as blocke
 
 
 def boottime() -> float:
-    """Read a clock, in seconds, that also counts while the machine is suspended, or this process is stopped."""
+    """Read CLOCK_BOOTTIME, in seconds, which also counts while the machine is suspended, or this process is stopped."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -26,7 +26,7 @@ class ProcessClock:
         self._turned_at = time.monotonic()
 
     def turn(self) -> float:
-        """Move the clock on, and return its time."""
+        """Add the time since the last turn to `now`, at most NAP, and the rest to `blocked`; return `now`."""
         at = time.monotonic()
         gap, self._turned_at = at - self._turned_at, at
         self.napped = gap > NAP

@@ -60,12 +60,13 @@ def stat(pid: int) -> Optional[Stat]:
 
 
 def identify(pid: int) -> Optional[Process]:
+    """Return pid and start time of a process; None if there is no such process."""
     found = stat(pid)
     return Process(pid, found.start) if found else None
 
 
 def alive(process: Process) -> bool:
-    """Check that a process runs, is no zombie, and is still the same one.
+    """Check whether a process runs, is no zombie, and is still the same one.
 
     A zombie whose other threads continue does not count as a zombie.
     """
@@ -74,13 +75,16 @@ def alive(process: Process) -> bool:
 
 
 def stopped(process: Process) -> bool:
-    """Frozen by SIGSTOP or a debugger."""
+    """Check whether a process is still the same one, and is stopped by a signal or a debugger."""
     found = stat(process.pid)
     return found is not None and found.start == process.start and found.state in "Tt"
 
 
 def dies_of(pid: int, number: int) -> bool:
-    """Check whether this signal would end the process at once: its main thread neither catches, ignores nor blocks it."""
+    """Check whether this signal would end the process at once: its main thread neither catches, ignores nor blocks it.
+
+    False if it cannot be read.
+    """
     mask = 0
     with contextlib.suppress(OSError, ValueError):
         with open(f"/proc/{pid}/status", "rb") as file:
@@ -97,7 +101,7 @@ def boot_id() -> str:
 
 
 def space() -> str:
-    """Identify what process ids are counted in: another container has other processes under the same numbers."""
+    """Read the name of this process's pid namespace, "" if it cannot be read: another one has other processes."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -105,6 +109,7 @@ def space() -> str:
 
 
 def pids() -> Iterator[int]:
+    """Yield the pids of all processes."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             yield int(name)
@@ -126,7 +131,10 @@ def pids_and_new() -> Iterator[int]:
 
 
 def children(pid: int) -> List[int]:
-    """Read the children of a process from /proc/PID/task/*/children; a kernel without it requires a read of every process."""
+    """Read the pids of the children of a process, dead ones included; [] if it has ended.
+
+    They are in /proc/PID/task/*/children; a kernel without that requires a read of every process.
+    """
     found: List[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -141,7 +149,10 @@ def children(pid: int) -> List[int]:
 
 
 def descendants(pid: int) -> List[Process]:
-    """Find all living descendants. The caller is their subreaper, so an orphan never leaves this tree."""
+    """Find the descendants of a process, zombies included.
+
+    The caller is their subreaper, so an orphan never leaves this tree.
+    """
     found: List[Process] = []
     todo = children(pid)
     while todo:
@@ -154,7 +165,7 @@ def descendants(pid: int) -> List[Process]:
 
 
 def environment(pid: int) -> Dict[bytes, bytes]:
-    """Read the variables with which a process was started; none of one that has ended or is another user's."""
+    """Read the variables with which a process was started; {} for one that has ended or is another user's."""
     return _variables(_environment_text(pid))
 
 
@@ -180,7 +191,7 @@ def own_environment() -> Dict[str, str]:
 
 
 def of_jobs(searched: Callable[[], Iterable[int]] = pids) -> Iterator[Tuple[int, Dict[bytes, bytes]]]:
-    """Pid and environment of all processes of this user that have the marker of a job."""
+    """Yield pid and environment of each process of this user that has the marker of a job. searched: lists the pids."""
     for pid in searched():
         text = _environment_text(pid)
         if MARK + b"=" in text:  # the environments of all other processes are not parsed
@@ -188,6 +199,7 @@ def of_jobs(searched: Callable[[], Iterable[int]] = pids) -> Iterator[Tuple[int,
 
 
 def _environment_text(pid: int) -> bytes:
+    """Read the environment of a process as it is in /proc; b"" if it cannot be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return file.read()
@@ -202,7 +214,7 @@ def _variables(text: bytes) -> Dict[bytes, bytes]:
 
 
 def find_marked(mark: str) -> List[Process]:
-    """Find processes of this user whose environment has the job's marker, with or without a living supervisor."""
+    """Find the living processes of this user whose environment has this mark, also those that start during the search."""
     found = []
     for pid, variables in of_jobs(pids_and_new):
         if variables.get(MARK) == mark.encode():
@@ -213,20 +225,20 @@ def find_marked(mark: str) -> List[Process]:
 
 
 def signal_one(process: Process, number: int) -> None:
-    """Send a signal if it is still that process."""
+    """Send a signal to a process if it lives and is still the same one; ignore that it may not be signalled."""
     if alive(process):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process.pid, number)
 
 
 def used() -> float:
-    """CPU seconds of this process and of the tools that it ran."""
+    """Return the CPU seconds of this process and of its children that have ended."""
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
 def reap(child: int, patience: float, killed: float = 5.0) -> None:
-    """Wait for a child that was asked to end. After `patience` seconds it gets KILL, and `killed` seconds for that.
+    """Wait for a child that was asked to end; after `patience` seconds KILL it, and wait up to `killed` seconds more.
 
     Then it is left as it is: a process that waits for a driver or a dead NFS server does not end.
     """
@@ -239,12 +251,12 @@ def reap(child: int, patience: float, killed: float = 5.0) -> None:
 
 
 def describe(process: Process) -> str:
-    """Describe a process for messages, `1234 (python3 train.py)`; argv only, never the environment."""
+    """Describe a process for messages as `1234 (python3 train.py)`, by the command line."""
     return f"{process.pid} ({named(process.pid)[1] or 'gone'})"
 
 
 def named(pid: int) -> Tuple[str, str]:
-    """Read the name of a process, and its command line or else its name; "" for both if it has ended. Both are one line."""
+    """Read the name of a process, and its command line or else its name, each in one line; "" for both if it has ended."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             line = file.read(200).decode(errors="replace")
@@ -256,11 +268,12 @@ def named(pid: int) -> Tuple[str, str]:
 
 
 def _one_line(text: str) -> str:
+    """Replace what cannot be printed by spaces, and join the parts of a text by single spaces."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def set_name(name: str) -> None:
-    """Set the name that `ps -o comm` and `top` show, 15 characters."""
+    """Set the name of this process that `ps -o comm` and `top` show; 15 characters count."""
     with contextlib.suppress(OSError):
         with open("/proc/self/comm", "w", encoding="utf-8") as file:
             file.write(name)
@@ -289,13 +302,19 @@ def detach(*descriptors: int, stdio: Sequence[int] = ()) -> None:
 
 
 def outlive() -> None:
-    """Let this process go on after the signals for ranks. The programs that it starts have the default action."""
+    """Handle the signals for ranks by doing nothing, so that they do not end this process.
+
+    The programs that it starts have the default action.
+    """
     for number in FOR_RANKS:
         signal.signal(number, lambda number, frame: None)
 
 
 def leave(code: int) -> NoReturn:
-    """End a forked child, in its `finally`: it never returns into its parent's loop. An error is written to stderr."""
+    """End a forked child at once with this exit code, or after an error with another one than 0, printed to stderr.
+
+    For the child's `finally`: it never returns into its parent's loop.
+    """
     kind, error, trace = sys.exc_info()
     if kind is not None and error is not None:
         sys.excepthook(kind, error, trace)

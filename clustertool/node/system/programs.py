@@ -52,8 +52,8 @@ def output(
 ) -> Tuple[int, str, str]:
     """Run a program, and return its exit code, stdout and stderr. 127: it cannot start; -1: it did not end in time.
 
-    check: is called while it runs, and raises what ends it. No process of its session stays, as far as KILL ends it: one that
-    waits for a driver is left.
+    check: is called while it runs, and raises what ends it. At the end, its session's processes get KILL; one that waits for a
+    driver is left.
     """
     pipe = subprocess.PIPE
     inlet = pipe if stdin else subprocess.DEVNULL
@@ -84,17 +84,17 @@ def output(
 
 
 def run_program(node: NodeContext, request: ProgramRequest) -> ProgramAnswer:
-    """Run a program of this machine, without a shell.
+    """Run a program of this machine, without a shell, as the request demands, and answer its path, exit code and output.
 
     It is searched for on PATH, then on the PATH of a login shell: some clusters add the programs of their scheduler only there.
     Then it gets the environment of that shell, too. The exit code is that of output(); 127 if there is no such program.
     """
     name, *arguments = request["argv"]
     environ: Mapping[str, str] = (login_environment() if request.get("login") else {}) or os.environ
-    path = _found(name, environ)
+    path = _find_on_path(name, environ)
     if not path:
         environ = login_environment()
-        path = _found(name, environ)
+        path = _find_on_path(name, environ)
     if not path:
         return {"path": "", "code": 127, "stdout": "", "stderr": ""}
     more = {**environ, **request["env"]}
@@ -103,7 +103,7 @@ def run_program(node: NodeContext, request: ProgramRequest) -> ProgramAnswer:
 
 
 def end_programs(agent: PlacingContext, request: NoFields) -> Answer:
-    """End the programs that this connection has asked for. Return once they have ended, as far as KILL ends them."""
+    """End the programs that this connection runs, and wait up to 2 s until their requests have ended."""
     running = [work for work in agent.threads if work.kind is PROGRAM]
     for work in running:
         work.abandon()
@@ -113,15 +113,15 @@ def end_programs(agent: PlacingContext, request: NoFields) -> Answer:
     return {}
 
 
-def _found(name: str, environ: Mapping[str, str]) -> str:
-    """Find a program on the PATH of an environment, or ""."""
+def _find_on_path(name: str, environ: Mapping[str, str]) -> str:
+    """Return the path of a program on the PATH of an environment, or ""; an absolute name as it is."""
     return name if os.path.isabs(name) else first(filter(None, environ.get("PATH", "").split(os.pathsep)), name)
 
 
 def login_environment() -> Mapping[str, str]:
-    """Read the environment of this user's login shell; {} if it cannot be read."""
+    """Return the environment of this user's login shell, {} if it cannot be read; once read, it is kept."""
     if not _login:
-        shell = _shell()
+        shell = _login_shell()
         script = f"echo {_MARK!r}\nexec /usr/bin/env -0\n"
         _, out, _ = output([shell, "-l"], _LOGIN, script, cwd="/")
         _, mark, text = out.partition(f"{_MARK}\n")
@@ -130,14 +130,19 @@ def login_environment() -> Mapping[str, str]:
     return _login
 
 
-def _shell() -> str:
+def _login_shell() -> str:
+    """Return this user's login shell, /bin/sh if there is none."""
     with contextlib.suppress(KeyError):
         return pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
     return "/bin/sh"
 
 
 def not_started(error: OSError, name: str, folder: str) -> Tuple[int, str]:
-    """Return the exit code and the reason of a program that could not be started. folder: in which it was, "" for no script."""
+    """Return the exit code and the reason of a program that could not be started.
+
+    The reason may be a wrong first line of a script, or a file system mounted noexec. folder: where a relative name begins, ""
+    for no script.
+    """
     code, why = start_error.not_started(error, name)
     path = os.path.join(folder, name)
     with contextlib.suppress(OSError):

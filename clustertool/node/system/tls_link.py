@@ -28,26 +28,26 @@ TIMED_OUT = ("ETIMEDOUT", "timed out")
 
 
 def beat(loss_timeout: float) -> float:
-    """Compute the seconds between two heartbeats: coordinator and supervisors beat alike."""
+    """Return the seconds between two heartbeats, of coordinator and supervisors: a quarter of the timeout, at most 1."""
     return min(1.0, loss_timeout / 4)
 
 
 def join_patience(loss_timeout: float, nodes: int) -> float:
-    """Compute the seconds that coordinator and supervisors wait for each other until all have started.
+    """Return the seconds that coordinator and supervisors wait for each other until all have started.
 
-    Many may start on one loaded machine.
+    At least the loss timeout, and 30 s and 0.1 s for each node: many may start on one loaded machine.
     """
     return max(loss_timeout, 30.0 + nodes / 10)
 
 
 def context(certificate: str, key: str, server: bool) -> ssl.SSLContext:
-    """Create TLS with the job's temporary certificate as its only authority: the owner of its key is a member of the job."""
+    """Create a TLS context with the job's certificate as its own and its only authority, so that both sides must be members."""
     ctx = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     ctx.minimum_version = ssl.TLSVersion.TLSv1_2
     ctx.check_hostname = False
     ctx.verify_mode = ssl.CERT_REQUIRED
     ctx.load_verify_locations(cadata=certificate)
-    with _in_memory(certificate) as public, _in_memory(key) as private:
+    with _pipe_file(certificate) as public, _pipe_file(key) as private:
         ctx.load_cert_chain(public, private)
     if server and hasattr(ctx, "num_tickets"):
         ctx.num_tickets = 0  # no connection is resumed
@@ -55,7 +55,7 @@ def context(certificate: str, key: str, server: bool) -> ssl.SSLContext:
 
 
 def listen(address: str, port: int, backlog: int) -> socket.socket:
-    """Listen at the cluster's address; where that is not one of this machine's (NAT), at all. port: 0: any. Raises OSError."""
+    """Listen at `address`, or at all addresses if it is not one of this machine's (NAT). port: 0: any. Raises OSError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -73,7 +73,7 @@ def listen(address: str, port: int, backlog: int) -> socket.socket:
 
 
 def dial(address: str, port: int) -> socket.socket:
-    """Begin a TCP connection. Raises OSError, also for a name that is not known."""
+    """Begin to connect by TCP, without waiting. Raises OSError, also for a name that is not known."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     with contextlib.ExitStack() as stack:
@@ -86,9 +86,10 @@ def dial(address: str, port: int) -> socket.socket:
 
 
 def wait_for(readers: Iterable[FileDescriptorLike], seconds: float) -> Set[int]:
-    """Wait for descriptors, and return those that are ready within `seconds`, of any number: poll, since select() ends at 1024.
+    """Wait up to `seconds`, and return the numbers of the descriptors that are ready, as soon as there is one.
 
-    A reader is a descriptor, or has one. One with a true `wants_write` is also ready when it can be written.
+    A reader is a descriptor, or has one. One with a true `wants_write` is also ready when it can be written. poll() allows any
+    number; select() ends at 1024.
     """
     poll = select.poll()
     for reader in readers:
@@ -98,10 +99,10 @@ def wait_for(readers: Iterable[FileDescriptorLike], seconds: float) -> Set[int]:
 
 
 @contextlib.contextmanager
-def _in_memory(pem: str) -> Iterator[str]:
-    """Put a text into a pipe, and yield its file name, which load_cert_chain wants. The key never touches a disk.
+def _pipe_file(pem: str) -> Iterator[str]:
+    """Write a text into a pipe, and yield the file name of its other end, since load_cert_chain() needs one.
 
-    Not every Python has memfds.
+    So the key is never on a disk. Not every Python has memfds.
     """
     outlet, inlet = os.pipe()
     try:
@@ -113,7 +114,7 @@ def _in_memory(pem: str) -> Iterator[str]:
 
 
 def cause(error: BaseException) -> Tuple[str, str]:
-    """Describe why a connection failed: the name of its errno, or "", and a description."""
+    """Return why a connection failed: the name of its errno, or "", and a description."""
     inner = error.__cause__ or error
     if tls_failed(error):
         return "", f"TLS failed: {inner}"
@@ -124,7 +125,7 @@ def cause(error: BaseException) -> Tuple[str, str]:
 
 
 def tls_failed(error: BaseException) -> bool:
-    """Check whether TLS ended a connection: for example, the other side has no certificate of the job."""
+    """Check whether a connection ended by an error of TLS: for example, the other side has no certificate of the job."""
     return isinstance(error.__cause__ or error, ssl.SSLError)
 
 
@@ -204,45 +205,50 @@ class TlsLink:
         return self._wants_write or (self.secure and bool(self._out))
 
     def send(self, header: Header, payload: bytes = b"") -> None:
+        """Queue a message and its payload, to be sent by turn() or flush()."""
         self._out.append(_BytesPart(head(header, len(payload))))
         if payload:  # as it is: a manifest is large
             self._out.append(_BytesPart(payload))
 
     def send_file(self, header: Header, fd: int, size: int) -> None:
-        """Send an open file as payload. It is closed when it is sent, or the wire is closed."""
+        """Queue a message with an open file as payload. The file is closed when it is sent, or the connection is closed."""
         self._out.append(_BytesPart(head(header, size)))
         self._out.append(_FilePart(fd, size))
 
     def flush(self) -> None:
-        """Send now what the kernel accepts. A closed connection is reported at the next turn."""
+        """Send as much of the queue as the kernel accepts now, if the handshake is complete. Errors come at the next turn."""
         if self.secure and self._tls is not None:
             with contextlib.suppress(OSError):
-                self._flush(self._tls)
+                self._send_parts(self._tls)
 
     @property
     def connected(self) -> bool:
-        """TCP has a connection; TLS may be under way."""
+        """Whether TCP is connected; the handshake of TLS may be under way."""
         return self._tls is not None
 
     @property
     def backlog(self) -> int:
+        """The number of queued bytes."""
         return sum(part.left for part in self._out)
 
     def turn(self) -> List[Header]:
-        """Receive messages. Raises ConnectionError if the other side is closed, is not a member, or sends invalid data."""
+        """Continue the handshake, receive messages and send queued ones, without waiting; return the received messages.
+
+        Raises ConnectionError if the other side has closed, is not a member, or sends invalid data.
+        """
         return [header for header, _ in self.frames()]
 
     def frames(self) -> List[Frame]:
-        """Receive messages with what they carry. Raises ConnectionError as turn() does."""
+        """Do the same as turn(), and return the messages with their payloads."""
         try:
-            tls = self._tls or self._wrap()
+            tls = self._tls or self._begin_tls()
             if not self.secure:
                 self._wants_write = False
                 tls.do_handshake()
                 self.secure = True
             frames = self._read_frames(tls)
             try:
-                self._flush(tls)
+                self._send_parts(tls)
             except OSError:
                 if not frames:
                     raise
@@ -255,8 +261,8 @@ class TlsLink:
         except (OSError, FrameError) as error:
             raise ConnectionError(str(error)) from error
 
-    def _wrap(self) -> ssl.SSLSocket:
-        """Begin TLS once TCP is connected.
+    def _begin_tls(self) -> ssl.SSLSocket:
+        """Create the TLS connection once TCP is connected. Raises _NotYet before, OSError if TCP could not connect.
 
         wrap_socket() takes no other socket, and a connect across a real network takes a while.
         """
@@ -275,9 +281,10 @@ class TlsLink:
         return self._tls
 
     def _read_frames(self, tls: ssl.SSLSocket) -> List[Frame]:
-        """Read messages that arrived before the other side closed; the end is reported at the next turn.
+        """Read all messages that have arrived, or up to the limit of one turn, which sets `more`.
 
-        An error of _flush(), which comes after it, must not lose them either.
+        If the other side closed after some messages, these are returned, and the end is raised at the next turn. An error of
+        _send_parts(), which comes after it, must not lose them either.
         """
         frames: List[Frame] = []
         end = self.got + self._limit
@@ -299,7 +306,10 @@ class TlsLink:
                 raise
 
     def _receive_bytes(self, tls: ssl.SSLSocket, frames: List[Frame]) -> int:
-        """Receive bytes, and return how many; 0: there will be no more. Payloads go where they belong: they are large."""
+        """Receive bytes into the payload that is expected, or decode them and add complete messages to `frames`.
+
+        Returns how many; 0: the other side has closed.
+        """
         room = self._decoder.room()
         if room is None:
             data = tls.recv(_RECORD)
@@ -309,7 +319,8 @@ class TlsLink:
         frames += self._decoder.taken(size)
         return size
 
-    def _flush(self, tls: ssl.SSLSocket) -> None:
+    def _send_parts(self, tls: ssl.SSLSocket) -> None:
+        """Send the queued parts until the kernel accepts no more; close those that are sent. Raises OSError."""
         self._wants_write = False
         while self._out:
             part = self._out[0]
@@ -321,7 +332,7 @@ class TlsLink:
                 self._out.popleft().close()
 
     def finish(self, seconds: float) -> None:
-        """Send what is left and close. Wait until the other side has closed its end, too, for `seconds` at most.
+        """Send the queue, shut down, wait until the other side has closed, too, and close. Waits for `seconds` at most.
 
         A kernel that closes a connection with unread data resets it, and drops what it could not send so far.
         """
@@ -330,7 +341,7 @@ class TlsLink:
             writable = select.poll()
             writable.register(self._sock, select.POLLOUT)
             while self.secure and self._tls is not None and self._out and time.monotonic() < until:
-                self._flush(self._tls)
+                self._send_parts(self._tls)
                 writable.poll(20)
             self._sock.shutdown(socket.SHUT_WR)
             while wait_for([self._sock], max(0.0, until - time.monotonic())) and self._sock.recv(_CHUNK):
@@ -338,6 +349,7 @@ class TlsLink:
         self.close()
 
     def close(self) -> None:
+        """Close the connection and the queued files."""
         self._sock.close()
         while self._out:
             self._out.popleft().close()
@@ -356,21 +368,25 @@ class Mailbox:
         self.got = 0
 
     def post(self, message: Header) -> Header:
-        """Give a message its number, and keep it for a resend."""
+        """Return a message with the next number, and keep it until it is acknowledged."""
         numbered = {**message, "number": self._next}
         self._kept.append((self._next, numbered))
         self._next += 1
         return numbered
 
     def kept(self) -> List[Header]:
+        """Return the messages that are not acknowledged, with their numbers."""
         return [message for _, message in self._kept]
 
     def keeps(self, number: int) -> bool:
-        """Check whether the other side has not acknowledged this message yet."""
+        """Check whether the message with this number, or an earlier one, is not acknowledged yet."""
         return bool(self._kept) and self._kept[0][0] <= number
 
     def take(self, header: Header) -> bool:
-        """Note acknowledgement and number of a message that came; False if it is an old one or only a beat."""
+        """Drop the kept messages that a received one acknowledges; return whether its number is new.
+
+        False for a message that came before, and for one without a number, as a heartbeat.
+        """
         acknowledged = int(header.get("ack", 0))
         while self._kept and self._kept[0][0] <= acknowledged:
             self._kept.popleft()

@@ -41,16 +41,16 @@ Peer = NamedTuple("Peer", [("pid", int), ("uid", int)])  # pid 0: of another nam
 
 
 def peer(sock: socket.socket) -> Peer:
-    """Identify the process at the other end of a unix socket, of the time when it connected or began to listen.
+    """Return pid and uid of the process at the other end of a unix socket, as it was when it connected or began to listen.
 
-    Raises OSError where the kernel does not report it.
+    Raises OSError if the kernel does not report it.
     """
     pid, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return Peer(pid, uid)
 
 
 def name_of(uid: int) -> str:
-    """Return the user's name; the number where the user has none."""
+    """Return the user's name, or the number as text if there is none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -58,7 +58,7 @@ def name_of(uid: int) -> str:
 
 
 def own_name() -> str:
-    """Return the name of this user: of the password file, else of USER, else the number.
+    """Return the name of this user: from the password file, else of USER, else the number.
 
     Containers have users without an entry there.
     """
@@ -67,7 +67,7 @@ def own_name() -> str:
 
 
 def home() -> str:
-    """Return the home folder of this user: of HOME, else of the password file. "" where neither has an absolute path."""
+    """Return the home folder of this user: HOME, else that of the password file; "" if it is no absolute path."""
     path = os.environ.get("HOME", "")
     if not path:
         with contextlib.suppress(KeyError):
@@ -76,7 +76,7 @@ def home() -> str:
 
 
 def group_name(gid: int) -> str:
-    """Return the group's name; the number where the group has none."""
+    """Return the group's name, or the number as text if there is none."""
     try:
         return grp.getgrgid(gid).gr_name
     except KeyError:
@@ -100,11 +100,11 @@ def other_writers(where: Union[str, int], info: os.stat_result, *, sticky: bool 
 
 
 def _only_private(where: Union[str, int], gid: int) -> bool:
-    """Check that only this user writes to a file or folder by its group `gid`, which is the user's private group.
+    """Check whether the group `gid` of a file or folder is the user's private group, so that only this user writes by it.
 
-    The group has the user's name, and no other user is in it. Users who have it as their primary group are found in
-    /etc/passwd only: a directory service can have many. With an access list the mode's group bits are the maximum of all
-    its entries, so more users may write. where: a path or a descriptor.
+    The group has the user's name, and no other user is in it. Users who have it as their primary group are found in /etc/passwd
+    only: a directory service can have many. With an access list the mode's group bits are the maximum of all its entries, so
+    more users may write. where: a path or a descriptor.
     """
     with contextlib.suppress(OSError, AttributeError):  # a laptop with macOS has no listxattr
         if "system.posix_acl_access" in os.listxattr(where):
@@ -117,6 +117,7 @@ def _only_private(where: Union[str, int], gid: int) -> bool:
 
 
 def _primary_of_others(gid: int) -> bool:
+    """Check whether /etc/passwd has another user with this primary group."""
     with contextlib.suppress(OSError):
         with open("/etc/passwd", encoding="utf-8", errors="replace") as file:
             for line in file:
