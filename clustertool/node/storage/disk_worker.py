@@ -16,12 +16,13 @@ class DiskWorker:
 
     @property
     def waiting(self) -> int:
+        """The number of queued calls."""
         return self._calls.qsize()
 
     def put(self, work: Callable[..., None], *arguments: object) -> bool:
-        """Queue a call.
+        """Queue a call for the thread, which is started if there is none. Return False if it cannot start.
 
-        False where no thread can start: the user may have no process to spare, and a later call tries again.
+        Then the user may have no process to spare, and a later call tries again.
         """
         if self._thread is None:
             thread = Thread(target=self._run, daemon=True)
@@ -34,9 +35,9 @@ class DiskWorker:
         return True
 
     def end(self, patience: float = 0.0, *last: Callable[[], None]) -> None:
-        """End the thread after the calls that it has, and the `last` ones. Waits for that, `patience` seconds at most.
+        """Queue the `last` calls and the end of the thread, and wait up to `patience` seconds for it.
 
-        Without a thread there was no call, and nothing that the last ones could end.
+        Without a thread nothing is called: no call was queued, so the last ones have nothing to end.
         """
         if self._thread is not None:
             for work in last:
@@ -45,5 +46,6 @@ class DiskWorker:
             self._thread.join(patience)
 
     def _run(self) -> None:
+        """Carry out the queued calls in their order, until the end."""
         for work, arguments in iter(self._calls.get, None):
             work(*arguments)

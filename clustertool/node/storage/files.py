@@ -31,7 +31,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def closing(fd: int) -> Iterator[int]:
-    """Close a descriptor at the end."""
+    """Close a descriptor at the end of the `with` block."""
     try:
         yield fd
     finally:
@@ -39,7 +39,7 @@ def closing(fd: int) -> Iterator[int]:
 
 
 def resolve(root: str) -> str:
-    """Return conf.py's ROOT_DIR as an absolute path here; in a sticky directory of root, the user's own folder in it."""
+    """Return conf.py's ROOT_DIR as an absolute path; in a sticky directory of root, the folder of this user's uid in it."""
     path = os.path.normpath(os.path.expanduser(root))
     if os.path.isdir(path):
         info = os.stat(path)
@@ -49,7 +49,7 @@ def resolve(root: str) -> str:
 
 
 def make_root(path: str) -> None:
-    """Make ROOT_DIR (0700) if it is missing. Raises PreflightError where other users could replace it, or it cannot be made."""
+    """Create ROOT_DIR (0700) and its marker if missing. Raises PreflightError, also if other users could replace it."""
     _require_safe(path)
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
@@ -62,19 +62,23 @@ def make_root(path: str) -> None:
 
 
 def _require_safe(path: str) -> None:
+    """Raise PreflightError if another user could replace ROOT_DIR."""
     wrong = path_trust.unsafe(path)
     if wrong:
         raise PreflightError(f"ROOT_DIR: {wrong.what}", wrong.fix)
 
 
 def is_own_dir(path: str) -> bool:
-    """Check for a real directory of this user. Raises OSError."""
+    """Check whether a path is a directory of this user, and no link. Raises OSError."""
     info = os.lstat(path)
     return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid()
 
 
 def make_dir(parent: str, *names: str) -> str:
-    """Create parent/names..., each level a real directory of this user, 0700 if missing. Raises PreflightError."""
+    """Create the folders parent/names... that are missing (0700), and return the path of the last one.
+
+    Raises PreflightError if one of them is a link or no directory of this user.
+    """
     path = parent
     for name in names:
         path = os.path.join(path, name)
@@ -87,7 +91,7 @@ def make_dir(parent: str, *names: str) -> str:
 
 
 def make_job_dir(path: str) -> int:
-    """Make a job's directory by exclusive mkdir and mark it; returns its descriptor. Raises UsageError if it exists."""
+    """Create a job's directory with the marker, and return its descriptor. Raises UsageError if it exists, PreflightError."""
     make_dir(os.path.dirname(os.path.dirname(path)), os.path.basename(os.path.dirname(path)))
     try:
         os.mkdir(path, 0o700)
@@ -115,13 +119,13 @@ def path_of(directory: int) -> str:
 
 
 def mark(ours: str) -> None:
-    """Create the tool's marker: `clean` requires it before it removes anything."""
+    """Create the tool's marker in its folder if it is missing: `clean` requires it before it removes anything."""
     with contextlib.suppress(FileExistsError):
         os.close(make_new(os.path.join(ours, MARKER)))
 
 
 def mark_again(job_dir: str) -> None:
-    """Put the marker back into a directory that is known to be a job's of this user. It never follows a link."""
+    """Create the marker in a job's directory again, if this user owns the directory; never follow a link; ignore errors."""
     with contextlib.suppress(OSError):
         with closing(os.open(job_dir, _DIR)) as fd:
             if os.fstat(fd).st_uid == os.getuid():
@@ -129,7 +133,7 @@ def mark_again(job_dir: str) -> None:
 
 
 def exists(path: str) -> bool:
-    """Return whether there is something at a path, a broken link too. Raises OSError where this cannot be known."""
+    """Check whether anything is at a path, also a broken link. Raises OSError if this cannot be known."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -138,7 +142,7 @@ def exists(path: str) -> bool:
 
 
 def is_ours(path: str) -> bool:
-    """Check for a directory of this user with the tool's marker; no link on the last steps."""
+    """Check whether a path is a job's directory: see open_job_dir()."""
     with contextlib.suppress(NotFound):
         os.close(open_job_dir(path))
         return True
@@ -146,7 +150,7 @@ def is_ours(path: str) -> bool:
 
 
 def open_job_dir(path: str) -> int:
-    """Open an existing job directory: real, of this user, with the tool's marker. Raises NotFound."""
+    """Open a job's directory: no link, of this user, with the tool's marker. Raises NotFound for anything else."""
     wrong = NotFound(f"{path} is no job directory of yours", f"{PROGRAM} jobs lists the jobs")
     try:
         fd = os.open(path, _DIR)
@@ -164,8 +168,11 @@ def open_job_dir(path: str) -> int:
 
 
 @contextlib.contextmanager
-def _parent(directory: int, name: str, make: bool) -> Iterator[int]:
-    """Open the folder that contains `name` (a relative path), reached without following any link."""
+def _open_parent(directory: int, name: str, make: bool) -> Iterator[int]:
+    """Open the folder that contains `name` (a relative path), without following any link; close it at the end.
+
+    make: create missing folders.
+    """
     fd = os.dup(directory)
     try:
         for part in name.split("/")[:-1]:
@@ -181,8 +188,8 @@ def _parent(directory: int, name: str, make: bool) -> Iterator[int]:
 
 
 def create(directory: int, name: str, data: bytes = b"", exclusive: bool = True) -> None:
-    """Create a new file below `directory`, 0600; with exclusive=False one that exists is replaced, link or not."""
-    with _parent(directory, name, make=True) as parent:
+    """Create a file below `directory`, 0600, and write `data`. Raises OSError if it exists; exclusive=False: it is replaced."""
+    with _open_parent(directory, name, make=True) as parent:
         last = name.split("/")[-1]
         if not exclusive:
             with contextlib.suppress(FileNotFoundError):
@@ -192,36 +199,40 @@ def create(directory: int, name: str, data: bytes = b"", exclusive: bool = True)
 
 
 def remove(directory: int, name: str) -> None:
-    """Remove a file or link below `directory`. Raises OSError for a folder; a file that is missing is none."""
-    with contextlib.suppress(FileNotFoundError), _parent(directory, name, make=False) as parent:
+    """Remove a file or link below `directory`, if it is there. Raises OSError for a folder."""
+    with contextlib.suppress(FileNotFoundError), _open_parent(directory, name, make=False) as parent:
         os.unlink(name.split("/")[-1], dir_fd=parent)
 
 
 def open_append(directory: int, name: str, make: bool = True) -> int:
-    """Open a log or events file for appending. make: create it, and its folder, if missing; otherwise OSError."""
+    """Open a file below `directory` for appending. make: create it, and its folder, if missing; otherwise OSError."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if make else 0)
-    with _parent(directory, name, make) as parent:
+    with _open_parent(directory, name, make) as parent:
         return os.open(name.split("/")[-1], flags, 0o600, dir_fd=parent)
 
 
 def open_new(directory: int, name: str) -> int:
-    """Make a file below `directory`, 0600, for reading and writing. Raises OSError where there is something of this name."""
-    with _parent(directory, name, make=True) as parent:
+    """Create a file below `directory`, 0600, for reading and writing. Raises OSError if there is something of this name."""
+    with _open_parent(directory, name, make=True) as parent:
         return os.open(name.split("/")[-1], _NEW & ~os.O_WRONLY | os.O_RDWR, 0o600, dir_fd=parent)
 
 
 def open_read(directory: int, name: str) -> int:
-    """Open a regular file below `directory`; OSError where it is missing, a link, or a device."""
-    with _parent(directory, name, make=False) as parent:
-        return _regular(os.open(name.split("/")[-1], _READ, dir_fd=parent), name)
+    """Open a regular file below `directory` for reading. Raises OSError if it is missing, a link, or no regular file."""
+    with _open_parent(directory, name, make=False) as parent:
+        return _require_regular(os.open(name.split("/")[-1], _READ, dir_fd=parent), name)
 
 
 def open_file(path: str) -> int:
-    """Open a regular file by its path: a fifo or a device in the place of a file must not make the reader wait."""
-    return _regular(os.open(path, _READ), path)
+    """Open a regular file by its path for reading. Raises OSError for anything else.
+
+    A fifo or a device in the place of a file must not make the reader wait.
+    """
+    return _require_regular(os.open(path, _READ), path)
 
 
-def _regular(fd: int, name: str) -> int:
+def _require_regular(fd: int, name: str) -> int:
+    """Return the descriptor of a regular file; close another one, and raise OSError."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "no regular file", name)
@@ -229,21 +240,24 @@ def _regular(fd: int, name: str) -> int:
 
 
 def read_file(path: str) -> bytes:
+    """Read a regular file by its path. Raises OSError."""
     with open(open_file(path), "rb") as file:
         return file.read()
 
 
 def read(directory: int, name: str) -> bytes:
+    """Read a regular file below `directory`, 64 MiB at most. Raises OSError."""
     with open(open_read(directory, name), "rb") as file:
         return file.read(_MOST)
 
 
 def make_new(path: str) -> int:
-    """Create a new file, 0600, open for writing: never one that is there, and never through a link."""
+    """Create a file, 0600, and open it for writing. Raises OSError if there is anything at the path, a link too."""
     return os.open(path, _NEW, 0o600)
 
 
 def write_all(fd: int, data: Union[bytes, memoryview]) -> None:
+    """Write all the data to a descriptor, and count a step for each part. Raises OSError."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
@@ -253,7 +267,7 @@ def write_all(fd: int, data: Union[bytes, memoryview]) -> None:
 def sync(fd: int) -> None:
     """Write what the system still has in memory of a file, or of a folder's names, to the disk. Raises OSError.
 
-    Some file systems (FUSE) cannot do this for a folder and return EINVAL: they keep names in their own way.
+    Ignores EINVAL: some file systems (FUSE) cannot do this for a folder, and keep names in their own way.
     """
     try:
         os.fsync(fd)
@@ -269,7 +283,10 @@ def sync_dir(path: str) -> None:
 
 
 def replace(path: str, data: bytes, durable: bool) -> None:
-    """Write a file, whole or not at all: it is written as *.part first. durable: it survives a crash. Raises OSError."""
+    """Write a file as *.part and rename it to `path`, so that it is whole or absent. durable: it survives a crash.
+
+    Raises OSError, after it has removed the *.part.
+    """
     part = f"{path}.{os.urandom(4).hex()}.part"
     try:
         with closing(make_new(part)) as fd:
@@ -284,7 +301,7 @@ def replace(path: str, data: bytes, durable: bool) -> None:
 
 
 def share(source: int, file: int, at: int) -> bool:
-    """Let a file have all blocks of another one as its own from `at` on; False where the file system cannot do this."""
+    """Clone all blocks of `source` into `file` from `at` on; False if the file system cannot do this."""
     try:
         fcntl.ioctl(file, _FICLONERANGE, struct.pack("qQQQ", source, 0, 0, at))
     except OSError:
@@ -305,16 +322,17 @@ class Journal:
         self._torn = os.fstat(fd).st_size > 0
 
     def write(self, *values: object) -> None:
-        """JSON, a line each."""
+        """Append each value as a line of JSON."""
         self.lines([json.dumps(value, separators=(",", ":")).encode() for value in values])
 
     def lines(self, lines: Iterable[bytes]) -> None:
+        """Queue lines, 10,000 at most, and write them."""
         self._waiting += (line + b"\n" for line in lines)
         del self._waiting[self._MOST :]
         self.flush()
 
     def flush(self) -> None:
-        """Write what waits. After a torn write the next line starts on a line of its own."""
+        """Write the queued lines, until the disk takes no more. After a torn line the next one starts on its own."""
         while self._waiting:
             data = b"\n" * self._torn + b"".join(self._waiting[: self._BATCH])
             try:
@@ -327,7 +345,7 @@ class Journal:
                 return
 
     def close(self, durable: bool = False) -> None:
-        """`durable`: the lines are on the disk afterwards, and survive a crash of the machine. It may wait for a slow disk."""
+        """Write the queued lines, and close the file. durable: wait until they are on the disk and survive a crash."""
         self.flush()
         if durable:
             with contextlib.suppress(OSError):  # a disk that fails keeps no line, whatever we do
@@ -336,14 +354,14 @@ class Journal:
 
 
 def remove_tree(path: str) -> int:
-    """Remove a directory of this user without following links; returns the bytes freed. Raises NotFound if it is not one.
+    """Remove a directory with a marker, of this user, without following links; return the bytes freed.
 
-    A directory that contains a mount is not removed (PreflightError).
+    Raises NotFound for another directory, PreflightError if something is mounted in it, or it cannot be removed.
     """
     fd = open_job_dir(path)
     try:
         mounts.require_none(path)
-        freed = _empty(fd, path, os.fstat(fd).st_dev)
+        freed = _remove_content(fd, path, os.fstat(fd).st_dev)
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(path)
     except OSError as error:
@@ -353,8 +371,11 @@ def remove_tree(path: str) -> int:
     return freed
 
 
-def _empty(fd: int, path: str, device: int) -> int:
-    """Remove what is in a directory. `path` is for messages; `device` is the file system that is not left."""
+def _remove_content(fd: int, path: str, device: int) -> int:
+    """Remove what is in a directory, and return the bytes freed. path: for messages. device: that of its file system.
+
+    Raises PreflightError for a folder of another file system.
+    """
     freed = 0
     with os.scandir(fd) as entries:
         names = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
@@ -366,6 +387,7 @@ def _empty(fd: int, path: str, device: int) -> int:
 
 
 def _remove_file(name: str, parent: int) -> int:
+    """Remove a file, and return its size in bytes."""
     step()
     size = os.lstat(name, dir_fd=parent).st_size
     os.unlink(name, dir_fd=parent)
@@ -373,7 +395,7 @@ def _remove_file(name: str, parent: int) -> int:
 
 
 def _remove_dir(name: str, parent: int, path: str, device: int) -> int:
-    """Remove a folder with what is in it, also where a program left one that its owner may not enter or change.
+    """Remove a folder with what is in it, also one that its owner may not enter or change; return the bytes freed.
 
     Raises PreflightError, before anything is changed, for a folder of another file system: it was mounted a moment ago.
     """
@@ -388,11 +410,12 @@ def _remove_dir(name: str, parent: int, path: str, device: int) -> int:
         _require_device(os.fstat(fd), path, device)  # to open it may have mounted it (autofs)
         with contextlib.suppress(PermissionError):
             os.fchmod(fd, 0o700)
-        freed = _empty(fd, path, device)
+        freed = _remove_content(fd, path, device)
     os.rmdir(name, dir_fd=parent)
     return freed
 
 
 def _require_device(info: os.stat_result, path: str, device: int) -> None:
+    """Raise PreflightError if a folder is on another file system than `device`."""
     if info.st_dev != device:
         raise mounts.mounted(os.path.dirname(path), path)

@@ -21,8 +21,8 @@ _CHUNK = 512 << 10
 def tree(node: NodeContext, request: FolderRequest) -> TreeAnswer:
     """List a folder: {entries: [path, kind, executable, mtime in ns, size, target of a link, ctime in ns]}.
 
-    A folder below that cannot be read has a further entry of the kind unreadable, with the reason as its target. Raises
-    NotFound, DispatchError.
+    Contains files, folders and links; a folder below that cannot be read has a further entry of the kind unreadable, with the
+    reason as its target. Raises NotFound, DispatchError.
     """
     folder = request["dir"]
     if not os.path.isdir(folder):
@@ -50,13 +50,13 @@ def tree(node: NodeContext, request: FolderRequest) -> TreeAnswer:
                     step()
         except OSError as error:
             if not below:
-                raise _unreadable(folder, error) from None
+                raise _read_error(folder, error) from None
             found.append((below[:-1], "unreadable", False, 0, 0, error.strerror or "", 0))
     return {"entries": found}
 
 
 def find_file(node: NodeContext, request: FileRequest) -> FileAnswer:
-    """Find a file, or the one to which a link leads inside of the folder. Raises NotFound."""
+    """Describe a regular file of the folder, or the one to which a link leads inside of it. Raises NotFound for others."""
     folder = os.path.realpath(request["dir"])
     found = os.path.realpath(os.path.join(folder, request["path"]))
     try:
@@ -77,18 +77,19 @@ def find_file(node: NodeContext, request: FileRequest) -> FileAnswer:
 
 
 def content(node: NodeContext, request: ContentRequest) -> ContentAnswer:
-    """Read {data: some bytes of a file in base64, last: whether none follow}. Raises DispatchError."""
+    """Read up to 512 KiB of a file from an offset: {data: in base64, last: whether none follow}. Raises DispatchError."""
     path, at = request["path"], request["at"]
     try:
         with files.closing(files.open_file(os.path.join(request["dir"], path))) as fd:
             data = os.pread(fd, _CHUNK, at)
             last = at + len(data) >= os.fstat(fd).st_size
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise _read_error(path, error) from None
     return {"data": binascii.b2a_base64(data, newline=False).decode(), "last": last}
 
 
-def _unreadable(path: str, error: OSError) -> DispatchError:
+def _read_error(path: str, error: OSError) -> DispatchError:
+    """Build the error that a path cannot be read."""
     return DispatchError(
         f"{path!r} cannot be read: {error.strerror}", "correct its permissions, or try again when nothing changes it"
     )

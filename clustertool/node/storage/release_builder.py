@@ -27,9 +27,10 @@ _STALE = 24 * 3600.0  # seconds after which no dispatch goes on with the files
 
 
 def patch(node: NodeContext, request: PatchRequest) -> PatchAnswer:
-    """Make a release of a base.
+    """Build a release from the manifest of a base, the steps that change it, and new pieces, and prune the store.
 
-    Answers {"have": False} where the base is not what the laptop thinks it is; then the release comes the long way.
+    Answers {"have": False} if the base is not what the laptop thinks it is, or pieces are missing or damaged; then the laptop
+    sends the whole release.
     """
     store = Store(node.root)
     try:
@@ -54,7 +55,10 @@ def patch(node: NodeContext, request: PatchRequest) -> PatchAnswer:
 
 
 def stage(node: NodeContext, request: StageRequest) -> StagedAnswer:
-    """Make the folder that rsync is to fill: {dir: path}. Raises PreflightError where ROOT_DIR is not ours to use."""
+    """Create the folder that rsync is to fill, and remove those of other releases older than a day: {dir: path}.
+
+    Raises PreflightError if ROOT_DIR is not this user's.
+    """
     release = request["release"]
     files.make_root(node.root)
     top = files.make_dir(node.root, OURS, "staging")
@@ -68,7 +72,10 @@ def stage(node: NodeContext, request: StageRequest) -> StagedAnswer:
 
 
 def build(node: NodeContext, request: BuildRequest) -> Answer:
-    """Hash the staged files into the store, and name the release. Raises DispatchError."""
+    """Add the missing pieces from the staged files to the store, complete the release, and remove the staged files.
+
+    Raises DispatchError; WorkspaceChanged if a file has other bytes than the manifest says.
+    """
     store = Store(node.root)
     folder = os.path.join(files.make_dir(node.root, OURS, "staging"), request["release"])
     text = manifest.unzip(binascii.a2b_base64(request["packed"]), request["size"])
@@ -81,7 +88,7 @@ def build(node: NodeContext, request: BuildRequest) -> Answer:
             missing = {name: wanted[name] for name in store.missing(wanted)}
             for name in store.volatile(wanted.keys() - missing):
                 store.sync(name)
-            for path, name, data in _pieces(folder, rows, missing):
+            for path, name, data in _staged_pieces(folder, rows, missing):
                 if not store.add(name, data):
                     remove(folder)
                     what = f"{path!r} is not what it was when the dispatch began"
@@ -94,8 +101,13 @@ def build(node: NodeContext, request: BuildRequest) -> Answer:
     return {}
 
 
-def _pieces(folder: str, rows: Iterable[manifest.Row], missing: Dict[str, int]) -> Iterator[Tuple[str, str, bytes]]:
-    """(path of a file that is in it, name, bytes) of each missing piece, as the staged files have it."""
+def _staged_pieces(
+    folder: str, rows: Iterable[manifest.Row], missing: Dict[str, int]
+) -> Iterator[Tuple[str, str, bytes]]:
+    """Yield (path of a file that is in it, name, bytes) of each missing piece, read from the staged files.
+
+    Each piece is removed from `missing`.
+    """
     for pack, group in itertools.groupby(manifest.files(rows), lambda file: file.pack):
         found = list(group)
         if pack in missing:
@@ -113,7 +125,7 @@ def _pieces(folder: str, rows: Iterable[manifest.Row], missing: Dict[str, int]) 
 
 
 def _read_part(folder: str, path: str, at: int, size: int) -> bytes:
-    """Read so many bytes of a staged file; fewer where it is shorter, none where it is not there."""
+    """Read `size` bytes of a staged file from `at` on; fewer if it is shorter, none if it cannot be opened."""
     try:
         fd = files.open_file(within(folder, path))
     except OSError:

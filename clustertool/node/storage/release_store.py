@@ -51,6 +51,7 @@ class Part(Sink):
         self._failed: Optional[OSError] = None
 
     def put(self, data: memoryview) -> None:
+        """Hash the bytes, and write them to the *.part; after an error of the disk only hash them."""
         self._hash.update(data)
         if self._failed is None:
             try:
@@ -62,7 +63,10 @@ class Part(Sink):
                 self._failed = error
 
     def keep(self) -> bool:
-        """Keep the piece. False: it does not match its name, and is removed. Raises OSError."""
+        """Rename the *.part to the piece's name. Return False, and remove it, if its bytes do not match the name.
+
+        Raises OSError, also for an earlier error of the disk.
+        """
         if self._hash.hexdigest() != self._name:
             self.drop()
             return False
@@ -78,6 +82,7 @@ class Part(Sink):
         return True
 
     def drop(self) -> None:
+        """Close and remove the *.part."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -89,6 +94,7 @@ class Store:
     """Created on first use. Raises PreflightError if ROOT_DIR is not this user's."""
 
     def __init__(self, root: str) -> None:
+        """Create the store's folders below ROOT_DIR if missing. Raises PreflightError if ROOT_DIR is not this user's."""
         self._root = root
         files.make_root(root)
         self.releases = files.make_dir(root, paths.OURS, "releases")
@@ -96,38 +102,44 @@ class Store:
         self._pack = ("", b"")
 
     def missing(self, wanted: Dict[str, int]) -> List[str]:
-        """Find names of {name: size} that are not here, or not whole: a power cut may leave a file without its bytes."""
-        here = self._files(wanted)
+        """List the names in {name: size} that the store does not have with this size.
+
+        A power cut may leave a file without its bytes.
+        """
+        here = self._stat_pieces(wanted)
         return [name for name, size in wanted.items() if name not in here or here[name].st_size != size]
 
     def volatile(self, wanted: Container[str]) -> Set[str]:
-        """Find the pieces that a crash of the machine may still take: new ones that no release names. Raises OSError.
+        """Find those pieces that are younger than an hour and in no release: a crash may take them. Raises OSError.
 
         They come from a dispatch that was interrupted.
         """
         now = time.time()
-        young = {name for name, info in self._files(wanted).items() if now - info.st_mtime < _STALE}
+        young = {name for name, info in self._stat_pieces(wanted).items() if now - info.st_mtime < _STALE}
         try:
             return young - self._pieces_of(_by_age(self.releases)) if young else young
         except OSError:
             return young  # one too many does no harm
 
-    def _files(self, wanted: Container[str]) -> Dict[str, os.stat_result]:
+    def _stat_pieces(self, wanted: Container[str]) -> Dict[str, os.stat_result]:
+        """Map those of the pieces that are in the store to what stat() reports."""
         with os.scandir(self.top) as entries:
             return {entry.name: entry.stat(follow_symlinks=False) for entry in entries if entry.name in wanted}
 
     @property
     def empty(self) -> bool:
+        """Whether the store has no piece."""
         with os.scandir(self.top) as entries:
             return next(entries, None) is None
 
     def add(self, name: str, data: bytes) -> bool:
-        """Add a piece that came as a whole. False: it does not match its name. Raises OSError."""
+        """Add a piece. Return False, and add nothing, if it does not match its name. Raises OSError."""
         part = Part(self.top, name, len(data))
         part.write(memoryview(data))
         return part.keep()
 
     def open(self, name: str) -> int:
+        """Open a piece for reading, and return its descriptor. Raises OSError."""
         return os.open(os.path.join(self.top, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def read(self, name: str) -> bytes:
@@ -135,7 +147,7 @@ class Store:
             return file.read()
 
     def small(self, file: manifest.File) -> bytes:
-        """Read a file that is in a pack. The pack that was read last is kept. Raises WrongPiece."""
+        """Return the bytes of a file that is in a pack. The pack that was read last is kept. Raises OSError, WrongPiece."""
         if self._pack[0] != file.pack:
             pack = self.read(file.pack)
             if manifest.name_of(pack) != file.pack:
@@ -145,6 +157,7 @@ class Store:
         return self._pack[1][offset : offset + size]
 
     def has(self, release: str) -> bool:
+        """Check whether there is a manifest of the release."""
         return os.path.isfile(os.path.join(self.releases, release))
 
     def manifest(self, release: str) -> bytes:
@@ -158,7 +171,7 @@ class Store:
             files.sync(fd)
 
     def complete(self, release: str, text: bytes) -> None:
-        """Name a release whose pieces are all here, and were written by sync(): it survives a crash.
+        """Write the manifest of a release whose pieces are all here, and were written by sync(): it survives a crash.
 
         Raises OSError.
         """
@@ -167,22 +180,22 @@ class Store:
         files.sync_dir(self.releases)
 
     def forget(self, release: str, *pieces: str) -> None:
-        """Remove a release that is damaged, and these pieces of it: the next dispatch sends them again."""
+        """Remove the manifest of a damaged release, and these pieces of it: the next dispatch sends them again."""
         for path in (os.path.join(self.releases, release), *(os.path.join(self.top, name) for name in pieces)):
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """Keep the store from being pruned as long as this lasts."""
+        """Lock the store against prune() during the `with` block."""
         with _lock(self.releases, fcntl.LOCK_SH):
             yield
 
     def prune(self, keep: int = _KEEP) -> None:
-        """Remove old releases, pieces that only they had, and incomplete files of killed processes.
+        """Remove old releases and images, pieces that only they had, and incomplete files older than an hour.
 
-        A job that has started has its own copy, so only releases of jobs in a queue are in use. Where the file system has
-        no locks, other dispatches may be running: then young pieces stay.
+        The `keep` newest releases stay, and those of queued jobs; a job that has started has its own copy. Does nothing if the
+        store is in use. Where the file system has no locks, other dispatches may be running: then young pieces stay.
         """
         names = _by_age(self.releases)
         with contextlib.suppress(OSError), _lock(self.releases, fcntl.LOCK_EX | fcntl.LOCK_NB) as locked:
@@ -198,7 +211,7 @@ class Store:
             self._prune_images([name for name in names if name not in old])
 
     def _prune_images(self, kept: Container[str]) -> None:
-        """Remove .sif files (node/container/image_store.py) that no release has and no job has used for days."""
+        """Remove .sif files (node/container/image_store.py) of releases not in `kept` that no job has used for seven days."""
         top = os.path.join(self._root, paths.OURS, paths.IMAGES)
         for name in os.listdir(top) if os.path.isdir(top) else ():
             path = os.path.join(top, name)
@@ -207,9 +220,9 @@ class Store:
                     remove(path)
 
     def _find_unwanted(self, needed: Optional[Set[str]], age: float) -> Iterator[str]:
-        """Yield the paths of incomplete pieces without a writer, and of pieces that are not needed.
+        """Yield the paths of incomplete pieces older than an hour, and of other pieces that are not needed.
 
-        The latter have at least that age. needed: None: all are.
+        The latter have at least this age in seconds. needed: None: all pieces.
         """
         with os.scandir(self.top) as entries:
             for entry in entries:
@@ -220,7 +233,7 @@ class Store:
                     yield entry.path
 
     def _pieces_of(self, releases: Sequence[str]) -> Set[str]:
-        """Collect the pieces of releases. One whose manifest is damaged is removed. Raises OSError."""
+        """Return the names of all pieces of releases. Removes a release whose manifest is damaged. Raises OSError."""
         found: Set[str] = set()
         for release in releases:
             try:
@@ -232,7 +245,7 @@ class Store:
 
 @contextlib.contextmanager
 def writing(store: Store) -> Iterator[None]:
-    """Convert an error of the disk to a DispatchError."""
+    """Convert an OSError in the `with` block to a DispatchError."""
     try:
         yield
     except OSError as error:
@@ -241,7 +254,7 @@ def writing(store: Store) -> Iterator[None]:
 
 
 def no_room(error: OSError) -> str:
-    """Build the fix for a store that cannot be written."""
+    """Return the fix for a store that cannot be written because of `error`."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return (
         f"make room ({PROGRAM} clean --older-than 7d), or choose another ROOT_DIR"
@@ -251,11 +264,12 @@ def no_room(error: OSError) -> str:
 
 
 def damaged(release: str) -> DispatchError:
+    """Build the error that a release is damaged."""
     return DispatchError(f"release {release} is damaged", "run it again: what is missing is sent again")
 
 
 def _by_age(top: str) -> List[str]:
-    """List releases (and directories of an older version of the tool), the oldest first."""
+    """List the releases (and directories of an older version of the tool), the oldest first, with *.part older than an hour."""
     found = []
     for name in os.listdir(top):
         if name == "lock":
@@ -267,7 +281,7 @@ def _by_age(top: str) -> List[str]:
 
 
 def remove(path: str) -> None:
-    """Remove a file or a folder; not one in which something is mounted."""
+    """Remove a file or a folder; leave a folder in which something is mounted."""
     if os.path.isdir(path) and not os.path.islink(path):
         if not mounts.below(path):
             shutil.rmtree(path, ignore_errors=True)
@@ -277,7 +291,10 @@ def remove(path: str) -> None:
 
 @contextlib.contextmanager
 def _lock(folder: str, how: int) -> Iterator[bool]:
-    """flock, also of the lock's own file on a shared file system. False where there are none. Raises BlockingIOError."""
+    """Lock the folder's lock file by flock, which a shared file system may pass on to other nodes; yield whether it is locked.
+
+    False if the file system has no locks. Raises BlockingIOError if another process has it and `how` does not wait.
+    """
     path, flags = os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with files.closing(os.open(path, flags, 0o600)) as fd:
         try:
@@ -294,7 +311,10 @@ def _lock(folder: str, how: int) -> Iterator[bool]:
 
 
 def unpack(store: Store, release: str, target: str) -> None:
-    """Make a release's files below `target`. Raises DispatchError for a release that is damaged (and forgets it)."""
+    """Write a release's files below `target`, and renew its time of use.
+
+    Raises DispatchError for a damaged release, which is removed.
+    """
     with store.used():
         try:
             rows = manifest.read_rows(store.manifest(release))
@@ -318,7 +338,10 @@ class WrongPiece(Exception):
 
 
 def _unpack(store: Store, rows: Sequence[manifest.Row], target: str) -> None:
-    """Write the files of a release to a folder. Directories get their modes last."""
+    """Write the files, folders and links of a release below `target`, with modes and times; folders get theirs last.
+
+    Raises WrongPiece, OSError.
+    """
     folders = [row[1:] for row in rows if row[0] == "d"]
     for path, _, _ in folders:
         os.makedirs(within(target, path), mode=0o700, exist_ok=True)
@@ -328,7 +351,7 @@ def _unpack(store: Store, rows: Sequence[manifest.Row], target: str) -> None:
             if file.pack:
                 files.write_all(fd, store.small(file))
             else:
-                _copy(store, file, fd)
+                _copy_pieces(store, file, fd)
             os.utime(fd, ns=(file.mtime, file.mtime))
             os.fchmod(fd, file.mode)
         step()
@@ -341,8 +364,8 @@ def _unpack(store: Store, rows: Sequence[manifest.Row], target: str) -> None:
         step()
 
 
-def _copy(store: Store, file: manifest.File, target: int) -> None:
-    """Copy the pieces of a large file. Blocks are shared where the file system can."""
+def _copy_pieces(store: Store, file: manifest.File, target: int) -> None:
+    """Write a file of a release from its pieces, whose blocks are shared if the file system can."""
     at = 0
     for name, _, size in file.parts:
         with files.closing(store.open(name)) as piece:
@@ -355,7 +378,7 @@ def _copy(store: Store, file: manifest.File, target: int) -> None:
 
 
 def within(folder: str, path: str) -> str:
-    """Return the path of a file that a manifest names. Raises DispatchError for one outside of `folder`."""
+    """Return the path in `folder` of a file that a manifest names. Raises DispatchError for one outside of it."""
     if path.startswith("/") or ".." in path.split("/"):
         raise DispatchError(f"the manifest names {path!r}, which lies outside of the workspace")
     return f"{folder}/{path}"

@@ -18,23 +18,24 @@ class ReservingJournal(Journal):
         super().__init__(fd)
         self._ahead = ahead
         self._reserved = 0  # up to this size
-        self._keep_room()
+        self._reserve_room()
 
     def flush(self) -> None:
-        """Write what waits, and move the room with the end of the file."""
+        """Write the queued lines, and reserve room behind them again."""
         if self._waiting:
             super().flush()
-            self._keep_room()
+            self._reserve_room()
 
     def close(self, durable: bool = False) -> None:
-        """Close it as a Journal. The rest of the room is free again."""
+        """Write the queued lines, free the rest of the room, and close the file."""
         self.flush()
         if self._reserved:  # no other process writes here meanwhile: this frees blocks, and no line
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, os.fstat(self._fd).st_size)
         super().close(durable)
 
-    def _keep_room(self) -> None:
+    def _reserve_room(self) -> None:
+        """Reserve `ahead` bytes behind the end of the file, if less than half of that is reserved."""
         size = os.fstat(self._fd).st_size
         if size + self._ahead // 2 > self._reserved and reserve(self._fd, size, self._ahead):
             self._reserved = size + self._ahead
@@ -43,7 +44,7 @@ class ReservingJournal(Journal):
 def reserve(fd: int, start: int, size: int) -> bool:
     """Reserve blocks of a file for `size` bytes from `start` on, so that a full disk still takes them; its length stays.
 
-    False where there is no room, or where the file system cannot do it (NFS before 4.2).
+    Returns False if there is no room, or the file system cannot do it (NFS before 4.2).
     """
     libc = ctypes.CDLL(None, use_errno=True)
     fallocate = getattr(libc, "fallocate64", None) or libc.fallocate

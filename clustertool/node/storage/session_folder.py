@@ -18,38 +18,39 @@ from clustertool.node.storage import files
 _SOCKETS, _MEMORY = "/tmp", "/dev/shm"
 
 
-def _paths(mark: str) -> Dict[str, str]:
+def _folder_paths(mark: str) -> Dict[str, str]:
+    """Compute the paths of a job's folders from its mark: {"/tmp": path, "/dev/shm": path}."""
     name = f"ct-mpi-{os.getuid()}-{hashlib.sha256(mark.encode()).hexdigest()[:12]}"
     return {place: os.path.join(place, name) for place in (_SOCKETS, _MEMORY)}
 
 
 def make(mark: str) -> Dict[str, str]:
-    """Make the folders of the job with this marker. Return that for sockets and that for shared memory: "sockets", "memory".
+    """Create the folders of the job with this mark. Return the path for "sockets" and that for "memory".
 
-    Raises PreflightError where /tmp cannot be written. Without /dev/shm there is one folder for both.
+    Raises PreflightError if /tmp cannot be written. Without /dev/shm there is one folder for both.
     """
-    paths = _paths(mark)
+    paths = _folder_paths(mark)
     try:
-        _make(paths[_SOCKETS])
+        _make_folder(paths[_SOCKETS])
     except OSError as error:
         what = f"{paths[_SOCKETS]} cannot be made: {error.strerror}"
         raise PreflightError(what, "make room in /tmp, or have it made writable") from None
     try:
-        _make(paths[_MEMORY])
+        _make_folder(paths[_MEMORY])
     except OSError:
         return {"sockets": paths[_SOCKETS], "memory": paths[_SOCKETS]}
     return {"sockets": paths[_SOCKETS], "memory": paths[_MEMORY]}
 
 
-def _make(path: str) -> None:
-    """Create the folder with the tool's marker. Raises OSError."""
+def _make_folder(path: str) -> None:
+    """Create a folder with the tool's marker. Raises OSError, also if it exists."""
     os.mkdir(path, 0o700)
     os.mkdir(os.path.join(path, OURS), 0o700)
     files.mark(os.path.join(path, OURS))
 
 
 def remove(mark: str) -> None:
-    """Remove them with what is in them, if they are there. No process of the job may live any more."""
-    for path in _paths(mark).values():
+    """Remove the job's folders and what is in them, if they are there. No process of the job may live any more."""
+    for path in _folder_paths(mark).values():
         with contextlib.suppress(ClustertoolError, OSError):
             files.remove_tree(path)

@@ -21,16 +21,22 @@ _NAMES = ("endpoints.log", *FIRST_NAMES)
 
 
 def show(spec: Spec) -> None:
-    """Show the logs of a job that is placed on this node, in --log-dir, else in the folder of --job-workspace."""
+    """Link the logs of a job that is placed on this node into --log-dir, else its log/ and nodefile into --job-workspace.
+
+    Without either it does nothing.
+    """
     if spec["log_dir"]:
         _show_in(os.path.normpath(os.path.join(spec["work_dir"], spec["log_dir"])), spec)
     elif spec["work_dir"] != spec["job_dir"]:  # --job-workspace: DIR/log and DIR/nodefile show the newest job
         for name in ("log", "nodefile"):
-            _link(os.path.join(spec["work_dir"], name), JobPaths.at(spec["job_dir"]).of(name), spec["work_dir"])
+            _make_link(os.path.join(spec["work_dir"], name), JobPaths.at(spec["job_dir"]).of(name), spec["work_dir"])
 
 
 def _show_in(folder: str, spec: Spec) -> None:
-    """Make `folder` a link to the logs. It gets links to them if it is a folder already, or may have those of other nodes."""
+    """Make `folder` a link to the job's log/, or put links to the logs into it if it is a folder or several nodes may share it.
+
+    Ignores OSError.
+    """
     job_paths = JobPaths.at(spec["job_dir"])
     outside = os.path.isabs(spec["log_dir"]) and len(spec["header"]["nodes"]) > 1
     logs, shared = job_paths.of("log"), outside or job_paths.base != spec["root"]
@@ -44,16 +50,16 @@ def _show_in(folder: str, spec: Spec) -> None:
                     os.unlink(folder)
             os.makedirs(folder, exist_ok=True)
         if os.path.islink(folder) or not os.path.isdir(folder):
-            _link(folder, logs, spec["work_dir"])
+            _make_link(folder, logs, spec["work_dir"])
             return
         clear(folder, spec["job"])
         of_ranks = [log for one in spec["processes"] for log in (one["log"], JobPaths.first_log(one["role"]))]
         for name in {*os.listdir(logs), *map(os.path.basename, of_ranks)}:
-            _link(os.path.join(folder, name), os.path.join(logs, name), spec["work_dir"])
+            _make_link(os.path.join(folder, name), os.path.join(logs, name), spec["work_dir"])
 
 
-def _link(place_: str, target: str, top: str) -> None:
-    """Make a link to something of a job, where nothing is but such a link.
+def _make_link(place_: str, target: str, top: str) -> None:
+    """Make the link `place_` to something of a job, in place of such a link, but not of anything else. Ignores OSError.
 
     In the folder `top` it is relative: it survives that the folder is moved, and is right on each machine that shares it.
     """
@@ -69,7 +75,7 @@ def _link(place_: str, target: str, top: str) -> None:
 
 
 def is_of_job(path: str, job: str = "") -> bool:
-    """Return whether it is a link into the directory of a job, or of this one."""
+    """Check whether a path is a link into the directory of any job, or of `job`."""
     try:
         parts = os.readlink(path).split("/")
     except OSError:
@@ -78,7 +84,10 @@ def is_of_job(path: str, job: str = "") -> bool:
 
 
 def clear(folder: str, job: str = "") -> None:
-    """Let a folder show no log but those of `job`, which other nodes may link at the same time. Raises OSError."""
+    """Remove links to jobs from a folder, and rename other files with names of logs to *.old; leave links to `job`.
+
+    Other nodes may link that at the same time. Raises OSError.
+    """
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
         if not is_name(name) or (job and is_of_job(path, job)):
@@ -94,14 +103,14 @@ def clear(folder: str, job: str = "") -> None:
 
 
 def is_name(name: str) -> bool:
-    """Return whether it is a name in a job's log folder: workerlog.3, attempt1, endpoints.log, train.log."""
+    """Check whether a name is one in a job's log folder: workerlog.3, attempt1, endpoints.log, train.log."""
     stem, _, number = name.partition(".")
     restart = name.startswith("attempt") and name[len("attempt") :].isdigit()
     return (stem in LOG_NAMES and number.isdigit()) or restart or name in _NAMES
 
 
 def _unused_name(path: str) -> str:
-    """Return a name like this one that nothing has."""
+    """Return the path with .old, .old2, ... appended, the first that does not exist."""
     found, number = f"{path}.old", 1
     while os.path.lexists(found):
         number += 1

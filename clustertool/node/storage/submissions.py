@@ -37,9 +37,9 @@ _OUTPUT = 8 << 10  # bytes of the output of a job's start
 
 
 def submit(node: NodeContext, request: r.SubmitRequest) -> a.Answer:
-    """Make the folder of a job. Raises UsageError if there is one, PreflightError if it cannot be written."""
+    """Create a job's folder with the files of the request. Raises UsageError if it exists, PreflightError on an error."""
     about = request["about"]
-    path = _path(node.root, about["job"])
+    path = _queue_path(node.root, about["job"])
     files.make_root(node.root)
     files.make_dir(node.root, OURS, "queue")
     try:
@@ -52,7 +52,7 @@ def submit(node: NodeContext, request: r.SubmitRequest) -> a.Answer:
         with files.closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as folder:
             for name, data in request["files"].items():
                 files.create(folder, os.path.basename(name), base64.b64decode(data, validate=True))
-        _write(path, about)
+        _write_submission(path, about)
     except (OSError, binascii.Error) as error:
         shutil.rmtree(path, ignore_errors=True)
         raise _write_error(path, error) from None
@@ -60,26 +60,26 @@ def submit(node: NodeContext, request: r.SubmitRequest) -> a.Answer:
 
 
 def submitted(node: NodeContext, request: r.SubmittedRequest) -> a.Answer:
-    """Record the id that the scheduler has given to a job. Raises NotFound, PreflightError."""
-    path = _path(node.root, request["job"])
+    """Write the id that the scheduler has given to a job into its submission. Raises NotFound, PreflightError."""
+    path = _queue_path(node.root, request["job"])
     about = _read_submission(path, request["job"])
     if about is None:
         raise NotFound(f"job {request['job']} is not submitted", f"{PROGRAM} jobs lists the jobs")
     try:
-        _write(path, {**about, "slurm_id": request["slurm_id"]})
+        _write_submission(path, {**about, "slurm_id": request["slurm_id"]})
     except OSError as error:
         raise _write_error(path, error) from None
     return {}
 
 
 def submissions(node: NodeContext, request: r.NoFields) -> a.SubmissionsAnswer:
-    """List all submissions that are there. One that is damaged, or of another format, is left out."""
-    return {"submissions": list(_all(node.root))}
+    """List all submissions below ROOT_DIR that can be read: damaged ones, and those of another format, are left out."""
+    return {"submissions": list(_read_all(node.root))}
 
 
 def read_output(node: NodeContext, request: r.OutputRequest) -> a.SubmissionOutputAnswer:
-    """Read the end of the output of a job's start, in its folder or at the path of the request. No text: there is none."""
-    path = os.path.normpath(request.get("path") or os.path.join(_path(node.root, request["job"]), STEP_OUTPUT))
+    """Read the last 8 KiB of what a job's start printed, in its folder or at the path of the request; "" if there is none."""
+    path = os.path.normpath(request.get("path") or os.path.join(_queue_path(node.root, request["job"]), STEP_OUTPUT))
     text = b""
     with contextlib.suppress(OSError, PreflightError):
         with open(files.open_file(path), "rb") as file:
@@ -90,7 +90,7 @@ def read_output(node: NodeContext, request: r.OutputRequest) -> a.SubmissionOutp
 
 def withdraw(node: NodeContext, request: r.WithdrawRequest) -> a.Answer:
     """Remove the folder of a job, or its bundle alone, if it is there. Raises PreflightError."""
-    path = _path(node.root, request["job"])
+    path = _queue_path(node.root, request["job"])
     try:
         if _is_there(path):
             if request.get("only_bundle"):
@@ -104,51 +104,56 @@ def withdraw(node: NodeContext, request: r.WithdrawRequest) -> a.Answer:
 
 
 def waiting_for(root: str) -> Set[str]:
-    """Collect the releases of jobs that have not started: their bundles are there."""
+    """Return the releases of jobs that have not started: their bundles are still there."""
     return {
-        about["release"] for about in _all(root) if os.path.lexists(os.path.join(_path(root, about["job"]), BUNDLE))
+        about["release"]
+        for about in _read_all(root)
+        if os.path.lexists(os.path.join(_queue_path(root, about["job"]), BUNDLE))
     }
 
 
-def _all(root: str) -> Iterator[a.SubmittedJob]:
+def _read_all(root: str) -> Iterator[a.SubmittedJob]:
+    """Yield the submissions below ROOT_DIR that can be read."""
     names: List[str] = []
     with contextlib.suppress(OSError):
         names = os.listdir(queue(root))
     for name in filter(is_job_id, names):
-        about = _read_submission(_path(root, name), name)
+        about = _read_submission(_queue_path(root, name), name)
         if about is not None:
             yield about
 
 
-def _path(root: str, job: str) -> str:
+def _queue_path(root: str, job: str) -> str:
+    """Return the path of a job's folder. Raises UsageError for an invalid id."""
     if not is_job_id(job):
         raise UsageError(f"{job!r} is no job id", "letters, digits, '.', '_' and '-', 64 at most")
     return JobPaths(root, job).queue
 
 
 def _is_there(path: str) -> bool:
-    """Check for a directory of this user, no link."""
+    """Check whether a path is a directory of this user, and no link; False if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
         return files.is_own_dir(path)
     return False
 
 
-def _write(path: str, about: a.SubmittedJob) -> None:
+def _write_submission(path: str, about: a.SubmittedJob) -> None:
+    """Write submission.json, so that it survives a crash. Raises OSError."""
     text = json.dumps({formats.KEY: formats.FORMAT, **about})
     files.replace(os.path.join(path, _ABOUT), text.encode(), durable=True)
 
 
 def _read_submission(path: str, job: str) -> Optional[a.SubmittedJob]:
-    """Read the submission of a job; None where there is none, or it is not valid."""
+    """Read the submission of a job; None if there is none, or it is not valid."""
     with contextlib.suppress(OSError, ValueError, RecursionError, PreflightError):
         found = json.loads(files.read_file(os.path.join(path, _ABOUT))) if _is_there(path) else None
-        if isinstance(found, dict) and found.get("job") == job and _is_right(found):
+        if isinstance(found, dict) and found.get("job") == job and _has_right_types(found):
             formats.require_known(found, path)
             return cast("a.SubmittedJob", {name: found[name] for name in (*_TEXTS, "nodes", "created")})
     return None
 
 
-def _is_right(found: Mapping[str, object]) -> bool:
+def _has_right_types(found: Mapping[str, object]) -> bool:
     """Check the types of the fields: one of a wrong type would make the whole answer invalid, and so hide other jobs."""
     texts = all(isinstance(found.get(name), str) for name in _TEXTS)
     nodes, created = found.get("nodes"), found.get("created")
@@ -158,5 +163,6 @@ def _is_right(found: Mapping[str, object]) -> bool:
 
 
 def _write_error(path: str, error: Exception) -> PreflightError:
+    """Build the error that a folder cannot be written."""
     why = getattr(error, "strerror", None) or str(error)
     return PreflightError(f"{path} cannot be written: {why}", "make room or rights in ROOT_DIR")

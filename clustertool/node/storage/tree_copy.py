@@ -17,7 +17,7 @@ _NO_RANGE = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EB
 
 
 def has_files(folder: str) -> bool:
-    """Check for a folder with something in it. It may be a link to one."""
+    """Check whether a path is a folder, or a link to one, that is not empty."""
     try:
         with os.scandir(folder) as entries:
             return next(entries, None) is not None
@@ -56,29 +56,30 @@ def copy_tree(source: str, target: str) -> None:
                     folders.append((to, info))
                     waiting.append(path)
                 elif stat.S_ISLNK(info.st_mode):
-                    _clear(to)
+                    _remove_file(to)
                     os.symlink(_link_target(os.readlink(entry.path), tops, target), to)
                 elif stat.S_ISREG(info.st_mode):
-                    _clear(to)
+                    _remove_file(to)
                     _copy_file(entry.path, to, info)
                 step()
     for to, info in reversed(folders):  # last: a folder may be read-only, and each new file changes its time
-        _like(to, info)
+        _copy_attributes(to, info)
 
 
 def copy_file(source: str, target: str) -> None:
     """Copy a regular file, with its mode and time, in place of what is at `target`. Raises OSError."""
-    _clear(target)
+    _remove_file(target)
     _copy_file(source, target, os.stat(source))
 
 
-def _clear(path: str) -> None:
+def _remove_file(path: str) -> None:
+    """Remove a file or link, if it is there."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def _link_target(link: str, sources: Sequence[str], target: str) -> str:
-    """Compute the target of a link: an absolute one into the source leads to the same place in `target`.
+    """Return the target of the copy of a link: an absolute one into the source leads to the same place in `target`.
 
     sources: the paths of the source.
     """
@@ -89,6 +90,7 @@ def _link_target(link: str, sources: Sequence[str], target: str) -> str:
 
 
 def _copy_file(source: str, target: str, info: os.stat_result) -> None:
+    """Copy a regular file to a new one, with mode and time; blocks are shared if the file system can. Raises OSError."""
     with files.closing(files.open_file(source)) as old, files.closing(files.make_new(target)) as new:
         if not files.share(old, new, 0):
             _copy_bytes(old, new)
@@ -97,6 +99,7 @@ def _copy_file(source: str, target: str, info: os.stat_result) -> None:
 
 
 def _copy_bytes(old: int, new: int) -> None:
+    """Copy the bytes of an open file, in the kernel if it can. Raises OSError."""
     try:
         while os.copy_file_range(old, new, _CHUNK):
             step()
@@ -108,6 +111,7 @@ def _copy_bytes(old: int, new: int) -> None:
         files.write_all(new, data)
 
 
-def _like(folder: str, info: os.stat_result) -> None:
+def _copy_attributes(folder: str, info: os.stat_result) -> None:
+    """Set the mode and times of a folder."""
     os.chmod(folder, stat.S_IMODE(info.st_mode))
     os.utime(folder, ns=(info.st_mtime_ns, info.st_mtime_ns))

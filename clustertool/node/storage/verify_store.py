@@ -25,20 +25,19 @@ _PART = 1 << 20
 
 
 def verify(node: NodeContext, request: VerifyRequest) -> VerifyAnswer:
-    """Read all pieces and releases.
+    """Hash all pieces and check all releases; remove damaged pieces and the releases that need them, unless `remove` is False.
 
-    A piece that is damaged, and each release that needs it, is removed. remove: False only reports. Raises OSError and
-    PreflightError where the store cannot be read at all.
+    Returns the counts and the names of the damaged releases. Raises OSError, PreflightError if the store cannot be read.
     """
     root, remove = node.root, request["remove"]
     if not os.path.isdir(paths.releases(root)):
         return {"releases": 0, "pieces": 0, "bytes": 0, "damaged": 0, "lost": []}
     store = Store(root)
     with store.used():
-        good, wrong = _pieces(store)
+        good, wrong = _hash_pieces(store)
         with os.scandir(store.releases) as entries:
             releases = [e.name for e in entries if "." not in e.name and e.name != "lock" and e.is_file()]
-        lost = [release for release in releases if not _is_right(store, release, good)]
+        lost = [release for release in releases if not _is_undamaged(store, release, good)]
         for name in wrong if remove else ():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(store.top, name))
@@ -53,7 +52,7 @@ def verify(node: NodeContext, request: VerifyRequest) -> VerifyAnswer:
     }
 
 
-def _pieces(store: Store) -> Tuple[Dict[str, int], Set[str]]:
+def _hash_pieces(store: Store) -> Tuple[Dict[str, int], Set[str]]:
     """Hash the pieces: {name: size} of those whose bytes match their names, and the names of the others."""
     good: Dict[str, int] = {}
     wrong: Set[str] = set()
@@ -61,7 +60,7 @@ def _pieces(store: Store) -> Tuple[Dict[str, int], Set[str]]:
         names = [entry.name for entry in entries if not entry.name.endswith(".part")]
     for name in names:
         try:
-            size, digest = _hash(store, name)
+            size, digest = _hash_piece(store, name)
         except FileNotFoundError:
             continue
         except OSError:  # the disk cannot read it
@@ -73,8 +72,8 @@ def _pieces(store: Store) -> Tuple[Dict[str, int], Set[str]]:
     return good, wrong
 
 
-def _hash(store: Store, name: str) -> Tuple[int, str]:
-    """Size and digest of a piece. Raises OSError."""
+def _hash_piece(store: Store, name: str) -> Tuple[int, str]:
+    """Return size and SHA-256 of a piece. Raises OSError."""
     state, size = hashlib.sha256(), 0
     with open(store.open(name), "rb", buffering=0) as file:
         for data in iter(lambda: file.read(_PART), b""):
@@ -84,19 +83,19 @@ def _hash(store: Store, name: str) -> Tuple[int, str]:
     return size, str(state.hexdigest())
 
 
-def _is_right(store: Store, release: str, good: Dict[str, int]) -> bool:
-    """Check that all pieces exist and are right, and the manifest made of them matches the release's name."""
+def _is_undamaged(store: Store, release: str, good: Dict[str, int]) -> bool:
+    """Check whether all pieces of a release are undamaged, and its manifest, made of them, matches its name."""
     try:
         rows = manifest.read_rows(store.manifest(release))
         if any(good.get(name) != size for name, size in manifest.sizes(rows).items()):
             return False
-        return manifest.digest(_entries(store, rows)) == release
+        return manifest.digest(_workspace_entries(store, rows)) == release
     except (OSError, ValueError, LookupError, TypeError, WrongPiece):
         return False
 
 
-def _entries(store: Store, rows: Sequence[manifest.Row]) -> Iterator[Entry]:
-    """Yield what the laptop had read of the workspace (fleet/dispatch/workspace.py)."""
+def _workspace_entries(store: Store, rows: Sequence[manifest.Row]) -> Iterator[Entry]:
+    """Yield the entries of the workspace that a release has, as the laptop read them (fleet/dispatch/workspace.py)."""
     for kind, path, *more in rows:
         if kind == "d":
             yield Entry(path, "dir", more[0], 0, "")
