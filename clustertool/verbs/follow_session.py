@@ -242,7 +242,8 @@ class FollowSession:
         self.lines, self.copy = lines, copy
         self._lacks_endpoints = copy is not None
         self._hidden: list[tuple[str, int]] = []  # ranks whose logs are copied and not shown
-        self._call, self._job, self._stops = call, job, ends is not None
+        self.call, self.fleet, self.inbox = call, fleet, inbox
+        self._job, self._stops = job, ends is not None
         patient, pieces = ends is not None, copy is not None
         self._follower = JobFollower(fleet, inbox, job, patient=patient, pieces=pieces, revive=revive)
         self.stopper = JobStopper(call, self._follower, job, ends)
@@ -289,13 +290,13 @@ class FollowSession:
 
         self._key.forget()
         if self._stops and self._key.readable and until is None:
-            self._call.terminal.note("Ctrl+C stops the job; Ctrl+D detaches: the job goes on")
+            self.call.terminal.note("Ctrl+C stops the job; Ctrl+D detaches: the job goes on")
         try:
             for item in self._follower.items(self._check, done):
                 self._show_item(item)
         except ReaderGone:
             if self._stops:
-                self._call.terminal.note(f"the output is closed; the job goes on: {self.again}")
+                self.call.terminal.note(f"the output is closed; the job goes on: {self.again}")
             raise
         if self._follower.over:
             self.stopper.close()
@@ -306,16 +307,16 @@ class FollowSession:
 
     def tell_detached(self) -> None:
         """Print that the user has left the job and how to come back, and give the JSON answer."""
-        self._call.terminal.note(f"detached; the job goes on: {self.again}")
-        if self._call.json:
-            self._call.answer({"job": self._job, "exit": {"code": 0, "source": "tool", "reason": "detached"}})
+        self.call.terminal.note(f"detached; the job goes on: {self.again}")
+        if self.call.json:
+            self.call.answer({"job": self._job, "exit": {"code": 0, "source": "tool", "reason": "detached"}})
 
     def copy_piece(self, piece: LogPiece) -> None:
         """Write a piece of a log to the copy on this machine. The first error is a warning, and ends the copying."""
         if self.copy is not None and not self.copy.failure:
             self.copy.write(piece.log, piece.offset, piece.data)
             if self.copy.failure:
-                self._call.terminal.warn(f"logs are not copied any more: {self.copy.failure}")
+                self.call.terminal.warn(f"logs are not copied any more: {self.copy.failure}")
 
     def _copy_endpoints(self) -> None:
         """Write endpoints.log to the copy once the endpoints of all trainers are known."""
@@ -335,7 +336,7 @@ class FollowSession:
             f"what was printed there last is not shown; {PROGRAM} logs --job {self._job} has it when the node answers"
         )
         for node in self._follower.missed:
-            self._call.terminal.warn(f"{self.watch.status.name(node)} did not come back: {shown}")
+            self.call.terminal.warn(f"{self.watch.status.name(node)} did not come back: {shown}")
 
     def _end_remains(self) -> None:
         """Stop ranks that may live on lost nodes, whose supervisor and guard were killed, and print the results."""
@@ -343,7 +344,7 @@ class FollowSession:
             results, self.left = self._follower.end_remains()
             for name, result in results.items():
                 if result.state is not StopState.ENDED_ALREADY:
-                    self._call.terminal.note(f"{name}, which was lost: {stop_text(result)}")
+                    self.call.terminal.note(f"{name}, which was lost: {stop_text(result)}")
 
     def _show_item(self, item: Item) -> None:
         """Write a piece of a log to the copy, print the lines of a rank, or print news: phases as notes, others as warnings."""
@@ -356,9 +357,9 @@ class FollowSession:
         elif isinstance(item, LogLines):
             self.lines.show(item.role, item.rank, self.watch.status.name(item.node), item.lines, item.t)
         elif not isinstance(item, PhaseNews):
-            self._call.terminal.warn(news_text(item))
-        elif self._stops and not (self._call.terse and item.at_once):
-            self._call.terminal.note(news_text(item))
+            self.call.terminal.warn(news_text(item))
+        elif self._stops and not (self.call.terse and item.at_once):
+            self.call.terminal.note(news_text(item))
 
 
 # -- the logs ----------------------------------------------------------------------------------------------------------
@@ -395,7 +396,7 @@ def _log_folder(call: Call) -> Path:
     return this_user.expanded(call.given.log_dir)
 
 
-def finish_log_copy(call: Call, fleet: Fleet, inbox: Inbox, follow: FollowSession) -> None:
+def finish_log_copy(follow: FollowSession) -> None:
     """Copy the rest of all logs with --fetch-logs after the end of the job, and print where the copies are.
 
     Errors are warnings, since the exit code is that of the job. A further signal, also SIGHUP, ends it. Does nothing without a
@@ -403,7 +404,7 @@ def finish_log_copy(call: Call, fleet: Fleet, inbox: Inbox, follow: FollowSessio
     """
     if follow.copy is None:
         return
-    job, before = follow.watch.status.job, signals.count.total
+    call, job, before = follow.call, follow.watch.status.job, signals.count.total
     signals.count.job = ""  # it is over
     later = f"{PROGRAM} fetch --job {job} --rank all --path log"
 
@@ -413,7 +414,7 @@ def finish_log_copy(call: Call, fleet: Fleet, inbox: Inbox, follow: FollowSessio
 
     if call.given.fetch_logs:
         try:
-            for piece in rest_of_all(fleet, inbox, job, follow.watch, check):
+            for piece in rest_of_all(follow.fleet, follow.inbox, job, follow.watch, check):
                 follow.copy_piece(piece)
                 if follow.copy.failure:  # which is reported
                     break
@@ -427,77 +428,71 @@ def finish_log_copy(call: Call, fleet: Fleet, inbox: Inbox, follow: FollowSessio
 # -- the verdict -------------------------------------------------------------------------------------------------------
 
 
-def show_verdict(call: Call, fleet: Fleet, follow: FollowSession, hide: Hide) -> ClustertoolError | None:
+def show_verdict(follow: FollowSession, hide: Hide) -> ClustertoolError | None:
     """Print how the job ended and what may still run, and return its error, None for success."""
-    return _with_remains(call, follow, _show_failures(call, fleet, follow, hide))
-
-
-def _show_failures(call: Call, fleet: Fleet, follow: FollowSession, hide: Hide) -> ClustertoolError | None:
-    """Print what failed, with the last lines of up to three different errors.
-
-    Returns the error of the job, None for success.
-    """
-    watch = follow.watch
-    status, outcome = watch.status, watch.status.outcome
-    error = error_of(status)
-    if outcome is None:
-        return error
-    printed = watch.printed(outcome)
-    if outcome.state is JobState.FAILED:
-        call.terminal.note(abort_line(status, outcome))
-        if not printed:
-            call.terminal.error(outcome.reason)
-        for alike in news.failed_by_themselves(status, outcome)[:_MOST_ERRORS]:
-            lines = _show_last_lines(call, fleet, follow, hide, alike)
-            if error is not None and not error.fix:
-                error.fix = _missing_module(lines, follow.watch.status.name(alike[0].node), fleet.cluster.job_python)
-    victims = victims_line(outcome)
-    if victims:
-        call.terminal.note(victims)
-    if isinstance(error, (Interrupted, Terminated)):
-        call.terminal.error(f"the job was stopped: {outcome.reason}")
-        error.printed, error.brief = True, outcome.reason
-    elif isinstance(error, JobFailed) or (isinstance(error, NodeLost) and printed):
-        error.printed, error.brief = True, brief(status, outcome)
-    return error
-
-
-def _with_remains(call: Call, follow: FollowSession, error: ClustertoolError | None) -> ClustertoolError | None:
-    """Add what may still run to the error, or warn of it if there is none. Returns the error."""
+    error = _show_failures(follow, hide)
     if not follow.left:
         return error
     text = remains_text(follow.watch.status.job, follow.left)
     if error is None:
-        call.terminal.warn(text)
+        follow.call.terminal.warn(text)
     else:
         error.brief = f"{error.brief or reason(error)}; {text}"
         error.what = f"{error.what}; {text}"
     return error
 
 
-def _show_last_lines(
-    call: Call, fleet: Fleet, follow: FollowSession, hide: Hide, alike: Sequence[ProcessStatus]
-) -> Sequence[str]:
+def _show_failures(follow: FollowSession, hide: Hide) -> ClustertoolError | None:
+    """Print what failed, with the last lines of up to three different errors.
+
+    Returns the error of the job, None for success.
+    """
+    terminal, watch = follow.call.terminal, follow.watch
+    status, outcome = watch.status, watch.status.outcome
+    error = error_of(status)
+    if outcome is None:
+        return error
+    printed = watch.printed(outcome)
+    if outcome.state is JobState.FAILED:
+        terminal.note(abort_line(status, outcome))
+        if not printed:
+            terminal.error(outcome.reason)
+        for alike in news.failed_by_themselves(status, outcome)[:_MOST_ERRORS]:
+            lines = _show_last_lines(follow, hide, alike)
+            if error is not None and not error.fix:
+                error.fix = _missing_module(lines, status.name(alike[0].node), follow.fleet.cluster.job_python)
+    victims = victims_line(outcome)
+    if victims:
+        terminal.note(victims)
+    if isinstance(error, (Interrupted, Terminated)):
+        terminal.error(f"the job was stopped: {outcome.reason}")
+        error.printed, error.brief = True, outcome.reason
+    elif isinstance(error, JobFailed) or (isinstance(error, NodeLost) and printed):
+        error.printed, error.brief = True, brief(status, outcome)
+    return error
+
+
+def _show_last_lines(follow: FollowSession, hide: Hide, alike: Sequence[ProcessStatus]) -> Sequence[str]:
     """Print the last lines of the first of several processes with the same error, and return them.
 
     If they are on the screen already: print that.
     """
-    first, name = alike[0], follow.watch.status.name(alike[0].node)
+    terminal, first, name = follow.call.terminal, alike[0], follow.watch.status.name(alike[0].node)
     log = JobPaths.log(first.role, first.rank, first.attempt)
-    if isinstance(fleet.failed.get(first.node), NotFound):
-        call.terminal.note(f"the log of {first.role} {first.rank} is on {name}: {log}")
+    if isinstance(follow.fleet.failed.get(first.node), NotFound):
+        terminal.note(f"the log of {first.role} {first.rank} is on {name}: {log}")
         return ()
-    lines = last_lines(fleet, follow.watch.status.job, first, hide)
+    lines = last_lines(follow.fleet, follow.watch.status.job, first, hide)
     about = f"last lines of {first.role} {first.rank} ({name}, {log})"
     if not lines:
-        call.terminal.note(f"no {about}: it has printed nothing, or its node does not answer")
+        terminal.note(f"no {about}: it has printed nothing, or its node does not answer")
         return lines
     if follow.lines.on_screen(first.role, first.rank, lines):
-        call.terminal.note(f"{about}: see above")
+        terminal.note(f"{about}: see above")
         return lines
-    call.terminal.note(f"{about}:")
+    terminal.note(f"{about}:")
     for line in lines:
-        call.terminal.note(prefix(first.role, first.rank, name) + line)
+        terminal.note(prefix(first.role, first.rank, name) + line)
     return lines
 
 

@@ -216,8 +216,8 @@ def _follow(call: Call, request: RunRequest, planned: Report, ended: Ended, elas
         follow.start(
             {"logs": _logs_to_follow(call, own), "tail": None}, request.spec.policy.grace if request.spec else 0.0
         )
-        if not (call.given.detach and wait_until_all_run(call, follow, job, len(own))):
-            follow_to_end(call, fleet, inbox, follow, hide, over)
+        if not (call.given.detach and wait_until_all_run(follow, job, len(own))):
+            follow_to_end(follow, hide, over)
 
 
 def _leave_job(fleet: Fleet, job: str, how: StopHow) -> Mapping[str, StopAnswer | ClustertoolError]:

@@ -28,7 +28,6 @@ from clustertool.engines.base import Engine, ExportWish, Submission
 from clustertool.engines.job_request import RunRequest, RunWish
 from clustertool.errors import ClustertoolError, DataError, NodeLost, NotFound, Survivors, Unreachable, UsageError
 from clustertool.fleet import this_user
-from clustertool.fleet.fleet import Fleet
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.folded_names import fold
 from clustertool.model.config.job import Options, with_python
@@ -306,11 +305,11 @@ def _follow(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, made: P
     if exact:
         follow.watch.status.plan = made.ranks
     follow.start({"logs": logs_to_show(call), "tail": None}, made.job.policy.grace)
-    if call.given.detach and wait_until_all_run(call, follow, made.job_id, len(made.processes) if exact else 0):
+    if call.given.detach and wait_until_all_run(follow, made.job_id, len(made.processes) if exact else 0):
         order.ended(made)
         return
     try:
-        follow_to_end(call, fleet, inbox, follow, hide, lambda: order.ended(made))
+        follow_to_end(follow, hide, lambda: order.ended(made))
     except NodeLost as error:
         coordinator = away_coordinator(follow.watch.status)
         if coordinator is not None:
@@ -346,7 +345,7 @@ def follow_starts(
                 _take_output(call, engine, job)
                 _warn_of_reserved(call, engine, job)
 
-        if not follow_to_end(call, engine.fleet, inbox, follow, hide, ended, engine.starts_again, engine.cause):
+        if not follow_to_end(follow, hide, ended, engine.starts_again, engine.cause):
             return
         call.note(f"job {job} is queued again, and followed: its engine starts it again")
         if not wait_for_start(call, engine, job, grace):
@@ -401,9 +400,6 @@ def _take_output(call: Call, engine: Engine, job: str) -> None:
 
 
 def follow_to_end(
-    call: Call,
-    fleet: Fleet,
-    inbox: Inbox,
     follow: FollowSession,
     hide: Hide,
     ended: Callable[[], None] = lambda: None,
@@ -417,7 +413,7 @@ def follow_to_end(
     """
 
     def over() -> None:
-        finish_log_copy(call, fleet, inbox, follow)
+        finish_log_copy(follow)
         ended()
 
     if not follow.detached:
@@ -434,14 +430,16 @@ def follow_to_end(
     if status.outcome is None or status.outcome.state is JobState.LOST:
         with contextlib.suppress(ClustertoolError):
             status.cause = cause(status.job)
-    error = show_verdict(call, fleet, follow, hide)
+    error = show_verdict(follow, hide)
     ended_by_others = status.state in _STARTED_AGAIN and not follow.stopper.stopping
     if ended_by_others and again(status.job, status.attempt):
         if status.state is not JobState.LOST:
             return True
-        call.note(f"job {status.job} is queued again; {PROGRAM} attach --job {status.job} follows its next start")
+        follow.call.note(
+            f"job {status.job} is queued again; {PROGRAM} attach --job {status.job} follows its next start"
+        )
     over()
-    _finish(call, error, follow)
+    _finish(error, follow)
     return False
 
 
@@ -503,7 +501,7 @@ def _cancel(call: Call, engine: Engine, job: str, error: ClustertoolError, grace
     show_results({node: read_result(one, job) for node, one in answers.items()}, call.note)
 
 
-def wait_until_all_run(call: Call, follow: FollowSession, job_id: str, total: int) -> bool:
+def wait_until_all_run(follow: FollowSession, job_id: str, total: int) -> bool:
     """Follow a job until all its processes run, for --detach, print how to come back, and return True.
 
     False if it has ended, is being stopped, or the user has left it. total: number of processes; 0: of the nodes' own plan.
@@ -515,16 +513,16 @@ def wait_until_all_run(call: Call, follow: FollowSession, job_id: str, total: in
     follow.run(all_started)
     if follow.detached or follow.watch.status.outcome is not None or follow.stopper.stopping:
         return False
-    job = f"--job {job_id}"
+    call, job = follow.call, f"--job {job_id}"
     call.terminal.line(f"job {job_id} runs: {follow.again}, {PROGRAM} logs {job} -f, {PROGRAM} stop {job}")
     if call.json:
         call.answer({"job": job_id, "exit": {"code": 0, "source": "tool", "reason": "all started"}})
     return True
 
 
-def _finish(call: Call, error: ClustertoolError | None, follow: FollowSession) -> None:
+def _finish(error: ClustertoolError | None, follow: FollowSession) -> None:
     """Give the JSON answer, and raise the job's error, or print that it has succeeded."""
-    status = follow.watch.status
+    call, status = follow.call, follow.watch.status
     reason = status.outcome.reason if status.outcome else "done"
     if call.json:
         outcome = status.outcome and status.outcome.as_dict()

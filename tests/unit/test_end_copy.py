@@ -29,7 +29,8 @@ class Session:
 
     detached = False
 
-    def __init__(self, *_: Any, copy: Any, revive: Any) -> None:
+    def __init__(self, call: Any, fleet: Any, inbox: Any, *_: Any, copy: Any, revive: Any) -> None:
+        self.call, self.fleet, self.inbox = call, fleet, inbox
         self.watch = JobView(frozenset([0]))
         self.copy = copy
 
