@@ -19,6 +19,7 @@ from clustertool.model.job.job_names import FRESH, NEWEST
 from clustertool.model.job.outcome import some
 from clustertool.model.job.state_names import OUTCOMES, JobState
 from clustertool.model.planning.plan import Plan
+from clustertool.model.wire.agent_answers import JobsAnswer
 from clustertool.model.wire.agent_requests import EarlierWanted
 
 _SHOWN = 3  # files in a hint
@@ -69,6 +70,16 @@ def take_id(caller: Caller, request: RunRequest, earlier: tuple[EarlierJob, ...]
         request.job_id = earlier_jobs.free_id(asked, earlier)
         if request.job_id != asked:
             caller.remark(f"job {asked} has ended before: the id of this one is {request.job_id}")
+
+
+def take_id_of_engine(
+    request: RunRequest, caller: Caller, answers: Mapping[int, JobsAnswer], known: Mapping[str, Description]
+) -> None:
+    """Give the request its id as take_id() does, by the records of nodes and by what the engine knows of earlier jobs."""
+    recorded = earlier_jobs.read_earlier(
+        {node: earlier_jobs.rows_of(answer["jobs"]) for node, answer in answers.items()}
+    )
+    take_id(caller, request, known_by(recorded, known))
 
 
 def known_by(earlier: Iterable[EarlierJob], known: Mapping[str, Description]) -> tuple[EarlierJob, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -230,14 +230,13 @@ def _to_host(index: int, value: _Content) -> Host:
 # -- for commands ------------------------------------------------------------------------------------------------------
 
 
-def remember(identity: Identity, cluster: Cluster) -> str:
-    """Store the hosts of a job that has been started or queued. Return "", or a warning if this fails."""
+def remember(identity: Identity, cluster: Cluster, warn: Callable[[str], None]) -> None:
+    """Store the hosts of a job that has been started or queued. warn: gets a message if this fails."""
     try:
         JobPlaces().store(identity, cluster)
     except (OSError, ConfigError) as error:
         why = error.what if isinstance(error, ConfigError) else f"{error.filename}: {error.strerror}"
-        return f"the hosts of this job are not stored ({why}): later commands need a conf.py or --hostfile"
-    return ""
+        warn(f"the hosts of this job are not stored ({why}): later commands need a conf.py or --hostfile")
 
 
 def forget(jobs: Iterable[str]) -> None:

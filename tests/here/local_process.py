@@ -129,7 +129,7 @@ class LocalStart(Starter):
         write_state(folder, EngineState.QUEUED, "waits for its turn")
         argv = [sys.executable, __file__, str(folder)]
         subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True, stdout=subprocess.DEVNULL)
-        job_places.remember(made.identity, request.cluster)
+        job_places.remember(made.identity, request.cluster, engine.caller.warn)
         return Submitted(made.job_id)
 
 

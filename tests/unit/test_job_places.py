@@ -43,7 +43,9 @@ def store(places: JobPlaces, plan: Plan) -> None:
 
 
 def remember(plan: Plan) -> str:
-    return job_places.remember(plan.identity, plan.cluster)
+    warnings: list[str] = []
+    job_places.remember(plan.identity, plan.cluster, warnings.append)
+    return "".join(warnings)
 
 
 def cluster(places: JobPlaces, text: str) -> Cluster:

@@ -386,9 +386,7 @@ class Growth:
         new = [host for host in hosts if self._known(host) is None]
         if new:
             listed = tuple(replace(host, index=number) for number, host in enumerate((*known, *new)))
-            problem = job_places.remember(common.identity, replace(self._fleet.cluster, hosts=listed))
-            if problem:
-                self._caller.warn(problem)
+            job_places.remember(common.identity, replace(self._fleet.cluster, hosts=listed), self._caller.warn)
 
 
 def common_file(fleet: Fleet, job: str) -> JoinFile:

@@ -34,7 +34,6 @@ from clustertool.model.config.job import read_job
 from clustertool.model.container.container_settings import NO_CONTAINER
 from clustertool.model.facts import read_facts
 from clustertool.model.hints import PROGRAM
-from clustertool.model.job.earlier_jobs import read_earlier, rows_of
 from clustertool.model.kubernetes.api_objects import Manifest, Object
 from clustertool.model.kubernetes.object_names import JOB_LABEL
 from clustertool.model.kubernetes.pod_places import PADDLEJOB
@@ -74,9 +73,7 @@ class KubernetesStart(Starter):
         self._api.user()  # raises what keeps the server from answering
         self._api.validate(workload)
         if request.wish.job_id:
-            recorded, known = self._pods.earlier(request.wish.job_id)
-            records = read_earlier({node: rows_of(answer["jobs"]) for node, answer in recorded.items()})
-            earlier_work.take_id(caller, request, earlier_work.known_by(records, known))
+            earlier_work.take_id_of_engine(request, caller, *self._pods.earlier(request.wish.job_id))
         if request.resumes:
             caller.warn("job.toml: resume has no effect with this engine; the job starts anew")
         made = self._make_manifests(request.job_id)
@@ -192,9 +189,7 @@ class KubernetesStart(Starter):
                 caller.note(f"job {job}: removing its objects")
                 objects.undo()
                 raise
-        problem = job_places.remember(self._identity, self._request.cluster)
-        if problem:
-            caller.warn(problem)
+        job_places.remember(self._identity, self._request.cluster, caller.warn)
         return Submitted(job)
 
 

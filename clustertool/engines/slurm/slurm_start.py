@@ -31,7 +31,6 @@ from clustertool.model.config.elastic_keys import ElasticSettings
 from clustertool.model.config.job import JobSpec
 from clustertool.model.facts import Facts, Identity
 from clustertool.model.hints import PROGRAM
-from clustertool.model.job.earlier_jobs import read_earlier, rows_of
 from clustertool.model.joining.engine_place import join_patience
 from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, OwnSettings
 from clustertool.model.paths import BUNDLE, STEP_OUTPUT, JobPaths
@@ -166,9 +165,7 @@ class SlurmStart(Starter):
         """Create the identity of the job: with --job-id that id, or the next free one after it, if an earlier job has it."""
         request, wish = self._request, self._request.wish
         if wish.job_id:
-            answers, known = self._slurm_engine.earlier(wish.job_id)
-            recorded = read_earlier({node: rows_of(answer["jobs"]) for node, answer in answers.items()})
-            earlier_work.take_id(self._engine.caller, request, earlier_work.known_by(recorded, known))
+            earlier_work.take_id_of_engine(request, self._engine.caller, *self._slurm_engine.earlier(wish.job_id))
         return identity(request.job_id or job_id(), wish.job_id, wish.name or wish.job_id, request.origin)
 
     def _submit_order(self) -> SubmitOrder:
@@ -224,9 +221,7 @@ class SlurmStart(Starter):
             self._take_back(slurm.patient, job, error)
             raise
         engine.caller.note(f"job {job} is {'step' if self._allocation else 'Slurm job'} {number}")
-        problem = job_places.remember(self._identity, request.cluster)
-        if problem:
-            engine.caller.warn(problem)
+        job_places.remember(self._identity, request.cluster, engine.caller.warn)
         return Submitted(job)
 
     def _take_back(self, slurm: SlurmHost, job: str, error: BaseException) -> None:

@@ -112,9 +112,8 @@ class SshStart(Starter):
 
     def _remember(self, made: Plan) -> None:
         """Record job and cluster on this machine, so that later commands find the job without a conf.py. Warn if that fails."""
-        problem = job_places.remember(made.identity, replace(made.cluster, hosts=self._fleet.cluster.hosts))
-        if problem:
-            self._engine.caller.warn(problem)
+        cluster = replace(made.cluster, hosts=self._fleet.cluster.hosts)
+        job_places.remember(made.identity, cluster, self._engine.caller.warn)
 
     def _start_members(self, made: Plan) -> None:
         """Send image, workspace and NVML to all hosts, and start a process on each that joins the job.
