@@ -9,7 +9,6 @@ import inspect
 import re
 from collections.abc import Callable
 from contextlib import ContextDecorator
-from types import TracebackType
 from typing import TypeVar
 
 from clustertool.errors import ClustertoolError, InternalError, JobFailed, singles
@@ -51,7 +50,7 @@ class plain_errors(ContextDecorator):
     def __enter__(self) -> None:
         """Do nothing: errors are changed when the block ends."""
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         """Replace options and the placeholder of the program in the texts of a ClustertoolError and of its parts.
 
         Options stay in JobFailed and InternalError, which quote programs.

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
-from types import TracebackType
 from typing import Protocol, cast
 
 from clustertool.api.plain_text import plain
@@ -196,7 +195,7 @@ class _DispatchProgress:
         self._report()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._report()
 
     def uplink(self, sent: int, planned: int) -> None:
@@ -230,7 +229,7 @@ class _WorkProgress:
         self.turn()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.turn()
 
     def turn(self) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Protocol
 
 from clustertool.errors import ClustertoolError, Interrupted, Terminated
@@ -22,9 +21,7 @@ class DispatchView(ProgressReceiver, Protocol):
 
     def __enter__(self) -> DispatchView: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
 
     def failed(self, name: str, why: str) -> None:
         """Record that the node of this name gets nothing more."""
@@ -35,9 +32,7 @@ class WorkView(Protocol):
 
     def __enter__(self) -> WorkView: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
 
     def turn(self) -> None:
         """Draw the progress again; called several times a second."""
