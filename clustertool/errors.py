@@ -133,21 +133,21 @@ class Several(ClustertoolError):
 
 
 def as_one(errors: Sequence[ClustertoolError]) -> Optional[ClustertoolError]:
-    """Return None for no error, the one error, or all of them as `Several`."""
+    """Return None for no error, the only error, or all of them as `Several`."""
     if len(errors) > 1:
         return Several(errors)
     return errors[0] if errors else None
 
 
 def raise_all(errors: Sequence[ClustertoolError]) -> None:
-    """Raise what as_one() makes of them."""
+    """Raise the only error, or all of them as `Several`; do nothing for no error."""
     error = as_one(errors)
     if error is not None:
         raise error
 
 
 def singles(error: ClustertoolError) -> Iterator[ClustertoolError]:
-    """Yield the single errors inside, in order."""
+    """Yield the single errors in an error, in order; the error itself if it is no `Several`."""
     if isinstance(error, Several):
         for one in error.errors:
             yield from singles(one)
@@ -175,10 +175,10 @@ _BY_NAME = {cls.__name__: cls for cls in _OF_NODES}
 
 
 def from_wire(kind: str, what: str, fix: str = "", node: Optional[str] = None) -> ClustertoolError:
-    """Build the error that a node reported: `kind` is a class name of the tree above."""
+    """Build the error that a node reported. kind: a class of _OF_NODES by name; another one becomes PreflightError."""
     return _BY_NAME.get(kind, PreflightError)(what, fix, node or "")
 
 
 def as_wire(error: ClustertoolError) -> Dict[str, str]:
-    """Convert an error to what a node sends for it."""
+    """Convert an error to what a node sends for it: its class, text and fix."""
     return {"kind": type(error).__name__, "what": error.what, "fix": error.fix}

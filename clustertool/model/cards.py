@@ -26,16 +26,16 @@ _MIG = "MIG-"
 
 
 def shown(text: str) -> List[str]:
-    """Split the value of a variable into names: numbers, UUIDs, MIG instances. A negative one hides itself and all after it."""
+    """Split the value of a variable into names of devices: numbers, UUIDs, MIG instances.
+
+    A negative one hides itself and all after it.
+    """
     items = [item.strip() for item in text.split(",") if item.strip()]
     return list(itertools.takewhile(lambda item: not item.startswith("-") and item not in _NO_DEVICES, items))
 
 
 def allocated(kind: str, environ: Mapping[str, str]) -> List[str]:
-    """List the devices that an engine has allocated, as their kind's variable names them.
-
-    Without the variable there are none.
-    """
+    """List the devices that an engine has allocated, as their kind's variable names them; none without the variable."""
     if kind not in VARIABLES:
         return []
     names = shown(environ.get(VARIABLES[kind][0], ""))
@@ -45,7 +45,7 @@ def allocated(kind: str, environ: Mapping[str, str]) -> List[str]:
 
 
 def numbers(names: Sequence[str]) -> Dict[int, int]:
-    """Map the numbers of devices on their node to their positions, for the names that are numbers."""
+    """Map the numbers of devices on their node to their positions in `names`; UUIDs and MIG instances are left out."""
     return {int(name): at for at, name in enumerate(names) if name.isdecimal()}
 
 
@@ -74,7 +74,7 @@ class Ill(NamedTuple):
 
 
 def ills(card: "Card", shared: bool = False) -> List[Ill]:
-    """`card` as node/devices/read.py reports it; shared: several ranks of the job would have it."""
+    """List the faults of a card. card: as node/devices/read.py reports it; shared: several ranks of the job would have it."""
     problem = str(card.get("problem") or "")
     if problem:
         return [Ill("warn" if problem == "health: Warning" else "error", problem, _AWAY)]
@@ -94,6 +94,7 @@ def ills(card: "Card", shared: bool = False) -> List[Ill]:
 
 
 def _heat(card: "Card") -> List[Ill]:
+    """List the faults of a card that is too hot, or is slowed down now."""
     found = []
     degrees, limit = card.get("temperature"), card.get("slowdown") or HOT
     if degrees is not None and degrees >= limit:
@@ -111,7 +112,7 @@ def exclusive(card: "Card") -> bool:
 
 
 def broken(card: "Card") -> str:
-    """Describe why no job should get this card; "" if nothing is so wrong with it."""
+    """Return the first fault for which no job should get this card, "" if it has none (of level error)."""
     return next((ill.text for ill in ills(card) if ill.level == "error"), "")
 
 
@@ -119,7 +120,7 @@ IN_USE_FIX = "wait for it with --wait, or take others with --devices (auto: thos
 
 
 def in_use(kind: str, holders: Mapping[int, str]) -> str:
-    """Describe devices in use: `gpu 0,1 is in use by job X of user anna; gpu 5 by ...`."""
+    """Describe devices in use: `gpu 0,1 is in use by job X of user anna; gpu 5 by ...`. holders: by device."""
     by_holder: Dict[str, List[int]] = {}
     for device, holder in sorted(holders.items()):
         by_holder.setdefault(holder, []).append(device)
@@ -136,6 +137,6 @@ def computing(card: "Card") -> "List[CardProcess]":
 
 
 def describe(process: "CardProcess") -> str:
-    """Describe a process: `python3 (pid 12, user anna)`, or with its job."""
+    """Describe a process: `python3 (pid 12, user anna)`, or `python3 of job X (...)`."""
     owner = f"pid {process['pid']}" + (f", user {process['user']}" if process.get("user") else "")
     return f"{process.get('name') or 'a process'}{' of job ' + process['job'] if process.get('job') else ''} ({owner})"

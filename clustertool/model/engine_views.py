@@ -41,5 +41,5 @@ class JobPod:
     sidecars: str = ""
 
     def as_dict(self) -> Dict[str, object]:
-        """Build the answer of `status --json`."""
+        """Return the fields as a dict, for `status --json`."""
         return asdict(self)

@@ -121,7 +121,7 @@ class Facts:
 
     @property
     def machine(self) -> str:
-        """Nodes of one machine (same boot, same network namespace) share one port space."""
+        """The boot id and network namespace: nodes with the same are on one machine, and share its ports."""
         return f"{self.boot_id}/{self.netns}" if self.boot_id else f"node{self.node}"
 
     def holder(self, port: int) -> str:
@@ -130,12 +130,15 @@ class Facts:
 
 
 def read_facts(node: int, answer: object) -> Facts:
-    """Read the probe's answer of a node. Unknown keys are ignored, so that nodes may know more than we do. Raises Malformed."""
+    """Read the probe's answer of a node. Raises Malformed. Unknown keys are ignored, so that nodes may know more than we do."""
     return replace(read(Facts, answer), node=node)
 
 
 def may_share(facts: ByNode) -> FrozenSet[int]:
-    """Find nodes that may see another one's ROOT_DIR. Two of one machine are known to, or not to, by their root_id."""
+    """Return nodes on different machines with equal hints of ROOT_DIR: they may share it.
+
+    Of nodes of one machine this is known by their root_id.
+    """
     by_hint: Dict[str, list[int]] = {}
     for node, fact in facts.items():
         by_hint.setdefault(fact.root_hint or f"node{node}", []).append(node)
@@ -144,7 +147,7 @@ def may_share(facts: ByNode) -> FrozenSet[int]:
 
 
 def sharing(facts: ByNode) -> FrozenSet[int]:
-    """Find nodes whose ROOT_DIR is shared with another node (a home on NFS, or two entries for one machine)."""
+    """Return nodes whose ROOT_DIR is shared with another node (a home on NFS, or two entries for one machine)."""
     by_root: Dict[str, list[int]] = {}
     for node, fact in facts.items():
         by_root.setdefault(fact.root_id or f"node{node}", []).append(node)

@@ -40,12 +40,12 @@ class Seen:
 
 
 def pip_name(module: str) -> str:
-    """Name what to install for a module, in a sentence."""
+    """Return what pip installs for a module, as a part of a sentence."""
     return _PIP_NAMES.get(module, module)
 
 
 def cells(findings: Sequence[Finding], node: int) -> Dict[str, Finding]:
-    """Column -> its cell for a node: the worst of its findings, and all of the same level, in the order of COLUMNS."""
+    """Map each column to its cell for a node, in the order of COLUMNS: texts and fixes of its worst findings."""
     by_column: Dict[str, List[Finding]] = {}
     for finding in findings:
         if finding.node == node:

@@ -45,12 +45,12 @@ _OF_SCHEDULER = (*_OF_TASK, "PBS_", "LSB_", "LSF_", "LS_", "SGE_", "PE_HOSTFILE"
 
 
 def of_scheduler(name: str) -> bool:
-    """Check for a variable by which mpirun would find a scheduler, those about the whole allocation too."""
+    """Check for a variable by which mpirun would find a scheduler, also those that describe the whole allocation."""
     return name.startswith(_OF_SCHEDULER)
 
 
 def of_task(name: str) -> bool:
-    """Check whether a variable describes a task of a scheduler. False for those about the whole allocation that ranks keep."""
+    """Check whether a variable describes a task of a scheduler, and not the whole allocation, whose variables ranks keep."""
     return name.startswith(_OF_TASK) and name not in _OF_ALLOCATION
 
 
@@ -61,11 +61,12 @@ def cpus_of_task(environ: Mapping[str, str]) -> Optional[int]:
 
 
 def without_secret(environ: Mapping[str, str]) -> Dict[str, str]:
-    """Return the environment for a program that the tool starts."""
+    """Copy an environment without CLUSTERTOOL_SECRET, for a program that the tool starts."""
     return {name: value for name, value in environ.items() if name != SECRET}
 
 
 def of_launcher(name: str) -> bool:
+    """Check for a variable that a launcher computes, or reads as an option of its own."""
     return name in _NAMES or name.startswith(_PREFIXES)
 
 
@@ -75,7 +76,7 @@ def for_frameworks(name: str) -> bool:
 
 
 def patterns() -> str:
-    """List the variables of a launcher or a scheduler's task, as patterns of a shell's `case`."""
+    """Return the variables of launchers and of a scheduler's task, as patterns of a shell's `case`: A|B|C*."""
     return "|".join([*sorted(_NAMES), *(f"{prefix}*" for prefix in (*_PREFIXES, *_OF_TASK))])
 
 

@@ -17,5 +17,5 @@ class LinkAnswer(Name):
 
     @classmethod
     def of(cls, text: str) -> LinkAnswer:
-        """Convert a text that a node sent to an answer."""
+        """Return the answer with the text that a node sent, OTHER for any other text."""
         return next((answer for answer in cls if answer.value == text), cls.OTHER)

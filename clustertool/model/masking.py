@@ -13,8 +13,8 @@ _SHORTEST_PART = 4
 def mask(values: Iterable[str]) -> Hide:
     """Create a function that replaces every one of `values` by `***`, the longest first.
 
-    A value of several lines (a private key) is seen line by line, so its lines are masked too, but for tiny ones: a
-    lone `}` would blank half of what a program prints.
+    A value of several lines (a private key) is seen line by line, so each of its lines is masked too, if it has at least four
+    characters: a lone `}` would blank half of what a program prints.
     """
     secrets = {value for value in values if value}
     parts = {part for value in secrets for part in value.splitlines() if part != value}

@@ -54,11 +54,12 @@ class JobPaths:
 
     @classmethod
     def at(cls, job_dir: str) -> JobPaths:
-        """Return the paths of the job in this directory."""
+        """Build the paths of the job whose directory this is."""
         base, name = posixpath.split(job_dir)
         return cls(base, name[len("JOB") :])
 
     def of(self, *parts: str) -> str:
+        """Join a path below the job's directory."""
         return posixpath.join(self.dir, *parts)
 
     def shards(self, role: str, rank: int) -> str:
@@ -75,22 +76,22 @@ class JobPaths:
 
     @staticmethod
     def written(log: str) -> str:
-        """Return where the rank writes the log of this name, relative to the job's directory."""
+        """Return the path, relative to the job's directory, to which the rank writes the log of this name."""
         return f"{OURS}/{log}"
 
     @staticmethod
     def error_file(role: str, rank: int) -> str:
-        """Relative to the job's directory: where the rank's program may record the exception that ends it."""
+        """Return the path, relative to the job's directory, where a rank's program may record the exception that ends it."""
         return f"{OURS}/error-{role}-{rank}.json"
 
     @staticmethod
     def main_file(role: str, rank: int) -> str:
-        """Relative to the job's directory: where a container writes the pid of its first process."""
+        """Return the path, relative to the job's directory, where a container writes the pid of its first process."""
         return f"{OURS}/main-{role}-{rank}"
 
     @staticmethod
     def first_log(role: str, log: str = "log/") -> str:
-        """Return the further name of a role's first log on its node, as the old tool named it: in the folder of this log."""
+        """Return the further name of a role's first log on its node, as the old tool named it, in the folder of this log."""
         return f"{posixpath.dirname(log)}/{_FIRST[role]}"
 
 
@@ -116,7 +117,7 @@ def folder_of(job: str) -> str:
 
 
 def base(root: str, node: int, shared: bool) -> str:
-    """Return where a node's job directories lie below its ROOT_DIR."""
+    """Return the folder of a node's job directories: its ROOT_DIR, or node<id> below a shared one."""
     return posixpath.join(root, f"node{node}") if shared else root
 
 
@@ -127,17 +128,17 @@ def is_base(name: str) -> bool:
 
 
 def node_of(base: str) -> Optional[int]:
-    """Return the node whose jobs lie in the folder of this name. None for ROOT_DIR itself, which has those of any node."""
+    """Return the node whose jobs are in the folder of this name; None for "", ROOT_DIR itself, which has those of any node."""
     return int(base[len("node") :]) if base else None
 
 
 def queue(root: str) -> str:
-    """Return the path of the folders of submitted jobs."""
+    """Return the folder of submitted jobs."""
     return posixpath.join(root, OURS, "queue")
 
 
 def releases(root: str) -> str:
-    """Return the path of received workspaces, one manifest a release digest; a job gets a copy."""
+    """Return the folder of received workspaces, one manifest for each release digest; a job gets a copy."""
     return posixpath.join(root, OURS, "releases")
 
 

@@ -29,6 +29,6 @@ def role_name(role: str) -> str:
 
 
 def known(name: str, roles: Tuple[str, ...] = ROLES) -> str:
-    """Return the one of `roles` that a user means, "" if it is none: heter_trainer is its long name, in job.toml too."""
+    """Return the role of `roles` that a user means, "" if there is none. heter_trainer and heter-trainer mean heter."""
     role = _ALIASES.get(name, name)
     return role if role in roles else ""

@@ -95,7 +95,8 @@ def _record_fields(kind: type) -> Sequence[str]:
     return tuple(getattr(kind, "__dataclass_fields__", ())) or getattr(kind, "_fields", ())
 
 
-def _wrong(path: str, value: object, wanted: str) -> Malformed:
+def _wrong_value(path: str, value: object, wanted: str) -> Malformed:
+    """Build the error of a value that is not what is wanted; it shows at most 60 characters of the value."""
     shown = repr(value) if isinstance(value, (str, int, float)) or value is None else f"a {type(value).__name__}"
     return Malformed(path, f"is {shown if len(shown) <= _SHOWN else shown[:_SHOWN] + '...'}, not {wanted}")
 
@@ -108,7 +109,7 @@ def text(most: int) -> Check:
 
     def check(value: object, path: str) -> object:
         if not isinstance(value, str):
-            raise _wrong(path, value, "a string")
+            raise _wrong_value(path, value, "a string")
         if len(value) > most:
             raise Malformed(path, f"has {len(value)} characters, more than {most}")
         return value
@@ -121,13 +122,14 @@ def matching(true: Callable[[str], object], wanted: str) -> Check:
 
     def check(value: object, path: str) -> object:
         if not isinstance(value, str) or not true(value):
-            raise _wrong(path, value, wanted)
+            raise _wrong_value(path, value, wanted)
         return value
 
     return check
 
 
 def one_of(names: Iterable[str]) -> Check:
+    """Create the check of a string that is one of `names`."""
     known = sorted(names)
     return matching(known.__contains__, f"one of {', '.join(known)}")
 
@@ -137,7 +139,7 @@ def whole(low: int = 0, high: int = (1 << 63) - 1) -> Check:
 
     def check(value: object, path: str) -> object:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise _wrong(path, value, f"an integer from {low} to {high}")
+            raise _wrong_value(path, value, f"an integer from {low} to {high}")
         return value
 
     return check
@@ -148,20 +150,21 @@ def number(low: float = 0.0, high: float = 1e18) -> Check:
 
     def check(value: object, path: str) -> object:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-            raise _wrong(path, value, f"a number from {low:g} to {high:g}")
+            raise _wrong_value(path, value, f"a number from {low:g} to {high:g}")
         return value
 
     return check
 
 
 def _flag(value: object, path: str) -> object:
+    """Check for a bool."""
     if not isinstance(value, bool):
-        raise _wrong(path, value, "true or false")
+        raise _wrong_value(path, value, "true or false")
     return value
 
 
-def _little(value: object, path: str) -> object:
-    """Check that a value of any type has few elements."""
+def _few_values(value: object, path: str) -> object:
+    """Check that a value of any type has at most 2000 values inside."""
     if isinstance(value, (list, dict)):
         for count, _ in enumerate(_inside(value)):
             if count > _SMALL:
@@ -170,7 +173,7 @@ def _little(value: object, path: str) -> object:
 
 
 def _inside(value: object) -> Iterator[object]:
-    """Yield everything in a value, however deep."""
+    """Yield a value, and all values in it, however deep."""
     left = [value]
     while left:
         one = left.pop()
@@ -182,20 +185,21 @@ def _inside(value: object) -> Iterator[object]:
 
 
 def _own_float(value: object, path: str) -> object:
+    """Check for a number, and return it as a float."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _wrong(path, value, "a number")
+        raise _wrong_value(path, value, "a number")
     return float(value)
 
 
 def _own_int(value: object, path: str) -> object:
     if type(value) is not int:
-        raise _wrong(path, value, "a whole number")
+        raise _wrong_value(path, value, "a whole number")
     return value
 
 
 # -- the check of a type
 
-_PLAIN: Mapping[object, Check] = {str: text(1 << 16), int: whole(), float: number(), bool: _flag, object: _little}
+_PLAIN: Mapping[object, Check] = {str: text(1 << 16), int: whole(), float: number(), bool: _flag, object: _few_values}
 _OWN: Mapping[object, Check] = {
     str: text(sys.maxsize),
     int: _own_int,
@@ -227,19 +231,19 @@ def check_of(hint: object, own: bool = False) -> Check:
 
 
 def _parts(hint: object) -> Tuple[object, Tuple[Any, ...]]:
-    """Return what a type is made of: its origin, and its arguments."""
+    """Return the origin of a type, and its arguments."""
     if sys.version_info < (3, 9) and isinstance(hint, Annotated):
         return Annotated, hint.inner
     return get_origin(hint), get_args(hint)
 
 
 def _hints(kind: Any) -> Mapping[str, object]:
-    """Return the types of the fields, with their limits."""
+    """Return the types of the fields of a class, with their limits (Annotated)."""
     return get_type_hints(kind, include_extras=True) if sys.version_info >= (3, 9) else get_type_hints(kind)
 
 
 def _limited(kind: Any, limit: Any, own: bool) -> Check:
-    """Create the check of a type with a limit, see the module."""
+    """Create the check of a type with a limit; see the module's docstring."""
     if get_origin(kind) is Union:
         return _one_message(kind, limit)
     if isinstance(limit, int):
@@ -253,7 +257,7 @@ def _limited(kind: Any, limit: Any, own: bool) -> Check:
 
 
 def _name(kind: Type[Enum]) -> Check:
-    """Create the check of a value of an enum of strings."""
+    """Create the check of a value of an enum of strings, which returns the member."""
     check = one_of(one.value for one in kind)
     return lambda value, path: kind(check(value, path))
 
@@ -266,7 +270,7 @@ def _many(hint: object, most: int, own: bool) -> Check:
 
     def check(value: object, path: str) -> object:
         if not isinstance(value, dict if of_object else list):
-            raise _wrong(path, value, "an object" if of_object else "a list")
+            raise _wrong_value(path, value, "an object" if of_object else "a list")
         if len(value) > most:
             raise Malformed(path, f"has {len(value)} entries, more than {most}")
         if isinstance(value, dict):
@@ -284,11 +288,11 @@ def _maybe(inner: Check) -> Check:
 
 
 def _row(inner: Sequence[Check]) -> Check:
-    """Create the check of a list of exactly these values."""
+    """Create the check of a list of values of these types, one of each; it returns a tuple."""
 
     def check(value: object, path: str) -> object:
         if not isinstance(value, list):
-            raise _wrong(path, value, "a list")
+            raise _wrong_value(path, value, "a list")
         if len(value) != len(inner):
             raise Malformed(path, f"has {len(value)} values, not {len(inner)}")
         return tuple([known(one, f"{path}[{at}]") for at, (one, known) in enumerate(zip(value, inner))])
@@ -311,7 +315,7 @@ def _fields(kind: Any, own: bool, record: Optional[type] = None) -> Check:
         if names and isinstance(value, list) and issubclass(kind, tuple) and len(value) <= len(names):
             value = dict(zip(names, value))
         if not isinstance(value, dict):
-            raise _wrong(path, value, "an object")
+            raise _wrong_value(path, value, "an object")
         for name in required:
             if name not in value:
                 raise Malformed(path, f"has no {name!r}")
@@ -319,7 +323,7 @@ def _fields(kind: Any, own: bool, record: Optional[type] = None) -> Check:
             unknown = next(name for name in value if name not in known)
             raise Malformed(path, f"has the unknown field {str(unknown)[:_SHOWN]!r}")
         inside = f"{path}." if path else ""
-        found = {name: known.get(name, _little)(one, inside + name) for name, one in value.items()}
+        found = {name: known.get(name, _few_values)(one, inside + name) for name, one in value.items()}
         return kind(**{name: found[name] for name in names if name in found}) if names else value
 
     return check

@@ -15,7 +15,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def drift(facts: ByNode, asked: Mapping[int, Tuple[float, float]]) -> List[Finding]:
-    """Collect the findings that compare nodes."""
+    """Collect the findings that compare nodes: clocks, names, MTUs, interpreters, packages."""
     return [*_clocks(facts, asked), *_check_names(facts), *_mtus(facts), *_interpreters(facts), *_packages(facts)]
 
 
@@ -23,7 +23,10 @@ def drift(facts: ByNode, asked: Mapping[int, Tuple[float, float]]) -> List[Findi
 
 
 def _clocks(facts: ByNode, asked: Mapping[int, Tuple[float, float]]) -> List[Finding]:
-    """Against the middle of all clocks, the laptop's among them: where all nodes agree, the laptop's is the wrong one."""
+    """Compare each clock with the middle of all, the laptop's among them; warn of more than SKEW seconds.
+
+    Where all nodes agree, the laptop's clock is the wrong one.
+    """
     skews = {node: skew(fact, *asked[node]) for node, fact in facts.items() if node in asked}
     right = _middle([0.0, *(off for off, _ in skews.values())]) if len(skews) > 1 else 0.0
     laptop = abs(right) > SKEW + max((doubt for _, doubt in skews.values()), default=0.0)
@@ -47,9 +50,11 @@ def _middle(values: Sequence[float]) -> float:
 
 
 def skew(fact: Facts, before: float, after: float) -> Tuple[float, float]:
-    """Estimate the seconds by which a node's clock is ahead of the laptop's, and how wrong that may be.
+    """Estimate the seconds by which a node's clock is ahead of the laptop's, and the error of the estimate.
 
-    The error is half of the way to and fro.
+    The error is half of the time on the network.
+
+    before, after: the laptop's clock at request and answer.
     """
     way = max(0.0, after - before - fact.took)
     return ((fact.time - fact.took - before) + (fact.time - after)) / 2, way / 2
@@ -68,6 +73,10 @@ def _check_names(facts: ByNode) -> List[Finding]:
 
 
 def _check_name(fact: Facts, several: bool) -> Finding:
+    """Report a training address or a host name that leads back to its own machine, and a name without an address.
+
+    several: the nodes are several machines.
+    """
     name, own = fact.hostname, fact.own
     if several and fact.address.startswith(_LOOPBACK):
         fix = "name it in HOSTS by an address that the others can reach, or set its address there"
@@ -84,6 +93,7 @@ def _check_name(fact: Facts, several: bool) -> Finding:
 
 
 def _mtus(facts: ByNode) -> List[Finding]:
+    """Report the MTU of each node's interface, with a warning where most have another one. Loopback is not compared."""
     known = {node: fact.mtu for node, fact in facts.items() if fact.mtu and fact.nic != "lo"}
     usual = most_common(known.values())
     found = []
@@ -100,7 +110,7 @@ def _mtus(facts: ByNode) -> List[Finding]:
 
 
 def _interpreters(facts: ByNode) -> List[Finding]:
-    """Find nodes whose jobs have another python3 than most: at another path, or of another minor version."""
+    """Warn of nodes whose jobs have another python3 than most: at another path, or of another minor version."""
     known = {node: fact.job_python for node, fact in facts.items() if fact.job_python[0]}
     usual = most_common((path, _minor(version)) for path, version in known.values())
     found = []
@@ -117,7 +127,7 @@ def _minor(version: str) -> str:
 
 
 def _packages(facts: ByNode) -> List[Finding]:
-    """Report nodes without a package that others have, and nodes with another version than most."""
+    """Report nodes without a package that others have (error), and nodes with another version than most (warning)."""
     known: Dict[int, Dict[str, str]] = {node: dict(fact.packages) for node, fact in facts.items() if fact.packages}
     found: List[Finding] = []
     for name in dict.fromkeys(name for versions in known.values() for name in versions):
@@ -138,6 +148,6 @@ def _packages(facts: ByNode) -> List[Finding]:
 
 
 def most_common(values: Iterable[T]) -> "T | None":
-    """Return what most have; of two as frequent ones the first: they come in the order in which they came."""
+    """Return the most frequent value, None if there is none; of equally frequent ones the first."""
     counted = Counter(values).most_common(1)
     return counted[0][0] if counted else None

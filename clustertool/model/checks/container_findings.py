@@ -41,9 +41,9 @@ def container_findings(cluster: Cluster, settings: ContainerSettings, facts: ByN
     found: List[Finding] = []
     sizes = [one.size for one in known.values() if one.image_id and one.size > 0]
     for node, one in known.items():
-        verdicts = _of_node(settings, one, max(sizes, default=-1), sent)
+        verdicts = _judge_node(settings, one, max(sizes, default=-1), sent)
         if one.runtime and _wants_gpus(cluster, settings, facts[node]):
-            verdicts += _gpus(one)
+            verdicts += _judge_gpus(one)
         found += [Finding(node, COLUMN, *verdict) for verdict in verdicts]
     if settings.pull != "always" and not sent:
         names = {host.index: host.name for host in cluster.hosts}
@@ -52,8 +52,11 @@ def container_findings(cluster: Cluster, settings: ContainerSettings, facts: ByN
     return found
 
 
-def _of_node(settings: ContainerSettings, one: ContainerFacts, size: int, sent: bool) -> List[Verdict]:
-    """size: of the image in bytes, as another node knows it; -1: none does. sent: the node does not pull the image."""
+def _judge_node(settings: ContainerSettings, one: ContainerFacts, size: int, sent: bool) -> List[Verdict]:
+    """Judge the runtime of a node, the image there, sources of volumes, and limits that have no effect.
+
+    size: of the image in bytes, as another node knows it; -1: none does. sent: the node does not pull the image.
+    """
     if not one.runtime:
         return [Verdict("error", one.problem, one.fix)]
     client = f"{one.runtime} {one.version}{' (rootless)' if one.rootless else ''}"
@@ -63,7 +66,7 @@ def _of_node(settings: ContainerSettings, one: ContainerFacts, size: int, sent: 
         fix = f'get it there by hand ({_by_hand(settings.image, one)}), or set pull to "missing"'
         return [Verdict("error", f'{client}: the image {settings.image} is not there, and pull is "never"', fix)]
     else:
-        found = [_room(settings, one, client, size, sent)]
+        found = [_judge_room(settings, one, client, size, sent)]
     if one.missing:
         found.append(Verdict("error", *one.missing_source))
     limits = [option for option in settings.options if option.startswith(_LIMITED)]
@@ -74,13 +77,14 @@ def _of_node(settings: ContainerSettings, one: ContainerFacts, size: int, sent: 
 
 
 def _by_hand(image: str, one: ContainerFacts) -> str:
+    """Describe how to bring an image to a node by hand."""
     if one.runtime == APPTAINER:
         return f"copy {image}" if image.startswith("/") else f"apptainer pull FILE.sif {image}, and name that file"
     return f"{one.runtime} pull {image}"
 
 
-def _room(settings: ContainerSettings, one: ContainerFacts, client: str, size: int, sent: bool) -> Verdict:
-    """Check the room for an image that comes to the node. Without a size the store can only be judged roughly."""
+def _judge_room(settings: ContainerSettings, one: ContainerFacts, client: str, size: int, sent: bool) -> Verdict:
+    """Judge the room for an image that comes to the node. Without a size the store can only be judged roughly."""
     free = one.store_free
     fix = f"make room in {one.store or 'the home'} ({one.runtime} image prune)"
     what = f"{client}: the image is not there" if not one.image_id else f'{client}: pull is "always"'
@@ -97,7 +101,8 @@ def _wants_gpus(cluster: Cluster, settings: ContainerSettings, fact: Facts) -> b
     return bool(fact.devices) and fact.device_kind == kind_of(cluster, fact) == "gpu" and not chosen
 
 
-def _gpus(one: ContainerFacts) -> List[Verdict]:
+def _judge_gpus(one: ContainerFacts) -> List[Verdict]:
+    """Report an error where docker or podman lacks what it needs to pass GPUs of NVIDIA."""
     if one.runtime == PODMAN and one.gpu != CDI:
         return [Verdict("error", "no specification of CDI for nvidia.com/gpu, so podman cannot pass GPUs", _CDI_FIX)]
     if one.runtime == DOCKER and one.gpu not in (CDI, HOOK):
@@ -106,6 +111,7 @@ def _gpus(one: ContainerFacts) -> List[Verdict]:
 
 
 def short_digest(digest: str) -> str:
+    """Shorten a digest to 19 characters; "no digest" for ""."""
     return digest[:_SHOWN] or "no digest"
 
 
@@ -118,7 +124,7 @@ def same_image(one: ContainerFacts, other: ContainerFacts) -> bool:
 
 
 def different(known: Mapping[int, ContainerFacts], names: Mapping[int, str]) -> Dict[int, Verdict]:
-    """Report an error for each node whose image is not that of most nodes, {} where all are equal.
+    """Return an error for each node whose image is not that of most nodes, {} where all are equal.
 
     known: nodes with the image.
     """

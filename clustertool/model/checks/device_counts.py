@@ -28,7 +28,7 @@ _HIDDEN_FIX = "an invisible process in a container, or memory of a dead one: sea
 
 
 def to_ask(cluster: Cluster, facts: ByNode) -> List[int]:
-    """Select the nodes with cards that a job may use."""
+    """Select the nodes with cards that a job may use; none if CHECKS_OFF has all these checks."""
     if set(CHECKS) <= set(cluster.checks_off):
         return []
     with_some = [node for node, fact in sorted(facts.items()) if fact.devices and kind_of(cluster, fact) != "cpu"]
@@ -36,7 +36,7 @@ def to_ask(cluster: Cluster, facts: ByNode) -> List[int]:
 
 
 def shared(made: Optional[Plan]) -> Dict[int, FrozenSet[int]]:
-    """Map nodes to the cards that more than one process of a job gets."""
+    """Map each node to those of its cards that more than one process of a plan gets."""
     times: Dict[int, List[int]] = {}
     for process in made.processes if made else ():
         times.setdefault(process.node, []).extend(process.devices)
@@ -46,17 +46,21 @@ def shared(made: Optional[Plan]) -> Dict[int, FrozenSet[int]]:
 def inventory(
     cluster: Cluster, facts: ByNode, reports: Reports, twice: Mapping[int, FrozenSet[int]]
 ) -> Tuple[Finding, ...]:
-    """Collect the findings of the nodes that were asked, and of those that have no card where others have some."""
+    """Collect the findings about the cards of nodes that were asked, and about nodes that have none where others have some.
+
+    twice: cards that more than one rank gets, by node.
+    """
     hosts = {host.index: host for host in cluster.hosts}
     found = [*_counts(hosts, facts, reports), *_one_machine(cluster, facts)] if reports else []
-    cards = {node: _usable(hosts[node], report) for node, report in sorted(reports.items())}
-    found += _drift(cards, reports)
+    cards = {node: _usable_cards(hosts[node], report) for node, report in sorted(reports.items())}
+    found += _compare_cards(cards, reports)
     for node, report in sorted(reports.items()):
         found += [*_health(node, report, cards[node], twice.get(node, frozenset())), *_users(node, report, cards[node])]
     return tuple(finding for finding in found if finding.column not in cluster.checks_off)
 
 
-def _usable(host: Host, report: DevicesAnswer) -> List[Card]:
+def _usable_cards(host: Host, report: DevicesAnswer) -> List[Card]:
+    """Select the cards that HOSTS gives to jobs, by devices or slots; all if it has neither."""
     ids = host.devices if host.devices is not None else host.on_slots(tuple(report["ids"]))
     return [card for card in report["devices"] if card["index"] in ids]
 
@@ -65,7 +69,7 @@ def _usable(host: Host, report: DevicesAnswer) -> List[Card]:
 
 
 def _counts(hosts: Mapping[int, Host], facts: ByNode, reports: Reports) -> List[Finding]:
-    """Report hosts with another number of devices than most.
+    """Warn of hosts with another number of devices than most.
 
     Hosts may have any number if conf.py or a hostfile defines it, or if they train nothing.
     """
@@ -80,7 +84,7 @@ def _counts(hosts: Mapping[int, Host], facts: ByNode, reports: Reports) -> List[
 
 
 def _one_machine(cluster: Cluster, facts: ByNode) -> List[Finding]:
-    """Find nodes of one machine that would get the same devices: an error, unless their names show that it is meant."""
+    """Report nodes of one machine that would get the same devices: an error, or a warning where their names show the intent."""
     hosts = [host for host in cluster.hosts if host.index in facts and (host.plays("trainer") or host.plays("heter"))]
     kinds = {host.index: kind_of(cluster, facts[host.index]) for host in hosts}
     given = {
@@ -95,28 +99,30 @@ def _one_machine(cluster: Cluster, facts: ByNode) -> List[Finding]:
 
 
 def _any_number(host: Host) -> bool:
+    """Check whether a host trains with all devices that it has: HOSTS and hostfile name neither devices nor slots."""
     return host.devices is None and host.slots is None and (host.plays("trainer") or host.plays("heter"))
 
 
-def _drift(cards: Mapping[int, Sequence[Card]], reports: Reports) -> List[Finding]:
+def _compare_cards(cards: Mapping[int, Sequence[Card]], reports: Reports) -> List[Finding]:
+    """Warn of nodes with other models or drivers than most, and report models and drivers of all."""
     models = {}
     for node, own in cards.items():
         models[node] = ", ".join(dict.fromkeys(str(card["model"]) for card in own if card.get("model")))
     drivers = {node: _driver(report) for node, report in reports.items()}
-    found = _odd("devices", models, _MODEL_FIX) + _odd("driver", drivers, _DRIVER_FIX)
+    found = _warn_of_different("devices", models, _MODEL_FIX) + _warn_of_different("driver", drivers, _DRIVER_FIX)
     for node, own in cards.items():
         found.append(Finding(node, "devices", "ok", f"{len(own)} x {models[node] or reports[node]['kind']}"))
     return found + [Finding(node, "driver", "ok", driver) for node, driver in drivers.items() if driver]
 
 
 def _driver(report: DevicesAnswer) -> str:
-    """Format the driver: `550.54.15 (CUDA 12.4)`, with the newest CUDA that programs may want of it."""
+    """Format the driver: `550.54.15 (CUDA 12.4)`, with the newest CUDA that it supports; "" if it is not known."""
     cuda = f" (CUDA {report['cuda']})" if report.get("cuda") else ""
     return f"{report['driver']}{cuda}" if report.get("driver") else ""
 
 
-def _odd(column: str, values: Mapping[int, str], fix: str) -> List[Finding]:
-    """Report nodes with another value than most. A value that a node does not report is not compared."""
+def _warn_of_different(column: str, values: Mapping[int, str], fix: str) -> List[Finding]:
+    """Warn of nodes with another value than most. A value that a node does not report is not compared."""
     known = {node: value for node, value in values.items() if value}
     usual = most_common(known[node] for node in sorted(known))
     return [
@@ -154,7 +160,7 @@ def _health(node: int, report: DevicesAnswer, cards: Sequence[Card], twice: Froz
 
 
 def _by_level(found: Sequence[Ill]) -> List[Tuple[str, str, str]]:
-    """(level, all that is wrong with a card, what to do)."""
+    """Join the faults of a card by level: (level, all texts, all fixes)."""
     levels = []
     for level in dict.fromkeys(ill.level for ill in found):
         alike = [ill for ill in found if ill.level == level]
@@ -163,6 +169,7 @@ def _by_level(found: Sequence[Ill]) -> List[Tuple[str, str, str]]:
 
 
 def _ids(kind: str, ids: Iterable[int]) -> str:
+    """Format devices: `gpu 0,1`."""
     return f"{kind} {','.join(map(str, ids))}"
 
 
@@ -170,6 +177,7 @@ def _ids(kind: str, ids: Iterable[int]) -> str:
 
 
 def _users(node: int, report: DevicesAnswer, cards: Sequence[Card]) -> List[Finding]:
+    """Report cards that jobs have locked, processes on cards, and memory in use without a process."""
     kind = str(report["kind"])
     locks = {card["index"]: card.get("held") for card in cards}
     locked = {index: holder(lock["job"], lock["user"]) for index, lock in locks.items() if lock}
@@ -198,7 +206,7 @@ def _processes(node: int, kind: str, cards: Sequence[Card]) -> List[Finding]:
 
 
 def _of_holder(card: Card, process: CardProcess) -> bool:
-    """Check whether a process is one of the job that has locked its card; the job of another user's process is not seen."""
+    """Check whether a process belongs to the job that has locked its card, as far as the process shows its job."""
     locked = card.get("held")
     if not locked:
         return False
@@ -206,7 +214,7 @@ def _of_holder(card: Card, process: CardProcess) -> bool:
 
 
 def _hidden(node: int, kind: str, cards: Sequence[Card]) -> List[Finding]:
-    """Memory in use without a visible process."""
+    """Warn of cards with more than half of their memory in use, without a visible process or a lock."""
     found = []
     for card in cards:
         total, free = card.get("memory_total"), card.get("memory_free")

@@ -49,11 +49,11 @@ def check(
     asked for their runtime.
     """
     found: List[Finding] = []
-    alike = _by_machine(facts)
+    alike = _equal_by_machine(facts)
     for node, fact in sorted(alike.items()):
         found.append(_phases(node, fact.user, seen.phases.get(node, {})))
-        found += _node(cluster, fact, need, ports)
-        found += _condition(cluster, fact)
+        found += _check_node(cluster, fact, need, ports)
+        found += _check_condition(cluster, fact)
         if node in seen.pings:
             found.append(_ping(node, seen.pings[node], answered=True))
     found += drift(dict(sorted(alike.items())), seen.asked)
@@ -62,10 +62,10 @@ def check(
     return tuple(finding for finding in found if finding.column not in cluster.checks_off)
 
 
-def _by_machine(facts: ByNode) -> Dict[int, Facts]:
-    """Replace values that all nodes of one machine share by those of its first node, so that they are reported once.
+def _equal_by_machine(facts: ByNode) -> Dict[int, Facts]:
+    """Return the facts with equal load, memory and /dev/shm for all nodes of one machine: those of its first node.
 
-    They were read at different times.
+    They were read at different times, and are reported once so.
     """
     first = {facts[node].machine: facts[node] for node in sorted(facts, reverse=True)}
     alike = {node: first[fact.machine] for node, fact in facts.items()}
@@ -75,7 +75,10 @@ def _by_machine(facts: ByNode) -> Dict[int, Facts]:
 def unreachable(
     node: int, pings: Mapping[int, Optional[bool]], what: str, fix: str, column: str = "ssh"
 ) -> Tuple[Finding, ...]:
-    """Report what is known of a node that did not answer. If ssh did not reach it, no ping either is an error."""
+    """Report the error of a node that did not answer, in this column, and the result of its ping, if there is one.
+
+    A ping without a reply is an error where ssh did not reach the node (column ssh), else a warning.
+    """
     found = [Finding(node, column, "error", what, fix)]
     if node in pings:
         found.append(_ping(node, pings[node], answered=column != "ssh"))
@@ -93,7 +96,7 @@ def _ping(node: int, answer: Optional[bool], answered: bool) -> Finding:
 
 
 def _phases(node: int, user: str, seconds: Mapping[str, float]) -> Finding:
-    """Report the phases of a login, slow ones with their cause."""
+    """Report the user of the login, or phases that took more than SLOW seconds, with their usual causes."""
     slow = [name for name in _PHASES if seconds.get(name, 0.0) > SLOW]
     if not slow:
         return Finding(node, "ssh", "ok", user)
@@ -101,7 +104,8 @@ def _phases(node: int, user: str, seconds: Mapping[str, float]) -> Finding:
     return Finding(node, "ssh", "warn", text, "; ".join(_PHASES[name] for name in slow))
 
 
-def _node(cluster: Cluster, fact: Facts, need: int, ports: bool) -> List[Finding]:
+def _check_node(cluster: Cluster, fact: Facts, need: int, ports: bool) -> List[Finding]:
+    """Report python, rsync, disk, ports (if they are checked), and problems of root, tmp and nic that the node has found."""
     n = fact.node
     found = [Finding(n, "python", "ok", fact.python)]
     if cluster.dispatch == "rsync" and not fact.rsync:
@@ -121,6 +125,7 @@ def _node(cluster: Cluster, fact: Facts, need: int, ports: bool) -> List[Finding
 
 
 def disk(fact: Facts, need: int) -> Finding:
+    """Report bytes and inodes that are free in ROOT_DIR. need: bytes of the workspace, without which it is an error."""
     node, free = fact.node, fact.disk_free
     text = f"{human_bytes(free)} free"
     if free < max(need, _LEAST):
@@ -153,7 +158,8 @@ def _ports(cluster: Cluster, node: int, fact: Facts) -> Finding:
 # -- conditions that do not prevent a start --
 
 
-def _condition(cluster: Cluster, fact: Facts) -> List[Finding]:
+def _check_condition(cluster: Cluster, fact: Facts) -> List[Finding]:
+    """Report memory, load, limits, /dev/shm, proxies and processes of ended jobs, as warnings; and the packages it has."""
     wrong = {"memory": _memory(fact), "load": _load(fact), "limits": _limits(fact), "shm": _shm(fact)}
     wrong["proxy"] = _proxy(cluster, fact)
     if fact.examined or fact.leftovers:
@@ -173,6 +179,7 @@ def _condition(cluster: Cluster, fact: Facts) -> List[Finding]:
 
 
 def _memory(fact: Facts) -> Wrong:
+    """Describe that less than FEW_BYTES are available."""
     everything, available = fact.memory
     if not everything or available >= FEW_BYTES:
         return None
@@ -181,13 +188,14 @@ def _memory(fact: Facts) -> Wrong:
 
 
 def _load(fact: Facts) -> Wrong:
+    """Describe a load of more than BUSY processes per core."""
     if not fact.cpus or fact.load <= BUSY * fact.cpus:
         return None
     return f"{fact.load:.0f} on {fact.cpus} cores", "other processes use the CPU; one slow node slows the whole job"
 
 
 def _limits(fact: Facts) -> Wrong:
-    """Find limits that are too low. The soft limit counts, since the ranks do not raise it.
+    """Describe limits that are too low. The soft limit counts, since the ranks do not raise it.
 
     That of open files is raised for them to the hard one, which counts.
     """
@@ -202,6 +210,7 @@ def _limits(fact: Facts) -> Wrong:
 
 
 def _shm(fact: Facts) -> Wrong:
+    """Describe a missing /dev/shm, or one with less than FEW_SHARED bytes free."""
     if fact.shm < 0:
         return "no /dev/shm", "mount -t tmpfs tmpfs /dev/shm: data loaders and NCCL need it"
     fix = "mount -o remount,size=50% /dev/shm (a container: --shm-size): data loaders die there with a bus error"
@@ -209,7 +218,10 @@ def _shm(fact: Facts) -> Wrong:
 
 
 def _proxy(cluster: Cluster, fact: Facts) -> Wrong:
-    """Check for a proxy of conf.py or PRELUDE in front of the training address. A proxy of the login never reaches a rank."""
+    """Describe a proxy of conf.py or PRELUDE that no_proxy does not switch off for the training address.
+
+    A proxy of the login never reaches a rank.
+    """
     host = next((host for host in cluster.hosts if host.index == fact.node), None)
     given: Dict[str, str] = {**dict(cluster.env), **dict(host.env if host else ())}
     proxies = {name for name in given if name.lower() in ("http_proxy", "https_proxy", "all_proxy")}
@@ -235,6 +247,7 @@ def covers(no_proxy: str, address: str) -> bool:
 
 
 def _in_network(address: str, network: str) -> bool:
+    """Check whether an address is in a network; False for what is none."""
     try:
         return ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False)
     except ValueError:
@@ -242,6 +255,7 @@ def _in_network(address: str, network: str) -> bool:
 
 
 def _jobs(fact: Facts) -> Wrong:
+    """Describe processes of jobs whose supervisors have ended, with the commands that stop them."""
     if not fact.leftovers:
         return None
     stops = "; ".join(f"{PROGRAM} stop --job {job}" for job, _ in fact.leftovers)
@@ -250,4 +264,5 @@ def _jobs(fact: Facts) -> Wrong:
 
 
 def errors(findings: Sequence[Finding]) -> Tuple[Finding, ...]:
+    """Select the findings of level error."""
     return tuple(finding for finding in findings if finding.level == "error")

@@ -70,19 +70,24 @@ class TrialRank:
 
     @property
     def waits(self) -> bool:
+        """Whether it has neither ended its trial nor failed."""
         return self.at != "done" and not self.failure
 
 
 def advance(rank: TrialRank, line: str, mark: str) -> TrialRank:
-    """Read one line of a rank's log, and return the rank after it."""
-    report = _report(line, mark)
+    """Return the rank after one line of its log: a report changes its step, any other line is its last one.
+
+    mark: begins reports.
+    """
+    report = _parse_report(line, mark)
     if report is None:
         return replace(rank, last_line=line.strip()) if line.strip() else rank
     known: Dict[str, Any] = {key: value for key, value in report.items() if key in _REPORTED}
     return replace(rank, **known, at=report["at"] if report.get("at") in STEPS else rank.at)
 
 
-def _report(line: str, mark: str) -> Optional[Dict[str, str]]:
+def _parse_report(line: str, mark: str) -> Optional[Dict[str, str]]:
+    """Parse the report of a line; None for another line, {} for a damaged one."""
     if not line.startswith(mark):
         return None
     try:
@@ -92,7 +97,10 @@ def _report(line: str, mark: str) -> Optional[Dict[str, str]]:
 
 
 def patience(ranks: Sequence[TrialRank], seconds: float) -> float:
-    """Compute the seconds without news after which nothing is to be expected any more."""
+    """Compute for how many seconds the trial waits for the next line of a rank before it ends. seconds: of --timeout.
+
+    0 when all are done. After a failure that stops the others, it waits only for their messages.
+    """
     waiting, broken = [one for one in ranks if one.waits], [one for one in ranks if one.failure]
     if not broken:
         return seconds if waiting else 0.0
@@ -102,7 +110,7 @@ def patience(ranks: Sequence[TrialRank], seconds: float) -> float:
 
 
 def waiting(name: str, ranks: Sequence[TrialRank], names: Names) -> str:
-    """Describe what keeps the others, "" if nothing does."""
+    """Describe the step that the ranks furthest behind are at, and their nodes; "" if no rank waits."""
     late = [one for one in ranks if one.waits]
     if not late:
         return ""
@@ -113,7 +121,7 @@ def waiting(name: str, ranks: Sequence[TrialRank], names: Names) -> str:
 
 
 def own_ports(facts: ByNode, seed: str) -> Dict[int, Tuple[int, ...]]:
-    """Choose a few free ports of each node from where the kernel, and so gloo and NCCL, take theirs."""
+    """Choose two free ports of each node in the range from which the kernel, and so gloo and NCCL, take theirs."""
     given: Dict[str, Set[int]] = {}
     found: Dict[int, Tuple[int, ...]] = {}
     for node, fact in facts.items():
@@ -132,14 +140,15 @@ def own_ports(facts: ByNode, seed: str) -> Dict[int, Tuple[int, ...]]:
 def judge(
     name: str, ranks: Sequence[TrialRank], facts: ByNode, seconds: float, names: Names, python: str = ""
 ) -> List[Finding]:
-    """Collect the findings of a trial: ranks that failed, with their messages; ranks that hang; ranks that wait for those.
+    """Return the findings of a trial: ranks that failed, with their messages; ranks that hang; ranks that wait for those.
 
-    python: the folder of the Python that the embedded cluster gives to jobs, "" for other clusters.
+    seconds: of --timeout. python: the folder of the Python that the embedded cluster gives to jobs, "" for other clusters.
     """
-    guilty = _guilty(ranks)
+    guilty = _select_culprits(ranks)
     nodes = names(sorted({one.node for one in guilty}))
     found = [
-        Finding(one.node, _COLUMN, "error", *_trouble(name, one, facts, seconds, python)) for one in _by_trouble(guilty)
+        Finding(one.node, _COLUMN, "error", *_describe_trouble(name, one, facts, seconds, python))
+        for one in _merge_equal(guilty)
     ]
     blamed = {one.rank for one in guilty}
     for one in ranks:
@@ -150,7 +159,7 @@ def judge(
     return found + [Finding(node, _COLUMN, "skip", "no trainer there") for node in idle]
 
 
-def _guilty(ranks: Sequence[TrialRank]) -> List[TrialRank]:
+def _select_culprits(ranks: Sequence[TrialRank]) -> List[TrialRank]:
     """Select ranks that failed or hang, without those that wait for ranks that have failed or are behind them."""
     broken = min((one.step for one in ranks if one.failure), default=len(STEPS))
     behind = min((one.step for one in ranks if one.waits), default=len(STEPS))
@@ -158,7 +167,7 @@ def _guilty(ranks: Sequence[TrialRank]) -> List[TrialRank]:
     return [one for one in ranks if one.failure or (one.waits and one.step <= last)]
 
 
-def _by_trouble(ranks: Sequence[TrialRank]) -> List[TrialRank]:
+def _merge_equal(ranks: Sequence[TrialRank]) -> List[TrialRank]:
     """Merge ranks of a node with equal troubles to one, with the names of all their devices."""
     alike: Dict[Tuple[int, str, str], List[TrialRank]] = {}
     for one in ranks:
@@ -167,12 +176,12 @@ def _by_trouble(ranks: Sequence[TrialRank]) -> List[TrialRank]:
 
 
 def meeting_broke(ranks: Sequence[TrialRank]) -> bool:
-    """Check whether all came as far as they come alone, and then not to the end: it is about what is between them."""
+    """Check whether all ranks came to the step `meet`, which needs the others, and one has failed or hangs since."""
     return all(one.step >= _MEET for one in ranks) and any(one.failure or one.waits for one in ranks)
 
 
-def _trouble(name: str, one: TrialRank, facts: ByNode, seconds: float, python: str) -> Tuple[str, str]:
-    """Describe what is wrong with a rank, and the fix."""
+def _describe_trouble(name: str, one: TrialRank, facts: ByNode, seconds: float, python: str) -> Tuple[str, str]:
+    """Return what is wrong with a rank, and the fix."""
     late = f"not done in {seconds:g} s"
     failure = one.failure or late
     if one.at in ("start", "import"):
@@ -184,17 +193,18 @@ def _trouble(name: str, one: TrialRank, facts: ByNode, seconds: float, python: s
     if one.at == "device":
         return f"{one.what}: {failure}", _FIXES["device"].format(program=PROGRAM, name=name)
     call = _CALLS[name][one.at]
-    return f"{call}: {failure}" if one.failure else f"{call} hangs, {late}", _net(one, facts[one.node])
+    return f"{call}: {failure}" if one.failure else f"{call} hangs, {late}", _network_fix(one, facts[one.node])
 
 
 def _other_interface(chosen: str, right: str) -> bool:
-    """Check whether a rank is set to another interface than its address has. NCCL takes prefixes, and ^ for none of them."""
+    """Check whether a rank is set to another interface than its address has. NCCL takes prefixes, and ^ excludes them."""
     names = chosen.lstrip("^=").split(",")
     found = any(right.startswith(name) for name in names)
     return bool(chosen and right) and found == chosen.startswith("^")
 
 
-def _net(one: TrialRank, fact: Facts) -> str:
+def _network_fix(one: TrialRank, fact: Facts) -> str:
+    """Return the fix for a rank that failed or hangs at a step which needs the others."""
     if _other_interface(one.nic, fact.nic):
         name = f"{'NCCL' if one.backend == 'nccl' else 'GLOO'}_SOCKET_IFNAME"
         return _FIXES["nic"].format(name=name, nic=one.nic, address=fact.address, right=fact.nic)

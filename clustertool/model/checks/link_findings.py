@@ -79,7 +79,7 @@ def pattern(nodes: Sequence[int], most: int = MOST) -> Pattern:
 
 
 def rounds(pairs: Sequence[Pair]) -> Tuple[Tuple[Pair, ...], ...]:
-    """Divide pairs into rounds in which no node is in two pairs. All pairs of n nodes take n - 1 (n is even) or n."""
+    """Divide pairs into rounds in which no node is in two pairs. All pairs of n nodes take n - 1 (n is even) or n rounds."""
     nodes = sorted({node for pair in pairs for node in pair})
     if len(pairs) == len(nodes) * (len(nodes) - 1) // 2:
         return _tournament(nodes)
@@ -125,7 +125,7 @@ def ports_to_try(cluster: Cluster, facts: ByNode, made: "Plan | None", seed: str
 
 
 def targets(found: Pattern, ports: Mapping[int, Sequence[int]]) -> Dict[int, List[Pair]]:
-    """Map each node to the (node, port) that it tries."""
+    """Map each node to the (node, port) that it tries: all ports of few nodes, one port of each among more than FEW."""
     few = len(ports) <= FEW
     asked: Dict[int, List[Pair]] = {node: [] for node in ports}
     for a, b in found.pairs:
@@ -140,7 +140,7 @@ def targets(found: Pattern, ports: Mapping[int, Sequence[int]]) -> Dict[int, Lis
 
 
 def judge(tries: Sequence[Try], nodes: Sequence[int], names: Names) -> List[Finding]:
-    """Collect the findings for the column mesh. names: folds the names of nodes.
+    """Return the findings of the column mesh: broken pairs, nodes that were not tried, and all others. names: folds names.
 
     The node with most broken pairs is reported with all of them, then the next one of the rest, so that without the nodes that
     have an error all others reach each other.
@@ -164,19 +164,20 @@ def judge(tries: Sequence[Try], nodes: Sequence[int], names: Names) -> List[Find
 
 
 def _most(pairs: Collection[Pair]) -> int:
-    """Find the node that is in most pairs, of equal ones the first."""
+    """Return the node that is in most pairs, of equal ones the first."""
     return max(sorted({node for pair in pairs for node in pair}), key=lambda node: sum(node in pair for pair in pairs))
 
 
 def _directions(tries: Sequence[Try]) -> Dict[Pair, Direction]:
-    """(source, target) -> what is wrong, and at which ports, where not at all of them."""
+    """Map (source, target) to what is wrong, with the ports, where it is not at all of them."""
     by_pair: Dict[Pair, List[Try]] = {}
     for one in tries:
         by_pair.setdefault((one.source, one.target), []).append(one)
-    return {pair: _direction(found) for pair, found in by_pair.items()}
+    return {pair: _summarize(found) for pair, found in by_pair.items()}
 
 
-def _direction(tries: Sequence[Try]) -> Direction:
+def _summarize(tries: Sequence[Try]) -> Direction:
+    """Summarize the attempts from one node to another: "ok", or what was wrong, with the ports if not all are."""
     bad = [one for one in tries if one.answer is not LinkAnswer.OK]
     if not bad:
         return Direction(LinkAnswer.OK.value)
@@ -187,6 +188,7 @@ def _direction(tries: Sequence[Try]) -> Direction:
 
 
 def _guess(one: Try) -> str:
+    """Describe the result of an attempt; no answer may be due to a firewall."""
     return f"{one.result} (firewall?)" if one.answer is LinkAnswer.NO_ANSWER else one.result
 
 
@@ -206,7 +208,10 @@ def _broken(node: int, peers: Sequence[int], directions: Mapping[Pair, Direction
 
 
 def slow_links(speeds: Mapping[Pair, float], names: Names) -> List[Finding]:
-    """Report links far below the median. A node whose every link is slow is reported once."""
+    """Warn of links with less than half of the median bandwidth. A node whose every link is slow is reported once.
+
+    speeds: bytes per second; fewer than three are not judged.
+    """
     if len(speeds) < 3:
         return []
     usual = sorted(speeds.values())[len(speeds) // 2]
@@ -224,6 +229,6 @@ def slow_links(speeds: Mapping[Pair, float], names: Names) -> List[Finding]:
 
 
 def rate(bytes_per_second: float) -> str:
-    """Format a rate in bits, as networks count."""
+    """Format bytes per second as bits, as networks count: 9.4 Gbit/s, 940 Mbit/s."""
     bits = 8 * bytes_per_second
     return f"{bits / 1e9:.1f} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.0f} Mbit/s"

@@ -11,19 +11,19 @@ from clustertool.model.mpi.launch_command import NO_MPI_FIX, SUPPORTED, Implemen
 
 
 def mpi_findings(facts: ByNode) -> List[Finding]:
-    """Check the MPI of each node against node 0's, whose mpirun starts the daemons of all.
+    """Compare the MPI of each node with node 0's, whose mpirun starts the daemons of all; without one, with what most have.
 
     facts: of the nodes that were asked for their MPI.
     """
     known = {node: read_implementation(fact.mpirun or "") for node, fact in facts.items()}
     usual = known[0] if known.get(0) is not None else most_common(found for found in known.values() if found)
-    return [Finding(node, "mpi", *_judged(facts[node], known, usual)) for node in facts]
+    return [Finding(node, "mpi", *_judge_node(facts[node], known, usual)) for node in facts]
 
 
-def _judged(
+def _judge_node(
     fact: Facts, known: Mapping[int, Optional[Implementation]], usual: Optional[Implementation]
 ) -> "tuple[str, str, str]":
-    """Level, text and fix for one node."""
+    """Return level, text and fix for one node."""
     own = known[fact.node]
     if own is None:
         what = "the mpirun there is not known" if fact.mpirun else "no mpirun"

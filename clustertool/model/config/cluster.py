@@ -35,6 +35,8 @@ def _user(value: object) -> str:
 
 
 def _number_in_range(low: int, high: int, what: str) -> Callable[[object], int]:
+    """Create a reader of a whole number, or its text, from `low` to `high`."""
+
     def read(value: object) -> int:
         number = whole(value.strip() if isinstance(value, str) else value, low, high)
         if number is None:
@@ -48,6 +50,7 @@ _port = _number_in_range(1, HIGHEST_PORT, "a port")
 
 
 def _seconds(value: object) -> float:
+    """Read a duration above 0 in seconds. Raises ValueError, which states what is right."""
     found = seconds_of(value.strip() if isinstance(value, str) else value)
     if not found:
         raise ValueError(f"a duration above 0: {DURATIONS}")
@@ -55,6 +58,7 @@ def _seconds(value: object) -> float:
 
 
 def _bool(value: object) -> bool:
+    """Read a bool, or a text for one; "" is False. Raises ValueError, which states what is right."""
     text = str(value).strip().lower()
     if text in ("true", "1", "yes", "on"):
         return True
@@ -64,6 +68,7 @@ def _bool(value: object) -> bool:
 
 
 def _list_of_names(value: object) -> Tuple[str, ...]:
+    """Read a list of strings, or a text of names with commas or spaces between. Raises ValueError."""
     if isinstance(value, str):
         value = value.replace(",", " ").split()
     if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
@@ -72,7 +77,7 @@ def _list_of_names(value: object) -> Tuple[str, ...]:
 
 
 def _names_that(fit: Callable[[str], object], right: str) -> Callable[[object], Tuple[str, ...]]:
-    """Create a reader of names that all fit. right: what they are."""
+    """Create a reader of names that all fit. right: describes such a list in the error."""
 
     def read(value: object) -> Tuple[str, ...]:
         names = _list_of_names(value)
@@ -160,7 +165,7 @@ class Cluster:
         return host.python or self.python
 
     def prelude_of(self, host: Host) -> str:
-        """Shell lines before each process on a host."""
+        """Return the shell lines to run before each process on a host."""
         return self.prelude if host.prelude is None else host.prelude
 
 
@@ -168,7 +173,7 @@ KEYS = {each.metadata["key"]: each for each in fields(Cluster) if "key" in each.
 
 
 def read_cluster(values: Mapping[str, object], where: str = "conf.py", needs_hosts: bool = True) -> Cluster:
-    """Read the capital names of conf.py. Raises ConfigError naming the key, its value and what is right.
+    """Build a cluster of the capital names of conf.py. Raises ConfigError naming the key, its value and what is right.
 
     needs_hosts: False for an engine that chooses the nodes itself; HOSTS may then be missing.
     """
@@ -197,6 +202,7 @@ def read_cluster(values: Mapping[str, object], where: str = "conf.py", needs_hos
 
 
 def _require_absolute_roots(cluster: Cluster) -> None:
+    """Raise ConfigError for a ROOT_DIR that is relative, and for a line break in it or in PYTHON, also those of a host."""
     where = cluster.where
     roots = {"ROOT_DIR": cluster.root_dir}
     roots.update((f"root_dir of {host.name}", host.root_dir) for host in cluster.hosts if host.root_dir)

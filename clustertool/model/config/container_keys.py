@@ -32,11 +32,11 @@ _VOLUME = re.compile(r"(/|[A-Za-z0-9])[^:]*:/[^:]*(:[A-Za-z0-9_,=-]+)?")
 
 
 def read_conf(value: object) -> ContainerSettings:
-    """CONTAINER of conf.py. Raises ValueError, which states what is right, for what is no dict, ConfigError for a key."""
+    """Read CONTAINER of conf.py. Raises ValueError, which states what is right, for what is no dict; ConfigError for a key."""
     if not isinstance(value, Mapping):
         raise ValueError('a dict: {"image": "registry.example.org/train:1"}')
     found = read_values(value, _READERS, ConfigError, lambda name: f"CONTAINER[{name!r}] =")
-    return _checked(ContainerSettings(**found), ConfigError, "CONTAINER")
+    return _require_consistent(ContainerSettings(**found), ConfigError, "CONTAINER")
 
 
 def merge_container(
@@ -50,12 +50,12 @@ def merge_container(
     if toml:
         found = read_values(toml, _READERS, DataError, lambda name: f"job.toml: [container] {name} =")
         added = {**found, "options": (*conf.options, *found.get("options", ()))}
-        settings = _checked(replace(settings, **added), DataError, "job.toml: [container]")
+        settings = _require_consistent(replace(settings, **added), DataError, "job.toml: [container]")
         leaves = conf and not settings  # the container that conf.py has chosen
         workspace_rights.check("container", toml, _OF_WORKSPACE[1:] if leaves else _OF_WORKSPACE, may_set)
     if typed is not None:
         typed_image = read_values({"image": typed}, _READERS, UsageError, lambda name: "--image")
-        settings = _checked(replace(settings, **typed_image), UsageError, "--image")
+        settings = _require_consistent(replace(settings, **typed_image), UsageError, "--image")
     return settings
 
 
@@ -68,8 +68,8 @@ def refuse_launcher(settings: ContainerSettings, mode: str) -> None:
         )
 
 
-def _checked(settings: ContainerSettings, error: Type[ClustertoolError], where: str) -> ContainerSettings:
-    """Check the settings, and return them. Raises `error` where two of them contradict each other."""
+def _require_consistent(settings: ContainerSettings, error: Type[ClustertoolError], where: str) -> ContainerSettings:
+    """Return the settings. Raises `error` where the runtime cannot run the image, or has an option that is refused."""
     if only_for_apptainer(settings.image) and settings.runtime not in (AUTO, APPTAINER):
         what = f"{where}: {settings.runtime} cannot run the image {settings.image!r}"
         raise error(what, f"runtime = {APPTAINER!r}, or an image of a registry")
@@ -80,7 +80,8 @@ def _checked(settings: ContainerSettings, error: Type[ClustertoolError], where: 
     return settings
 
 
-def _image(value: object) -> str:
+def _read_image(value: object) -> str:
+    """Read `image`: a name, or an absolute path. Raises ValueError, which states what is right."""
     if not isinstance(value, str) or re.search(r"\s", value) or not value.isprintable() or value.startswith("-"):
         raise ValueError('a name as the runtime knows it, "registry.example.org/train:1", or the path of a .sif file')
     if value.startswith(("./", "../", "~")) or (value.endswith(".sif") and "://" not in value and value[0] != "/"):
@@ -88,7 +89,8 @@ def _image(value: object) -> str:
     return value
 
 
-def _texts(value: object) -> Tuple[str, ...]:
+def _read_texts(value: object) -> Tuple[str, ...]:
+    """Read a list of strings, each on one line. Raises ValueError, which states what is right."""
     if not isinstance(value, (list, tuple)) or not all(
         isinstance(text, str) and text and "\0" not in text and "\n" not in text for text in value
     ):
@@ -96,10 +98,11 @@ def _texts(value: object) -> Tuple[str, ...]:
     return tuple(value)
 
 
-def _volumes(value: object) -> Tuple[str, ...]:
+def _read_volumes(value: object) -> Tuple[str, ...]:
+    """Read a list of "SOURCE:TARGET[:OPTIONS]" with absolute targets. Raises ValueError, which states what is right."""
     right = 'a list of "SOURCE:TARGET" or "SOURCE:TARGET:OPTIONS" with absolute paths: ["/data:/data:ro"]'
     try:
-        volumes = _texts(value)
+        volumes = _read_texts(value)
     except ValueError:
         raise ValueError(right) from None
     if not all(map(_VOLUME.fullmatch, volumes)):
@@ -108,10 +111,10 @@ def _volumes(value: object) -> Tuple[str, ...]:
 
 
 _READERS: Dict[str, Reader] = {
-    "image": _image,
+    "image": _read_image,
     "runtime": one_of(*RUNTIMES),
-    "options": _texts,
-    "volumes": _volumes,
+    "options": _read_texts,
+    "volumes": _read_volumes,
     "pull": one_of(*PULLS),
 }
 assert set(_READERS) == {each.name for each in fields(ContainerSettings)}

@@ -108,7 +108,7 @@ def read_elastic(
 
     Raises DataError for the table, UsageError for the options, ConfigError for COORDINATOR and SECRETS.
     """
-    found = _table(table)
+    found = _read_table(table)
     low, high = node_range(nnodes) if is_range(nnodes) else (0, 0) if nnodes else (found["min"], found["max"])
     if not low:
         if servers or timeout:
@@ -123,23 +123,23 @@ def read_elastic(
         raise DataError("job.toml: [elastic] has min and no max", "max = 4: no HOSTS state how many nodes there are")
     typed = [url for value in servers for url in value.split(",")]
     where, error = ("--elastic-server", UsageError) if typed else ("job.toml: [elastic] server =", DataError)
-    server = _server(cluster, typed or found["server"], where, error)
+    server = _read_server(cluster, typed or found["server"], where, error)
     if server.user and not typed and _RIGHT not in cluster.workspace_may_set:
         what = f"{where} {found['server']}: a workspace may not choose where {PASSWORD} is sent"
         raise DataError(what, f"--elastic-server; or WORKSPACE_MAY_SET = [{_RIGHT!r}] in conf.py")
     return ElasticSettings(
         minimum=low,
         maximum=high or max(low, len(cluster.hosts)),
-        timeout=_timeout(timeout) if timeout else found["timeout"],
+        timeout=_parse_timeout(timeout) if timeout else found["timeout"],
         grow=found["grow"],
         backoff=_backoff_of(found),
         server=server,
-        coordinator="" if server.present else _coordinator(cluster),  # with a server it may be any node
+        coordinator="" if server.present else _coordinator_of(cluster),  # with a server it may be any node
     )
 
 
-def _timeout(text: str) -> float:
-    """Parse --elastic-timeout. Raises UsageError."""
+def _parse_timeout(text: str) -> float:
+    """Parse --elastic-timeout to seconds. Raises UsageError."""
     seconds = _duration(text)
     if seconds is None:
         raise UsageError(f"--elastic-timeout {text!r} is not right", _TIME)
@@ -149,8 +149,8 @@ def _timeout(text: str) -> float:
 # -- [elastic] ----------------------------------------------------------------------------------------------------------
 
 
-def _table(table: Toml) -> Toml:
-    """Read the values of the table, and the defaults of the others. Raises DataError."""
+def _read_table(table: Toml) -> Toml:
+    """Read the values of [elastic], with the defaults of those that are missing. Raises DataError."""
     found: Dict[str, object] = {name: default for name, (_, default, _) in _KEYS.items()}
     for name, value in table.items():
         if name not in _KEYS:
@@ -189,12 +189,12 @@ def _grow(value: object) -> Optional[str]:
     return next((known for known in GROWS if known == value), None)
 
 
-def _backoff(value: object) -> Optional[Tuple[float, float]]:
+def _read_backoff(value: object) -> Optional[Tuple[float, float]]:
     pair = [_duration(one) for one in value] if isinstance(value, list) else []
     return (pair[0], pair[1]) if len(pair) == 2 and pair[0] and pair[1] else None
 
 
-def _urls(value: object) -> Optional[List[str]]:
+def _read_urls(value: object) -> Optional[List[str]]:
     urls = value.split(",") if isinstance(value, str) else value
     return urls if isinstance(urls, list) and urls and all(isinstance(url, str) for url in urls) else None
 
@@ -206,21 +206,25 @@ _KEYS: Dict[str, Tuple[Callable[[object], object], object, str]] = {  # how to r
     "timeout": (_duration, ElasticSettings.timeout, _TIME),
     "grow": (_grow, ElasticSettings.grow, '"next" or "restart"'),
     "backoff": (
-        _backoff,
+        _read_backoff,
         ElasticSettings.backoff,
         'the first and the longest time between two attempts: [1, 30], or ["1s", "30s"]',
     ),
     "backoff_min": (_duration, 0.0, _TIME),
     "backoff_max": (_duration, 0.0, _TIME),
-    "server": (_urls, [], f'a URL, or a list of them: "{_SERVER}"'),
+    "server": (_read_urls, [], f'a URL, or a list of them: "{_SERVER}"'),
 }
 
 
 # -- the server, the coordinator ----------------------------------------------------------------------------------------
 
 
-def _server(cluster: Cluster, texts: Sequence[str], where: str, error: Type[ClustertoolError]) -> ElasticServer:
-    """Read the URLs of the etcd servers. Raises `error`, whose text has no password."""
+def _read_server(cluster: Cluster, texts: Sequence[str], where: str, error: Type[ClustertoolError]) -> ElasticServer:
+    """Check the URLs of the etcd servers, and build ElasticServer of them: with the user, and the names of secrets to use.
+
+    Raises `error`, whose text has no password: for a wrong URL, one with a password, different users, or a user without https
+    or without a secret for the password. where: names the source of the URLs in errors.
+    """
     urls: List[str] = []
     users: Set[str] = set()
     encrypted = False
@@ -250,8 +254,8 @@ def _server(cluster: Cluster, texts: Sequence[str], where: str, error: Type[Clus
     return ElasticServer(tuple(dict.fromkeys(urls)), user, PASSWORD if user else "", ca)
 
 
-def _coordinator(cluster: Cluster) -> str:
-    """COORDINATOR, a host of HOSTS. Raises ConfigError."""
+def _coordinator_of(cluster: Cluster) -> str:
+    """Return COORDINATOR, "" if it is not set. Raises ConfigError if it is none of HOSTS."""
     name = cluster.coordinator
     if name and cluster.hosts and not any(name in (host.name, host.host, host.address) for host in cluster.hosts):
         what = f"COORDINATOR = {name!r} is none of the hosts of {cluster.where or 'conf.py'}"

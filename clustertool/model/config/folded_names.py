@@ -38,11 +38,11 @@ def fold(names: Iterable[str]) -> str:
         # A name with brackets or commas could be mistaken for a folded one, so it is not folded.
         parts = [name] if re.search(r"[\[\],]", name) else _NUMBER.split(name)
         groups.setdefault(tuple(parts[::2]), []).append(tuple(frozenset({number}) for number in parts[1::2]))
-    return ",".join(_written(texts, item) for texts, items in groups.items() for item in _merge(items))
+    return ",".join(_format_name(texts, item) for texts, items in groups.items() for item in _merge(items))
 
 
 def _merge(items: list[tuple[Numbers, ...]]) -> list[tuple[Numbers, ...]]:
-    """Join what differs in one number only, the last number first: rack1-node1 ... -> rack[1-2]-node[1-8]."""
+    """Join names that differ in one number only, the last number first: rack1-node1 ... -> rack[1-2]-node[1-8]."""
     for axis in reversed(range(len(items[0]))):
         alike: dict[tuple[Numbers, ...], Numbers] = {}
         for item in items:
@@ -52,7 +52,8 @@ def _merge(items: list[tuple[Numbers, ...]]) -> list[tuple[Numbers, ...]]:
     return items
 
 
-def _written(texts: Sequence[str], numbers: Sequence[Numbers]) -> str:
+def _format_name(texts: Sequence[str], numbers: Sequence[Numbers]) -> str:
+    """Format a name: its texts with the numbers between them, several numbers in brackets."""
     text = texts[0]
     for values, part in zip(numbers, texts[1:]):
         text += (next(iter(values)) if len(values) == 1 else f"[{','.join(_ranges(values))}]") + part
@@ -64,10 +65,10 @@ def _ranges(values: Numbers) -> list[str]:
     left = set(values)
     ranges: list[tuple[int, str]] = []
     # Padded numbers first: 10 may follow 09, but 09 follows nothing.
-    for first in sorted(values, key=lambda v: (not _padded(v), len(v), int(v))):
+    for first in sorted(values, key=lambda v: (not _is_padded(v), len(v), int(v))):
         if first not in left:
             continue
-        width = len(first) if _padded(first) else 0
+        width = len(first) if _is_padded(first) else 0
         last, after = first, first
         while after in left:
             left.remove(after)
@@ -81,5 +82,6 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(_ranges(frozenset(map(str, numbers))))
 
 
-def _padded(number: str) -> bool:
+def _is_padded(number: str) -> bool:
+    """Check whether a number has zeros in front."""
     return len(number) > 1 and number.startswith("0")

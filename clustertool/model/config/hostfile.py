@@ -24,9 +24,10 @@ Listed = Union[str, Dict[str, Any]]  # a host as HOSTS has it
 
 
 def read_hostfile(text: str, where: str) -> List[Dict[str, Any]]:
-    """`host slots=4` (Open MPI, DeepSpeed) or `host:4` (Horovod), # comments -> entries of HOSTS. Raises ConfigError.
+    """Read `host slots=4` (Open MPI, DeepSpeed) or `host:4` (Horovod) lines, as entries of HOSTS. Raises ConfigError.
 
-    A host that is named again has the slots of all its lines, one for a line without a number (Open MPI, PBS).
+    A # begins a comment. A host that is named again has the slots of all its lines, one for a line without a number (Open MPI,
+    PBS).
     """
     found: Dict[str, List[Optional[int]]] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -48,6 +49,7 @@ def read_hostfile(text: str, where: str) -> List[Dict[str, Any]]:
 
 
 def _read_line(line: str, where: str) -> Tuple[str, Optional[int]]:
+    """Split a line into the host and its number of slots, None if it has none. Raises ConfigError."""
     first, *rest = re.sub(r"\s*=\s*", "=", line).split()
     host, slots = _read_name(first)
     for option in rest:
@@ -75,17 +77,20 @@ def _read_name(name: str) -> Tuple[str, str]:
 
 
 def choose(hosts: Sequence[Host], only: Sequence[str], skip: Sequence[str]) -> Tuple[Host, ...]:
-    """Choose hosts, and number them again. Raises UsageError for an item that names no host.
+    """Choose the hosts and slots that `only` names, all if it is empty, without those of `skip`, and number them again.
 
-    Items: a host's name with ranges, or host:slots (DeepSpeed: `h1:0,2`; `@` between hosts).
+    Items: a host's name with ranges, or host:slots (DeepSpeed: `h1:0,2`; `@` between hosts). Raises UsageError for an item that
+    names no host or slot, and if nothing is left.
     """
     kept = list(hosts)
     if only:
-        wanted = _wanted(hosts, only)
-        kept = [_sliced(host, wanted[host.name], keep=True) for host in kept if host.name in wanted]
+        wanted = _slots_by_host(hosts, only)
+        kept = [_select_slots(host, wanted[host.name], keep=True) for host in kept if host.name in wanted]
     if skip:
-        unwanted = _wanted(hosts, skip)
-        kept = [_sliced(h, unwanted.get(h.name, ()), keep=False) for h in kept if unwanted.get(h.name, ()) is not None]
+        unwanted = _slots_by_host(hosts, skip)
+        kept = [
+            _select_slots(h, unwanted.get(h.name, ()), keep=False) for h in kept if unwanted.get(h.name, ()) is not None
+        ]
     kept = [host for host in kept if host.nproc != 0]
     if not kept:
         raise UsageError("--only and --skip leave no host", "relax --only or --skip")
@@ -123,10 +128,10 @@ def hosts_of(listed: Sequence[Listed], option: str) -> Tuple[Host, ...]:
 
 
 def share_out(hosts: Sequence[Host], total: int) -> Tuple[Host, ...]:
-    """Share so many trainers in all (-np) out to hosts.
+    """Distribute `total` trainers (-np) to hosts, and return those that get some, limited to as many slots, numbered again.
 
     By slots in the order of the hosts, where all hosts have a number of them, else evenly. A host without a number among hosts
-    with slots has one slot (Open MPI). Hosts that get none are left out. Raises UsageError for more trainers than slots.
+    with slots has one slot (Open MPI). Raises UsageError for more trainers than slots.
     """
     usual = 1 if any(host.slots is not None for host in hosts) else None
     numbers = [usual if host.nproc is None else host.nproc for host in hosts]
@@ -144,7 +149,10 @@ def share_out(hosts: Sequence[Host], total: int) -> Tuple[Host, ...]:
 
 
 def pick(hosts: Sequence[Host], asked: Sequence[Host]) -> Tuple[Host, ...]:
-    """Match each host of --ips or -H to an entry of HOSTS with this host or address, or else a new host. In this order."""
+    """Return for each host of --ips or -H its entry of HOSTS, with the slots that it was given, else the host itself.
+
+    Each entry is used once. The order is that of `asked`, and the hosts are numbered again.
+    """
     free, found = list(hosts), []
     for host in asked:
         known = next((entry for entry in free if means(host, entry)), None)
@@ -163,8 +171,11 @@ def means(name: Host, entry: Host) -> bool:
     return same and name.user in ("", entry.user) and name.port in (0, entry.port)
 
 
-def _wanted(hosts: Sequence[Host], names: Sequence[str]) -> Dict[str, Optional[Tuple[int, ...]]]:
-    """Name -> slots, None for all of them. Slots of a host that is named again are added."""
+def _slots_by_host(hosts: Sequence[Host], names: Sequence[str]) -> Dict[str, Optional[Tuple[int, ...]]]:
+    """Map the names of hosts that items of --only or --skip name to their slots, None for all of them.
+
+    Slots of a host that is named again are added. Raises UsageError for an item that names no host.
+    """
     found: Dict[str, Optional[Tuple[int, ...]]] = {}
     for name in _split(names):
         chosen, slots = _named_by(name, hosts)
@@ -178,23 +189,25 @@ def _wanted(hosts: Sequence[Host], names: Sequence[str]) -> Dict[str, Optional[T
 
 
 def _named_by(name: str, hosts: Sequence[Host]) -> Tuple[List[Host], Optional[Tuple[int, ...]]]:
-    """Find the hosts that a name means, as a whole or by slots. A host as HOSTS writes it (host:port, IPv6) is one."""
-    chosen = [host for one in _expanded(name) for host in hosts if one in _names_of_host(host)]
+    """Find the hosts that an item names, and its slots, None for all. A host as HOSTS writes it (host:port, IPv6) has none."""
+    chosen = [host for one in _expand_name(name) for host in hosts if one in _names_of_host(host)]
     sliced = _SLICED.fullmatch(name)
     if chosen or not sliced:
         return chosen, None
     slots = tuple(int(slot) for slot in sliced.group(2).split(","))
-    return [host for one in _expanded(sliced.group(1)) for host in hosts if one in _names_of_host(host)], slots
+    return [host for one in _expand_name(sliced.group(1)) for host in hosts if one in _names_of_host(host)], slots
 
 
 def _names_of_host(host: Host) -> Tuple[str, ...]:
+    """List the names by which --only and --skip know a host."""
     bracketed = f"[{host.host}]" if is_address(host.host) and ":" in host.host else host.host
     if host.here:
         return (host.name, host.host, host.address, *LOOPBACK)
     return (host.name, host.host, bracketed, *([f"{bracketed}:{host.port}"] if host.port else ()))
 
 
-def _expanded(name: str) -> List[str]:
+def _expand_name(name: str) -> List[str]:
+    """Expand the ranges of a name. Raises UsageError."""
     try:
         return expand(name)
     except ConfigError as error:
@@ -220,8 +233,11 @@ def _split(names: Sequence[str]) -> List[str]:
     return found
 
 
-def _sliced(host: Host, slots: Optional[Tuple[int, ...]], keep: bool) -> Host:
-    """Return a host with only (or without) some of its slots: of its devices, if HOSTS names them, else numbered from 0."""
+def _select_slots(host: Host, slots: Optional[Tuple[int, ...]], keep: bool) -> Host:
+    """Return a host with only some of its slots (keep), or without them: of its devices, if HOSTS names them, else from 0.
+
+    slots: () and None leave it as it is. Raises UsageError for a slot that it does not have.
+    """
     if not slots:
         return host
     numbered = host.slots if host.slots is not None else tuple(range(host.nproc)) if host.nproc else None

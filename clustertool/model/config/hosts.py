@@ -62,7 +62,7 @@ class Host:
 
     @property
     def node_id(self) -> int:
-        """The number by which records know it."""
+        """The number by which records know it: its number in an elastic job, else its position."""
         return self.index if self.member is None else self.member
 
     @property
@@ -78,16 +78,20 @@ class Host:
         return tuple(dict.fromkeys(devices[slot % len(devices)] for slot in self.slots))
 
     def with_slots(self, other: Host) -> Host:
-        """Return this host with the slots of `other`, if it has some: one trainer each."""
+        """Return this host with as many slots as `other` has, one trainer each; unchanged if that has none."""
         return self.limited_to(len(other.slots)) if other.slots is not None else self
 
     def limited_to(self, slots: int) -> Host:
-        """Return this host with so many of its slots. They have priority over numbers of trainers that it had."""
+        """Return this host with its first `slots` slots, one trainer each, in place of numbers of trainers that it had.
+
+        It gets slots 0, 1, ... where it has none, or too few.
+        """
         first = self.slots[:slots] if self.slots is not None and len(self.slots) >= slots else tuple(range(slots))
         others = self.roles and tuple((role, None if role == "trainer" else number) for role, number in self.roles)
         return replace(self, slots=first, nproc=slots, roles=others, devices=self.devices and self.devices[:slots])
 
     def plays(self, role: str) -> bool:
+        """Check whether HOSTS gives this host the role; a host without roles has all."""
         return self.roles is None or role in dict(self.roles)
 
     def count(self, role: str) -> Optional[int]:
@@ -130,7 +134,10 @@ def _read_listed(entry: object, listed: str) -> List[Host]:
 
 
 def numbered(hosts: Sequence[Host]) -> Tuple[Host, ...]:
-    """Give every host its node id, and a display name that is unique: its host, with port or id where two are alike."""
+    """Give every host its node id, a unique display name, and its number among entries of the same account and machine.
+
+    The name is its host, with port or id where two are alike.
+    """
     plain = [host.host for host in hosts]
     ported = [f"{host.host}:{host.port}" if host.port else host.host for host in hosts]
     seen: Counter[Tuple[str, str, int]] = Counter()
@@ -144,9 +151,9 @@ def numbered(hosts: Sequence[Host]) -> Tuple[Host, ...]:
 
 
 def read_entry(entry: object, place: str) -> List[Host]:
-    """Read an entry of HOSTS. Raises ConfigError, which begins with the place of the entry."""
+    """Read an entry of HOSTS, a text or a dict, which may have ranges. Raises ConfigError, which begins with `place`."""
     if isinstance(entry, str):
-        return _parse(entry, place)
+        return _parse_text(entry, place)
     if not isinstance(entry, dict):
         raise ConfigError(f"{place}, which is no text and no dict", _FIX)
     unknown = sorted(str(key) for key in set(entry) - _KEYS)
@@ -156,8 +163,8 @@ def read_entry(entry: object, place: str) -> List[Host]:
     line = entry.get("host")
     if not isinstance(line, str) or not line:
         raise ConfigError(f"{place}, which has no host", _FIX)
-    given = _extras(entry, place)
-    hosts = _parse(line, place)
+    given = _read_other_keys(entry, place)
+    hosts = _parse_text(line, place)
     if len(hosts) > 1 and given.address:
         raise ConfigError(f"{place}, which gives one address to {len(hosts)} hosts", "write one entry per host")
     return [
@@ -168,8 +175,8 @@ def read_entry(entry: object, place: str) -> List[Host]:
     ]
 
 
-def _extras(entry: Dict[str, object], place: str) -> Host:
-    """Read the keys of a dict entry other than host, checked one by one."""
+def _read_other_keys(entry: Dict[str, object], place: str) -> Host:
+    """Build a host of the keys of a dict entry other than host, checked one by one. Raises ConfigError."""
 
     def text(key: str) -> str:
         value = entry.get(key, "")
@@ -178,7 +185,7 @@ def _extras(entry: Dict[str, object], place: str) -> Host:
         return value
 
     def number(key: str) -> Optional[int]:
-        return None if entry.get(key) is None else _positive(entry[key], f"{place}: {key}")
+        return None if entry.get(key) is None else _read_positive(entry[key], f"{place}: {key}")
 
     nproc, slots = number("nproc"), number("slots")
     if slots is not None and nproc is not None:
@@ -203,17 +210,20 @@ def _extras(entry: Dict[str, object], place: str) -> Host:
         prelude=read("prelude", lines, None),
         interface=text("interface"),
         identity_file=text("identity_file"),
-        port=_port(entry["port"], place) if "port" in entry else 0,
+        port=_read_port(entry["port"], place) if "port" in entry else 0,
         devices=device_ids(entry["devices"], f"{place}: devices") if "devices" in entry else None,
         nproc=nproc if slots is None else slots,
         slots=None if slots is None else tuple(range(slots)),
-        roles=_roles(entry["roles"], place) if "roles" in entry else None,
+        roles=_read_roles(entry["roles"], place) if "roles" in entry else None,
         env=read("env", variables, ()),
     )
 
 
-def _parse(line: str, place: str) -> List[Host]:
-    """Parse "[user@]host[:port]" with ranges to hosts. As for ssh, the last @ ends the user, and ssh:// may be in front."""
+def _parse_text(line: str, place: str) -> List[Host]:
+    """Parse "[user@]host[:port]" with ranges to hosts. Raises ConfigError.
+
+    As for ssh, the last @ ends the user, and ssh:// may be in front.
+    """
     line = line.strip()
     if line.startswith("ssh://"):
         line = line[len("ssh://") :].rstrip("/")
@@ -231,14 +241,15 @@ def _parse(line: str, place: str) -> List[Host]:
 
 
 def _is_name(name: str) -> bool:
-    """Check that it is no part of a pattern and no address.
+    """Check that a text can be the name of a host: no part of a pattern, and no incomplete address.
 
-    Brackets and colons have a meaning in HOSTS; what consists of digits and dots is an address, and an incomplete one.
+    Brackets and colons have a meaning in HOSTS; what consists of digits and dots is an address.
     """
     return not re.search(r"[\[\]:]", name) and not re.fullmatch(r"[0-9]*\.[0-9.]*", name)
 
 
 def _split_port(rest: str, place: str) -> Tuple[List[str], int]:
+    """Split "host:port" or "[IPv6]:port", and expand ranges: (names, port), port 0 if there is none. Raises ConfigError."""
     inside, closed, tail = rest[1:].partition("]")
     if rest.startswith("[") and (":" in inside or is_address(inside)):  # `ssh -G` prints 10.0.0.1 as [10.0.0.1]
         if not closed or (tail and not tail.startswith(":")):
@@ -256,7 +267,7 @@ def _split_port(rest: str, place: str) -> Tuple[List[str], int]:
             names = expand(host)
         except ConfigError as error:
             raise ConfigError(f"{place}: {error.what}", error.fix) from None
-    return names, _port(port, place) if port else 0
+    return names, _read_port(port, place) if port else 0
 
 
 def expand(pattern: str) -> List[str]:
@@ -265,13 +276,14 @@ def expand(pattern: str) -> List[str]:
     "node[0-8/2]" has a step, as in ClusterShell: node0 node2 node4 node6 node8.
     """
     split = _RANGE.split(pattern)  # text, range, text, range, ..., text
-    parts = [_numbers(text, pattern) if number % 2 else [text] for number, text in enumerate(split)]
+    parts = [_expand_numbers(text, pattern) if number % 2 else [text] for number, text in enumerate(split)]
     if math.prod(len(part) for part in parts) > _MOST:
         raise ConfigError(f"{pattern!r} names too many hosts", _FIX)
     return ["".join(combination) for combination in itertools.product(*parts)]
 
 
-def _numbers(text: str, pattern: str) -> List[str]:
+def _expand_numbers(text: str, pattern: str) -> List[str]:
+    """Expand the ranges in brackets, "01-03,7", to numbers as texts. Raises ConfigError, which shows `pattern`."""
     found: List[str] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+)(?:/(\d+))?)?", part)
@@ -300,7 +312,7 @@ def is_address(text: str) -> bool:
 
 
 def device_ids(value: object, what: str) -> Tuple[int, ...]:
-    """Physical device ids from "0,1", 3 or [0, 1]. Raises ConfigError."""
+    """Read the ids of devices from "0,1", 3 or [0, 1], in this order. Raises ConfigError, also for an id named twice."""
     if isinstance(value, str):
         items: Sequence[object] = [item.strip() for item in value.split(",") if item.strip()]
     elif isinstance(value, int) and not isinstance(value, bool):
@@ -320,21 +332,23 @@ def device_ids(value: object, what: str) -> Tuple[int, ...]:
     return tuple(ids)
 
 
-def _port(value: object, place: str) -> int:
+def _read_port(value: object, place: str) -> int:
+    """Read a port. Raises ConfigError."""
     port = whole(value, 1, HIGHEST_PORT)
     if port is None:
         raise ConfigError(f"{place}: {value!r} is no port", f"a port is a number from 1 to {HIGHEST_PORT}")
     return port
 
 
-def _positive(value: object, what: str) -> int:
+def _read_positive(value: object, what: str) -> int:
+    """Read a whole number from 1 to 99999. Raises ConfigError."""
     number = whole(value, 1, 99999)
     if number is None:
         raise ConfigError(f"{what} is {value!r}, which is not valid", "a whole number from 1 to 99999")
     return number
 
 
-def _roles(value: object, place: str) -> Tuple[Tuple[str, Optional[int]], ...]:
+def _read_roles(value: object, place: str) -> Tuple[Tuple[str, Optional[int]], ...]:
     """Convert ["pserver"] or {"pserver": 2} to (("pserver", 2),). Raises ConfigError."""
     fix = 'write roles as ["pserver", "trainer", "heter"] or {"pserver": 1, "trainer": 2}'
     pairs: List[Tuple[object, object]]
@@ -351,7 +365,7 @@ def _roles(value: object, place: str) -> Tuple[Tuple[str, Optional[int]], ...]:
             raise ConfigError(f"{place}: {name!r} is no role", fix)
         if role in dict(found):
             raise ConfigError(f"{place}, which names the role {role} twice", "name every role once")
-        found.append((role, None if number is None else _positive(number, f"{place}: roles")))
+        found.append((role, None if number is None else _read_positive(number, f"{place}: roles")))
     return tuple(found)
 
 

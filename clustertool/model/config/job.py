@@ -212,13 +212,15 @@ def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
         only_where_read=_only_where_read(shards, file, options),
         output=file["output"],
         policy=policy,
-        devices=_devices(devices) if devices not in ("", AUTO) else None,
+        devices=_parse_devices(devices) if devices not in ("", AUTO) else None,
         auto_devices=devices == AUTO,
-        nproc=None if options.nproc_per_node in COUNTED else _count(options.nproc_per_node, "--nproc-per-node", _NPROC),
+        nproc=None
+        if options.nproc_per_node in COUNTED
+        else _parse_count(options.nproc_per_node, "--nproc-per-node", _NPROC),
         nproc_of=options.nproc_per_node if options.nproc_per_node in COUNTED else "",
-        nnodes=0 if is_range(options.nnodes) else _count(options.nnodes, "--nnodes") or 0,
+        nnodes=0 if is_range(options.nnodes) else _parse_count(options.nnodes, "--nnodes") or 0,
         ports=RequestedPorts(
-            gloo=_port(options.http_port, "--http-port"), master=_port(options.master_port, "--master-port")
+            gloo=_parse_port(options.http_port, "--http-port"), master=_parse_port(options.master_port, "--master-port")
         ),
         job_workspace=options.job_workspace,
         log_dir=options.log_dir,
@@ -240,7 +242,7 @@ def valid_job_id(text: str, option: str = "--job-id") -> str:
 
 
 def resumes(toml: Toml) -> bool:
-    """Read job.toml's `resume`: whether a job continues from the newest one of the same name or workspace."""
+    """Return job.toml's `resume`: whether a job continues from the newest one of the same name or workspace."""
     return bool(toml.get("resume", False))
 
 
@@ -250,9 +252,12 @@ def gives_grace(toml: Toml, options: Options) -> bool:
 
 
 def _mode(options: Options, file: Toml) -> str:
-    """Choose the mode that is asked for, else the one that the options imply. Raises UsageError where both contradict."""
-    heter = _given(options, "heter_workers", "heter_worker_num", "heter_devices")
-    servers = _given(options, "servers", "server_num")
+    """Choose the mode: the option, else that of job.toml, else the one that other options imply.
+
+    Raises UsageError for an unknown one, and for options of a role that it does not have.
+    """
+    heter = _first_given(options, "heter_workers", "heter_worker_num", "heter_devices")
+    servers = _first_given(options, "servers", "server_num")
     implied = "ps-heter" if heter else "ps" if servers or options.v2 else options.implied or "collective"
     mode = options.mode.replace("_", "-") or str(file["mode"] or implied)
     if mode not in MODES:
@@ -267,15 +272,16 @@ def _mode(options: Options, file: Toml) -> str:
 def _asks_for_pservers(cluster: Cluster, options: Options) -> bool:
     """Check whether the command line or HOSTS asks for pservers, which mode mpi does not have by itself."""
     hosts = any("pserver" in dict(host.roles or ()) for host in cluster.hosts)
-    return hosts or bool(_given(options, "servers", "server_num"))
+    return hosts or bool(_first_given(options, "servers", "server_num"))
 
 
-def _given(options: Options, *names: str) -> str:
+def _first_given(options: Options, *names: str) -> str:
     """Return the first of these options that was typed, as it was typed; "" if none."""
     return next((f"--{name.replace('_', '-')}" for name in names if getattr(options, name)), "")
 
 
 def _only_where_read(shards: Sequence[str], file: Toml, options: Options) -> bool:
+    """Return whether each shard is sent only to the node that reads it. Raises UsageError, DataError without shards."""
     asked = options.only_where_read
     if asked and options.job_workspace:
         raise UsageError("--only-where-read with --job-workspace, which sends nothing", "leave one of them out")
@@ -289,7 +295,10 @@ def _only_where_read(shards: Sequence[str], file: Toml, options: Options) -> boo
 
 
 def _script(text: str) -> Command:
-    """Split "train.py --lr 0.1" as a shell would, and start it by python3 -u. Raises UsageError."""
+    """Split "train.py --lr 0.1" as a shell would, with python3 -u in front of a script; None for "".
+
+    Raises UsageError for an open quote, and for operators of a shell.
+    """
     try:
         parts = shlex.split(text)
     except ValueError as error:
@@ -309,12 +318,12 @@ def _require_program(command: Command) -> None:
 
 
 def with_python(arguments: Sequence[str]) -> Tuple[str, ...]:
-    """Complete a command whose first argument may be a script of Python by the interpreter."""
+    """Put python3 -u in front of arguments whose first one is a script of Python (.py)."""
     return ("python3", "-u", *arguments) if arguments and arguments[0].endswith(".py") else tuple(arguments)
 
 
 def combine_starts(how: str, other: str) -> str:
-    """Combine two of torchrun's switches about the program, as torchrun does.
+    """Combine two of torchrun's switches about the program, as torchrun does; the later one counts, except after run-path.
 
     Raises UsageError for a program that cannot be started in both ways.
     """
@@ -335,21 +344,25 @@ def started_by(how: str, arguments: Sequence[str]) -> Tuple[str, ...]:
     return ("python3", "-u", *arguments) if how == "run-path" else with_python(arguments)
 
 
-def _count(text: str, option: str, right: str = NUMBER, most: int = MOST) -> Optional[int]:
+def _parse_count(text: str, option: str, right: str = NUMBER, most: int = MOST) -> Optional[int]:
+    """Parse a number from 1 to `most`; None for "". Raises UsageError, which states what is right."""
     number = whole(text, 1, most)
     if number is None and text:
         raise UsageError(f"{option} {text!r} is not valid", right)
     return number
 
 
-def _port(text: str, option: str) -> int:
+def _parse_port(text: str, option: str) -> int:
     """Parse a port, 0 if it is not given. Raises UsageError."""
-    return _count(text, option, f"a port from 1 to {HIGHEST_PORT}", HIGHEST_PORT) or 0
+    return _parse_count(text, option, f"a port from 1 to {HIGHEST_PORT}", HIGHEST_PORT) or 0
 
 
 def _with_counts(role: Role, listed: str, endpoints: Sequence[str], counted: str, number: str) -> Role:
-    """Add the list of endpoints and the number per node of the command line (option and value) to a role of job.toml."""
-    parts, count = _endpoints(endpoints, listed), _count(number, counted)
+    """Return the role with the endpoints and the number per node of the command line, each an option and its value.
+
+    Raises UsageError where the two contradict each other.
+    """
+    parts, count = _endpoints(endpoints, listed), _parse_count(number, counted)
     each = Counter(re.sub(r":\d+$", "", part) for part in parts)
     if parts and count and count != len(parts) and set(each.values()) != {count}:
         fix = f"leave {counted} out: the list has the number"
@@ -358,7 +371,10 @@ def _with_counts(role: Role, listed: str, endpoints: Sequence[str], counted: str
 
 
 def _stages(role: Role, options: Options) -> Tuple[Role, ...]:
-    """Heter trainers by stage: three options with `;` between the stages. One number or device is that of all stages."""
+    """Build the role of heter trainers for each stage, from three options with `;` between the stages.
+
+    One number or device is that of all stages. Raises UsageError.
+    """
     texts = {
         "--heter-workers": ",".join(options.heter_workers),
         "--heter-worker-num": options.heter_worker_num,
@@ -383,7 +399,7 @@ def _stages(role: Role, options: Options) -> Tuple[Role, ...]:
 
 
 def _by_stage(option: str, text: str) -> List[str]:
-    """Split "a,b;c" into a,b and c; one empty part if nothing is given. Raises UsageError for an empty stage."""
+    """Split "a,b;c" into "a,b" and "c"; one empty part if nothing is given. Raises UsageError for an empty stage."""
     parts = [part.strip(" ,") for part in text.split(";")]
     if len(parts) > 1 and not all(parts):
         fix = f'{option} "a;b": in quotes, with ; only between stages'
@@ -398,6 +414,7 @@ def _parts(values: Sequence[str]) -> Tuple[str, ...]:
 
 
 def _endpoints(values: Sequence[str], option: str) -> Tuple[str, ...]:
+    """Split values at commas. Raises UsageError for an endpoint with a port that is named twice."""
     parts = _parts(values)
     for part in parts:
         if parts.count(part) > 1 and re.search(r"(^[^:]+|\]):\d+$", part):
@@ -405,7 +422,8 @@ def _endpoints(values: Sequence[str], option: str) -> Tuple[str, ...]:
     return parts
 
 
-def _devices(text: str) -> Tuple[int, ...]:
+def _parse_devices(text: str) -> Tuple[int, ...]:
+    """Parse the numbers of --devices. Raises UsageError."""
     try:
         return device_ids(text, "--devices")
     except ConfigError as error:
@@ -413,14 +431,15 @@ def _devices(text: str) -> Tuple[int, ...]:
 
 
 def _environment(cluster: Cluster, file: Pairs, options: Options) -> Pairs:
-    """Merge [env] and --env, which the plan lays over conf.py's.
+    """Merge [env] and --env, which the plan lays over conf.py's, and check the variables of all sources.
 
-    CLUSTERTOOL_* is never a user's, a placed name only by force.
+    Raises UsageError for CLUSTERTOOL_*, and without --force-env for a name of PLACED; the error of a source for a value with
+    the variable itself, as PATH=/x:$PATH.
     """
     merged: Dict[str, str] = {}
     sources = variable_sources(cluster, file, options)
     for where, pairs, error in sources:
-        name = shell_text.own(pairs)
+        name = shell_text.find_own_variable(pairs)
         if name:
             value = dict(pairs)[name]
             fix = f"PRELUDE in conf.py, which a shell runs on each node: export {name}={value}"
@@ -446,11 +465,12 @@ def variable_sources(
         ("ENV in conf.py", cluster.env, ConfigError),
         *((f"env of {host.name} in conf.py", host.env, ConfigError) for host in cluster.hosts),
         ("[env] in job.toml", file, DataError),
-        ("--env", _pairs(options.env), UsageError),
+        ("--env", _split_variables(options.env), UsageError),
     ]
 
 
-def _pairs(values: Sequence[str]) -> Pairs:
+def _split_variables(values: Sequence[str]) -> Pairs:
+    """Split the values of --env, NAME=value, into names and values. Raises UsageError."""
     pairs = []
     for value in values:
         name, equals, rest = value.partition("=")
@@ -461,9 +481,15 @@ def _pairs(values: Sequence[str]) -> Pairs:
 
 
 def _policy(cluster: Cluster, file: Toml, options: Options) -> Policy:
+    """Build the policy of the options, else of [policy], else of conf.py or the defaults. Raises UsageError, DataError."""
+
     def checked(
         name: str, typed: str, default: object, read: Callable[[object], Optional[Value]], what: str, fix: str
     ) -> Value:
+        """Read the option, else the value of [policy], else the default.
+
+        Raises UsageError for the option, DataError for the file.
+        """
         value = typed or file.get(name, default)
         found = read(value)
         if found is None:

@@ -48,6 +48,10 @@ _READ_LATER = ("elastic",)  # tables whose keys their own reader checks
 
 
 def read_tables(toml: Toml) -> Dict[str, Any]:
+    """Check the keys of job.toml, and return {name: value} with the defaults of those that are missing. Raises DataError.
+
+    The values of [policy], [container] and [elastic] are returned as they are.
+    """
     for key, value in toml.items():
         if key not in ("mode", "resume", "env", *_TABLES, *_READ_LATER):
             known = ", ".join(("mode", "resume", "env", *_TABLES, *_READ_LATER))
@@ -74,20 +78,21 @@ def read_tables(toml: Toml) -> Dict[str, Any]:
         raise DataError(what, 'path = "output"')
     return {
         "mode": toml.get("mode", ""),
-        **{name: _role(toml, name) for name in COMMANDS},
-        "env": _toml_env(toml.get("env", {})),
+        **{name: _read_role(toml, name) for name in COMMANDS},
+        "env": _read_env(toml.get("env", {})),
         "shards": patterns(toml.get("shards", {}).get("files", []), "job.toml: [shards] files =", DataError),
         "only_where_read": only,
         "output": posixpath.normpath(output),
         "policy": toml.get("policy", {}),
-        "mpi": _mpi_options(toml.get("mpi", {}).get("options", [])),
+        "mpi": _read_mpi_options(toml.get("mpi", {}).get("options", [])),
         "container": toml.get("container", {}),  # container_keys.py reads its values
         "elastic": toml.get("elastic", {}),  # elastic_keys.py reads its values
         "pservers": "pserver" in toml,
     }
 
 
-def _role(toml: Toml, name: str) -> Role:
+def _read_role(toml: Toml, name: str) -> Role:
+    """Read the table of a role. Raises DataError."""
     table = toml.get(name, {})
     command, per_node = table.get("command"), table.get("per_node")
     if command is not None and not (isinstance(command, list) and command and all(map(_is_text, command))):
@@ -101,7 +106,8 @@ def _role(toml: Toml, name: str) -> Role:
     return Role(None if command is None else tuple(command), per_node, ready=ready)
 
 
-def _mpi_options(value: object) -> Tuple[str, ...]:
+def _read_mpi_options(value: object) -> Tuple[str, ...]:
+    """Read the options of mpirun in [mpi]. Raises DataError, also for one that the tool sets itself."""
     if not isinstance(value, list) or not all(map(_is_text, value)):
         raise DataError(
             f"job.toml: [mpi] options = {value!r} is not a list of strings", 'options = ["--bind-to", "core"]'
@@ -116,7 +122,8 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and "\0" not in value
 
 
-def _toml_env(table: Toml) -> Pairs:
+def _read_env(table: Toml) -> Pairs:
+    """Read [env]: names and values as texts. Raises DataError."""
     for name, value in table.items():
         if not VARIABLE.fullmatch(name) or isinstance(value, (dict, list)) or "\0" in str(value):
             raise DataError(f"job.toml: [env] {name} = {value!r} is not a variable", 'NAME = "value"')
@@ -124,13 +131,17 @@ def _toml_env(table: Toml) -> Pairs:
 
 
 def patterns(value: object, where: str, error: Type[ClustertoolError]) -> Tuple[str, ...]:
+    """Read a pattern of files, or a list of them, normalized, each once.
+
+    Raises `error` for one that leads out of the workspace.
+    """
     found = [value] if isinstance(value, str) else value
-    if not isinstance(found, list) or not all(isinstance(pattern, str) and _inside(pattern) for pattern in found):
+    if not isinstance(found, list) or not all(isinstance(pattern, str) and _is_inside(pattern) for pattern in found):
         raise error(f"{where} {value!r}", 'a pattern of files inside the workspace: "data/*-[0-9]*"')
     return tuple(dict.fromkeys(posixpath.normpath(pattern) for pattern in found))
 
 
-def _inside(pattern: str) -> bool:
+def _is_inside(pattern: str) -> bool:
     """Check that a pattern is for files below the workspace.
 
     `**` is refused: it suggests any depth and would mean one folder.

@@ -22,9 +22,9 @@ def operator(text: str) -> str:
 
 
 def expansion(text: str) -> str:
-    """Find the first $NAME, ${NAME}, $( or ` of a command that a shell would replace.
+    """Find the first $NAME, ${NAME}, $( or ` of a command that a shell would replace; "" if there is none.
 
-    "" if there is none, or a shell gets it.
+    "", too, where the command passes a text to a shell (sh -c), and for text with an open quote.
     """
     try:
         arguments = shlex.split(text)
@@ -41,23 +41,20 @@ def in_value(text: str) -> str:
     return f"${found[1]}" if found and found[1] else found[0] if found else ""
 
 
-def own(pairs: Iterable[Tuple[str, str]]) -> str:
-    """Find the first variable whose value has the variable itself, as in PATH=/x:$PATH. "" if there is none."""
+def find_own_variable(pairs: Iterable[Tuple[str, str]]) -> str:
+    """Return the name of the first variable whose value contains the variable itself, as in PATH=/x:$PATH; "" if none does."""
     return next((name for name, value in pairs if re.search(rf"\$\{{?{name}\b", value)), "")
 
 
 def in_shell(text: str) -> str:
-    """Convert a command for --script to one that a shell runs."""
+    """Return a command for --script by which bash runs this text. A script of Python gets the interpreter in front."""
     first = text.split(maxsplit=1)[:1]
     python = "python3 -u " if first and first[0].endswith(".py") else ""
     return f"bash -c {shlex.quote(python + text)}"
 
 
 def _letters(text: str) -> Iterator[Tuple[str, str]]:
-    """Yield each character and its quote.
-
-    That is "", ' or ", or the backslash for a quote itself and for what a backslash precedes.
-    """
+    """Yield each character and its quote: "", ' or ", or the backslash for a quote itself and for what it precedes."""
     quote, escaped = "", False
     for letter in text:
         if escaped or (letter == "\\" and quote != "'"):

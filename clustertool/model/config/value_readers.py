@@ -11,6 +11,8 @@ Reader = Callable[[object], object]
 
 
 def one_of(*allowed: str) -> Callable[[object], str]:
+    """Create a reader that accepts these texts only."""
+
     def read(value: object) -> str:
         if value not in allowed:
             raise ValueError("one of " + ", ".join(allowed))
@@ -20,7 +22,7 @@ def one_of(*allowed: str) -> Callable[[object], str]:
 
 
 def nearest(name: object, known: Collection[str], lead: str = "known keys:") -> str:
-    """Name the known name that is most like it, as a question; else `lead` and all of them."""
+    """Return "did you mean NAME?" with the known name that is most like it, else `lead` and all known names."""
     near = difflib.get_close_matches(str(name), known, 1)
     return f"did you mean {near[0]}?" if near else f"{lead} {', '.join(known)}"
 
@@ -31,7 +33,10 @@ def read_values(
     error: Type[ClustertoolError],
     place: Callable[[str], str],
 ) -> Dict[str, Any]:
-    """Read the settings of one source by the readers of their names. Raises `error`. place: where the setting of a name is."""
+    """Read the settings of one source by the readers of their names: {name: value}. place: where the setting of a name is.
+
+    Raises `error` for an unknown name, and for a value that its reader refuses.
+    """
     found = {}
     for name, value in values.items():
         if name not in readers:

@@ -34,7 +34,7 @@ def check(table: str, values: Toml, usual: Collection[str], more: Collection[str
 
 
 def describe_tables(tables: Mapping[str, Toml]) -> str:
-    """Return what the tables set, in one line; "" for nothing."""
+    """Format what the tables set, in one line; "" for nothing. Values are cut at 200 characters."""
     texts: Dict[str, str] = {
         table: ", ".join(f"{key} = {repr(value)[:200]}" for key, value in values.items())
         for table, values in tables.items()
@@ -43,7 +43,10 @@ def describe_tables(tables: Mapping[str, Toml]) -> str:
 
 
 def _parts(value: object) -> Iterator[str]:
-    """List what of a value has a name of its own; "" for the value as a whole."""
+    """Yield the names of the parts of a value that need a right each; "" for the value as a whole.
+
+    Of a dict its keys, or the sources of its volumes; of a list its options and sources.
+    """
     if isinstance(value, Mapping):
         for name, one in value.items():
             if not name.startswith("/"):
@@ -53,13 +56,13 @@ def _parts(value: object) -> Iterator[str]:
             else:
                 yield str(one).partition(":")[0]
     elif isinstance(value, list):
-        yield from _of_list(tuple(map(str, value)))
+        yield from _parts_of_list(tuple(map(str, value)))
     else:
         yield ""
 
 
-def _of_list(items: Tuple[str, ...]) -> Iterator[str]:
-    """List the names of options, whose values may follow them, and the sources of volumes."""
+def _parts_of_list(items: Tuple[str, ...]) -> Iterator[str]:
+    """Yield the names of options, without the values that may follow them, and the sources of volumes."""
     value_may_follow = False
     for item in items:
         name, equals, _ = item.partition("=")
