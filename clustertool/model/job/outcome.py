@@ -9,7 +9,7 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, 
 from clustertool.model import field_types as f
 from clustertool.model.job.state_names import JobState
 from clustertool.model.roles import MPIRUN, role_name
-from clustertool.model.shape import Annotated, to_plain
+from clustertool.model.shape import Annotated, to_plain, whole
 
 Key = Tuple[str, int]
 _Keys = Annotated[Tuple[f.RankKey, ...], 100_000]
@@ -120,10 +120,10 @@ class RankExit(NamedTuple):
     node: the name of its node, for sentences. The message has neither this nor the attempt: see MESSAGE_FIELDS.
     """
 
-    role: str
-    rank: int
-    code: int
-    signal: int = 0
+    role: f.Label
+    rank: f.Rank
+    code: Annotated[int, whole(0, 255)]
+    signal: Annotated[int, whole(0, 127)] = 0
     stopped: bool = False
     note: str = ""
     error: int = 0

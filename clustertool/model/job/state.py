@@ -267,7 +267,8 @@ class JobStatus:
         self._outcomes.pop(here.index, None)
         self.ended = 0.0
 
-    def _on_supervisor(self, here: NodeStatus, event: Event) -> None:
+    def _on_running(self, here: NodeStatus, event: Event) -> None:
+        """Record that a supervisor runs, or that an epoch has ended: the job goes on, and the node waits for the next one."""
         if here.state is not NodeState.LOST:  # the coordinator's event may be read before this one
             here.state = NodeState.RUNNING
 
@@ -292,11 +293,6 @@ class JobStatus:
             if process.state.alive or (process.state is RankState.LOST and process.pid):
                 self._enter(here, process, float(event.get("t", 0)), RankState.STOPPED)
                 process.guarded = True
-
-    def _on_epoch_ended(self, here: NodeStatus, event: Event) -> None:
-        """Record that the job goes on, and the node waits for the next epoch."""
-        if here.state is not NodeState.LOST:
-            here.state = NodeState.RUNNING
 
     def _on_ended(self, here: NodeStatus, event: Event) -> None:
         here.state = NodeState.ENDED
@@ -447,7 +443,7 @@ class JobStatus:
 # A node chooses the type of an event: only these types, whose fields are checked, reach a handler.
 _HANDLERS: Dict[str, Callable[[JobStatus, NodeStatus, Event], None]] = {
     "job": JobStatus._on_job,
-    "supervisor": JobStatus._on_supervisor,
+    "supervisor": JobStatus._on_running,
     "disk": JobStatus._on_disk,
     "unconnected": JobStatus._on_unconnected,
     "connected": JobStatus._on_connected,
@@ -463,7 +459,7 @@ _HANDLERS: Dict[str, Callable[[JobStatus, NodeStatus, Event], None]] = {
     "phase": JobStatus._on_phase,
     "restart": JobStatus._on_restart,
     "epoch": JobStatus._on_epoch,
-    "epoch-ended": JobStatus._on_epoch_ended,
+    "epoch-ended": JobStatus._on_running,
     "lost": JobStatus._on_lost,
     "absent": JobStatus._on_absent,
     "verdict": JobStatus._on_verdict,

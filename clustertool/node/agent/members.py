@@ -57,18 +57,8 @@ sys.path[:] = [entry for entry in sys.path if entry]
 sys.path.append(sys.argv[1])
 from clustertool.node.join.main import start_detached
 start_detached(*map(int, sys.argv[2:]))"""
-_FIELDS = {
-    "type": str,
-    "what": str,
-    "fix": str,
-    "kind": str,
-    "why": str,
-    "node": str,
-    "job_dir": str,
-    "code": int,
-    "present": int,
-    "nnodes": int,
-}
+_TEXTS = ("type", "what", "fix", "kind", "why", "node", "job_dir")
+_FIELDS = {**dict.fromkeys(_TEXTS, str), **dict.fromkeys(("code", "present", "nnodes"), int)}
 
 
 def join(agent: Agent, request: JoinRequest) -> JoinAnswer:

@@ -52,10 +52,7 @@ def _write_fifo(path: str, line: bytes) -> bool:
 
 
 def ask(
-    paths: JobPaths,
-    request: SupervisorRequest,
-    patience: float,
-    responsive: Callable[[], bool] = lambda: True,
+    paths: JobPaths, request: SupervisorRequest, patience: float, responsive: Callable[[], bool] = lambda: True
 ) -> Optional[Frame]:
     """Send a request to the supervisor of a job, again after a broken connection. Return its answer and the answer's payload.
 

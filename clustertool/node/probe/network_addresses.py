@@ -23,8 +23,8 @@ def first_address(host: str, port: int = 0) -> Tuple[int, Tuple[object, ...]]:
     return family, address
 
 
-def resolved(name: str, seconds: float = 1.0) -> Optional[str]:
-    """Resolve a name to its first address: "" if the name does not exist, None if the name service does not answer in time."""
+def resolved(name: str) -> Optional[str]:
+    """Resolve a name to its first address: "" if the name does not exist, None if the name service needs over a second."""
 
     def ask() -> Optional[str]:
         try:
@@ -32,7 +32,7 @@ def resolved(name: str, seconds: float = 1.0) -> Optional[str]:
         except (OSError, UnicodeError):
             return ""
 
-    return detect.within(seconds, ask, None)
+    return detect.within(1.0, ask, None)
 
 
 _ROUTE = 0  # NETLINK_ROUTE; this and the following numbers: linux/netlink.h, linux/rtnetlink.h, linux/if_addr.h

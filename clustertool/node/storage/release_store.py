@@ -191,16 +191,16 @@ class Store:
         with _lock(self.releases, fcntl.LOCK_SH):
             yield
 
-    def prune(self, keep: int = _KEEP) -> None:
+    def prune(self) -> None:
         """Remove old releases and images, pieces that only they had, and incomplete files older than an hour.
 
-        The `keep` newest releases stay, and those of queued jobs; a job that has started has its own copy. Does nothing if the
+        The newest releases stay, and those of queued jobs; a job that has started has its own copy. Does nothing if the
         store is in use. Where the file system has no locks, other dispatches may be running: then young pieces stay.
         """
         names = _by_age(self.releases)
         with contextlib.suppress(OSError), _lock(self.releases, fcntl.LOCK_EX | fcntl.LOCK_NB) as locked:
             queued = submissions.waiting_for(self._root)
-            old = [name for name in names[:-keep] if name not in queued]
+            old = [name for name in names[:-_KEEP] if name not in queued]
             for name in old:
                 remove(os.path.join(self.releases, name))
             needed = self._pieces_of([name for name in names if name not in old]) if old else None
@@ -255,12 +255,9 @@ def writing(store: Store) -> Iterator[None]:
 
 def no_room(error: OSError) -> str:
     """Return the fix for a store that cannot be written because of `error`."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return (
-        f"make room ({PROGRAM} clean --older-than 7d), or choose another ROOT_DIR"
-        if full
-        else "choose another ROOT_DIR"
-    )
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"make room ({PROGRAM} clean --older-than 7d), or choose another ROOT_DIR"
+    return "choose another ROOT_DIR"
 
 
 def damaged(release: str) -> DispatchError:

@@ -62,7 +62,6 @@ if TYPE_CHECKING:
         SupervisorAnswer,
         SupervisorRequest,
     )
-    from clustertool.node.supervisor.control_socket import UserRequests
 
 _TOUCH_EVERY = 3600.0  # seconds; many machines remove files in /tmp after days
 Event = Tuple[str, Dict[str, object]]  # its type and its fields

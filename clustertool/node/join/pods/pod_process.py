@@ -30,6 +30,7 @@ from clustertool.node.jobs import ledger
 from clustertool.node.jobs.records import Record
 from clustertool.node.join.pods.pod_log_writer import PodLogWriter, write_line
 from clustertool.node.storage import files
+from clustertool.node.storage.tree_copy import has_files
 from clustertool.node.supervisor import prctl
 from clustertool.node.system import processes, users
 from clustertool.node.system.child_signals import Signals
@@ -218,7 +219,7 @@ class PodProcess:
         paths, seconds = self._paths, self._settings.keep
         if paths is None or self._end.node != 0 or seconds <= 0 or self._asked:
             return
-        if not has_output(Record.read(paths.base, paths.job).output):
+        if not has_files(Record.read(paths.base, paths.job).output):
             return
         released = paths.of(OURS, RELEASED)
         began = time.monotonic()
@@ -274,14 +275,6 @@ def sizes_of_logs(paths: JobPaths) -> List[Log]:
                         log = f"{place}/{name[: -len(CUT)] if name.endswith(CUT) else name}"
                         found[log] = found.get(log, 0) + os.lstat(path).st_size
     return list(found.items())
-
-
-def has_output(folder: str) -> bool:
-    """Check whether a folder, or a link to one, exists and is not empty."""
-    with contextlib.suppress(OSError):
-        with os.scandir(folder) as entries:
-            return next(entries, None) is not None
-    return False
 
 
 def leave_message(data: bytes, path: str = "/dev/termination-log") -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Iterator, List
 from clustertool.errors import PreflightError
 from clustertool.model.elastic.epochs import EpochEnd
 from clustertool.model.elastic.lease import ends_by
-from clustertool.model.job.outcome import Key, Outcome, RankExit, describe_coordinator, some
+from clustertool.model.job.outcome import MESSAGE_FIELDS, Key, Outcome, RankExit, describe_coordinator, some
 from clustertool.model.job.state_names import JobState
 from clustertool.model.roles import MPI_DAEMON
+from clustertool.model.shape import read
 from clustertool.model.wire.coordinator_messages import Incarnation, is_of_earlier_epoch, read_incarnation
 from clustertool.model.wire.frames import Header
 from clustertool.node.supervisor.allocation import Allocation
@@ -198,12 +199,7 @@ class CoordinatorServer(CoordinatorLink):
 
     def launch(self, key: Key, command: str) -> None:
         """Order the node of the process `key` to start a daemon of mpirun by `command`; for this node, add it to `orders`."""
-        order: DaemonOrder = {
-            "type": "launch",
-            "command": command,
-            "attempt": self._state.attempt,
-            "sender": self._me,
-        }
+        order: DaemonOrder = {"type": "launch", "command": command, "attempt": self._state.attempt, "sender": self._me}
         node = self._state.shape.node_of[key]
         if node == self._spec["node"]:
             self.orders.append(order)
@@ -295,9 +291,10 @@ class CoordinatorServer(CoordinatorLink):
         try:
             sender = read_incarnation(hello.get("sender"))
             supervisor = read_incarnation(hello.get("of")) if hello.get("gone") else sender
+            earlier = self._standby is not None and is_of_earlier_epoch(hello, self._state.shape.first)
         except ValueError:
             return wire.close()
-        if member.sender not in (None, supervisor) or (self._standby is not None and is_earlier(hello, self._state)):
+        if earlier or member.sender not in (None, supervisor):
             return wire.close()
         self._read_member(node, member)  # what the old connection still has
         self._members.connect(member, wire, sender)
@@ -570,14 +567,6 @@ class CoordinatorServer(CoordinatorLink):
                 wire.close()
 
 
-def is_earlier(hello: Header, state: job_decisions.State) -> bool:
-    """Check whether a join message belongs to an earlier epoch than the state, or has no valid attempt."""
-    try:
-        return is_of_earlier_epoch(hello, state.shape.first)
-    except ValueError:
-        return True
-
-
 def _parse_event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[epoch_decisions.Event]:
     """Build the event for a message of a node, None if its type has none. ranks: those of the node.
 
@@ -611,12 +600,9 @@ def _read_exit(ranks: FrozenSet[Key], item: Sequence[Any]) -> RankExit:
 
     Raises ValueError for a rank of another node, or for a code or signal out of range.
     """
-    role, rank, code, number, stopped, note, error, consequence, by_launcher, of_runtime, timed_out = item
-    key = _rank_of_node(ranks, role, rank)
-    if not (0 <= int(code) <= 255 and 0 <= int(number) <= 127):
-        raise ValueError("an exit code or a signal that does not exist")
-    exit = RankExit(*key, int(code), int(number), bool(stopped), str(note), int(error), bool(consequence))
-    return exit._replace(by_launcher=bool(by_launcher), of_runtime=bool(of_runtime), timed_out=bool(timed_out))
+    exit = read(RankExit, list(item)[:MESSAGE_FIELDS], "an exit")
+    _rank_of_node(ranks, exit.role, exit.rank)
+    return exit
 
 
 def _finite(value: Any) -> Optional[float]:
