@@ -270,9 +270,8 @@ def command(
     ]
     made += ["--http-proxy=false"] if runtime == PODMAN else []
     # As apptainer: a program of the image that is setuid root would be root of the node, where it is no user namespace.
-    made += (
-        [f"--security-opt={_NO_PRIVILEGES}"] if not any(_NO_PRIVILEGES in one for one in container["options"]) else []
-    )
+    if not any(_NO_PRIVILEGES in one for one in container["options"]):
+        made.append(f"--security-opt={_NO_PRIVILEGES}")
     made += ["--entrypoint=sh", f"--name={name}", *_labels(spec), *_user(container)]
     # A rank has threads for each core, and data loaders.
     made += ["--pids-limit=-1"] if container["process_limit"] else []

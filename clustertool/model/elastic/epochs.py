@@ -183,9 +183,8 @@ class Gathering(NamedTuple):
         one on which the last two attempts have failed.
         """
         bad = suspect(self.blamed)
-        others = sorted(
-            set(present) - {coordinator}, key=lambda member: (member == bad, member not in self.expected, member)
-        )
+        others = list(set(present) - {coordinator})
+        others.sort(key=lambda member: (member == bad, member not in self.expected, member))
         return (coordinator, *sorted(others[: self.maximum - 1]))
 
 

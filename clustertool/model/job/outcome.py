@@ -172,9 +172,8 @@ def alike(failures: Iterable[RankExit], followed: bool = False) -> List[List[Ran
     for failure in failures:
         after = failure.consequence and followed
         followed = followed or not failure.consequence
-        groups.setdefault(
-            (failure.role, failure.attempt, failure.timed_out) if after else same_error(failure), []
-        ).append(failure)
+        kind = (failure.role, failure.attempt, failure.timed_out) if after else same_error(failure)
+        groups.setdefault(kind, []).append(failure)
     return list(groups.values())
 
 

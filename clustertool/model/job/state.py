@@ -141,9 +141,8 @@ class JobStatus:
         As long as the coordinator's node runs, another node cannot end the job by what it sends.
         """
         coordinator = self.nodes.get(self.coordinator)
-        gone = self.coordinator in self.silent or (
-            coordinator is not None and coordinator.state in (NodeState.ENDED, NodeState.LOST)
-        )
+        ended = coordinator is not None and coordinator.state in (NodeState.ENDED, NodeState.LOST)
+        gone = ended or self.coordinator in self.silent
         deciding = [one for node, one in self._outcomes.items() if gone or node == self.coordinator]
         chosen = min(deciding, key=self._order)[1] if deciding else None
         if self.cause is None or (chosen is not None and chosen.state is not JobState.LOST):
@@ -248,9 +247,8 @@ class JobStatus:
         for index, name in enumerate(event.get("nodes", ())):
             node = self.nodes.setdefault(index, NodeStatus(index))
             node.name = str(name) or node.name
-        if not epoch or (
-            event.get("places") and (epoch > self._headers.placed or here.index == self._headers.of(epoch))
-        ):
+        newest = epoch > self._headers.placed or here.index == self._headers.of(epoch)
+        if not epoch or (event.get("places") and newest):
             self._headers.placed = max(self._headers.placed, epoch)
             self._place(event.get("places", ()), epoch)
         for p in event.get("processes", ()):

@@ -60,9 +60,8 @@ def mpi_rank_environment(environ: Mapping[str, str], options: RankOptions) -> Di
         fix = "start it by mpirun of Open MPI or MPICH, or as a task of srun by --under slurm"
         raise UsageError(f"{place.launcher} states the rank, but not the number of ranks", fix)
     name = "-".join(["mpi", *filter(None, [environ.get("PMIX_NAMESPACE")])])
-    computed = (
-        _of_hosts(place, environ, options, name) if options.hosts is not None else _of_torch(place, options, name)
-    )
+    by_torch = options.hosts is None
+    computed = _of_torch(place, options, name) if by_torch else _of_hosts(place, environ, options, name)
     ours = {name: value for name, value in computed.items() if not name.startswith(_OF_MPI)}
     return laid_over(environ, ours, options, _kept)
 
@@ -102,9 +101,8 @@ def _filled(hosts: Sequence[Host], size: int) -> Tuple[Host, ...]:
         return share_out(hosts, size)
     except UsageError:
         slots = sum(1 if host.nproc is None else host.nproc for host in hosts)
-        raise UsageError(
-            f"mpirun has started {count(size, 'rank')}, and --hosts has {count(slots, 'slot')}", _ORDER
-        ) from None
+        what = f"mpirun has started {count(size, 'rank')}, and --hosts has {count(slots, 'slot')}"
+        raise UsageError(what, _ORDER) from None
 
 
 def _of_roles(layout: _Layout, options: RankOptions, name: str) -> Env:

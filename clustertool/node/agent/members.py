@@ -308,9 +308,8 @@ def _release(record: Record, by: str, code: int, until: float) -> None:
     answered_at = time.monotonic()
     while True:
         if not record.supervised():
-            raise NotFound(
-                f"job {record.job} does not run here", f"{PROGRAM} status --job {record.job} shows its nodes"
-            )
+            fix = f"{PROGRAM} status --job {record.job} shows its nodes"
+            raise NotFound(f"job {record.job} does not run here", fix)
         try:
             if supervisor_client.ask(record.paths, command, _PATIENCE) is not None:
                 return

@@ -29,7 +29,7 @@ from clustertool.model.quantities import human_bytes
 from clustertool.node.container.image_program import require_wanted, run
 from clustertool.node.storage import files
 from clustertool.node.storage.release_store import Store, remove, unpack, writing
-from clustertool.node.system import programs
+from clustertool.node.system import file_lock, programs
 from clustertool.node.system.node_context import NodeContext, step
 
 if TYPE_CHECKING:
@@ -178,9 +178,8 @@ def save(
     except OSError as error:
         raise DispatchError(f"the image cannot be written to {folder}: {error.strerror}", "make room") from None
     except (ValueError, LookupError, TypeError, AttributeError, tarfile.TarError) as error:
-        raise DispatchError(
-            f"{runtime} has written no image to {folder}: {error}", "save it by hand to test that"
-        ) from None
+        what = f"{runtime} has written no image to {folder}: {error}"
+        raise DispatchError(what, "save it by hand to test that") from None
 
 
 def remove_copy(folder: str) -> None:
@@ -246,11 +245,7 @@ def _remove_stale(top: str) -> None:
 def _unlocked(path: str) -> bool:
     """Check that no process has the lock of a folder. False also where there are no locks."""
     with files.closing(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as fd:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
+        return file_lock.try_lock(fd, fcntl.LOCK_EX)
 
 
 def _place_file(store: Store, release: str, folder: str) -> Image:

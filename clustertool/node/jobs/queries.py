@@ -62,9 +62,8 @@ class OrphanRecord(Record):
 
     def __init__(self, remains: Remains) -> None:
         number = whole(remains.mark.partition("/")[2].partition("/")[0], 0, MOST) or 0
-        super().__init__(
-            remains.base, remains.job, cast("JobHeader", {"id": remains.job, "node": number, "created": 0.0})
-        )
+        header = cast("JobHeader", {"id": remains.job, "node": number, "created": 0.0})
+        super().__init__(remains.base, remains.job, header)
         self.remains = remains
 
     def own(self) -> NodeRecord:

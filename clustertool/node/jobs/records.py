@@ -441,11 +441,8 @@ def find_shared(root: str, base: str, job: str, exact: bool) -> List[Record]:
 
     Raises NotFound, PreflightError.
     """
-    found = [
-        record
-        for record in _records_of_base(_base_path(root, base), job if exact else "")
-        if exact or record.called(job)
-    ]
+    records = _records_of_base(_base_path(root, base), job if exact else "")
+    found = [record for record in records if exact or record.called(job)]
     number = node_of(base)
     for record in found:
         if number is not None:
@@ -473,9 +470,8 @@ def _records_of_base(folder: str, job: str) -> Iterator[Record]:
     for name in ledger.names(folder, job):
         record = SharedRecord.read(folder, name)
         if os.path.islink(record.paths.ours):  # to the records of another job, or to what is no record
-            record.trouble = PreflightError(
-                f"{record.paths.ours} is a link", "remove the directory of this job by hand"
-            )
+            what = f"{record.paths.ours} is a link"
+            record.trouble = PreflightError(what, "remove the directory of this job by hand")
         yield record
 
 

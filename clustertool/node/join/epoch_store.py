@@ -197,11 +197,8 @@ class StoreMeeting:
         if view.standing is Standing.FOREIGN:
             what = f"another job with the id {self._join.identity.job_id} runs, as the store has it"
             raise ConfigError(what, "take another --job-id")
-        if (
-            view.standing in (Standing.LOST, Standing.OVER)
-            or view.standing is Standing.WAIT
-            and self.coordinator is not None
-        ):
+        beaten = view.standing is Standing.WAIT and self.coordinator is not None
+        if beaten or view.standing in (Standing.LOST, Standing.OVER):
             self.give_up()
         return None
 

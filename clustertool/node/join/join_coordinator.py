@@ -149,9 +149,8 @@ class JoinCoordinator:
                 event = self._event(arrived.connection, message)
             except _MALFORMED as error:
                 self._members.close(arrived.connection)
-                self._decide(
-                    decisions.Gone(arrived.connection, f"it sent a message that cannot be read ({error!r:.100})")
-                )
+                why = f"it sent a message that cannot be read ({error!r:.100})"
+                self._decide(decisions.Gone(arrived.connection, why))
                 return
             if event is not None:
                 self._decide(event)

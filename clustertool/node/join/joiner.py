@@ -351,14 +351,10 @@ class _Search:
         limit = self._join.join_timeout
         if time.monotonic() - self._began > limit:
             what = f"no coordinator at {self.where} within {limit:g} s: {cause}"
+            fix = self._fix or "start the job on the coordinator's machine too; a firewall may block its port"
             if self._join.names:
-                raise NodeLost(
-                    what,
-                    f"{messages_of(self._join.engine)} has the messages of that node; a firewall may block its port",
-                )
-            raise NodeLost(
-                what, self._fix or "start the job on the coordinator's machine too; a firewall may block its port"
-            )
+                fix = f"{messages_of(self._join.engine)} has the messages of that node; a firewall may block its port"
+            raise NodeLost(what, fix)
 
     def connect(self, now: float) -> Optional[TlsLink]:
         """Begin to connect to the next endpoint, if it is time for that, and return the connection, else None.

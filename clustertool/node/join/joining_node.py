@@ -117,11 +117,9 @@ class JoiningNode:
 
         address: of this machine, on the way to the coordinator. A machine that has been in an epoch adds job and attempt.
         """
-        join = self.join
+        join, me = self.join, own_incarnation()
         job = join.identity.job_id if self.known >= 0 else ""
-        return Offer(
-            index, join.nnodes, join.version, join.code, own_incarnation(), address, self.name, job, self.known
-        )
+        return Offer(index, join.nnodes, join.version, join.code, me, address, self.name, job, self.known)
 
     def leave_allocation(self, end: End) -> None:
         """Leave the engine's allocation, as the last action, and report as a warning what went wrong.

@@ -198,9 +198,8 @@ def addresses(host: str) -> List[str]:
 
     def ask() -> List[str]:
         found = socket.getaddrinfo(host, None, socket.AF_UNSPEC, socket.SOCK_STREAM)
-        return sorted(
-            {str(row[4][0]) for row in found}, key=lambda address: (loopback(address), ":" in address, address)
-        )
+        known = {str(row[4][0]) for row in found}
+        return sorted(known, key=lambda address: (loopback(address), ":" in address, address))
 
     found: List[str] = within(_RESOLVE, ask, [])
     if not found:

@@ -82,9 +82,8 @@ class LaunchedRanks:
             raise UsageError(what, _FIX)
         found = processes.stat(pid)
         if found is None or found.parent != os.getpid():
-            raise NotFound(
-                f"pid {pid} is no child of the supervisor on {name}", "only the rank wrapper registers ranks"
-            )
+            what = f"pid {pid} is no child of the supervisor on {name}"
+            raise NotFound(what, "only the rank wrapper registers ranks")
         self._expected.discard(key)
 
     def of_launcher(self, process: SpecProcess) -> SpecProcess:

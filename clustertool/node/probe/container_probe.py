@@ -85,9 +85,8 @@ def _runtime(name: str, program: str) -> Runtime:
         return Runtime("", problem="there is no /dev/mqueue, which --ipc=host needs", fix=fix)
     if found.version and name == APPTAINER and not _may_unshare(program):
         what = "apptainer cannot be used: user namespaces are off, and it is not installed with setuid"
-        return Runtime(
-            "", problem=what, fix="as root: sysctl user.max_user_namespaces=65536, or install apptainer-suid"
-        )
+        fix = "as root: sysctl user.max_user_namespaces=65536, or install apptainer-suid"
+        return Runtime("", problem=what, fix=fix)
     return found
 
 

@@ -90,6 +90,5 @@ def content(node: NodeContext, request: ContentRequest) -> ContentAnswer:
 
 def _read_error(path: str, error: OSError) -> DispatchError:
     """Build the error that a path cannot be read."""
-    return DispatchError(
-        f"{path!r} cannot be read: {error.strerror}", "correct its permissions, or try again when nothing changes it"
-    )
+    what = f"{path!r} cannot be read: {error.strerror}"
+    return DispatchError(what, "correct its permissions, or try again when nothing changes it")

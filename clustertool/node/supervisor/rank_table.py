@@ -231,9 +231,8 @@ class RankTable:
                 rank.log = -1
         if self._own_files:
             with contextlib.suppress(ValueError, OSError):
-                resource.setrlimit(
-                    resource.RLIMIT_NOFILE, (self._own_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-                )
+                hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+                resource.setrlimit(resource.RLIMIT_NOFILE, (self._own_files, hard))
 
     def find(self, key: Key) -> Optional[LocalRank]:
         return next((rank for rank in self._ranks if rank.key == key), None)

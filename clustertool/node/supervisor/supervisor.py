@@ -621,11 +621,10 @@ class Supervisor:
         self.record("stopping", why=why)
         running = {pid: rank.main for pid, rank in self.ranks.running.items()}
         containers = self.ranks.containers
-        remove = containers.begin_removal().turn
+        remove, linger = containers.begin_removal().turn, containers.linger
         spared = self._container_processes if containers.present else self.mpirun.helpers
-        self.shutdown = Shutdown(
-            self.family, self.spec["mark"], grace, running, spared, containers.linger, remove, term_after
-        )
+        mark = self.spec["mark"]
+        self.shutdown = Shutdown(self.family, mark, grace, running, spared, linger, remove, term_after)
 
     def _container_processes(self) -> FrozenSet[int]:
         """Find the pids of the container runtime's programs, and of shells that wait for containers.

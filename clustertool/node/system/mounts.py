@@ -67,9 +67,8 @@ def unanswered(path: str) -> Optional[PreflightError]:
     )
     kind, source = (os.fsdecode(_decode(field)) for field in mounts.get(at, [b"?", b"?"])[:2])
     what = f"{at} ({kind} {source}) does not answer, and {path} is on it"
-    return PreflightError(
-        what, "repair its server, or unmount it there (umount -l, fusermount -uz), or choose another folder"
-    )
+    fix = "repair its server, or unmount it there (umount -l, fusermount -uz), or choose another folder"
+    return PreflightError(what, fix)
 
 
 def _follow_path(path: str, reached: List[str]) -> None:

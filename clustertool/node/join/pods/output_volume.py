@@ -35,6 +35,5 @@ def link_output(spec: Spec, volume: str, umask: int) -> None:
         os.symlink(target, output)
     except OSError as error:
         what = f"the output cannot be put on the volume at {volume}: {error.strerror}"
-        raise PreflightError(
-            what, f"make it writable for uid {os.getuid()}: fsGroup or runAsUser in pod_template"
-        ) from None
+        fix = f"make it writable for uid {os.getuid()}: fsGroup or runAsUser in pod_template"
+        raise PreflightError(what, fix) from None

@@ -576,9 +576,8 @@ def _parse_event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[
     if kind == "listening":
         return job_decisions.Listening(_rank_of_node(ranks, message["role"], message["rank"]), int(message["attempt"]))
     if kind == "exited":
-        return job_decisions.Exited(
-            tuple(_read_exit(ranks, item) for item in message["exits"]), int(message["attempt"])
-        )
+        exits = tuple(_read_exit(ranks, item) for item in message["exits"])
+        return job_decisions.Exited(exits, int(message["attempt"]))
     if kind == "quiet":
         return job_decisions.Quiet(node, int(message["attempt"]))
     if kind == "clean":
@@ -600,7 +599,9 @@ def _read_exit(ranks: FrozenSet[Key], item: Sequence[Any]) -> RankExit:
 
     Raises ValueError for a rank of another node, or for a code or signal out of range.
     """
-    exit = read(RankExit, list(item)[:MESSAGE_FIELDS], "an exit")
+    if len(item) != MESSAGE_FIELDS:
+        raise ValueError("an exit with other fields")
+    exit = read(RankExit, list(item), "an exit")
     _rank_of_node(ranks, exit.role, exit.rank)
     return exit
 

@@ -275,9 +275,8 @@ def _on_exited(state: State, event: Exited) -> Step:
         # Those that failed by themselves while the job ends because of an earlier failure are culprits as well.
         return _blame(state, [exit for exit in event.exits if exit.failed], event.late), ()
     if any(exit.stopped for exit in event.exits):
-        return _on_lost(
-            state, Lost(state.shape.node_of[event.exits[0].key], "its supervisor ended its processes unasked")
-        )
+        node = state.shape.node_of[event.exits[0].key]
+        return _on_lost(state, Lost(node, "its supervisor ended its processes unasked"))
     bad = [exit for exit in event.exits if exit.failed or _left_early(state, exit)]
     if bad and not _only_daemons_failed(state, bad):
         state = _blame(state, bad)
