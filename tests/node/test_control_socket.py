@@ -149,7 +149,7 @@ def test_what_a_supervisor_does_not_have_is_named(bench: Bench) -> None:
         ask(job, type="bundle")
     with pytest.raises(UsageError, match="does not know this request: 'halt' is no type"):
         ask(job, type="halt")
-    with pytest.raises(UsageError, match="grace of stop is missing"):
+    with pytest.raises(UsageError, match="grace is 'soon', not a number"):
         ask(job, **{**STOP, "grace": "soon"})
     assert not job.events(0, "stopping")
     job.stop()
