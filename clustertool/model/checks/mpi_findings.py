@@ -32,11 +32,8 @@ def _judge_node(
         return "error", f"{own.text}, mode mpi needs {SUPPORTED}", NO_MPI_FIX
     if own != usual and usual is not None:
         fix = f"install {usual.text} there, or put it first on PATH by PRELUDE: all nodes need the same version"
-        return (
-            "error",
-            f"{own.text}, node 0 has {usual.text}" if known.get(0) else f"{own.text}, others have {usual.text}",
-            fix,
-        )
+        others = "node 0 has" if known.get(0) else "others have"
+        return "error", f"{own.text}, {others} {usual.text}", fix
     if own.daemon not in fact.mpi_daemons:
         fix = f"install {own.daemon} there, which is a part of {own.name}, or put it on PATH by PRELUDE"
         return "error", f"{own.text} without {own.daemon} on PATH", fix

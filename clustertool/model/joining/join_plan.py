@@ -190,13 +190,7 @@ def unplanned_spec(join: JoinFile, root: str, hostname: str) -> Spec:
         "job_dir": paths.dir,
         "mark": mark(identity.job_id, number, identity.token),
         "token": identity.token,
-        "lead": {
-            "node": 0,
-            "name": "",
-            "host": join.coordinator.host,
-            "port": join.coordinator.port,
-            "endpoint": where,
-        },
+        "lead": {"node": 0, "name": "", "host": meets.host, "port": meets.port, "endpoint": where},
         "header": {
             "format": FORMAT,
             "id": identity.job_id,

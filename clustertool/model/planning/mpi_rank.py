@@ -116,10 +116,8 @@ def _of_roles(layout: _Layout, options: RankOptions, name: str) -> Env:
     if here not in ({servers + trainers}, {trainers}):
         numbers = ", ".join(f"{host.nproc} on {host.host}" for host in layout.hosts[:3])
         asked = f"{count(servers, 'pserver')} and {count(trainers, 'trainer')}"
-        raise UsageError(
-            f"mpirun has started {numbers}: each node needs {asked}",
-            f"start {servers + trainers} ranks on each node, or {trainers} where the pservers are started by other means",
-        )
+        fix = f"start {servers + trainers} ranks on each node, or {trainers} where the pservers are started by other means"
+        raise UsageError(f"mpirun has started {numbers}: each node needs {asked}", fix)
     first = options.start_port or PSERVER_PORT
     job = JobSpec(
         mode="ps",

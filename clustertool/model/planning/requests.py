@@ -113,7 +113,7 @@ def spec(plan: Plan, node: PlannedNode, endpoints: list[str], places: List[RankP
     """Build one node's part of the plan as its supervisor reads it (and its disk keeps it): SECRETS are masked."""
     common = _common(node.processes)
     cluster, job, host = plan.cluster, plan.job, node.host
-    coordinator, (ip, port) = plan.nodes[0].host, plan.coordinator
+    first, (ip, port), where = plan.nodes[0].host, plan.coordinator, endpoint(*plan.coordinator)
     made: Spec = {
         "format": FORMAT,
         "job": plan.job_id,
@@ -127,13 +127,7 @@ def spec(plan: Plan, node: PlannedNode, endpoints: list[str], places: List[RankP
         "here": host.here,
         "mark": mark(plan.job_id, host.node_id, plan.identity.token),
         "token": plan.identity.token,
-        "lead": {
-            "node": coordinator.node_id,
-            "name": coordinator.name,
-            "host": ip,
-            "port": port,
-            "endpoint": endpoint(ip, port),
-        },
+        "lead": {"node": first.node_id, "name": first.name, "host": ip, "port": port, "endpoint": where},
         "policy": cast("SpecPolicy", asdict(job.policy)),
         "prelude": cluster.prelude_of(host),
         "ld_library_path": cluster.ld_library_path,
@@ -149,9 +143,9 @@ def spec(plan: Plan, node: PlannedNode, endpoints: list[str], places: List[RankP
         made["container"] = node.container
     if job.by_mpirun:
         made["launcher"] = MPIRUN
-    if host is coordinator and job.by_mpirun:
+    if host is first and job.by_mpirun:
         made["hostfile"] = plan.hostfile
-    if host is coordinator:
+    if host is first:
         made["shape"] = {"names": _node_names(plan), "place": _places(plan)}
         if plan.job.elastic.present:
             made["shape"]["nodes"] = sorted(other.host.node_id for other in plan.nodes)

@@ -494,10 +494,8 @@ class StoreKeeper:
 
     def _conditions(self, content: StoreContent) -> Tuple[Unchanged, Unchanged]:
         """Build the conditions that record and presence in the store are still those of the content."""
-        return (
-            Unchanged(self._epoch_key, content.revision),
-            Unchanged(self._presence_key, content.since, created=True),
-        )
+        presence = Unchanged(self._presence_key, content.since, created=True)
+        return Unchanged(self._epoch_key, content.revision), presence
 
     def _keep_presence(self) -> None:
         """Renew the lease of the presence; forget it if it has ended."""

@@ -88,12 +88,8 @@ def reserved_ports() -> Dict[int, List[int]]:
         with open("/proc/net/unix", errors="replace", encoding="utf-8") as file:
             for line in file:
                 port, slash, uid = line.rstrip("\n").partition(" @" + _PREFIX)[2].partition("/")
-                if (
-                    slash
-                    and _is_number(port, 5)
-                    and _is_number(uid, 10)
-                    and int(uid) not in found.setdefault(int(port), [])
-                ):
+                named = slash and _is_number(port, 5) and _is_number(uid, 10)
+                if named and int(uid) not in found.setdefault(int(port), []):
                     found[int(port)].append(int(uid))
     return found
 

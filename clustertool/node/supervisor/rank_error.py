@@ -183,11 +183,8 @@ def classify(error: LoggedError) -> Tuple[int, bool, bool]:
     """
     if not error.line:
         return 0, False, False
-    return (
-        zlib.crc32(re.sub(_DIFFERENT, b"0", error.line)),
-        _is_of_others(error.cause),
-        _finds(_IN_COLLECTIVE, error.cause),
-    )
+    number = zlib.crc32(re.sub(_DIFFERENT, b"0", error.line))
+    return number, _is_of_others(error.cause), _finds(_IN_COLLECTIVE, error.cause)
 
 
 def _is_of_others(text: bytes) -> bool:

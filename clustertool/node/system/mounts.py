@@ -41,10 +41,8 @@ def require_none(path: str) -> None:
 
 def mounted(path: str, points: str) -> PreflightError:
     """Build the error that `path` is not removed, since other file systems are mounted at `points`."""
-    return PreflightError(
-        f"{path} is not removed: another file system is mounted there, at {points}",
-        "unmount it on the node (umount, or fusermount -u), then clean again",
-    )
+    what = f"{path} is not removed: another file system is mounted there, at {points}"
+    return PreflightError(what, "unmount it on the node (umount, or fusermount -u), then clean again")
 
 
 def unanswered(path: str) -> Optional[PreflightError]:
