@@ -292,14 +292,16 @@ def test_options_that_fit() -> None:
 
 def test_address_of_mpirun_for_a_daemon() -> None:
     command = 'orted -mca orte_hnp_uri "165.0;tcp://10.9.0.1,172.17.0.1:50537" --mca plm_rsh_no_tree_spawn "1"'
-    reduced = daemon_launch.for_daemon(command, "10.9.0.1")
+    reduced = daemon_launch.correct_daemon_command(command, "10.9.0.1")
     assert reduced == 'orted -mca orte_hnp_uri "165.0;tcp://10.9.0.1:50537" --mca plm_rsh_no_tree_spawn "1"'
     of_prrte = 'prted --prtemca prte_hnp_uri "prterun-a@0.0;tcp://10.9.0.1,172.17.0.1:33057:24,16" --prtemca plm "ssh"'
-    reduced = daemon_launch.for_daemon(of_prrte, "172.17.0.1")
+    reduced = daemon_launch.correct_daemon_command(of_prrte, "172.17.0.1")
     assert reduced == 'prted --prtemca prte_hnp_uri "prterun-a@0.0;tcp://172.17.0.1:33057:16" --prtemca plm "ssh"'
     of_hydra = '"/opt/my mpich/bin/hydra_pmi_proxy" --control-port 10.9.0.1:3 --proxy-id 1'
-    assert daemon_launch.for_daemon(of_hydra, "10.9.0.1") == ("hydra_pmi_proxy --control-port 10.9.0.1:3 --proxy-id 1")
-    assert daemon_launch.for_daemon(command, "10.0.0.7") == command, "an address that it does not listen on"
+    assert daemon_launch.correct_daemon_command(of_hydra, "10.9.0.1") == (
+        "hydra_pmi_proxy --control-port 10.9.0.1:3 --proxy-id 1"
+    )
+    assert daemon_launch.correct_daemon_command(command, "10.0.0.7") == command, "an address that it does not listen on"
 
 
 def levels(*nodes: Mapping[str, Any]) -> dict[int, tuple[str, str]]:

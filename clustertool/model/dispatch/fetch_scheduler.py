@@ -80,16 +80,16 @@ class FetchScheduler:
 
     @property
     def live(self) -> int:
-        """Sources that are connected."""
+        """The number of connected sources."""
         return sum(source.connected for source in self._sources.values())
 
     # -- what happens: a method for each event --
 
     def listed(self, addresses: Sequence[Address], degree: int, now: float) -> List[FetchAction]:
-        """Take a new list of the nodes that may have pieces, the best first.
+        """Take a new list of the nodes that may have pieces, the best first; return what to connect to and to request.
 
-        Only if all nodes connect to the first of the newest list does what one gets come to all (topology.py). Those that met
-        early would else have enough in one another, and none would request from those that came later.
+        Only if all nodes connect to the first of the newest list, a piece of one node comes to all (topology.py). Those that
+        met early would else have enough in one another, and none would request from those that came later.
         """
         self.progress_at = now
         self._listed, self._degree = addresses, degree
@@ -97,40 +97,47 @@ class FetchScheduler:
             source.old = source.address not in self._listed[: self._degree]
         self._settled = False
         self._retry_at = {address: at for address, at in self._retry_at.items() if address in self.failures}
-        return [*self._connect(now), *self._requests(now)]
+        return [*self._connect_sources(now), *self._choose_requests(now)]
 
     def manifest_read(self, lacking: Iterable[int], now: float) -> List[FetchAction]:
-        """Record which pieces are lacking, once the manifest is read."""
+        """Set which pieces are lacking, by the manifest that was read, and return the requests."""
         self.lacking = set(lacking)
         for source in self._sources.values():
             source.todo = self._shuffled(source.has & self.lacking)
-        return self._requests(now)
+        return self._choose_requests(now)
 
     def connected(self, address: Address) -> None:
         if address in self._sources:
             self._sources[address].connected = True
 
     def closed(self, address: Address, why: str, now: float) -> List[FetchAction]:
-        """Drop a source whose connection has gone, or never was. why: "" for one that was not wanted any more."""
+        """Drop a source whose connection is closed or failed; return the requests to others.
+
+        why: "" for one that was not wanted.
+        """
         if address in self._sources:
-            self._drop(self._sources[address], why, now)
-        return self._requests(now)
+            self._drop_source(self._sources[address], why, now)
+        return self._choose_requests(now)
 
     def moved(self, address: Address, now: float) -> None:
-        """Record that bytes have come from a source."""
+        """Record the time at which bytes have come from a source."""
         if address in self._sources:
             self._sources[address].moved = now
 
     def offered(self, address: Address, pieces: AbstractSet[int], now: float) -> List[FetchAction]:
+        """Record which pieces a source has, and return the requests."""
         source = self._sources.get(address)
         if source is not None:
             self.failures.pop(address, None)
             source.todo += self._shuffled((pieces - source.has) & self.lacking)
             source.has |= pieces
-        return self._requests(now)
+        return self._choose_requests(now)
 
     def came(self, piece: int, address: Optional[Address], good: Optional[bool], now: float) -> List[FetchAction]:
-        """Record a piece from a source, or (None) from the laptop. good: None: it was not lacking any more."""
+        """Record a piece from a source, or (None) from the laptop, and return what to do next.
+
+        good: False: it is damaged, and its source is dropped; None: it was not lacking any more.
+        """
         source = self._sources.get(address) if address else None
         if source is not None and piece in source.requested:
             self._usual += (now - source.requested.pop(piece) - self._usual) / 8
@@ -140,28 +147,31 @@ class FetchScheduler:
             self.progress_at = now
         elif source is not None and good is False:
             source.requested[piece] = now  # to be requested from others
-            actions = self._drop(source, "what it sent is wrong", now, trusted=False)
-        return [*actions, *self._requests(now)]
+            actions = self._drop_source(source, "what it sent is wrong", now, trusted=False)
+        return [*actions, *self._choose_requests(now)]
 
     def store_failed(self) -> None:
-        """Request nothing more, since the disk takes nothing."""
+        """Stop all requests: the disk takes nothing."""
         self.lacking = set()
 
     def tick(self, now: float) -> List[FetchAction]:
-        """Time has passed: expected ten times a second."""
+        """Replace sources that are too slow, and request late pieces again. Call it ten times a second."""
         actions: List[FetchAction] = []
         for source in list(self._sources.values()):
             if not source.connected and now - source.since > _CONNECT:
-                actions += self._drop(source, "no answer", now)
+                actions += self._drop_source(source, "no answer", now)
             elif source.requested and now - source.moved > _STALL:
-                actions += self._drop(source, f"nothing came for {_STALL:g} s", now)
-        actions += [*self._connect(now), *self._retire(), *self._request_again(now)]
-        return [*actions, *self._requests(now)]
+                actions += self._drop_source(source, f"nothing came for {_STALL:g} s", now)
+        actions += [*self._connect_sources(now), *self._retire_old_sources(), *self._request_again(now)]
+        return [*actions, *self._choose_requests(now)]
 
     # -- which sources --
 
-    def _connect(self, now: float) -> List[FetchAction]:
-        """Connect to as many sources as wanted, to one more when nothing comes, then to others for those that have nothing."""
+    def _connect_sources(self, now: float) -> List[FetchAction]:
+        """Connect to the wanted number of sources, and to one more if nothing new comes for 2 s.
+
+        Drop connected ones without lacking pieces.
+        """
         actions: List[FetchAction] = []
         idle = now - self.progress_at > IDLE
         wanted = self._degree + idle if self.lacking else 0
@@ -171,15 +181,15 @@ class FetchScheduler:
         if idle:
             useless = [one for one in self._sources.values() if one.connected and not one.has & self.lacking]
             for source in useless[: max(0, used + len(others) - wanted)]:
-                actions += self._drop(source, "", now)
+                actions += self._drop_source(source, "", now)
                 used -= not source.old
         for address in others[: max(0, wanted - used)]:
             self._sources[address] = Source(address, now, now)
             actions.append(Connect(address))
         return actions
 
-    def _retire(self) -> List[FetchAction]:
-        """Disconnect sources of an older list, once enough of the newest are there, and what they were asked for has come."""
+    def _retire_old_sources(self) -> List[FetchAction]:
+        """Disconnect sources of an older list that owe no piece, once enough sources of the newest list are connected."""
         new = sum(source.connected and not source.old for source in self._sources.values())
         self._settled = new >= min(self._degree, len(self._listed))
         gone = [source for source in self._sources.values() if source.old and self._settled and not source.requested]
@@ -187,8 +197,8 @@ class FetchScheduler:
             del self._sources[source.address]
         return [Disconnect(source.address) for source in gone]
 
-    def _drop(self, source: Source, why: str, now: float, trusted: bool = True) -> List[FetchAction]:
-        """Drop a source that failed: it is tried again later, and what was requested from it is requested from others."""
+    def _drop_source(self, source: Source, why: str, now: float, trusted: bool = True) -> List[FetchAction]:
+        """Disconnect a source. It is tried again after a pause (never if not `trusted`); others get its open requests."""
         address = source.address
         del self._sources[address]
         attempts = self._attempts.get(address, 0)
@@ -202,7 +212,8 @@ class FetchScheduler:
 
     # -- which pieces --
 
-    def _requests(self, now: float) -> List[FetchAction]:
+    def _choose_requests(self, now: float) -> List[FetchAction]:
+        """Request pieces from each source, two at a time, none from two sources."""
         actions: List[FetchAction] = []
         requested = {piece for source in self._sources.values() for piece in source.requested}
         for source in self._sources.values():
@@ -220,7 +231,7 @@ class FetchScheduler:
         return RequestPiece(source.address, piece)
 
     def _request_again(self, now: float) -> List[FetchAction]:
-        """Request a piece that is late from one more source, when there is nothing else to request."""
+        """Request a late piece once more, from each source that has it and nothing else to send."""
         limit = max(_SLOW, 4 * self._usual)
         actions: List[FetchAction] = []
         sources = self._sources.values()
@@ -232,6 +243,6 @@ class FetchScheduler:
         return actions
 
     def _shuffled(self, pieces: Iterable[int]) -> List[int]:
-        """Sort pieces in another order on each node, and each time: so the nodes soon have different pieces to give."""
+        """Sort pieces in a new order, another one on each node, so that the nodes soon have different pieces to give."""
         self._salt = zlib.crc32(b"next", self._salt)
         return sorted(pieces, key=lambda piece: zlib.crc32(b"%d" % piece, self._salt))

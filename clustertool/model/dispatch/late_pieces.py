@@ -25,7 +25,7 @@ class _Transit:
 
     @property
     def weight(self) -> int:
-        """Bytes; a small piece takes no less time than one of _LEAST bytes."""
+        """Its size in bytes, at least _LEAST: a smaller piece takes no less time."""
         return max(self.size, _LEAST)
 
 
@@ -38,10 +38,14 @@ class LatePieces:
         self._usual = 0.0  # seconds that a byte took; 0: no piece has come
 
     def begun(self, node: int, piece: int, size: int, now: float) -> None:
+        """Record that a piece is on its way to a node."""
         self._transits[node, piece] = _Transit(size, now)
 
     def came(self, node: int, piece: int, now: float) -> None:
-        """Record that the node has reported the piece."""
+        """Record that a node has a piece: pieces that were begun before it were passed by its size.
+
+        Update the usual seconds per byte.
+        """
         done = self._transits.pop((node, piece), None)
         if done is None:
             return
@@ -52,10 +56,11 @@ class LatePieces:
         self._usual += (took - self._usual) / _SMOOTHING if self._usual else took
 
     def on_the_way(self, node: int) -> Set[int]:
+        """Return the pieces on their way to a node."""
         return {piece for at, piece in self._transits if at == node}
 
     def find_late(self, now: float) -> Set[Tuple[int, int]]:
-        """Find (node, piece) of what should have come by now, as others that were begun later have come."""
+        """Find (node, piece) on its way for long, while other pieces of four times its size were begun later and have come."""
         return {
             key
             for key, transit in self._transits.items()
@@ -63,10 +68,9 @@ class LatePieces:
         }
 
     def find_slowest(self, now: float) -> Set[Tuple[int, int]]:
-        """Find (node, piece) of what takes four times as long as others took.
+        """Find (node, piece) that takes four times the usual time of its size, and longer than two reports of its node.
 
-        Not to be judged by while other pieces can be sent. Its node gets twice the time for its report: where all machines are
-        busy, all of the last pieces are reported late.
+        Use it only if no other piece can be sent. Where all machines are busy, all of the last pieces are reported late.
         """
         return {
             key

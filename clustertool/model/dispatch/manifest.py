@@ -54,6 +54,7 @@ class Pack(NamedTuple):
         return sum(size for _, size in self.files)
 
     def offsets(self) -> Dict[str, int]:
+        """Map the content of each file to its offset in the pack."""
         found, at = {}, 0
         for content, size in self.files:
             found[content] = at
@@ -62,25 +63,23 @@ class Pack(NamedTuple):
 
 
 def digest(entries: Iterable[Entry]) -> str:
-    """Compute the 32 hex digits that name the release. Order does not matter."""
+    """Compute the name of a release, 32 hex digits, from its entries in any order."""
     return name(line(entry) for entry in sorted(entries, key=lambda entry: entry.path))
 
 
 def line(entry: Entry) -> bytes:
+    """Encode an entry as a line, from which the release's name is computed."""
     return _as_json(entry, ", ").encode() + b"\n"
 
 
 def _as_json(values: Iterable[object], separator: str) -> str:
-    """Encode a list of strings and whole numbers as json.dumps() does.
-
-    json.dumps() makes an encoder for each list and is half as fast.
-    """
+    """Encode strings and whole numbers as a list of JSON, twice as fast as json.dumps(), which makes an encoder each time."""
     quote = json.encoder.encode_basestring_ascii
     return f"[{separator.join([quote(value) if isinstance(value, str) else str(value) for value in values])}]"
 
 
 def name(lines: Iterable[bytes]) -> str:
-    """Compute the digest of entries whose lines are in the order of their paths."""
+    """Compute the name of a release, 32 hex digits, from the lines of its entries in the order of their paths."""
     state = hashlib.sha256()
     for text in lines:
         state.update(text)
@@ -88,15 +87,12 @@ def name(lines: Iterable[bytes]) -> str:
 
 
 def name_of(data: bytes) -> str:
-    """Compute the name of a piece."""
+    """Compute the name of a piece: its SHA-256 in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
 def unzip(packed: bytes, size: int) -> bytes:
-    """Unpack the manifest of `size` bytes that travelled as `packed`; b"" if it is not that.
-
-    Never makes more than `size` bytes.
-    """
+    """Decompress a manifest of `size` bytes; b"" if it is damaged or has another size. Never makes more than `size` bytes."""
     made = zlib.decompressobj()
     try:
         text = made.decompress(packed, size + 1)
@@ -106,12 +102,12 @@ def unzip(packed: bytes, size: int) -> bytes:
 
 
 def zipped(size: int) -> int:
-    """Compute the most bytes that a manifest of `size` bytes has on its way: zlib adds little to what it cannot shrink."""
+    """Compute how many bytes a compressed manifest of `size` bytes has at most."""
     return size + size // 1000 + 1024
 
 
 def cut(size: int) -> List[int]:
-    """Divide a file into pieces, and return their sizes; one, if it is small."""
+    """Return the sizes of the pieces into which a file of this size is cut; of one for a small file."""
     if size <= PACK:
         return [size]
     step = PACK if size <= _LARGE else PIECE
@@ -119,7 +115,7 @@ def cut(size: int) -> List[int]:
 
 
 def content_of(pieces: Sequence[str]) -> str:
-    """Compute a file's digest: the name of its only piece, else the digest of its pieces' names."""
+    """Compute a file's digest from the names of its pieces: the only name, else the digest of all."""
     return pieces[0] if len(pieces) == 1 else name_of("".join(pieces).encode())
 
 
@@ -127,19 +123,23 @@ def content_of(pieces: Sequence[str]) -> str:
 
 
 def pack(files: Iterable[Entry], group: Mapping[str, str], known: Sequence[Pack]) -> Dict[str, List[Pack]]:
-    """group -> packs that contain all these small files: known ones that are mostly of use, and new ones."""
+    """Map each group to packs with all its small files: known packs that are used by half or more, and new ones.
+
+    group: of a file, by its path. known: packs of the last dispatch; very small ones are left out if there are many.
+    """
     wanted: Dict[str, Dict[str, Entry]] = {}
     for entry in sorted(files, key=lambda entry: entry.path):
         if entry.size:
             wanted.setdefault(group.get(entry.path, ""), {}).setdefault(entry.content, entry)
     few = sum(old.size < PACK // 8 for old in known) > _FEW
     return {
-        name: _one_group(entries, [old for old in known if not (few and old.size < PACK // 8)])
+        name: _pack_group(entries, [old for old in known if not (few and old.size < PACK // 8)])
         for name, entries in wanted.items()
     }
 
 
-def _one_group(wanted: Dict[str, Entry], known: Sequence[Pack]) -> List[Pack]:
+def _pack_group(wanted: Dict[str, Entry], known: Sequence[Pack]) -> List[Pack]:
+    """Choose the known packs of which at least half is wanted, and put the other files into new packs."""
     packs: List[Pack] = []
     for old in known:
         live = {content: size for content, size in old.files if content in wanted}
@@ -147,11 +147,14 @@ def _one_group(wanted: Dict[str, Entry], known: Sequence[Pack]) -> List[Pack]:
             packs.append(old)
             for content in live:
                 del wanted[content]
-    return packs + [Pack("", tuple((e.content, e.size) for e in some)) for some in _fill(wanted.values())]
+    return packs + [Pack("", tuple((e.content, e.size) for e in some)) for some in _fill_packs(wanted.values())]
 
 
-def _fill(entries: Iterable[Entry]) -> Iterator[List[Entry]]:
-    """Divide files into packs of half a PACK to one. Their borders depend on names, so a new file moves few of them."""
+def _fill_packs(entries: Iterable[Entry]) -> Iterator[List[Entry]]:
+    """Divide files into lists of half a PACK to one PACK.
+
+    The borders depend on the paths, so that a new file moves few of them.
+    """
     some: List[Entry] = []
     size = 0
     for entry in entries:
@@ -181,7 +184,7 @@ def rows(
     group: Mapping[str, str],
     packs: Mapping[str, Sequence[Pack]],
 ) -> Iterator[Row]:
-    """Yield the rows of a manifest. times: mtime in ns; chunks: the pieces of files that are not small."""
+    """Yield the rows of a manifest (see above), sorted by path. times: mtime in ns. chunks: the pieces of large files."""
     small: Dict[Tuple[str, str], List[Entry]] = {}
     for entry in sorted(entries, key=lambda entry: entry.path):
         if entry.kind == "dir":
@@ -204,11 +207,12 @@ def rows(
 
 
 def text_of(found: Iterable[Row]) -> bytes:
+    """Write rows as the text of a manifest."""
     return b"[\n" + ",\n".join([_as_json(row, ",") for row in found]).encode() + MANIFEST_END
 
 
 def read_rows(text: bytes) -> List[Row]:
-    """Parse rows. Raises ValueError for what is no manifest."""
+    """Parse the text of a manifest. Raises ValueError if it is none."""
     found = json.loads(text)
     if not isinstance(found, list) or not all(isinstance(row, list) and row for row in found):
         raise ValueError("no manifest")
@@ -216,16 +220,13 @@ def read_rows(text: bytes) -> List[Row]:
 
 
 def piece_rows(text: bytes) -> List[Row]:
-    """Parse the rows of a text_of() that pieces() reads.
-
-    The other values of many small files take 500 bytes of memory each.
-    """
-    starts = sorted(at + 1 for mark in (b'\n["p",', b'\n["c",') for at in _finds(text, mark))
+    """Parse only the rows of a manifest that name pieces. The other rows of many small files take 500 bytes of memory each."""
+    starts = sorted(at + 1 for mark in (b'\n["p",', b'\n["c",') for at in _find_all(text, mark))
     lines = [text[at : text.index(b"\n", at)].rstrip(b",") for at in starts]
     return read_rows(b"[" + b",".join(lines) + b"]")
 
 
-def _finds(text: bytes, mark: bytes) -> Iterator[int]:
+def _find_all(text: bytes, mark: bytes) -> Iterator[int]:
     at = text.find(mark)
     while at >= 0:
         yield at
@@ -233,7 +234,7 @@ def _finds(text: bytes, mark: bytes) -> Iterator[int]:
 
 
 def take(found: Iterable[Row], groups: Optional[Container[str]]) -> List[Row]:
-    """Select the rows of what everybody takes and of these groups. None: all."""
+    """Select the rows that a node of these groups needs: those without a group, and of these groups. None: of all."""
     kept, inside = [], True
     for row in found:
         if row[0] in ("p", "f"):
@@ -244,11 +245,12 @@ def take(found: Iterable[Row], groups: Optional[Container[str]]) -> List[Row]:
 
 
 def sizes(found: Iterable[Row]) -> Dict[str, int]:
-    """Map the pieces that rows name to their sizes, each once, in order."""
+    """Map the pieces that rows name to their sizes in bytes, each once, in their order."""
     return {row[1]: int(row[2]) for row in found if row[0] in ("p", "c") and row[1]}
 
 
 def pieces(found: Iterable[Row]) -> List[Piece]:
+    """List the pieces that rows name, each once, in their order."""
     return [Piece(name, size) for name, size in sizes(found).items()]
 
 
@@ -267,6 +269,7 @@ class File(NamedTuple):
 
 
 def files(found: Iterable[Row]) -> Iterator[File]:
+    """Yield the files of rows, with the pieces that have their bytes."""
     pack = ""
     large: Optional[File] = None
     for kind, *row in found:
@@ -292,7 +295,7 @@ def files(found: Iterable[Row]) -> Iterator[File]:
 
 
 def delta(old: bytes, new: bytes) -> List[Step]:
-    """Compute what apply() needs to make `new` of `old`: [first line, lines] of the old text, or text of its own."""
+    """Compute the steps by which apply() makes `new` of `old`: [first line, number of lines] of the old text, or a new line."""
     place = {line: number for number, line in enumerate(old.split(b"\n"))}
     steps: List[Step] = []
     for line in new.split(b"\n"):
@@ -308,7 +311,7 @@ def delta(old: bytes, new: bytes) -> List[Step]:
 
 
 def apply(old: bytes, steps: Sequence[Step]) -> bytes:
-    """Make a text of an old one and the steps of delta(). Raises ValueError or IndexError for steps that do not fit."""
+    """Build a text from an old one and the steps of delta(). Raises ValueError or IndexError for steps that do not fit."""
     lines, made = old.split(b"\n"), []
     for step in steps:
         if isinstance(step, str):

@@ -25,6 +25,7 @@ class Portion:
     without: FrozenSet[str] = frozenset()
 
     def of(self, entries: Iterable[Entry]) -> Tuple[Entry, ...]:
+        """Return the entries that nodes of this portion get."""
         return tuple(entry for entry in entries if entry.path not in self.without)
 
 
@@ -32,9 +33,10 @@ Portions = Mapping[int, Portion]  # by node
 
 
 def portions(entries: Sequence[Entry], roots: Mapping[int, str], reads: Optional[Reads] = None) -> Tuple[Portion, ...]:
-    """Divide the nodes into portions with equal files.
+    """Divide the nodes into portions, each of nodes that get the same files.
 
-    roots: node -> its ROOT_DIR's identity; reads: node -> shards, None: all get all.
+    roots: the identity of each node's ROOT_DIR; nodes that share one get what any of them reads. reads: the shards that each
+    node reads; None: all nodes get all.
     """
     reads = reads or {}
     split: FrozenSet[str] = frozenset().union(*reads.values())
@@ -56,4 +58,5 @@ def portions(entries: Sequence[Entry], roots: Mapping[int, str], reads: Optional
 
 
 def by_node(found: Iterable[Portion]) -> Dict[int, Portion]:
+    """Map each node to its portion."""
     return {node: portion for portion in found for node in portion.nodes}

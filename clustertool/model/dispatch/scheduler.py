@@ -99,7 +99,7 @@ class Member:
     lacks: Optional[Set[int]] = None
     direct: Set[int] = field(default_factory=set)  # what it is to get from the laptop, whatever other nodes have
     why_alone: str = ""
-    news: Optional[SendSources] = None  # to be sent once nothing else is on its way
+    new_sources: Optional[SendSources] = None  # to be sent once nothing else is on its way
     sending: float = 0.0  # when bytes of `piece`, or of a list of sources, were taken last; 0: nothing is on its way
     piece: int = _NOTHING
     seeding: bool = False  # others wait for the piece, too
@@ -113,25 +113,29 @@ class Member:
 
     @property
     def open(self) -> bool:
-        """It is still to receive something."""
+        """Whether the node still has to receive something."""
         return self.phase in (DispatchPhase.STARTING, DispatchPhase.READY) and not self.helper
 
     @property
     def seeds(self) -> bool:
-        """What it is sent comes to the others."""
+        """Whether other nodes can get from this node what it is sent."""
         return self.open and not self.alone
 
     @property
     def free(self) -> bool:
+        """Whether a piece can be sent to the node now."""
         return self.phase is DispatchPhase.READY and bool(self.lacks) and not self.sending
 
     @property
     def may_have_more(self) -> bool:
-        """It may have pieces, and has not reported which: a node with a release or a store, until it has the manifest."""
+        """Whether the node may have pieces that it has not reported: with a release or a store, until it has the manifest."""
         return not self.failed and (self.helper and self.lacks is None or self.lacks == {0} and not self.empty)
 
     def reach(self, others: int, failures: Sequence[str], live: int) -> None:
-        """Decide whether it reaches any of the `others`, after each of its first sources failed."""
+        """Set `alone` and its reason if the node is connected to no source, and all of its first sources have failed.
+
+        others: how many other nodes are there. live: how many sources it is connected to.
+        """
         if not live and len(failures) >= min(topology.degree(others + 1), others):
             if not self.alone:
                 self.why_alone = failures[0] if failures else "no other node is there"
@@ -179,31 +183,31 @@ class Scheduler:
 
     @property
     def gentle(self) -> bool:
-        """Nodes are still to be sent their sources: a piece must not delay that."""
+        """Whether nodes still have to get their lists of sources: a piece must not delay them."""
         return bool(self._meet)
 
     @property
     def served(self) -> Mapping[int, str]:
-        """Nodes that got their pieces from the laptop, and why."""
+        """The reason why it reaches no other node, by each node that got its pieces from the laptop because of that."""
         return {node: member.why_alone for node, member in self.members.items() if member.why_alone}
 
     def unsent(self) -> int:
-        """Estimate the bytes that the uplink has still to carry."""
+        """Estimate how many bytes the laptop still has to send."""
         first = sum(self._sizes[piece] for piece in self._missing) if self._relays else 0
         return first + sum(self._sizes[piece] for one in self.members.values() if one.open for piece in one.direct)
 
     def _actions(self, now: float, *first: Action) -> List[Action]:
-        return [*first, *self._introduce(now), *self._sends(now)]
+        return [*first, *self._send_source_lists(now), *self._choose_sends(now)]
 
     # -- what happens: a method for each event --
 
     def reported(self, node: int, now: float) -> bool:
-        """Record that a node has sent a report. False: it has failed before, and its report does not count."""
+        """Record that a node has sent a report, and return whether the node has not failed before."""
         self.members[node].last_report = now
         return not self.members[node].failed
 
     def ready(self, node: int, port: int, empty: bool, now: float) -> List[Action]:
-        """Record that a node's relay listens. empty: it has no piece of any release."""
+        """Record that a node's relay listens at `port`; return what to send. empty: the node has no piece of any release."""
         member = self.members[node]
         member.phase, member.port, member.empty = DispatchPhase.READY, port, empty
         member.lacks = {0} if member.lacks is None else member.lacks
@@ -212,7 +216,10 @@ class Scheduler:
         return self._actions(now)
 
     def compared(self, node: int, lacks: AbstractSet[int], has: Iterable[int], now: float) -> List[Action]:
-        """Record that a node has the manifest, and so knows what it lacks and what it has."""
+        """Record what a node lacks and has, by the manifest; return what to send.
+
+        A node that is alone gets all from the laptop.
+        """
         member = self.members[node]
         member.lacks = set(lacks)
         self._settled = self._settled or now + SETTLE
@@ -220,11 +227,14 @@ class Scheduler:
             member.direct = set(lacks)
         else:
             for piece in has:
-                self._seed(piece, now)
+                self._record_seeded(piece, now)
         return self._actions(now)
 
     def came(self, node: int, pieces: Sequence[int], live: int, now: float) -> List[Action]:
-        """Record pieces that came from the laptop since the last report. live: sources that the node is connected to."""
+        """Record pieces that a node got from the laptop since its last report; return what to send.
+
+        live: how many sources the node is connected to; if it has some, it is not alone any more.
+        """
         member = self.members[node]
         for piece in pieces:
             self._pace.came(node, piece, now)
@@ -235,9 +245,10 @@ class Scheduler:
         return self._actions(now)
 
     def idle(self, node: int, lacks: AbstractSet[int], live: int, failures: Sequence[str], now: float) -> List[Action]:
-        """Record that nothing new has come to a node for a while. failures: why each source that failed did.
+        """Record that nothing new has come to a node for a while; return what to send.
 
-        The node reaches no other node, or none that it reaches has what it lacks, or all wait for the uplink.
+        failures: why each source that failed did. If it reaches no other node, it gets all from the laptop; else the pieces
+        that other nodes have not passed on.
         """
         member = self.members[node]
         if self._relays:
@@ -245,16 +256,20 @@ class Scheduler:
             member.reach(others, failures, live)
             missing = lacks - self._pace.on_the_way(node)
             member.lacks = set(lacks)
-            member.direct = set(missing) if member.alone else self._lost(missing, now)
+            member.direct = set(missing) if member.alone else self._find_lost(missing, now)
         return self._actions(now)
 
-    def _lost(self, lacks: AbstractSet[int], now: float) -> Set[int]:
-        """Find pieces that went to a node and never came on: they are sent once more, to one node at a time."""
+    def _find_lost(self, lacks: AbstractSet[int], now: float) -> Set[int]:
+        """Find lacking pieces that were sent to a node over 3 s ago and not passed on.
+
+        Each is returned to one node at a time.
+        """
         found = {piece for piece in lacks if self._seeded.get(piece, now) < now - _GRACE}
         self._seeded.update(dict.fromkeys(found, now))
         return found
 
     def damaged(self, node: int, piece: int, now: float) -> List[Action]:
+        """Record that a piece has arrived damaged; send it again, or give the node up after three of them."""
         member = self.members[node]
         member.damaged += 1
         if member.damaged > _DAMAGED:
@@ -265,19 +280,21 @@ class Scheduler:
         return self._actions(now)
 
     def done(self, node: int, now: float) -> List[Action]:
+        """Record that a node has all pieces; return what to send to others."""
         self.members[node].phase, self.members[node].lacks = DispatchPhase.DONE, set()
         return self._actions(now)
 
     def failed(self, node: int, now: float) -> List[Action]:
+        """Record that a node has failed; return what to send to others."""
         self.members[node].phase = DispatchPhase.FAILED
         return self._actions(now)
 
     def taken(self, node: int, now: float) -> None:
-        """Record that the connection to the node has taken some bytes of a piece."""
+        """Record that the connection to a node has taken bytes."""
         self.members[node].sending = now
 
     def sent(self, node: int, good: bool, now: float) -> List[Action]:
-        """Record that what SendPiece or SendSources ordered has been sent, or has failed."""
+        """Record that what was on its way to a node was sent, or (not `good`) has failed; return what to send next."""
         member = self.members[node]
         piece, member.piece, member.sending = member.piece, _NOTHING, 0.0
         if piece != _NOTHING:
@@ -286,12 +303,15 @@ class Scheduler:
             if good and member.lacks is not None:
                 member.lacks.discard(piece)
                 if not member.alone:
-                    self._seed(piece, now)
-        return self._actions(now, *self._send_news(member, now))
+                    self._record_seeded(piece, now)
+        return self._actions(now, *self._send_new_sources(member, now))
 
     def tick(self, now: float) -> List[Action]:
-        """Time has passed: expected several times a second."""
-        self._judge(now)
+        """Give up nodes that take or report nothing for 20 s, send beats, and mark slow nodes.
+
+        Call it several times a second.
+        """
+        self._mark_slow_nodes(now)
         actions: List[Action] = []
         present = [member for member in self.members.values() if not member.failed]
         if now - self._beat > _BEAT:
@@ -304,19 +324,19 @@ class Scheduler:
                 actions.append(self._give_up(member, Cause.STUCK))
             elif member.open and now - member.last_report > LOST:
                 actions.append(self._give_up(member, Cause.SILENT))
-            elif member.open and not self._has_pieces and (cause := self._cut_off(member)):
+            elif member.open and not self._has_pieces and (cause := self._why_cut_off(member)):
                 actions.append(self._give_up(member, cause))
         return self._actions(now, *actions)
 
-    def _cut_off(self, member: Member) -> Optional[Cause]:
-        """Return why the pieces that only nodes have cannot come to this node, None if they can."""
+    def _why_cut_off(self, member: Member) -> Optional[Cause]:
+        """Return why pieces that only nodes have cannot reach this node; None if they can."""
         if member.alone:
             return Cause.ALONE
         sources = (one for one in self.members.values() if not one.failed)
         has = any(one.helper or one.phase is DispatchPhase.DONE for one in sources)
         return None if has else Cause.SOURCELESS
 
-    def _seed(self, piece: int, now: float) -> None:
+    def _record_seeded(self, piece: int, now: float) -> None:
         self._seeded.setdefault(piece, now)
         self._missing.discard(piece)
 
@@ -325,8 +345,8 @@ class Scheduler:
         member.phase = DispatchPhase.FAILED
         return GiveUp(member.node, cause)
 
-    def _judge(self, now: float) -> None:
-        """Find the slow nodes: others come first, and each sender that is stuck with a slow node gives way to one more."""
+    def _mark_slow_nodes(self, now: float) -> None:
+        """Mark nodes with late pieces as slow for 10 s, and allow one more sender for each sender that is stuck with one."""
         late = {(node, piece) for node, piece in self._pace.find_late(now) if not self.members[node].failed}
         for node, _ in late:
             self.members[node].slow = now + _REST
@@ -336,8 +356,8 @@ class Scheduler:
 
     # -- sources: each node gets the others' addresses --
 
-    def _introduce(self, now: float) -> List[Action]:
-        """Send lists of sources once all are ready, or _MEET has passed. Nodes that come later are announced by a new list."""
+    def _send_source_lists(self, now: float) -> List[Action]:
+        """Send all ready nodes their sources once none is starting, or 3 s have passed; later again if a node becomes ready."""
         present = [member for member in self.members.values() if not member.failed]
         met = self._meet and (now > self._meet or all(member.phase is not DispatchPhase.STARTING for member in present))
         if not met:
@@ -349,31 +369,34 @@ class Scheduler:
         actions: List[Action] = []
         for position, member in enumerate(ready):
             best = topology.sources(len(ready), position)[:_SOURCES]
-            member.news = SendSources(member.node, tuple(places[other] for other in best), degree)
-            actions += self._send_news(member, now)
+            member.new_sources = SendSources(member.node, tuple(places[other] for other in best), degree)
+            actions += self._send_new_sources(member, now)
         return actions
 
     @staticmethod
-    def _send_news(member: Member, now: float) -> List[Action]:
-        if member.news is None or member.sending or member.failed:
+    def _send_new_sources(member: Member, now: float) -> List[Action]:
+        """Send a node its new list of sources, unless something is on its way to it."""
+        if member.new_sources is None or member.sending or member.failed:
             return []
-        news, member.news, member.sending = member.news, None, now
-        return [news]
+        new_sources, member.new_sources, member.sending = member.new_sources, None, now
+        return [new_sources]
 
     # -- pieces: what each free sender sends --
 
-    def _sends(self, now: float) -> List[Action]:
+    def _choose_sends(self, now: float) -> List[Action]:
+        """Choose pieces to send, until all senders are busy."""
         actions: List[Action] = []
         busy = sum(bool(member.sending) and member.piece != _NOTHING for member in self.members.values())
         while busy < self._width:
-            send = self._next(now)
+            send = self._choose_next(now)
             if send is None:
                 break
             busy += 1
             actions.append(send)
         return actions
 
-    def _next(self, now: float) -> Optional[SendPiece]:
+    def _choose_next(self, now: float) -> Optional[SendPiece]:
+        """Choose the next piece to send, and its node, in the order of the module's docstring; None if there is none now."""
         free = [member for member in self.members.values() if member.free]
         free.sort(key=lambda member: (member.slow > now, member.sent, member.node))
         for member in free:
@@ -384,30 +407,31 @@ class Scheduler:
         if now < self._settled and 0 in self._seeded and any(one.may_have_more for one in self.members.values()):
             return None
         seeding = [member for member in free if member.seeds]
-        moving = self._moving(now)
+        moving = self._find_moving(now)
         for member in seeding:
             found = self._missing & (member.lacks or set())
             piece = min(found - moving, default=_NOTHING)
-            if piece != _NOTHING and not (member.slow > now and self._wanted_by_a_quick_one(piece, now)):
+            if piece != _NOTHING and not (member.slow > now and self._quick_node_lacks(piece, now)):
                 return self._send(member, piece, now, seeding=True)
-        return self._copy([member for member in seeding if member.slow <= now], now)
+        return self._copy_late_piece([member for member in seeding if member.slow <= now], now)
 
-    def _moving(self, now: float) -> Set[int]:
-        """Find pieces on their way to a node that passes them on, as long as it takes bytes."""
+    def _find_moving(self, now: float) -> Set[int]:
+        """Find the pieces on their way to a node that passes them on, and that has taken bytes in the last 4 s."""
         return {
             member.piece
             for member in self.members.values()
             if member.sending and member.seeding and not member.failed and now - member.sending < _STALL
         }
 
-    def _wanted_by_a_quick_one(self, piece: int, now: float) -> bool:
+    def _quick_node_lacks(self, piece: int, now: float) -> bool:
+        """Return whether a node that is not slow lacks a piece."""
         others = self.members.values()
         return any(one.seeds and one.slow <= now and piece in (one.lacks or ()) for one in others)
 
-    def _copy(self, quick: Sequence[Member], now: float) -> Optional[SendPiece]:
-        """Send what all wait for to one more node, each piece once, when there is nothing else to send.
+    def _copy_late_piece(self, quick: Sequence[Member], now: float) -> Optional[SendPiece]:
+        """Choose a late piece to send to one of the quick nodes, which lacks it, each piece once; None if there is none.
 
-        Of what is overdue one piece at a time, and only when the copies before it have come: another node is quicker then.
+        Of the slowest pieces only one at a time, and only when the copies before it have come: another node is quicker then.
         """
         overdue: Dict[int, int] = {}
         if quick and self._copied <= self._confirmed:

@@ -6,7 +6,7 @@ from typing import Iterable, List, Set
 
 
 def degree(count: int) -> int:
-    """Choose how many sources a node has at a time. Each costs a handshake, which is dear only when there are many nodes."""
+    """Return how many sources a node has at a time: fewer if there are many nodes, since each costs a handshake."""
     return 3 if count <= 16 else 2
 
 
@@ -28,14 +28,14 @@ def sources(count: int, me: int) -> List[int]:
 
 
 def require_below(count: int, numbers: Iterable[int]) -> None:
-    """Raise ValueError unless all of them are numbers of pieces, of which there are `count`."""
+    """Raise ValueError unless all numbers are from 0 to `count` - 1."""
     for number in numbers:
         if not 0 <= number < count:
             raise ValueError(f"there is no piece {number}")
 
 
 def bits(numbers: Iterable[int]) -> str:
-    """Encode a set of numbers as hex."""
+    """Encode a set of numbers as a bit mask in hex."""
     value = 0
     for number in numbers:
         value |= 1 << number
@@ -43,7 +43,7 @@ def bits(numbers: Iterable[int]) -> str:
 
 
 def numbers(text: str, count: int) -> Set[int]:
-    """Decode a set of numbers. Raises ValueError for what is no set of numbers below `count`."""
+    """Decode a bit mask in hex to the numbers below `count`. Raises ValueError for another text."""
     if len(text) > count // 4 + 2:
         raise ValueError("too many")
     value = bin(int(text, 16))[:1:-1]

@@ -68,31 +68,34 @@ class EpochEnd(NamedTuple):
 
 
 def suspect(blamed: Sequence[int]) -> Optional[int]:
-    """Return the node on which the last two attempts have failed first, None if there is none. blamed: see EpochEnd."""
+    """Return the node on which the last two attempts have failed first; None if it is not the same one.
+
+    blamed: see EpochEnd.
+    """
     return blamed[-1] if len(blamed) > 1 and blamed[-1] == blamed[-2] else None
 
 
 def next_number(known: Iterable[int]) -> int:
-    """Choose the number of the next epoch. known: all attempts that a present member, the coordinator or the store knows of."""
+    """Return the number of the next epoch, one above all attempts that a present member, the coordinator or the store knows."""
     return max(known, default=-1) + 1
 
 
 def may_enter(number: int, last: int) -> bool:
-    """Check whether a member may obey an epoch. last: the highest attempt that it has been in, -1 if none."""
+    """Return whether a member may take part in an epoch: its number is above `last`, the highest attempt it was in."""
     return number > last
 
 
 def lost_leases(lost: Mapping[int, float], seconds: float) -> Leases:
-    """Compute when the leases of lost nodes end. lost: see EpochEnd. seconds: of the lease."""
+    """Compute when the leases of lost nodes end. lost: when the last beat of each came. seconds: how long a lease lasts."""
     return tuple((node, ends_by(received, seconds) + MARGIN) for node, received in sorted(lost.items()))
 
 
 def former_leases(previous: AbstractSet[int], won_at: float, seconds: float, former: FormerCoordinator) -> Leases:
-    """Compute when leases end for a node that has taken the epoch over in the store, from another coordinator.
+    """Compute when the leases of nodes end, for a coordinator that has replaced the record of another one in the store.
 
-    previous: `nodes` of the record that it has replaced. won_at: when the store's answer came. The coordinator before it
-    acknowledges no beat after its own lease in the store has ended, so the last lease of a node ends at most `seconds` after
-    that. The coordinator itself has ranks until `seconds` after it sent its last write, which was seen here later.
+    previous: `nodes` of the replaced record. won_at: when the store's answer came. The former coordinator acknowledges no beat
+    after its own lease in the store has ended, so the last lease of a node ends at most `seconds` after that. It has itself
+    ranks until `seconds` after it sent its last write, which was seen here later.
     """
     ends = dict.fromkeys(previous, won_at + seconds + MARGIN)
     if former.node in ends:
@@ -162,7 +165,10 @@ class Gathering(NamedTuple):
     numbers: int = 0
 
     def readiness(self, present: Collection[int], now: float) -> Readiness:
-        """present: the members that have joined."""
+        """Decide whether the epoch starts, waits for members, or fails (the table above).
+
+        present: the members that have joined.
+        """
         late = now - self.began >= self.timeout
         dead = max((end for node, end in self.leases if node not in present), default=0.0)
         if now < max(self.earliest, dead):
@@ -177,10 +183,10 @@ class Gathering(NamedTuple):
         return Readiness.FAIL if late else Readiness.WAIT
 
     def taking_part(self, present: Collection[int], coordinator: int) -> Tuple[int, ...]:
-        """Choose the members of the epoch: the coordinator, then the others ascending.
+        """Choose the members of the epoch, at most the maximum: the coordinator, then the others ascending.
 
-        Beyond the maximum, those of the last epoch come before others, and lower numbers before higher ones. All come before
-        one on which the last two attempts have failed.
+        If there are more, those of the last epoch come before others, then lower numbers, and last the node on which the last
+        two attempts have failed.
         """
         bad = suspect(self.blamed)
         others = list(set(present) - {coordinator})
@@ -189,7 +195,7 @@ class Gathering(NamedTuple):
 
 
 def pause(short: int, least: float, most: float) -> float:
-    """Compute the seconds before an epoch. short: how many epochs in a row ended early.
+    """Compute the seconds of the pause before an epoch, doubled with each epoch in a row that ended early (`short`).
 
     least, most: see ElasticSettings.backoff.
     """

@@ -28,12 +28,18 @@ class Lease(NamedTuple):
         return self.since + self.seconds
 
     def send(self, now: float) -> Lease:
-        """Record that the next beat is sent, with the returned number. now: a time before it is written to the connection."""
+        """Record that the next beat is sent, whose number is in the result.
+
+        now: a time before it is written to the connection.
+        """
         number = self.number + 1
         return self._replace(number=number, pending=(*self.pending, (number, now)))
 
     def acknowledge(self, number: int) -> Lease:
-        """Record that the coordinator has received this beat. Numbers that were not sent, and old ones, change nothing."""
+        """Extend the lease from the time at which this beat was sent: the coordinator has it.
+
+        Unknown and old numbers change nothing.
+        """
         sent = [at for beat, at in self.pending if beat == number]
         if not sent or self.ended:
             return self
@@ -41,23 +47,26 @@ class Lease(NamedTuple):
         return self._replace(since=max(self.since, sent[0]), pending=pending)
 
     def check(self, now: float) -> Lease:
-        """Note whether it has ended. Call it each loop, after acknowledgements were read and before orders are obeyed.
+        """Set `ended` if the lease has ended. Call it each loop, after acknowledgements were read and before orders are obeyed.
 
         A loop that was stopped for longer than the lease has lost it: all beats that can be acknowledged then were sent before.
         """
         return self._replace(ended=True) if now >= self.end else self
 
     def renew(self, now: float) -> Lease:
-        """Renew the coordinator's own lease in each turn of its loop, unless the loop was stopped for too long."""
+        """Extend the coordinator's own lease from now on, unless it has ended because its loop was stopped.
+
+        Call it each loop.
+        """
         checked = self.check(now)
         return checked if checked.ended else checked._replace(since=now)
 
 
 def is_silent(received: float, now: float, seconds: float) -> bool:
-    """Check whether the coordinator gives a node up. received: when the newest beat of it came. seconds: of the lease."""
+    """Return whether the coordinator gives a node up: its newest beat came (`received`) more than `seconds` ago."""
     return now - received > seconds
 
 
 def ends_by(received: float, seconds: float) -> float:
-    """Compute the time by which a silent node has no ranks any more, by the coordinator's clock."""
+    """Return when a silent node has no ranks any more, by the coordinator's clock."""
     return received + seconds

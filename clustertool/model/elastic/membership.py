@@ -41,16 +41,20 @@ class EpochHeaders:
         self._epochs: "Dict[int, Counter[int]]" = {}
 
     def add(self, epoch: int, coordinator: int) -> None:
+        """Count one more header of this epoch that names this coordinator."""
         self._epochs.setdefault(epoch, Counter())[coordinator] += 1
 
     def of(self, epoch: int) -> int:
-        """Return the coordinator of an epoch that most headers name. Of equal votes the lower number counts."""
+        """Return the coordinator that most headers of an epoch name, of equal votes the lower one.
+
+        The usual one without headers.
+        """
         votes = self._epochs.get(epoch)
         return max(votes, key=lambda coordinator: (votes[coordinator], -coordinator)) if votes else self._usual
 
     @property
     def newest(self) -> int:
-        """The coordinator of the newest epoch that most nodes of any epoch, or at least two, have entered."""
+        """The coordinator of the newest epoch with headers of at least two nodes; without such, of the newest one."""
         known = sorted(self._epochs, key=lambda epoch: (sum(self._epochs[epoch].values()) > 1, epoch))
         return self.of(known[-1]) if known else self._usual
 
@@ -73,7 +77,10 @@ class Membership:
         return self._header is not None
 
     def apply(self, event: Mapping[str, Any]) -> None:
-        """Add the next event of the node, whose shape was checked."""
+        """Update the membership by the node's next event, whose shape was checked. Events of other kinds change nothing.
+
+        A job header begins anew, without an epoch, lost nodes and machines on standby.
+        """
         kind = event["type"]
         if kind == "job":
             self._header = event if "maximum" in event else None
@@ -89,7 +96,7 @@ class Membership:
             self._standby.pop((event["name"], event["address"]), None)
 
     def sample(self) -> Optional[Dict[str, object]]:
-        """Build a MembershipSample, None if the job is not elastic."""
+        """Build a MembershipSample; None if the job is not elastic. Lost nodes are left out."""
         header, change = self._header, self._change
         if header is None:
             return None

@@ -45,7 +45,7 @@ class ObjectKind:
         return f"/apis/{self.version}" if self.group else f"/api/{self.version}"
 
     def path(self, namespace: str, name: str = "") -> str:
-        """Return the path of one object, or of all."""
+        """Return the path of the object with this name in the API, or of all objects of the kind ("")."""
         inside = f"/namespaces/{namespace}" if self.namespaced else ""
         return f"{self.top}{inside}/{self.plural}{'/' if name else ''}{name}"
 
@@ -69,32 +69,34 @@ KINDS = {kind.name: kind for kind in _ALL}
 
 
 def condition(status: Object, kind: str) -> Dict[str, object]:
-    """Find the condition of this type in a status; {} if there is none."""
+    """Return the condition of this type in a status; {} if there is none."""
     return next((one for one in items(status, "conditions") if one.get("type") == kind), {})
 
 
 def is_true(found: Object) -> bool:
+    """Return whether a condition has the status "True"."""
     return found.get("status") == "True"
 
 
 def with_message(reason: str, message: str) -> str:
+    """Return "reason: message"; only the reason without another message."""
     return f"{reason}: {message}" if message and message != reason else reason
 
 
 def fields(of: Object, name: str) -> Dict[str, object]:
-    """Read the field as an object; {} if it is none."""
+    """Return the field if it is an object, else {}."""
     found = of.get(name)
     return found if isinstance(found, dict) else {}
 
 
 def items(of: Object, name: str) -> List[Dict[str, object]]:
-    """Read the objects in a list."""
+    """Return the objects in the field if it is a list, else []."""
     found = of.get(name)
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def text(of: Object, name: str) -> str:
-    """Read the field as one line, cut; control characters become spaces."""
+    """Return the field as one line of at most 300 characters; "" if it is no string. Control characters become spaces."""
     found = of.get(name)
     if not isinstance(found, str):
         return ""
@@ -102,7 +104,7 @@ def text(of: Object, name: str) -> str:
 
 
 def seconds(written: str) -> float:
-    """Convert a time of the API server to seconds since the epoch; 0.0 if it is none."""
+    """Convert a time of the API server to seconds since the epoch; 0.0 if it is no time."""
     try:
         return datetime.fromisoformat(written.replace("Z", "+00:00")).timestamp()
     except (ValueError, OverflowError):

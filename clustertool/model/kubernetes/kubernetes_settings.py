@@ -45,17 +45,17 @@ class NotRight(ValueError):
 
 
 def is_label(value: object) -> bool:
-    """Check for a name of an object that is part of a host name, too."""
+    """Return whether a value is a DNS label: a name of an object that can be a part of a host name."""
     return isinstance(value, str) and len(value) <= 63 and bool(re.fullmatch(_NAME, value))
 
 
 def plain_json(value: object, path: str = "") -> Json:
-    """Copy a value, with lists for tuples. Raises NotRight with the path of what is none of JSON, such as a date of YAML."""
+    """Copy a value of JSON, with lists for tuples. Raises NotRight with the path of another value, such as a date of YAML."""
     if isinstance(value, Mapping):
         for name in value:
             if not isinstance(name, str):
-                raise NotRight("a string", _below(path, str(name)))
-        return {name: plain_json(one, _below(path, name)) for name, one in value.items()}
+                raise NotRight("a string", _field_path(path, str(name)))
+        return {name: plain_json(one, _field_path(path, name)) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain_json(one, f"{path}[{index}]") for index, one in enumerate(value)]
     if value is not None and not isinstance(value, (str, bool, int, float)):
@@ -63,8 +63,8 @@ def plain_json(value: object, path: str = "") -> Json:
     return value
 
 
-def _below(path: str, name: str) -> str:
-    """Build the path of a field. A name with a point or a slash is quoted."""
+def _field_path(path: str, name: str) -> str:
+    """Return the path of a field in an object. A name with a point or a slash is quoted."""
     if not re.fullmatch(r"[\w-]+", name):
         return f"{path}[{name!r}]"
     return f"{path}.{name}" if path else name
@@ -116,16 +116,16 @@ def _texts_by_name(value: object) -> Dict[str, str]:
     found = _object(value)
     for name, one in found.items():
         if not isinstance(one, str):
-            raise NotRight("a string", _below("", name))
+            raise NotRight("a string", _field_path("", name))
     return found
 
 
 def _unreserved(value: object) -> Dict[str, str]:
-    """Read labels or annotations. Those of the tool itself are refused."""
+    """Check labels or annotations. Raises NotRight for a name that the tool itself sets."""
     found = _texts_by_name(value)
     for name in found:
         if name.startswith(_OWN):
-            raise NotRight("left out: the tool itself sets it", _below("", name))
+            raise NotRight("left out: the tool itself sets it", _field_path("", name))
     return found
 
 
@@ -136,7 +136,7 @@ def _dialect(value: object) -> str:
 
 
 def _amount(value: object, path: str = "") -> str:
-    """Read a quantity of a resource as text."""
+    """Check a quantity of a resource, and return it as text. Raises NotRight."""
     try:
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):
             raise ValueError("no quantity")
@@ -147,11 +147,12 @@ def _amount(value: object, path: str = "") -> str:
 
 
 def read_amounts(value: object, path: str) -> Dict[str, str]:
-    """Read amounts of resources by their names, as text. Raises NotRight."""
-    return {name: _amount(one, _below(path, name)) for name, one in _object(value, path).items()}
+    """Check an object of resource amounts, and return them as texts by their names. Raises NotRight."""
+    return {name: _amount(one, _field_path(path, name)) for name, one in _object(value, path).items()}
 
 
 def _nodes(value: object) -> Nodes:
+    """Check a number of pods, or one for each role, and return the roles in the order of the nodes. Raises NotRight."""
     count = whole(value, 1, _MOST) if not isinstance(value, Mapping) else None
     if count is not None:
         return (("trainer", count),)
@@ -168,35 +169,38 @@ def _nodes(value: object) -> Nodes:
 
 
 def _resources(value: object) -> Manifest:
-    """Read resources as a container has them, or by role: {"trainer": ..., "pserver": ...}, each of the same form."""
+    """Check resources of a container, or by role: {"trainer": ..., "pserver": ...}, each of the same form. Raises NotRight."""
     if isinstance(value, Mapping) and value and set(value) <= set(ROLES):
         return {role: _of_container(value[role], str(role)) for role in value}
     return _of_container(value, "")
 
 
 def _of_container(value: object, path: str) -> Manifest:
+    """Check the resources of a container; amounts alone count as requests and limits. Raises NotRight."""
     found = _object(value, path)
     if found and not set(found) & {"requests", "limits", "claims"}:
         given = read_amounts(found, path)
         return {"requests": given, "limits": dict(given)}
     for kind in {"requests", "limits"} & set(found):
-        found[kind] = read_amounts(found[kind], _below(path, kind))
+        found[kind] = read_amounts(found[kind], _field_path(path, kind))
     for name, amount in found.get("requests", {}).items():  # an extended resource needs both, and the same
         if "/" in name and found.setdefault("limits", {}).setdefault(name, amount) != amount:
-            raise NotRight(f"{amount!r}, as in requests: {name} cannot be shared", _below(_below(path, "limits"), name))
+            raise NotRight(
+                f"{amount!r}, as in requests: {name} cannot be shared", _field_path(_field_path(path, "limits"), name)
+            )
     return found
 
 
 def _volumes(value: object) -> Manifest:
-    """Read volumes by their paths in the container.
+    """Check volumes by their paths in the container. Raises NotRight.
 
-    A source is "pvc:claim[/path][:ro]", or the source of a volume as in a manifest.
+    A source is "pvc:claim[/path][:ro]" or the like, or the source of a volume as in a manifest.
     """
     if not isinstance(value, Mapping):
         raise NotRight('volumes by their paths in the container: {"/data": "pvc:claim", "/scratch": "emptydir"}')
     found = _object(value)
     for mount, source in found.items():
-        place = _below("", mount)
+        place = _field_path("", mount)
         if not re.fullmatch(r"/[^:\0\n]{0,1023}", mount):
             raise NotRight("an absolute path without `:`", place)
         if isinstance(source, dict):
@@ -209,6 +213,7 @@ def _volumes(value: object) -> Manifest:
 
 
 def _is_volume(value: object) -> bool:
+    """Return whether a value is the short form of a volume's source, KIND:NAME[:ro]."""
     kind, _, rest = value.partition(":") if isinstance(value, str) else ("", "", "")
     name = rest[:-3] if rest.endswith(":ro") else rest
     if kind == "emptydir":
@@ -222,11 +227,12 @@ def _is_volume(value: object) -> bool:
 
 
 def safe_path(path: str) -> bool:
-    """Check whether a path in a volume is relative and stays there."""
+    """Return whether a path in a volume is relative and stays in the volume."""
     return path.isprintable() and not path.startswith("/") and ".." not in path.split("/")
 
 
 def _workspace(value: object) -> str:
+    """Check the place of a workspace: a folder of the image, or one on a volume that can be written. Raises NotRight."""
     if isinstance(value, str) and value.startswith("image:/") and value.isprintable():
         return value
     return _writable_claim(value, f'a folder of the image: "image:/path", or {_WITH_PVC}')
@@ -239,7 +245,7 @@ def _writable_claim(value: object, right: str = _WITH_PVC) -> str:
 
 
 def _user(value: object) -> int:
-    """Read a uid; 0 where the cluster chooses it."""
+    """Check a uid, and return it; 0 for "cluster", which chooses it. Raises NotRight."""
     found = 0 if value == CLUSTER_CHOOSES else whole(value, 1, _MOST_USER)
     if found is None:
         raise NotRight(f'"{CLUSTER_CHOOSES}", or a whole number that is not that of root')
@@ -274,7 +280,7 @@ def _paddlejob(value: object) -> Manifest:
 
 
 def _setting(read: Callable[[object], Value]) -> Dict[str, Callable[[object], Value]]:
-    """Declare a field that a source may set. read: raises NotRight."""
+    """Build the metadata of a field that a source may set. read: checks a value; raises NotRight."""
     return {"read": read}
 
 
@@ -318,7 +324,7 @@ class KubernetesSettings:
         return sum(count for _, count in self.nodes)
 
     def resources_of(self, role: str) -> Manifest:
-        """Return the resources of a container of this role, {} for none."""
+        """Return the resources of a container of this role; {} if none were given."""
         if set(self.resources) & set(ROLES):
             return dict(self.resources.get(role, {}))
         return self.resources
@@ -334,9 +340,10 @@ def read_settings(
     typed: Optional[Mapping[str, object]] = None,
     where: str = "conf.py",
 ) -> KubernetesSettings:
-    """Read the settings of the three sources. where: the conf.py. typed: by the names of the settings.
+    """Read and check the settings of conf.py, job.toml and the command line; later ones replace earlier ones.
 
-    Raises ConfigError (78) for an error in conf.py, DataError (65) for job.toml, UsageError (64) for the command line.
+    where: the path of conf.py. typed: by the names of the settings. Raises ConfigError (78) for an error in conf.py, DataError
+    (65) for job.toml, UsageError (64) for the command line.
     """
     found = {
         **_read_source(conf, ConfigError, lambda name: f"{where}: KUBERNETES: {name}"),
@@ -353,6 +360,10 @@ def read_settings(
 
 
 def _read_source(values: Mapping[str, object], error: Type[ClustertoolError], place: Callable[[str], str]) -> Manifest:
+    """Check the settings of one source; those that are None or "" are left out. Raises `error`.
+
+    place: how a message names one.
+    """
     found = {}
     for name, value in values.items():
         if name not in _FIELDS:

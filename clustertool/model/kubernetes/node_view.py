@@ -28,9 +28,9 @@ def quantity(written: str) -> Decimal:
 
 
 def node_view(node: Mapping[str, object]) -> EngineNode:
-    """Describe what the node has for pods. reason: the taints, which keep pods away that do not tolerate them.
+    """Describe a node of the cluster by its object: state, taints (as reason), and the amounts that pods can get.
 
-    What pods use of it is in their own objects, which may be in other namespaces: it counts as 0.
+    What pods use counts as 0: it is in their objects, which may be in other namespaces.
     """
     status, spec = fields(node, "status"), fields(node, "spec")
     allocatable = fields(status, "allocatable")
@@ -51,20 +51,22 @@ def node_view(node: Mapping[str, object]) -> EngineNode:
 
 
 def is_ready(node: Mapping[str, object]) -> bool:
+    """Return whether the node's condition Ready is true."""
     return is_true(condition(fields(node, "status"), "Ready"))
 
 
 def is_cordoned(node: Mapping[str, object]) -> bool:
-    """Check whether an administrator keeps new pods away."""
+    """Return whether the node takes no new pods, because an administrator has cordoned it."""
     return fields(node, "spec").get("unschedulable") is True
 
 
 def _is_device(name: str) -> bool:
-    """Check for an extended resource: it has a domain, and those of kubernetes.io are no devices."""
+    """Return whether a resource is a device: its name has a domain other than kubernetes.io."""
     return "/" in name and not name.partition("/")[0].endswith("kubernetes.io") and name.isprintable()
 
 
 def _amount(resources: Mapping[str, object], name: str) -> Decimal:
+    """Return the amount of a resource; 0 if it is absent or no quantity."""
     try:
         return quantity(text(resources, name))
     except ValueError:

@@ -41,7 +41,7 @@ class JobAbout(NamedTuple):
 
 
 def object_name(job: str) -> str:
-    """Make a DNS label of a job id: `ct-` and the id in lower case. Where that changes it, a hash of the id is at the end."""
+    """Build a DNS label of a job id: `ct-` and the id in lower case; with a hash of the id if that changes or cuts it."""
     wanted = PREFIX + job
     name = re.sub(r"[^a-z0-9-]", "-", wanted.lower())
     if name == wanted and len(name) <= LONGEST_NAME and not name.endswith("-"):
@@ -50,12 +50,12 @@ def object_name(job: str) -> str:
 
 
 def job_hash(job: str) -> str:
-    """Compute the value of JOB_LABEL."""
+    """Return the hash of a job id, which is the value of JOB_LABEL."""
     return _short_hash(job, _LABEL_HASH)
 
 
 def owner_hash(owner: str) -> str:
-    """Compute the value of OWNER_LABEL."""
+    """Return the hash of an owner's name, which is the value of OWNER_LABEL."""
     return _short_hash(owner, _LABEL_HASH)
 
 
@@ -70,7 +70,7 @@ def annotations_of_job(job: str, owner: str, about: JobAbout) -> Dict[str, str]:
 
 
 def job_of(workload: Mapping[str, object]) -> str:
-    """Read the id of the job of an object; "" for an object that is of no job, or whose label is not that of the id."""
+    """Return the job id in an object's annotations; "" if there is none, or the label is not its hash."""
     metadata = fields(workload, "metadata")
     job = fields(metadata, "annotations").get(JOB_ID)
     if not isinstance(job, str) or not is_job_id(job) or fields(metadata, "labels").get(JOB_LABEL) != job_hash(job):
@@ -79,7 +79,7 @@ def job_of(workload: Mapping[str, object]) -> str:
 
 
 def about_of(workload: Mapping[str, object]) -> JobAbout:
-    """Read what the annotation of a workload states. Fields that are absent or of another type have their defaults."""
+    """Parse the annotation ABOUT of a workload. Fields that are absent or of another type have their defaults."""
     written = fields(fields(workload, "metadata"), "annotations").get(ABOUT)
     try:
         found = json.loads(written) if isinstance(written, str) and len(written) <= _MOST_ABOUT else {}
@@ -99,6 +99,7 @@ def about_of(workload: Mapping[str, object]) -> JobAbout:
 
 
 def _bounded_number(found: Mapping[str, object], name: str) -> float:
+    """Return a number from 0 to 1e11 in a field; 0.0 for another value."""
     value = found.get(name)
     return float(value) if type(value) in (int, float) and 0 <= value < _MOST else 0.0  # type: ignore[operator, arg-type]
 

@@ -29,12 +29,12 @@ class RolePods(NamedTuple):
 
 
 def ordered(nodes: Nodes) -> Nodes:
-    """Sort the roles in the order of their nodes."""
+    """Sort the roles in the order of their nodes: trainer, pserver, heter."""
     return tuple(sorted(nodes, key=lambda each: ROLES.index(each[0])))
 
 
 def groups(dialect: str, nodes: Nodes) -> Tuple[RolePods, ...]:
-    """List the templates of pods that a workload of this dialect has. An Indexed Job has one, for all roles."""
+    """List the groups of pods that a workload has a template for: one for each role; in an Indexed Job one for all roles."""
     if dialect == JOB:
         return (RolePods("", 0, sum(count for _, count in nodes)),)
     found: List[RolePods] = []
@@ -46,15 +46,12 @@ def groups(dialect: str, nodes: Nodes) -> Tuple[RolePods, ...]:
 
 
 def node_roles(nodes: Nodes, split: bool) -> Tuple[str, ...]:
-    """List the role of each node, as the join file has them; () where each node plays all. split: `nodes` names roles."""
+    """List the role of each node, for the join file; () if each node plays all roles. split: `nodes` names roles."""
     return tuple(role for role, count in ordered(nodes) for _ in range(count)) if split else ()
 
 
 def pod_hosts(dialect: str, name: str, nodes: Nodes) -> Tuple[str, ...]:
-    """List the host name of each node's pod.
-
-    That is the one of the pod itself, or where a controller adds characters, the beginning of it.
-    """
+    """List the host name of each node's pod; if a controller adds characters to the pod's name, its beginning."""
     return tuple(
         _host(dialect, name, group.role, index) for group in groups(dialect, nodes) for index in range(group.size)
     )
@@ -66,7 +63,7 @@ def coordinator_host(dialect: str, name: str, nodes: Nodes) -> str:
 
 
 def node_of_pod(pod: Mapping[str, object]) -> Optional[int]:
-    """Read the number of the node that a pod object is; None if it does not state one."""
+    """Read the number of a pod's node from the pod object's labels, annotations and name; None if they have none."""
     metadata = fields(pod, "metadata")
     labels, notes = fields(metadata, "labels"), fields(metadata, "annotations")
     first = whole(labels.get(FIRST_LABEL), 0, _MOST)

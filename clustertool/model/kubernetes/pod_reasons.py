@@ -113,7 +113,7 @@ class PodView(NamedTuple):
 
 
 def view(pod: Object) -> PodView:
-    """Read what a pod's object states."""
+    """Read what a pod's object states about its end or its waiting."""
     metadata, status = fields(pod, "metadata"), fields(pod, "status")
     container = _container(status)
     phase, host = text(status, "phase") or "Pending", text(fields(pod, "spec"), "nodeName")
@@ -139,18 +139,22 @@ def view(pod: Object) -> PodView:
 
 
 def end_of(pods: Sequence[PodView]) -> Optional[Tuple[str, int]]:
-    """Find why the pods of a job have ended by the will of the cluster: text and exit code. None where the job itself knows.
+    """Return why the cluster has ended pods of a job, and the exit code.
 
-    Pods of a job end one because of another, so the verdict names the first cause in the order of _ORDER.
+    None if it has ended none, so that the job itself knows. Pods of a job end because of another pod: the reason that comes
+    first in _ORDER counts.
     """
-    found = _worst(pods, _HOW_OTHERS_LEFT)
+    found = _first_by_fault(pods, _HOW_OTHERS_LEFT)
     return None if found is None else (f"pod {found.name}: {found.reason}", found.exit_code)
 
 
 def waits_for(pods: Sequence[PodView]) -> str:
-    """Describe why pods of a job have not started, with their number; "" where none waits for a known reason."""
+    """Return the most important reason for which pods have not started, with their number.
+
+    "" if none waits for a known reason.
+    """
     waiting = [pod for pod in pods if pod.phase in ("Pending", "Unknown")]
-    found = _worst(waiting, _ORDER)
+    found = _first_by_fault(waiting, _ORDER)
     if found is None:
         found = next((pod for pod in waiting if pod.reason), None)
     if found is None:
@@ -160,19 +164,18 @@ def waits_for(pods: Sequence[PodView]) -> str:
 
 
 def _whole_number(of: Object, name: str, absent: int) -> int:
+    """Return the whole number in a field; `absent` for another value."""
     found = of.get(name)
     return found if type(found) is int else absent
 
 
 def _container(status: Object) -> Dict[str, object]:
+    """Return the status of the job's container; {} if there is none."""
     return next((one for one in items(status, "containerStatuses") if one.get("name") == CONTAINER), {})
 
 
 def _explain(status: Object, container: Object, ended: Object, phase: str) -> Tuple[PodFault, str]:
-    """Explain the fault of a pod. The cause that the cluster states comes before that of the container.
-
-    The container ends because of it.
-    """
+    """Return a pod's fault, and its reason as text. A cause that the cluster states comes before that of the container."""
     reason, message = text(status, "reason"), text(status, "message")
     disruption = condition(status, "DisruptionTarget")
     if is_true(disruption):
@@ -201,6 +204,7 @@ def _explain(status: Object, container: Object, ended: Object, phase: str) -> Tu
 
 
 def _explain_end(ended: Object) -> Tuple[PodFault, str]:
+    """Return the fault and the reason of a container that has ended."""
     why, code = text(ended, "reason"), _whole_number(ended, "exitCode", 0)
     if why == "OOMKilled":
         return PodFault.OOM_KILLED, "OOMKilled: it used more than its memory limit; raise `memory` in resources"
@@ -210,6 +214,7 @@ def _explain_end(ended: Object) -> Tuple[PodFault, str]:
 
 
 def _explain_waiting(status: Object, container: Object, phase: str, stated: str) -> Tuple[PodFault, str]:
+    """Return the fault and the reason of a pod whose container has not started."""
     waiting = fields(fields(container, "state"), "waiting")
     why, message = text(waiting, "reason"), text(waiting, "message")
     if why in _IMAGE:
@@ -227,6 +232,7 @@ def _explain_waiting(status: Object, container: Object, phase: str, stated: str)
     return PodFault.NONE, ""
 
 
-def _worst(pods: Sequence[PodView], order: Sequence[PodFault]) -> Optional[PodView]:
+def _first_by_fault(pods: Sequence[PodView], order: Sequence[PodFault]) -> Optional[PodView]:
+    """Return the pod whose fault comes first in `order`; None if no pod has one of these."""
     found = [pod for pod in pods if pod.fault in order]
     return min(found, key=lambda pod: order.index(pod.fault)) if found else None

@@ -65,14 +65,14 @@ class PodLine(NamedTuple):
 
 
 def encode_line(line: PodLine) -> bytes:
-    """Write a rank's line as it stands in the log of the pod."""
+    """Format a line of a rank for the log of the pod: `[trainer 3] text`."""
     attempt = f" attempt {line.attempt}" if line.attempt else ""
     head = f"[{line.role} {line.rank}{attempt}{' +' if line.goes_on else ''}] "
     return head.encode() + line.text + b"\n"
 
 
 def decode_line(line: bytes) -> Optional[PodLine]:
-    """Read a line of the log of a pod, without its newline; None for a line that is none of a rank."""
+    """Parse a line of a pod's log, without its newline; None if it is no line of a rank."""
     found = _LINE.fullmatch(line)
     if found is None:
         return None
@@ -111,13 +111,16 @@ class PodRecord(NamedTuple):
 
 
 def encode(end: PodEnd, files: Mapping[str, bytes], logs: Sequence[Log] = ()) -> bytes:
-    """Write the last line of a pod's log. Of records that are too large the newest lines are kept, or nothing."""
-    fields = {**_end_fields(end), "logs": [list(log) for log in logs[:_MOST_LOGS]], "records": _pack(files)}
+    """Write the last line of a pod's log, with the end and the records.
+
+    Of too large records the newest lines are kept, or nothing.
+    """
+    fields = {**_end_fields(end), "logs": [list(log) for log in logs[:_MOST_LOGS]], "records": _pack_records(files)}
     return json.dumps(fields).encode() + b"\n"
 
 
 def decode(line: bytes) -> PodRecord:
-    """Read the last line of a pod's log. Raises DataError for what is no such line."""
+    """Parse the last line of a pod's log. Raises DataError if it has no record."""
     if len(line) > MOST_LINE:
         raise _no_record("it is too long")
     try:
@@ -135,7 +138,7 @@ def decode(line: bytes) -> PodRecord:
 
 
 def encode_message(end: PodEnd) -> bytes:
-    """Write the termination message. What does not fit is cut: ranks first, then the reason."""
+    """Write the termination message, at most 4096 bytes: ranks are cut first, then the reason."""
     failed, reason = list(end.failed), end.reason
     while True:
         text = json.dumps(_end_fields(end._replace(failed=tuple(failed), reason=reason))).encode()
@@ -148,9 +151,9 @@ def encode_message(end: PodEnd) -> bytes:
 
 
 def decode_message(text: str) -> PodEnd:
-    """Read a termination message. Raises DataError for another text.
+    """Parse a termination message.
 
-    The kubelet puts the end of the log there if there is no message.
+    Raises DataError for another text: without a message the kubelet puts the end of the log there.
     """
     try:
         return _decode_end(json.loads(text[: 4 * MOST_MESSAGE]))
@@ -159,9 +162,9 @@ def decode_message(text: str) -> PodEnd:
 
 
 def stated_events(job: str, node: int, stated: Stated, ranks: Mapping[str, Tuple[str, int, int]]) -> bytes:
-    """Make the events of a node whose pod has left no record.
+    """Build the events of a node whose pod has left no record: of the job, of each rank with a log, of the stated end.
 
-    ranks: those that have a log, as role, rank and attempt, by the names of the logs.
+    ranks: role, rank and attempt by the names of the logs.
     """
     about, end, t = stated.about, stated.end, stated.about.created
     known = {"created": t, "command": about.command, "mode": about.mode, "job_name": about.name, "asked": about.asked}
@@ -192,7 +195,8 @@ def _decode_end(fields: Mapping[str, object]) -> PodEnd:
     return end._replace(reason=end.reason[:_LONGEST])
 
 
-def _pack(files: Mapping[str, bytes]) -> str:
+def _pack_records(files: Mapping[str, bytes]) -> str:
+    """Compress the records, without what is too large (encode), and return them in base64."""
     kept = {name: files[name] for name in RECORDS if name in files}
     data = _join_files(kept)
     for name in [one for one in reversed(list(kept)) if len(kept[one]) > _SMALL]:

@@ -20,13 +20,13 @@ _FIX = "start the bundle by a manifest of clustertool: export --engine kubernete
 
 
 def pod_node(environ: Mapping[str, str]) -> int:
-    """Read the number of the node that this pod is. Raises UsageError where the variables do not state it."""
+    """Return the number of the node that this pod is, by its variables. Raises UsageError if they are not set."""
     index = INDEX if INDEX in environ else _OPERATOR_INDEX
     return _number_of_variable(environ, FIRST_NODE) + _number_of_variable(environ, index)
 
 
 def coordinator(environ: Mapping[str, str]) -> str:
-    """Read the host of node 0, where the operator knows it and the manifest does not. Raises UsageError."""
+    """Return the host of node 0 from the operator's variable, in a PaddleJob. Raises UsageError if it is not set."""
     first = environ.get(_OPERATOR_HOSTS, "").split(",")[0].strip()
     if not first:
         raise UsageError(f"{_OPERATOR_HOSTS} is not set: the host of the first pod is not known", _FIX)

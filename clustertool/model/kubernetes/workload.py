@@ -90,25 +90,25 @@ class Objects(NamedTuple):
 
 
 def manifests(settings: KubernetesSettings, order: WorkloadOrder) -> Objects:
-    """Make the objects without secrets, in the order of their creation. The API server checks them.
+    """Build the manifests of the workload and, if it needs one, its Service; without the Secret, whose name is returned.
 
-    Raises ConfigError for a template of pods that is none, or a job without an image.
+    Raises ConfigError for a pod template that is not right, or a job without an image. Other fields are checked by the server.
     """
     made: Dict[str, Callable[[KubernetesSettings, WorkloadOrder], Manifest]]
     made = {JOB: _job, JOBSET: _jobset, PADDLEJOB: _paddlejob}
     workload = made[settings.dialect](settings, order)
-    service = None if settings.dialect == JOBSET else _service(order)  # spec.network of a JobSet is one
+    service = None if settings.dialect == JOBSET else _headless_service(order)  # spec.network of a JobSet is one
     return Objects(workload, service, order.name)
 
 
 def _job(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
     (group,) = groups(JOB, settings.nodes)
     spec = {"ttlSecondsAfterFinished": KEPT, **_indexed_spec(settings, order, group)}
-    return {**_head(settings, order, "batch/v1", "Job"), "spec": spec}
+    return {**_workload_head(settings, order, "batch/v1", "Job"), "spec": spec}
 
 
 def _jobset(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
-    """Make a JobSet in which all roles must succeed: the coordinator ends pservers when trainers are done.
+    """Build a JobSet that succeeds if all roles do: the coordinator ends pservers when trainers are done.
 
     With the trainers alone as its aim the controller would delete pservers' pods, and their logs.
     """
@@ -123,7 +123,7 @@ def _jobset(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
         "ttlSecondsAfterFinished": KEPT,
         "replicatedJobs": jobs,
     }
-    return {**_head(settings, order, "jobset.x-k8s.io/v1alpha2", "JobSet"), "spec": spec}
+    return {**_workload_head(settings, order, "jobset.x-k8s.io/v1alpha2", "JobSet"), "spec": spec}
 
 
 def _indexed_spec(settings: KubernetesSettings, order: WorkloadOrder, group: RolePods) -> Manifest:
@@ -137,6 +137,7 @@ def _indexed_spec(settings: KubernetesSettings, order: WorkloadOrder, group: Rol
 
 
 def _paddlejob(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
+    """Build a PaddleJob whose pods join the job. Raises ConfigError for image_command, which only a native one can have."""
     if settings.paddlejob.get("image_command"):
         what = (
             "KUBERNETES: paddlejob.image_command: only the containers of export --native run the command of the image"
@@ -148,7 +149,7 @@ def _paddlejob(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
 def _paddlejob_of(
     settings: KubernetesSettings, order: WorkloadOrder, template: Callable[[RolePods], Manifest]
 ) -> Manifest:
-    """Make a PaddleJob. Pods stay when the job is over, unless the settings have it otherwise: their logs have its records."""
+    """Build a PaddleJob with these templates of pods. By default its pods stay when it is over: their logs have the records."""
     own = settings.paddlejob
     spec: Manifest = {
         "cleanPodPolicy": own.get("clean_pod_policy", "Never"),
@@ -161,11 +162,11 @@ def _paddlejob_of(
         spec["schedulingPolicy"] = {name: value for name, value in policy.items() if value}
     for group in groups(PADDLEJOB, settings.nodes):
         spec[PADDLE_ROLES[group.role]] = {"replicas": group.size, "template": template(group)}
-    return {**_head(settings, order, "batch.paddlepaddle.org/v1", "PaddleJob"), "spec": spec}
+    return {**_workload_head(settings, order, "batch.paddlepaddle.org/v1", "PaddleJob"), "spec": spec}
 
 
-def _head(settings: KubernetesSettings, order: WorkloadOrder, version: str, kind: str) -> Manifest:
-    """Make what each workload begins with."""
+def _workload_head(settings: KubernetesSettings, order: WorkloadOrder, version: str, kind: str) -> Manifest:
+    """Build apiVersion, kind and metadata of a workload, with the settings' labels, annotations and queue."""
     made = _metadata(order)
     queue = {QUEUE_LABEL: settings.queue} if settings.queue and settings.dialect != PADDLEJOB else {}
     made["labels"] = {**settings.labels, **queue, **order.labels}
@@ -174,11 +175,13 @@ def _head(settings: KubernetesSettings, order: WorkloadOrder, version: str, kind
 
 
 def _metadata(order: WorkloadOrder) -> Manifest:
+    """Build the metadata that each object of a job has."""
     made: Manifest = {"name": order.name, "labels": order.labels, "annotations": {JOB_ID: order.job_id}}
     return {**made, "namespace": order.namespace} if order.namespace else made
 
 
-def _service(order: WorkloadOrder) -> Manifest:
+def _headless_service(order: WorkloadOrder) -> Manifest:
+    """Build the headless Service by which the pods of a job get host names."""
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,  # pods meet before they are ready
@@ -188,7 +191,7 @@ def _service(order: WorkloadOrder) -> Manifest:
 
 
 def secret(order: WorkloadOrder, bundle: bytes) -> Manifest:
-    """Make the Secret with the bundle. Raises PreflightError for a bundle that is too large."""
+    """Build the Secret with the bundle. Raises PreflightError if the bundle is too large."""
     if len(bundle) > MOST_SECRET:
         what = f"the bundle has {len(bundle)} bytes, and a Secret at most {MOST_SECRET}"
         raise PreflightError(what, 'send less, or take the workspace from a volume: workspace = "pvc:CLAIM/path"')
@@ -197,7 +200,10 @@ def secret(order: WorkloadOrder, bundle: bytes) -> Manifest:
 
 
 def with_owner(manifest: Manifest, workload: Manifest) -> Manifest:
-    """Make the manifest of an object that is deleted with the workload. workload: as the API server has created it."""
+    """Return the manifest of an object with the workload as its owner, with which it is deleted.
+
+    workload: as the API server has created it.
+    """
     owner = {
         "apiVersion": workload["apiVersion"],
         "kind": workload["kind"],
@@ -208,7 +214,7 @@ def with_owner(manifest: Manifest, workload: Manifest) -> Manifest:
 
 
 def native(settings: KubernetesSettings, order: WorkloadOrder, commands: Mapping[str, Sequence[str]]) -> Manifest:
-    """Make a PaddleJob whose containers run the user's commands with the environment of the operator. commands: by the roles.
+    """Build a PaddleJob whose containers run the user's commands with the environment of the operator. commands: by the roles.
 
     Variables of order.env that the operator sets are left out. Raises ConfigError.
     """
@@ -222,7 +228,7 @@ def native(settings: KubernetesSettings, order: WorkloadOrder, commands: Mapping
 
 
 def pod_template(settings: KubernetesSettings, order: WorkloadOrder, group: RolePods) -> Manifest:
-    """Make the template of the pods of a role, for a joining process. Raises ConfigError."""
+    """Build the template of a group's pods, whose container runs the bundle, which joins the job. Raises ConfigError."""
     container, volumes = container_and_volumes(settings, order, group.role)
     container["command"] = [order.python, f"{SECRET_FOLDER}/{SECRET_KEY}", "join"]
     container["env"] = [*container["env"], {"name": FIRST_NODE, "value": str(group.first)}]
@@ -236,7 +242,7 @@ def pod_template(settings: KubernetesSettings, order: WorkloadOrder, group: Role
     ]
     secret = {"secretName": order.name, "defaultMode": 0o444, "optional": False}
     volumes = [{"name": "clustertool-bundle", "secret": secret}, {"name": _ROOT_VOLUME, "emptyDir": {}}, *volumes]
-    spec = {"subdomain": order.name, **_spec(settings, order)}
+    spec = {"subdomain": order.name, **_pod_spec(settings, order)}
     if settings.dialect == PADDLEJOB:
         spec.pop("subdomain")  # its operator gives pods no host name
     return _merged_template(
@@ -245,26 +251,26 @@ def pod_template(settings: KubernetesSettings, order: WorkloadOrder, group: Role
 
 
 def native_template(settings: KubernetesSettings, order: WorkloadOrder, role: str, command: List[str]) -> Manifest:
-    """Make the template of the pods of a role that run a user's command themselves, or the image's own, for [].
+    """Build the template of a role's pods, whose container runs the user's command, or for [] that of the image.
 
     Raises ConfigError.
     """
     container, volumes = container_and_volumes(settings, order, role)
     if command:
-        container["command"] = [_literal(part) for part in command]
-    container["env"] = [{"name": name, "value": _literal(value)} for name, value in order.env]
+        container["command"] = [_escape_expansion(part) for part in command]
+    container["env"] = [{"name": name, "value": _escape_expansion(value)} for name, value in order.env]
     folder = workspace_folder(settings, order)
     if folder:
         container["workingDir"] = folder
     return _merged_template(
-        settings, order, {}, {**_spec(settings, order), "containers": [container], "volumes": volumes}
+        settings, order, {}, {**_pod_spec(settings, order), "containers": [container], "volumes": volumes}
     )
 
 
 def container_and_volumes(
     settings: KubernetesSettings, order: WorkloadOrder, role: str
 ) -> Tuple[Manifest, List[Manifest]]:
-    """Make the container without its command, and the volumes of the settings. role: "" for that of all pods."""
+    """Build the container without its command, and the volumes of the settings. role: for the resources; "": of any role."""
     container: Manifest = {"name": CONTAINER}
     if order.image:
         container["image"] = order.image
@@ -277,7 +283,7 @@ def container_and_volumes(
     volumes: List[Manifest] = []
 
     def add(name: str, mount: str, source: object) -> None:
-        volume, how = _volume(source)
+        volume, how = _volume_and_mount(source)
         volumes.append({"name": name, **volume})
         mounts.append({"name": name, "mountPath": mount, **how})
 
@@ -298,8 +304,8 @@ def container_and_volumes(
     return container, volumes
 
 
-def _volume(source: object) -> Tuple[Manifest, Manifest]:
-    """Convert the source of a volume to its manifest, and the fields of its mount."""
+def _volume_and_mount(source: object) -> Tuple[Manifest, Manifest]:
+    """Convert the source of a volume to the fields of the volume, and those of its mount."""
     how: Manifest = {}
     if isinstance(source, Mapping):
         how = {name: source[name] for name in ("readOnly", "subPath") if name in source}
@@ -325,7 +331,8 @@ def _volume(source: object) -> Tuple[Manifest, Manifest]:
     return dict(found[kind]), how
 
 
-def _spec(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
+def _pod_spec(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
+    """Build the fields of a pod's spec besides containers and volumes."""
     given = {
         "nodeSelector": settings.node_selector,
         "tolerations": list(settings.tolerations),
@@ -348,7 +355,7 @@ def _spec(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
     }
 
 
-def _literal(text: str) -> str:
+def _escape_expansion(text: str) -> str:
     """Escape a text so that Kubernetes expands nothing of it: it replaces $(NAME), and $$ by $."""
     return text.replace("$", "$$") if "$(" in text or "$$" in text else text
 
@@ -356,6 +363,10 @@ def _literal(text: str) -> str:
 def _merged_template(
     settings: KubernetesSettings, order: WorkloadOrder, marks: Mapping[str, str], spec: Manifest
 ) -> Manifest:
+    """Merge our spec and labels with the user's template (pod_template). marks: further labels.
+
+    Raises ConfigError without an image.
+    """
     ours = {
         "metadata": {
             "labels": {**settings.labels, **order.labels, **marks},
@@ -375,7 +386,7 @@ def _merged_template(
 
 
 def merge_templates(users: Manifest, ours: Manifest) -> Manifest:
-    """Merge two templates into one with the fields of both."""
+    """Merge two templates; if both have a field, ours has priority, but the user's in securityContext. Lists are added up."""
     found = dict(users)
     for name, value in ours.items():
         theirs = users.get(name)
@@ -391,7 +402,10 @@ def merge_templates(users: Manifest, ours: Manifest) -> Manifest:
 
 
 def _merge_lists(theirs: List[Manifest], ours: List[Manifest], key: str) -> List[Manifest]:
-    """Merge two lists, ours first: the operator of PaddleJobs gives its variables to the first container."""
+    """Merge two lists, ours first, and entries with the same `key` into one.
+
+    The operator of PaddleJobs gives its variables to the first container.
+    """
 
     def of(entry: object) -> object:
         return entry.get(key) if key and isinstance(entry, dict) else None
@@ -407,12 +421,12 @@ def _without_null(fields: Manifest) -> Manifest:
 
 
 def pod_root(root_dir: str) -> str:
-    """Return ROOT_DIR as pods have it: an absolute path."""
+    """Return ROOT_DIR in pods: that of conf.py if it is an absolute path, else ROOT."""
     return posixpath.normpath(root_dir) if root_dir.startswith("/") else ROOT
 
 
 def root_of(pod: Mapping[str, object]) -> str:
-    """Read ROOT_DIR in a pod, as its object states it; "" if it does not."""
+    """Return ROOT_DIR in a pod, by the mounts in its object; "" if there is none."""
     for container in items(fields(pod, "spec"), "containers"):
         for mount in items(container, "volumeMounts"):
             if (container.get("name"), mount.get("name")) == (CONTAINER, _ROOT_VOLUME):
@@ -421,11 +435,11 @@ def root_of(pod: Mapping[str, object]) -> str:
 
 
 def output_folder(settings: KubernetesSettings, order: WorkloadOrder) -> str:
-    """Return where the volume of the output is in a pod, "" without one."""
+    """Return the folder in a pod in which the volume of the output is mounted; "" without one."""
     return f"{pod_root(order.root_dir)}-output" if settings.output else ""
 
 
 def workspace_folder(settings: KubernetesSettings, order: WorkloadOrder) -> str:
-    """Return the folder of a workspace that is not sent, "" if it is."""
+    """Return the folder in a pod with the workspace of an image or a volume; "" if the workspace is sent."""
     kind, _, place = settings.workspace.partition(":")
     return place if kind == "image" else f"{pod_root(order.root_dir)}-workspace" if kind == "pvc" else ""

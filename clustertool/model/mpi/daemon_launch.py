@@ -12,27 +12,26 @@ _FIRST = 240 << 24  # 240.0.0.0/4 is reserved: no name server is asked, and no m
 
 
 def host_name(node: int) -> str:
-    """Name a node for mpirun: 240.0.0.1 for node 0."""
+    """Return the name of a node in mpirun's hostfile: 240.0.0.1 for node 0."""
     number = _FIRST + node + 1
     return ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0))
 
 
-def for_daemon(command: str, address: str) -> str:
-    """Correct the command of a daemon, as it is right on another node.
+def correct_daemon_command(command: str, address: str) -> str:
+    """Change mpirun's command of a daemon so that it is right on another node.
 
-    With one address of mpirun's node in place of all that it has: a daemon tries them in turn, and waits for minutes where
-    an address is not reachable. Hydra's daemon without its folder on the node of mpirun: PATH has it. address: the training
-    address of the node of mpirun.
+    It gets one address of mpirun's node (`address`) in place of all: a daemon tries them in turn, and waits for minutes if one
+    is not reachable. Hydra's daemon loses its folder: PATH has it.
     """
     path, found, arguments = command.partition('/hydra_pmi_proxy" ')
     if found and path.startswith('"') and '"' not in path[1:]:
         command = f"hydra_pmi_proxy {arguments}"
     first, *rest = command.split("tcp://")
-    return "tcp://".join([first, *(_only(text, address) for text in rest)])
+    return "tcp://".join([first, *(_keep_address(text, address) for text in rest)])
 
 
-def _only(text: str, address: str) -> str:
-    """Keep one address of what follows tcp://: addresses, the port, with Open MPI 5 the length of each address's network."""
+def _keep_address(text: str, address: str) -> str:
+    """Keep one address in a text behind tcp://: addresses, the port, with Open MPI 5 the length of each address's network."""
     listed, _, after = text.partition(":")
     addresses = listed.split(",")
     if address not in addresses:

@@ -60,7 +60,7 @@ DAEMONS = ("orted", "prted", "hydra_pmi_proxy")
 
 
 def read_implementation(text: str) -> Optional[Implementation]:
-    """Read the implementation of an mpirun whose --version printed this text; None if the text names none that is known."""
+    """Parse the output of `mpirun --version` to the implementation; None if it names none that is known."""
     for sign, name in _OTHERS.items():
         if sign in text:
             version = re.search(r"\d+(?:\.\w+)*", text[text.index(sign) + len(sign) :])
@@ -92,7 +92,7 @@ _REFUSED: Dict[str, str] = {
 
 
 def refused_option(options: Sequence[str]) -> str:
-    """Describe why the first option that a user may not add does not fit, with its name; "" if all fit."""
+    """Return the first of a user's options of mpirun that contradicts the plan, and why; "" if there is none."""
     for number, option in enumerate(options):
         name = option.lstrip("-").partition("=")[0] if option.startswith("-") else ""
         if name in ("mca", "prtemca", "gmca") and options[number + 1 : number + 2]:
@@ -106,7 +106,7 @@ def refused_option(options: Sequence[str]) -> str:
 
 
 def gives(options: Sequence[str], name: str) -> bool:
-    """Check whether one of the options is --name, with one or two dashes, with its value behind it or behind =."""
+    """Return whether an option is --name, with one or two dashes, and its value behind it or behind =."""
     return any(option.startswith("-") and option.lstrip("-").partition("=")[0] == name for option in options)
 
 
@@ -115,12 +115,12 @@ _RANK = ("/bin/sh", "-c", f'exec /bin/sh "${RANK_VARIABLE}"')
 
 
 def by_slots(nodes: Sequence[int]) -> bool:
-    """Check whether mpirun puts the ranks in their order if it fills one node after the other. nodes: of the ranks, by rank."""
+    """Return whether the ranks of each node follow one another, so that mpirun can fill node by node. nodes: by rank."""
     return len(set(nodes)) == 1 + sum(before != node for before, node in zip(nodes, nodes[1:]))
 
 
 def hostfile(implementation: Optional[Implementation], nodes: Sequence[int]) -> str:
-    """Write mpirun's hostfile. nodes: of the ranks, by rank."""
+    """Write mpirun's hostfile, with numbers of slots if by_slots(), else a line for each rank. nodes: by rank."""
     if not by_slots(nodes):
         return "".join(f"{host_name(node)}\n" for node in nodes)
     form = "{}:{}\n" if implementation is not None and implementation.hydra else "{} slots={}\n"
@@ -130,27 +130,32 @@ def hostfile(implementation: Optional[Implementation], nodes: Sequence[int]) -> 
 def mpirun(
     implementation: Optional[Implementation], nodes: Sequence[int], address: str, options: Sequence[str], root: bool
 ) -> Tuple[str, ...]:
-    """Build the arguments of mpirun.
+    """Build the command line of mpirun.
 
-    implementation: None: which one the nodes have is not known, as for --dry without a connection. nodes: of the ranks, by
-    rank. address: of node 0, for the daemons of all nodes. options: the user's. root: the job's user is root.
+    implementation: None: not known, as for --dry without a connection. nodes: by rank. address: of node 0, for the daemons.
+    options: the user's. root: the job's user is root.
     """
     own: List[str] = []
     if implementation is not None:
-        own = _hydra(address) if implementation.hydra else _open_mpi(implementation, nodes, options, root)
+        own = (
+            _hydra_options(address) if implementation.hydra else _open_mpi_options(implementation, nodes, options, root)
+        )
     return ("mpirun", *own, "-n", str(len(nodes)), *options, *_RANK)
 
 
-def _hydra(address: str) -> List[str]:
-    """Build the options of Hydra.
+def _hydra_options(address: str) -> List[str]:
+    """Build the options of Hydra that place ranks and start daemons. With the launcher ssh it would call /bin/sh -x.
 
-    With the launcher ssh it would call /bin/sh -x. `-genvnone`: variables of node 0 are not for ranks of other nodes.
+    `-genvnone`: variables of node 0 are not for ranks of other nodes.
     """
     argv = ["-launcher", "rsh", "-launcher-exec", "/bin/sh", "-localhost", address]
     return [*argv, "-genvnone", "-wdir", "/", "-f", HOSTFILE]
 
 
-def _open_mpi(implementation: Implementation, nodes: Sequence[int], options: Sequence[str], root: bool) -> List[str]:
+def _open_mpi_options(
+    implementation: Implementation, nodes: Sequence[int], options: Sequence[str], root: bool
+) -> List[str]:
+    """Build the options of Open MPI that place ranks and start daemons, but not what the user's options set."""
     argv = ["--allow-run-as-root"] if root else []
     argv += ["--hostfile", HOSTFILE]
     if not gives(options, "map-by"):
@@ -165,7 +170,7 @@ def _open_mpi(implementation: Implementation, nodes: Sequence[int], options: Seq
 
 
 def own_environment(implementation: Optional[Implementation]) -> Env:
-    """Build the variables of mpirun alone. Open MPI would pass variables of its own to all daemons."""
+    """Build the variables that only mpirun gets, for Hydra. Open MPI would pass variables of its own to all daemons."""
     hydra = implementation is not None and implementation.hydra
     return {"HYDRA_LAUNCHER_EXTRA_ARGS": AGENT} if hydra else {}
 

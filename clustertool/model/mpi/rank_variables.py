@@ -47,10 +47,10 @@ _PMIX = _Names("PMIx", "PMIX_RANK")
 
 
 def rank_variables(environ: Mapping[str, str]) -> RankVariables:
-    """Read the place that the launcher of this process has given it.
+    """Read the rank, its local rank and their numbers from the variables of the launcher that has started this process.
 
-    Raises UsageError where no launcher has set a rank, for a value that is no number, for a rank that is not below the size,
-    and where two launchers contradict each other: then one of them has started the other, and both of their variables are left.
+    Raises UsageError if no launcher has set a rank, for a value that is no number or a rank that is not below the size, and if
+    two launchers contradict each other: one has started the other.
     """
     found = tuple(_place_stated(environ, names) for names in (_OPEN_MPI, _MPICH, _PMIX) if environ.get(names.rank))
     if not found:
@@ -72,7 +72,7 @@ def _contradiction(first: RankVariables, second: RankVariables) -> UsageError:
 
 
 def _place_stated(environ: Mapping[str, str], names: _Names) -> RankVariables:
-    """Read the variables of one launcher. Raises UsageError."""
+    """Read and check the variables of one launcher. Raises UsageError."""
     rank, size, local_rank, local_size = (_number_stated(environ, name) for name in names[1:])
     if rank is None:
         raise UsageError(f"{names.rank} is not set", _FIX)
@@ -86,7 +86,7 @@ def _place_stated(environ: Mapping[str, str], names: _Names) -> RankVariables:
 
 
 def _number_stated(environ: Mapping[str, str], name: str) -> Optional[int]:
-    """Read a variable as a number, None where it is not set. Raises UsageError."""
+    """Return the number in a variable; None if it is not set. Raises UsageError for another text."""
     text = environ.get(name, "") if name else ""
     if not text:
         return None

@@ -19,7 +19,10 @@ _NO_ANSWER = 255  # as ssh without a connection
 
 
 def main(job_dir: str, arguments: Sequence[str]) -> None:
-    """Exit with the code of the daemon, as a shell has it."""
+    """Have the supervisors start a daemon on a node, wait for its end, and exit with its code.
+
+    With 255 if it cannot be started. arguments: [options] HOST COMMAND..., as mpirun gives them.
+    """
     processes.outlive()
     rest = list(arguments)
     while rest and rest[0].startswith("-"):

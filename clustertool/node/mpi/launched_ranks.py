@@ -44,7 +44,10 @@ class LaunchedRanks:
         }
 
     def prepare(self, job: int, bundle: bytes) -> None:
-        """Make the job's private folders, and write what mpirun calls. bundle: see launcher_scripts. Raises PreflightError."""
+        """Make the job's private folders, and write the scripts that mpirun calls. bundle: see launcher_scripts.
+
+        Raises PreflightError.
+        """
         if not self.present:
             return
         self._folders = session_folder.make(self._spec["mark"])
@@ -55,27 +58,31 @@ class LaunchedRanks:
             raise PreflightError(what, "make room on the disk of ROOT_DIR") from None
 
     def remove(self) -> None:
+        """Remove the job's private folders."""
         if self._folders:
             session_folder.remove(self._spec["mark"])
 
     # -- what is started here --
 
     def starts(self, role: str) -> bool:
-        """Check whether mpirun starts the ranks of this role."""
+        """Return whether mpirun starts the ranks of this role."""
         return self.present and role == _ROLE
 
     def expect(self, keys: List[Key]) -> None:
-        """Expect these trainers, since the order to start them has come: from now on mpirun may start them."""
+        """Set the trainers that mpirun may start from now on, and forget the signals and ends of the attempt before."""
         self._expected, self._signalled, self._registered = set(keys), set(), set()
 
     def require(self, role: str, number: int, found: Optional[object]) -> None:
-        """Raise NotFound if mpirun starts no such rank on this node. found: what the node has of this name."""
+        """Raise NotFound if `found`, what the node has of this rank, is None, or mpirun does not start this role."""
         if found is None or not self.starts(role):
             what = f"mpirun has started {role} {number} on {self._spec['name']}, where the plan has no such rank"
             raise NotFound(what, _FIX)
 
     def admit(self, key: Key, pid: int) -> None:
-        """Register a rank that mpirun has started. Raises UsageError, NotFound."""
+        """Check that the rank is expected and `pid` is a child of this process, and expect it no more.
+
+        Raises UsageError, NotFound.
+        """
         name = self._spec["name"]
         if key not in self._expected:
             what = f"mpirun has started {key[0]} {key[1]} on {name}, where the plan has no such rank that waits for its start"
@@ -86,29 +93,29 @@ class LaunchedRanks:
             raise NotFound(what, "only the rank wrapper registers ranks")
         self._expected.discard(key)
 
-    def of_launcher(self, process: SpecProcess) -> SpecProcess:
-        """Complete a process of the plan by what is known only on its node, if it is mpirun or one of its daemons."""
+    def complete_launcher(self, process: SpecProcess) -> SpecProcess:
+        """Return the process; for mpirun or a daemon with the variables that only its node knows."""
         if process["role"] not in LAUNCHERS or not self._folders:
             return process
         env = {**process["env"], **launcher_scripts.variables(self._spec, self._folders["sockets"])}
         return {**process, "env": env}
 
-    def daemon(self, process: SpecProcess, command: str) -> SpecProcess:
-        """Describe the daemon of this node as mpirun wants it to be started."""
-        command = daemon_launch.for_daemon(command, self._spec["lead"]["host"])
-        simple = not _OF_SHELL & set("".join(_bare(command))) and "=" not in command.split(" ", 1)[0]
+    def daemon_process(self, process: SpecProcess, command: str) -> SpecProcess:
+        """Return the process of this node's daemon with mpirun's command, corrected for this node (correct_daemon_command)."""
+        command = daemon_launch.correct_daemon_command(command, self._spec["lead"]["host"])
+        simple = not _OF_SHELL & set("".join(_unquoted_parts(command))) and "=" not in command.split(" ", 1)[0]
         text = f"exec {command.strip()}" if simple else command  # a shell between would end before the daemon
         return {**process, "argv": ["/bin/sh", "-c", text]}
 
     def rank_variables(self, role: str) -> Dict[str, str]:
-        """Compute variables of each rank on this node: its shared memory, by the names of Open MPI 4 and 5."""
+        """Return the variables of each rank on this node: its folder for shared memory, by the names of Open MPI 4 and 5."""
         if not self.starts(role) or not self._folders:
             return {}
         names = ("OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory")
         return dict.fromkeys(names, self._folders["memory"])
 
     def node_of(self, host: str) -> Key:
-        """Find the daemon on the node that mpirun's hostfile calls `host`. Raises NotFound."""
+        """Return the key of the daemon on the node that mpirun's hostfile names `host`. Raises NotFound."""
         if host not in self._daemons:
             raise NotFound(f"mpirun wants to start a daemon on {host!r}, which is no node of this job", _FIX)
         return self._daemons[host]
@@ -116,32 +123,31 @@ class LaunchedRanks:
     # -- how it ends --
 
     def signalled(self, key: Key) -> None:
+        """Record that the wrapper of a rank has received a signal of mpirun."""
         self._signalled.add(key)
 
     def waits_for_end(self, key: Key) -> None:
+        """Record that the wrapper of a rank waits for its end."""
         self._registered.add(key)
         self._late.append(key)
 
     def take_late(self) -> List[Key]:
-        """Return the ranks whose wrappers wait since the last call."""
+        """Return the ranks whose wrappers have begun to wait since the last call."""
         late, self._late = self._late, []
         return late
 
     def ended_by_launcher(self, key: Key, waits: bool) -> bool:
-        """Check whether mpirun has ended a rank: its wrapper got the signal as well, or is gone.
-
-        waits: the wrapper waits now.
-        """
+        """Return whether mpirun has ended a rank: its wrapper got the signal, too, or has waited and is gone (not `waits`)."""
         return key in self._signalled or (key in self._registered and not waits)
 
     @staticmethod
     def may_be_ended(code: int, killed: int) -> bool:
-        """Check whether a rank that mpirun ends may end so, before its wrapper has reported it."""
+        """Return whether an exit is by a signal with which mpirun ends ranks; its wrapper may not have reported that yet."""
         return exit_code(code, killed) in _BY_SIGNAL
 
     @staticmethod
     def helpers(launchers: List[int]) -> FrozenSet[int]:
-        """Find the pids of mpirun, its daemons and what they have started. launchers: the pids of those on this node.
+        """Return the pids of mpirun, its daemons (`launchers`, those on this node) and all their descendants.
 
         Ranks are not among them: the supervisor is their parent.
         """
@@ -149,8 +155,8 @@ class LaunchedRanks:
         return frozenset([*launchers, *below])
 
 
-def _bare(command: str) -> List[str]:
-    """Return the parts of a command that are not quoted."""
+def _unquoted_parts(command: str) -> List[str]:
+    """Return the parts of a shell command that are not quoted; [";"] if it cannot be parsed."""
     lexer = shlex.shlex(command, posix=False)
     lexer.whitespace_split, lexer.commenters = True, ""
     try:

@@ -34,27 +34,28 @@ from clustertool.node.mpi import {module}
 
 
 def write(spec: Spec, job: int, folder: str, bundle: bytes) -> None:
-    """Write the scripts into the job's directory, whose descriptor is `job`. Raises OSError.
+    """Write the scripts that mpirun and its daemons call, and on mpirun's node its hostfile, into the job's directory.
 
-    folder: that of the job outside of its directory. bundle: the file by which this machine has joined the job, b"" if none.
+    job: its descriptor. folder: a private one of the job, for a copy of the code. bundle: the file by which this machine has
+    joined the job, b"" if none. Raises OSError.
     """
-    place = _code(folder, bundle)
-    _write(job, _RANK_SCRIPT, _script("rank_wrapper", place, spec["job_dir"]))
+    place = _code_directory(folder, bundle)
+    _write_script(job, _RANK_SCRIPT, _script_text("rank_wrapper", place, spec["job_dir"]))
     if "hostfile" in spec:
-        _write(job, HOSTFILE, spec["hostfile"])
-        _write(job, AGENT, _script("launch_agent", place, spec["job_dir"]))
+        _write_script(job, HOSTFILE, spec["hostfile"])
+        _write_script(job, AGENT, _script_text("launch_agent", place, spec["job_dir"]))
 
 
 def variables(spec: Spec, folder: str) -> Dict[str, str]:
-    """Return variables of mpirun and its daemons on this node."""
+    """Return the variables of mpirun and its daemons on this node: script of the ranks, mark, and `folder` as TMPDIR."""
     script = os.path.join(spec["job_dir"], _RANK_SCRIPT)
     return {RANK_VARIABLE: script, "CLUSTERTOOL_MARK": spec["mark"], "TMPDIR": folder}
 
 
-def _code(folder: str, bundle: bytes) -> str:
-    """Return the directory of the tool's code for as long as the job runs. Raises OSError.
+def _code_directory(folder: str, bundle: bytes) -> str:
+    """Return a directory with the tool's code that stays as long as the job runs, if needed a copy in `folder`. Raises OSError.
 
-    A bundle has the job's key, and its file may be removed by now: the code alone is written.
+    Of a bundle only the code is extracted: it has the job's key, and its file may be removed by now.
     """
     place = os.path.dirname(os.path.dirname(os.path.abspath(clustertool.__file__)))
     copy = os.path.join(folder, "code")
@@ -65,11 +66,13 @@ def _code(folder: str, bundle: bytes) -> str:
     return shutil.copytree(place, copy) if os.path.basename(place).startswith(_TEMPORARY) else place
 
 
-def _script(module: str, place: str, job_dir: str) -> str:
+def _script_text(module: str, place: str, job_dir: str) -> str:
+    """Build a shell script that runs main() of a module of this package, with the job's directory and its arguments."""
     argv = [sys.executable, "-ESs", "-c", _CODE.format(module=module), place, job_dir]
     return "#!/bin/sh\nexec " + " ".join(map(shlex.quote, argv)) + ' "$@"\n'
 
 
-def _write(job: int, name: str, text: str) -> None:
+def _write_script(job: int, name: str, text: str) -> None:
+    """Write an executable file into the job's directory, whose descriptor is `job`."""
     files.create(job, name, text.encode(), exclusive=False)
     os.chmod(f"{files.path_of(job)}/{name}", 0o700)

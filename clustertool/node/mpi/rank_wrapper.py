@@ -40,18 +40,23 @@ _OWN = ("CLUSTERTOOL_", "OLDPWD", "PWD", "SHLVL", "TMPDIR")
 
 
 def main(job_dir: str, arguments: Sequence[str]) -> None:
-    """End as the rank does. Where the supervisor refuses the rank, write why to stderr, which mpirun shows; exit with 78."""
+    """Start the rank, wait until it has ended, and end in the same way.
+
+    If the supervisor refuses the rank, write why to stderr, which mpirun shows, and exit with 78.
+    """
     paths = JobPaths.at(job_dir)
     try:
         rank = rank_variables(os.environ).rank
         wake, _other_end = _watch_signals()
-        found = cast("RankEnvironment", _ask(paths, {"type": "rank-environment", "role": _ROLE, "rank": rank}))
+        found = cast(
+            "RankEnvironment", _ask_supervisor(paths, {"type": "rank-environment", "role": _ROLE, "rank": rank})
+        )
         pid, go = _fork_rank(found)
-        _ask(paths, {"type": "rank-started", "role": _ROLE, "rank": rank, "pid": pid})
+        _ask_supervisor(paths, {"type": "rank-started", "role": _ROLE, "rank": rank, "pid": pid})
         with supervisor_client.open_request(paths, {"type": "rank-end", "role": _ROLE, "rank": rank}) as sock:
             os.write(go, b"g")
             os.close(go)
-            code, number = _wait(paths, rank, sock, wake)
+            code, number = _wait_for_end(paths, rank, sock, wake)
     except (OSError, ClustertoolError) as error:
         print(f"clustertool: {error}", file=sys.stderr)
         if isinstance(error, ClustertoolError) and error.fix:
@@ -60,8 +65,8 @@ def main(job_dir: str, arguments: Sequence[str]) -> None:
     _end_as(code, number)
 
 
-def _ask(paths: JobPaths, request: SupervisorRequest) -> Mapping[str, object]:
-    """Ask the supervisor. Raises ClustertoolError, OSError."""
+def _ask_supervisor(paths: JobPaths, request: SupervisorRequest) -> Mapping[str, object]:
+    """Send a request to the supervisor, and return its answer. Raises ClustertoolError, OSError."""
     with supervisor_client.open_request(paths, request) as sock:
         answer = supervisor_client.receive(sock)
     if answer is None:
@@ -70,9 +75,9 @@ def _ask(paths: JobPaths, request: SupervisorRequest) -> Mapping[str, object]:
 
 
 def _watch_signals() -> Tuple[socket.socket, socket.socket]:
-    """Survive the signals of the launcher: it ends the rank by them, and this process reports them.
+    """Keep the signals of the launcher from ending this process. Return a socket with the number of each, and its other end.
 
-    Return a socket that has the number of each signal, and its other end, which must stay open.
+    The other end must stay open.
     """
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -84,8 +89,11 @@ def _watch_signals() -> Tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-def _wait(paths: JobPaths, rank: int, sock: socket.socket, wake: socket.socket) -> Tuple[int, int]:
-    """Return the exit code of the rank, and the signal that has ended it. A supervisor that has ended counts as SIGKILL."""
+def _wait_for_end(paths: JobPaths, rank: int, sock: socket.socket, wake: socket.socket) -> Tuple[int, int]:
+    """Wait for the rank's end; return its exit code and signal: SIGKILL also if the supervisor has ended.
+
+    Reports the first signal of the launcher to the supervisor.
+    """
     reported = False
     while True:
         ready, _, _ = select.select([sock, wake], [], [])
@@ -94,13 +102,14 @@ def _wait(paths: JobPaths, rank: int, sock: socket.socket, wake: socket.socket) 
             if not reported and any(number in _OF_LAUNCHER for number in numbers):
                 reported = True
                 with contextlib.suppress(OSError, ClustertoolError):
-                    _ask(paths, {"type": "launcher-signal", "role": _ROLE, "rank": rank})
+                    _ask_supervisor(paths, {"type": "launcher-signal", "role": _ROLE, "rank": rank})
         if sock in ready:
             answer = supervisor_client.receive(sock)
             return (0, signal.SIGKILL) if answer is None else (int(str(answer["code"])), int(str(answer["signal"])))
 
 
 def _end_as(code: int, number: int) -> NoReturn:
+    """End this process with an exit code, or by a signal, without a core file."""
     if number:
         if number != signal.SIGKILL:
             with contextlib.suppress(OSError, ValueError):
@@ -114,7 +123,7 @@ def _end_as(code: int, number: int) -> NoReturn:
 
 
 def _fork_rank(found: RankEnvironment) -> Tuple[int, int]:
-    """Start the process of the rank. Return its pid, and a descriptor: its program begins after a byte, and never at its end.
+    """Fork a grandchild for the rank. Return its pid, and a descriptor: a byte starts the program, its end prevents that.
 
     Raises OSError.
     """
@@ -138,7 +147,7 @@ def _fork_rank(found: RankEnvironment) -> Tuple[int, int]:
 
 
 def _become_rank(found: RankEnvironment, wait: int) -> None:
-    """Become the rank, and never return."""
+    """Wait for the byte, open the rank's log as stdout and stderr, and execute its program. Never returns."""
     if os.read(wait, 1) != b"g":
         os.kill(os.getpid(), signal.SIGKILL)
     try:
@@ -149,15 +158,15 @@ def _become_rank(found: RankEnvironment, wait: int) -> None:
     for target, fd in enumerate((null, log, log)):
         os.dup2(fd, target)
     try:
-        _become(found)
+        _execute_program(found)
     except OSError as error:
         code, why = programs.not_started(error, found["argv"][0], found["work_dir"])
         os.write(2, f"clustertool: {why}\n".encode())
         processes.leave(code)
 
 
-def _become(found: RankEnvironment) -> None:
-    """Set the rank's surroundings, and execute its program. Raises OSError."""
+def _execute_program(found: RankEnvironment) -> None:
+    """Restore signals, set umask, limits and folder of the rank, and execute its program. Raises OSError."""
     for number in (*_OF_LAUNCHER, *FOR_RANKS, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
@@ -166,11 +175,14 @@ def _become(found: RankEnvironment) -> None:
     if found["file_limit"]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (found["file_limit"], resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     os.chdir(found["work_dir"])
-    env = _environment(found["env"], os.environ)
+    env = _merged_environment(found["env"], os.environ)
     os.execvpe(found["argv"][0], found["argv"], env)
 
 
-def _environment(planned: Mapping[str, str], own: Mapping[str, str]) -> Dict[str, str]:
-    """Merge what the plan gives to the rank, and what mpirun has added: OMPI_*, PMIX_*, PMI_*, and those of its option -x."""
+def _merged_environment(planned: Mapping[str, str], own: Mapping[str, str]) -> Dict[str, str]:
+    """Merge the rank's planned variables over those of this process: OMPI_*, PMIX_*, PMI_*, and of mpirun's option -x.
+
+    Variables of the tool and of shells are left out.
+    """
     added = {name: value for name, value in own.items() if not name.startswith(_OWN) and name != "_"}
     return {**added, **planned}

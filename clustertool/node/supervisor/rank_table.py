@@ -260,7 +260,7 @@ class RankTable:
         if why:
             return NOT_EXECUTABLE, why
         limits = (self._umask, self._file_limit)
-        spec, process = self._spec, self.launched.of_launcher(rank.spec)
+        spec, process = self._spec, self.launched.complete_launcher(rank.spec)
         if process is not rank.spec:  # where its files are
             spec = {**spec, "work_dir": spec["job_dir"]}
         client: Optional[Tuple[List[str], Dict[str, str]]] = None

@@ -447,7 +447,7 @@ class Supervisor:
         rank = next(iter(self.ranks.of_role(MPI_DAEMON)), None)
         if rank is None or rank.pid or self.shutdown is not None:
             return
-        rank.spec = self.ranks.launched.daemon(rank.spec, command)
+        rank.spec = self.ranks.launched.daemon_process(rank.spec, command)
         self._report(self._start_rank(rank))
 
     def _adopt(self, key: Key, pid: int) -> None:
