@@ -272,20 +272,13 @@ class NodeProgress:
     answers: its lines are the answer of the command, on stdout; else they are notes.
     """
 
-    def __init__(
-        self,
-        terminal: Terminal,
-        phase: str,
-        names: Sequence[str],
-        clock: Clock = time.monotonic,
-        answers: bool = True,
-    ) -> None:
-        self._terminal, self._phase, self._names, self._clock = terminal, phase, names, clock
+    def __init__(self, terminal: Terminal, phase: str, names: Sequence[str], answers: bool = True) -> None:
+        self._terminal, self._phase, self._names = terminal, phase, names
         self._print = terminal.line if answers else terminal.note
         self._lock = threading.Lock()
         self._done: list[str] = []
         self._failed: list[str] = []
-        self._start = self._printed_at = clock()
+        self._start = self._printed_at = time.monotonic()
         self._picture = _Picture(terminal, self._draw)
 
     def __enter__(self) -> NodeProgress:
@@ -295,7 +288,7 @@ class NodeProgress:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._picture.close()
         with self._lock:
-            took = human_seconds(self._clock() - self._start)
+            took = human_seconds(time.monotonic() - self._start)
             failed = f", failed: {fold(self._failed)}" if self._failed else ""
             how = "stopped after" if kind is not None else "done in"
             self._print(f"{self._phase}: {self._counted()} {how} {took}{failed}")
@@ -303,7 +296,7 @@ class NodeProgress:
     def turn(self) -> None:
         """Print a line every two seconds if there is no terminal. Call it regularly."""
         with self._lock:
-            now = self._clock()
+            now = time.monotonic()
             if self._terminal.is_terminal or now - self._printed_at < _PERIOD:
                 return
             self._printed_at = now
@@ -328,7 +321,7 @@ class NodeProgress:
         with self._lock:
             all_, done = len(self._names), len(self._done)
             left = [name for name in self._names if name not in {*self._done, *self._failed}]
-            note = f"{done} of {all_}, {human_seconds(self._clock() - self._start)}"
+            note = f"{done} of {all_}, {human_seconds(time.monotonic() - self._start)}"
             waits = f"; waiting for {self._terminal.printable(fold(left))}" if left else ""
         grid.add_row(*_bar(self._phase, done, all_, note + waits))
         return grid

@@ -43,8 +43,8 @@ def discard(channel: Any) -> None:
         channel.close()  # the node spoke a moment ago: this does not hang
 
 
-def briefly(do: Callable[[], None], limit: float = 1.0) -> None:
-    """Run a function that a dead peer could block, in a thread; after `limit` seconds return without its end."""
+def briefly(do: Callable[[], None]) -> None:
+    """Run a function that a dead peer could block, in a thread; after a second return without its end."""
 
     def quietly() -> None:
         with contextlib.suppress(*BROKEN):  # it has ended already
@@ -52,7 +52,7 @@ def briefly(do: Callable[[], None], limit: float = 1.0) -> None:
 
     thread = threading.Thread(target=quietly, daemon=True)
     thread.start()
-    thread.join(limit)
+    thread.join(1.0)
 
 
 # ---- reading both streams of a channel without threads

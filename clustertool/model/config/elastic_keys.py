@@ -26,12 +26,12 @@ _URL = re.compile(
 _USUAL_PORT = 2379  # etcd's
 
 
-def node_range(text: str, option: str = "--nnodes") -> Tuple[int, int]:
+def node_range(text: str) -> Tuple[int, int]:
     """Parse MIN:MAX, or N, which is N:N here. Raises UsageError."""
     low, colon, high = text.partition(":")
     least, most = whole(low, 1, MOST), whole(high if colon else low, 1, MOST)
     if least is None or most is None or least > most:
-        raise UsageError(f"{option} {text!r} is no number of nodes", f"{option} 4, or MIN:MAX: {option} 2:4")
+        raise UsageError(f"--nnodes {text!r} is no number of nodes", "--nnodes 4, or MIN:MAX: --nnodes 2:4")
     return least, most
 
 
