@@ -41,22 +41,23 @@ class RankUser(NamedTuple):
 def passwd(text: str, user: RankUser) -> str:
     """Return the text of an image's /etc/passwd with an entry for the user; unchanged where it has one."""
     entry = f"{_field(user.name)}:x:{user.uid}:{user.gid}::{_field(user.home)}:{_SHELL}"
-    return _with(text, entry, user.uid)
+    return _with_entry(text, entry, user.uid)
 
 
 def group(text: str, user: RankUser) -> str:
-    """Return the same of /etc/group, with the primary group of the user."""
-    return _with(text, f"{_field(user.name)}:x:{user.gid}:", user.gid)
+    """Return the text of an image's /etc/group with an entry for the user's primary group; unchanged where it has one."""
+    return _with_entry(text, f"{_field(user.name)}:x:{user.gid}:", user.gid)
 
 
-def _with(text: str, entry: str, number: int) -> str:
+def _with_entry(text: str, entry: str, number: int) -> str:
+    """Add an entry to the lines of a file of /etc, unless one of them has this number."""
     lines = [line for line in text.split("\n") if line]
     known = any(line.split(":")[2:3] == [str(number)] for line in lines)
     return "\n".join([*lines, *([] if known else [entry]), ""])
 
 
 def _field(text: str) -> str:
-    """Replace what separates fields and lines."""
+    """Replace characters that separate fields or lines, or cannot be printed, by an underscore."""
     return "".join("_" if sign == ":" or not sign.isprintable() else sign for sign in text)
 
 
@@ -237,7 +238,7 @@ def place_of(mark: str) -> str:
 
 
 def name_of(job: str, mark: str, role: str, rank: int, attempt: int) -> str:
-    """Name a rank's container."""
+    """Compute the name of a rank's container in an attempt."""
     return f"ct-{job}-{role}{rank}-{attempt}-{place_of(mark)[:8]}"
 
 
@@ -298,7 +299,7 @@ def accounts_command(container: ContainerSpec, spec: Spec) -> List[str]:
 
 
 def read_accounts(text: str, user: RankUser) -> Dict[str, str]:
-    """Read what that command has written. Return the files that lack the user or its group, with an entry."""
+    """Parse the output of accounts_command(), and return those files that lack the user or its group, with an entry."""
     found, files = dict.fromkeys(ACCOUNTS, ""), iter(ACCOUNTS)
     file = next(files)
     for line in text.split("\n")[:-1]:
@@ -311,6 +312,7 @@ def read_accounts(text: str, user: RankUser) -> Dict[str, str]:
 
 
 def _labels(spec: Spec) -> List[str]:
+    """Build the options for the labels: the job, the node, and the place by which containers are found."""
     labels = {JOB_LABEL: spec["job"], NODE_LABEL: spec["node"], PLACE_LABEL: place_of(spec["mark"])}
     return [f"--label={name}={value}" for name, value in labels.items()]
 
@@ -321,15 +323,18 @@ def _mount(path: str, target: str) -> str:
 
 
 def _fields(path: str, target: str, name: str = "target") -> str:
+    """Build the fields of --mount, quoted as CSV. name: of the second one."""
     fields = (f"source={path}", f"{name}={target}")
     return ",".join('"' + field.replace('"', '""') + '"' if set(field) & set(',"') else field for field in fields)
 
 
 def _shell(argv: List[str]) -> List[str]:
+    """Build the arguments of the shell that runs CLUSTERTOOL_RUN with a command."""
     return ["-c", 'eval "$CLUSTERTOOL_RUN"', "clustertool", *argv]
 
 
 def _user(container: ContainerSpec) -> List[str]:
+    """Build the options by which a rank has the uid and the groups of the user on the node."""
     user, groups = container["uid"], container["groups"] or [container["uid"]]
     if container["rootless"]:  # root in such a container is the user on the node
         if container["runtime"] != PODMAN:
@@ -348,6 +353,7 @@ def _bind(path: str) -> str:
 
 
 def _apptainer(container: ContainerSpec, spec: Spec, options: List[str], mounts: List[str]) -> List[str]:
+    """Build the command line of apptainer up to the image."""
     # Without --no-eval a shell evaluates the values of variables: `$` in them, and the text of the wrapper.
     made = [container["program"], "exec", "--cleanenv", "--no-eval", "--no-home", f"--pwd={spec['work_dir']}"]
     made += [_bind(path) for path in mounts] + [f"--bind={volume}" for volume in container["volumes"]]
@@ -359,10 +365,9 @@ def session(
 ) -> Tuple[List[str], Dict[str, str]]:
     """Build the beginning of the command line of another program inside a rank, and the variables of its client.
 
-    The variables are besides those of the client itself. The program and its arguments follow. It starts as the rank has, with
-    the terminal or the pipes of the client.
-
-    apptainer cannot enter a container: the program gets one of its own, like that of the rank.
+    They are added to those of the client itself. The program and its arguments follow. It starts as the rank has, with the
+    terminal or the pipes of the client. apptainer cannot enter a container: the program gets one of its own, like that of the
+    rank.
     """
     found = passed(container["runtime"], spec, process, variables, around)
     env = {"CLUSTERTOOL_RUN": _script("")}
@@ -375,6 +380,7 @@ def session(
 
 
 def _script(log: str) -> str:
+    """Build the script that runs in the container. log: its lines that open the log of the rank."""
     return _SCRIPT.replace("OPEN_LOG\n", log).replace("PATTERNS", patterns()).replace("HOME_SCRIPT\n", HOME_SCRIPT)
 
 
@@ -388,7 +394,10 @@ class Passed(NamedTuple):
 def passed(
     runtime: str, spec: Spec, process: SpecProcess, variables: Mapping[str, str], around: Surroundings
 ) -> Passed:
-    """Collect what the container of a rank gets. variables: those of the rank, by their own names."""
+    """Compute the variables that a rank's container gets, and the environment in which its client passes them on.
+
+    variables: those of the rank, by their own names. Those that the client itself obeys have another name on the way.
+    """
     on_way = {
         name: _RENAMED + name for name in sorted(variables) if name in _NAMES or name.upper().startswith(_PREFIXES)
     }

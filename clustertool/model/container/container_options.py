@@ -73,6 +73,6 @@ def refused(options: Sequence[str], runtime: str) -> str:
 
 
 def _letters(text: str) -> str:
-    """Return the short options of an argument: -it has two, -m4g and -m have one."""
+    """Return the short options of an argument without its dash: `it` has two, `m4g` and `m` have one."""
     count = next((at for at, letter in enumerate(text) if letter not in _SHORT_FLAGS), len(text) - 1)
     return text[: count + 1]

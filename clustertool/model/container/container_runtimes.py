@@ -53,9 +53,9 @@ class Image(NamedTuple):
 
 
 def candidates(runtime: str, image: str, options: bool) -> Tuple[str, ...]:
-    """List the runtimes of which the first usable one runs the image.
+    """List the runtimes to try, in order: the named one; for AUTO apptainer, if only it knows images of this form, else all.
 
-    options: the user has some, which are those of docker and podman where no runtime is named.
+    options: the user has set options, which are those of docker and podman: AUTO then leaves apptainer out for other images.
     """
     if runtime != AUTO:
         return (runtime,)
@@ -70,7 +70,10 @@ def info_arguments(runtime: str) -> List[str]:
 
 
 def read_info(runtime: str, code: int, out: str, err: str, user: str) -> Runtime:
-    """Read what a runtime has answered. code: -1: not in time. user: for the fix."""
+    """Parse a runtime's answer to info_arguments(). One that cannot be used has no version, but a problem and a fix.
+
+    code: its exit code, -1: not in time. user: for the fix.
+    """
     if code == -1:
         return Runtime("", problem=f"{runtime} does not answer", fix=f"try there by hand: {runtime} info")
     found = _object(out)
@@ -94,6 +97,7 @@ def read_info(runtime: str, code: int, out: str, err: str, user: str) -> Runtime
 
 
 def _podman(found: Mapping[str, object], user: str) -> Runtime:
+    """Read podman's answer; a problem if this user has no range of uids."""
     host, store, version = (_dict(found.get(name)) for name in ("host", "store", "version"))
     rootless = _dict(host.get("security")).get("rootless") is True
     ranges = _list(_dict(host.get("idMappings")).get("uidmap"))
@@ -110,6 +114,7 @@ def _podman(found: Mapping[str, object], user: str) -> Runtime:
 
 
 def _failed(runtime: str, err: str, user: str) -> Runtime:
+    """Describe a runtime that cannot be used, by the last line of its error, with a fix."""
     last = (err.strip().splitlines() or ["it gave no version"])[-1][-300:]
     fix = f"try there by hand: {runtime} {'version' if runtime == APPTAINER else 'info'}"
     if "permission denied" in last.lower() and runtime == DOCKER:
@@ -140,6 +145,7 @@ def sif_digest(header: bytes) -> str:
 
 
 def _object(text: str) -> Dict[str, object]:
+    """Parse a JSON object; {} for any other text."""
     try:
         return _dict(json.loads(text))
     except (ValueError, RecursionError):

@@ -18,6 +18,10 @@ class CaretakerRecord:
         self.damaged = False  # an event is not valid
 
     def apply(self, event: Event) -> None:
+        """Store the process of a caretaker's event; a new job header resets `over`, and `ended` sets it.
+
+        Other events change nothing.
+        """
         kind = event.get("type")
         if kind in CARETAKERS:
             self.caretakers[str(kind)] = int(event["pid"]), int(event.get("start", 0))
@@ -29,7 +33,7 @@ class CaretakerRecord:
             self.over = True
 
     def take(self, event: Event) -> None:
-        """Apply an event that may not be valid: a program of the job can damage its records."""
+        """Apply an event; if it is not valid, set `damaged`: a program of the job can damage its records."""
         try:
             self.apply(event)
         except (KeyError, TypeError, ValueError):

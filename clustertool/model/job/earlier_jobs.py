@@ -70,12 +70,15 @@ class Kinship:
     workspace: str
 
     def has(self, job: EarlierJob) -> bool:
+        """Check whether an earlier job is of the same work."""
         return self.has_name(job) or self.has_place(job)
 
     def has_name(self, job: EarlierJob) -> bool:
+        """Check whether an earlier job has this name, or was started with it as its id."""
         return bool(self.name) and self.name in (job.name, job.asked)
 
     def has_place(self, job: EarlierJob) -> bool:
+        """Check whether an earlier job has the same owner and workspace, and one of the two jobs has no name."""
         same = bool(self.workspace) and (job.owner, job.workspace) == (self.owner, self.workspace)
         return same and not (self.name and job.name)
 

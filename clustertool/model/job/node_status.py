@@ -35,7 +35,7 @@ class NodePart(NamedTuple):
         return self.state in (JobState.RUNNING, JobState.UNKNOWN) or self.start is StartReason.JOINING
 
     def weight(self, coordinator: int) -> Tuple[int, bool, bool, int]:
-        """Compute the weight of a part; that of the least weight decides.
+        """Compute the sort key of a part; the part with the least one decides on the state of the job.
 
         Of equal ones the coordinator's node is the first, then one without success.
         """
@@ -72,6 +72,7 @@ class EarlierRow(NamedTuple):
 
     @property
     def part(self) -> NodePart:
+        """The part of the job that this row describes."""
         return NodePart(self.node or 0, self.state, self.code, self.reason or "", self.start, self.final)
 
 
@@ -102,6 +103,10 @@ class NodeRecord(CaretakerRecord):
         self.ended_at = 0.0  # by the clock of the node
 
     def apply(self, event: Event) -> None:
+        """Update the node by an event: its caretakers, step, outcome and survivors.
+
+        A job header begins anew, without an outcome.
+        """
         self.known = True
         super().apply(event)
         kind = event.get("type")
@@ -130,10 +135,14 @@ class NodeRecord(CaretakerRecord):
             self.ended, self.ended_at = read(Outcome, event), float(event.get("t", 0))
 
     def part_of(self, node: int, alive: bool, unknown: str = "") -> NodePart:
-        """`alive`: a supervisor is recorded and lives. `unknown`: why the state of its processes is not known."""
+        """Return the state of the node's part of the job, from its events and what is known of its processes.
+
+        `alive`: a supervisor is recorded and lives. `unknown`: why the state of its processes is not known.
+        """
         return self._part(node, alive, unknown)._replace(coordinator=self.coordinator)
 
     def _part(self, node: int, alive: bool, unknown: str) -> NodePart:
+        """Return the part without its coordinator: by the outcome, else by what lives, else STARTING or LOST."""
         outcome = self.verdict or self.ended
         if self.ended is None and self.damaged and not alive:
             return NodePart(node, JobState.UNKNOWN, reason=unknown or "its records are damaged")
@@ -151,7 +160,7 @@ class NodeRecord(CaretakerRecord):
 
 
 def record_of(events: Iterable[Event]) -> NodeRecord:
-    """Fold one node's events."""
+    """Apply one node's events in their order, and return its record. Events that are not valid are marked as damage."""
     found = NodeRecord()
     for event in events:
         found.take(event)
@@ -188,6 +197,10 @@ class NodeStatus(NodeRecord):
 
     @property
     def part(self) -> NodePart:
+        """The state of the node's part of the job.
+
+        Without its own answer, the events of the coordinator and of its guard count.
+        """
         alive = self.supervised
         if alive is None:  # it was not asked: the events of the coordinator and of its guard count
             alive = self.state is not NodeState.LOST and bool(self.supervisor or self.entered)

@@ -153,7 +153,7 @@ class RankExit(NamedTuple):
 
 
 def same_error(failure: RankExit) -> Tuple[object, ...]:
-    """Compute what two failures with the same error have in common.
+    """Compute a key that is equal for failures with the same error: role, exit code or signal, last line of the log, attempt.
 
     After a signal the last line of the log is no error message. Notes of the same error may differ in numbers (ranks, ports),
     as a program records its exception with them.

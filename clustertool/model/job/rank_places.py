@@ -35,7 +35,10 @@ def pack(places: Iterable[Place]) -> List[Row]:
 
 
 def unpack(rows: Sequence[Row], nodes: int) -> Iterator[Place]:
-    """(role, rank, node) of each rank. Rows come from a node: what no job of so many nodes can have is left out."""
+    """Yield (role, rank, node) of each rank. Rows come from a node: at the first one that is not possible it ends.
+
+    That is a role that does not exist, a node that is not among `nodes`, or more than 100,000 ranks.
+    """
     left = MOST
     for role, rank, node, each, count in rows:
         first, start, each, count = int(rank), int(node), int(each), int(count)

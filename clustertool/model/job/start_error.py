@@ -15,7 +15,10 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127  # as a shell has them
 
 
 def not_started(error: OSError, program: str) -> Tuple[int, str]:
-    """`program`: what the process was to run."""
+    """Return the exit code (126 or 127) and the reason for a program that could not be started.
+
+    `program`: what the process was to run, if the error names no file.
+    """
     what = error.filename if error.filename is not None else program
     code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
     return code, f"cannot start {what!r}: {error.strerror}"

@@ -36,7 +36,10 @@ _OF_A_RANK = frozenset({"started", "listening", "elsewhere", "exited", "frozen",
 
 
 def decide(parts: Iterable[NodePart]) -> NodePart:
-    """Choose the part that stands for the job; QUEUED if there is none."""
+    """Choose the part of least weight, which stands for the job; QUEUED if there is none.
+
+    The node that most parts name counts as the coordinator.
+    """
     known = list(parts)
     votes = Counter(part.coordinator for part in known)
     coordinator = max(votes, key=lambda one: (votes[one], -one), default=COORDINATOR_NODE)
@@ -71,6 +74,7 @@ class JobStatus:
         self._headers = EpochHeaders(COORDINATOR_NODE)
 
     def apply(self, node: int, event: Event) -> None:
+        """Update the job by the next event of a node. An event that this node cannot know is ignored."""
         here = self.nodes.setdefault(node, NodeStatus(node))
         if not self.knows(node, event):
             return
@@ -80,7 +84,7 @@ class JobStatus:
             handle(self, here, event)
 
     def knows(self, node: int, event: Event) -> bool:
-        """Check that `node` can know an event: not of a rank that it does not run, or of the coordinator on another node."""
+        """Check that a node can know an event: not of a rank that it does not run, nor a coordinator's on another node."""
         kind = event.get("type")
         if kind in _OF_THE_COORDINATOR:
             return node == self._headers.of(self.nodes[node].epoch)
@@ -109,7 +113,7 @@ class JobStatus:
 
     @property
     def attempt(self) -> int:
-        """The number of the newest one."""
+        """The number of the newest attempt."""
         return max(self.attempts, default=0)
 
     @property
@@ -124,13 +128,13 @@ class JobStatus:
 
     @property
     def epochs(self) -> List[EpochChange]:
-        """Of an elastic job, in their order."""
+        """The epochs of an elastic job, in their order."""
         found = [attempt.epoch for _, attempt in sorted(self.attempts.items())]
         return [epoch for epoch in found if epoch is not None]
 
     @property
     def phase(self) -> str:
-        """Of the newest attempt that the coordinator has begun."""
+        """The phase of the newest attempt that the coordinator has begun."""
         led = self.attempts.get(self._led)
         return led.phase if led is not None else ""
 
@@ -179,12 +183,16 @@ class JobStatus:
         return known.name if known and known.name else f"node {node}"
 
     def of(self, role: str) -> List[ProcessStatus]:
+        """List the ranks of a role, sorted by rank."""
         return sorted((p for p in self.processes.values() if p.role == role), key=lambda p: p.rank)
 
     # -- what is known beyond the events
 
     def probed(self, here: NodeStatus, supervised: bool, unknown: str, beat: Optional[float], moved: float) -> None:
-        """Record, after the events of a node, whether its supervisor lives, why that is not known, and when it moved last."""
+        """Note, after the events of a node, whether its supervisor lives: the node is UNKNOWN if that is not known, or LOST.
+
+        unknown: why it is not known, "" if it is. beat: seconds since its heartbeat. moved: when it moved last.
+        """
         here.supervised, here.unknown = supervised, unknown
         here.heartbeat = beat if supervised else None
         if unknown:
@@ -196,7 +204,7 @@ class JobStatus:
             self.lose(here.index, moved, NodeTrouble(NodeCause.SUPERVISOR_GONE))
 
     def end_by_engine(self, reason: str, since: float) -> None:
-        """Record that the engine has proved that no process of the job is left: nodes that have recorded no end are lost."""
+        """Set nodes that have recorded no end to LOST, since the engine has proved that no process of the job is left."""
         self.engine_end = reason
         for node in self.nodes.values():
             if node.state is not NodeState.ENDED:
@@ -205,7 +213,7 @@ class JobStatus:
                 self.lose(node.index, since, NodeTrouble(NodeCause.ENGINE, reason))
 
     def lose(self, node: int, since: float, trouble: NodeTrouble) -> None:
-        """Record that a node is lost, and its ranks that did not end before."""
+        """Set a node to LOST, and those of its ranks that did not end before. A node that has ended only gets the trouble."""
         lost = self.nodes.setdefault(node, NodeStatus(node))
         lost.trouble, lost.lost = trouble, since
         if lost.state is NodeState.ENDED:
@@ -216,7 +224,10 @@ class JobStatus:
                 process.state, process.since = RankState.LOST, since
 
     def settle(self, answered: Iterable[int]) -> None:
-        """Record, after all events, the ranks of nodes that did not answer: lost, or nothing is known of them."""
+        """Set ranks that wait after all events: UNKNOWN on nodes that did not answer, NOT_STARTED on nodes that have ended.
+
+        A node that the outcome names as lost, and that did not answer, is set to LOST.
+        """
         there = set(answered)
         silent = set(self.nodes) - there
         self.silent = silent
@@ -234,6 +245,7 @@ class JobStatus:
     # -- events of a node
 
     def _on_job(self, here: NodeStatus, event: Event) -> None:
+        """Read the job's header: names, nodes, and the places of ranks. A second one of a node is a start by the engine."""
         if here.index in self._begun:
             self._begin_again(here)
         self._begun.add(here.index)
@@ -260,20 +272,22 @@ class JobStatus:
                 process.state, process.since = RankState.LOST, here.lost
 
     def _begin_again(self, here: NodeStatus) -> None:
-        """Forget how the job ended before, since an engine has started it again."""
+        """Forget how the job ended on a node, since an engine has started it again."""
         here.state, here.trouble, here.lost, here.unconnected = NodeState.UNKNOWN, NodeTrouble(), None, {}
         self._outcomes.pop(here.index, None)
         self.ended = 0.0
 
     def _on_running(self, here: NodeStatus, event: Event) -> None:
-        """Record that a supervisor runs, or that an epoch has ended: the job goes on, and the node waits for the next one."""
+        """Set the node to RUNNING, unless it is LOST: a supervisor runs, or an epoch has ended, and the job goes on."""
         if here.state is not NodeState.LOST:  # the coordinator's event may be read before this one
             here.state = NodeState.RUNNING
 
     def _on_disk(self, here: NodeStatus, event: Event) -> None:
+        """Note that the disk of ROOT_DIR is full, or that it has room again."""
         here.trouble = NodeTrouble(NodeCause.DISK_FULL, str(event["root"])) if event["full"] else NodeTrouble()
 
     def _on_unconnected(self, here: NodeStatus, event: Event) -> None:
+        """Note why the node has no connection to the coordinator, and since when."""
         texts = {name: str(event[name]) for name in ("endpoint", "errno", "why")}
         here.unconnected = {**texts, "since": float(event["since"]), "again": bool(event.get("again"))}
 
@@ -281,10 +295,12 @@ class JobStatus:
         here.unconnected = {}
 
     def _on_stopping(self, here: NodeStatus, event: Event) -> None:
+        """Set the node to STOPPING, unless it is LOST."""
         if here.state is not NodeState.LOST:
             here.state = NodeState.STOPPING
 
     def _on_supervisor_lost(self, here: NodeStatus, event: Event) -> None:
+        """Set the node to LOST, and its living ranks to STOPPED: its guard has ended them."""
         here.state = NodeState.LOST
         here.trouble = NodeTrouble(NodeCause.SUPERVISOR_LOST, str(event.get("why", "")))
         for process in self._on(here.index):
@@ -293,6 +309,7 @@ class JobStatus:
                 process.guarded = True
 
     def _on_ended(self, here: NodeStatus, event: Event) -> None:
+        """Set the node to ENDED, and record its outcome. Its lost ranks that were never started are WAITING again."""
         here.state = NodeState.ENDED
         self.ended = max(self.ended, float(event.get("t", 0)) - here.skew)
         for process in self._on(here.index):
@@ -304,6 +321,7 @@ class JobStatus:
     # -- events of a rank
 
     def _on_started(self, here: NodeStatus, event: Event) -> None:
+        """Set a rank to RUNNING, in the attempt that it enters, with its pid and log."""
         process = self._begin(here, event)
         process.pid, process.start = int(event["pid"]), int(event.get("start", 0))
         process.log = str(event.get("log", process.log))
@@ -315,15 +333,20 @@ class JobStatus:
         self._process(here, event).listening = True
 
     def _on_other_address(self, here: NodeStatus, event: Event) -> None:
+        """Note that a rank listens, but not at its endpoint."""
         process = self._process(here, event)
         process.listening, process.listens = False, str(event["listens"])
 
     def _on_frozen(self, here: NodeStatus, event: Event) -> None:
-        """Record that a rank is frozen, or thawed."""
+        """Set a rank to FROZEN, or to RUNNING after `thawed`."""
         state = RankState.FROZEN if event["type"] == "frozen" else RankState.RUNNING
         self._enter(here, self._process(here, event), float(event.get("t", 0)), state)
 
     def _on_exited(self, here: NodeStatus, event: Event) -> None:
+        """Set a rank to DONE, FAILED or STOPPED, with its exit code, note and usage.
+
+        A command that could not start enters the attempt.
+        """
         process, t = self._process(here, event), float(event.get("t", 0))
         if not process.states or int(event.get("attempt", process.attempt)) != process.attempt:
             process = self._begin(here, event)  # a command that could not start
@@ -351,12 +374,14 @@ class JobStatus:
             self._place(event["places"], self._led)
 
     def _on_epoch(self, here: NodeStatus, event: Event) -> None:
+        """Begin an attempt with a new epoch."""
         change = read(EpochChange, event)
         change = change._replace(t=change.t - here.skew)
         self._led = change.attempt
         self._attempt(change.attempt).epoch = change
 
     def _on_lost(self, here: NodeStatus, event: Event) -> None:
+        """Set a node that the coordinator has given up to LOST, with the last progress of its ranks."""
         node = int(event["node"])
         trouble = NodeTrouble(NodeCause.GIVEN_UP, str(event.get("why", "")))
         self.lose(node, float(event.get("t", 0)) - here.skew, trouble)
@@ -366,11 +391,13 @@ class JobStatus:
                 process.epoch, process.step, process.output = epoch, step, float(output) - here.skew
 
     def _on_absent(self, here: NodeStatus, event: Event) -> None:
+        """Set nodes that never connected to the coordinator to LOST."""
         for index in event["nodes"]:
             trouble = NodeTrouble(NodeCause.NEVER_CONNECTED, seconds=float(event["seconds"]))
             self.lose(int(index), float(event.get("t", 0)) - here.skew, trouble)
 
     def _on_verdict(self, here: NodeStatus, event: Event) -> None:
+        """Record the coordinator's outcome, which counts most."""
         assert here.verdict is not None
         self._note_outcome(0, here, here.verdict)
 
@@ -380,16 +407,18 @@ class JobStatus:
         return [process for process in self.processes.values() if process.node == node]
 
     def _places(self, attempt: int) -> Optional[Mapping[Key, int]]:
+        """Return the node of each rank in an attempt, by the newest one up to it, else by the plan; None if not known."""
         known = [number for number in self.attempts if number <= attempt]
         return self.attempts[max(known)].places if known else self.plan
 
     def _attempt(self, number: int) -> Attempt:
+        """Return the attempt with this number; create it with the places of the one before."""
         if number not in self.attempts:
             self.attempts[number] = Attempt(number, self._places(number))
         return self.attempts[number]
 
     def _place(self, rows: Any, number: int) -> None:
-        """Read the packed places of an attempt's ranks: see rank_places.py. Those of attempt 0 must be of the plan."""
+        """Unpack the places of an attempt's ranks, and add ranks that are new. Those of attempt 0 must be of the plan."""
         found = {(role, rank): node for role, rank, node in unpack(rows, len(self.nodes))}
         if number:
             self._attempt(number).places = found
@@ -399,11 +428,12 @@ class JobStatus:
                 self.processes.setdefault(key, ProcessStatus(*key, node, number))
 
     def _process(self, here: NodeStatus, event: Event) -> ProcessStatus:
+        """Return the rank of an event; add it to this node if it is new."""
         key = (str(event["role"]), int(event["rank"]))
         return self.processes.setdefault(key, ProcessStatus(*key, here.index))
 
     def _begin(self, here: NodeStatus, event: Event) -> ProcessStatus:
-        """Return the rank in the attempt that it enters with this event."""
+        """Enter the rank of an event into its attempt, and return it: a new one if it has run before."""
         before = self._process(here, event)
         number = int(event.get("attempt", before.attempt))
         process = before
@@ -425,15 +455,16 @@ class JobStatus:
         return since
 
     def _note_outcome(self, weight: int, here: NodeStatus, outcome: Outcome) -> None:
-        """Record an outcome: the coordinator's verdict counts most, then a node's end, least that a node gave it up.
+        """Record the outcome of a node, if it weighs no more than an earlier one of the node.
 
-        Of equal weight, the coordinator's node is the first, then a node that knows of a failure, then the one of the least
-        number.
+        The coordinator's verdict counts most (weight 0), then a node's end, least that a node gave it up. Of equal weight, the
+        coordinator's node is the first, then a node that knows of a failure, then the one of the least number.
         """
         found = (weight, outcome.state is JobState.SUCCEEDED, here.index), outcome
         self._outcomes[here.index] = min(found, self._outcomes.get(here.index, found), key=lambda one: one[0])
 
     def _order(self, weighed: _Weighed) -> Tuple[int, bool, bool, int]:
+        """Compute the sort key of an outcome; the least one counts."""
         (weight, succeeded, node), _ = weighed
         return weight, node != self.coordinator, succeeded, node
 
@@ -465,7 +496,7 @@ _HANDLERS: Dict[str, Callable[[JobStatus, NodeStatus, Event], None]] = {
 
 
 def ranks_of(events: Iterable[Event]) -> List[ProcessStatus]:
-    """Fold the ranks that have entered an attempt on the node of these events."""
+    """Apply the events of ranks on one node, and list the ranks that have entered an attempt."""
     found = JobStatus()
     for event in events:
         if event.get("type") in _OF_A_RANK:

@@ -26,7 +26,10 @@ CLEAN = StopResult(StopState.CLEAN)
 
 
 def read_result(answer: Union[Mapping[str, Any], ClustertoolError, None], job: str) -> StopResult:
-    """`answer`: to the request to stop, or the error in its place, or None."""
+    """Read the result of a stop on one node from its answer.
+
+    `answer`: to the request to stop, or the error in its place, or None if there is none.
+    """
     if answer is None or isinstance(answer, ClustertoolError):
         return StopResult(StopState.NO_ANSWER, why=answer.what if answer else "")
     found = answer["jobs"].get(job)

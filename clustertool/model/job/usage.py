@@ -74,7 +74,7 @@ def thin_out(data: bytes, now: float) -> bytes:
 
 
 def read_lines(data: bytes) -> Iterator[UsageLine]:
-    """Whole lines of usage.jsonl; what a crash or a full disk has torn is skipped."""
+    """Yield the whole lines of usage.jsonl, parsed; what a crash or a full disk has torn is skipped."""
     for line in data.split(b"\n"):
         try:
             found = json.loads(line)
@@ -111,7 +111,10 @@ def fewer(rows: Sequence[Row], most: int, *folds: Fold) -> List[Row]:
 
 
 def rates(rows: Iterable[Row]) -> List[Tuple[float, float]]:
-    """(time, sum that grows, ...) -> (time, growth a second since the row before). A sum that fell begins anew."""
+    """Compute (time, growth a second since the row before) from rows (time, sum that grows, ...).
+
+    A sum that fell counts as 0.
+    """
     found: List[Tuple[float, float]] = []
     before: Row = ()
     for row in rows:

@@ -22,7 +22,10 @@ EnginePlace = Tuple[int, Sequence[str], str]
 
 
 def placed(join: JoinFile, environ: Mapping[str, str]) -> JoinFile:
-    """Add the place of this machine to the join file, if an engine starts it. Raises UsageError, DataError."""
+    """Add this machine's place, as its engine states it, to the join file; without an engine return the file unchanged.
+
+    Raises UsageError, DataError.
+    """
     if not join.engine:
         return join
     if join.engine not in _PLACES:
@@ -41,7 +44,7 @@ def placed(join: JoinFile, environ: Mapping[str, str]) -> JoinFile:
 
 
 def _slurm(join: JoinFile, environ: Mapping[str, str]) -> EnginePlace:
-    """Read the place from the variables of a task of srun."""
+    """Read node, names of nodes and the coordinator's host from the variables of a task of srun. Raises UsageError."""
     node, tasks = number(environ, "SLURM_NODEID", _SRUN), number(environ, "SLURM_STEP_NUM_TASKS", _SRUN)
     names = node_names(environ, _SRUN)
     if tasks != len(names):
@@ -50,7 +53,7 @@ def _slurm(join: JoinFile, environ: Mapping[str, str]) -> EnginePlace:
 
 
 def _kubernetes(join: JoinFile, environ: Mapping[str, str]) -> EnginePlace:
-    """Read the place from the variables of a pod.
+    """Read node, names of nodes and the coordinator's host from the join file and the variables of a pod.
 
     The join file has the names of the pods, and mostly that of the coordinator's host.
     """
@@ -61,7 +64,7 @@ _PLACES: Dict[str, Callable[[JoinFile, Mapping[str, str]], EnginePlace]] = {"slu
 
 
 def join_patience(given: Optional[float], engine: str = "") -> float:
-    """Compute the seconds for the joining.
+    """Return the seconds for the joining: those given, else the default for the engine.
 
     given: JOIN_TIMEOUT of conf.py, None if it is not set. engine: starts the machines.
     """
@@ -69,5 +72,5 @@ def join_patience(given: Optional[float], engine: str = "") -> float:
 
 
 def messages_of(engine: str) -> str:
-    """Name where the messages of joining machines are that this engine has started."""
+    """Name the place with the messages of joining machines that this engine has started."""
     return {"slurm": STEP_OUTPUT, "kubernetes": "`kubectl logs`"}.get(engine, "the terminal")

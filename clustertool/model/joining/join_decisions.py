@@ -229,7 +229,7 @@ _NEXT = {"relaying": "fetching", "fetching": "placing", "placing": "launching", 
 
 
 def decide(state: JoinState, event: Event) -> Step:
-    """Decide on the next state and what to do now."""
+    """Return the next state and the actions for an event. Once the joining is over, it only refuses offers."""
     if state.ended:
         return state, _refuse_late(state, event) if isinstance(event, Offered) else ()
     return _TABLE[type(event)](state, event)
@@ -239,6 +239,10 @@ def decide(state: JoinState, event: Event) -> Step:
 
 
 def _offered(state: JoinState, event: Offered) -> Step:
+    """Add a machine that offers itself, and begin once all are there; refuse or drop one that does not fit.
+
+    Its earlier connection is dropped.
+    """
     offer, own = event.offer, state.own
     if _member(state, event.connection) is not None:
         return state, ()  # an offer counts once
@@ -263,6 +267,7 @@ def _offered(state: JoinState, event: Offered) -> Step:
 
 
 def _gathered(state: JoinState) -> Step:
+    """Assign numbers and order the probes if all machines are there; else only report which are missing."""
     if state.elastic is not None or len(state.members) < state.own.nnodes:
         return state, (Wait(len(state.members), missing(state)),)
     return _number(state._replace(members=join_offers.ordered(state.members)))
@@ -284,6 +289,7 @@ def missing(state: JoinState) -> Tuple[int, ...]:
 
 
 def _refuse_late(state: JoinState, event: Offered) -> Tuple[Action, ...]:
+    """Refuse a machine that offers itself when the job has all its nodes."""
     names = some([member.offer.hostname for member in state.members])
     what = f"the job has all its {state.own.nnodes} nodes ({names}); {event.offer.hostname} is one too many"
     fix = "start the command on as many machines as it has nodes, or raise the number of nodes on all of them"
@@ -291,6 +297,7 @@ def _refuse_late(state: JoinState, event: Offered) -> Tuple[Action, ...]:
 
 
 def _gone(state: JoinState, event: Gone) -> Step:
+    """Leave out a machine whose connection has ended: gather again, or end a job that is not elastic after the gathering."""
     member = _member(state, event.connection)
     if member is None:
         return state._replace(standby=tuple(one for one in state.standby if one.connection != event.connection)), ()
@@ -303,6 +310,10 @@ def _gone(state: JoinState, event: Gone) -> Step:
 
 
 def _left(state: JoinState, event: Left) -> Step:
+    """Leave out a machine that leaves, as _gone() does for one whose connection has ended.
+
+    While machines gather, one that an engine has started ends the joining of a job that is not elastic.
+    """
     if _member(state, event.connection) is None:
         return state, ()
     if state.elastic is not None and state.phase != "gathering":
@@ -312,17 +323,20 @@ def _left(state: JoinState, event: Left) -> Step:
 
 
 def _without(state: JoinState, connection: int) -> Step:
+    """Remove a machine while machines gather, and report which are missing."""
     state = state._replace(members=tuple(one for one in state.members if one.connection != connection))
     return state, (Wait(len(state.members), missing(state)),)
 
 
 def _member(state: JoinState, connection: int) -> Optional[JoinedNode]:
+    """Return the machine with this connection, None if it has not joined."""
     return next((member for member in state.members if member.connection == connection), None)
 
 
 def _tick(state: JoinState, event: Tick) -> Step:
+    """Check the time: of answers to an order, of the gathering of an epoch, or JOIN_TIMEOUT."""
     if state.phase in _QUICK:
-        return _waited(state, event.now)
+        return _check_answers(state, event.now)
     if state.phase == "gathering" and state.elastic is not None:
         return _may_begin(state, state.elastic, event.now)
     if state.phase != "gathering" or state.since is None or event.now - state.since < state.timeout:
@@ -332,8 +346,8 @@ def _tick(state: JoinState, event: Tick) -> Step:
     return _abort(state, join_offers.too_few(state.members, state.own.nnodes, lacking, state.timeout, *named))
 
 
-def _waited(state: JoinState, now: float) -> Step:
-    """End the joining if machines are connected and do not answer an order."""
+def _check_answers(state: JoinState, now: float) -> Step:
+    """End the joining if an order has no answer after 180 s; in an elastic job only leave out the machines that are late."""
     number, since = state.asked
     if number != state.round:
         return state._replace(asked=(state.round, now)), ()
@@ -349,7 +363,7 @@ def _waited(state: JoinState, now: float) -> Step:
 
 
 def _may_begin(state: JoinState, elastic: Gathering, now: float) -> Step:
-    """Begin the epoch, once enough machines are there."""
+    """Begin the epoch if enough machines are there, and end the joining if that takes too long or there is no plan for them."""
     numbered = join_offers.with_numbers(state.members, elastic.numbers)
     present = list(numbered)
     ready = elastic.readiness(present, now)
@@ -375,7 +389,7 @@ def _may_begin(state: JoinState, elastic: Gathering, now: float) -> Step:
 
 
 def _gather_again(state: JoinState, gone: Mapping[int, str]) -> Step:
-    """Leave out connections, for these reasons: the others undo what they have done for this epoch, and gather again."""
+    """Leave out connections, for these reasons: the others are ordered to undo the epoch, and gather again."""
     members = tuple(one for one in state.members if one.connection not in gone)
     left = [OutOfEpoch(one.offer.hostname, gone[one.connection]) for one in state.members if one.connection in gone]
     state, order = _order(state._replace(members=members), "undoing")
@@ -386,18 +400,20 @@ def _gather_again(state: JoinState, gone: Mapping[int, str]) -> Step:
 
 
 def _order(state: JoinState, phase: str) -> Tuple[JoinState, Action]:
-    """Begin the next round: an order to all machines."""
+    """Begin a phase with its order to all machines, in a new round."""
     state = state._replace(phase=phase, round=state.round + 1, answered=(), failures=())
     return state, Order(_ORDERS[phase], state.round)
 
 
 def _done(state: JoinState, event: Done) -> Step:
+    """Note that a machine has done the order of this round; ignore other answers."""
     if event.round != state.round or _member(state, event.connection) is None or event.connection in state.answered:
         return state, ()
     return _answered(state._replace(answered=(*state.answered, event.connection)))
 
 
 def _failed(state: JoinState, event: Failed) -> Step:
+    """Note that a machine has failed at the order of this round; ignore other answers."""
     if event.round != state.round or _member(state, event.connection) is None or event.connection in state.answered:
         return state, ()
     failures = (*state.failures, (event.connection, event.error))
@@ -405,12 +421,12 @@ def _failed(state: JoinState, event: Failed) -> Step:
 
 
 def _answered(state: JoinState) -> Step:
-    """Begin the next phase, when the last machine has answered."""
+    """Begin the next phase if the last machine has answered, or handle the failures."""
     asked = {member.connection for member in state.members}
     if not asked <= _done_with(state):
         return state, ()
     if state.failures:
-        return _again(state)
+        return _handle_failures(state)
     if state.phase == "undoing" and state.elastic is not None:
         return state._replace(phase="gathering", members=(*state.members, *state.standby), standby=()), ()
     if state.phase == "probing":
@@ -424,7 +440,7 @@ def _answered(state: JoinState) -> Step:
 
 
 def _done_with(state: JoinState) -> Set[int]:
-    """Collect the connections of which no answer is expected any more. The coordinator's own supervisor is prepared last."""
+    """Return the connections of which no answer is expected any more. The coordinator's own supervisor is prepared last."""
     return {*state.answered, COORDINATOR} if state.phase == "launching" else set(state.answered)
 
 
@@ -435,8 +451,11 @@ def _coordinate(state: JoinState) -> Step:
     return state._replace(answered=others), (Coordinate(state.round),)
 
 
-def _again(state: JoinState) -> Step:
-    """End with the errors of all machines together. Where only ports were taken meanwhile, another plan finds others."""
+def _handle_failures(state: JoinState) -> Step:
+    """Handle failures of an order: undo and plan again up to 5 times where only ports were taken, else end with all errors.
+
+    An elastic job goes on without the machines that failed, unless the coordinator's did.
+    """
     error = as_one([_of_node(state, connection, error) for connection, error in state.failures])
     assert error is not None
     failed = frozenset(connection for connection, _ in state.failures)
@@ -449,7 +468,10 @@ def _again(state: JoinState) -> Step:
 
 
 def _without_failed(state: JoinState) -> Step:
-    """Leave out the machines of an elastic job that failed, each with its error. One whose port was taken meanwhile stays."""
+    """Leave out the machines of an elastic job that failed, each with its error. One whose port was taken meanwhile stays.
+
+    If too few are left for the first epoch, the joining ends.
+    """
     errors = {connection: error for connection, error in state.failures if not only(error, PortInUse)}
     if state.elastic is not None and state.elastic.first and len(state.members) - len(errors) < state.elastic.minimum:
         error = as_one([_of_node(state, connection, error) for connection, error in state.failures])
@@ -461,7 +483,7 @@ def _without_failed(state: JoinState) -> Step:
 
 
 def _of_node(state: JoinState, connection: int, error: ClustertoolError) -> ClustertoolError:
-    """Add the name of its machine to an error."""
+    """Return the error with the name of its machine, unless it has one."""
     member = _member(state, connection)
     if error.node or member is None or isinstance(error, Several):
         return error
@@ -471,6 +493,10 @@ def _of_node(state: JoinState, connection: int, error: ClustertoolError) -> Clus
 
 
 def _planned(state: JoinState, event: Planned) -> Step:
+    """Order the placing, or first the relays, once there is a plan; wait if the workspace is still to come.
+
+    An error ends the joining, or leaves out the machines of an elastic job that it is about, or waits for others.
+    """
     if event.error is not None:
         failed = frozenset(connection for connection, _ in event.failures)
         if state.elastic is not None and not state.elastic.first and not failed:
@@ -490,6 +516,7 @@ def _interrupted(state: JoinState, event: Signalled) -> Step:
 
 
 def _abort(state: JoinState, error: ClustertoolError) -> Step:
+    """End the joining: all machines undo what they have done, and end with this error."""
     return state._replace(phase="over"), (Abort(error),)
 
 

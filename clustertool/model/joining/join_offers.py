@@ -115,6 +115,8 @@ def with_numbers(members: Sequence[JoinedNode], taken: int = 0) -> Dict[int, Joi
 
 
 def other_code(offer: Offer, own: Offer) -> ClustertoolError:
+    """Create the error for a machine whose code differs from the coordinator's."""
+
     def version(one: Offer) -> str:
         return f"clustertool {one.version} (code {one.code[:8]})"
 
@@ -123,17 +125,20 @@ def other_code(offer: Offer, own: Offer) -> ClustertoolError:
 
 
 def other_job(offer: Offer, job: str) -> ClustertoolError:
+    """Create the error for a member of another job with the same id."""
     what = f"{offer.hostname} is a member of job {offer.job}, and the coordinator has begun another one, {job}"
     return NodeLost(what, "the first job has lost its coordinator: see its records, and start it again")
 
 
 def index_taken(offer: Offer, first: Offer) -> ClustertoolError:
+    """Create the error for an offer with the index of the machine `first`."""
     role = "is the coordinator" if first.node == COORDINATOR else "has joined as it and is connected"
     what = f"index {offer.node} is in use: {first.name}, process {first.sender.pid}, {role}"
     return UsageError(what, "give each machine an index of its own, or end that process")
 
 
 def present_names(members: Sequence[JoinedNode]) -> str:
+    """Name the members, the first four of many."""
     return some([member.offer.name for member in members])
 
 

@@ -90,7 +90,7 @@ def cluster_of(join: JoinFile, arrivals: Sequence[Arrival], port: int) -> Cluste
 
 
 def probe_of(join: JoinFile, own: OwnSettings, address: str) -> ProbeRequest:
-    """Build what a machine asks itself for the plan."""
+    """Build the request with which this machine probes itself for the plan: ROOT_DIR, address, PATH, mpirun, and its folder."""
     host = Host(0, address, address=address, root_dir=own.root_dir, prelude=own.prelude, interface=own.interface)
     request = probe_request(join.cluster, host)
     request["engine"] = join.engine
@@ -107,7 +107,7 @@ def probe_of(join: JoinFile, own: OwnSettings, address: str) -> ProbeRequest:
 
 
 def facts_of(node: int, answer: object, port: int) -> Facts:
-    """Read a machine's answer to its probe. Raises ValueError.
+    """Read a machine's answer to its probe. On node 0 the port of the joining is not busy. Raises ValueError.
 
     port: the one at which the machines join now, which is free for the coordinator of the job then.
     """
@@ -116,7 +116,7 @@ def facts_of(node: int, answer: object, port: int) -> Facts:
 
 
 def plan_of(join: JoinFile, cluster: Cluster, arrivals: Sequence[Arrival], facts: ByNode, seen: Seen) -> Plan:
-    """Plan the job, with the warnings of the checks. Raises all errors of all nodes together."""
+    """Check the facts and plan the job, with the warnings of the checks. Raises all errors of all nodes together."""
     facts = _with_shared_roots(facts)
     findings = check(cluster, facts, seen, ports=False, container=join.job.container)
     names = [host.name for host in cluster.hosts]
@@ -135,12 +135,12 @@ def plan_of(join: JoinFile, cluster: Cluster, arrivals: Sequence[Arrival], facts
 
 
 def _with_pulled(job: JobSpec) -> JobSpec:
-    """Return the job once each machine has pulled its image: the plan names the one that is there."""
+    """Return the job with `pull` = "missing": each machine has pulled its image, and the plan names the one that is there."""
     return replace(job, container=replace(job.container, pull=MISSING)) if job.container else job
 
 
 def _with_shared_roots(facts: ByNode) -> ByNode:
-    """Assume that nodes that may share ROOT_DIR do so: each has its own folder there.
+    """Give nodes that may share ROOT_DIR the same root id, so that each has its own folder there.
 
     A laptop finds this out by marks in ROOT_DIR. Here a wrong guess costs a folder name, and no round of messages.
     """
@@ -151,7 +151,7 @@ def _with_shared_roots(facts: ByNode) -> ByNode:
 def specs(
     made: Plan, arrivals: Sequence[Arrival], engine: str, elastic: "ElasticSpec | None" = None
 ) -> Dict[int, Spec]:
-    """Split the plan into each node's part.
+    """Build each node's spec from the plan, with the settings of its machine.
 
     engine: what has started the nodes, "" for users. elastic: of the epoch.
     """
@@ -173,7 +173,7 @@ def specs(
 
 
 def unplanned_spec(join: JoinFile, root: str, hostname: str) -> Spec:
-    """Build what is known of a member of an elastic job before its first plan: enough for its record.
+    """Build the spec of a member of an elastic job before its first plan: enough for its record.
 
     root: ROOT_DIR of this machine. It has no processes, and the coordinator is the one of the start.
     """
@@ -219,7 +219,7 @@ def unplanned_spec(join: JoinFile, root: str, hostname: str) -> Spec:
 
 
 def _hidden(join: JoinFile) -> Tuple[Tuple[str, str], ...]:
-    """Mask the values of SECRETS, which each machine has itself."""
+    """List the names of SECRETS for ranks, with a mask for each value: each machine has the values itself."""
     return tuple((name, HIDDEN) for name in join.job.elastic.server.of_ranks(join.cluster.secrets))
 
 
@@ -242,7 +242,7 @@ def _in_its_folder(node: PlannedNode, own: OwnSettings) -> PlannedNode:
 
 
 def _warnings(findings: Sequence[Finding], names: Sequence[str]) -> List[str]:
-    """List each warning once, with all nodes that it is about."""
+    """Build the text of each warning once, with the names of all nodes that it is about."""
     nodes: Dict[str, List[str]] = {}
     for one in findings:
         if one.level == "warn":

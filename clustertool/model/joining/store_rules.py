@@ -84,7 +84,7 @@ def beat(loss_timeout: float) -> float:
 
 
 def ttl(loss_timeout: float) -> int:
-    """Whole seconds of the leases in the store, and for which an answer confirms the epoch.
+    """Compute the whole seconds of the leases in the store, for which an answer confirms the epoch, too.
 
     Three beats longer than the timeout, so that an outage of the store that is shorter than the timeout has no effect: the last
     confirmation before it is up to one beat old, and the first one after it may need two.
@@ -110,7 +110,7 @@ def standing(content: StoreContent, claim: StoreRecord) -> Standing:
 
 
 def confirms(content: StoreContent, job: str, epoch: int) -> bool:
-    """Check that no later epoch than this one has begun. A member whose epoch is not confirmed is outdated."""
+    """Check that the record in the store is of this job and epoch: no later epoch has begun."""
     record = content.record
     return record is not None and record.job == job and record.epoch == epoch
 
@@ -121,17 +121,17 @@ def is_present(content: StoreContent, record: StoreRecord) -> bool:
 
 
 def may_restore(content: StoreContent, record: StoreRecord) -> bool:
-    """Check whether a coordinator may put its presence back, after the store has ended its lease early: no one took over."""
+    """Check whether a coordinator may restore its presence, which the store has ended early: no other member took over."""
     return confirms(content, record.job, record.epoch) and content.presence is None
 
 
 def write(record: StoreRecord) -> bytes:
-    """Write the value of the key `epoch`."""
+    """Build the value of the key `epoch`."""
     return json.dumps(record._asdict()).encode()
 
 
 def read(value: bytes) -> StoreRecord:
-    """Read the record of a value. Raises ValueError: whatever can write to the store may have written it."""
+    """Parse the value of the key `epoch`. Raises ValueError: whatever can write to the store may have written it."""
     try:
         return shape.read(StoreRecord, json.loads(value), "a record")
     except RecursionError:
@@ -139,12 +139,12 @@ def read(value: bytes) -> StoreRecord:
 
 
 def write_presence(incarnation: Incarnation) -> bytes:
-    """Write the value of the key `coordinator`."""
+    """Build the value of the key `coordinator`."""
     return json.dumps(incarnation).encode()
 
 
 def read_presence(value: bytes) -> Incarnation:
-    """Read the value of the key `coordinator`. Raises ValueError."""
+    """Parse the value of the key `coordinator`. Raises ValueError."""
     try:
         return read_incarnation(json.loads(value))
     except RecursionError:

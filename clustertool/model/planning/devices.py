@@ -45,16 +45,15 @@ def with_devices(fact: Facts, answer: Mapping[str, Any]) -> Facts:
 
 
 def busy(facts: Facts, job_id: str) -> Dict[int, str]:
-    """Device -> its user: other jobs by their locks, other processes if the devices were read."""
+    """Map each device in use to its user: other jobs by their locks, other processes if the devices were read."""
     return {**dict(facts.used), **{device: holder(job, user) for device, job, user in facts.locked if job != job_id}}
 
 
 def usable(host: Host, job: JobSpec, facts: Facts, kind: str, job_id: str) -> Tuple[int, ...]:
-    """List the ids of the devices for this job on this host: the command line, HOSTS, then all that the probe found.
+    """List the ids of the devices for this job on this host: of the command line, else HOSTS, else all that the probe found.
 
-    They are physical ids, or positions in what an engine has allocated there.
-
-    With --devices auto the free ones of these, as many as trainers are asked for on the host, else all.
+    They are physical ids, or positions in what an engine has allocated there. With --devices auto the free ones of HOSTS or the
+    probe, as many as trainers are asked for on the host, else all of them.
     """
     if kind == "cpu" and job.devices is None and host.devices is None:
         return ()
@@ -177,12 +176,13 @@ def given_twice(cluster: Cluster, facts: ByNode, given: Mapping[int, Iterable[in
 
 
 def _same_name(host: Host, first: Host) -> bool:
+    """Check whether a host is meant to be the same machine as `first`: its name is typed twice, or both are of the loopback."""
     again = host.twin > 0 and host.host == first.host
     return again or all(one.address.startswith(_LOOPBACK) for one in (host, first))
 
 
 def of_nodes(seats: Iterable[Seat], kinds: Sequence[str]) -> Dict[int, List[int]]:
-    """Map each node to the devices of its processes."""
+    """Map each node to the devices of its processes. Nodes of kind cpu are left out."""
     found: Dict[int, List[int]] = {}
     for seat in seats:
         if kinds[seat.node] != "cpu":
@@ -266,23 +266,24 @@ def deal(seats: Sequence[Seat], job: JobSpec, cards: Cards, kinds: Sequence[str]
 
 
 def _takes(job: JobSpec, seat: Seat, kind: str) -> bool:
+    """Check whether a seat gets devices: a trainer, or in mode ps-heter a heter trainer for the node's kind."""
     if job.mode == "ps-heter":
         return seat.role == "heter" and heter_type(job, seat, kind) == _HETER.get(kind)
     return seat.role == "trainer"
 
 
 def _share(cards: Tuple[int, ...], number: int, at: int, one: bool) -> Tuple[int, ...]:
+    """Choose the cards of one of `number` processes, by its position `at`: its share of all, or one of them in turn."""
     if one or len(cards) < number:
         return (cards[at % len(cards)],)
     return split(cards, number)[at]
 
 
 def visible(setting: str, collective: bool, seat: Seat, seats: Sequence[Seat]) -> Tuple[int, ...]:
-    """Choose the devices that a process sees: its own ones, or those of all processes in rank order.
+    """Choose the devices that a process sees: its own ones, or those of all processes of its role and node, in rank order.
 
-    seats: of its role and node. setting: DEVICE_VISIBILITY. If it is empty, processes of a collective job see all of them where
-    each has exactly one of its own. LOCAL_RANK is then its position, as with torchrun and Paddle's launcher for collective
-    jobs.
+    seats: these processes. setting: DEVICE_VISIBILITY. If it is empty, processes of a collective job see all of them where each
+    has exactly one of its own. LOCAL_RANK is then its position, as with torchrun and Paddle's launcher for collective jobs.
     Paddle's launcher for parameter servers gives each process one device, number 0 of those that it sees (decision 35).
     """
     of_all = [device for one in seats for device in one.devices]
@@ -293,7 +294,7 @@ def visible(setting: str, collective: bool, seat: Seat, seats: Sequence[Seat]) -
 
 
 def missing_devices(seats: Sequence[Seat], job: JobSpec, kinds: Sequence[str]) -> List[Tuple[Seat, str]]:
-    """Heter trainers whose stage needs a device that their node does not have, one per node and stage."""
+    """List heter trainers whose stage needs a device that their node does not have, with its kind, one per node and stage."""
     heter = [(seat, heter_type(job, seat, kinds[seat.node])) for seat in seats if seat.role == "heter"]
     wanting = {(seat.node, seat.stage): (seat, kind) for seat, kind in heter if kind != "cpu" and not seat.devices}
     return list(wanting.values())

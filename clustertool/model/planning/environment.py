@@ -64,7 +64,7 @@ class Table:
 
     @cached_property
     def servers(self) -> str:
-        """The addresses of the nodes with pservers."""
+        """The addresses of the nodes with pservers, separated by commas."""
         return ",".join(dict.fromkeys(self.addresses[seat.node] for seat in self.roles["pserver"]))
 
     def devices(self, node: int, ids: Iterable[int]) -> List[str]:
@@ -73,7 +73,7 @@ class Table:
         return [str(number) if names is None else names[number] for number in ids]
 
     def node_id(self, seat: Seat) -> int:
-        """Return the number by which records know its node."""
+        """Return the number by which records know the node of a seat."""
         return self.cluster.hosts[seat.node].node_id
 
     @property
@@ -85,6 +85,7 @@ class Table:
         return self.ports.of[seat.role, seat.rank][0]
 
     def listed(self, seats: Iterable[Seat]) -> str:
+        """Join the endpoints of these seats by commas."""
         return ",".join(endpoint(self.addresses[seat.node], self.first_port(seat)) for seat in seats)
 
 
@@ -94,7 +95,7 @@ def endpoint(address: str, port: int) -> str:
 
 
 def environment(table: Table, seat: Seat, paths: JobPaths, nic: str) -> Env:
-    """Compute all variables of one process; a user's ENV is laid over them by the plan."""
+    """Compute all variables of one process but the user's own, which the plan lays over them."""
     env = _tool(table, seat, paths)
     if nic:
         env.update({"NCCL_SOCKET_IFNAME": nic, "GLOO_SOCKET_IFNAME": nic})
@@ -116,6 +117,7 @@ def environment(table: Table, seat: Seat, paths: JobPaths, nic: str) -> Env:
 
 
 def _tool(table: Table, seat: Seat, paths: JobPaths) -> Env:
+    """Compute the variables of the tool: those of each process, its place among the ranks, shards and output."""
     return {
         **process_variables(table, seat),
         "PYTHONUNBUFFERED": "1",
@@ -128,7 +130,7 @@ def _tool(table: Table, seat: Seat, paths: JobPaths) -> Env:
 
 
 def process_variables(table: Table, seat: Seat) -> Env:
-    """Compute what each process of a job has, a launcher of ranks too: the tool finds it, and programs read it."""
+    """Compute the tool's variables for each process, a launcher of ranks too: by them it is found, and programs read them."""
     return {
         "CLUSTERTOOL_JOB": table.identity.job_id,
         "CLUSTERTOOL_ROLE": seat.role,
@@ -152,7 +154,10 @@ def _each(names: str, value: object) -> Env:
 
 
 def _torch(table: Table, seat: Seat, paths: JobPaths) -> Env:
-    """Compute torchrun's and Open MPI's names; a rank is the same number in both. All ranks of torchrun have one role."""
+    """Compute the variables of torchrun and Open MPI; a rank is the same number in both.
+
+    All ranks of torchrun have one role.
+    """
     here = len(table.neighbours(seat))
     env = {
         **_each("RANK ROLE_RANK OMPI_COMM_WORLD_RANK", seat.rank),
@@ -179,7 +184,7 @@ def _torch(table: Table, seat: Seat, paths: JobPaths) -> Env:
 
 
 def _front_end(table: Table, seat: Seat) -> Env:
-    """Name what LLaMA-Factory, ms-swift and scripts pass on to torchrun besides NODE_RANK and MASTER_*.
+    """Compute what LLaMA-Factory, ms-swift and scripts pass on to torchrun besides NODE_RANK and MASTER_*.
 
     {} where a node has several trainers: ms-swift takes NNODES as the request to start torchrun, and each would.
     """
@@ -190,7 +195,7 @@ def _front_end(table: Table, seat: Seat) -> Env:
 
 
 def _mpi(table: Table, seat: Seat, nic: str) -> Env:
-    """Under mpirun: the address and the interface for MPICH, which would take the host's name, or any interface."""
+    """Compute MPICH's variables for address and interface, since it would take the host's name, or any; {} without mpirun."""
     if not table.job.by_mpirun:
         return {}
     named = {"FI_TCP_IFACE": nic, "FI_SOCKETS_IFACE": nic} if nic else {}
@@ -198,7 +203,7 @@ def _mpi(table: Table, seat: Seat, nic: str) -> Env:
 
 
 def _paddle(table: Table, seat: Seat) -> Env:
-    """Compute what all processes have in all modes.
+    """Compute the variables of Paddle that all processes have in all modes.
 
     POD_NAME is the launcher on a node: where it is not set, paddle.distributed.to_static does not start the communication.
     """
@@ -212,7 +217,7 @@ def _paddle(table: Table, seat: Seat) -> Env:
 
 
 def _paddle_trainer(table: Table, seat: Seat) -> Env:
-    """Compute what trainers have in all jobs without pservers."""
+    """Compute the variables of Paddle that trainers have in all jobs without pservers."""
     return {
         "PADDLE_TRAINER_ID": str(seat.rank),
         "PADDLE_RANK_IN_NODE": str(seat.local_rank),
@@ -222,6 +227,7 @@ def _paddle_trainer(table: Table, seat: Seat) -> Env:
 
 
 def _paddle_collective(table: Table, seat: Seat) -> Env:
+    """Compute the variables of Paddle for a process of a collective job."""
     return {
         **_paddle_trainer(table, seat),
         "PADDLE_GLOBAL_RANK": str(seat.rank),
@@ -264,7 +270,7 @@ def _paddle_elastic(table: Table) -> Env:
 
 
 def _rpc(table: Table, seat: Seat, nic: str) -> Env:
-    """Compute paddle.distributed.rpc's names; torch's rpc meets at MASTER_*, and its workers listen on TP_SOCKET_IFNAME."""
+    """Compute the variables of paddle.distributed.rpc, and the interface on which the workers of torch's rpc listen."""
     return {
         **_paddle_trainer(table, seat),
         "PADDLE_MASTER_ENDPOINT": endpoint(table.master, table.ports.master),
@@ -274,6 +280,7 @@ def _rpc(table: Table, seat: Seat, nic: str) -> Env:
 
 
 def _paddle_ps(table: Table, seat: Seat, paths: JobPaths) -> Env:
+    """Compute the variables of Paddle for a process of a job with pservers."""
     servers = table.roles["pserver"]
     env = {
         **_each("PADDLE_ROLE TRAINING_ROLE", roles.PADDLE[seat.role]),
@@ -292,9 +299,10 @@ def _paddle_ps(table: Table, seat: Seat, paths: JobPaths) -> Env:
 
 
 def _paddle_heter(table: Table, seat: Seat) -> Env:
-    """Compute the pipeline: trainers are stage 1, heter trainers 2, 3, ...; each gets the previous and the next stage.
+    """Compute the variables of Paddle for a pipeline of stages: trainers are 1, heter trainers 2, 3, ...
 
-    All lists have commas between endpoints, of several stages too: Paddle's role maker splits only at commas.
+    Each process gets the previous and the next stage. All lists have commas between endpoints, of several stages too: Paddle's
+    role maker splits only at commas.
     """
     env = {"PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": table.endpoints["heter"]}
     if seat.role == "pserver":
@@ -312,7 +320,10 @@ def _paddle_heter(table: Table, seat: Seat) -> Env:
 
 
 def _paddle_v2(table: Table, seat: Seat) -> Env:
-    """Paddle v2 programs. The number of trainers is NUM_GRADIENT_SERVERS; TRAINER_COUNT is threads in one trainer."""
+    """Compute the variables of Paddle v2 programs.
+
+    The number of trainers is NUM_GRADIENT_SERVERS; TRAINER_COUNT is threads in one trainer.
+    """
     own = seat if seat.role == "pserver" else table.roles["pserver"][0]
     env = {
         "PADDLE_INIT_USE_GPU": str(bool(seat.devices) and table.kinds[seat.node] != "cpu"),
@@ -330,7 +341,7 @@ def _paddle_v2(table: Table, seat: Seat) -> Env:
 
 
 def _devices(table: Table, seat: Seat) -> Env:
-    """Name cards by the variables of their kind; without pservers also how to communicate where Paddle would not find out.
+    """Compute the variables that name a process's cards; without pservers also how to communicate where Paddle cannot find out.
 
     A process of a job with parameter servers that gets no card sees none, on a node that has some: -1 hides all of them. The
     same holds for every process without a card where the shell of clusterrun names the devices: it may allow none.

@@ -96,6 +96,7 @@ def collective_rank(
 
 
 def _flags(environ: Mapping[str, str], local_rank: int, found: Tuple[str, Sequence[int]]) -> Env:
+    """Choose the device of a rank from the launcher's variable, else from the ids found; {} without devices."""
     for kind, (variable, selected) in VARIABLES.items():
         names = allocated(kind, environ)
         if one_each(names):
@@ -111,7 +112,10 @@ def _flags(environ: Mapping[str, str], local_rank: int, found: Tuple[str, Sequen
 def laid_over(
     environ: Mapping[str, str], computed: Env, options: RankOptions, kept: Callable[[str], bool]
 ) -> Dict[str, str]:
-    """Build the environment of the rank's program. kept: whether a variable of this process stays."""
+    """Build the environment of the rank's program: variables of this process that stay, and over them the computed ones.
+
+    kept: whether a variable of this process stays. SHELL_DEFAULTS that this process has are not replaced.
+    """
     if options.own_device:
         computed["LOCAL_RANK"] = "0"
     stay = {name: value for name, value in environ.items() if kept(name)}
@@ -119,6 +123,6 @@ def laid_over(
 
 
 def names_of(hosts: Sequence[str], counts: Sequence[int]) -> List[Host]:
-    """Create hosts with so many ranks each."""
+    """Create a host for each name, with its number of ranks."""
     pairs = enumerate(zip(hosts, counts))
     return [Host(index=index, host=name, name=name, address=name, nproc=number) for index, (name, number) in pairs]

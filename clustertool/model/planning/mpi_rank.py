@@ -67,7 +67,7 @@ def mpi_rank_environment(environ: Mapping[str, str], options: RankOptions) -> Di
 
 
 def _kept(name: str) -> bool:
-    """Check whether a variable stays: the launcher's own do. Those of a task of Slurm go.
+    """Check whether a variable of this process stays: the launcher's own, and those that belong to no launcher or task.
 
     mpirun uses one task for all ranks of a node.
     """
@@ -75,6 +75,7 @@ def _kept(name: str) -> bool:
 
 
 def _of_hosts(place: RankVariables, environ: Mapping[str, str], options: RankOptions, name: str) -> Env:
+    """Compute a rank's variables by the hostfile: of a job with pservers if numbers are given, else of a collective one."""
     layout = _layout(place, options.hosts or "")
     if options.server_num or options.worker_num:
         return _of_roles(layout, options, name)
@@ -141,7 +142,7 @@ def _seat(table: Table, layout: _Layout, servers: int) -> Seat:
 
 
 def _of_torch(place: RankVariables, options: RankOptions, name: str) -> Env:
-    """Compute torchrun's variables.
+    """Compute torchrun's variables from those of the launcher, and --master. Raises UsageError.
 
     The number of the node is known only where all nodes have the same number of consecutive ranks.
     """

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def container_request(settings: ContainerSettings, probed: ProbeAnswer) -> ContainerWanted:
-    """Build what a node is asked for a job in containers. probed: what its probe has found."""
+    """Build the request for what a node knows of runtime, image and volumes, for a job in containers.
+
+    probed: what its probe has found.
+    """
     gpu = probed.get("device_kind") == "gpu" and bool(probed.get("devices"))
     sources = (volume.partition(":")[0] for volume in settings.volumes)
     return {

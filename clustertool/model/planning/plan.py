@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def hostfile(self) -> str:
-        """Of mpirun, "" without one."""
+        """The text of the hostfile for mpirun, "" without mpirun."""
         if not self.job.by_mpirun:
             return ""
         trainers = sorted((process.rank, process.node) for process in self.processes if process.role == "trainer")
@@ -100,9 +100,10 @@ class Plan:
 def plan(
     cluster: Cluster, job: JobSpec, facts: ByNode, identity: Identity, listing: Sequence[str], passed: Pairs = ()
 ) -> Plan:
-    """Cluster, job, facts per node id, identity, the workspace's files and the values of PASS_ENV and SECRETS -> Plan.
+    """Make the plan of a job: the processes of each node with command, environment, devices, ports and shards.
 
-    Raises UsageError, DataError, PreflightError with the fix; never anything else.
+    facts: by node id. listing: the workspace's files. passed: the values of PASS_ENV and SECRETS. Raises UsageError, DataError,
+    PreflightError with the fix; never anything else.
     """
     kinds, seats = _seats(cluster, job, facts, identity.job_id)
     devices.require(cluster, job, facts, kinds)
@@ -128,7 +129,7 @@ def with_containers(made: Plan, facts: ByNode) -> Plan:
 
 
 def _seats(cluster: Cluster, job: JobSpec, facts: ByNode, job_id: str = "") -> Tuple[Tuple[str, ...], Tuple[Seat, ...]]:
-    """Assign the devices' kind of each node, and all processes' seats."""
+    """Choose the kind of devices of each node, and assign the seats of all processes, with their devices."""
     hosts = cluster.hosts
     kinds = tuple(devices.kind_of(cluster, facts[host.index]) for host in hosts)
     cards = {host.index: devices.usable(host, job, facts[host.index], kinds[host.index], job_id) for host in hosts}
@@ -146,7 +147,7 @@ def readers(cluster: Cluster, job: JobSpec, facts: ByNode, listing: Sequence[str
 
 
 def _commands(job: JobSpec, listing: Sequence[str]) -> Dict[str, Tuple[str, ...]]:
-    """Choose what each role runs. Raises DataError for a workspace without a command and without train.py."""
+    """Choose the command that each role runs. Raises DataError for a workspace without a command and without train.py."""
 
     def command(role: Role, name: str, file: str) -> Tuple[str, ...]:
         if role.command:
@@ -165,6 +166,7 @@ def _commands(job: JobSpec, listing: Sequence[str]) -> Dict[str, Tuple[str, ...]
 
 
 def _nodes(table: Table, listing: Sequence[str], passed: Pairs) -> Tuple[PlannedNode, ...]:
+    """Plan each node: directories, processes, the launchers of mpirun, and the container."""
     job = table.job
     trainers = len(table.roles["trainer"])
     shards = assign_shards(listing, job.shards, trainers) if job.shards else ((),) * trainers
@@ -200,6 +202,7 @@ def _nodes(table: Table, listing: Sequence[str], passed: Pairs) -> Tuple[Planned
 
 
 def _launcher(one: Launcher, users: Mapping[str, str], paths: JobPaths) -> PlannedProcess:
+    """Build the process of a launcher: without endpoint, ports and shards."""
     env = tuple(sorted({**one.env, **users}.items()))
     log = paths.log(one.seat.role, one.seat.rank)
     return PlannedProcess(**vars(one.seat), argv=one.argv, env=env, endpoint="", ports=(), ready=(), shards=(), log=log)
@@ -237,6 +240,7 @@ def below_home(path: str, home: str) -> str:
 
 
 def _placeholders(table: Table, seat: Seat, paths: JobPaths, nic: str) -> Dict[str, str]:
+    """Compute the values of {port}, {rank} and other names in the command of a process."""
     servers = table.roles["pserver"]
     return {
         "port": str(table.first_port(seat)),
@@ -252,6 +256,7 @@ def _placeholders(table: Table, seat: Seat, paths: JobPaths, nic: str) -> Dict[s
 
 
 def _warnings(table: Table) -> Tuple[str, ...]:
+    """List the warnings about addresses, ports and devices of the plan."""
     found: List[str] = []
     names = [host.name for host in table.cluster.hosts]
     if any(":" in address for address in table.addresses):
@@ -313,11 +318,13 @@ def as_dict(plan: Plan) -> Dict[str, Any]:
 
 
 def _container(made: ContainerSpec) -> Dict[str, object]:
+    """Convert the description of a container for users: without uid and groups, the image by its name."""
     hidden = ("reference", "uid", "groups")
     return {**{name: value for name, value in made.items() if name not in hidden}, "image": made["reference"]}
 
 
 def _process(process: PlannedProcess, secrets: Sequence[str]) -> Dict[str, object]:
+    """Convert a process for users: without the marker, with masked SECRETS."""
     shown = ("role", "rank", "local_rank", "endpoint", "ports", "devices", "shards")
     return {
         **{name: getattr(process, name) for name in shown},

@@ -30,7 +30,7 @@ class Ports:
 
 
 def choose(seats: Sequence[Seat], cluster: Cluster, job: JobSpec, facts: ByNode, job_id: str) -> Ports:
-    """Choose the ports.
+    """Choose the ports of all processes, the master, gloo and the coordinator; those that were asked for first.
 
     Raises PreflightError (all of them at once) naming the holder of a port that was asked for and is taken.
     """
@@ -105,7 +105,10 @@ def _require_one_port(servers: Sequence[Seat], job: JobSpec, facts: ByNode) -> N
 
 
 def sample(cluster: Cluster, facts: ByNode, seed: str) -> Dict[int, Tuple[int, ...]]:
-    """Free ports as a job would get them on each node: conf.py's, else any. Ports in use are left out."""
+    """Choose ports on each node as a job would get them: conf.py's, else any.
+
+    Ports in use are left out, but at least one is free.
+    """
     desk = _PortChooser(cluster, facts, seed)
     found: Dict[int, List[int]] = {}
     for node in facts:
@@ -133,11 +136,14 @@ class _PortChooser:
         self._block: Dict[str, int] = {}
 
     def given(self, node: int) -> Dict[int, Set[str]]:
-        """Return what this machine has given away: port -> the addresses it was given on."""
+        """Return the ports of this node's machine that were given away, each with the addresses for which it was."""
         return self._handed.setdefault(self._facts[node].machine, {})
 
     def exactly(self, node: int, port: int, why: str, alone: bool = True) -> int:
-        """Take a port that the user named. Not `alone`: it may be another process's too, on another address of the machine."""
+        """Take and return a port that the user named. One that cannot be used is noted as an error in `taken`.
+
+        Not `alone`: it may be another process's too, on another address of the machine.
+        """
         fact = self._facts[node]
         others = self.given(node).setdefault(port, set())
         if port > HIGHEST_PORT:
@@ -162,7 +168,10 @@ class _PortChooser:
         return tuple(found)
 
     def free(self, node: int) -> int:
-        """Take a port outside the kernel's own range. Where to begin depends on the job, so that two jobs rarely meet."""
+        """Take a port outside the kernel's own range. Where to begin depends on the job, so that two jobs rarely meet.
+
+        Raises PreflightError if none is left.
+        """
         fact = self._facts[node]
         low, high = fact.ephemeral
         end = HIGHEST_PORT + 1
@@ -212,6 +221,7 @@ class _PortChooser:
         ]
 
     def _complain(self, node: int, port: int, what: str, why: str) -> None:
+        """Note an error about a port that was asked for, once."""
         fix = f"end that program, or choose another {why}"
         error = PreflightError(f"port {port} ({why}) {what}", fix, self._names[node])
         if str(error) not in map(str, self.taken):

@@ -61,7 +61,7 @@ def assign(
 
 
 def _groups(job: JobSpec) -> List[Tuple[str, int, Role]]:
-    """List what is ranked one after the other: role, stage and how many of it."""
+    """List the groups that are ranked one after the other: role, stage (0: none) and how many processes it has."""
     single = {"pserver": job.pserver, "trainer": job.trainer}
     groups = [(name, 0, single[name]) for name in job.roles if name in single]
     return groups + [("heter", stage, role) for stage, role in enumerate(job.heter, 2)]
@@ -73,14 +73,14 @@ def _count(name: str, role: Role, host: Host, job: JobSpec, devices: Tuple[int, 
         return 0
     wanted: Tuple[Optional[int], ...] = (role.per_node, host.count(name))
     if name == "trainer":
-        asked = _had(job.nproc_of, host, devices, facts[host.index]) if job.nproc_of else job.nproc
+        asked = _count_by_devices(job.nproc_of, host, devices, facts[host.index]) if job.nproc_of else job.nproc
         wanted = (asked, role.per_node, host.count(name), host.nproc)
         if not (job.has_pservers or job.nested):
             wanted += (len(devices) or None,)
     return next((number for number in wanted if number is not None), 1)
 
 
-def _had(what: str, host: Host, devices: Tuple[int, ...], facts: Facts) -> int:
+def _count_by_devices(what: str, host: Host, devices: Tuple[int, ...], facts: Facts) -> int:
     """Count processes by what this node has, for --nproc-per-node gpu, cpu, auto. Raises UsageError."""
     if what == "cpu" or (what == "auto" and not devices):
         return facts.cpus
@@ -109,7 +109,7 @@ def _listed(role: str, endpoints: Sequence[str], hosts: Sequence[Host], facts: B
 
 
 def _endpoint(text: str, role: str) -> Tuple[str, int]:
-    """ip, ip:port, [IPv6]:port, or an IPv6 address alone -> address and port, 0 if it has none."""
+    """Parse ip, ip:port, [IPv6]:port, or an IPv6 address alone, to address and port, 0 if it has none. Raises UsageError."""
     if is_address(text):
         return text, 0
     match = _ENDPOINT.fullmatch(text)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def probe_request(cluster: Cluster, host: Host) -> ProbeRequest:
-    """Build the probe of one node. `ports`: those of conf.py, of which only the users are searched."""
+    """Build the request to probe one node. `ports`: those of conf.py; the probe finds the users of these only."""
     pservers = 8 * (cluster.ports_num + cluster.ports_num_for_sparse)
     named = range(cluster.start_port, cluster.start_port + 64) if cluster.start_port else ()
     request: ProbeRequest = {
@@ -49,7 +49,10 @@ def probe_request(cluster: Cluster, host: Host) -> ProbeRequest:
 
 
 def job_environment(cluster: Cluster, host: Host, variables: Mapping[str, str]) -> JobEnvironment:
-    """Build what a program of the job would find on a node. variables: of the job, and of the laptop (PASS_ENV)."""
+    """Build the description of what a program of the job finds on a node: PRELUDE, paths, and variables.
+
+    variables: of the job, and of the laptop (PASS_ENV). `packages` is left empty.
+    """
     return {
         "prelude": cluster.prelude_of(host),
         "first_path": cluster.first_path,
@@ -85,12 +88,10 @@ class Steps:
 def start(
     plan: Plan, releases: Mapping[int, str], secrets: Mapping[str, str], resumed: "EarlierJob | None" = None
 ) -> Steps:
-    """Build the requests that start a plan.
+    """Build the requests that start a plan in phases, and those that take each phase back.
 
-    releases: node -> name of the workspace there, none where it lies on the node already. resumed: the earlier job whose
-    output the nodes that have it copy.
-
-    Specs are JSON and are kept on disks; secrets travel only in the launch.
+    releases: node -> name of the workspace there, none where it lies on the node already. resumed: the earlier job whose output
+    the nodes that have it copy. Specs are JSON and are kept on disks; secrets travel only in the launch.
     """
     trainers = [process for process in plan.processes if process.role == "trainer"]
     endpoints = [process.endpoint for process in sorted(trainers, key=lambda process: process.rank)]
@@ -110,7 +111,7 @@ def start(
 
 
 def spec(plan: Plan, node: PlannedNode, endpoints: list[str], places: List[RankPlaces]) -> Spec:
-    """Build one node's part of the plan as its supervisor reads it (and its disk keeps it): SECRETS are masked."""
+    """Build the spec of one node, its part of the plan, which its supervisor reads and its disk keeps: SECRETS are masked."""
     common = _common(node.processes)
     cluster, job, host = plan.cluster, plan.job, node.host
     first, (ip, port), where = plan.nodes[0].host, plan.coordinator, endpoint(*plan.coordinator)
@@ -153,7 +154,7 @@ def spec(plan: Plan, node: PlannedNode, endpoints: list[str], places: List[RankP
 
 
 def _places(plan: Plan) -> List[Place]:
-    """Role, rank and node of all processes; nodes as the records know them."""
+    """List role, rank and node of all processes; nodes as the records know them."""
     nodes = [node.host.node_id for node in plan.nodes]
     return [(process.role, process.rank, nodes[process.node]) for process in plan.processes]
 
@@ -171,6 +172,7 @@ def _common(processes: Tuple[PlannedProcess, ...]) -> dict[str, str]:
 
 
 def _process(process: PlannedProcess, common: Mapping[str, str], secrets: Tuple[str, ...]) -> SpecProcess:
+    """Build the spec of a process, without the variables that all have in common. A launcher has all of its own."""
     if process.launches:
         common = {}
     made: SpecProcess = {

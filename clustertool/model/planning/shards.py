@@ -15,14 +15,14 @@ _NUMBER = re.compile(r"-([0-9]+)(?=\.|\Z)")
 
 
 def split(items: Sequence[T], n: int) -> Tuple[Tuple[T, ...], ...]:
-    """n groups of neighbours whose lengths differ by one at most: 8 cards for 3 processes -> 3, 3, 2."""
+    """Divide items into n groups of neighbours whose lengths differ by one at most: 8 cards for 3 processes -> 3, 3, 2."""
     size, more = divmod(len(items), n)
     starts = [i * size + min(i, more) for i in range(n + 1)]
     return tuple(tuple(items[a:b]) for a, b in zip(starts, starts[1:]))
 
 
 def shares(lines: int, n: int) -> Tuple[int, ...]:
-    """Divide lines into n shards: the same number each, the first ones one more where it does not come out even."""
+    """Divide a number of lines into n shards: the same number each, the first ones one more where it does not come out even."""
     size, more = divmod(lines, n)
     return tuple(size + (i < more) for i in range(n))
 
@@ -59,10 +59,10 @@ def refuse_links(links: Iterable[str], patterns: Sequence[str]) -> None:
 
 
 def assign_shards(files: Sequence[str], patterns: Sequence[str], trainers: int) -> Tuple[Tuple[str, ...], ...]:
-    """Relative paths -> for every trainer the files it reads, ordered by pattern and shard number.
+    """List the files that each trainer reads, from relative paths, ordered by pattern and shard number.
 
-    Each pattern is a set of its own: numbers count from its own 0. Raises DataError where a trainer would read nothing
-    of a set, a number is missing or twice, or a pattern matches no file.
+    Each pattern is a set of its own: numbers count from its own 0. Raises DataError where a trainer would read nothing of a
+    set, a number is missing or twice, or a pattern matches no file.
     """
     lists: List[List[str]] = [[] for _ in range(trainers)]
     taken: Dict[str, str] = {}
@@ -79,6 +79,7 @@ def assign_shards(files: Sequence[str], patterns: Sequence[str], trainers: int) 
 
 
 def _require_complete(found: Sequence[Tuple[int, str]], pattern: str, trainers: int) -> None:
+    """Raise DataError if shards are missing, or there are two of one number, or fewer than trainers."""
     if not found:
         what = f"no file of the workspace matches [shards] {pattern!r}"
         raise DataError(what, "prepare the data first, or correct the pattern")

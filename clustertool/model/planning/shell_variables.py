@@ -74,7 +74,7 @@ def cloud_machines(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def launch_options(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Variable -> the name and the value of the option that it may stand for: PET_* of torchrun, PADDLE_* of Paddle's launch.
+    """Map each variable (PET_* of torchrun, PADDLE_* of Paddle's launch) to the option that it may stand for: (name, value).
 
     {} in a rank of any launcher: it has the variables of its own job.
     """
@@ -128,6 +128,7 @@ def visible(environ: Mapping[str, str], strict: bool = True) -> Visible | None:
 
 
 def _odd(variable: str, text: str, odd: str) -> UsageError:
+    """Create the error for a device that is named by no number."""
     what = "is a UUID" if re.match("GPU-", odd) else "is a MIG instance" if re.match("MIG-", odd) else "is no number"
     fix = f"nvidia-smi -L lists the numbers: --devices 0,1, or env -u {variable} clusterrun ... for all devices"
     return UsageError(f"{variable}={text}: {odd!r} {what}, and devices are named by numbers here", fix)

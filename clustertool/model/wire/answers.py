@@ -40,6 +40,7 @@ def _answer_types() -> Mapping[str, object]:
 
 @lru_cache(maxsize=1)
 def _frames() -> Mapping[str, Check]:
+    """Map the type of each frame that answers no request to its check."""
     return {**by_type(FollowFrame), **by_type(RelayReport)}
 
 
@@ -48,7 +49,7 @@ def is_relay_report(header: Mapping[str, object]) -> bool:
 
 
 def frame_limit(header: Mapping[str, object]) -> int:
-    """Compute how many bytes the header of a frame that answers no request may have."""
+    """Return how many bytes the header of a frame that answers no request may have."""
     return STREAM if header.get("type") == "events" or is_relay_report(header) else _SHORT
 
 

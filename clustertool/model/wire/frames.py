@@ -24,6 +24,7 @@ class FrameError(ValueError):
 
 
 def encode(header: Header, payload: bytes = b"") -> bytes:
+    """Encode a frame with its payload."""
     return head(header, len(payload)) + payload
 
 
@@ -46,7 +47,7 @@ class Sink:
         return self._buffer[self._filled : self._filled + self.left]
 
     def took(self, size: int) -> None:
-        """Record that so many bytes have come into room()."""
+        """Note that so many bytes have come into room(), and pass the buffer to put() if it is full or all has come."""
         self._filled += size
         self.left -= size
         if not self.left or self._filled == len(self._buffer):
@@ -54,6 +55,7 @@ class Sink:
             self._filled = 0
 
     def write(self, data: memoryview) -> None:
+        """Copy bytes into room(), as if they had come there."""
         while len(data):
             room = self.room()
             size = min(len(room), len(data))
@@ -65,7 +67,7 @@ class Sink:
         """Take the next bytes, up to 64 KiB. A receiver that needs them later copies them."""
 
     def keep(self) -> bool:
-        """Finish when all bytes have arrived. Returns False if they are wrong or were not expected."""
+        """Finish when all bytes have arrived, and return whether they are right and were expected; here False."""
         return False
 
     def drop(self) -> None:
@@ -111,13 +113,14 @@ class Decoder:
         return None if self._into is None else self._into.room()
 
     def taken(self, size: int) -> List[Frame]:
-        """Record that so many bytes have come into room(), and return the frames that they complete."""
+        """Note that so many bytes have come into room(), and return the frame that they complete, in a list, or []."""
         if self._into is None:
             return []
         self._into.took(size)
         return self._whole(self._into)
 
     def _whole(self, sink: Sink) -> List[Frame]:
+        """Return the frame of this sink if all of its payload has arrived, else []."""
         self._into = sink if sink.left else None
         return [] if sink.left else [(self._header, b"")]
 
@@ -157,6 +160,7 @@ class Decoder:
 
 
 def _header(text: bytes) -> Header:
+    """Parse a header. Raises FrameError for what is no JSON object."""
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -83,7 +83,7 @@ class Request(Generic[Answered]):
         return _LISTING if self.fields.get("job_workspace") else self.kind.limit
 
     def about(self, base: str) -> Request[Answered]:
-        """Return the same request about another node."""
+        """Return the same request about the node whose folder is `base`, to be answered by another node."""
         return Request(self.kind, self.fields, base)
 
     def header(self, number: Optional[int], now: float) -> Dict[str, object]:

@@ -36,7 +36,7 @@ def read_event(line: bytes) -> "Optional[Event]":
 
 
 def known_skew(header: Mapping[str, object]) -> float:
-    """Read the seconds by which the node's clock was ahead of the laptop's when the job started; 0 if that is not known.
+    """Return the seconds by which the node's clock was ahead of the laptop's when the job started; 0 if that is not known.
 
     header: the first event of a job, which its programs may have written.
     """
@@ -46,12 +46,12 @@ def known_skew(header: Mapping[str, object]) -> float:
 
 
 def read_events(lines: Iterable[bytes]) -> "List[Event]":
-    """Read the events of whole lines; other lines are left out."""
+    """Parse the events of whole lines; lines that are no event are left out."""
     return [event for event in map(read_event, lines) if event is not None]
 
 
 def control_line(order: Mapping[str, object]) -> bytes:
-    """Write a line for the control fifo of a supervisor of the previous version.
+    """Build a line for the control fifo of a supervisor of the previous version.
 
     order: a request `stop` or `attached` of supervisor_messages.
     """

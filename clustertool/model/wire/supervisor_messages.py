@@ -184,7 +184,10 @@ REQUESTS: Dict[str, Tuple[type, type]] = {
 
 
 def read_request(message: Mapping[str, object]) -> SupervisorRequest:
-    """Check a request of any process of the user. Unknown fields may have few values. Raises ValueError."""
+    """Check a request to a supervisor, which any process of the user can send, and return it. Raises ValueError.
+
+    Unknown fields may have few values.
+    """
     type = message.get("type")
     if not isinstance(type, str) or type not in REQUESTS:
         raise ValueError(f"{str(type)[:60]!r} is no type of a request")
