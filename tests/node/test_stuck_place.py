@@ -13,7 +13,7 @@ import pytest
 
 from clustertool.errors import ClustertoolError, PreflightError
 from clustertool.node.join import child_task
-from clustertool.node.join.child_task import ChildTask, placing
+from clustertool.node.join.child_task import ChildTask, place_task
 from clustertool.node.system.node_context import step
 from tests.node.harness import sample, until
 from tests.node.joining import JoinBench, Machine
@@ -39,7 +39,7 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Place], C
     def make(place: Place) -> ChildTask:
         monkeypatch.setattr(child_task.place, "place", lambda node, request: place())
         request: Any = {"spec": {"root": str(tmp_path), "job_dir": str(tmp_path / "JOBx"), "token": "t"}, "release": ""}
-        return ChildTask(placing(request, PATIENCE), 5.0)
+        return ChildTask(place_task(request, PATIENCE), 5.0)
 
     return make
 

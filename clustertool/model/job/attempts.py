@@ -66,7 +66,7 @@ class ProcessStatus:
 
 
 class Attempt:
-    """`places`: the node of each of its ranks, if that is known. `ranks`: those that were started in it.
+    """An attempt of a job. `places`: the node of each of its ranks, if that is known. `ranks`: those that were started in it.
 
     `began`, `ended`: the first start and the last end of a rank of it; 0.0 if there was none. epoch: where it is the first one
     of an epoch.

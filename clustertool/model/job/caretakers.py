@@ -9,7 +9,10 @@ CARETAKERS = ("supervisor", "guard", "gauge")
 
 
 class CaretakerRecord:
-    """Which processes these are, and whether the job has ended. This is apart from node_status.py, as a probe needs no more."""
+    """The processes that take care of a node's part of a job, and whether the job has ended there, from the node's events.
+
+    This is apart from node_status.py, as a probe needs no more.
+    """
 
     def __init__(self) -> None:
         self.caretakers: Dict[str, Tuple[int, int]] = {}  # kind -> (pid, start time) of the newest one

@@ -78,7 +78,10 @@ class Kinship:
         return bool(self.name) and self.name in (job.name, job.asked)
 
     def has_place(self, job: EarlierJob) -> bool:
-        """Check whether an earlier job has the same owner and workspace, and one of the two jobs has no name."""
+        """Check whether an earlier job has the same owner and workspace.
+
+        Where both jobs have a name, they are not of the same work.
+        """
         same = bool(self.workspace) and (job.owner, job.workspace) == (self.owner, self.workspace)
         return same and not (self.name and job.name)
 
@@ -90,7 +93,7 @@ def script_of(command: str) -> str:
 
 
 def rows_of(summaries: Iterable[Mapping[str, object]]) -> List[EarlierRow]:
-    """Read rows from the answers of nodes to the question "jobs", which do not state what of a job is there."""
+    """Convert the nodes' answers to the request "jobs" to rows. They do not state what a job has left on the node."""
     return [read(EarlierRow, summary) for summary in summaries]
 
 

@@ -16,6 +16,7 @@ class WriteSpan(NamedTuple):
     end: Optional[int]
 
     def has(self, time: int) -> bool:
+        """Check whether the job could write at this time, in ns."""
         return self.start <= time and (self.end is None or time <= self.end)
 
 

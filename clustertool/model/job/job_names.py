@@ -10,7 +10,10 @@ NEWEST, FRESH = "@newest", "none"  # in place of the job that --resume names
 
 
 def can_mean(text: str, job: str, asked: str, name: str) -> bool:
-    """Check whether `text` can mean the job with this id. asked: the id of --job-id, name: the job's name, or ""."""
+    """Check whether `text` is the beginning of the job's id, or a complete name of the job.
+
+    asked: the id of --job-id, name: the job's name, or "".
+    """
     return job.startswith(text) or is_named(text, job, asked, name)
 
 

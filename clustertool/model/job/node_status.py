@@ -77,7 +77,7 @@ class EarlierRow(NamedTuple):
 
 
 def read_part(summary: Mapping[str, Any]) -> NodePart:
-    """Read the part of a node's answer to the question "jobs"."""
+    """Read the part of a job from a node's answer to the request "jobs"."""
     code, start = summary["code"], StartReason(summary.get("start", ""))
     state, reason = JobState(summary["state"]), str(summary["reason"] or "")
     node, final = int(summary["node"] or 0), bool(summary.get("final"))

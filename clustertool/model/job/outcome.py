@@ -102,7 +102,7 @@ def describe_coordinator(name: str, endpoint: str) -> str:
 
 
 def some(names: Sequence[str], last: str = "and") -> str:
-    """Name the first ones of a list, and how many more there are: "a", "a and b", "a, b, c, d and 3 more"."""
+    """Join the first four names of a list, and how many more there are: "a", "a and b", "a, b, c, d and 3 more"."""
     shown = list(names[:4]) + ([f"{len(names) - 4} more"] if len(names) > 4 else [])
     return f" {last} ".join([*([", ".join(shown[:-1])] if shown[1:] else []), *shown[-1:]])
 
@@ -140,6 +140,7 @@ class RankExit(NamedTuple):
 
     @property
     def failed(self) -> bool:
+        """Whether the rank has failed by itself: an exit code other than 0, or a signal, which no one else has caused."""
         return not self.ended_by_others and exit_code(self.code, self.signal) != 0
 
     @property

@@ -93,7 +93,10 @@ class JobStatus:
         return self.runs(node, (str(event["role"]), int(event["rank"])), event.get("attempt"))
 
     def runs(self, node: int, key: Key, attempt: Optional[int] = None) -> bool:
-        """Check whether a rank may be one of `node`, in an attempt or in the newest one."""
+        """Check whether a rank runs on a node, in an attempt or in the newest one.
+
+        Where no places are known, a new rank may.
+        """
         places = self._places(self.attempt if attempt is None else attempt)
         if places is not None:
             return places.get(key) == node
@@ -292,6 +295,7 @@ class JobStatus:
         here.unconnected = {**texts, "since": float(event["since"]), "again": bool(event.get("again"))}
 
     def _on_connected(self, here: NodeStatus, event: Event) -> None:
+        """Forget that the node had no connection to the coordinator."""
         here.unconnected = {}
 
     def _on_stopping(self, here: NodeStatus, event: Event) -> None:
@@ -330,6 +334,7 @@ class JobStatus:
         attempt.began = min(attempt.began or t, t)
 
     def _on_listening(self, here: NodeStatus, event: Event) -> None:
+        """Note that a rank listens at its endpoint."""
         self._process(here, event).listening = True
 
     def _on_other_address(self, here: NodeStatus, event: Event) -> None:
@@ -364,6 +369,7 @@ class JobStatus:
     # -- events of the coordinator
 
     def _on_phase(self, here: NodeStatus, event: Event) -> None:
+        """Set the phase of the newest attempt that the coordinator has begun."""
         self._attempt(self._led).phase = str(event["name"])
 
     def _on_restart(self, here: NodeStatus, event: Event) -> None:
@@ -404,6 +410,7 @@ class JobStatus:
     # -- helpers
 
     def _on(self, node: int) -> List[ProcessStatus]:
+        """List the ranks of a node."""
         return [process for process in self.processes.values() if process.node == node]
 
     def _places(self, attempt: int) -> Optional[Mapping[Key, int]]:

@@ -41,12 +41,12 @@ def read_result(answer: Union[Mapping[str, Any], ClustertoolError, None], job: s
 
 
 def read_undo(answer: Union[Mapping[str, Any], ClustertoolError]) -> StopResult:
-    """Read the result where the placing of a job is taken back."""
+    """Return UNDONE for the answer of a node that has taken back a placing, NO_ANSWER for an error in its place."""
     if isinstance(answer, ClustertoolError):
         return StopResult(StopState.NO_ANSWER, why=answer.what)
     return StopResult(StopState.UNDONE)
 
 
 def last_result(survivors: Optional[Tuple[str, ...]]) -> StopResult:
-    """Return the result of a node that has recorded its end."""
+    """Return the result of a node that has recorded its end: SURVIVORS if it names some, else CLEAN."""
     return StopResult(StopState.SURVIVORS, survivors) if survivors else CLEAN

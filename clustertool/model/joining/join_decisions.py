@@ -281,7 +281,7 @@ def _number(state: JoinState) -> Step:
 
 
 def missing(state: JoinState) -> Tuple[int, ...]:
-    """List the indices without a machine; () where one has joined without an index, which may get any of them."""
+    """List the indices without a machine; () if the job is elastic, or one has joined without an index: it may get any."""
     indices = [member.offer.node for member in state.members]
     if state.elastic is not None or any(member.offer.node is None for member in state.members):
         return ()
@@ -445,7 +445,7 @@ def _done_with(state: JoinState) -> Set[int]:
 
 
 def _coordinate(state: JoinState) -> Step:
-    """Start the coordinator's supervisor as the last one: its port was that of the joining until now."""
+    """Begin the last order, to the coordinator itself: prepare its supervisor, to which the port of the joining passes."""
     state = state._replace(phase="leading", round=state.round + 1, failures=())
     others = tuple(member.connection for member in state.members if member.connection != COORDINATOR)
     return state._replace(answered=others), (Coordinate(state.round),)

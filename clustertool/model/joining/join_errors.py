@@ -48,6 +48,7 @@ def error_rows(error: ClustertoolError) -> List[JoinError]:
 
 
 def _row(error: ClustertoolError) -> JoinError:
+    """Convert an error that is not Several to a row, with its exit code if that is not the usual one of its class."""
     row: JoinError = {"kind": type(error).__name__, "what": error.what, "fix": error.fix, "node": error.node}
     if error.code != type(error).code:
         row["code"] = error.code

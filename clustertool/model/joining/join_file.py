@@ -161,7 +161,10 @@ class JoinFile:
 
     @property
     def for_others(self) -> bytes:
-        """The join file of another machine, as JSON: without an index and what counts on this machine only. It has the key."""
+        """The join file for another machine, as JSON: without an index, and without settings of this machine.
+
+        It has the key.
+        """
         return to_json(replace(self, index=None, own=OwnSettings())).encode()
 
 

@@ -73,16 +73,16 @@ class JoinedNode(NamedTuple):
 
 
 def is_same(member: JoinedNode, offer: Offer) -> bool:
-    """Check whether a machine has connected again.
+    """Check whether an offer is of the process of this member, which has connected again. The coordinator's own never is.
 
-    Two containers of one machine may have a boot, a pid and a start in common.
+    Two containers of one machine may have a boot, a pid and a start in common, so the host name counts, too.
     """
     known = member.offer
     return member.connection != COORDINATOR and (known.sender, known.hostname) == (offer.sender, offer.hostname)
 
 
 def has_rebooted(known: Offer, offer: Offer) -> bool:
-    """Check whether the same machine offers itself after it has lost its power: nothing has closed its former connection."""
+    """Check whether an offer is of the same machine after a new boot: nothing has closed its former connection."""
     return known.hostname == offer.hostname and known.sender.boot != offer.sender.boot
 
 

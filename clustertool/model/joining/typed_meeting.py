@@ -21,7 +21,7 @@ def on_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class TypedMeeting:
-    """host, port: where the coordinator listens.
+    """What a user types on each machine of a job. host, port: where the coordinator listens.
 
     nodes: the number of machines. index: of this machine; None: the machine that owns `host` is 0, and the others are numbered
     by address. run_id: what the user calls the job. timeout: seconds; None: that of conf.py.

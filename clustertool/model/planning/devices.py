@@ -149,6 +149,7 @@ class OneMachine(NamedTuple):
     meant: bool
 
     def text(self, cluster: Cluster, kind: str) -> str:
+        """Describe the conflict for an error of the node: the other node, and the devices."""
         ids = ",".join(map(str, self.devices))
         return f"is the same machine as {cluster.hosts[self.first].name}, and {kind} {ids} would be given to both"
 

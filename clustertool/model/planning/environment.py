@@ -48,7 +48,7 @@ class Table:
         return found
 
     def neighbours(self, seat: Seat) -> List[Seat]:
-        """Return the seats of its role on its node, in rank order, this one too."""
+        """Return all seats of the same role on the same node as this one, with it, in rank order."""
         return self._on_nodes[seat.role, seat.node]
 
     @cached_property
@@ -82,6 +82,7 @@ class Table:
         return self.addresses[self.roles["trainer"][0].node]
 
     def first_port(self, seat: Seat) -> int:
+        """Return the first port of a process, that of its endpoint."""
         return self.ports.of[seat.role, seat.rank][0]
 
     def listed(self, seats: Iterable[Seat]) -> str:
@@ -90,7 +91,7 @@ class Table:
 
 
 def endpoint(address: str, port: int) -> str:
-    """Format host:port, with brackets around IPv6 as everybody but Paddle reads it."""
+    """Format an endpoint as host:port, with brackets around IPv6, as all programs but Paddle read it."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 

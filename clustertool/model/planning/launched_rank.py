@@ -60,7 +60,10 @@ def first_port(launch: str) -> int:
 def job_on(
     hosts: Sequence[Host], job: JobSpec, start_port: int, name: str, place: Callable[[Seat], Seat] = lambda seat: seat
 ) -> Table:
-    """Lay out a job on these hosts, whose names are their addresses. place: gives seats the ports that they must have."""
+    """Assign the seats and ports of a job on these hosts, whose names are their addresses, without devices.
+
+    place: gives seats the ports that they must have.
+    """
     facts = {host.index: Facts(host.index, address=host.host, boot_id=host.host, root="/") for host in hosts}
     cluster = Cluster(tuple(hosts), device_kind="cpu", start_port=start_port)
     assigned = ranks.assign(hosts, job, facts, {host.index: () for host in hosts})

@@ -97,7 +97,10 @@ def _layout(place: RankVariables, text: str) -> _Layout:
 
 
 def _filled(hosts: Sequence[Host], size: int) -> Tuple[Host, ...]:
-    """Return the hosts that have ranks, with the number of them. Raises UsageError."""
+    """Distribute `size` ranks over the hosts in order, and return those that have ranks, with their numbers.
+
+    Raises UsageError.
+    """
     try:
         return share_out(hosts, size)
     except UsageError:

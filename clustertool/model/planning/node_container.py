@@ -71,7 +71,7 @@ def _container(settings: ContainerSettings, known: Mapping[int, ContainerFacts],
 
 
 def _digest(known: Mapping[int, ContainerFacts], own: ContainerFacts) -> str:
-    """Choose the digest that all nodes with the image state. Where they differ, its id.
+    """Return the digest of a node's image if all nodes with the image state the same, or it is a file; else the image's id.
 
     A store that has loaded the image from a file states another digest than one that has pulled it.
     """

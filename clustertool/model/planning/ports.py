@@ -188,7 +188,7 @@ class _PortChooser:
         raise Several([*self.taken, none]) if self.taken else none
 
     def next(self, node: int) -> int:
-        """Take START_PORT, START_PORT + 1, ... on this machine, without those that were asked for by another name."""
+        """Take and return the next port from START_PORT on, on this node's machine. Ports that were given away are left out."""
         machine = self._facts[node].machine
         port = self._next.get(machine, self._cluster.start_port)
         while port != self._cluster.start_port and port in self.given(node):

@@ -81,7 +81,7 @@ def _count(name: str, role: Role, host: Host, job: JobSpec, devices: Tuple[int, 
 
 
 def _count_by_devices(what: str, host: Host, devices: Tuple[int, ...], facts: Facts) -> int:
-    """Count processes by what this node has, for --nproc-per-node gpu, cpu, auto. Raises UsageError."""
+    """Count the processes for --nproc-per-node gpu, cpu or auto: the devices of the node, or its CPUs. Raises UsageError."""
     if what == "cpu" or (what == "auto" and not devices):
         return facts.cpus
     if not devices:

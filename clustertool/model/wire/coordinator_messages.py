@@ -193,7 +193,10 @@ def is_of_earlier_epoch(message: Mapping[str, object], epoch: int) -> bool:
 
 
 def is_outdated(order: Mapping[str, object], attempt: int) -> bool:
-    """Check whether an order belongs to an attempt before `attempt`, the supervisor's own. Raises ValueError."""
+    """Check whether an order that is for one attempt only belongs to one before `attempt`, the supervisor's own.
+
+    Raises ValueError.
+    """
     of = order.get("attempt")
     if type(of) is not int:
         raise ValueError("an attempt that is no number")

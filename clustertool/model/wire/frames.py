@@ -64,18 +64,18 @@ class Sink:
             data = data[size:]
 
     def put(self, data: memoryview) -> None:
-        """Take the next bytes, up to 64 KiB. A receiver that needs them later copies them."""
+        """Ignore the next bytes, up to 64 KiB. A subclass stores them: one that needs them later copies them."""
 
     def keep(self) -> bool:
         """Finish when all bytes have arrived, and return whether they are right and were expected; here False."""
         return False
 
     def drop(self) -> None:
-        """Drop the bytes, which are not wanted any more."""
+        """Do nothing. A subclass removes what it has stored: the bytes are not wanted any more."""
 
 
 class MemorySink(Sink):
-    """Keeps it as it is, in `data`."""
+    """A sink that keeps the payload as it is, in `data`."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -125,7 +125,7 @@ class Decoder:
         return [] if sink.left else [(self._header, b"")]
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield (header, payload) for every frame that is complete now. Raises FrameError."""
+        """Add bytes, and return an iterator over (header, payload) of each frame that is complete now. Raises FrameError."""
         frames: List[Frame] = []
         if self._into is not None:
             part = memoryview(data)[: self._into.left]

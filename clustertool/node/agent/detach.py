@@ -84,6 +84,7 @@ def _become(target: str, arguments: Tuple[object, ...], log: int, kept: Sequence
 
 
 def _call(target: str, report: int, arguments: Tuple[object, ...]) -> None:
+    """Import the target, and call it with the descriptor of its report and the arguments."""
     module, _, name = target.partition(":")
     getattr(importlib.import_module(f"clustertool.node.{module}"), name)(report, *arguments)
 

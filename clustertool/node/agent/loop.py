@@ -273,7 +273,10 @@ def _handler(kind: Kind[Any, Any]) -> Callable[[NodeContext, Header], Dict[str, 
 
 
 def main(hello: bytes, end: Callable[[], None], safe: Callable[[str], None], complete: Callable[[str], bool]) -> None:
-    """Run the agent on stdin and stdout, for the loader (fleet/node_bundle.py), which cleans up by `end`."""
+    """Run the agent on stdin and stdout until its laptop is gone, call `end`, which cleans up for the loader, and exit.
+
+    hello, safe, complete: see Agent and AgentStart. "ready" is written before the first frame.
+    """
     processes.set_name("ct-agent")
     if sys.argv[-1].isdecimal():  # the shell that the login has started
         processes.take_environment(int(sys.argv[-1]))

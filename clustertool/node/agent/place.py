@@ -74,7 +74,7 @@ def _removed_on_failure(spec: Spec, again: bool) -> Iterator[None]:
 
 
 def may_be_placed_again(spec: Spec) -> bool:
-    """Check whether the job may have a directory here: the engine has started it again, or it is elastic."""
+    """Check whether the job may have a directory here already: the engine has started it again, or it is elastic."""
     return bool(spec.get("attempt")) or "elastic" in spec
 
 
@@ -190,6 +190,7 @@ def _remove(job_dir: str) -> None:
 
 
 def _take_back_claims(job_dir: str) -> None:
+    """Take back the claims of the job's ports."""
     placed = paths.JobPaths.at(job_dir)
     claims.take_back(placed.job, placed.base)
 

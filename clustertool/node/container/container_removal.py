@@ -59,7 +59,10 @@ def _read_rest(file: Optional[IO[bytes]]) -> str:
 
 
 class Removal:
-    """The same in the background. Call turn() until it returns the survivors, and changed() when the child `pid` has ended."""
+    """The removal of a job's containers by child processes, without waiting.
+
+    Call turn() until it returns the survivors, and changed() when the child `pid` has ended.
+    """
 
     def __init__(self, container: Optional[RuntimeSpec], mark: str) -> None:
         self.pid = 0

@@ -24,7 +24,7 @@ Stream = Callable[[BinaryIO], None]
 
 
 def require_wanted() -> None:
-    """Raise DispatchError in a thread of the agent whose result is not wanted any more."""
+    """Raise DispatchError if this thread's result is not wanted any more, as after the end of the laptop's connection."""
     if getattr(threading.current_thread(), "unwanted", False):
         step()
 
@@ -74,7 +74,7 @@ def run(
 
 
 class _StreamThread(threading.Thread):
-    """Reads or writes a stream of a program. require() raises its error, except where the program has closed the stream."""
+    """A thread that reads or writes a stream of a program. require() raises its error, except for a closed stream."""
 
     def __init__(self, work: Optional[Stream], file: BinaryIO) -> None:
         super().__init__(daemon=True)
@@ -83,6 +83,7 @@ class _StreamThread(threading.Thread):
         self.start()
 
     def run(self) -> None:
+        """Call the work with the stream, keep its error, and close the stream."""
         try:
             if self._work is not None:
                 self._work(self._file)

@@ -84,6 +84,7 @@ class RankContainer:
         files.create(self._job, self._file, _EMPTY)
 
     def _read(self) -> bytes:
+        """Read the file that the wrapper writes; its first content if it cannot be read."""
         try:
             return files.read(self._job, self._file)
         except OSError:
@@ -195,7 +196,7 @@ class RankContainers:
         return path if os.access(path, os.X_OK) else ""
 
     def begin_removal(self) -> Removal:
-        """Begin a new removal of the containers of this attempt."""
+        """Create and return a new removal of the containers of this job on this node."""
         self.removal = Removal(self._container, self._spec["mark"])
         return self.removal
 
@@ -248,5 +249,5 @@ def limits(file_limit: int) -> Dict[str, Tuple[int, int]]:
 
 
 def device_files(kind: str) -> List[str]:
-    """List the files of this node that device_options() asks for."""
+    """List the files of this node that match the device patterns of this kind, for device_options()."""
     return sorted(path for pattern in container_command.device_patterns(kind) for path in glob.glob(pattern))

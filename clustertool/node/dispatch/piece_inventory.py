@@ -56,7 +56,10 @@ class PieceSaver:
 
 
 class Inventory:
-    """Number 0 is the manifest, the others are its pieces in order. `arrived`: those that are here, in their order."""
+    """The pieces of a release on this node, by number: 0 is the manifest, the others are its pieces in order.
+
+    `arrived`: the numbers of those that are here, in the order in which they came.
+    """
 
     def __init__(self, store: Store, order: RelayRequest) -> None:
         self.saving = PieceSaver(store)
@@ -81,6 +84,7 @@ class Inventory:
         return number in self._has
 
     def piece(self, number: int) -> manifest.Piece:
+        """Return the piece of this number."""
         return self._pieces[number - 1]
 
     def sink(self, number: int, size: int) -> Sink:
@@ -142,5 +146,6 @@ class Inventory:
         self.saving.finish(str(self._order["release"]), text)
 
     def _add_piece(self, number: int) -> None:
+        """Note that a piece is here."""
         self.arrived.append(number)
         self._has.add(number)

@@ -57,7 +57,7 @@ class PeerLink:
 
 
 class LaptopLink:
-    """The agent's end of a socket pair. `closed`: the agent has ended, and the relay ends."""
+    """The relay's end of a socket pair to the agent. `closed`: the agent has ended, and the relay ends."""
 
     def __init__(self, sock: socket.socket, now: float) -> None:
         self.active_at = now  # when something came last
@@ -94,6 +94,7 @@ class LaptopLink:
         return frames
 
     def _flush(self) -> None:
+        """Send queued messages as far as the socket takes them; note a connection that has failed."""
         try:
             with memoryview(self._out) as view:
                 sent = self._sock.send(view)
@@ -105,7 +106,10 @@ class LaptopLink:
 
 
 class Relay:
-    """Without a certificate in the order the laptop sends everything."""
+    """A node's part of a dispatch.
+
+    Without a certificate in the order the laptop sends all pieces, and no other node is connected.
+    """
 
     def __init__(self, control: socket.socket, order: RelayRequest, root: str) -> None:
         now = time.monotonic()
@@ -197,7 +201,7 @@ class Relay:
             self._laptop.report("idle", lacks=topology.bits(lacking), live=self._scheduler.live, why=why)
 
     def _progress(self) -> Dict[str, object]:
-        """Collect the progress for a report; each piece that came from the laptop is in one report."""
+        """Collect the progress for a report, and forget the pieces that came from the laptop: each is in one report."""
         came, self._from_laptop = self._from_laptop, []
         left = self._inventory.bytes_of(self._scheduler.lacking)
         return {"left": left, "live": self._scheduler.live, "peers": self._between, "came": came}
@@ -229,6 +233,7 @@ class Relay:
                 self._close_link(link)
 
     def _source(self, address: fetch.Address) -> Optional[PeerLink]:
+        """Return the connection to a source, None if there is none."""
         return next((link for link in self._links if link.source == address), None)
 
     def _connect(self, address: fetch.Address) -> None:

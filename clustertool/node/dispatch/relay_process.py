@@ -20,7 +20,7 @@ _END = 2.0  # seconds for a relay to end
 
 
 class RelayProcess:
-    """The agent's side: messages to and from the relay, which starts at once."""
+    """A relay as its parent sees it: a child process that starts at once, with messages to and from it."""
 
     def __init__(self, order: RelayRequest, root: str) -> None:
         self._socket, theirs = socket.socketpair()

@@ -45,9 +45,10 @@ Reply = Dict[str, object]
 
 
 class ChildTask:
-    """`body`: what the child does, with the descriptors of its orders and of its answer.
+    """A child process that does one task, sends one answer, and obeys one order: to keep what it has done, or to undo it.
 
-    patience: seconds that it may take to obey an order; then it is killed.
+    `body`: what the child does, with the descriptors of its orders and of its answer. patience: seconds that it may take to
+    obey an order; then it is killed.
     """
 
     def __init__(self, body: Callable[[int, int], None], patience: float) -> None:
@@ -119,7 +120,7 @@ def _become(body: Callable[[int, int], None], orders: int, answer: int) -> None:
         processes.leave(0)
 
 
-def probing(
+def probe_task(
     request: ProbeRequest, root: str, prepare: Callable[[], None], container: ContainerSettings = NO_CONTAINER
 ) -> Callable[[int, int], None]:
     """Create a task's function that calls prepare(), probes this machine, and sends the facts, or the error.
@@ -161,7 +162,7 @@ def _pull_image(node: NodeContext, known: ContainerAnswer, container: ContainerS
     known.update(pull_image(node, {"runtime": known["runtime"], "program": known["program"], "image": container.image}))
 
 
-def placing(
+def place_task(
     request: PlaceRequest, patience: float = STALLED, finish: Callable[[], None] = lambda: None
 ) -> Callable[[int, int], None]:
     """Create a task's function that places a job, answers, waits for an order, and removes the job unless it is to keep it.
@@ -211,6 +212,7 @@ def placing(
 
 
 def _stalled(job_dir: str, seconds: float) -> PreflightError:
+    """Create the error for a placing without progress."""
     what = f"the files of the job are not written: no progress in {job_dir} for {seconds:g} s"
     return PreflightError(what, f"check the file system of ROOT_DIR; remove {job_dir} if it is left there")
 

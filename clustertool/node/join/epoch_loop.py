@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class EpochLoop:
-    """run() returns the exit code of the job on this node."""
+    """A member of an elastic job in all its epochs. run() returns the exit code of the job on this node."""
 
     def __init__(self, join: JoinFile, report: JoinReport, umask: int, bundle: Optional[BundleContent]) -> None:
         elastic = join.job.elastic

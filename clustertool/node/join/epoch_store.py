@@ -79,7 +79,10 @@ class StoreView(NamedTuple):
 
 
 class StoreMeeting:
-    """Call turn() each loop while there is no connection to a coordinator. `sender`: this process."""
+    """The part of a member in the store of epochs. Call turn() each loop while there is no connection to a coordinator.
+
+    `sender`: this process.
+    """
 
     def __init__(self, join: JoinFile, sender: Incarnation) -> None:
         """Open the store of a job, and start its thread. Raises ConfigError for a URL or a certificate that is not valid."""
@@ -100,12 +103,12 @@ class StoreMeeting:
 
     @property
     def view(self) -> StoreView:
-        """What is known now."""
+        """The newest view of the store, after all orders so far."""
         return self._store.view
 
     @property
     def _stored(self) -> Optional[StoreRecord]:
-        """The record of this job in the store."""
+        """The record of this job in the store, None if there is none."""
         return self._own_record(self.view.content)
 
     def _own_record(self, content: Optional[StoreContent]) -> Optional[StoreRecord]:
@@ -132,7 +135,7 @@ class StoreMeeting:
 
     @property
     def over(self) -> Optional[int]:
-        """The exit code of the job, if it has ended."""
+        """The exit code of the job as the store has it, None if the job has not ended."""
         record = self._stored
         return record.over if record is not None else None
 
@@ -251,7 +254,7 @@ class StoreMeeting:
 
 
 class _StoreThread:
-    """It obeys orders one after the other, and renews what the member has once a `beat` (seconds).
+    """A thread that executes orders one after the other, and renews what the member has once a `beat` (seconds).
 
     It writes nothing, starts no process and handles no signal, so the process may fork at any time.
     """
@@ -292,6 +295,7 @@ class _StoreThread:
         self._closed = True
 
     def _stop(self) -> None:
+        """End the thread after this order."""
         self._closed = True
 
     def _run(self) -> None:
@@ -333,13 +337,14 @@ class _StoreThread:
             raise
 
     def _note(self, problem: str) -> None:
+        """Set the problem of the view."""
         self._keeper.view = self._keeper.view._replace(problem=problem)
 
 
 class StoreKeeper:
-    """Each method but follow() makes requests, and may take seconds. Raises EtcdError; then call beat() soon again.
+    """The requests of a member to the store. Each method but follow() makes some, and may take seconds.
 
-    sender: this process.
+    Raises EtcdError; then call beat() soon again. sender: this process.
     """
 
     def __init__(self, access: EtcdAccess, join: JoinFile, sender: Incarnation) -> None:

@@ -84,10 +84,10 @@ class _Server(NamedTuple):
 
 
 class EtcdClient:
-    """`patience`: seconds for a TCP connection, and for the rest of a request.
+    """A connection to one of several servers of etcd. Raises EtcdError, here for a wrong URL or CA.
 
-    sent_at: when the request was sent whose answer came last, by CLOCK_BOOTTIME. cluster: the id of the servers' cluster, once
-    it is known. Raises EtcdError, here for a wrong URL or CA.
+    `patience`: seconds for a TCP connection, and for the rest of a request. sent_at: when the request was sent whose answer
+    came last, by CLOCK_BOOTTIME. cluster: the id of the servers' cluster, once it is known.
     """
 
     def __init__(self, access: EtcdAccess, patience: Tuple[float, float]) -> None:

@@ -55,7 +55,10 @@ _MALFORMED = (LookupError, TypeError, ValueError, OverflowError, AttributeError)
 
 
 class JoinCoordinator:
-    """run() returns the exit code of this node. place: of this machine. elastic: what an epoch needs."""
+    """The loop of the machine that coordinates the joining, and takes part in it. run() returns the exit code of this node.
+
+    place: of this machine. elastic: what an epoch needs.
+    """
 
     def __init__(
         self, node: JoiningNode, signals: Signals, place: MemberPlace, elastic: Optional[Gathering] = None
@@ -255,7 +258,7 @@ class JoinCoordinator:
             self._abort(action.error)
 
     def _wait(self, action: decisions.Wait) -> None:
-        """Report which machines are missing: here, and to each one that has joined."""
+        """Report how many machines have joined and which are missing, here and to each one that has joined."""
         join, present, missing = self._join, action.present, list(action.missing)
         wanted = min(join.nnodes, join.job.elastic.maximum or join.nnodes)  # for so many the job waits at first
         for member in self._state.members:
@@ -420,7 +423,7 @@ class JoinCoordinator:
         self._send_each(order)
 
     def _elastic_spec(self) -> "ElasticSpec | None":
-        """Build what all members of an epoch know of it, None where the job is not elastic."""
+        """Build the part of the spec with the epoch's number, limits, members and restarts; None if the job is not elastic."""
         gathering, settings = self._state.elastic, self._join.job.elastic
         if gathering is None:
             return None
@@ -584,6 +587,7 @@ class JoinMembers:
             yield Arrived(connection, messages)
 
     def send(self, connection: int, message: Mapping[str, object]) -> None:
+        """Send a message to a connection, if it is open."""
         wire = self._links.get(connection)
         if wire is not None:
             wire.send(dict(message))

@@ -126,6 +126,7 @@ class _PodAllocation(Allocation):
         self._by = ""
 
     def ask(self, by: str, code: int) -> None:
+        """Note the text of the signal, for the outcome."""
         self._by = by
 
     def turn(self) -> Optional[Outcome]:

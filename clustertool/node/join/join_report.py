@@ -24,10 +24,10 @@ _PROGRAM = "clustertool join"
 
 
 class JoinReport:
-    """`lines`: JSON on stdout.
+    """The reports of a joining process, to stdout, stderr or a descriptor. The same fact is not reported twice in a row.
 
-    `also`: a descriptor that gets the JSON, too. log: stderr becomes a file of the job when this is placed. The same fact is
-    not reported twice in a row.
+    `lines`: JSON on stdout. `also`: a descriptor that gets the JSON, too. log: stderr becomes a file of the job when this is
+    placed.
     """
 
     def __init__(self, lines: bool, also: Optional[int] = None, log: bool = False) -> None:

@@ -51,7 +51,10 @@ _ENDED = "the job has ended, as its store has it"
 
 
 class Joiner:
-    """run() returns the exit code of this node. doubt: about the place where the coordinator is searched."""
+    """The loop of a machine that joins: it searches the coordinator, obeys its orders, and becomes the node's supervisor.
+
+    doubt: about the place where the coordinator is searched.
+    """
 
     def __init__(self, node: JoiningNode, signals: Signals, doubt: Optional[Doubt]) -> None:
         self._node, self._report, self._signals = node, node.report, signals
@@ -165,7 +168,7 @@ class Joiner:
         if fresh and wire.secure:
             self._received_at = now
             self._offer(wire)
-        self._search.check(wire, now)
+        self._search.require_tls(wire, now)
         if messages:
             self._received_at = now
         elif wire.secure and now - self._received_at > self._timeout:
@@ -202,6 +205,7 @@ class Joiner:
         self._search.failed(now, why, tls)
 
     def _close(self) -> None:
+        """Close the connection to the coordinator, if there is one."""
         if self._wire is not None:
             self._wire.close()
             self._wire = None
@@ -331,9 +335,9 @@ def _why(error: ConnectionError) -> Tuple[str, bool]:
 
 
 class _Search:
-    """connect() begins an attempt; failed() ends it. `now`: of the caller's clock. Each new cause is reported once.
+    """The search of the coordinator: connect() begins an attempt, failed() ends it. Each new cause is reported once.
 
-    fix: what a user does if the coordinator is not found.
+    `now`: of the caller's clock. fix: what a user does if the coordinator is not found.
     """
 
     def __init__(self, join: JoinFile, ctx: ssl.SSLContext, report: JoinReport, fix: str) -> None:
@@ -383,7 +387,7 @@ class _Search:
         self._tried_at = now
         return TlsLink(sock, self._context, server=False, max_header=_MAX_HEADER)
 
-    def check(self, wire: TlsLink, now: float) -> None:
+    def require_tls(self, wire: TlsLink, now: float) -> None:
         """Raise ConnectionError if TLS is not set up within 3 seconds of the attempt's begin."""
         if not wire.secure and now - self._tried_at > _CONNECT:
             raise ConnectionError(_NO_ANSWER if wire.connected else TIMED_OUT[1])

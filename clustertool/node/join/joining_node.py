@@ -20,7 +20,7 @@ from clustertool.model.wire.coordinator_messages import Incarnation
 from clustertool.node.agent import launch
 from clustertool.node.jobs.records import Record
 from clustertool.node.join.bundle_content import BundleContent
-from clustertool.node.join.child_task import PULL_END, UNDO, ChildTask, placing, probing
+from clustertool.node.join.child_task import PULL_END, UNDO, ChildTask, place_task, probe_task
 from clustertool.node.join.epoch_store import StoreMeeting, Won
 from clustertool.node.join.join_engine import engine_of
 from clustertool.node.join.join_report import JoinReport
@@ -166,7 +166,7 @@ class JoiningNode:
         self.spec = None
         container = self.join.job.container
         patience = PULL_END + _PROBE_END if container else _PROBE_END
-        self._busy = ChildTask(probing(request, self.root, install, container), patience)
+        self._busy = ChildTask(probe_task(request, self.root, install, container), patience)
 
     def place(self, order: PlaceOrder) -> None:
         """End the relay, and start a child that places the job by the order's spec; turn() returns the result."""
@@ -181,7 +181,7 @@ class JoiningNode:
                 link_output(spec, volume, self._umask)
 
         request: PlaceRequest = {"spec": spec, "release": order["release"], "resume": self.join.own.resume}
-        self._busy = ChildTask(placing(request, finish=finish), UNDO)
+        self._busy = ChildTask(place_task(request, finish=finish), UNDO)
 
     def turn(self, ready: Set[int]) -> Optional[OrderResult]:
         """Let record and relay work, and return the result of the present order once there is one, else None.

@@ -191,7 +191,7 @@ def where(join: JoinFile) -> str:
 
 
 def addresses(host: str) -> List[str]:
-    """Find the addresses of a host, IPv4 first and the loopback last.
+    """Resolve a host to its addresses, within 5 s, IPv4 first and the loopback last.
 
     Raises OSError for a name that is not known, or a name server that is late.
     """
@@ -221,6 +221,7 @@ def own_address(host: str) -> str:
 
 
 def loopback(address: str) -> bool:
+    """Check whether an address is one of the loopback."""
     return address.startswith("127.") or address == "::1"
 
 

@@ -103,8 +103,7 @@ class MemberRecord:
     def _answer(self, request: SupervisorRequest) -> Tuple[SupervisorAnswer, bytes]:
         """Answer a request for status or bundle, and note a stop, a laptop that follows, or the release of this member.
 
-        Raises NotFound for other requests, which need an epoch, and for a release of the last epoch's coordinator. Raises
-        NotFound for other requests, which need an epoch.
+        Raises NotFound for other requests, which need an epoch, and for a release of the last epoch's coordinator.
         """
         if request["type"] == "status":
             return self._status(), b""

@@ -23,7 +23,10 @@ _SHOWN = 200
 
 
 class SlurmAllocation(Allocation):
-    """`own`: our id of the job. `environ`: the variables that Slurm sets for each task. requeue_on: see SlurmSettings."""
+    """The allocation of Slurm in which the job runs: scontrol gives the reason for its end, and requeues it.
+
+    `own`: our id of the job. `environ`: the variables that Slurm sets for each task. requeue_on: see SlurmSettings.
+    """
 
     present = True
 
@@ -43,6 +46,7 @@ class SlurmAllocation(Allocation):
         self._comes_back = False
 
     def attach(self, spare: Set[int]) -> None:
+        """Store the set to which the pid of scontrol is added while it runs: the supervisor spares these processes."""
         self._spare = spare
 
     def ask(self, by: str, code: int) -> None:

@@ -155,4 +155,5 @@ class WorkspaceRelay:
 
 
 def _failure(report: Header) -> ClustertoolError:
+    """Create the error that a relay has reported."""
     return from_wire(str(report.get("kind", "DispatchError")), str(report["what"]), str(report["fix"]))

@@ -33,7 +33,7 @@ def describe(error: BaseException) -> str:
 
 
 def first_set(*names: str) -> List[str]:
-    """Split the first of these variables that is not empty at commas."""
+    """Return the values of the first of these variables that is not empty, split at commas."""
     return next(filter(None, (os.environ.get(name, "") for name in names)), "").split(",")
 
 
@@ -46,6 +46,7 @@ def given(*kinds: str) -> Tuple[int, Dict[int, str]]:
 
 
 def require(right: object, what: str) -> None:
+    """Raise RuntimeError with this text if the condition is false."""
     if not right:
         raise RuntimeError(what)
 

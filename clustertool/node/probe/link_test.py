@@ -146,6 +146,7 @@ class _Listener:
             self._poll.register(sock, select.EPOLLIN)
 
     def _drop(self, peer: _TestPeer) -> None:
+        """Close the connection of a peer."""
         del self._peers[peer.sock.fileno()]
         peer.sock.close()  # which also ends its registration
 

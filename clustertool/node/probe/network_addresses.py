@@ -117,4 +117,5 @@ def _address(message: bytes) -> Iterator[Found]:
 
 
 def _aligned(size: int) -> int:
+    """Round a size up to a multiple of 4."""
     return (size + 3) & ~3

@@ -26,7 +26,7 @@ _STDOUT = 1
 
 
 class PodLogWriter:
-    """It begins at once. `done`: all is written, or nothing more can be."""
+    """A thread that writes the logs of all ranks to stdout, from now on. `done`: all is written, or nothing more can be."""
 
     def __init__(self, paths: JobPaths) -> None:
         self._paths = paths

@@ -45,7 +45,7 @@ _MOST_RECORD = 4 << 20  # bytes of a file of records: its first line, and its en
 
 
 class PodProcess:
-    """run() returns the exit code.
+    """The first process of a pod. run() returns the exit code of the joining process, which is its child.
 
     join: as the bundle has it. `body`: the joining process; it gets a descriptor for its reports, and returns its exit code.
     """
@@ -88,7 +88,7 @@ class PodProcess:
         return code
 
     def _become_joining(self, signals: Signals, inlet: int, outlet: int) -> None:
-        """Become the joining process, in the child, which never returns."""
+        """Run the joining process in the child, with the user and HOME set, and exit with its code."""
         code = 70
         try:
             signals.close()
@@ -100,9 +100,9 @@ class PodProcess:
             processes.leave(code)
 
     def _name_user(self) -> None:
-        """Give the processes of this pod a HOME that they can write, and the name of the job's user for a uid without a name.
+        """Set USER and LOGNAME, where they are missing, and a HOME that the user of this pod can write.
 
-        A pod cannot add to the /etc/passwd of its image.
+        A uid without a name gets the name of the job's user: a pod cannot add to the /etc/passwd of its image.
         """
         os.environ.setdefault("HOME", "/")
         name = users.name_of(os.getuid())
@@ -124,6 +124,7 @@ class PodProcess:
         self._reap()
 
     def _signal(self, number: int) -> None:
+        """Send a signal to the joining process, unless it has ended."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._child, number)
 
@@ -278,7 +279,7 @@ def sizes_of_logs(paths: JobPaths) -> List[Log]:
 
 
 def leave_message(data: bytes, path: str = "/dev/termination-log") -> None:
-    """Write the termination message of the container, if its runtime wants one: then the file is there."""
+    """Write the termination message of the container, if its runtime has made the file for it. Errors are ignored."""
     with contextlib.suppress(OSError):
         with files.closing(os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)) as fd:
             files.write_all(fd, data)

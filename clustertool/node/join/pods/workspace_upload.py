@@ -17,7 +17,7 @@ _POLL = 0.3  # seconds
 
 
 class WorkspaceUpload:
-    """turn() each loop while it is expected; root: ROOT_DIR of this machine."""
+    """The wait for the workspace that the laptop sends. Call turn() each loop while it is expected. root: ROOT_DIR here."""
 
     def __init__(self, root: str, join: JoinFile) -> None:
         self._release = os.path.join(paths.releases(root), join.release)
