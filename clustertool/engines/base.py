@@ -79,7 +79,7 @@ class Description:
 
     @property
     def why(self) -> str:
-        """The reason of an end, for people."""
+        """The reason of the job's end for a message, with a default text."""
         return self.reason or "its engine gives no reason"
 
     def gone(self, over: bool) -> bool:

@@ -75,7 +75,7 @@ def take_id(caller: Caller, request: RunRequest, earlier: tuple[EarlierJob, ...]
 def take_id_of_engine(
     request: RunRequest, caller: Caller, answers: Mapping[int, JobsAnswer], known: Mapping[str, Description]
 ) -> None:
-    """Give the request its id as take_id() does, by the records of nodes and by what the engine knows of earlier jobs."""
+    """Set the request's job id as take_id() does, by the records of nodes and by what the engine knows of earlier jobs."""
     recorded = earlier_jobs.read_earlier(
         {node: earlier_jobs.rows_of(answer["jobs"]) for node, answer in answers.items()}
     )

@@ -104,9 +104,9 @@ class ImageDistribution:
     # -- the first node that has it sends it --
 
     def _from_first(self) -> None:
-        """Have the first node with the image send it to the nodes that have none or another one.
+        """Have the first node with the image send it to the nodes that have none or another one; they load it then.
 
-        If none has it, node 0 pulls it. With pull = "always" the node pulls it first.
+        If no node has it, or with pull = "always", this node (else the first one) pulls it before.
         """
         having = [node for node, one in self._known.items() if one.image_id]
         first = having[0] if having else min(self._known)

@@ -73,7 +73,7 @@ class EngineEntry:
 
     @property
     def settings(self) -> str:
-        """The key of conf.py with its settings."""
+        """The key of conf.py that has the engine's settings, such as SLURM."""
         return self.name.upper().replace("-", "_")
 
 

@@ -216,9 +216,9 @@ class MemberStart:
     # -- reports --
 
     def _start_reading(self, node: int) -> None:
-        """Start a thread that puts the reports of a node into the queue until the start is over.
+        """Start a thread that puts the reports of a node into the queue, until the start is over or a request fails.
 
-        An error, too, which ends it.
+        The error of the failed request is put into the queue, too.
         """
 
         def read() -> None:
@@ -255,9 +255,9 @@ class MemberStart:
                 self._show_report(node, report)
 
     def _handle_failure(self, node: int, errors: list[ClustertoolError]) -> None:
-        """Leave a node out by its first error.
+        """Leave a node out, with its first error as a warning. Raises its errors if it is the coordinator's node.
 
-        Raises all its errors if it is the coordinator's; one, if too few nodes are left.
+        Raises its first error if fewer nodes are left than the job needs.
         """
         if node == 0:
             raise_all(errors)

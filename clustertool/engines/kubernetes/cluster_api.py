@@ -533,7 +533,7 @@ def _retry_after(headers: Mapping[str, str]) -> float:
 
 
 def _parse_object(data: bytes, where: str) -> Manifest:
-    """Parse an answer. Raises PreflightError for what is no JSON object."""
+    """Parse an answer of the server. Raises PreflightError if it is no JSON object."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):

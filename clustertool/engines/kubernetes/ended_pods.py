@@ -115,6 +115,7 @@ class EndedPods:
         return self._records.root
 
     def close(self) -> None:
+        """Remove the restored records."""
         self._records.close()
 
     def place(self, pod: str, job: str, node: int) -> None:

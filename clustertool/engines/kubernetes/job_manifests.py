@@ -217,7 +217,7 @@ def _read_template(settings: KubernetesSettings, where: str) -> Manifest:
 
 
 def as_yaml(*manifests: Manifest) -> str:
-    """Return the text of a YAML file with a document for each manifest."""
+    """Write manifests as the text of one YAML file, with a document for each."""
     return "---\n".join(yaml.dump(one, Dumper=_dumper(), sort_keys=False, allow_unicode=True) for one in manifests)
 
 

@@ -172,7 +172,7 @@ def _disruption(events: Sequence[Object]) -> tuple[str, int] | None:
 
 
 def disruption_unknown(found: JobObjects) -> bool:
-    """Return whether pods of a job that has failed are gone, and those that are left do not state why it has."""
+    """Return whether a job has failed, some of its pods are gone, and the others do not state why it has failed."""
     over, succeeded, _, _ = _end_of_workload(found.workload)
     pods = [view(pod) for pod in found.pods]
     stated = any(end is not None and end.state != JobState.LOST.value for end in map(_decode_end, pods))
@@ -243,7 +243,7 @@ def _newest_event(events: Sequence[Object], reasons: Sequence[str]) -> str:
 
 
 def event_time(event: Object) -> float:
-    """Return when an event was seen last, seconds since the epoch."""
+    """Return when an event was last seen, seconds since the epoch."""
     series = text(fields(event, "series"), "lastObservedTime")
     times = (series, *(text(event, name) for name in ("lastTimestamp", "eventTime", "firstTimestamp")))
     return max(map(seconds, times))

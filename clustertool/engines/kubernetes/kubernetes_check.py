@@ -49,7 +49,7 @@ class PodGroup(NamedTuple):
 
     @property
     def each(self) -> dict[str, str]:
-        """What one pod requests: where it does not, as the limits."""
+        """What one pod requests: its requests, and its limits for resources without a request."""
         return {**self.limits, **self.requests}
 
 
@@ -188,7 +188,7 @@ def takes_pods(node: Object) -> bool:
 
 
 def quantity(text: str) -> Decimal:
-    """Parse a quantity. Raises PreflightError."""
+    """Parse a quantity of Kubernetes. Raises PreflightError with examples."""
     try:
         return node_view.quantity(text)
     except ValueError as error:
@@ -196,7 +196,7 @@ def quantity(text: str) -> Decimal:
 
 
 def amount_text(amount: Decimal) -> str:
-    """Format a quantity for people: with a binary unit from 1 Mi on."""
+    """Format a quantity for a message, from 1 Mi on with a binary unit."""
     for unit in ("Ti", "Gi", "Mi"):
         if amount >= node_view.UNITS[unit]:
             return f"{float(amount / node_view.UNITS[unit]):.4g}{unit}"

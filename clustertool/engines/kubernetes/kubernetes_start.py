@@ -160,7 +160,7 @@ class KubernetesStart(Starter):
     def _user_in_cluster(self, user: str) -> str:
         """Return the user's name in the cluster, by which later commands find the job.
 
-        With a warning `user` if no server answers.
+        If no server answers: print a warning, and return `user`, the name on this machine.
         """
         try:
             return self._api.user()

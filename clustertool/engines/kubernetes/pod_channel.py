@@ -102,7 +102,7 @@ class PodChannel:
             self._changed.wait_for(lambda: any(self._streams.values()) or self._is_over, seconds)
 
     def shutdown_write(self) -> None:
-        """End stdin, as far as the protocol and the runtime pass this on: no program may rely on it."""
+        """Send the end of stdin, if the protocol has a message for it. The runtime may ignore it: no program may rely on it."""
         if self._tells_end:
             self._queue(bytes([_CLOSE, _STDIN]))
             self._wake_thread()
@@ -174,7 +174,10 @@ class PodChannel:
             one.close()
 
     def _move(self) -> None:
-        """Move bytes until the end of the channel. Raises OSError, ValueError, WebSocketException."""
+        """Move bytes between the websocket and the buffers until the channel ends. Send a ping every 30 s.
+
+        Raises OSError, ValueError, WebSocketException.
+        """
         pinged, more = time.monotonic(), False
         with selectors.DefaultSelector() as waiting:
             waiting.register(self._bell, selectors.EVENT_READ)

@@ -466,10 +466,7 @@ def _nodes_of(queued: SlurmJob, summaries: Mapping[int, JobSummary]) -> dict[int
 
 
 def _list_queue(slurm: SlurmHost, submissions: Mapping[str, SubmittedJob], *options: str) -> list[SlurmJob]:
-    """List the user's jobs, and their steps if a submission was made in one of these allocations.
-
-    options: of SlurmHost.queue().
-    """
+    """List the user's jobs; with their steps, if a submission is a step of one of these. options: of SlurmHost.queue()."""
     queue = slurm.queue(*options)
     allocations = {about["slurm_id"].partition(".")[0] for about in submissions.values() if "." in about["slurm_id"]}
     return [*queue, *slurm.steps()] if allocations & {job.number for job in queue} else queue

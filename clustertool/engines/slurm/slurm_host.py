@@ -110,9 +110,9 @@ class SlurmHost:
         return answer["stdout"]
 
     def queue(self, *options: str) -> list[SlurmJob]:
-        """List the user's jobs that are pending or have processes. Raises PreflightError.
+        """List the user's jobs that are pending or run. Raises PreflightError.
 
-        options: more of squeue, such as --states=all for jobs that have ended some minutes ago, too.
+        options: more of squeue, such as --states=all: also jobs that have ended in the last minutes.
         """
         return slurm_answers.read_queue(self.output(*slurm_answers.QUEUE, *options))
 
@@ -131,7 +131,7 @@ class SlurmHost:
         return slurm_answers.read_nodes(self.output(*slurm_answers.NODES))
 
     def partitions(self) -> list[SlurmPartition]:
-        """List the partitions. Raises PreflightError."""
+        """List the partitions with their limits. Raises PreflightError."""
         return read_partitions(self.output(*SHOW_PARTITIONS))
 
     def job(self, number: int) -> SlurmJob | None:

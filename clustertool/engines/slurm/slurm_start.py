@@ -299,9 +299,9 @@ class SlurmStart(Starter):
         raise PreflightError(what, fix, slurm.name)
 
     def _find_accepted(self, slurm: SlurmHost, job: str, seconds: float) -> SlurmJob | None:
-        """Poll the queue, with ended jobs, for the Slurm job with this id in its comment, for these seconds.
+        """Poll the queue, with ended jobs, for these seconds, until it has a Slurm job with our job id in its comment.
 
-        None if it does not come. Raises PreflightError if Slurm does not answer.
+        Else None. Raises PreflightError if Slurm does not answer.
         """
         end = time.monotonic() + seconds
         while True:

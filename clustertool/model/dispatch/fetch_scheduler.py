@@ -168,9 +168,9 @@ class FetchScheduler:
     # -- which sources --
 
     def _connect_sources(self, now: float) -> List[FetchAction]:
-        """Connect to the wanted number of sources, and to one more if nothing new comes for 2 s.
+        """Connect to listed sources up to the wanted number (`degree`), and to one more if nothing new has come for 2 s.
 
-        Drop connected ones without lacking pieces.
+        In that case sources without lacking pieces are dropped, if there are others to try.
         """
         actions: List[FetchAction] = []
         idle = now - self.progress_at > IDLE
@@ -225,6 +225,7 @@ class FetchScheduler:
         return actions
 
     def _request(self, source: Source, piece: int, now: float) -> RequestPiece:
+        """Record that a piece is requested from a source, and return the action."""
         if not source.requested:
             source.moved = now
         source.requested[piece] = now

@@ -151,10 +151,7 @@ def _pack_group(wanted: Dict[str, Entry], known: Sequence[Pack]) -> List[Pack]:
 
 
 def _fill_packs(entries: Iterable[Entry]) -> Iterator[List[Entry]]:
-    """Divide files into lists of half a PACK to one PACK.
-
-    The borders depend on the paths, so that a new file moves few of them.
-    """
+    """Yield lists of files, each of half a PACK to one PACK, whose borders depend on paths: a new file moves few of them."""
     some: List[Entry] = []
     size = 0
     for entry in entries:
@@ -227,6 +224,7 @@ def piece_rows(text: bytes) -> List[Row]:
 
 
 def _find_all(text: bytes, mark: bytes) -> Iterator[int]:
+    """Yield the offset of each `mark` in a text."""
     at = text.find(mark)
     while at >= 0:
         yield at

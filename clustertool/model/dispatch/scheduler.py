@@ -260,9 +260,9 @@ class Scheduler:
         return self._actions(now)
 
     def _find_lost(self, lacks: AbstractSet[int], now: float) -> Set[int]:
-        """Find lacking pieces that were sent to a node over 3 s ago and not passed on.
+        """Find lacking pieces that were sent to a node more than 3 s ago and have not been passed on.
 
-        Each is returned to one node at a time.
+        The time starts anew for each of them, so that one is sent to one node at a time.
         """
         found = {piece for piece in lacks if self._seeded.get(piece, now) < now - _GRACE}
         self._seeded.update(dict.fromkeys(found, now))

@@ -122,7 +122,7 @@ class EpochBefore(NamedTuple):
     released: FrozenSet[int] = frozenset()
 
     def change(self, members: Collection[int], now: float) -> Dict[str, object]:
-        """Build the fields of the event of an epoch with these members that begins now."""
+        """Build the event fields of an epoch that begins now: its members, and the ones that joined or left, and why."""
         gone = sorted(self.members - set(members))
 
         def why(member: int) -> str:

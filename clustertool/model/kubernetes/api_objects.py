@@ -36,12 +36,12 @@ class ObjectKind:
 
     @property
     def resource(self) -> str:
-        """As rights and custom resource definitions name it."""
+        """Its name in rights and resource definitions: PLURAL.GROUP."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
     def top(self) -> str:
-        """The path of its version."""
+        """The path of its API version."""
         return f"/apis/{self.version}" if self.group else f"/api/{self.version}"
 
     def path(self, namespace: str, name: str = "") -> str:

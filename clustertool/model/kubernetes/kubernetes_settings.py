@@ -113,6 +113,7 @@ def _objects(value: object) -> Tuple[Manifest, ...]:
 
 
 def _texts_by_name(value: object) -> Dict[str, str]:
+    """Check an object whose fields are strings. Raises NotRight."""
     found = _object(value)
     for name, one in found.items():
         if not isinstance(one, str):
@@ -253,6 +254,7 @@ def _user(value: object) -> int:
 
 
 def _shared_memory(value: object) -> str:
+    """Check a size of shared memory; True becomes UNLIMITED. Raises NotRight."""
     if value is True:
         return UNLIMITED
     try:
@@ -262,6 +264,7 @@ def _shared_memory(value: object) -> str:
 
 
 def _keep(value: object) -> float:
+    """Check a duration of at most 7 days, and return its seconds. Raises NotRight."""
     found = seconds_of(value)
     if found is None or found > 7 * 24 * 3600:
         raise NotRight("a duration of at most 7 days: 300, 10m, or 0")
@@ -269,6 +272,7 @@ def _keep(value: object) -> float:
 
 
 def _paddlejob(value: object) -> Manifest:
+    """Check an object with fields of a PaddleJob that are known. Raises NotRight."""
     found = _object(value)
     for name, one in found.items():
         known = _PADDLEJOB.get(name)

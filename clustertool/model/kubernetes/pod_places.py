@@ -73,6 +73,7 @@ def node_of_pod(pod: Mapping[str, object]) -> Optional[int]:
 
 
 def _host(dialect: str, name: str, role: str, index: int) -> str:
+    """Return the host name of the pod with this index in its role."""
     if dialect == JOB:
         return f"{name}-{index}"
     if dialect == JOBSET:

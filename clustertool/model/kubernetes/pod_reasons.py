@@ -97,12 +97,12 @@ class PodView(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """Whether no process of the job is left in it: its container has ended, or the pod as a whole."""
+        """Whether the pod has no process of the job any more: its container has ended, or the whole pod."""
         return self.phase in ("Succeeded", "Failed") or self.code >= 0
 
     @property
     def exit_code(self) -> int:
-        """Of a job that ends because of this pod; 0 if it does not."""
+        """The exit code of a job that ends because of this pod; 0 if it does not."""
         if self.fault in (PodFault.NODE_LOST, PodFault.PREEMPTED, PodFault.EVICTED):
             return _LOST
         if self.fault is PodFault.OOM_KILLED:

@@ -60,7 +60,7 @@ class PodLine(NamedTuple):
 
     @property
     def content(self) -> bytes:
-        """The bytes of the rank's own log."""
+        """The bytes of the line in the rank's own log."""
         return self.text if self.goes_on else self.text + b"\n"
 
 
@@ -188,7 +188,7 @@ def _end_fields(end: PodEnd) -> Dict[str, object]:
 
 
 def _decode_end(fields: Mapping[str, object]) -> PodEnd:
-    """Read the fields of an end. Raises ValueError, LookupError, TypeError."""
+    """Check and read the fields of an end. Raises ValueError, LookupError, TypeError."""
     if fields["clustertool"] != FORMAT:
         raise ValueError("another format")
     end = read(PodEnd, {name: fields[name] for name in PodEnd._fields})
@@ -209,7 +209,7 @@ def _pack_records(files: Mapping[str, bytes]) -> str:
 
 
 def _newest_lines(data: bytes, most: int) -> bytes:
-    """Keep the first line, which says what the file is about, and of the others the last `most` bytes in whole lines."""
+    """Return the first line, which states what the file is about, and of the others the last `most` bytes in whole lines."""
     first, _, rest = data.partition(b"\n")
     return first + b"\n" + rest[-most:].partition(b"\n")[2]
 

@@ -34,6 +34,7 @@ def coordinator(environ: Mapping[str, str]) -> str:
 
 
 def _number_of_variable(environ: Mapping[str, str], name: str) -> int:
+    """Return the number in a variable. Raises UsageError if it is not set or no number."""
     found = environ.get(name, "")
     value = whole(found, 0, _MOST)
     if value is None:

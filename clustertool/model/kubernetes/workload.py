@@ -102,6 +102,7 @@ def manifests(settings: KubernetesSettings, order: WorkloadOrder) -> Objects:
 
 
 def _job(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
+    """Build an Indexed Job, whose pods are all alike."""
     (group,) = groups(JOB, settings.nodes)
     spec = {"ttlSecondsAfterFinished": KEPT, **_indexed_spec(settings, order, group)}
     return {**_workload_head(settings, order, "batch/v1", "Job"), "spec": spec}
@@ -127,6 +128,7 @@ def _jobset(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
 
 
 def _indexed_spec(settings: KubernetesSettings, order: WorkloadOrder, group: RolePods) -> Manifest:
+    """Build the spec of an Indexed Job with the pods of a group."""
     return {
         "completions": group.size,
         "parallelism": group.size,

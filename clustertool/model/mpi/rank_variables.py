@@ -63,6 +63,7 @@ def rank_variables(environ: Mapping[str, str]) -> RankVariables:
 
 
 def _contradiction(first: RankVariables, second: RankVariables) -> UsageError:
+    """Build the error for two launchers that state different ranks."""
     stated = " and ".join(f"{one.launcher} states rank {one.rank} of {one.size}" for one in (first, second))
     return UsageError(
         f"two launchers have set the rank: {stated}",

@@ -103,7 +103,7 @@ class SlurmJob:
 
     @property
     def clustertool_job(self) -> str:
-        """The id of our job that it runs, "" if another program or the user has submitted it."""
+        """The id of our job that the Slurm job runs; "" if it runs none."""
         return _split_comment(self.comment)[0]
 
     @property
@@ -293,7 +293,7 @@ def read_nodes(text: str) -> List[EngineNode]:
 
 
 def gpus_of(gres: str) -> Tuple[Tuple[str, int], ...]:
-    """Parse "gpu:a100:2(S:0-1),gpu:1,craynetwork:4" to (("a100", 2), ("", 1))."""
+    """Parse the GPUs in a list of resources: "gpu:a100:2(S:0-1),gpu:1,craynetwork:4" to (("a100", 2), ("", 1))."""
     outside = re.sub(r"\([^)]*\)", "", gres)
     found = re.findall(r"(?:^|,)gpu(?::([^:,]+))?:([0-9]{1,6})(?=,|$)", outside)
     return tuple((kind, int(number)) for kind, number in found)
@@ -336,7 +336,7 @@ class StepOutput(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """The last line that is no continuation of another one."""
+        """The last line that does not begin with a space, and so continues no other line."""
         return next((line for line in reversed(self.lines) if not line.startswith(" ")), "")
 
 

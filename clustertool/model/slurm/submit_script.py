@@ -75,10 +75,7 @@ def submit_command(settings: SlurmSettings, order: SubmitOrder, path: str) -> Tu
 
 
 def submitted_number(output: str) -> str:
-    """Read the id of the Slurm job in the output of that command; "" if there is none.
-
-    A site's wrapper may print other lines.
-    """
+    """Read the id of the Slurm job in the output of submit_command(), among lines of a site's wrapper; "" if there is none."""
     found = re.search(r"^([0-9]{1,10})(?:;[\w.-]+)?$", output, re.MULTILINE | re.ASCII)
     return found[1] if found else ""
 
@@ -142,7 +139,7 @@ def srun_command(
 
 
 def _step_options(settings: SlurmSettings, order: SubmitOrder, allocation: ShellAllocation) -> Tuple[str, ...]:
-    """Build the options that make the command a step of this allocation."""
+    """Build the options by which srun runs as a step of this allocation."""
     return (
         f"--jobid={allocation.job}",
         f"--job-name={comment(order.job_id)}",  # a step has no comment
@@ -154,7 +151,7 @@ def _step_options(settings: SlurmSettings, order: SubmitOrder, allocation: Shell
 
 
 def _job_name(order: SubmitOrder) -> str:
-    """Return the name of the Slurm job."""
+    """Return the name of the Slurm job: the user's name of the job, else its id."""
     return order.name or order.job_id
 
 

@@ -48,7 +48,7 @@ def read_task(environ: Mapping[str, str]) -> Task:
 
 
 def rank_environment(environ: Mapping[str, str], options: RankOptions) -> Dict[str, str]:
-    """Build the environment of a task's rank: that of the task, and the variables that `run` sets in a collective job.
+    """Build the environment of a task's rank: the task's variables, and those that `run` sets in a collective job.
 
     Raises UsageError.
     """
@@ -62,7 +62,7 @@ def rank_environment(environ: Mapping[str, str], options: RankOptions) -> Dict[s
 
 
 def _parse_counts(listed: str) -> Tuple[int, ...]:
-    """Parse "2(x3),1" to 2, 2, 2, 1. Raises UsageError."""
+    """Parse the tasks of each node, "2(x3),1" to 2, 2, 2, 1. Raises UsageError."""
     found: List[int] = []
     for part in listed.split(","):
         match = re.fullmatch(r"([0-9]{1,5})(?:\(x([0-9]{1,5})\))?", part)
