@@ -99,8 +99,8 @@ def test_a_slow_disk_delays_no_other_node(node: Callable[..., Node], bench: Benc
     two = Relays([slow, quick], Shipment()).start().meet()
     two.send(0, *range(COUNT + 2))
     two.says(1, "done")
-    while not two.tokens[0].empty():
-        assert two.tokens[0].get()["type"] != "relay-done"
+    while not two.messages[0].empty():
+        assert two.messages[0].get()["type"] != "relay-done"
     two.says(0, "got")
     assert not Store(str(slow.root)).has(two.shipment.release)
     (tmp_path / "gate").touch()

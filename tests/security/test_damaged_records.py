@@ -296,7 +296,11 @@ def test_claims_of_another_shape_count_for_nothing(ports_json: Path, text: str) 
 def test_claims_of_a_newer_version_are_refused_and_kept(ports_json: Path) -> None:
     newer = json.dumps({"format": FORMAT + 1, "claims": [{"port": 20001}]})
     ports_json.write_text(newer)
-    for do in (claims.claimed, lambda: claims.claim([20002], "job", "/base"), lambda: claims.take_back("job", "/base")):
+    for do in (
+        claims.claimed_ports,
+        lambda: claims.claim([20002], "job", "/base"),
+        lambda: claims.take_back("job", "/base"),
+    ):
         with pytest.raises(PreflightError, match=f"{ports_json} has format 2 and was made by a newer clustertool"):
             do()
     assert ports_json.read_text() == newer

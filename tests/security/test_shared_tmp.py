@@ -328,7 +328,11 @@ def test_claims_that_stay_locked_end_in_an_error(tmp: Path, monkeypatch: pytest.
     monkeypatch.setattr(private_directory, "_PATIENCE", 0.2)
     with open(os.path.join(private_directory.make("ports.json"), "ports.json"), "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        for act in (claims.claimed, lambda: claims.claim([6170], "j", "/base"), lambda: claims.take_back("j", "/base")):
+        for act in (
+            claims.claimed_ports,
+            lambda: claims.claim([6170], "j", "/base"),
+            lambda: claims.take_back("j", "/base"),
+        ):
             with pytest.raises(PreflightError, match=r"ports.json has been locked for 0.2 s"):
                 act()
     assert claims.claimed_ports() == {}
