@@ -115,7 +115,7 @@ def test_the_oldest_of_several_is_used_by_all_that_make_one_at_once(tmp: Path) -
 def test_a_tmp_that_is_not_there_is_named_once(tmp: Path) -> None:
     tmp.rmdir()
     assert private_directory.trouble()[0] == f"{tmp} cannot be examined: No such file or directory"
-    assert private_directory.little() == ("", "")
+    assert private_directory.low_space() == ("", "")
 
 
 @root_only
@@ -123,7 +123,7 @@ def test_a_full_or_read_only_tmp_is_named(tmp: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=1777", "none", str(tmp)], check=True)
     try:
         assert private_directory.trouble() == ("", "")
-        assert private_directory.little()[0].endswith(f"KiB free in {tmp}"), "programs need more"
+        assert private_directory.low_space()[0].endswith(f"KiB free in {tmp}"), "programs need more"
         made = Path(private_directory.make("ports.json"))
         with contextlib.suppress(OSError), open(tmp / "fill", "wb", buffering=0) as file:
             while file.write(bytes(4096)):

@@ -490,7 +490,7 @@ class _Walk:
         part = self._code[above]
         if part is None:
             own = path == f"{above}/{name}" and (
-                shown_logs.is_name(name) or shown_logs.is_of_job(os.fsdecode(entry.path))
+                shown_logs.is_log_name(name) or shown_logs.is_of_job(os.fsdecode(entry.path))
             )
             return LOGS if own else ""
         return "" if path in part else _TOP.get(above, LOGS)

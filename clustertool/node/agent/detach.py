@@ -95,7 +95,7 @@ def _begin_in_scope(target: str, arguments: Tuple[object, ...], log: int, kept: 
     systemd-run becomes the program that it starts, so this is a new Python. It gets the directory of the node's code and the
     arguments, which may have secrets, from a file in memory, and sends _BEGAN before the report, within 5 s.
     """
-    state, tool = logind.logout(), programs.find("systemd-run")
+    state, tool = logind.predict_logout(), programs.find("systemd-run")
     if not (state.kills and state.lingers and tool and sys.executable and hasattr(os, "memfd_create")):
         return None
     ours, theirs = os.pipe()

@@ -82,14 +82,14 @@ class PacedReader:
         the reading took.
         """
         if time.monotonic() >= self._next:
-            before = processes.used()
+            before = processes.used_cpu_seconds()
             fresh = read_devices(self._module, full=not self._found)
             if "need" in fresh:
                 return fresh
             old = {device["index"]: device for device in self._found.get("devices", ())}
             fresh["devices"] = [{**old.get(device["index"], {}), **device} for device in fresh["devices"]]
             self._found.update((key, value) for key, value in fresh.items() if value != "" or key == "problem")
-            self._next = time.monotonic() + max(0.5, (processes.used() - before) / _SHARE)
+            self._next = time.monotonic() + max(0.5, (processes.used_cpu_seconds() - before) / _SHARE)
         return self._found
 
 

@@ -43,7 +43,7 @@ class Descendants:
         return list(self._members.values())
 
     def living(self) -> List[Process]:
-        """Find the members that live now, by the kernel's lists of children, and record new ones on disk."""
+        """Find the members that live now, with `others` and their descendants, by the kernel's lists; record new ones."""
         found = [process for process in processes.descendants(self.head.pid) if process.pid not in self.spare]
         self.others = {process for process in self.others if processes.alive(process)}
         for other in self.others.difference(found):

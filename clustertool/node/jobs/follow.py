@@ -207,7 +207,7 @@ class Follower:
             yield header, data
 
     def _read_in_order(self) -> Iterator[Tuple[StreamFrame, bytes]]:
-        """Yield pieces of the logs in the order in which they were written, by the records of growth (time, log, size).
+        """Yield pieces of the logs in the order in which they were written, as far as growth is recorded (time, log, size).
 
         Their times are those of the laptop that started the job.
         """

@@ -123,7 +123,7 @@ class RankLog:
         if about.st_size < place or os.pread(self._fd, len(self._end), max(0, place - _END)) != self._end:
             return True
         again = about.st_size == place > 0 and self._mtime not in (0, about.st_mtime_ns)
-        return again and mounts.device_name(about.st_dev) not in mounts.of_network()
+        return again and mounts.device_name(about.st_dev) not in mounts.network_mounts()
 
     def close(self) -> None:
         """Close both files."""

@@ -416,7 +416,7 @@ class SharedRecord(Record):
         return f"its supervisor on {self.header.get('hostname') or 'its node'} has given no sign of life{since}"
 
     def is_abandoned(self, own: NodeRecord) -> bool:
-        """Check whether the end of all processes was recorded after the supervisor was lost."""
+        """Check whether the event "clean" is recorded: the supervisor has ended or was lost, and its processes were ended."""
         return own.clean
 
     def require_followed(self) -> None:

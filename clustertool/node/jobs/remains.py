@@ -65,7 +65,7 @@ def find_living() -> Dict[str, Remains]:
     Processes that have changed their environment are not found.
     """
     found: Dict[str, Remains] = {}
-    for pid, variables in processes.of_jobs():
+    for pid, variables in processes.find_job_processes():
         mark, output = (os.fsdecode(variables.get(name, b"")) for name in (processes.MARK, b"CLUSTERTOOL_OUTPUT"))
         job = mark.partition("/")[0]
         base, inside, _ = output.rpartition(f"/JOB{job}")

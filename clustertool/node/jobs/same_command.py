@@ -59,7 +59,7 @@ def enter(node: NodeContext, request: SameCommandRequest) -> SameCommandAnswer:
 
 
 def _read_entries(fd: int) -> List[_Entry]:
-    """Read the entries of the file; [] if it is damaged."""
+    """Read the entries of the file of commands; [] if it is damaged."""
     try:
         rows = json.loads(private_directory.content(fd) or b"[]")
         return [(str(row[0]), str(row[1]), int(row[2]), bool(row[3]), int(row[4]), int(row[5])) for row in rows]

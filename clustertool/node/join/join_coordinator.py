@@ -83,7 +83,7 @@ class JoinCoordinator:
         policy = join.job.policy
         self._limits = JobLimits(policy.timeout, policy.lease, time.monotonic())
         if elastic is not None:
-            self._limits.began_before(boottime() - node.job_began, elastic.unattended)
+            self._limits.include_earlier_epochs(boottime() - node.job_began, elastic.unattended)
         self._decide(decisions.Offered(COORDINATOR, own, boottime()))
 
     def run(self) -> int:
@@ -130,7 +130,7 @@ class JoinCoordinator:
         if record is not None and record.attended:
             record.attended = False
             self._limits.attached(now)
-        for stop in self._limits.passed(now, lambda: ""):
+        for stop in self._limits.stops_due(now, lambda: ""):
             self._decide(decisions.Signalled((TimedOut if stop.code == TimedOut.code else Terminated)(stop.by)))
 
     def _end_with_reason(self) -> int:

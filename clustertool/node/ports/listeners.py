@@ -95,13 +95,13 @@ def holders(asked: Container[int]) -> Dict[int, str]:
     for pid in os.listdir("/proc") if matching else ():
         if pid.isdigit():
             with contextlib.suppress(OSError):
-                for listener in of_process(pid, matching):
+                for listener in listeners_of_process(pid, matching):
                     found[listener.port] = _describe_process(pid, listener.uid)
     return found
 
 
-def of_process(pid: "int | str", among: Sequence[Listener]) -> List[Listener]:
-    """Select the listeners of a process. Raises OSError for one that has ended or belongs to another user."""
+def listeners_of_process(pid: "int | str", among: Sequence[Listener]) -> List[Listener]:
+    """Select the listeners in `among` that a process has. Raises OSError for one that has ended or belongs to another user."""
     by_name = {f"socket:[{listener.inode}]": listener for listener in among}
     names = (os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
     return [by_name[name] for name in names if name in by_name]

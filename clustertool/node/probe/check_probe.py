@@ -39,10 +39,10 @@ def probe_for_check(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
     if code:
         first = err.strip().partition("\n")[0]
         answer["rsync_error"] = first[:200] or f"it ends with exit code {code}"
-    few, fix = private_directory.little()
+    few, fix = private_directory.low_space()
     if few and not any(column == "tmp" for column, _, _, _ in problems):
         problems.append(("tmp", "warn", few, fix))
-    ends, fix = logind.warning()
+    ends, fix = logind.logout_warning()
     if ends:
         problems.append(("limits", "warn", ends, fix))
     wrong_lock = locks.trouble()

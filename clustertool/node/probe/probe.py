@@ -53,7 +53,7 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
     if allocated is not None:
         devices = list(range(len(allocated)))
     keys = detect.keys(kind, devices) if devices and allocated is None else {}
-    shared = mounts.of_network()
+    shared = mounts.network_mounts()
     answer: ProbeAnswer = {
         "hostname": socket.gethostname(),
         "address": address,

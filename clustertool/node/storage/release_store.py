@@ -102,7 +102,7 @@ class Store:
         self._pack = ("", b"")
 
     def missing(self, wanted: Dict[str, int]) -> List[str]:
-        """List the names in {name: size} that the store does not have with this size.
+        """List the names of `wanted`, {name: size}, that the store does not have with this size.
 
         A power cut may leave a file without its bytes.
         """
@@ -110,7 +110,7 @@ class Store:
         return [name for name, size in wanted.items() if name not in here or here[name].st_size != size]
 
     def volatile(self, wanted: Container[str]) -> Set[str]:
-        """Find those pieces that are younger than an hour and in no release: a crash may take them. Raises OSError.
+        """Find those of `wanted` that are younger than an hour and in no release: a crash may take them. Raises OSError.
 
         They come from a dispatch that was interrupted.
         """
@@ -122,7 +122,7 @@ class Store:
             return young  # one too many does no harm
 
     def _stat_pieces(self, wanted: Container[str]) -> Dict[str, os.stat_result]:
-        """Map those of the pieces that are in the store to what stat() reports."""
+        """Map those of `wanted` that are in the store to what stat() reports."""
         with os.scandir(self.top) as entries:
             return {entry.name: entry.stat(follow_symlinks=False) for entry in entries if entry.name in wanted}
 
@@ -199,7 +199,7 @@ class Store:
         """
         names = _by_age(self.releases)
         with contextlib.suppress(OSError), _lock(self.releases, fcntl.LOCK_EX | fcntl.LOCK_NB) as locked:
-            queued = submissions.waiting_for(self._root)
+            queued = submissions.queued_releases(self._root)
             old = [name for name in names[:-_KEEP] if name not in queued]
             for name in old:
                 remove(os.path.join(self.releases, name))

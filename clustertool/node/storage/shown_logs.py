@@ -90,7 +90,7 @@ def clear(folder: str, job: str = "") -> None:
     """
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
-        if not is_name(name) or (job and is_of_job(path, job)):
+        if not is_log_name(name) or (job and is_of_job(path, job)):
             continue
         with contextlib.suppress(FileNotFoundError):  # another node was faster
             if is_of_job(path):
@@ -102,7 +102,7 @@ def clear(folder: str, job: str = "") -> None:
             os.rename(moved, path if meanwhile else _unused_name(path))
 
 
-def is_name(name: str) -> bool:
+def is_log_name(name: str) -> bool:
     """Check whether a name is one in a job's log folder: workerlog.3, attempt1, endpoints.log, train.log."""
     stem, _, number = name.partition(".")
     restart = name.startswith("attempt") and name[len("attempt") :].isdigit()

@@ -103,7 +103,7 @@ def withdraw(node: NodeContext, request: r.WithdrawRequest) -> a.Answer:
     return {}
 
 
-def waiting_for(root: str) -> Set[str]:
+def queued_releases(root: str) -> Set[str]:
     """Return the releases of jobs that have not started: their bundles are still there."""
     return {
         about["release"]

@@ -337,10 +337,7 @@ class LauncherRequests:
         self._control.resolve((request, *exit.key), answer)
 
     def may_have_ended(self, rank: LocalRank, exit: RankExit) -> bool:
-        """Check whether mpirun may have ended a rank, by the form of its exit, and can still report that.
-
-        True only for a moment after the exit, and only while has_ended() is False.
-        """
+        """Check whether a rank ended a moment ago as those do that mpirun ends, and mpirun has not reported that yet."""
         if not self._ranks.launched.starts(rank.key[0]) or self.has_ended(rank):
             return False
         return LaunchedRanks.may_be_ended(exit.code, exit.signal) and time.monotonic() - rank.ended_at <= NOTICE

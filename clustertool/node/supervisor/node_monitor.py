@@ -92,7 +92,7 @@ class NodeMonitor:
 
     def record_growth(self, at_once: bool = False) -> None:
         """Pass the logs that grew to the recorder; `at_once`: also those whose growth was recorded less than 0.5 s ago."""
-        self.recorder.grown(self._ranks.growth(at_once))
+        self.recorder.write_growth(self._ranks.growth(at_once))
 
     def disk_is_full(self) -> bool:
         """Sample the disk, write an event if its state has changed, and return whether it is full."""
@@ -136,7 +136,7 @@ class UsageRecorder:
         if not self._worker.put(self._record_usage, time.time(), members, ranks):
             self._busy = False
 
-    def grown(self, lines: Sequence[Growth]) -> None:
+    def write_growth(self, lines: Sequence[Growth]) -> None:
         """Have the thread write lines of how logs grew; drop them if 1000 calls wait. Does not wait."""
         if lines and self._worker.waiting < _WAITING:
             self._worker.put(self._growth.write, lines[-1][0], *lines)
@@ -397,14 +397,14 @@ def sample_cards(sock: socket.socket, kind: str, ids: Sequence[int]) -> None:
     processes.set_name("ct-gauge")
     read, used = card_reader(kind, ids), None
     while True:
-        before = processes.used()
+        before = processes.used_cpu_seconds()
         try:
             sock.send(json.dumps(read()).encode(), socket.MSG_DONTWAIT)
         except BlockingIOError:  # the reader does not take it at the moment
             pass
         except ConnectionError:
             return
-        used = 0.0 if used is None else processes.used() - before
+        used = 0.0 if used is None else processes.used_cpu_seconds() - before
         if select.select([sock], [], [], max(EVERY, _CARD_SHARE * used))[0]:
             return
 

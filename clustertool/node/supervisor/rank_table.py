@@ -65,7 +65,7 @@ class PendingServer:
         own: List[Listener] = []
         for pid in [self.pid, *(process.pid for process in processes.descendants(self.pid))] if at else ():
             with contextlib.suppress(OSError):
-                own += ports.of_process(pid, at)
+                own += ports.listeners_of_process(pid, at)
         return ", ".join(sorted({f"{listener.address} port {listener.port}" for listener in own}))
 
 
@@ -139,7 +139,7 @@ class LocalRank:
         return self.container.main.pid if self.container and self.container.main else self.pid
 
     def end(self, status: int, used: resource.struct_rusage) -> RankExit:
-        """Record when a reaped rank ended and what it used, and return its exit, without cause and without who ended it.
+        """Record when a reaped rank ended and what it used, and return its exit, still without its cause and what has ended it.
 
         status: as wait4() returns it. A container's client exits with 128 + n where signal n ended the program.
         """

@@ -106,7 +106,7 @@ class NodeResources:
         return () if self._devices is None else (self._devices.fd,)
 
     def refresh(self) -> None:
-        """Renew the reserved ports and the lock of the devices; once an hour, set the time of the file of claims."""
+        """Answer questions for the owners of reserved ports, renew the lock of devices, and each hour the file of claims."""
         self._ports.turn()
         if self._devices is not None:
             self._devices.touch()
@@ -429,7 +429,7 @@ class Supervisor:
             self.shutdown = None
 
     def _start_role(self, role: str, attempt: int) -> None:
-        """Start the ranks of a role here, unless the node stops; report those that cannot start. Expect those of mpirun."""
+        """Start the ranks of a role here, unless the node stops, and report those that cannot start; expect those of mpirun."""
         self._enter_attempt(attempt)
         if self.shutdown is not None:
             return

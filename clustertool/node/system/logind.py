@@ -19,7 +19,7 @@ _FIX = "loginctl enable-linger (once, as this user on the node)"
 Logout = NamedTuple("Logout", [("kills", bool), ("lingers", bool)])
 
 
-def logout() -> Logout:
+def predict_logout() -> Logout:
     """Determine whether a logout ends this process, and whether the user lingers; neither if no logind answers.
 
     The same if this process is in no session of logind.
@@ -34,9 +34,9 @@ def logout() -> Logout:
     return Logout(True, linger == "yes" if linger else os.path.exists(os.path.join(_LINGERING, user)))
 
 
-def warning() -> Tuple[str, str]:
+def logout_warning() -> Tuple[str, str]:
     """Describe why `check` warns that logind ends detached jobs, and the fix; empty texts if it does not."""
-    state = logout()
+    state = predict_logout()
     if state.kills and not state.lingers:
         return "logind ends detached jobs at logout (KillUserProcesses=yes, and this user does not linger)", _FIX
     if state.kills and not programs.find("systemd-run"):

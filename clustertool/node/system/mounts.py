@@ -93,7 +93,7 @@ def _decode(field: bytes) -> bytes:
     return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match.group(1), 8)]), field)
 
 
-def of_network() -> Dict[str, str]:
+def network_mounts() -> Dict[str, str]:
     """Map major:minor to `fstype source` of file systems that other machines see too."""
     found: Dict[str, str] = {}
     with contextlib.suppress(OSError):
@@ -107,5 +107,5 @@ def of_network() -> Dict[str, str]:
 
 
 def device_name(device: int) -> str:
-    """Return a device number as the keys of of_network() are written."""
+    """Return a device number as the keys of network_mounts() are written."""
     return f"{os.major(device)}:{os.minor(device)}"

@@ -140,7 +140,7 @@ def unusable(error: OSError) -> PreflightError:
     return PreflightError(f"{_top()} cannot be written: {error.strerror}", _FIX)
 
 
-def little() -> Tuple[str, str]:
+def low_space() -> Tuple[str, str]:
     """Describe how little room /tmp has for programs, and the fix; empty texts if 64 MiB are free, or it cannot be examined."""
     with contextlib.suppress(OSError):
         free = _free(os.statvfs(_top()))

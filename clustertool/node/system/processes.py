@@ -190,7 +190,7 @@ def own_environment() -> Dict[str, str]:
     return found
 
 
-def of_jobs(searched: Callable[[], Iterable[int]] = pids) -> Iterator[Tuple[int, Dict[bytes, bytes]]]:
+def find_job_processes(searched: Callable[[], Iterable[int]] = pids) -> Iterator[Tuple[int, Dict[bytes, bytes]]]:
     """Yield pid and environment of each process of this user that has the marker of a job. searched: lists the pids."""
     for pid in searched():
         text = _environment_text(pid)
@@ -216,7 +216,7 @@ def _variables(text: bytes) -> Dict[bytes, bytes]:
 def find_marked(mark: str) -> List[Process]:
     """Find the living processes of this user whose environment has this mark, also those that start during the search."""
     found = []
-    for pid, variables in of_jobs(pids_and_new):
+    for pid, variables in find_job_processes(pids_and_new):
         if variables.get(MARK) == mark.encode():
             process = identify(pid)
             if process and alive(process):
@@ -231,7 +231,7 @@ def signal_one(process: Process, number: int) -> None:
             os.kill(process.pid, number)
 
 
-def used() -> float:
+def used_cpu_seconds() -> float:
     """Return the CPU seconds of this process and of its children that have ended."""
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime

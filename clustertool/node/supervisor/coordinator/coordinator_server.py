@@ -62,7 +62,7 @@ class LauncherWatch:
         ended, self._ended = self._ended, []
         return ended
 
-    def passed(self, now: float, waits: str) -> bool:
+    def is_exceeded(self, now: float, waits: str) -> bool:
         """Check whether the job has waited for the same thing for longer than the limit.
 
         waits: for what it waits now, "" for nothing.
@@ -80,7 +80,7 @@ class JobLimits:
         self._timeout, self._lease = timeout, lease  # 0 also when it has passed
         self._began = self._attached_at = now
 
-    def began_before(self, age: float, unattended: float) -> None:
+    def include_earlier_epochs(self, age: float, unattended: float) -> None:
         """Start both limits earlier, so that earlier epochs count.
 
         age: seconds since the first epoch began. unattended: seconds since a laptop was attached.
@@ -96,8 +96,8 @@ class JobLimits:
         """Record that a laptop follows the job at the time `now`, which renews the limit for jobs without a laptop."""
         self._attached_at = now
 
-    def passed(self, now: float, missing: Callable[[], str]) -> Iterator[job_decisions.StopAsked]:
-        """Yield a StopAsked for the time limit and one for the time without a laptop if it has passed; each once per job.
+    def stops_due(self, now: float, missing: Callable[[], str]) -> Iterator[job_decisions.StopAsked]:
+        """Yield a StopAsked for the time limit, and one for the time without a laptop, if it has passed; each once per job.
 
         missing: describes what the job waits for, or returns "".
         """
@@ -158,7 +158,7 @@ class CoordinatorServer(CoordinatorLink):
             self.lease = OwnLease(elastic["lease"], store_end)
             late = len(elastic["waiting"]) + elastic["absent"]
             self._standby = StandbyOffers(policy["loss_timeout"], len(made.nodes), elastic["maximum"], late)
-            self._limits.began_before(elastic.get("age", 0.0), elastic.get("unattended", 0.0))
+            self._limits.include_earlier_epochs(elastic.get("age", 0.0), elastic.get("unattended", 0.0))
         self._finished_at: Optional[float] = None
         # When a new attempt begins, and with which orders.
         self._restart: Optional[Tuple[float, List[StartOrder]]] = None
@@ -430,11 +430,13 @@ class CoordinatorServer(CoordinatorLink):
 
     def _watch_time(self, now: float) -> None:
         """Do what is due at `now`: stop the job at a limit, send a delayed stop, end a wait for mpirun, or begin an attempt."""
-        for stop in self._limits.passed(now, lambda: job_decisions.describe_wait(self._state, self._describe_self())):
+        for stop in self._limits.stops_due(
+            now, lambda: job_decisions.describe_wait(self._state, self._describe_self())
+        ):
             self._decide(stop)
         if self._stop_at is not None and now >= self._stop_at:
             self._send_delayed_stop()
-        if self._limits.launcher.passed(now, job_decisions.waits_for_launcher(self._state)):
+        if self._limits.launcher.is_exceeded(now, job_decisions.waits_for_launcher(self._state)):
             self._decide(job_decisions.LauncherTimeout(self._limits.launcher.limit))
         if self._restart is not None and now >= self._restart[0]:
             _, orders = self._restart

@@ -293,7 +293,7 @@ def _on_exited(state: State, event: Exited) -> Step:
 def _blame(state: State, exits: List[RankExit], late: bool = False) -> State:
     """Add exits to the culprits: causes before consequences, else in the order in which the coordinator learned of them.
 
-    late: they are no causes, and come last. Culprits of a higher order than the first one (see _failure_order) are left out.
+    late: these are no causes, and come last. Culprits of a higher order than the first one (see _failure_order) are left out.
     """
     found = list(state.culprits)
     for exit in sorted(exits, key=lambda exit: exit.key):
