@@ -165,7 +165,7 @@ def progress(job: int, log: str, most: int) -> Optional[RankProgress]:
 
 
 def tail_offset(log: RankLog, lines: int) -> int:
-    """Return the offset at which the last `lines` lines of a log begin."""
+    """Return the offset at which the last `lines` lines of a log begin; 0 if it has fewer."""
     end = log.size()
     if lines <= 0:
         return end

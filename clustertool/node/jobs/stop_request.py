@@ -165,6 +165,7 @@ class _Left:
     """
 
     def __init__(self, record: Record) -> None:
+        """Read the job's mark, supervisor and living caretakers from its records."""
         self.record = record
         self.key = record.key()
         self.coordinates = self.key is not None and self.key.coordinates

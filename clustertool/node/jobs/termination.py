@@ -49,6 +49,7 @@ class Termination:
         term_after: float = 0.0,
         mains: Iterable[int] = (),
     ) -> None:
+        """Find the living processes, and send TERM to those that are due now."""
         self._living = living
         self._linger = linger
         self._mark = mark
@@ -191,6 +192,7 @@ class Shutdown(Termination):
         remove: Callable[[], Optional[List[str]]] = list,
         term_after: float = 0.0,
     ) -> None:
+        """Find how the ranks' programs handle TERM and which have ended before, and send TERM to the processes that are due."""
         # Ranks that end by SIGTERM itself, and not with an exit code.
         programs, spared = ranks or {}, set(helpers())
         apart = {pid for pid, main in programs.items() if main == pid} & spared
@@ -211,9 +213,9 @@ class Shutdown(Termination):
         return killed > 0 or pid not in self._end_by_signal or code in _OF_SIGNALS
 
     def turn(self, unreaped: bool = False) -> Optional[List[str]]:
-        """Continue the end: first processes, then containers, then what these have started. Return the survivors at the end.
+        """End first processes, then containers, then what these have started. Return the survivors at the end, else None.
 
-        None before. Sets over_at and survivors.
+        At the end it sets over_at and survivors.
         """
         if not self._none_lives:
             if super().turn(unreaped or self._family.has_children()) is None:

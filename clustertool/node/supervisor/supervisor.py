@@ -173,6 +173,7 @@ class Supervisor:
     """spec: one node's part of a plan, as the engine wrote it. job: a descriptor of the job's directory; leave() closes it."""
 
     def __init__(self, spec: Spec, job: int, umask: int, origin: Origin = AGENT) -> None:
+        """Open the file of events, and create the parts of a supervisor; prepare() starts them."""
         self.spec = spec
         self.job = job
         self.origin = origin

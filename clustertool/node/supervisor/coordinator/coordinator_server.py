@@ -243,6 +243,7 @@ class CoordinatorServer(CoordinatorLink):
         self._decide(epoch_decisions.LeaseEnded(self._spec["node"], why))
 
     def lose_lease(self) -> None:
+        """End this node's own lease, as CoordinatorLink, and decide so."""
         super().lose_lease()
         if isinstance(self.lease, OwnLease):
             self._lose_lease(self.lease.why)

@@ -154,9 +154,9 @@ def _next_epoch(why: str) -> Outcome:
 
 
 def _end_epoch(state: State, why: str) -> Step:
-    """End the epoch for the reason `why`, since the nodes that take part change; the state stays if it ends otherwise.
+    """End the epoch for the reason `why`, since the nodes that take part change; change nothing if it ends, but by a failure.
 
-    A failure of ranks that is under way is dropped and not counted: it is an effect of the change, or must not wait for it.
+    That failure of ranks is dropped and not counted: it is an effect of the change, or must not wait for it.
     """
     if state.ending is not None and state.ending.state is not JobState.FAILED:
         return state, ()

@@ -101,10 +101,12 @@ class CoordinatorListener:
             self._pending[wire] = address, now + self._timeout
 
     def _drop(self, wire: TlsLink) -> None:
+        """Close a pending connection, and forget it."""
         del self._pending[wire]
         wire.close()
 
     def close(self) -> None:
+        """Close the pending connections and the socket that listens."""
         for wire in self._pending:
             wire.close()
         self._socket.close()
@@ -260,5 +262,6 @@ class JobMembers:
         return found
 
     def close(self) -> None:
+        """Close the connections of all members."""
         for wire in self.wires():
             wire.close()
