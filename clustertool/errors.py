@@ -123,7 +123,7 @@ class JobFailed(ClustertoolError):
 
 
 class Several(ClustertoolError):
-    """All nodes' failures at once. 77 only if every one is an authentication error (contract)."""
+    """All nodes' failures at once. The exit code is 77 only if every one is an authentication error (contract)."""
 
     def __init__(self, errors: Sequence[ClustertoolError]) -> None:
         self.errors: Tuple[ClustertoolError, ...] = tuple(errors)

@@ -441,7 +441,7 @@ class JobFollower:
         self.fleet.prompter.serve()
         if self._late:
             late, failed = self._late, self.fleet.failed
-            self._late = self.fleet.arrived()
+            self._late = self.fleet.sort_arrived()
             here = [node for node in late if node not in self._late]
             self._follow([node for node in here if node not in failed], {n: failed[n] for n in here if n in failed})
         timeout = self.fleet.cluster.loss_timeout

@@ -117,8 +117,8 @@ def _find_stored_job(selection: Selection, values: Mapping[str, object], where: 
     if selection.job is None or selection.here or selection.conf or selection.hostfile:
         return None
     if "HOSTS" not in values and _engine_needs_hosts(values):
-        return job_places.without_conf(selection.job)
-    return job_places.other_than(selection.job, _read_keys(values, where)) if selection.job else None
+        return job_places.find_without_conf(selection.job)
+    return job_places.find_on_other_hosts(selection.job, _read_keys(values, where)) if selection.job else None
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def cluster_of_launcher(caller: Caller, selection: Selection, named: NamedNodes,
         _report_source(caller, selection, source, known)
         return _apply_selection(selection, known)
     if named.alone or not (asked or known) or _itself(asked, known if "HOSTS" in values else None):
-        found = this_machine.with_job_python(this_machine.alone(folder, known))
+        found = this_machine.with_job_python(this_machine.own_cluster(folder, known))
         found = replace(
             found, hosts=tuple(host.with_slots(one) for host, one in zip(found.hosts, asked or found.hosts))
         )
@@ -198,7 +198,7 @@ def cluster_of_meeting(caller: Caller, conf: Conf, nodes: int, folder: Path, dev
     coordinator. ENV is that of conf.py, without variables of the shell.
     """
     known = _without_hosts(conf)
-    found = this_machine.with_job_python(this_machine.alone(folder, known))
+    found = this_machine.with_job_python(this_machine.own_cluster(folder, known))
     host = replace(found.hosts[0], address=address)
     found = replace(found, hosts=(host,), env=known.env if known else ())
     caller.note(f"conf: {conf.source or 'none found'}, this machine and {count(nodes - 1, 'other')}")
@@ -314,7 +314,7 @@ def _local(caller: Caller, selection: Selection, start: bool, why: str) -> Clust
             raise
     found, names = embedded, "the embedded local cluster"
     if top is not None:
-        found, names = this_machine.alone(top), f"{top}/{OURS}"
+        found, names = this_machine.own_cluster(top), f"{top}/{OURS}"
         if embedded is not None:
             here = replace(found.hosts[0], index=len(embedded.hosts))
             found, names = replace(embedded, hosts=(*embedded.hosts, here)), f"the embedded local cluster and {names}"

@@ -43,7 +43,7 @@ from clustertool.model.job.stop_result import read_result
 from clustertool.model.masking import Hide, mask
 from clustertool.model.paths import folder_of
 from clustertool.model.quantities import count, human_seconds
-from clustertool.model.roles import ROLES, known
+from clustertool.model.roles import ROLES, find_role
 from clustertool.model.wire.agent_requests import FollowRequest
 from clustertool.model.wire.messages import STATUS
 from clustertool.show.job_text import shared_files, stop_text
@@ -256,7 +256,7 @@ class Job:
         kind = _read_role(role)
         if rank != "all" and (not isinstance(rank, int) or rank < 0):
             raise UsageError(f"rank {rank!r} is not valid", 'a number, or "all"')
-        caller, folder = SilentCaller(), this_user.expanded(str(to or folder_of(self.id)))
+        caller, folder = SilentCaller(), this_user.expand_home(str(to or folder_of(self.id)))
         with caller.opened(self._config) as engine:
             fleet = engine.fleet
             attach_to(engine, self.id, exact=True)
@@ -295,7 +295,7 @@ class Job:
 
 def _read_role(text: str) -> str:
     """Convert a parameter to the name of a role. Raises UsageError if it is not known."""
-    found = known(text)
+    found = find_role(text)
     if not found:
         raise UsageError(f"role {text!r} is not known", f"one of {', '.join(ROLES)}")
     return found

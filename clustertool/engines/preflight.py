@@ -11,7 +11,7 @@ from clustertool.engines.caller import Caller
 from clustertool.errors import AuthError, ClustertoolError, InternalError, NoPython, PreflightError, raise_all
 from clustertool.fleet.fleet import Fleet, devices_of
 from clustertool.fleet.ping import ping_all
-from clustertool.model.checks.device_counts import inventory, shared, to_ask
+from clustertool.model.checks.device_counts import inventory, nodes_to_ask, shared_cards
 from clustertool.model.checks.each_node import check, disk, errors, unreachable
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.folded_names import fold, grouped
@@ -60,11 +60,11 @@ class Examined:
 
         Nodes without cards are not asked. made: the plan, whose shared devices are no error; None: there is none.
         """
-        nodes = to_ask(self.cluster, self.facts)
+        nodes = nodes_to_ask(self.cluster, self.facts)
         if not nodes:
             return self
         gathered = devices_of(fleet, nodes)
-        found = list(inventory(self.cluster, self.facts, gathered.ok, shared(made)))
+        found = list(inventory(self.cluster, self.facts, gathered.ok, shared_cards(made)))
         found += [
             Finding(node, "health", "error", short_error(error), error.fix) for node, error in gathered.failed.items()
         ]

@@ -193,7 +193,7 @@ class LocalCluster:
         """
         if re.search(r'["\\%\n]', str(self.dir)):
             raise PreflightError(f"sshd cannot read the path {str(self.dir)!r}", "set XDG_STATE_HOME to a plain path")
-        this_user.make(self.dir, "XDG_STATE_HOME")
+        this_user.make_folder(self.dir, "XDG_STATE_HOME")
         info = self.dir.lstat()
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
             fix = f"remove it, or chown it to uid {os.geteuid()}"

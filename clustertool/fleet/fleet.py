@@ -176,7 +176,7 @@ class Fleet:
             else:
                 self.failed[node] = gathered.failed[item]
 
-    def arrived(self) -> list[int]:
+    def sort_arrived(self) -> list[int]:
         """Sort the late nodes that are there now into `agents` and `failed`, without a wait.
 
         Return those that are still late.

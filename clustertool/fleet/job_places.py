@@ -58,7 +58,7 @@ class StoredJob:
 
     @property
     def here(self) -> bool:
-        """It runs on this machine alone."""
+        """Whether it runs on this machine alone."""
         return self.cluster is not None and [host.here for host in self.cluster.hosts] == [True]
 
 
@@ -178,10 +178,10 @@ def _to_content(cluster: Cluster) -> dict[str, object]:
         field = KEYS[key]
         value = getattr(cluster, field.name)
         if value != field.default:
-            keys[key] = os.path.abspath(this_user.expanded(value)) if key in _LOCAL_FILES else value
+            keys[key] = os.path.abspath(this_user.expand_home(value)) if key in _LOCAL_FILES else value
     hosts = [{name: getattr(host, name) for name in (*_TEXTS, "port", "twin", "here")} for host in cluster.hosts]
     for host in hosts:
-        host["identity_file"] = host["identity_file"] and os.path.abspath(this_user.expanded(host["identity_file"]))
+        host["identity_file"] = host["identity_file"] and os.path.abspath(this_user.expand_home(host["identity_file"]))
     settings = {"settings": dict(cluster.settings)} if cluster.settings else {}
     return {"keys": keys, "hosts": hosts, **settings}
 
@@ -205,7 +205,7 @@ def _to_cluster(job: str, value: _Content) -> Cluster | None:
     except ConfigError as error:
         raise ValueError(error.what) from None
     if len(hosts) == 1 and hosts[0].here:
-        here = this_machine.alone(Path(hosts[0].root_dir).parent)
+        here = this_machine.own_cluster(Path(hosts[0].root_dir).parent)
         return replace(here, secrets=known.secrets, engine=known.engine, settings=known.settings)
     return replace(known, hosts=hosts)
 
@@ -245,7 +245,7 @@ def forget(jobs: Iterable[str]) -> None:
         JobPlaces().forget(jobs)
 
 
-def other_than(job: str, conf: Cluster) -> StoredJob | None:
+def find_on_other_hosts(job: str, conf: Cluster) -> StoredJob | None:
     """Find the stored job with this id that ran with another engine than `conf`, or on hosts which `conf` lacks; else None.
 
     Only a complete id that the tool has made can mean a job of other hosts. Other ids and names may exist on both, and conf.py
@@ -262,7 +262,7 @@ def other_than(job: str, conf: Cluster) -> StoredJob | None:
     return None if entries.issuperset(host.entry for host in found.cluster.hosts) else found
 
 
-def without_conf(job: str) -> StoredJob | None:
+def find_without_conf(job: str) -> StoredJob | None:
     """Find the stored job that `job` names, for "" the one stored last. Raises ConfigError, UsageError.
 
     None where there is none, or where a command without conf.py finds the job by itself: a job of the embedded local cluster,
@@ -282,4 +282,4 @@ def _hosts_differ(job: StoredJob, named: bool) -> bool:
     if job.cluster is None:
         return False
     top = this_machine.folder_of_jobs(Path.cwd()) if job.here else None
-    return top is None or (named and job.cluster.root_dir != this_machine.node(top).root_dir)
+    return top is None or (named and job.cluster.root_dir != this_machine.host_in_folder(top).root_dir)

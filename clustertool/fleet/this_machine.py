@@ -1,6 +1,6 @@
 """This machine is a node with a child /bin/sh in place of an ssh channel. All other code is the same.
 
-    link = HereLink(node(folder))
+    link = HereLink(host_in_folder(folder))
     agent = AgentClient.open(link, link.host, cluster)
 
 The node's ROOT_DIR is `.clustertool` in the folder where the job was started, so verbs in this folder find the job, and
@@ -39,7 +39,7 @@ _TURN = 0.02  # seconds between two tests of the streams of a child
 SHELL = ("/bin/sh",)
 
 
-def alone(folder: Path, known: Cluster | None = None) -> Cluster:
+def own_cluster(folder: Path, known: Cluster | None = None) -> Cluster:
     """Build the cluster whose only host is this machine, for jobs in `folder`, with the interpreter of this command.
 
     known: the cluster of a conf.py, whose other keys stay. The checks of ping and rsync are off. Raises PreflightError where
@@ -47,7 +47,7 @@ def alone(folder: Path, known: Cluster | None = None) -> Cluster:
     """
     if not sys.platform.startswith("linux"):
         raise PreflightError("jobs on this machine alone need Linux", "name Linux nodes with --ips or in conf.py")
-    host = node(folder)
+    host = host_in_folder(folder)
     base = known or Cluster((host,), where="this machine")
     off = (*base.checks_off, "ping", "rsync")  # nothing is sent
     env = (*shell_defaults(), *base.env)
@@ -100,7 +100,7 @@ def shell_environment() -> dict[str, str]:
     return without_secret(processes.own_environment())
 
 
-def node(folder: Path) -> Host:
+def host_in_folder(folder: Path) -> Host:
     """Describe this machine as a host whose ROOT_DIR is `.clustertool` in `folder`."""
     return host(str(folder / OURS))
 
@@ -142,7 +142,10 @@ def machine() -> str:
 
 
 class HereLink:
-    """What an SshLink is to a node behind ssh. argv: a program of this machine whose stdin and stdout are those of a shell."""
+    """The link to this machine, as an SshLink to a node: it starts a program, usually a shell, for each channel.
+
+    argv: the program, whose stdin and stdout are those of a shell.
+    """
 
     noise = b""
     no_shell = NO_SHELL

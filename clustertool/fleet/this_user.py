@@ -47,14 +47,14 @@ def cache() -> Path:
     return _system_folder(user_cache_path, "XDG_CACHE_HOME")
 
 
-def expanded(path: str) -> Path:
+def expand_home(path: str) -> Path:
     """Expand a path whose first part may be ~ or ~USER: a shell leaves that of --to=~/results."""
     if path.partition("/")[0] != "~":
         return Path(os.path.expanduser(path))
     return Path((users.home() or _no_home("HOME")) + path[1:])
 
 
-def shown(path: Path) -> str:
+def shorten_home(path: Path) -> str:
     """Shorten a path for messages: the home folder becomes ~, other paths stay."""
     home = users.home()
     return f"~/{path.relative_to(home)}" if home and path.is_relative_to(home) else str(path)
@@ -68,7 +68,7 @@ def is_home(folder: Path) -> bool:
         return False
 
 
-def make(folder: Path, variable: str) -> None:
+def make_folder(folder: Path, variable: str) -> None:
     """Make a folder (0700), and those above it. Raises ConfigError if this fails, or the folder cannot be written.
 
     variable: of the environment; the fix in the error names it.

@@ -25,7 +25,7 @@ _NO_DEVICES = ("NoDevFiles",)  # what Slurm sets for a task without devices
 _MIG = "MIG-"
 
 
-def shown(text: str) -> List[str]:
+def device_names(text: str) -> List[str]:
     """Split the value of a variable into names of devices: numbers, UUIDs, MIG instances.
 
     A negative one hides itself and all after it.
@@ -38,9 +38,9 @@ def allocated(kind: str, environ: Mapping[str, str]) -> List[str]:
     """List the devices that an engine has allocated, as their kind's variable names them; none without the variable."""
     if kind not in VARIABLES:
         return []
-    names = shown(environ.get(VARIABLES[kind][0], ""))
+    names = device_names(environ.get(VARIABLES[kind][0], ""))
     if kind == "dcu" and not names:
-        return list(map(str, range(len(shown(environ.get(_BELOW_HIP, ""))))))
+        return list(map(str, range(len(device_names(environ.get(_BELOW_HIP, ""))))))
     return names
 
 

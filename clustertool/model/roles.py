@@ -28,7 +28,7 @@ def role_name(role: str) -> str:
     return _NAMES.get(role, role)
 
 
-def known(name: str, roles: Tuple[str, ...] = ROLES) -> str:
+def find_role(name: str, roles: Tuple[str, ...] = ROLES) -> str:
     """Return the role of `roles` that a user means, "" if there is none. heter_trainer and heter-trainer mean heter."""
     role = _ALIASES.get(name, name)
     return role if role in roles else ""

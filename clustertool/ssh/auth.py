@@ -26,7 +26,7 @@ from paramiko.ssh_exception import AuthenticationException, BadAuthenticationTyp
 from clustertool.errors import AuthError, Unreachable
 from clustertool.ssh.certificates import read_certificate, read_private, read_public
 from clustertool.ssh.paramiko_fixes import Untyped
-from clustertool.ssh.prompter import Prompter, shown
+from clustertool.ssh.prompter import Prompter, describe_account
 from clustertool.ssh.settings import SshSettings
 from clustertool.watch.sanitize import harmless
 
@@ -188,9 +188,9 @@ class Login:
         return set()
 
     def _attempt(self, transport: Untyped, method: Callable[..., Untyped], *values: Untyped) -> Untyped:
-        """Try to log in once, and return what the method returns: the methods that are needed yet.
+        """Try to log in once, and return the methods that the server still requires, as paramiko's method returns them.
 
-        Raises paramiko's error if it is refused; Unreachable if the server does not answer until the deadline.
+        Raises paramiko's error if the login is refused; Unreachable if the server does not answer until the deadline.
         """
         began, seconds = time.monotonic(), max(1.0, self._deadline - time.monotonic())
         transport.auth_timeout = seconds
@@ -380,7 +380,7 @@ class _Typed:
     def end(self, accepted: bool) -> None:
         """Report to the prompter whether the server has accepted the password, if one was given."""
         if self._trial:
-            self._prompter.tried(self._to, self.given or "", accepted and bool(self.given))
+            self._prompter.report_password(self._to, self.given or "", accepted and bool(self.given))
         self._trial, self.given = False, None
 
     def password(self) -> str:
@@ -402,7 +402,7 @@ class _Typed:
                 answers.append(self.password())
                 continue
             self.asked = True
-            question = " ".join([f"{shown(self._to)} asks", *notes, _quoted(text)])
+            question = " ".join([f"{describe_account(self._to)} asks", *notes, _quoted(text)])
             answers.append(self._prompter.fresh(f"{question}: ", not echo))
             notes, self.none = [], self.none or not answers[-1]
         return answers

@@ -44,7 +44,10 @@ def discard(channel: Any) -> None:
 
 
 def briefly(do: Callable[[], None]) -> None:
-    """Run a function that a dead peer could block, in a thread; after a second return without its end."""
+    """Run a function that a dead peer could block in a thread, and wait for its end at most a second.
+
+    Errors of a lost connection are ignored.
+    """
 
     def quietly() -> None:
         with contextlib.suppress(*BROKEN):  # it has ended already

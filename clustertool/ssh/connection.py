@@ -114,7 +114,7 @@ def _connect(to: SshSettings, sock: Any, prompter: Prompter, deadline: float) ->
     connection = _FabricConnection(
         to.hostname, to.user, to.port, _fabric_config(), forward_agent=False, connect_kwargs=options
     )
-    connection.client.set_missing_host_key_policy(host_keys.HostKeyPolicy(to, prompter.learned))
+    connection.client.set_missing_host_key_policy(host_keys.HostKeyPolicy(to, prompter.add_new_key))
     try:
         connection.open()
     except ClustertoolError:
@@ -224,7 +224,7 @@ class Bastion:
 
 
 class SshLink:
-    """One node, connected."""
+    """The ssh connection to one node, which is logged in when it is made. Channels are opened on it."""
 
     noise = b""
     no_shell = NO_SHELL

@@ -88,7 +88,10 @@ def _request(channel: Untyped, message: Untyped) -> None:
 
 
 class _Login(AuthHandler):  # type: ignore[misc]
-    """paramiko makes room for as many questions of a server as it claims to have, up to 2**32."""
+    """paramiko's login, with a limit of the questions that a server asks at once.
+
+    paramiko makes room for as many as the server claims to have, up to 2**32.
+    """
 
     def _parse_userauth_info_request(self, message: Untyped) -> None:
         """Raise SSHException for more than 16 questions at once; else do as paramiko."""
@@ -150,7 +153,7 @@ class Channel(paramiko.Channel):  # type: ignore[misc]
 
 
 class Transport(paramiko.Transport):  # type: ignore[misc]
-    """The order of algorithms: the fastest of the strong ones first."""
+    """paramiko's connection, with the classes of this module, and the fastest of the strong algorithms first."""
 
     _CLIENT_ID = "clustertool"
     preferred_keys: tuple[str, ...] = ()  # the algorithms of host keys to ask for, best first, certificates included

@@ -105,10 +105,7 @@ class Prompter:
         return threading.get_ident() == self._owner
 
     def answer(self, question: str, attempt: int = 0) -> str:
-        """Return the answer to `question`, "" for none.
-
-        It is put once for all hosts, and once more for each other `attempt`.
-        """
+        """Return the answer to `question`, "" for none. It is asked once for all hosts, and once for each further `attempt`."""
         with self._remembering:
             if (question, attempt) not in self._answers:
                 self._answers[question, attempt] = self.fresh(question)
@@ -127,10 +124,10 @@ class Prompter:
         return self._wait(request)
 
     def password(self, to: SshSettings, retry: bool) -> str:
-        """Return the password of the user on this host, "" for none. The caller reports by tried() whether the host accepts it.
+        """Return the password of the user on this host, "" for none. One that the host has accepted before is used again.
 
-        One that the host has accepted before is used again. retry: the host has refused the last one, so another one is asked
-        for.
+        The caller passes to report_password() whether the host accepts it. retry: the host has refused the last one, so another
+        one is asked for.
         """
         account = _account(to)
         with self._lock:
@@ -141,12 +138,12 @@ class Prompter:
                 return self._passwords[account]
             if self._silent or not self.present:
                 return ""
-            request = _Request(f"Password of {shown(to)}: ", to=to, retry=retry)
+            request = _Request(f"Password of {describe_account(to)}: ", to=to, retry=retry)
             self._waiting.append(request)
             self._came = time.monotonic()
         return self._wait(request)
 
-    def tried(self, to: SshSettings, password: str, accepted: bool) -> None:
+    def report_password(self, to: SshSettings, password: str, accepted: bool) -> None:
         """Record whether the host has accepted the password; False: no other one is tried there.
 
         An accepted one answers the questions for the same account, and is offered to other hosts.
@@ -163,7 +160,7 @@ class Prompter:
             ):
                 twin.reply.put(password)
 
-    def learned(self, key: NewKey) -> None:
+    def add_new_key(self, key: NewKey) -> None:
         """Queue a new host key: announce() shows it, before the next question at the latest."""
         with self._lock:
             self._keys_since = self._keys_since if self._keys else time.monotonic()
@@ -209,8 +206,7 @@ class Prompter:
     def _next(self) -> _Request | None:
         """Take the question to put now out of the queue, None if there is none.
 
-        Questions for a password wait while another password of the user is being tried: several hosts may be offered it
-        together.
+        While a password is being tried, questions for passwords of the same user wait: that one may be offered to their hosts.
         """
         with self._lock:
             busy = {account.group for account in self._trials}
@@ -240,7 +236,7 @@ class Prompter:
             )
         assert self._person is not None
         names = self._person.fold(one.to.name for one in (request, *others) if one.to)
-        question = f"Send the password of {shown(source)} to {to.user}@{names} too? [y/N] "
+        question = f"Send the password of {describe_account(source)} to {to.user}@{names} too? [y/N] "
         agreed = False
         try:
             agreed = self._person.ask(question, False).strip().lower() in ("y", "yes")
@@ -267,14 +263,14 @@ class Prompter:
         if request.to is not None:
             with self._lock:
                 self._trials.add(_account(request.to))
-            question = f"{shown(request.to)} refused it. {question}" if request.retry else question
+            question = f"{describe_account(request.to)} refused it. {question}" if request.retry else question
         try:
             given = self._person.ask(question, request.hidden)
         finally:  # after Ctrl+C the thread gets no answer, but does not wait for ever
             request.reply.put(given)
 
 
-def shown(to: SshSettings) -> str:
+def describe_account(to: SshSettings) -> str:
     """Describe an account as questions name it: user and host, the address if it is another, and whether it is a gateway."""
     about = [to.hostname] * (to.hostname != to.name) + ["a gateway"] * to.gateway
     return f"{to.user}@{to.name}" + (f" ({', '.join(about)})" if about else "")

@@ -78,7 +78,7 @@ class SshSettings:
 def settings(host: Host, cluster: Cluster) -> SshSettings:
     """Find how to reach `host`, and its gateways. Raises ConfigError if ssh's configuration or GATEWAY cannot be read.
 
-    GATEWAY of conf.py replaces ProxyJump and ProxyCommand: gateways, a command where it has a blank, or "none".
+    GATEWAY of conf.py replaces ProxyJump and ProxyCommand. It is a list of gateways, a command if it has a blank, or "none".
     """
     found = _settings_of_host(host, cluster, cluster.user, cluster.port)
     if cluster.gateway and cluster.gateway.lower() != "none":

@@ -217,7 +217,7 @@ def _mesh(fleet: Fleet, facts: ByNode, ports: Mapping[int, Sequence[int]], bandw
 
     The ports are closed again in any case. A node that does not answer becomes a finding.
     """
-    found = link_plan.pattern(sorted(facts))
+    found = link_plan.choose_pairs(sorted(facts))
     links = _Links(fleet, {node: fact.address for node, fact in facts.items()})
     try:
         tries = links.connect(link_plan.targets(found, links.open(ports)))
@@ -531,7 +531,7 @@ def _follow_trial(
         ranks, quiet = ear.state(0.1)
         if quiet >= trial_plan.patience(ranks, order.seconds):
             return ranks
-        what = trial_plan.waiting(order.name, ranks, name_folder(fleet.cluster))
+        what = trial_plan.describe_waiting(order.name, ranks, name_folder(fleet.cluster))
         if what != reported and time.monotonic() - since > _TRIAL_TELL:
             reported, since = what, time.monotonic()
             call.terminal.note(f"{order.name}: waiting for {what}, up to {max(0.0, order.seconds - quiet):.0f} s more")

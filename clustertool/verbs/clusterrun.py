@@ -176,7 +176,7 @@ def _folder(call: Call) -> Path:
     """Return the absolute path of the workspace that is named, else of the current folder."""
     given = call.given
     named = one_of(call, "workspace", "job-dispatch-package") or given.job_workspace
-    return Path(os.path.abspath(this_user.expanded(named or ".")))
+    return Path(os.path.abspath(this_user.expand_home(named or ".")))
 
 
 def _cluster(call: Call, launch: Launch, folder: Path, conf: Conf) -> Cluster:
@@ -371,7 +371,7 @@ def _log_dir(call: Call, launch: Launch, folder: Path, here: bool) -> str:
     On this machine, except with paddle.py's options, --log_dir may be outside. On nodes call.given.log_dir gets it too, for a
     copy on this machine. Remarks on an unused one, and on logs of an earlier job.
     """
-    launch.log_dir = launch.log_dir and str(this_user.expanded(launch.log_dir))
+    launch.log_dir = launch.log_dir and str(this_user.expand_home(launch.log_dir))
     call.given.log_dir = "" if here else launch.log_dir  # on this machine, too
     if not here and not launch.log_dir and any((folder / "log").glob("workerlog.*")):
         old = os.path.relpath(folder / "log")

@@ -10,7 +10,7 @@ from clustertool.engines import base
 from clustertool.errors import PreflightError, UsageError
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.config.folded_names import fold
-from clustertool.model.config.hostfile import hosts_of, means
+from clustertool.model.config.hostfile import hosts_of, matches_entry
 from clustertool.model.config.hosts import Host
 from clustertool.model.hints import PROGRAM
 from clustertool.model.wire.messages import LEAVE
@@ -26,7 +26,7 @@ def grow(call: Call) -> None:
     asked = hosts_of(_named_hosts(call), "--host")
     with open_engine(call, newest=True) as engine:
         conf = engine.fleet.cluster.hosts
-        hosts = [next((known for known in conf if means(one, known)), one) for one in asked]
+        hosts = [next((known for known in conf if matches_entry(one, known)), one) for one in asked]
         job = attach_to(engine, call.given.job, running=True)["id"]
         found = base.grow(engine, job, hosts)
     for name, text in found.items():
@@ -74,7 +74,7 @@ def _node_of_host(fleet: Fleet, job: str, host: Host) -> int:
 
     Raises UsageError if it is not one of its nodes, or the error of its connection.
     """
-    found = next((known for known in fleet.cluster.hosts if means(host, known)), None)
+    found = next((known for known in fleet.cluster.hosts if matches_entry(host, known)), None)
     if found is None:
         fix = f"one of {', '.join(known.name for known in fleet.cluster.hosts[:8])}"
         raise UsageError(f"{host.host} is no node of job {job}", fix)

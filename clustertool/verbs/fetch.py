@@ -38,7 +38,7 @@ def fetch(call: Call) -> None:
     with engine_of(call, whole=given.rank == "all", newest=True) as engine:
         fleet = engine.fleet
         job = attach_to(engine, given.job)["id"]
-        to = this_user.expanded(given.to or folder_of(job))
+        to = this_user.expand_home(given.to or folder_of(job))
         try:
             found = fetch_output(fleet, signals.check, job, to, given.rank, role, given.path)
         except NotFound as error:

@@ -393,7 +393,7 @@ def copy_of_logs(call: Call, job: str) -> LocalLogs | None:
 
 def _log_folder(call: Call) -> Path:
     """Return the path of --log-dir."""
-    return this_user.expanded(call.given.log_dir)
+    return this_user.expand_home(call.given.log_dir)
 
 
 def finish_log_copy(follow: FollowSession) -> None:

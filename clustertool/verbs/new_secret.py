@@ -11,7 +11,7 @@ from clustertool.verbs.verb import Call
 
 def new_secret(call: Call) -> None:
     """Print a new secret on stdout or write it to --to, a new file with mode 0600, and say where machines read it."""
-    text, to, named = secret.new(), call.given.to, this_user.shown(secret.default_file())
+    text, to, named = secret.new(), call.given.to, this_user.shorten_home(secret.default_file())
     if not to:
         if call.json:
             call.answer({"secret": text})
@@ -19,7 +19,7 @@ def new_secret(call: Call) -> None:
             call.terminal.line(text)
         call.terminal.note(f"put it on each machine: into {SECRET}, or into {named} with mode 0600")
         return
-    path = this_user.expanded(to)
+    path = this_user.expand_home(to)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         secret.write(path, text)

@@ -24,7 +24,7 @@ from clustertool.engines.caller import DispatchView, WorkView
 from clustertool.errors import ClustertoolError, InternalError, UsageError
 from clustertool.model.config.folded_names import fold
 from clustertool.model.quantities import DURATIONS, human_seconds, seconds_of
-from clustertool.model.roles import ROLES, known
+from clustertool.model.roles import ROLES, find_role
 from clustertool.show.error_text import exit_json, show_error
 from clustertool.show.program_name import typed
 from clustertool.show.terminal import Terminal
@@ -205,7 +205,7 @@ def age(text: str, option: str) -> float:
 
 def role_of(text: str) -> str:
     """Convert the value of --role to the name of a role. Raises UsageError if it is not known."""
-    role = known(text)
+    role = find_role(text)
     if not role:
         raise UsageError(f"--role {text!r} is not known", f"one of {', '.join(ROLES)}")
     return role

@@ -14,7 +14,7 @@ from tempfile import TemporaryFile
 import pytest
 
 from clustertool.errors import UsageError
-from clustertool.fleet.this_machine import found
+from clustertool.fleet.this_machine import folder_of_jobs
 from clustertool.model.paths import OURS
 from clustertool.verbs import fetch
 from tests import forked
@@ -265,9 +265,9 @@ def test_jobs_of_another_user_on_this_machine_are_not_found(place: Place) -> Non
         (folder / OURS / OURS).mkdir(parents=True)
         (folder / OURS / OURS / "marker").touch()
     os.chown(place.top / OURS, STRANGER, STRANGER)
-    assert found(place.below) == place.top.parent
+    assert folder_of_jobs(place.below) == place.top.parent
     (place.below / OURS).symlink_to(place.top.parent / OURS)
-    assert found(place.below) == place.top.parent
+    assert folder_of_jobs(place.below) == place.top.parent
 
 
 def test_a_report_is_written_through_no_link(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,7 +255,9 @@ def test_what_is_wrong_is_raised_before_a_connection(tmp_path: Path, monkeypatch
     for name in ("only", "skip"):
         with pytest.raises(UsageError, match="a list"):
             Cluster.from_conf(conf, **{name: "127.0.0.1"})  # type: ignore[arg-type]
-    alone = Cluster(this_machine.alone(tmp_path))  # as from_conf() where clusterrun has started jobs, without a conf.py
+    alone = Cluster(
+        this_machine.own_cluster(tmp_path)
+    )  # as from_conf() where clusterrun has started jobs, without a conf.py
     with pytest.raises(ConfigError, match=r"no conf\.py"):
         alone.run(tmp_path, command=["true"])
     both = replace(cluster._config, hosts=(*alone._config.hosts, *cluster._config.hosts))

@@ -16,11 +16,11 @@ from clustertool.model.checks.framework_findings import (
     STEPS,
     TrialRank,
     advance,
+    describe_waiting,
     judge,
     meeting_broke,
     own_ports,
     patience,
-    waiting,
 )
 from clustertool.model.config.folded_names import fold
 from clustertool.model.finding import Finding
@@ -213,7 +213,7 @@ def test_a_node_without_further_messages_is_not_waited_for(ranks, seconds):
 
 def test_what_is_waited_for_is_the_last_of_all():
     def last_line(*ranks: TrialRank) -> str:
-        return waiting("torch", ranks, names)
+        return describe_waiting("torch", ranks, names)
 
     assert last_line(at(0, "meet"), at(1, "import"), at(2, "import")) == "import torch on n[1-2]"
     assert last_line(at(0, "meet"), at(1, "import", **SICK), at(2, "reduce")) == "init_process_group on n0"

@@ -9,7 +9,7 @@ import pytest
 from cases import cluster_of, facts_of, hosts, plan_of
 
 from clustertool.model.cards import broken
-from clustertool.model.checks.device_counts import CHECKS, inventory, shared, to_ask
+from clustertool.model.checks.device_counts import CHECKS, inventory, nodes_to_ask, shared_cards
 from clustertool.model.finding import Finding, cells
 
 GB = 10**9
@@ -203,10 +203,10 @@ def test_no_persistence_mode_is_shown_and_no_warning() -> None:
 def test_exclusive_mode_matters_where_ranks_share_a_card() -> None:
     cluster = cluster_of(hosts(2))
     facts = facts_of(cluster, devices=(0, 1), device_kind="gpu", devices_seen=True)
-    assert shared(plan_of(cluster, facts=facts, nproc_per_node="2")) == {0: frozenset(), 1: frozenset()}
-    twice = shared(plan_of(cluster, facts=facts, nproc_per_node="3"))
+    assert shared_cards(plan_of(cluster, facts=facts, nproc_per_node="2")) == {0: frozenset(), 1: frozenset()}
+    twice = shared_cards(plan_of(cluster, facts=facts, nproc_per_node="3"))
     assert twice == {0: frozenset([0]), 1: frozenset([0])}
-    assert shared(None) == {}
+    assert shared_cards(None) == {}
     alone = {0: {"compute_mode": "exclusive process"}}
     found = sample(report(2, alone), report(2), twice=twice)
     assert wrong(found) == [(0, "health", "warn", "gpu 0: exclusive process, and several ranks would share it")]
@@ -268,7 +268,7 @@ def test_only_nodes_whose_cards_are_used_are_asked() -> None:
         cluster = cluster_of(keys.pop("HOSTS", hosts(2)), **keys)
         facts = facts_of(cluster)
         facts.update({1: facts_of(cluster, devices=(0,), device_kind="gpu")[1]})
-        return to_ask(cluster, facts)
+        return nodes_to_ask(cluster, facts)
 
     assert asked() == [1]
     assert asked(CHECKS_OFF=["health", "users"]) == [1]

@@ -221,20 +221,20 @@ def test_conf_py_goes_before_stored_hosts_except_for_ids_of_the_tool(home: Path)
     assert remember(made("20260102-030405-abcd")) == ""
     assert remember(made("20260102-030406-abcd", ["10.7.7.7"])) == ""
     assert remember(made("X", ["10.7.7.7"], asked="X", name="X")) == ""
-    assert job_places.other_than("20260102-030405-abcd", conf) is None, "conf.py has these hosts"
-    found = job_places.other_than("20260102-030406-abcd", conf)
+    assert job_places.find_on_other_hosts("20260102-030405-abcd", conf) is None, "conf.py has these hosts"
+    found = job_places.find_on_other_hosts("20260102-030406-abcd", conf)
     assert found is not None
     assert found.id == "20260102-030406-abcd"
     for text in ("X", "20260102-030406", "unknown"):
-        assert job_places.other_than(text, conf) is None
+        assert job_places.find_on_other_hosts(text, conf) is None
 
 
 def test_a_job_of_this_machine_is_found_from_other_folders(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = home / "work"
     work.mkdir()
     here = made()
-    remember(replace(here, cluster=replace(this_machine.alone(work), secrets=("KEY",))))
-    found = job_places.without_conf("J")
+    remember(replace(here, cluster=replace(this_machine.own_cluster(work), secrets=("KEY",))))
+    found = job_places.find_without_conf("J")
     assert found is not None
     assert found.cluster is not None
     assert (found.here, found.cluster.root_dir) == (True, str(work / ".clustertool"))
@@ -242,11 +242,11 @@ def test_a_job_of_this_machine_is_found_from_other_folders(home: Path, monkeypat
     (work / ".clustertool/.clustertool").mkdir(parents=True)
     (work / ".clustertool/.clustertool/marker").touch()
     monkeypatch.chdir(work)
-    assert job_places.without_conf("J") is None, "the folder has it"
-    assert job_places.without_conf("") is None
+    assert job_places.find_without_conf("J") is None, "the folder has it"
+    assert job_places.find_without_conf("") is None
 
 
 def test_a_state_folder_that_cannot_be_written_is_reported(home: Path) -> None:
     (home / "xdg").write_text("a file in its place")
     assert "the hosts of this job are not stored" in remember(made())
-    assert job_places.without_conf("") is None
+    assert job_places.find_without_conf("") is None

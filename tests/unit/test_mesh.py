@@ -15,8 +15,8 @@ from clustertool.model.checks.link_findings import (
     MOST,
     PORTS,
     Try,
+    choose_pairs,
     judge,
-    pattern,
     ports_to_try,
     rate,
     rounds,
@@ -54,14 +54,14 @@ def reached(pairs: Sequence[tuple[int, int]], start: int, without: int = -1) -> 
 @pytest.mark.parametrize("count", SIZES)
 def test_few_nodes_all_try_each_other(count: int) -> None:
     nodes = [3 * node for node in range(count)]  # some did not answer
-    assert set(pattern(nodes).pairs) == set(itertools.combinations(nodes, 2))
-    assert pattern(nodes).coverage == ""
+    assert set(choose_pairs(nodes).pairs) == set(itertools.combinations(nodes, 2))
+    assert choose_pairs(nodes).coverage == ""
 
 
 @pytest.mark.parametrize("count", MANY)
 def test_many_nodes_try_a_sample_that_hangs_together(count: int) -> None:
     nodes = list(range(0, 2 * count, 2))
-    found = pattern(nodes)
+    found = choose_pairs(nodes)
     assert len(set(found.pairs)) == len(found.pairs)
     assert all(a < b and {a, b} <= set(nodes) for a, b in found.pairs)
     degrees = Counter(node for pair in found.pairs for node in pair)
@@ -76,7 +76,7 @@ def test_many_nodes_try_a_sample_that_hangs_together(count: int) -> None:
 
 @pytest.mark.parametrize("count", [*SIZES, *MANY])
 def test_rounds_never_have_a_node_twice(count: int) -> None:
-    pairs = pattern(range(count)).pairs
+    pairs = choose_pairs(range(count)).pairs
     found = rounds(pairs)
     assert sorted(pair for one in found for pair in one) == sorted(pairs)
     assert all(len({node for pair in one for node in pair}) == 2 * len(one) for one in found)
@@ -87,7 +87,7 @@ def test_rounds_never_have_a_node_twice(count: int) -> None:
 @pytest.mark.parametrize("count", [2, FEW, FEW + 1, 40])
 def test_every_pair_is_tried_both_ways_and_every_port(count: int) -> None:
     ports = {node: (1000 + node, 2000 + node, 3000 + node) for node in range(count)}
-    asked = targets(pattern(range(count)), ports)
+    asked = targets(choose_pairs(range(count)), ports)
     tried = {(source, target) for source, some in asked.items() for target, _ in some}
     assert tried == set(itertools.permutations(range(count), 2))
     assert {(t, port) for some in asked.values() for t, port in some} == {(n, port) for n in ports for port in ports[n]}
@@ -96,8 +96,8 @@ def test_every_pair_is_tried_both_ways_and_every_port(count: int) -> None:
 
 
 def test_a_node_without_a_port_tries_and_is_not_tried() -> None:
-    assert targets(pattern(range(3)), {0: (1,), 1: (), 2: (3,)}) == {0: [(2, 3)], 1: [(0, 1), (2, 3)], 2: [(0, 1)]}
-    assert targets(pattern(range(3)), {0: (1,), 2: (3,)}) == {0: [(2, 3)], 2: [(0, 1)]}
+    assert targets(choose_pairs(range(3)), {0: (1,), 1: (), 2: (3,)}) == {0: [(2, 3)], 1: [(0, 1), (2, 3)], 2: [(0, 1)]}
+    assert targets(choose_pairs(range(3)), {0: (1,), 2: (3,)}) == {0: [(2, 3)], 2: [(0, 1)]}
 
 
 def test_ports_are_such_as_a_job_would_have() -> None:

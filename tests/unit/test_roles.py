@@ -24,8 +24,8 @@ def test_every_role_has_a_name_a_log_and_a_link_of_its_own() -> None:
 
 
 def test_a_user_can_read_the_log_of_a_launcher_and_not_place_one() -> None:
-    assert roles.known("mpirun") == "mpirun"
-    assert roles.known("heter_trainer", roles.RANKS) == "heter"
+    assert roles.find_role("mpirun") == "mpirun"
+    assert roles.find_role("heter_trainer", roles.RANKS) == "heter"
     with pytest.raises(ConfigError, match="'mpirun' is no role"):
         read_hosts([{"host": "a", "roles": ["mpirun"]}])
 

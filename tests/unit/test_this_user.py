@@ -52,7 +52,7 @@ def test_without_a_home_folder_each_folder_is_an_error(stranger: pytest.MonkeyPa
         (this_user.state, "XDG_STATE_HOME"),
         (this_user.cache, "XDG_CACHE_HOME"),
         (this_user.config, "XDG_CONFIG_HOME"),
-        (lambda: this_user.expanded("~/results"), "HOME"),
+        (lambda: this_user.expand_home("~/results"), "HOME"),
     ):
         with pytest.raises(ConfigError, match="no home folder") as caught:
             find()

@@ -196,7 +196,7 @@ def _read_template(settings: KubernetesSettings, where: str) -> Manifest:
     """Read the YAML file of pod_template, a path below the folder of conf.py; {} without one. Raises ConfigError."""
     if not settings.pod_template:
         return {}
-    path = Path(where).parent / this_user.expanded(settings.pod_template)
+    path = Path(where).parent / this_user.expand_home(settings.pod_template)
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read(_MOST_TEMPLATE + 1)

@@ -21,7 +21,7 @@ from clustertool.fleet import job_places, node_bundle, shared_roots
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.fleet.fleet import Answers, Fleet, carry_out, devices_of, module_request
 from clustertool.fleet.identity import identity, job_id
-from clustertool.model.checks.container_findings import different
+from clustertool.model.checks.container_findings import different_images
 from clustertool.model.config.elastic_keys import ElasticSettings
 from clustertool.model.container.container_settings import NO_CONTAINER, ContainerSettings
 from clustertool.model.dispatch.portions import Portions
@@ -298,7 +298,7 @@ class SshStart(Starter):
             return made
         self._brought = ImageDistribution(self._engine.caller, self._fleet, spec.container, facts).run()
         names = {node: self._fleet.name(node) for node in self._brought}
-        wrong = different(self._brought, names)
+        wrong = different_images(self._brought, names)
         raise_all([PreflightError(one.text, one.fix, names[node]) for node, one in wrong.items()])
         return self._with_image(made)
 

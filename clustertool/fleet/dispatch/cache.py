@@ -54,7 +54,7 @@ class WorkspaceCache:
     def packs(self) -> tuple[str, set[str], list[Pack]]:
         """Read the release that was sent last, the nodes to which it was sent in these packs, and the packs.
 
-        "", and nothing, where they are not stored.
+        Returns "", an empty set and an empty list where they are not stored.
         """
         found = self._load("packs")
         try:

@@ -98,7 +98,7 @@ def save(image: LocalImage, kind: str, check: Callable[[], None]) -> SavedImage:
     Other saved images are removed, the newest excepted. Raises DispatchError, or what `check` raises.
     """
     top = this_user.cache() / "images"
-    this_user.make(top, "XDG_CACHE_HOME")
+    this_user.make_folder(top, "XDG_CACHE_HOME")
     folder = top / f"{image.id[:32]}-{kind}"
     if not folder.is_dir():
         _remove_unused(top)

@@ -145,7 +145,10 @@ class Shipment:
 
 
 class RemoteShipment:
-    """The same of a release that a node has, and not this machine: only the manifest can be read here. Raises ValueError."""
+    """The shipment of a release that a node has, and not this machine: only the manifest can be read here.
+
+    Raises ValueError for a manifest that is not valid.
+    """
 
     def __init__(self, packed: bytes, size: int) -> None:
         self.text = manifest.unzip(packed, size)

@@ -77,7 +77,7 @@ def of_this_machine(make: bool = True) -> Secret:
     if text is None and not make:
         return Secret("", str(path))
     if text is None:
-        this_user.make(path.parent, "XDG_STATE_HOME")
+        this_user.make_folder(path.parent, "XDG_STATE_HOME")
         with contextlib.suppress(FileExistsError):  # another command was faster
             write(path, new())
         text = _read_file(path) or ""

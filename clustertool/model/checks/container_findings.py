@@ -48,7 +48,7 @@ def container_findings(cluster: Cluster, settings: ContainerSettings, facts: ByN
     if settings.pull != "always" and not sent:
         names = {host.index: host.name for host in cluster.hosts}
         here = {node: one for node, one in known.items() if one.image_id}
-        found += [Finding(node, COLUMN, *verdict) for node, verdict in different(here, names).items()]
+        found += [Finding(node, COLUMN, *verdict) for node, verdict in different_images(here, names).items()]
     return found
 
 
@@ -123,7 +123,7 @@ def same_image(one: ContainerFacts, other: ContainerFacts) -> bool:
     return one.image_id == other.image_id or (bool(one.digest) and one.digest == other.digest)
 
 
-def different(known: Mapping[int, ContainerFacts], names: Mapping[int, str]) -> Dict[int, Verdict]:
+def different_images(known: Mapping[int, ContainerFacts], names: Mapping[int, str]) -> Dict[int, Verdict]:
     """Return an error for each node whose image is not that of most nodes, {} where all are equal.
 
     known: nodes with the image.

@@ -27,7 +27,7 @@ _USER_FIX = "wait for its end, or end it if it is yours; --devices auto takes de
 _HIDDEN_FIX = "an invisible process in a container, or memory of a dead one: search there, or reset the device"
 
 
-def to_ask(cluster: Cluster, facts: ByNode) -> List[int]:
+def nodes_to_ask(cluster: Cluster, facts: ByNode) -> List[int]:
     """Select the nodes with cards that a job may use; none if CHECKS_OFF has all these checks."""
     if set(CHECKS) <= set(cluster.checks_off):
         return []
@@ -35,7 +35,7 @@ def to_ask(cluster: Cluster, facts: ByNode) -> List[int]:
     return [node for node in with_some if cluster.hosts[node].devices != ()]
 
 
-def shared(made: Optional[Plan]) -> Dict[int, FrozenSet[int]]:
+def shared_cards(made: Optional[Plan]) -> Dict[int, FrozenSet[int]]:
     """Map each node to those of its cards that more than one process of a plan gets."""
     times: Dict[int, List[int]] = {}
     for process in made.processes if made else ():

@@ -179,7 +179,7 @@ def _check_condition(cluster: Cluster, fact: Facts) -> List[Finding]:
 
 
 def _memory(fact: Facts) -> Wrong:
-    """Describe that less than FEW_BYTES are available."""
+    """Return what is wrong and the fix if less than FEW_BYTES of memory are available, else None."""
     everything, available = fact.memory
     if not everything or available >= FEW_BYTES:
         return None
@@ -188,14 +188,14 @@ def _memory(fact: Facts) -> Wrong:
 
 
 def _load(fact: Facts) -> Wrong:
-    """Describe a load of more than BUSY processes per core."""
+    """Return what is wrong and the fix if more than BUSY processes per core are runnable, else None."""
     if not fact.cpus or fact.load <= BUSY * fact.cpus:
         return None
     return f"{fact.load:.0f} on {fact.cpus} cores", "other processes use the CPU; one slow node slows the whole job"
 
 
 def _limits(fact: Facts) -> Wrong:
-    """Describe limits that are too low. The soft limit counts, since the ranks do not raise it.
+    """Return which limits are too low and the fix, else None. The soft limit counts, since the ranks do not raise it.
 
     That of open files is raised for them to the hard one, which counts.
     """
@@ -210,7 +210,7 @@ def _limits(fact: Facts) -> Wrong:
 
 
 def _shm(fact: Facts) -> Wrong:
-    """Describe a missing /dev/shm, or one with less than FEW_SHARED bytes free."""
+    """Return what is wrong and the fix if /dev/shm is missing, or less than FEW_SHARED bytes are free in it, else None."""
     if fact.shm < 0:
         return "no /dev/shm", "mount -t tmpfs tmpfs /dev/shm: data loaders and NCCL need it"
     fix = "mount -o remount,size=50% /dev/shm (a container: --shm-size): data loaders die there with a bus error"
@@ -218,7 +218,7 @@ def _shm(fact: Facts) -> Wrong:
 
 
 def _proxy(cluster: Cluster, fact: Facts) -> Wrong:
-    """Describe a proxy of conf.py or PRELUDE that no_proxy does not switch off for the training address.
+    """Return the proxies of conf.py or PRELUDE that no_proxy does not exclude for the training address, and the fix.
 
     A proxy of the login never reaches a rank.
     """
@@ -255,7 +255,7 @@ def _in_network(address: str, network: str) -> bool:
 
 
 def _jobs(fact: Facts) -> Wrong:
-    """Describe processes of jobs whose supervisors have ended, with the commands that stop them."""
+    """Return the processes of jobs whose supervisors have ended, and the commands that stop them; None if there are none."""
     if not fact.leftovers:
         return None
     stops = "; ".join(f"{PROGRAM} stop --job {job}" for job, _ in fact.leftovers)

@@ -109,7 +109,7 @@ def patience(ranks: Sequence[TrialRank], seconds: float) -> float:
     return min(SOON, seconds) if waiting and all(one.step >= _MEET for one in broken) else LAST_LINE_WAIT
 
 
-def waiting(name: str, ranks: Sequence[TrialRank], names: Names) -> str:
+def describe_waiting(name: str, ranks: Sequence[TrialRank], names: Names) -> str:
     """Describe the step that the ranks furthest behind are at, and their nodes; "" if no rank waits."""
     late = [one for one in ranks if one.waits]
     if not late:

@@ -62,7 +62,7 @@ class Direction(NamedTuple):
 _NOT_TRIED = Direction("not tried")
 
 
-def pattern(nodes: Sequence[int], most: int = MOST) -> Pattern:
+def choose_pairs(nodes: Sequence[int], most: int = MOST) -> Pattern:
     """Choose the pairs to try: all of up to `most` nodes; among more each node meets those 1, 2, 4, 8, ... places further.
 
     The nodes form a ring. So every node is reached from every other one in few steps, and has about 2 log2(n) others.
@@ -125,7 +125,10 @@ def ports_to_try(cluster: Cluster, facts: ByNode, made: "Plan | None", seed: str
 
 
 def targets(found: Pattern, ports: Mapping[int, Sequence[int]]) -> Dict[int, List[Pair]]:
-    """Map each node to the (node, port) that it tries: all ports of few nodes, one port of each among more than FEW."""
+    """Map each node to the (node, port) pairs that it tries.
+
+    They are all ports of its peers, or one of each peer where there are more than FEW nodes.
+    """
     few = len(ports) <= FEW
     asked: Dict[int, List[Pair]] = {node: [] for node in ports}
     for a, b in found.pairs:
@@ -169,7 +172,7 @@ def _most(pairs: Collection[Pair]) -> int:
 
 
 def _directions(tries: Sequence[Try]) -> Dict[Pair, Direction]:
-    """Map (source, target) to what is wrong, with the ports, where it is not at all of them."""
+    """Map (source, target) to the summary of the attempts from one node to the other."""
     by_pair: Dict[Pair, List[Try]] = {}
     for one in tries:
         by_pair.setdefault((one.source, one.target), []).append(one)

@@ -155,14 +155,14 @@ def pick(hosts: Sequence[Host], asked: Sequence[Host]) -> Tuple[Host, ...]:
     """
     free, found = list(hosts), []
     for host in asked:
-        known = next((entry for entry in free if means(host, entry)), None)
+        known = next((entry for entry in free if matches_entry(host, entry)), None)
         if known is not None:
             free.remove(known)
         found.append(known.with_slots(host) if known else host)
     return numbered(found)
 
 
-def means(name: Host, entry: Host) -> bool:
+def matches_entry(name: Host, entry: Host) -> bool:
     """Check whether a name of --ips means this entry of HOSTS.
 
     The entry may have a user and a port that the name does not have.

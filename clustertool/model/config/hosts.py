@@ -360,7 +360,7 @@ def _read_roles(value: object, place: str) -> Tuple[Tuple[str, Optional[int]], .
         raise ConfigError(f"{place}: roles is {value!r}, not a list or a dict", fix)
     found: List[Tuple[str, Optional[int]]] = []
     for name, number in pairs:
-        role = roles.known(str(name), roles.RANKS)
+        role = roles.find_role(str(name), roles.RANKS)
         if not role:
             raise ConfigError(f"{place}: {name!r} is no role", fix)
         if role in dict(found):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from clustertool.errors import UsageError
-from clustertool.model.cards import VARIABLES, shown
+from clustertool.model.cards import VARIABLES, device_names
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.launcher_variables import for_frameworks
 from clustertool.model.quantities import whole
@@ -115,7 +115,7 @@ def visible(environ: Mapping[str, str], strict: bool = True) -> Visible | None:
         text = environ.get(variable, "all").strip()
         if text == "all":
             continue
-        names = shown(text)
+        names = device_names(text)
         odd = next((name for name in names if not name.isdecimal()), "")
         if odd:
             if strict:

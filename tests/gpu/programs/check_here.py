@@ -14,7 +14,7 @@ QUIET = ("load", "memory", "disk", "shm", "limits")  # what else this machine do
 
 
 def cluster(*_: Any, **__: Any) -> Cluster:
-    found = this_machine.alone(Path.cwd())
+    found = this_machine.own_cluster(Path.cwd())
     return replace(found, checks_off=(*found.checks_off, *QUIET))
 
 
