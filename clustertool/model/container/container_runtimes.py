@@ -79,13 +79,13 @@ def read_info(runtime: str, code: int, out: str, err: str, user: str) -> Runtime
     found = _object(out)
     if runtime == APPTAINER:
         version = re.search(r"[0-9]+\.[0-9][\w.+-]*", out)
-        return Runtime(version[0]) if code == 0 and version else _failed(runtime, err, user)
+        return Runtime(version[0]) if code == 0 and version else _unusable(runtime, err, user)
     if runtime == PODMAN:
-        return _podman(found, user) if code == 0 and found else _failed(runtime, err, user)
+        return _read_podman(found, user) if code == 0 and found else _unusable(runtime, err, user)
     if "host" in found:
         return Runtime("", problem="docker is podman here", fix='runtime = "podman"')
     if not found.get("ServerVersion"):
-        return _failed(runtime, err or " ".join(map(str, _list(found.get("ServerErrors")))), user)
+        return _unusable(runtime, err or " ".join(map(str, _list(found.get("ServerErrors")))), user)
     options = [str(option) for option in _list(found.get("SecurityOptions"))]
     return Runtime(
         str(found["ServerVersion"]),
@@ -96,7 +96,7 @@ def read_info(runtime: str, code: int, out: str, err: str, user: str) -> Runtime
     )
 
 
-def _podman(found: Mapping[str, object], user: str) -> Runtime:
+def _read_podman(found: Mapping[str, object], user: str) -> Runtime:
     """Read podman's answer; a problem if this user has no range of uids."""
     host, store, version = (_dict(found.get(name)) for name in ("host", "store", "version"))
     rootless = _dict(host.get("security")).get("rootless") is True
@@ -113,7 +113,7 @@ def _podman(found: Mapping[str, object], user: str) -> Runtime:
     return Runtime(str(named), rootless, cgroup, str(store.get("graphRoot", "")), process_limit=limit)
 
 
-def _failed(runtime: str, err: str, user: str) -> Runtime:
+def _unusable(runtime: str, err: str, user: str) -> Runtime:
     """Describe a runtime that cannot be used, by the last line of its error, with a fix."""
     last = (err.strip().splitlines() or ["it gave no version"])[-1][-300:]
     fix = f"try there by hand: {runtime} {'version' if runtime == APPTAINER else 'info'}"

@@ -238,7 +238,7 @@ def decide(state: JoinState, event: Event) -> Step:
 # -- machines come and go ---------------------------------------------------------------------------------------------
 
 
-def _offered(state: JoinState, event: Offered) -> Step:
+def _on_offered(state: JoinState, event: Offered) -> Step:
     """Add a machine that offers itself, and begin once all are there; refuse or drop one that does not fit.
 
     Its earlier connection is dropped.
@@ -262,18 +262,18 @@ def _offered(state: JoinState, event: Offered) -> Step:
         return state, (Refuse(event.connection, join_offers.index_taken(offer, twin.offer)),)
     since = event.now if state.since is None else state.since
     state = state._replace(members=(*left, JoinedNode(event.connection, offer)), since=since)
-    state, actions = _gathered(state)
+    state, actions = _begin_if_complete(state)
     return state, (*(Drop(member.connection) for member in same), *actions)
 
 
-def _gathered(state: JoinState) -> Step:
+def _begin_if_complete(state: JoinState) -> Step:
     """Assign numbers and order the probes if all machines are there; else only report which are missing."""
     if state.elastic is not None or len(state.members) < state.own.nnodes:
         return state, (Wait(len(state.members), missing(state)),)
-    return _number(state._replace(members=join_offers.ordered(state.members)))
+    return _number_machines(state._replace(members=join_offers.ordered(state.members)))
 
 
-def _number(state: JoinState) -> Step:
+def _number_machines(state: JoinState) -> Step:
     """Assign numbers to the machines, which are all there, and order the probes."""
     number = Number(tuple(member.connection for member in state.members))
     state, order = _order(state, "probing")
@@ -296,21 +296,21 @@ def _refuse_late(state: JoinState, event: Offered) -> Tuple[Action, ...]:
     return (Refuse(event.connection, UsageError(what, fix)),)
 
 
-def _gone(state: JoinState, event: Gone) -> Step:
+def _on_gone(state: JoinState, event: Gone) -> Step:
     """Leave out a machine whose connection has ended: gather again, or end a job that is not elastic after the gathering."""
     member = _member(state, event.connection)
     if member is None:
         return state._replace(standby=tuple(one for one in state.standby if one.connection != event.connection)), ()
     if state.phase == "gathering":
-        return _without(state, event.connection)
+        return _remove_and_wait(state, event.connection)
     if state.elastic is not None:
         return _gather_again(state, {event.connection: event.why})
     what = f"{member.offer.name} was lost before the job started: {event.why}"
     return _abort(state, NodeLost(what, "see what ended it there, and start the job again"))
 
 
-def _left(state: JoinState, event: Left) -> Step:
-    """Leave out a machine that leaves, as _gone() does for one whose connection has ended.
+def _on_left(state: JoinState, event: Left) -> Step:
+    """Leave out a machine that leaves, as _on_gone() does for one whose connection has ended.
 
     While machines gather, one that an engine has started ends the joining of a job that is not elastic.
     """
@@ -319,10 +319,10 @@ def _left(state: JoinState, event: Left) -> Step:
     if state.elastic is not None and state.phase != "gathering":
         return _gather_again(state, {event.connection: event.error.what})
     alone = state.phase == "gathering" and (state.elastic is not None or not state.names)
-    return _without(state, event.connection) if alone else _abort(state, event.error)
+    return _remove_and_wait(state, event.connection) if alone else _abort(state, event.error)
 
 
-def _without(state: JoinState, connection: int) -> Step:
+def _remove_and_wait(state: JoinState, connection: int) -> Step:
     """Remove a machine while machines gather, and report which are missing."""
     state = state._replace(members=tuple(one for one in state.members if one.connection != connection))
     return state, (Wait(len(state.members), missing(state)),)
@@ -333,12 +333,12 @@ def _member(state: JoinState, connection: int) -> Optional[JoinedNode]:
     return next((member for member in state.members if member.connection == connection), None)
 
 
-def _tick(state: JoinState, event: Tick) -> Step:
+def _on_tick(state: JoinState, event: Tick) -> Step:
     """Check the time: of answers to an order, of the gathering of an epoch, or JOIN_TIMEOUT."""
     if state.phase in _QUICK:
         return _check_answers(state, event.now)
     if state.phase == "gathering" and state.elastic is not None:
-        return _may_begin(state, state.elastic, event.now)
+        return _begin_if_ready(state, state.elastic, event.now)
     if state.phase != "gathering" or state.since is None or event.now - state.since < state.timeout:
         return state, ()
     lacking = missing(state)
@@ -362,7 +362,7 @@ def _check_answers(state: JoinState, now: float) -> Step:
     return _abort(state, NodeLost(what, "see whether its devices and the file system of ROOT_DIR answer there"))
 
 
-def _may_begin(state: JoinState, elastic: Gathering, now: float) -> Step:
+def _begin_if_ready(state: JoinState, elastic: Gathering, now: float) -> Step:
     """Begin the epoch if enough machines are there, and end the joining if that takes too long or there is no plan for them."""
     numbered = join_offers.with_numbers(state.members, elastic.numbers)
     present = list(numbered)
@@ -385,7 +385,7 @@ def _may_begin(state: JoinState, elastic: Gathering, now: float) -> Step:
         members=tuple(numbered[number] for number in chosen),
         standby=tuple(member for number, member in numbered.items() if number not in chosen),
     )
-    return _number(state)
+    return _number_machines(state)
 
 
 def _gather_again(state: JoinState, gone: Mapping[int, str]) -> Step:
@@ -405,22 +405,22 @@ def _order(state: JoinState, phase: str) -> Tuple[JoinState, Action]:
     return state, Order(_ORDERS[phase], state.round)
 
 
-def _done(state: JoinState, event: Done) -> Step:
+def _on_done(state: JoinState, event: Done) -> Step:
     """Note that a machine has done the order of this round; ignore other answers."""
     if event.round != state.round or _member(state, event.connection) is None or event.connection in state.answered:
         return state, ()
-    return _answered(state._replace(answered=(*state.answered, event.connection)))
+    return _continue_if_answered(state._replace(answered=(*state.answered, event.connection)))
 
 
-def _failed(state: JoinState, event: Failed) -> Step:
+def _on_failed(state: JoinState, event: Failed) -> Step:
     """Note that a machine has failed at the order of this round; ignore other answers."""
     if event.round != state.round or _member(state, event.connection) is None or event.connection in state.answered:
         return state, ()
     failures = (*state.failures, (event.connection, event.error))
-    return _answered(state._replace(answered=(*state.answered, event.connection), failures=failures))
+    return _continue_if_answered(state._replace(answered=(*state.answered, event.connection), failures=failures))
 
 
-def _answered(state: JoinState) -> Step:
+def _continue_if_answered(state: JoinState) -> Step:
     """Begin the next phase if the last machine has answered, or handle the failures."""
     asked = {member.connection for member in state.members}
     if not asked <= _done_with(state):
@@ -456,7 +456,7 @@ def _handle_failures(state: JoinState) -> Step:
 
     An elastic job goes on without the machines that failed, unless the coordinator's did.
     """
-    error = as_one([_of_node(state, connection, error) for connection, error in state.failures])
+    error = as_one([_with_node_name(state, connection, error) for connection, error in state.failures])
     assert error is not None
     failed = frozenset(connection for connection, _ in state.failures)
     if state.elastic is not None and COORDINATOR not in failed and state.phase != "leading":
@@ -474,15 +474,17 @@ def _without_failed(state: JoinState) -> Step:
     """
     errors = {connection: error for connection, error in state.failures if not only(error, PortInUse)}
     if state.elastic is not None and state.elastic.first and len(state.members) - len(errors) < state.elastic.minimum:
-        error = as_one([_of_node(state, connection, error) for connection, error in state.failures])
+        error = as_one([_with_node_name(state, connection, error) for connection, error in state.failures])
         assert error is not None
         return _abort(state, error)
-    refused = tuple(Refuse(connection, _of_node(state, connection, error)) for connection, error in errors.items())
+    refused = tuple(
+        Refuse(connection, _with_node_name(state, connection, error)) for connection, error in errors.items()
+    )
     state, actions = _gather_again(state, {connection: error.what for connection, error in errors.items()})
     return state, (*refused, *actions)
 
 
-def _of_node(state: JoinState, connection: int, error: ClustertoolError) -> ClustertoolError:
+def _with_node_name(state: JoinState, connection: int, error: ClustertoolError) -> ClustertoolError:
     """Return the error with the name of its machine, unless it has one."""
     member = _member(state, connection)
     if error.node or member is None or isinstance(error, Several):
@@ -492,7 +494,7 @@ def _of_node(state: JoinState, connection: int, error: ClustertoolError) -> Clus
     return named
 
 
-def _planned(state: JoinState, event: Planned) -> Step:
+def _on_planned(state: JoinState, event: Planned) -> Step:
     """Order the placing, or first the relays, once there is a plan; wait if the workspace is still to come.
 
     An error ends the joining, or leaves out the machines of an elastic job that it is about, or waits for others.
@@ -511,7 +513,7 @@ def _planned(state: JoinState, event: Planned) -> Step:
     return state, (order,)
 
 
-def _interrupted(state: JoinState, event: Signalled) -> Step:
+def _on_signalled(state: JoinState, event: Signalled) -> Step:
     return _abort(state, event.error)
 
 
@@ -521,12 +523,12 @@ def _abort(state: JoinState, error: ClustertoolError) -> Step:
 
 
 _TABLE: Dict[type, Callable[..., Step]] = {
-    Offered: _offered,
-    Gone: _gone,
-    Left: _left,
-    Done: _done,
-    Failed: _failed,
-    Planned: _planned,
-    Signalled: _interrupted,
-    Tick: _tick,
+    Offered: _on_offered,
+    Gone: _on_gone,
+    Left: _on_left,
+    Done: _on_done,
+    Failed: _on_failed,
+    Planned: _on_planned,
+    Signalled: _on_signalled,
+    Tick: _on_tick,
 }

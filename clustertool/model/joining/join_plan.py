@@ -123,13 +123,13 @@ def plan_of(join: JoinFile, cluster: Cluster, arrivals: Sequence[Arrival], facts
     wrong = [PreflightError(one.text, one.fix, names[one.node]) for one in errors(findings)]
     raise_all([*wrong, *_without_secrets(cluster, arrivals, names)])
     listing = join.listing or sorted({path for fact in facts.values() for path in fact.listing})
-    made = plan(cluster, _with_pulled(join.job), facts, join.identity, listing, join.passed + _hidden(join))
-    nodes = tuple(_in_its_folder(node, arrivals[node.host.index].own) for node in made.nodes)
+    made = plan(cluster, _with_pulled(join.job), facts, join.identity, listing, join.passed + _masked_secrets(join))
+    nodes = tuple(_with_own_folder(node, arrivals[node.host.index].own) for node in made.nodes)
     warnings = (
         *made.warnings,
         *_warnings(findings, names),
-        *_other_workspaces(arrivals, names),
-        *_other_commands(arrivals, names),
+        *_warn_of_workspaces(arrivals, names),
+        *_warn_of_commands(arrivals, names),
     )
     return replace(made, nodes=nodes, warnings=warnings)
 
@@ -218,7 +218,7 @@ def unplanned_spec(join: JoinFile, root: str, hostname: str) -> Spec:
     return cast("Spec", spec)
 
 
-def _hidden(join: JoinFile) -> Tuple[Tuple[str, str], ...]:
+def _masked_secrets(join: JoinFile) -> Tuple[Tuple[str, str], ...]:
     """List the names of SECRETS for ranks, with a mask for each value: each machine has the values itself."""
     return tuple((name, HIDDEN) for name in join.job.elastic.server.of_ranks(join.cluster.secrets))
 
@@ -236,7 +236,7 @@ def _without_secrets(cluster: Cluster, arrivals: Sequence[Arrival], names: Seque
     ]
 
 
-def _in_its_folder(node: PlannedNode, own: OwnSettings) -> PlannedNode:
+def _with_own_folder(node: PlannedNode, own: OwnSettings) -> PlannedNode:
     """Set the working directory of a machine to which the workspace is not sent."""
     return replace(node, work_dir=posixpath.normpath(own.folder)) if own.folder else node
 
@@ -250,7 +250,7 @@ def _warnings(findings: Sequence[Finding], names: Sequence[str]) -> List[str]:
     return [f"{some(named)}: {text}" for text, named in nodes.items()]
 
 
-def _other_workspaces(arrivals: Sequence[Arrival], names: Sequence[str]) -> List[str]:
+def _warn_of_workspaces(arrivals: Sequence[Arrival], names: Sequence[str]) -> List[str]:
     """Warn of machines whose files are not those of the coordinator. "": not computed."""
     digests: Mapping[int, str] = {node: one.own.workspace_digest for node, one in enumerate(arrivals)}
     other = [names[node] for node, digest in digests.items() if digest and digests[0] and digest != digests[0]]
@@ -259,7 +259,7 @@ def _other_workspaces(arrivals: Sequence[Arrival], names: Sequence[str]) -> List
     return [f"the files in the folder of {', '.join(other)} differ from those on {names[0]}: is one of them outdated?"]
 
 
-def _other_commands(arrivals: Sequence[Arrival], names: Sequence[str]) -> List[str]:
+def _warn_of_commands(arrivals: Sequence[Arrival], names: Sequence[str]) -> List[str]:
     """Warn of machines on which another command was typed than on the coordinator, whose command runs. "": not known."""
     first = arrivals[0].own.command
     other = {names[node]: one.own.command for node, one in enumerate(arrivals) if one.own.command not in ("", first)}

@@ -65,10 +65,10 @@ def usable(host: Host, job: JobSpec, facts: Facts, kind: str, job_id: str) -> Tu
     if not job.auto_devices:
         return found
     taken = busy(facts, job_id)
-    return tuple(device for device in found if device not in taken)[: _asked(host, job)]
+    return tuple(device for device in found if device not in taken)[: _trainers_asked(host, job)]
 
 
-def _asked(host: Host, job: JobSpec) -> Optional[int]:
+def _trainers_asked(host: Host, job: JobSpec) -> Optional[int]:
     """Count the trainers, and so devices with --devices auto, that were asked for on a host; None for all that is free."""
     asked = (job.nproc, job.trainer.per_node, host.count("trainer"), host.nproc) if job.mode != "ps-heter" else ()
     return next((number for number in asked if number is not None), None)
@@ -85,12 +85,12 @@ def require_free(
     for host in cluster.hosts:
         fact, kind = facts[host.index], kinds[host.index]
         taken = busy(fact, job_id)
-        takers = [seat for seat in seats if seat.node == host.index and _takes(job, seat, kind)]
+        takers = [seat for seat in seats if seat.node == host.index and _gets_devices(job, seat, kind)]
         own = {device for seat in takers for device in seat.devices}
         if kind == "cpu" or not taken or not takers:
             continue
-        if job.auto_devices and len(own) < (_asked(host, job) or 1):
-            what = f"{len(own)} of {_asked(host, job) or len(fact.devices)} devices are free: {in_use(kind, taken)}"
+        if job.auto_devices and len(own) < (_trainers_asked(host, job) or 1):
+            what = f"{len(own)} of {_trainers_asked(host, job) or len(fact.devices)} devices are free: {in_use(kind, taken)}"
             errors.append(DeviceInUse(what, AUTO_FIX, host.name))
         elif own & set(taken):
             locked = {device: user for device, user in taken.items() if device in own}
@@ -109,11 +109,11 @@ def require(cluster: Cluster, job: JobSpec, facts: ByNode, kinds: Sequence[str])
             fix = "leave --devices auto out; --nproc-per-node sets the number of trainers"
             raise_all([PreflightError("the node has no devices", fix, host.name) for host in bare])
         origin = f"{cluster.shell_devices} of this shell" if cluster.shell_devices else "devices in HOSTS"
-        checked = [_absent(host, job, facts[host.index], kinds[host.index], origin) for host in cluster.hosts]
+        checked = [_error_of_missing(host, job, facts[host.index], kinds[host.index], origin) for host in cluster.hosts]
         raise_all([error for error in checked if error])
 
 
-def _absent(host: Host, job: JobSpec, facts: Facts, kind: str, origin: str) -> Optional[PreflightError]:
+def _error_of_missing(host: Host, job: JobSpec, facts: Facts, kind: str, origin: str) -> Optional[PreflightError]:
     """Create the error for ids that do not exist on a host. None if all exist, or if the devices were not read.
 
     HOSTS' ids on a node without devices may count its slots. origin: where the devices of hosts come from.
@@ -217,7 +217,7 @@ def unequal_warnings(
 
     A host with devices or slots of its own in HOSTS or a hostfile may have any.
     """
-    given: Dict[int, List[int]] = {seat.node: [] for seat in seats if _takes(job, seat, kinds[seat.node])}
+    given: Dict[int, List[int]] = {seat.node: [] for seat in seats if _gets_devices(job, seat, kinds[seat.node])}
     given.update({node: ids for node, ids in of_nodes(seats, kinds).items() if node in given})
     named = all(len(facts[node].device_models) == len(facts[node].devices) for node, ids in given.items() if ids)
     texts: Dict[str, str] = {}
@@ -254,19 +254,19 @@ def deal(seats: Sequence[Seat], job: JobSpec, cards: Cards, kinds: Sequence[str]
     Trainers divide a node's cards evenly, or share them in turn if there are fewer. With parameter servers each gets one card,
     in turn, as from Paddle's launcher: Paddle reads FLAGS_selected_gpus of trainers and heter trainers there as one number.
     """
-    number = Counter(seat.node for seat in seats if _takes(job, seat, kinds[seat.node]))
+    number = Counter(seat.node for seat in seats if _gets_devices(job, seat, kinds[seat.node]))
     turn: Dict[int, int] = {}
     dealt: List[Seat] = []
     for seat in seats:
         own: Tuple[int, ...] = ()
-        if cards[seat.node] and _takes(job, seat, kinds[seat.node]):
+        if cards[seat.node] and _gets_devices(job, seat, kinds[seat.node]):
             at = turn[seat.node] = turn.get(seat.node, -1) + 1
             own = _share(cards[seat.node], number[seat.node], at, one=job.has_pservers)
         dealt.append(replace(seat, devices=own))
     return tuple(dealt)
 
 
-def _takes(job: JobSpec, seat: Seat, kind: str) -> bool:
+def _gets_devices(job: JobSpec, seat: Seat, kind: str) -> bool:
     """Check whether a seat gets devices: a trainer, or in mode ps-heter a heter trainer for the node's kind."""
     if job.mode == "ps-heter":
         return seat.role == "heter" and heter_type(job, seat, kind) == _HETER.get(kind)

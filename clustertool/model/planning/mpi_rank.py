@@ -61,12 +61,12 @@ def mpi_rank_environment(environ: Mapping[str, str], options: RankOptions) -> Di
         raise UsageError(f"{place.launcher} states the rank, but not the number of ranks", fix)
     name = "-".join(["mpi", *filter(None, [environ.get("PMIX_NAMESPACE")])])
     by_torch = options.hosts is None
-    computed = _of_torch(place, options, name) if by_torch else _of_hosts(place, environ, options, name)
+    computed = _for_torch(place, options, name) if by_torch else _by_hostfile(place, environ, options, name)
     ours = {name: value for name, value in computed.items() if not name.startswith(_OF_MPI)}
-    return laid_over(environ, ours, options, _kept)
+    return laid_over(environ, ours, options, _stays)
 
 
-def _kept(name: str) -> bool:
+def _stays(name: str) -> bool:
     """Check whether a variable of this process stays: the launcher's own, and those that belong to no launcher or task.
 
     mpirun uses one task for all ranks of a node.
@@ -74,11 +74,11 @@ def _kept(name: str) -> bool:
     return name.startswith(_OF_MPI) or not (of_launcher(name) or of_task(name))
 
 
-def _of_hosts(place: RankVariables, environ: Mapping[str, str], options: RankOptions, name: str) -> Env:
+def _by_hostfile(place: RankVariables, environ: Mapping[str, str], options: RankOptions, name: str) -> Env:
     """Compute a rank's variables by the hostfile: of a job with pservers if numbers are given, else of a collective one."""
     layout = _layout(place, options.hosts or "")
     if options.server_num or options.worker_num:
-        return _of_roles(layout, options, name)
+        return _with_pservers(layout, options, name)
     return collective_rank(layout.hosts, options, name, place.rank, layout.local_rank, environ)
 
 
@@ -86,7 +86,7 @@ def _layout(place: RankVariables, text: str) -> _Layout:
     """Find the place of this rank in the hostfile. Raises UsageError where the launcher's variables contradict it."""
     listed = hosts_of(read_hostfile(text, "--hosts"), "--hosts")
     named = [replace(host, name=host.address or host.host, host=host.address or host.host) for host in listed]
-    hosts = _filled(named, place.size or 0)
+    hosts = _distribute_ranks(named, place.size or 0)
     starts = list(itertools.accumulate((host.nproc or 0 for host in hosts), initial=0))
     node = next(node for node, end in enumerate(starts[1:]) if place.rank < end)
     local_rank, size = place.rank - starts[node], hosts[node].nproc or 0
@@ -96,7 +96,7 @@ def _layout(place: RankVariables, text: str) -> _Layout:
     return _Layout(hosts, node, local_rank)
 
 
-def _filled(hosts: Sequence[Host], size: int) -> Tuple[Host, ...]:
+def _distribute_ranks(hosts: Sequence[Host], size: int) -> Tuple[Host, ...]:
     """Distribute `size` ranks over the hosts in order, and return those that have ranks, with their numbers.
 
     Raises UsageError.
@@ -109,7 +109,7 @@ def _filled(hosts: Sequence[Host], size: int) -> Tuple[Host, ...]:
         raise UsageError(what, _ORDER) from None
 
 
-def _of_roles(layout: _Layout, options: RankOptions, name: str) -> Env:
+def _with_pservers(layout: _Layout, options: RankOptions, name: str) -> Env:
     """Compute the variables of a job with pservers: on each node, the first ranks are the pservers and the others the trainers.
 
     Where a node has as many ranks as trainers, all of them are trainers, and something else has started the pservers: the start
@@ -134,17 +134,17 @@ def _of_roles(layout: _Layout, options: RankOptions, name: str) -> Env:
         return replace(seat, port=first + seat.local_rank + (servers if seat.role == "trainer" else 0))
 
     table = job_on(layout.hosts, job, first, name, placed)
-    return variables(table, _seat(table, layout, 0 if here == {trainers} else servers))
+    return variables(table, _own_seat(table, layout, 0 if here == {trainers} else servers))
 
 
-def _seat(table: Table, layout: _Layout, servers: int) -> Seat:
+def _own_seat(table: Table, layout: _Layout, servers: int) -> Seat:
     """Find the seat of this rank. servers: how many ranks of each node are pservers."""
     role = "pserver" if layout.local_rank < servers else "trainer"
     local = layout.local_rank - (servers if role == "trainer" else 0)
     return next(one for one in table.roles[role] if (one.node, one.local_rank) == (layout.node, local))
 
 
-def _of_torch(place: RankVariables, options: RankOptions, name: str) -> Env:
+def _for_torch(place: RankVariables, options: RankOptions, name: str) -> Env:
     """Compute torchrun's variables from those of the launcher, and --master. Raises UsageError.
 
     The number of the node is known only where all nodes have the same number of consecutive ranks.

@@ -46,7 +46,7 @@ def assign(
     locals_: Counter[Tuple[str, int]] = Counter()
     for name, stage, role in _groups(job):
         if role.endpoints:
-            places = _listed(name, role.endpoints, hosts, facts)
+            places = _places_of(name, role.endpoints, hosts, facts)
         else:
             counts = [_count(name, role, host, job, devices[host.index], facts) for host in hosts]
             places = [(node, 0) for node, count in enumerate(counts) for _ in range(count)]
@@ -89,7 +89,7 @@ def _count_by_devices(what: str, host: Host, devices: Tuple[int, ...], facts: Fa
     return len(devices)
 
 
-def _listed(role: str, endpoints: Sequence[str], hosts: Sequence[Host], facts: ByNode) -> List[Place]:
+def _places_of(role: str, endpoints: Sequence[str], hosts: Sequence[Host], facts: ByNode) -> List[Place]:
     """Find the places of listed endpoints; the rank is the position in the list. Raises UsageError.
 
     An address is compared whole, so 10.0.0.1 never takes 10.0.0.11's place.

@@ -117,9 +117,9 @@ class Decoder:
         if self._into is None:
             return []
         self._into.took(size)
-        return self._whole(self._into)
+        return self._complete_frame(self._into)
 
-    def _whole(self, sink: Sink) -> List[Frame]:
+    def _complete_frame(self, sink: Sink) -> List[Frame]:
         """Return the frame of this sink if all of its payload has arrived, else []."""
         self._into = sink if sink.left else None
         return [] if sink.left else [(self._header, b"")]
@@ -131,7 +131,7 @@ class Decoder:
             part = memoryview(data)[: self._into.left]
             self._into.write(part)
             data = data[len(part) :]
-            frames = self._whole(self._into)
+            frames = self._complete_frame(self._into)
         self._buffer += data
         at = 0
         view = memoryview(self._buffer)
@@ -152,7 +152,7 @@ class Decoder:
                     continue
                 sink, self._header = self._sink(header, body), header
                 sink.write(view[start:at])
-                frames += self._whole(sink)
+                frames += self._complete_frame(sink)
         finally:
             view.release()
         del self._buffer[:at]

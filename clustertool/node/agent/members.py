@@ -80,7 +80,7 @@ def join(agent: Agent, request: JoinRequest) -> JoinAnswer:
             return {"state": "runs already"}
         if not request["again"] and _is_over(record):
             return {"state": "left"}
-        lock = _lock(record.paths.dir)
+        lock = _lock_job(record.paths.dir)
         if lock is None:
             return {"state": "runs already"}
         kept.append(lock)
@@ -105,7 +105,7 @@ def _is_over(record: Record) -> bool:
     return _has_left(record) or (own.ended is not None and own.ended.state is not JobState.LOST)
 
 
-def _lock(job_dir: str) -> Optional[int]:
+def _lock_job(job_dir: str) -> Optional[int]:
     """Lock the job's directory, and return a descriptor, which the process keeps as long as it lives. None: another one has it.
 
     So two commands that start a lost node again at the same time start it once.

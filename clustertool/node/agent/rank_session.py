@@ -153,12 +153,12 @@ def _wait(paths: JobPaths, child: subprocess.Popen[bytes], session: str) -> int:
             if not left and not os.isatty(0) and select.select([0], [], [], 0)[0]:
                 left = True
                 _hang_up(child, session)
-            elif _stops(paths):
+            elif _job_stops(paths):
                 print("\r\nclustertool: the job stops\r", file=sys.stderr)
                 _hang_up(child, session)
 
 
-def _stops(paths: JobPaths) -> bool:
+def _job_stops(paths: JobPaths) -> bool:
     """Check whether the supervisor reports that the job stops, or does not answer."""
     with contextlib.suppress(ClustertoolError):
         answer = supervisor_client.ask(paths, {"type": "status"}, _PATIENCE)

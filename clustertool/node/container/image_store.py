@@ -47,7 +47,7 @@ def pull_image(node: NodeContext, request: ImageRequest) -> ImageAnswer:
     Raises DispatchError; NotFound for the path of a file.
     """
     runtime, program, image = request["runtime"], request["program"], request["image"]
-    with _with_room(program, runtime, node.root):
+    with _room_required(program, runtime, node.root):
         if runtime != APPTAINER:
             run(container_runtimes.pull(program, image))
             return _answer(inspect(program, image))
@@ -73,7 +73,7 @@ def load_image(node: NodeContext, request: LoadImageRequest) -> ImageAnswer:
     _remove_stale(top)
     if kind == container_runtimes.COPY_FILE:
         return _answer(_place_file(store, release, os.path.join(top, release)))
-    with _with_room(program, runtime, node.root, request["bytes"]):
+    with _room_required(program, runtime, node.root, request["bytes"]):
         if kind == container_runtimes.COPY_DIR:
             with _new_folder(top, release) as part:
                 with writing(store):
@@ -238,11 +238,11 @@ def _remove_stale(top: str) -> None:
         path = os.path.join(top, name)
         with contextlib.suppress(OSError):
             age = time.time() - os.lstat(path).st_mtime
-            if name.endswith(".part") and age > (_YOUNG if _unlocked(path) else _STALE):
+            if name.endswith(".part") and age > (_YOUNG if _is_unlocked(path) else _STALE):
                 remove(path)
 
 
-def _unlocked(path: str) -> bool:
+def _is_unlocked(path: str) -> bool:
     """Check that no process has the lock of a folder. False also where there are no locks."""
     with files.closing(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as fd:
         return file_lock.try_lock(fd, fcntl.LOCK_EX)
@@ -285,7 +285,7 @@ def _write_archive(store: Store, release: str, file: BinaryIO) -> None:
 
 
 @contextlib.contextmanager
-def _with_room(program: str, runtime: str, root: str, need: int = 0) -> Iterator[None]:
+def _room_required(program: str, runtime: str, root: str, need: int = 0) -> Iterator[None]:
     """Require `need` bytes where the runtime keeps images; if the disk fills up in the body, add the free ones to the error.
 
     Raises DispatchError.
@@ -293,7 +293,7 @@ def _with_room(program: str, runtime: str, root: str, need: int = 0) -> Iterator
     place = root
     if runtime != APPTAINER:
         place = programs.output(container_runtimes.storage(program, runtime), _QUICK)[1].strip() or root
-    free = _free(place)
+    free = _free_bytes(place)
     fix = f"remove images that are not needed there ({runtime} image prune)"
     if 0 <= free < need:
         raise DispatchError(f"the image needs {human_bytes(need)} in {place}, and {human_bytes(free)} are free", fix)
@@ -301,12 +301,12 @@ def _with_room(program: str, runtime: str, root: str, need: int = 0) -> Iterator
         yield
     except DispatchError as error:
         if "no space" in error.what.lower() or "quota" in error.what.lower():
-            left = f" ({human_bytes(max(0, _free(place)))} are free in {place} now)"
+            left = f" ({human_bytes(max(0, _free_bytes(place)))} are free in {place} now)"
             raise DispatchError(error.what + left, error.fix or fix) from None
         raise
 
 
-def _free(place: str) -> int:
+def _free_bytes(place: str) -> int:
     """Return the free bytes of a disk; -1 if that cannot be known, as of the disk of a daemon on another machine."""
     try:
         found = os.statvfs(place)

@@ -114,7 +114,7 @@ class RankContainer:
         if self.main is None or found is None or found.start != self.main.start or found.state in "ZX":
             return False
         self.cpu = round(found.cpu + found.waited, 2)
-        self.memory = max(self.memory, _peak(self.main.pid))
+        self.memory = max(self.memory, _peak_memory(self.main.pid))
         self.orphaned = found.parent == os.getpid()
         before, self.frozen = self.frozen, found.state in "Tt"
         return before != self.frozen
@@ -132,7 +132,7 @@ def _is_below(pid: int) -> bool:
     return False
 
 
-def _peak(pid: int) -> int:
+def _peak_memory(pid: int) -> int:
     """Return the most bytes of memory that a process had so far, 0 if that is not known."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open(f"/proc/{pid}/status", "rb") as file:

@@ -147,7 +147,7 @@ def read(digest: str, full: bool) -> Dict[str, Any]:
         count = nvml.nvmlDeviceGetCount()
     except sys.modules["pynvml"].NVMLError as error:  # not bound before _load has put it there
         return {"devices": [], "problem": f"NVML: {error}"}
-    found: Dict[str, Any] = {"devices": [_card(nvml, index, full) for index in range(count)], "problem": ""}
+    found: Dict[str, Any] = {"devices": [_read_card(nvml, index, full) for index in range(count)], "problem": ""}
     if full:
         ask = _Asker(nvml)
         cuda = ask(nvml.nvmlSystemGetCudaDriverVersion_v2)
@@ -203,20 +203,20 @@ class _Asker:
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")
 
 
-def _card(nvml: Library, index: int, full: bool) -> Card:
+def _read_card(nvml: Library, index: int, full: bool) -> Card:
     """Read a card by its index, with `full` also its state. problem: the first error."""
     ask = _Asker(nvml)
     handle = ask(nvml.nvmlDeviceGetHandleByIndex, index)
     card: Card = {"index": index}
     if handle is not None:
-        card.update(_now(nvml, ask, handle))
+        card.update(_read_load(nvml, ask, handle))
         if full:
-            card.update(_state(nvml, _Asker(nvml), handle))  # a card that answers the above works
+            card.update(_read_state(nvml, _Asker(nvml), handle))  # a card that answers the above works
     card["problem"] = ask.error
     return card
 
 
-def _now(nvml: Library, ask: _Asker, handle: Handle) -> Card:
+def _read_load(nvml: Library, ask: _Asker, handle: Handle) -> Card:
     """Read what changes from second to second: memory, utilisation, temperature, power and processes."""
     memory = _memory(nvml, ask, handle)
     rates = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
@@ -254,7 +254,7 @@ def _processes(nvml: Library, ask: _Asker, handle: Handle) -> List[Dict[str, Any
     return list(found.values())
 
 
-def _state(nvml: Library, ask: _Asker, handle: Handle) -> Card:
+def _read_state(nvml: Library, ask: _Asker, handle: Handle) -> Card:
     """Read the model, the UUID, limits, throttling, ECC errors and modes of a card."""
     reasons = ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if reasons is None:  # drivers before 535
@@ -271,14 +271,14 @@ def _state(nvml: Library, ask: _Asker, handle: Handle) -> Card:
         "throttle": [reason for bit, reason in _THROTTLES.items() if (reasons or 0) & bit],
         "ecc_corrected": corrected,
         "ecc_uncorrected": uncorrected,
-        "repair": _repair(nvml, ask, handle),
+        "repair": _read_repair(nvml, ask, handle),
         "slowdown": ask(nvml.nvmlDeviceGetTemperatureThreshold, handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
         "compute_mode": _COMPUTE.get(ask(nvml.nvmlDeviceGetComputeMode, handle), ""),
         "persistence": None if persistence is None else bool(persistence),
     }
 
 
-def _repair(nvml: Library, ask: _Asker, handle: Handle) -> Optional[str]:
+def _read_repair(nvml: Library, ask: _Asker, handle: Handle) -> Optional[str]:
     """Return what became of bad memory: "failed", "pending" until the card is reset, "" if there is none, None if not known.
 
     From Ampere on NVIDIA repairs rows of memory, before that pages.

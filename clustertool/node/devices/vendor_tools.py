@@ -35,7 +35,7 @@ def hy(text: str) -> Found:
     for line in text.splitlines():
         match = _SMI_LINE.match(line)
         if match:
-            cards[int(match[1])] = _card(int(match[1]), **_load(match[2], match[3], match[4], match[5]))
+            cards[int(match[1])] = _new_card(int(match[1]), **_parse_load(match[2], match[3], match[4], match[5]))
     for number, used, unit, size in _VRAM.findall(text):
         if int(number) in cards:
             cards[int(number)]["memory_used" if used else "memory_total"] = int(size) * (_MIB if unit == "MiB" else 1)
@@ -50,7 +50,7 @@ def hy(text: str) -> Found:
         for number in on:  # the tool reports one sum for a process on several cards
             if number in cards:
                 cards[number]["processes"].append({"pid": int(pid), "memory": size if len(on) == 1 else None})
-    return _found(cards, _HY_DRIVER.search(text))
+    return _result_of(cards, _HY_DRIVER.search(text))
 
 
 _XPU_FIRST = re.compile(r"\|\s+(\d+)\s+(\S.*?)\s+(?:N/A|On|Off)\s*\|\s*[\dA-Fa-f:.]+\s+\S+\s*\|\s*(\S+)\s*\|")
@@ -69,9 +69,9 @@ def xpu(text: str) -> Found:
     for line in table.splitlines():
         first, second = _XPU_FIRST.match(line), _XPU_SECOND.match(line)
         if first:
-            at = cards[int(first[1])] = _card(int(first[1]), model=first[2], ecc_uncorrected=_read_int(first[3]))
+            at = cards[int(first[1])] = _new_card(int(first[1]), model=first[2], ecc_uncorrected=_read_int(first[3]))
         elif second and at is not None:
-            at.update(_load(second[1], second[2], second[3], second[6]), compute_mode=second[7].lower())
+            at.update(_parse_load(second[1], second[2], second[3], second[6]), compute_mode=second[7].lower())
             at.update(memory_used=int(second[4]) * _MIB, memory_total=int(second[5]) * _MIB)
             at = None
     for line in processes.splitlines():
@@ -79,7 +79,7 @@ def xpu(text: str) -> Found:
         if match and int(match[1]) in cards:
             memory = int(match[3]) * _MIB if match[3] else None
             cards[int(match[1])]["processes"].append({"pid": int(match[2]), "memory": memory})
-    return _found(cards, _XPU_DRIVER.search(text))
+    return _result_of(cards, _XPU_DRIVER.search(text))
 
 
 _NPU_FIRST = re.compile(r"\|\s*(\d+)\s+(\S+)\s*\|\s*(\S+)\s*\|\s*(\S+)\s+(\S+)\s+\d+\s*/ *\d+\s*\|")
@@ -105,7 +105,7 @@ def npu(text: str) -> Found:
         first = _NPU_FIRST.match(line) if second is None else None
         if first:
             board = int(first[1])
-            at = _card(board, model=first[2], power=_read_float(first[4]), temperature=_read_int(first[5]))
+            at = _new_card(board, model=first[2], power=_read_float(first[4]), temperature=_read_int(first[5]))
             at["problem"] = "" if first[3] == "OK" else f"health: {first[3]}"
         elif second and at is not None:
             used, total = (second[6], second[7]) if second[7] and int(second[7]) else (second[4], second[5])
@@ -123,10 +123,10 @@ def npu(text: str) -> Found:
         if match and (int(match[1]), int(match[2])) in by_chip:
             process = {"pid": int(match[3]), "memory": int(match[4]) * _MIB}
             by_chip[int(match[1]), int(match[2])]["processes"].append(process)
-    return _found({card["index"]: card for card in cards}, _NPU_DRIVER.search(text))
+    return _result_of({card["index"]: card for card in cards}, _NPU_DRIVER.search(text))
 
 
-def _found(cards: Dict[int, Card], driver: Optional[Match[str]]) -> Found:
+def _result_of(cards: Dict[int, Card], driver: Optional[Match[str]]) -> Found:
     """Build the result of a parser: the cards by index, with the free memory, and the driver's version."""
     for card in cards.values():
         if card["memory_total"] is not None and card["memory_used"] is not None:
@@ -141,12 +141,12 @@ _UNKNOWN = """memory_total memory_used memory_free utilisation temperature power
 _EMPTY = {"model": "", "uuid": "", "compute_mode": "", "problem": ""}
 
 
-def _card(index: int, **values: Any) -> Card:
+def _new_card(index: int, **values: Any) -> Card:
     """Create a card with these values; others are None, "" or []."""
     return {"index": index, **dict.fromkeys(_UNKNOWN), **_EMPTY, "throttle": [], "processes": [], **values}
 
 
-def _load(temperature: str, power: str, limit: str, utilisation: str) -> Card:
+def _parse_load(temperature: str, power: str, limit: str, utilisation: str) -> Card:
     """Convert texts to temperature, power, its limit, and utilisation; None for what is no number."""
     known = {"temperature": _read_int(temperature), "utilisation": _read_int(utilisation)}
     return {**known, "power": _read_float(power), "power_limit": _read_float(limit)}

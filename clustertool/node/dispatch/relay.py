@@ -172,7 +172,7 @@ class Relay:
             if link in self._links and (fd in ready or link.wire.more):
                 self._read_link(link)
         if self._inventory.saving.over and not self._done:
-            self._saved()
+            self._report_saved()
         self._announce()
         now = time.monotonic()
         if now - self._ticked >= _TICK:
@@ -242,7 +242,7 @@ class Relay:
         sock.setblocking(False)
         code = sock.connect_ex(address)
         link = PeerLink(address, time.monotonic())
-        sink_of = functools.partial(self._begins, link)
+        sink_of = functools.partial(self._sink_of_source, link)
         link.wire = TlsLink(sock, self._client, False, _MAX_HEADER, manifest.MOST, sink_of)
         self._links.append(link)
         if code not in (0, errno.EINPROGRESS):
@@ -307,7 +307,7 @@ class Relay:
         if self._scheduler.lacking or self._done or self._inventory.saving.begun:
             return
         if self._order.get("helper"):
-            self._saved()
+            self._report_saved()
         else:
             self._inventory.finish()
 
@@ -316,7 +316,7 @@ class Relay:
         """Whether all pieces are here, and the release is not on the disk yet."""
         return self._inventory.saving.begun and not self._done
 
-    def _saved(self) -> None:
+    def _report_saved(self) -> None:
         """Report that the relay is done, or the error of the disk."""
         if self._inventory.saving.error is not None:
             return self._fail(self._inventory.saving.error)
@@ -360,17 +360,17 @@ class Relay:
             if link.wire.got > got:
                 self._scheduler.moved(link.source, time.monotonic())
             for header, _ in frames:
-                self._answered(link, link.source, header)
+                self._handle_answer(link, link.source, header)
         except (OSError, FrameError, KeyError, TypeError, ValueError) as error:
             if link in self._links:
                 self._lose_link(link, str(error) or type(error).__name__)
 
-    def _begins(self, link: PeerLink, header: Header, size: int) -> Sink:
+    def _sink_of_source(self, link: PeerLink, header: Header, size: int) -> Sink:
         """Create the destination of a piece that a source sends: its frame follows when all of it is there."""
         link.coming.append(self._sink(int(header["piece"]), size))
         return link.coming[-1]
 
-    def _answered(self, link: PeerLink, source: fetch.Address, header: Header) -> None:
+    def _handle_answer(self, link: PeerLink, source: fetch.Address, header: Header) -> None:
         """Handle a frame of a source: a piece that has come, or the numbers that it has, for the scheduler."""
         if header["type"] == "piece":
             if not link.coming:
@@ -391,7 +391,7 @@ class Relay:
         """
         for header in headers:
             if len(link.owed) < _MOST_OWED:
-                link.owed.append(_wanted(header))
+                link.owed.append(_requested_piece(header))
         while link.owed and link.wire.backlog < _AHEAD:
             number = link.owed.pop(0)
             if number not in self._inventory:
@@ -417,7 +417,7 @@ class Relay:
             link.wire.flush()
 
 
-def _wanted(header: Header) -> int:
+def _requested_piece(header: Header) -> int:
     """Return the number of the piece that a taker requests. Raises ValueError, KeyError for a message that is no request."""
     if header["type"] != "get":
         raise ValueError(f"a message of type {str(header['type'])[:20]!r}")

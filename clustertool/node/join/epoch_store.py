@@ -109,9 +109,9 @@ class StoreMeeting:
     @property
     def _stored(self) -> Optional[StoreRecord]:
         """The record of this job in the store, None if there is none."""
-        return self._own_record(self.view.content)
+        return self._record_of_job(self.view.content)
 
-    def _own_record(self, content: Optional[StoreContent]) -> Optional[StoreRecord]:
+    def _record_of_job(self, content: Optional[StoreContent]) -> Optional[StoreRecord]:
         """Return the record in the content, if it is of this job; else None."""
         record = content.record if content is not None else None
         return record if record is not None and record.job == self._join.identity.token else None
@@ -120,7 +120,7 @@ class StoreMeeting:
     def coordinator(self) -> Optional[MeetingPoint]:
         """Where the coordinator is that is present in the store; None if none is, or if it is this process."""
         content = self.view.content
-        record = self._own_record(content)
+        record = self._record_of_job(content)
         if content is None or record is None or record.over is not None or content.presence in (None, self._sender):
             return None
         there = record.incarnation == content.presence
@@ -393,7 +393,7 @@ class StoreKeeper:
             self._remove_presence()
         content = self._read_content()
         if self.view.standing is Standing.WAIT and self._record is not None:
-            self._attempt(content, self._record)
+            self._continue_campaign(content, self._record)
         elif self.view.standing is Standing.WON and self._record is not None:
             self._coordinate(content, self._record)
         self.view = self.view._replace(problem="")
@@ -451,7 +451,7 @@ class StoreKeeper:
         valid = min(until, self._lease_until, self._written_until) if coordinates else 0.0
         return view._replace(reachable_until=until, valid_until=valid)
 
-    def _attempt(self, content: StoreContent, record: StoreRecord) -> None:
+    def _continue_campaign(self, content: StoreContent, record: StoreRecord) -> None:
         """Write the record and the presence if the rules allow it, read the store again, and set the standing of the campaign.
 
         The next read shows whether that succeeded, also if its answer is lost.

@@ -150,7 +150,7 @@ class EtcdClient:
         problems = []
         for _ in self._servers:
             try:
-                return self._authorized(path, message)
+                return self._call_authorized(path, message)
             except EtcdError as error:
                 if error.final:
                     raise
@@ -159,7 +159,7 @@ class EtcdClient:
             self._servers = [*self._servers[1:], self._servers[0]]
         raise EtcdError("; ".join(problems))
 
-    def _authorized(self, path: str, message: Mapping[str, object]) -> Json:
+    def _call_authorized(self, path: str, message: Mapping[str, object]) -> Json:
         """Send a request to the first server; if it refuses the token, repeat that once with a new one."""
         known = self._token is not None
         try:

@@ -149,7 +149,7 @@ class JoinCoordinator:
         """Decide on the messages and the end of a connection. Close one that sends a message which cannot be read."""
         for message in arrived.messages:
             try:
-                event = self._event(arrived.connection, message)
+                event = self._event_of(arrived.connection, message)
             except _MALFORMED as error:
                 self._members.close(arrived.connection)
                 why = f"it sent a message that cannot be read ({error!r:.100})"
@@ -160,7 +160,7 @@ class JoinCoordinator:
         if arrived.ended:
             self._decide(decisions.Gone(arrived.connection, arrived.ended))
 
-    def _event(self, connection: int, message: Header) -> Optional[decisions.Event]:
+    def _event_of(self, connection: int, message: Header) -> Optional[decisions.Event]:
         """Convert a message to an event, and store the settings, facts and port in it. Raises one of _MALFORMED.
 
         Returns None if nothing is to be decided. An offer for another job is refused here.
@@ -240,7 +240,7 @@ class JoinCoordinator:
             self._order = action.order
             self._node.all_have_joined()
         elif isinstance(action, decisions.Order):
-            self._give(action)
+            self._give_order(action)
         elif isinstance(action, decisions.MakePlan):
             self._decide(self._plan())
         elif isinstance(action, decisions.Coordinate):
@@ -267,7 +267,7 @@ class JoinCoordinator:
         where = endpoint(join.coordinator.host, self._port)
         self._report.waiting(present, wanted, missing, where, join.names)
 
-    def _give(self, action: decisions.Order) -> None:
+    def _give_order(self, action: decisions.Order) -> None:
         """Send an order to each other machine, and begin it, or do it, here."""
         self._asked_at = now = time.time()
         if action.kind in ("probe", "launch", "undo"):

@@ -98,7 +98,7 @@ class Joiner:
         """
         now = self._clock.turn()
         for request in self._signals.turn():
-            self._end(request)
+            self._handle_signal(request)
         result = self._node.turn(ready)
         if result is not None:
             self._answer(result)
@@ -109,7 +109,7 @@ class Joiner:
         if record is not None and record.released:
             self._release(record)
             return
-        if self._node.store is not None and not self._accepted and self._meet(self._node.store, now):
+        if self._node.store is not None and not self._accepted and self._search_in_store(self._node.store, now):
             return
         self._doubt.turn()
         if self._wire is None:
@@ -120,11 +120,11 @@ class Joiner:
                 if self._result is None:
                     self._obey(message)
         except ConnectionError as error:
-            self._connection_failed(now, *_why(error))
+            self._connection_failed(now, *_describe_failure(error))
         except _MALFORMED as error:
             self._connection_failed(now, f"the coordinator sent a message that cannot be read ({error!r:.100})")
 
-    def _meet(self, store: StoreMeeting, now: float) -> bool:
+    def _search_in_store(self, store: StoreMeeting, now: float) -> bool:
         """Search the coordinator in the store, or campaign there; return True if no connection is to be opened now.
 
         Then this member has won the epoch, which ends run(), or the job has ended, or the store is not reached. Raises NodeLost
@@ -132,7 +132,7 @@ class Joiner:
         """
         code, found = store.over, store.coordinator
         if code is not None:
-            self._over(Outcome(state_of(code), code, "job", _ENDED))
+            self._end_with_outcome(Outcome(state_of(code), code, "job", _ENDED))
             return True
         if found is not None and found != self._join.coordinator:
             self._close()
@@ -210,7 +210,7 @@ class Joiner:
             self._wire.close()
             self._wire = None
 
-    def _end(self, request: EndRequest) -> None:
+    def _handle_signal(self, request: EndRequest) -> None:
         """Report a signal that ends this process to the coordinator, and raise its error, or leave the coordinator to decide.
 
         The coordinator decides where the job is placed here: it ends the job, or the job has just begun, and is stopped then.
@@ -270,7 +270,7 @@ class Joiner:
             self._signals.close()
             self._result = self._node.run(self._signal)
         elif kind == "over":
-            self._over(read(Outcome, message["outcome"]))
+            self._end_with_outcome(read(Outcome, message["outcome"]))
         elif kind in ("abort", "refused"):
             raise read_errors(message["errors"])
 
@@ -287,9 +287,9 @@ class Joiner:
         self._send_leaving(Terminated(f"{self._node.name} leaves: {record.released}"))
         self._node.undo()
         record.record("left", why=record.released)
-        self._over(Outcome(JobState.STOPPED, record.code, "tool", record.released))
+        self._end_with_outcome(Outcome(JobState.STOPPED, record.code, "tool", record.released))
 
-    def _over(self, outcome: Outcome) -> None:
+    def _end_with_outcome(self, outcome: Outcome) -> None:
         """Report and record the outcome, and end run() with its code: the job has ended, or goes on without this machine."""
         self._close()
         self._report.ended(outcome)
@@ -328,7 +328,7 @@ class Joiner:
         self._wire.flush()
 
 
-def _why(error: ConnectionError) -> Tuple[str, bool]:
+def _describe_failure(error: ConnectionError) -> Tuple[str, bool]:
     """Return the text of a connection's error, and whether TLS failed."""
     _, text = cause(error)
     return text or _CLOSED, tls_failed(error)

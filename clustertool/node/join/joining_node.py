@@ -305,7 +305,7 @@ class JoiningNode:
             self.report.epoch_ended(outcome)
             return outcome.code
         self.report.ended(outcome)
-        silent = supervisor.link.silent or (supervisor.coordinates and self._absent(self.spec))
+        silent = supervisor.link.silent or (supervisor.coordinates and self._has_absent_member(self.spec))
         if supervisor.coordinates or silent:
             self.leave_allocation(End(supervisor.coordinates, silent, outcome.state is JobState.LOST))
         self.comes_back = self.join.of_engine.keep_bundle and self.allocation.comes_back(outcome)
@@ -313,7 +313,7 @@ class JoiningNode:
             self.remove_bundle()
         return outcome.code
 
-    def _absent(self, spec: Spec) -> bool:
+    def _has_absent_member(self, spec: Spec) -> bool:
         """Check whether a lost member was not in the last epoch: the engine may wait for its node."""
         return bool(self.lost) and not self.lost <= frozenset(spec["shape"]["nodes"])
 

@@ -70,7 +70,7 @@ class SlurmAllocation(Allocation):
 
     def turn(self) -> Optional[Outcome]:
         """Return the outcome once scontrol has answered, or is late; None before that, and without ask()."""
-        if not self._by or not self._finished():
+        if not self._by or not self._read_answer():
             return None
         by, self._by = self._by, ""
         text = self._answer.decode(errors="replace")
@@ -118,7 +118,7 @@ class SlurmAllocation(Allocation):
         code, out, err = programs.output(argv, _PATIENCE, env=self._environ)
         return "" if code == 0 else f"{' '.join(argv)}: {(err or out).strip() or f'exit code {code}'}"
 
-    def _finished(self) -> bool:
+    def _read_answer(self) -> bool:
         """Read scontrol's output; return True if it is complete, or scontrol is late. Then its processes are killed.
 
         A supervisor's loop reaps it.
@@ -132,13 +132,13 @@ class SlurmAllocation(Allocation):
                 self._answer += data
                 if not data:
                     break
-            return self._end(child)
+            return self._end_child(child)
         if time.monotonic() < self._late_at:
             return False
         self._why = f"it did not answer within {_PATIENCE:g} s"
-        return self._end(child)
+        return self._end_child(child)
 
-    def _end(self, child: subprocess.Popen[bytes]) -> bool:
+    def _end_child(self, child: subprocess.Popen[bytes]) -> bool:
         """Kill scontrol's process group and close its output. Returns True."""
         assert child.stdout is not None
         with contextlib.suppress(ProcessLookupError):

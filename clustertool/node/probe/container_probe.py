@@ -54,7 +54,7 @@ def read_runtime(node: NodeContext, wanted: ContainerWanted) -> ContainerAnswer:
         "size": -1,
         "store": found.store,
         "store_free": -1,
-        "gpu": _gpu(found) if wanted["gpu"] else "",
+        "gpu": _gpu_access(found) if wanted["gpu"] else "",
         "process_limit": found.process_limit,
         "uid": os.getuid(),
         "groups": list(dict.fromkeys((os.getgid(), *os.getgroups()))),
@@ -64,7 +64,7 @@ def read_runtime(node: NodeContext, wanted: ContainerWanted) -> ContainerAnswer:
         answer["problem"] = answer["fix"] = ""
         image = _image(name, program, wanted["image"])
         answer.update(image._asdict())
-        answer["store_free"] = _free(found.store or users.home() or "/")
+        answer["store_free"] = _free_bytes(found.store or users.home() or "/")
     return answer
 
 
@@ -130,7 +130,7 @@ def _is_missing(path: str) -> bool:
     return False
 
 
-def _free(path: str) -> int:
+def _free_bytes(path: str) -> int:
     """Return the free bytes of a folder, or of the nearest one above it that this user can reach; -1 if only / is left."""
     while path != "/":
         with contextlib.suppress(OSError):
@@ -140,7 +140,7 @@ def _free(path: str) -> int:
     return -1
 
 
-def _gpu(found: Runtime) -> str:
+def _gpu_access(found: Runtime) -> str:
     """Determine how NVIDIA's GPUs get into a container here: CDI, HOOK, or "" if they do not."""
     if any(_names_gpus(path) for folder in _SPECIFICATIONS for path in glob.glob(f"{folder}/*")):
         return CDI

@@ -154,14 +154,14 @@ class _Listener:
         """Read data of a peer, and close its connection if it is done or has failed."""
         try:
             data = peer.sock.recv(_CHUNK if peer.kind == _BULK else 64)
-            if not self._take(peer, data):
+            if not self._take_data(peer, data):
                 self._drop(peer)
         except BlockingIOError:
             return
         except OSError:
             self._drop(peer)
 
-    def _take(self, peer: _TestPeer, data: bytes) -> bool:
+    def _take_data(self, peer: _TestPeer, data: bytes) -> bool:
         """Check the token of a peer and answer with the node, or count the bytes of a bandwidth test.
 
         False: the connection is done. A client that only asks for the name closes first, and so gets the TIME_WAIT.
@@ -251,7 +251,7 @@ class _Tries:
     def _step(self, call: _Call) -> None:
         """Continue a try whose socket is ready, and end it once it has a result."""
         try:
-            result = self._connected(call) if call.rtt < 0 else self._answered(call)
+            result = self._finish_connection(call) if call.rtt < 0 else self._read_answer(call)
         except BlockingIOError:
             return
         except OSError as error:
@@ -259,7 +259,7 @@ class _Tries:
         if result:
             self._end(call, result)
 
-    def _connected(self, call: _Call) -> str:
+    def _finish_connection(self, call: _Call) -> str:
         """Send the token on a connection, and measure its round trip. Returns why it could not connect, "" if it did."""
         code = call.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if not code:
@@ -269,7 +269,7 @@ class _Tries:
             call.sock.sendall(self._token + _NAME)
         return _why(code) if code else ""
 
-    def _answered(self, call: _Call) -> str:
+    def _read_answer(self, call: _Call) -> str:
         """Read an answer, and return the result with which it ends, "" while it continues."""
         data = call.sock.recv(64)
         call.received += data

@@ -31,7 +31,7 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
     began = time.monotonic()
     problems: List[Problem] = []
     root = files.resolve(request["root_dir"])
-    existing = _existing(root)
+    existing = _nearest_folder(root)
     _check_root(root, existing, problems)
     address, nic = _choose_address(request, problems)
     _find_foreign(address, problems)
@@ -62,7 +62,7 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
         "netns": os.readlink("/proc/self/ns/net"),
         "root": root,
         "root_id": _directory_id(existing, root, shared),
-        "root_hint": _hint(existing, root),
+        "root_hint": _hint_of(existing, root),
         "home": users.home() or "/",
         "user": users.name_of(os.getuid()),
         "python": sys.version.split()[0],
@@ -87,7 +87,7 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
         answer["job_python"] = programs.python3(folders)
     if allocated is not None:
         answer["allocated"] = allocated
-    answer.update(_condition(existing, nic))
+    answer.update(_read_condition(existing, nic))
     if request.get("job_workspace"):
         answer.update(_workspace(request["job_workspace"], request.get("listing", True), problems))
     if request.get("mpi"):
@@ -107,7 +107,7 @@ def _cpus(engine: str) -> int:
     return min(usable, cpus_of_task(os.environ) or usable) if engine else usable
 
 
-def _existing(path: str) -> str:
+def _nearest_folder(path: str) -> str:
     """Return the path, or the nearest folder above it that exists."""
     while not os.path.isdir(path) and path != "/":
         path = os.path.dirname(path)
@@ -160,7 +160,7 @@ def _directory_id(existing: str, root: str, shared: Mapping[str, str]) -> str:
     return f"{processes.boot_id()}/{info.st_dev}/{info.st_ino}/{rest}"
 
 
-def _hint(existing: str, root: str) -> str:
+def _hint_of(existing: str, root: str) -> str:
     """Build a text that differs where the directories differ; where it is the same, nothing is proven."""
     return f"{os.stat(existing).st_ino}/{os.path.relpath(root, existing)}"
 
@@ -170,7 +170,7 @@ def _hint(existing: str, root: str) -> str:
 _LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "memlock": resource.RLIMIT_MEMLOCK}
 
 
-def _condition(existing: str, nic: str) -> ProbeAnswer:
+def _read_condition(existing: str, nic: str) -> ProbeAnswer:
     """Collect facts that a plan does not need. existing: the deepest directory of ROOT_DIR that is there."""
     space = os.statvfs(existing)
     return {
