@@ -277,7 +277,8 @@ def find_without_conf(job: str) -> StoredJob | None:
 def _hosts_differ(job: StoredJob, named: bool) -> bool:
     """Check whether the job's hosts differ from those that a command in this folder uses without a conf.py.
 
-    named: the user named the job; else any job of this machine is found where this folder, or one above, has jobs.
+    False for a job of the embedded cluster, and for one of this machine if this folder, or one above, has jobs: where the user
+    named the job, it must be the folder of this job.
     """
     if job.cluster is None:
         return False

@@ -259,7 +259,7 @@ def _has_bytes(stream: socket.socket) -> bool:
 
 
 class Link(Shells, Protocol):
-    """A way to a node: ssh, a child process, or what an engine has. A channel has the functions of HereChannel.
+    """A connection to a node: ssh, a child process, or one of an engine. A channel has the functions of HereChannel.
 
     times: seconds of the phases of its start. waiting: bytes that are on their way, 0 if not known.
     """

@@ -216,7 +216,7 @@ def known_hosts(to: SshSettings) -> KnownHosts:
 
 
 class HostKeyPolicy:
-    """What paramiko asks about every key: its own store stays empty, so that one place decides. `learned` gets new keys."""
+    """The policy that paramiko asks about every key, since its own store stays empty. `learned` gets new keys."""
 
     def __init__(self, to: SshSettings, learned: Callable[[NewKey], None]) -> None:
         self._to = to

@@ -53,7 +53,7 @@ _Group = tuple[str, bool]
 
 
 class _Account(NamedTuple):
-    """What a password is for. Hosts with the same name may differ, so the way to the host belongs to it."""
+    """What a password is for. Hosts with the same name may differ, so the gateways or the command to the host belong to it."""
 
     group: _Group
     host: str

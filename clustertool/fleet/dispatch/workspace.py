@@ -377,7 +377,7 @@ class _Walk:
         return self._own.taken(path)
 
     def _read_above(self) -> str:
-        """Read the files of ignore_from in the folders from the workspace up to the top of its git repository.
+        """Read the files of ignore_from in the folders above the workspace, up to the top of its git repository.
 
         Returns the path of the workspace in the repository, with "/" behind it; "" at the top, and without a repository.
         """

@@ -92,9 +92,10 @@ class NodeFolder:
         return self._receive_in_frames(target, check, only)
 
     def _receive_in_frames(self, target: Path, check: Check, only: Sequence[FolderEntry] | None) -> Copied:
-        """Copy the directory without rsync. Files of the same size and time are not copied again.
+        """Copy the directory without rsync, eight files at a time. Files of the same size and time are not copied again.
 
-        As with rsync, files that cannot be read are in the error at the end, and all else is copied.
+        Links that lead out of the directory are left out. As with rsync, files that cannot be read are in the error at the end,
+        and all else is copied.
         """
         with contextlib.suppress(OSError):  # made by rsync's attempt; it stays away if there is nothing to copy
             os.rmdir(target)

@@ -67,7 +67,7 @@ class Host:
 
     @property
     def entry(self) -> str:
-        """How conf.py reaches this node: what later commands know it by."""
+        """The account and port by which conf.py reaches this node: later commands find the node by this text."""
         own = f"{self.user}@{self.host}:{self.port}" + (f"#{self.twin}" if self.twin else "")
         return self.conf_entry or own
 

@@ -254,7 +254,7 @@ def gives_grace(toml: Toml, options: Options) -> bool:
 def _mode(options: Options, file: Toml) -> str:
     """Choose the mode: the option, else that of job.toml, else the one that other options imply.
 
-    Raises UsageError for an unknown one, and for options of a role that it does not have.
+    Raises UsageError for an unknown mode, and for options of a role that the mode does not have.
     """
     heter = _first_given(options, "heter_workers", "heter_worker_num", "heter_devices")
     servers = _first_given(options, "servers", "server_num")
@@ -276,7 +276,7 @@ def _asks_for_pservers(cluster: Cluster, options: Options) -> bool:
 
 
 def _first_given(options: Options, *names: str) -> str:
-    """Return the first of these options that was typed, as it was typed; "" if none."""
+    """Return the name of the first of these options that has a value, as --NAME; "" if none has one."""
     return next((f"--{name.replace('_', '-')}" for name in names if getattr(options, name)), "")
 
 
