@@ -84,7 +84,7 @@ CHOSEN = ("--gpus", "nvidia.com/gpu", "--nv")
 
 
 def device_patterns(kind: str) -> List[str]:
-    """List what a node searches (glob) for `present` of device_options."""
+    """List the patterns (glob) of device files and drivers, whose matches on a node are `present` of device_options()."""
     return [pattern for part in FILES.get(kind, ()) for pattern in part]
 
 
@@ -245,7 +245,7 @@ def name_of(job: str, mark: str, role: str, rank: int, attempt: int) -> str:
 def command(
     container: ContainerSpec, spec: Spec, process: SpecProcess, names: List[str], around: Surroundings
 ) -> List[str]:
-    """Build the command line of a rank. names: those of the variables that the container gets (passed())."""
+    """Build the command line of the client that starts a rank in a container. names: of its variables (passed())."""
     runtime = container["runtime"]
     options = (
         device_options(runtime, spec["device_kind"], around.present, container["options"]) if process["devices"] else []
@@ -285,12 +285,12 @@ def command(
 
 
 def conmon_script(path: str, python: str) -> str:
-    """Return a script that starts the conmon at this path so that it obeys and passes on no signal. python: an interpreter."""
+    """Build a script that starts the conmon at this path so that it obeys and passes on no signal. python: an interpreter."""
     return _CONMON.replace("PYTHON", shlex.quote(python)).replace("PROGRAM", shlex.quote(path))
 
 
 def accounts_command(container: ContainerSpec, spec: Spec) -> List[str]:
-    """Return the command line that writes the image's files of ACCOUNTS: the lines of each, and a line of one colon."""
+    """Build the command line that writes the image's files of ACCOUNTS: the lines of each, and a line of one colon."""
     return [
         *(container["program"], "run", "--rm", "--pull=never", "--log-driver=none", "--net=none"),
         *("--entrypoint=sh", *_labels(spec), container["image"], "-c", _ACCOUNTS_SCRIPT, "clustertool"),
@@ -318,7 +318,7 @@ def _labels(spec: Spec) -> List[str]:
 
 
 def _mount(path: str, target: str) -> str:
-    """Return the option for a folder or file. --volume splits its value at each colon; --mount has fields of CSV."""
+    """Build the option that mounts a folder or a file. --volume splits its value at each colon; --mount has fields of CSV."""
     return f"--mount=type=bind,{_fields(path, target)}" if ":" in path else f"--volume={path}:{target}"
 
 

@@ -125,7 +125,7 @@ def _unusable(runtime: str, err: str, user: str) -> Runtime:
 
 
 def read_image(out: str, reference: str) -> Image:
-    """Read what `image inspect` has printed about the image that is named `reference`; the id is "" for no image."""
+    """Parse what `image inspect` has printed about the image that is named `reference`; the id is "" if it is not JSON."""
     try:
         found = _dict(_list(json.loads(out))[0])
     except (ValueError, IndexError, RecursionError):
@@ -213,5 +213,5 @@ def storage(program: str, runtime: str) -> List[str]:
 
 
 def plain_id(text: str) -> str:
-    """Remove the name of its hash from an id."""
+    """Remove the name of the hash (sha256:) from an id."""
     return text.strip().rpartition(":")[2]

@@ -26,9 +26,9 @@ def is_named(text: str, job: str, asked: str, name: str) -> bool:
 
 
 def meant(text: str, jobs: Sequence[Job], names: Callable[[Job], Tuple[str, str, str]]) -> List[Job]:
-    """Select those of `jobs`, the newest first, that `text` means: one, several where it begins several ids, or none.
+    """Select the jobs that `text` means: the first one of which it is a complete name, else all whose ids it begins.
 
-    names: id, asked and name of a job.
+    `jobs`: the newest first. names: id, asked and name of a job.
     """
     named = [job for job in jobs if is_named(text, *names(job))][:1]
     return named or [job for job in jobs if can_mean(text, *names(job))]

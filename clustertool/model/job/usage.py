@@ -42,7 +42,7 @@ FINE = 250  # lines on both sides of a line that are closer than this part of it
 
 
 def kept(times: Sequence[float], now: float) -> List[int]:
-    """Select the lines to keep: one goes if the lines around it are closer to each other than 1/250 of its age.
+    """Return the numbers of the lines to keep: one goes if the lines around it are closer to each other than 1/250 of its age.
 
     So new samples are exact and old ones coarse: a month is some 4,500 lines, not a million. What a line has that is left out,
     the next one that is kept has not much later, also where nothing was recorded for a long time after it.

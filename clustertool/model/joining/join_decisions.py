@@ -323,7 +323,7 @@ def _on_left(state: JoinState, event: Left) -> Step:
 
 
 def _remove_and_wait(state: JoinState, connection: int) -> Step:
-    """Remove a machine while machines gather, and report which are missing."""
+    """Remove a machine while machines gather, and report which are missing now."""
     state = state._replace(members=tuple(one for one in state.members if one.connection != connection))
     return state, (Wait(len(state.members), missing(state)),)
 

@@ -251,7 +251,10 @@ def _warnings(findings: Sequence[Finding], names: Sequence[str]) -> List[str]:
 
 
 def _warn_of_workspaces(arrivals: Sequence[Arrival], names: Sequence[str]) -> List[str]:
-    """Warn of machines whose files are not those of the coordinator. "": not computed."""
+    """Build a warning about machines whose files are not those of the coordinator, [] without one.
+
+    A digest "": not computed.
+    """
     digests: Mapping[int, str] = {node: one.own.workspace_digest for node, one in enumerate(arrivals)}
     other = [names[node] for node, digest in digests.items() if digest and digests[0] and digest != digests[0]]
     if not other:
@@ -260,7 +263,10 @@ def _warn_of_workspaces(arrivals: Sequence[Arrival], names: Sequence[str]) -> Li
 
 
 def _warn_of_commands(arrivals: Sequence[Arrival], names: Sequence[str]) -> List[str]:
-    """Warn of machines on which another command was typed than on the coordinator, whose command runs. "": not known."""
+    """Build a warning about machines with another typed command than the coordinator's, which runs; [] without one.
+
+    A command "": not known.
+    """
     first = arrivals[0].own.command
     other = {names[node]: one.own.command for node, one in enumerate(arrivals) if one.own.command not in ("", first)}
     if not (first and other):

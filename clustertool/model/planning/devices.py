@@ -38,7 +38,7 @@ def kind_of(cluster: Cluster, facts: Facts) -> str:
 
 
 def with_devices(fact: Facts, answer: Mapping[str, Any]) -> Facts:
-    """Add the processes on a node's devices and their faults, from the node's answer about them."""
+    """Return the facts with the faults of the node's devices, and the processes on them, from its answer about devices."""
     fault_warnings = tuple((int(card["index"]), ill.text, ill.fix) for card in answer["devices"] for ill in ills(card))
     used = tuple((int(index), str(process)) for index, process in answer.get("used", ()))
     return replace(fact, used=used, ills=fault_warnings)
@@ -77,7 +77,7 @@ def _trainers_asked(host: Host, job: JobSpec) -> Optional[int]:
 def require_free(
     cluster: Cluster, job: JobSpec, facts: ByNode, kinds: Sequence[str], seats: Sequence[Seat], job_id: str
 ) -> None:
-    """Check that no process gets a device that a job has locked, and --devices auto found enough.
+    """Require that no process gets a device in use, and that --devices auto has found enough.
 
     Raises the DeviceInUse of all nodes.
     """
@@ -99,9 +99,9 @@ def require_free(
 
 
 def require(cluster: Cluster, job: JobSpec, facts: ByNode, kinds: Sequence[str]) -> None:
-    """Check that requested ids exist. Raises the PreflightErrors of all nodes.
+    """Require that the ids of devices that were asked for exist on each host. Raises the PreflightErrors of all nodes.
 
-    If conf.py allows only the CPU, ids only count trainers.
+    With --devices auto each node must have devices. If conf.py allows only the CPU, ids only count trainers.
     """
     if cluster.device_kind != "cpu" and cluster.use_gpu is not False:
         if job.auto_devices:
@@ -155,7 +155,7 @@ class OneMachine(NamedTuple):
 
 
 def given_twice(cluster: Cluster, facts: ByNode, given: Mapping[int, Iterable[int]]) -> List[OneMachine]:
-    """Find devices that are given to two nodes of one machine. given: node -> ids.
+    """List the devices that are given to two nodes of one machine, for each pair of nodes. given: node -> ids.
 
     It is meant where the user has typed one name twice, or addresses of the loopback. An engine that has allocated devices has
     divided them.
@@ -302,7 +302,7 @@ def missing_devices(seats: Sequence[Seat], job: JobSpec, kinds: Sequence[str]) -
 
 
 def fault_warnings(cluster: Cluster, seats: Sequence[Seat], facts: ByNode, kinds: Sequence[str]) -> List[str]:
-    """Describe the faults of cards that processes get, where the devices were read."""
+    """List the faults of the cards that processes get, as text, where the devices were read."""
     taken = {(seat.node, card) for seat in seats for card in seat.devices}
     return [
         f"{host.name}: {kinds[host.index]} {card}: {text} ({fix})"

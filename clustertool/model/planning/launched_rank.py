@@ -73,7 +73,7 @@ def job_on(
 
 
 def variables(table: Table, seat: Seat) -> Env:
-    """Compute what `run` would set for this seat, without what belongs to the directory of a job."""
+    """Compute the variables of `run` for this seat, without those that belong to the directory of a job."""
     computed = environment(table, seat, JobPaths("/", table.identity.job_id), "")
     return {name: value for name, value in computed.items() if name not in _OF_JOBS}
 
@@ -93,7 +93,7 @@ def with_device(computed: Env, environ: Mapping[str, str], local_rank: int, foun
 def collective_rank(
     hosts: Sequence[Host], options: RankOptions, name: str, rank: int, local_rank: int, environ: Mapping[str, str]
 ) -> Env:
-    """Compute what `run` would set for a rank of a collective job on these hosts. name: of the launch."""
+    """Compute the variables of `run` for a rank of a collective job on these hosts. name: of the launch."""
     table = job_on(hosts, JobSpec(), options.start_port or first_port(name), name)
     return with_device(variables(table, table.seats[rank]), environ, local_rank, options.devices)
 

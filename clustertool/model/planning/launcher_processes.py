@@ -23,7 +23,10 @@ class Launcher(NamedTuple):
 
 
 def launchers(table: Table) -> Dict[int, List[Launcher]]:
-    """Create the launchers of each node, {} in other modes. Raises PreflightError where no mpirun can start the trainers."""
+    """Build mpirun's process for node 0 and a daemon for each node with trainers; {} in other modes than mpi.
+
+    Raises PreflightError if there is no fitting mpirun, UsageError if it cannot place the ranks.
+    """
     if not table.job.by_mpirun:
         return {}
     implementation = implementation_of(table.facts[0], table.cluster.hosts[0].name)

@@ -123,7 +123,7 @@ def plan(
 
 
 def with_containers(made: Plan, facts: ByNode) -> Plan:
-    """Replace the containers of a plan by those that follow from later facts, after the image was brought to nodes."""
+    """Return the plan with the containers that follow from later facts, after the image was brought to nodes."""
     found = containers(made.cluster, made.job.container, facts)
     return replace(made, nodes=tuple(replace(node, container=found.get(node.host.index)) for node in made.nodes))
 
@@ -137,7 +137,7 @@ def _seats(cluster: Cluster, job: JobSpec, facts: ByNode, job_id: str = "") -> T
 
 
 def readers(cluster: Cluster, job: JobSpec, facts: ByNode, listing: Sequence[str]) -> Dict[int, FrozenSet[str]]:
-    """Map each node to the shards that its trainers read. A dispatch needs no more of a plan than that."""
+    """Map each node to the shards that its trainers read: all that a dispatch needs of a plan."""
     trainers = [seat for seat in _seats(cluster, job, facts)[1] if seat.role == "trainer"]
     lists = assign_shards(listing, job.shards, len(trainers))
     found: Dict[int, FrozenSet[str]] = {host.index: frozenset() for host in cluster.hosts}

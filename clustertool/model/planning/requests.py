@@ -160,7 +160,7 @@ def _places(plan: Plan) -> List[Place]:
 
 
 def _node_names(plan: Plan) -> List[str]:
-    """List the nodes' names; "" for a node of an elastic job that does not take part."""
+    """List the nodes' names by node id; "" for a node of an elastic job that does not take part."""
     found = {node.host.node_id: node.host.name for node in plan.nodes}
     return [found.get(node, "") for node in range(max(found) + 1)]
 
@@ -231,7 +231,7 @@ def _header(plan: Plan, node: PlannedNode, places: List[RankPlaces]) -> JobHeade
 
 
 def container_lines(plan: Plan) -> Dict[int, List[str]]:
-    """Build the command line of the first process of each node that has containers. No value of a variable is in it.
+    """Map each node with containers to the command line of its first process, for --dry. No value of a variable is in it.
 
     A node adds its limits, its device files and an entry for the user when it starts the process.
     """

@@ -42,7 +42,7 @@ def number(path: str) -> int:
 
 
 def matches(path: str, pattern: str) -> bool:
-    """Match a path as a shell does: a `*` matches inside one folder and does not match a dot at the start of a name."""
+    """Check whether a path matches a pattern as in a shell: `*` stays in one folder, and matches no dot at a name's start."""
     parts, wanted = path.split("/"), pattern.split("/")
     return len(parts) == len(wanted) and all(
         fnmatch.fnmatchcase(part, want) and (want.startswith(".") or not part.startswith("."))

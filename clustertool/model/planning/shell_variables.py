@@ -54,7 +54,7 @@ def settings(cluster: Cluster, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def note(cluster: Cluster, environ: Mapping[str, str]) -> str:
-    """Describe what `cluster` has from the shell in one line, "" for nothing."""
+    """Describe in one line which devices and settings `cluster` has from the shell, "" if none."""
     variable = cluster.shell_devices
     passed = [name for name, value in cluster.env if for_frameworks(name) and environ.get(name) == value]
     parts = [f"{variable}={environ[variable]} is for every node (env -u {variable}: all devices)"] if variable else []

@@ -87,7 +87,10 @@ class Request(Generic[Answered]):
         return Request(self.kind, self.fields, base)
 
     def header(self, number: Optional[int], now: float) -> Dict[str, object]:
-        """Build the request as it travels. number: of this request on its connection; None: the answer is not wanted."""
+        """Build the header of the request's frame. number: of this request on its connection; None: the answer is not wanted.
+
+        now: the laptop's time.
+        """
         about = {} if self.base is None else {"of_base": self.base}
         return {**self.fields, **about, "type": self.kind.type, "id": number, "now": now}
 

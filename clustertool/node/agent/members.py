@@ -121,7 +121,7 @@ def _lock_job(job_dir: str) -> Optional[int]:
 
 
 def _pipe_with(data: bytes) -> int:
-    """Create a pipe from which `data` is read. A thread writes it: a pipe has room for 64 KiB."""
+    """Create a pipe, and return the end from which `data` is read. A thread writes it: a pipe has room for 64 KiB."""
     theirs, ours = os.pipe()
 
     def write() -> None:

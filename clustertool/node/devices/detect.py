@@ -147,7 +147,7 @@ def _properties(path: str) -> Dict[str, int]:
 
 
 def within(seconds: float, do: Callable[[], T], late: T) -> T:
-    """Return what `do` returns within so many seconds, or `late`.
+    """Return what `do` returns within so many seconds, or `late`. Raises what `do` raises in this time.
 
     A driver that hangs cannot be interrupted: its thread is left, and ends with the agent.
     """

@@ -237,7 +237,7 @@ class Relay:
         return next((link for link in self._links if link.source == address), None)
 
     def _connect(self, address: fetch.Address) -> None:
-        """Begin a connection to a source."""
+        """Begin a connection to a source; if that fails at once, let the scheduler choose others."""
         sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
         sock.setblocking(False)
         code = sock.connect_ex(address)
@@ -324,7 +324,7 @@ class Relay:
         return self._laptop.report("done", **self._progress())
 
     def _fail(self, error: OSError) -> None:
-        """Report a disk that takes nothing, and fetch no more."""
+        """Report an error of the disk to the laptop, and fetch no more."""
         self._done = True
         self._scheduler.store_failed()
         what = f"a piece cannot be written below {self._store.top}: {error.strerror}"

@@ -69,7 +69,7 @@ def read_runtime(node: NodeContext, wanted: ContainerWanted) -> ContainerAnswer:
 
 
 def _program(runtime: str) -> str:
-    """Find the absolute path of a runtime's client, or ""."""
+    """Find the absolute path of a runtime's client, "" if there is none."""
     found = (programs.find(name, *_FOLDERS) for name in _NAMES.get(runtime, (runtime,)))
     path = next(filter(None, found), "")
     return os.path.abspath(path) if path else ""

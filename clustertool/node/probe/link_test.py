@@ -215,7 +215,7 @@ class _Tries:
         self._done: List[Tuple[int, int, str, float]] = []
 
     def run(self) -> List[Tuple[int, int, str, float]]:
-        """Try all links, and return (node, port, result, seconds of the round trip) of each."""
+        """Try all targets, and return (node, port, result, seconds of the round trip) of each."""
         tidy = _POLL
         while self._waiting or self._open:
             while self._waiting and len(self._open) < _AT_ONCE:

@@ -96,13 +96,13 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
 
 
 def timed(answer: ProbeAnswer, began: float) -> ProbeAnswer:
-    """Add the time of its end, and what it took since `began`, in seconds, to an answer."""
+    """Set `time` to now and `took` to the seconds since `began` in an answer, and return it."""
     answer["time"], answer["took"] = time.time(), time.monotonic() - began
     return answer
 
 
 def _cpus(engine: str) -> int:
-    """Count the CPUs that this process may use. A scheduler may not enforce what it allocates."""
+    """Count the CPUs that this process may use; under an engine at most those of its task, which the engine may not enforce."""
     usable = len(os.sched_getaffinity(0))
     return min(usable, cpus_of_task(os.environ) or usable) if engine else usable
 
@@ -171,7 +171,10 @@ _LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "me
 
 
 def _read_condition(existing: str, nic: str) -> ProbeAnswer:
-    """Collect facts that a plan does not need. existing: the deepest directory of ROOT_DIR that is there."""
+    """Read memory, load, disk, limits, MTU and other facts that a plan does not need.
+
+    existing: the deepest directory of ROOT_DIR that is there.
+    """
     space = os.statvfs(existing)
     return {
         "memory": pressure.memory(),
@@ -253,7 +256,7 @@ def _find_foreign(address: str, problems: List[Problem]) -> None:
 
 
 def _is_own(address: str, pairs: Sequence[Tuple[str, int]]) -> bool:
-    """Check whether an interface with these addresses has this one. Of a loopback network it has all.
+    """Check whether an address is one of an interface with these addresses; of the loopback network all are.
 
     An IPv6 address counts only where the interface has no IPv4 address: Paddle cannot use it.
     """

@@ -204,7 +204,7 @@ class PodProcess:
         )
 
     def _verdict(self, code: int) -> PodEnd:
-        """Build the end of this node: FAILED and so on by `code` with the reported errors, else as reported, else LOST."""
+        """Build the end of this node: from reported errors and the exit code, else the reported outcome, else LOST."""
         if self._errors:
             return self._end._replace(state=state_of(code).value, reason="; ".join(self._errors), code=code)
         if not self._reported:
