@@ -20,10 +20,10 @@ _FEW = 100  # threads of all members together
 
 
 class Descendants:
-    """`spare`: the pids of children that are no family: the guard and the gauge.
+    """The living descendants of a supervisor, which are recorded on disk.
 
-    `others`: processes of the job that are no descendants, since a daemon has started them; what they start belongs to the
-    family too.
+    spare: the pids of children that are no members: the guard and the gauge. others: processes of the job that are no
+    descendants, since a daemon has started them; what they start are members, too.
     """
 
     def __init__(self, job: int, head: Process) -> None:

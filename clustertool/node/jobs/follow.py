@@ -33,7 +33,7 @@ _PIECES = 8  # pieces handed on in one turn
 
 
 class Follower:
-    """pieces() yields (header, payload) frames that are there now; `ended` once the job is over and all was read.
+    """Reads the events and logs of one job: pieces() yields the frames that are there now, `ended` is set after the last one.
 
     request: logs "all", a role or [[role, rank], ...]; file: instead of logs, one file in log/; offsets {log name: bytes to
     skip}; tail: lines from the end or null; since: only lines that were written at this time or later; follow: false reads what

@@ -48,7 +48,7 @@ def glance(node: NodeContext, request: GlanceRequest) -> GlanceAnswer:
 
 
 class LiveSampler:
-    """One agent's memory between two glances. `module`: the digest of the laptop's NVML module."""
+    """What an agent keeps between two samples for `inv top`. module: the digest of the laptop's NVML module."""
 
     def __init__(self, root: str, entry: str, module: str) -> None:
         self._root, self._entry = root, entry
@@ -107,7 +107,7 @@ def _places(root: str) -> Tuple[Tuple[str, int], ...]:
 
 
 class _SampledJob:
-    """What is known of a job's part here; of one that has ended nothing is read any more."""
+    """The state of a job's part on this node, by the events that were read; after its end nothing is read any more."""
 
     def __init__(self, record: Record) -> None:
         self.record = record

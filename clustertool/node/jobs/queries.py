@@ -58,7 +58,7 @@ def _recorded_processes(record: Record) -> List[Process]:
 
 
 class OrphanRecord(Record):
-    """A job without a record, as its processes name it."""
+    """The record of a job that has none on this node, made from the environment of its processes."""
 
     def __init__(self, remains: Remains) -> None:
         number = whole(remains.mark.partition("/")[2].partition("/")[0], 0, MOST) or 0

@@ -30,12 +30,12 @@ _OF_SIGNALS = (128 + signal.SIGTERM, 128 + signal.SIGKILL)  # exit codes of a sh
 
 
 class Termination:
-    """Call turn() until it returns the survivors. `living` finds the processes, `mark` is the job's marker.
+    """Ends processes by TERM and KILL. Call turn() until it returns the survivors.
 
-    Without a `grace` there is only KILL. `term_after`: seconds until TERM; a sender that signals all processes has sent it, or
-    will before that. `patience`: seconds of KILL after which what still lives is a survivor. `helpers`: the
-    pids of processes that get no TERM. When no other one lives, `quiet` is set; they are killed after release(), or the grace
-    and `linger` more seconds. `mains`: the pids of the main processes of ranks.
+    living: finds the processes. mark: the job's marker. Without a `grace` there is only KILL. term_after: seconds until TERM; a
+    sender that signals all processes has sent it, or will before that. patience: seconds of KILL after which what still lives
+    is a survivor. helpers: the pids of processes that get no TERM. When no other one lives, `quiet` is set; they are killed
+    after release(), or the grace and `linger` more seconds. mains: the pids of the main processes of ranks.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ _BETWEEN = 1.0  # seconds that a process may take between its bind and its liste
 
 
 class Reservations:
-    """The ports that one supervisor reserves, until it ends or until close()."""
+    """The sockets by which a supervisor reserves ports, until it ends or until close()."""
 
     def __init__(self) -> None:
         self._sockets: Dict[int, socket.socket] = {}  # by port

@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional, Tuple
 
 
 class DiskWorker:
-    """put() for each call, end() once. The thread starts with the first call."""
+    """A thread that carries out calls in their order. Call put() for each, and end() once. It starts with the first call."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Optional[Tuple[Callable[..., None], Any]]] = SimpleQueue()

@@ -91,7 +91,7 @@ class Part(Sink):
 
 
 class Store:
-    """Created on first use. Raises PreflightError if ROOT_DIR is not this user's."""
+    """The pieces and releases below ROOT_DIR."""
 
     def __init__(self, root: str) -> None:
         """Create the store's folders below ROOT_DIR if missing. Raises PreflightError if ROOT_DIR is not this user's."""

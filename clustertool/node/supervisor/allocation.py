@@ -24,7 +24,7 @@ class End(NamedTuple):
 
 
 class Allocation:
-    """This class stands for a job without one. The engines have subclasses. present: whether there is one."""
+    """The allocation of a job that no engine has started: none. The engines have subclasses. present: whether there is one."""
 
     present = False
     restarts = 0  # how often the engine had started the job before

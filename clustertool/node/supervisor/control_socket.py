@@ -77,7 +77,7 @@ class UserRequests(NamedTuple):
 
 
 class ControlClient:
-    """One connection, of the process `pid`. `until`: when it is closed."""
+    """A connection to the control socket, of the process `pid`, with its request and answer. until: when it is closed."""
 
     def __init__(self, sock: socket.socket, pid: int) -> None:
         self.pid = pid
@@ -141,11 +141,11 @@ class ControlClient:
 
 
 class ControlSocket:
-    """Call create() once, turn() each loop, touch() as the heartbeat and remove() at the end.
+    """The socket for requests to the supervisor. Call create() once, turn() each loop, touch() as heartbeat, and remove().
 
     It never waits for a client. A client that sends nothing, or reads nothing, is closed after two seconds, and before that
     where new ones come: the oldest of 32 leaves. A client that waits for the end of a process is not counted, and has no limit
-    of time. `job`: the descriptor of the job's directory.
+    of time. job: the descriptor of the job's directory.
     """
 
     def __init__(self, job: int) -> None:
@@ -281,7 +281,10 @@ def _compute_answer(message: Header, answer: Answer) -> Union[Tuple[Header, byte
 
 
 class LauncherRequests:
-    """`adopt(key, pid)` makes a process a rank of the supervisor. It raises ClustertoolError if that cannot be."""
+    """Carries out the requests of mpirun's helpers: agents that start daemons, and wrappers of ranks.
+
+    adopt: makes a process a rank of the supervisor, by key and pid, or raises ClustertoolError.
+    """
 
     def __init__(self, ranks: RankTable, control: ControlSocket, adopt: Callable[[Key, int], None]) -> None:
         self._ranks = ranks

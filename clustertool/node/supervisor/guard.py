@@ -61,7 +61,11 @@ def _guard_patience(spec: Spec) -> float:
 
 
 class GuardKeeper:
-    """`pid` is the present guard's, 0 while there is none. start() once, turn() each loop, changed() on its SIGCHLD."""
+    """Starts the guard, exchanges heartbeats with it, and replaces one that dies, is stopped or is silent.
+
+    Call start() once, turn() each loop, changed() on its SIGCHLD, and end() at last. pid: of the present guard, 0 while there
+    is none.
+    """
 
     def __init__(self, family: Descendants, spec: Spec, job: int, record: Callable[..., None]) -> None:
         self.pid = 0

@@ -115,7 +115,7 @@ class KeptLog:
 
 
 class LogKeeper:
-    """Its methods do not wait for the disk, but for open() and the last ones: a thread does the work."""
+    """Keeps the logs and records of a job on this node. A thread does the work: only open() and the last calls wait."""
 
     def __init__(self, job: int, paths: JobPaths) -> None:
         self._job, self._paths = job, paths

@@ -55,7 +55,10 @@ Reached = Tuple[str, int, Optional[float], Optional[float], float]  # role, rank
 
 
 class NodeMonitor:
-    """Call turn() each loop and close() once. `job`: the descriptor of the job's directory; `record` writes an event."""
+    """Samples descendants, disk, ranks and cards twice a second, and growth of logs. Call turn() each loop, close() once.
+
+    job: the descriptor of the job's directory. record: writes an event.
+    """
 
     def __init__(
         self, spec: Spec, job: int, family: Descendants, ranks: RankTable, record: Callable[..., None]
@@ -107,7 +110,10 @@ class NodeMonitor:
 
 
 class UsageRecorder:
-    """turn() with each sample of the descendants; close() at the end. `cards` is called in the thread and may be slow."""
+    """Writes what ranks use and how logs grew, in a thread. Call turn() with each sample, and close() at the end.
+
+    cards: is called in the thread and may be slow.
+    """
 
     def __init__(self, job: int, cards: Callable[[], Sequence[CardUsage]] = tuple) -> None:
         # Of the running ranks, at the newest sample; a new object after each change.
@@ -216,7 +222,7 @@ class Book:
 
 
 class Sampler:
-    """One sample of all members: their ranks, and what each rank has used so far. Keeps the usage of ended processes."""
+    """Samples the usage of all ranks, that of ended processes included, and knows the rank of each process."""
 
     def __init__(self) -> None:
         self._owners: Dict[Process, Optional[Key]] = {}
@@ -295,7 +301,10 @@ def machine_usage() -> Tuple[float, int, int, int]:
 
 
 class CardMonitor:
-    """turn() with each sample of the descendants, changed() on its SIGCHLD, end() once; call it for the last sample."""
+    """Starts the process that samples the job's cards, and reads its samples by a call of this object.
+
+    Call turn() with each sample of the descendants, changed() on the process's SIGCHLD, and end() once.
+    """
 
     def __init__(self, family: Descendants, spec: Spec, record: Callable[..., None]) -> None:
         self.pid = 0

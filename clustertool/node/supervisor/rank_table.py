@@ -70,7 +70,7 @@ class PendingServer:
 
 
 class ListenWatch:
-    """`pending`: the pservers that were started and do not listen yet."""
+    """Finds the pservers that listen. pending: those that were started and do not listen yet."""
 
     def __init__(self) -> None:
         self.pending: Dict[Key, PendingServer] = {}
@@ -185,7 +185,10 @@ class LocalRank:
 
 
 class RankTable:
-    """`running` has the ranks by pid from start() until forget_process(). `job`: the descriptor of the job's directory."""
+    """The ranks of a job on this node: starts them, opens their logs, and measures how these grow.
+
+    running: the ranks by pid, from start() until forget_process(). job: the descriptor of the job's directory.
+    """
 
     def __init__(self, spec: Spec, job: int, umask: int) -> None:
         self._spec = spec

@@ -129,7 +129,7 @@ class NodeResources:
 
 
 class NodeEnd(NamedTuple):
-    """outcome: of the job on this node, or NEXT_EPOCH; None if no rank could run. epoch: in the second case only."""
+    """How a supervisor ends. outcome: of the job on this node; NEXT_EPOCH, with `epoch`; or None if no rank could run."""
 
     outcome: Optional[Outcome]
     epoch: Optional[EpochEnd] = None

@@ -30,7 +30,7 @@ EndRequest = NamedTuple("EndRequest", [("what", str), ("code", int), ("everywher
 
 
 class Signals:
-    """`wake`: a descriptor that becomes readable when a child ends. turn() each loop: the requests to end that came.
+    """Reads the signals to this process. Call turn() each loop. wake: a descriptor that becomes readable when a child ends.
 
     for_ranks: the signals to pass on to ranks, in their order. A process without ranks ignores them.
     """

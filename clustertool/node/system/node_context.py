@@ -48,7 +48,7 @@ def step() -> None:
 
 
 class NodeContext:
-    """`root`: ROOT_DIR on this node. `entry`: how conf.py names the node, user@host:port.
+    """What the handler of a request knows of its node. root: ROOT_DIR. entry: how conf.py names the node, user@host:port.
 
     base: None, or the request is about another node, whose jobs lie in this folder of a shared ROOT_DIR.
     """
@@ -60,7 +60,7 @@ class NodeContext:
 
 
 class PlacingContext(NodeContext):
-    """The same for what places jobs. `threads`: requests in progress. `placed`: the records of a job that waits to start."""
+    """The context of requests that place jobs. threads: requests in progress. placed: records of a job that waits to start."""
 
     def __init__(self, root: str, entry: str) -> None:
         super().__init__(root, entry)

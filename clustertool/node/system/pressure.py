@@ -84,7 +84,10 @@ def _describe_limit(path: str) -> str:
 
 
 class OomWatch:
-    """One rank's counters as they were half a second ago and more: the kernel counts a kill before the victim is reaped."""
+    """Finds whether a rank was killed for lack of memory, by counters as they were half a second ago or more.
+
+    The kernel counts a kill before the victim is reaped.
+    """
 
     def __init__(self, pid: int) -> None:
         self._before = self._now = _kill_counters(pid)
@@ -114,7 +117,7 @@ _ROOM = 256 << 10  # full until there is as much again
 
 
 class DiskWatch:
-    """The file system of a directory, by its descriptor. `full` is the result of the last check."""
+    """Finds whether the file system of a directory, by its descriptor, is full. full: the result of the last check."""
 
     def __init__(self, directory: int) -> None:
         self._directory = directory

@@ -17,7 +17,7 @@ def boottime() -> float:
 
 
 class ProcessClock:
-    """turn() each loop. A pause between two turns counts as NAP seconds at most, however long it was."""
+    """A clock of the seconds in which this process ran. Call turn() each loop: a pause between turns counts as NAP at most."""
 
     def __init__(self) -> None:
         self.now = 0.0  # seconds in which this process ran

@@ -130,7 +130,7 @@ def tls_failed(error: BaseException) -> bool:
 
 
 class _BytesPart:
-    """Something to be sent: `left` bytes of it."""
+    """Bytes to be sent; `left`: how many are not sent yet."""
 
     def __init__(self, data: bytes) -> None:
         self._data = memoryview(data)
@@ -148,7 +148,7 @@ class _BytesPart:
 
 
 class _FilePart:
-    """The same, of an open file: it is read as it is sent."""
+    """An open file to be sent, which is read as it is sent; `left`: how many bytes are not sent yet."""
 
     def __init__(self, fd: int, size: int) -> None:
         self._fd = fd
@@ -170,9 +170,9 @@ class _FilePart:
 
 
 class TlsLink:
-    """One connection, open or opening. turn() moves what can be moved; ConnectionError ends it.
+    """A connection, open or opening. turn() receives and sends what is possible now; ConnectionError ends it.
 
-    `sink`: the destination of a payload as it arrives (frames.Decoder); without it, a payload is refused.
+    sink: the destination of a payload as it arrives (frames.Decoder); without it, a payload is refused.
     """
 
     def __init__(
@@ -356,7 +356,7 @@ class TlsLink:
 
 
 class _NotYet(Exception):
-    """connect() is still under way."""
+    """The connection by TCP is not established yet."""
 
 
 class Mailbox:

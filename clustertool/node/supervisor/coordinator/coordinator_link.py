@@ -46,11 +46,12 @@ StoreEnd = Optional[Callable[[], float]]
 
 
 class LeaseKeeper:
-    """Call stamp() for each beat, read() for each message of the coordinator, and check() each loop, before orders are obeyed.
+    """Keeps the lease of a node in an epoch of an elastic job, by what the node sends to the coordinator and receives from it.
 
-    The node may have ranks once it is armed, by the first order. Before that, a lease that has ended may come back.
-    `seconds`: how long it lasts. store_end: by when another epoch may begin, since this node has not reached the store of the
-    job; None if there is no store. All times are of CLOCK_BOOTTIME.
+    Call stamp() for each beat, read() for each message of the coordinator, and check() each loop, before orders are obeyed. The
+    node may have ranks once the lease is armed, by the first order. Before that, a lease that has ended may come back. seconds:
+    how long it lasts. store_end: by when another epoch may begin, since this node has not reached the store of the job; None if
+    there is no store. All times are of CLOCK_BOOTTIME.
     """
 
     def __init__(self, seconds: float, store_end: Optional[Callable[[], float]] = None) -> None:
@@ -160,9 +161,10 @@ def require_may_leave(spec: Spec, coordinates: bool) -> None:
 
 
 class CoordinatorLink:
-    """Call turn() each loop, post() for each message to the coordinator, and close() once.
+    """The connection of a node's supervisor to the coordinator: messages go there by post(), and orders come into `orders`.
 
-    This class has no connection: CoordinatorServer, on the coordinator's own node, and CoordinatorClient have one.
+    Call turn() each loop, post() for each message to the coordinator, and close() once. This class has no connection:
+    CoordinatorServer, on the coordinator's own node, and CoordinatorClient have one.
     """
 
     def __init__(self) -> None:
@@ -262,11 +264,13 @@ class ConnectionReport:
 
 
 class CoordinatorClient(CoordinatorLink):
-    """`me`: this process. `gone`: the supervisor in whose place a guard joins, and why it has died. store_end: see LeaseKeeper.
+    """The link of a node that does not coordinate: it connects to the coordinator, sends heartbeats, and connects again.
+
+    me: this process. gone: the supervisor in whose place a guard joins, and why it has died. store_end: see LeaseKeeper.
 
     The coordinator may be silent for the loss timeout, or until its first order for the time that all nodes need to join. Only
-    seconds in which this process ran are counted. In an elastic job it is the lease of this node that counts,
-    from the first order on.
+    seconds in which this process ran are counted. In an elastic job it is the lease of this node that counts, from the first
+    order on.
     """
 
     def __init__(

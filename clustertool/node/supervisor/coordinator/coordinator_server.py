@@ -73,7 +73,10 @@ class LauncherWatch:
 
 
 class JobLimits:
-    """`timeout`, `lease`: seconds; 0: there is no limit. `grace`: see LauncherWatch. All times are of time.monotonic()."""
+    """The time limit of a job, the limit of its time without a laptop, and that of a wait for mpirun.
+
+    timeout, lease: seconds; 0: there is no limit. grace: see LauncherWatch. All times are of time.monotonic().
+    """
 
     def __init__(self, timeout: float, lease: float, now: float, grace: float = 0.0) -> None:
         self.launcher = LauncherWatch(grace)
@@ -113,9 +116,10 @@ class JobLimits:
 
 
 class CoordinatorServer(CoordinatorLink):
-    """`me`: this node's own supervisor, whose messages come by post(); `record` writes an event of the coordinator.
+    """The link of the coordinator's own node: it connects all members, turns messages into events, and actions into orders.
 
-    allocation: knows why an engine ends the job. store_end: of an elastic job with a store, see OwnLease.
+    me: this node's own supervisor, whose messages come by post(). record: writes an event of the coordinator. allocation: knows
+    why an engine ends the job. store_end: of an elastic job with a store, see OwnLease.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class Lost(NamedTuple):
 
 
 class Absent(NamedTuple):
-    """These nodes never joined. `where`: a description of the coordinator; `seconds`: for how long they were expected."""
+    """Nodes never joined. where: a description of the coordinator. seconds: for how long they were expected."""
 
     nodes: Tuple[int, ...]
     where: str
@@ -93,10 +93,11 @@ class Absent(NamedTuple):
 
 
 class StopAsked(NamedTuple):
-    """`kind` STOPPED (130 Ctrl+C, 143 SIGTERM, 0 inv stop), TIMEOUT (124), LOST (75: a node's records were removed).
+    """A request to end the job, by a user, a signal or a limit.
 
-    brief: `by` in few words, see Outcome. outside: by a signal, of which the job's engine may know the reason.
-    grace: seconds between TERM and KILL, None: the job's.
+    The state `kind`: STOPPED (130 Ctrl+C, 143 SIGTERM, 0 inv stop), TIMEOUT (124), LOST (75: a node's records were removed).
+    brief: `by` in few words, see Outcome. outside: by a signal, of which the job's engine may know the reason. grace: seconds
+    between TERM and KILL, None: the job's.
     """
 
     by: str
@@ -114,7 +115,7 @@ class Explained(NamedTuple):
 
 
 class LauncherTimeout(NamedTuple):
-    """waits_for_launcher() is the same for `seconds`."""
+    """The job has waited for mpirun, or for ranks after it, for too long: waits_for_launcher() is the same for `seconds`."""
 
     seconds: float
 
@@ -126,7 +127,10 @@ Event = Union[Joined, Listening, Exited, Clean, Lost, Absent, StopAsked, Explain
 
 
 class Start(NamedTuple):
-    """`again`: the first role of a new attempt; it begins after a pause, unless a Stop comes before."""
+    """The order to start the ranks of a role.
+
+    again: the first role of a new attempt; it begins after a pause, unless a Stop comes before.
+    """
 
     role: str
     attempt: int
@@ -134,7 +138,7 @@ class Start(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """grace: seconds between TERM and KILL, None: the job's."""
+    """The order to end all processes of the attempt. grace: seconds between TERM and KILL, None: the job's."""
 
     why: str
     grace: Optional[float] = None
@@ -162,7 +166,7 @@ Places = Tuple[Tuple[Key, int], ...]  # the node of each process
 
 
 class Shape:
-    """What never changes: which process is where, and the policy.
+    """What never changes in a job or epoch: the nodes, which process is where, and the policy.
 
     first: the number of the first attempt of this start. grace: seconds between TERM and KILL, unless a stop has others.
     """

@@ -113,7 +113,10 @@ class CoordinatorListener:
 
 
 class JobMember:
-    """One node. Messages to it stay in `mail` until it has acknowledged them, also if its connection breaks."""
+    """A node but the coordinator's: its connection, what came last, and `mail`, the messages that it has not acknowledged.
+
+    Messages stay there also if the connection breaks.
+    """
 
     def __init__(self) -> None:
         self.mail = Mailbox()
@@ -147,9 +150,10 @@ class JobMember:
 
 
 class JobMembers:
-    """`clock`: the coordinator's own clock, which its loop turns.
+    """The members of a job, which are all nodes but the coordinator's: sends them orders and heartbeats, and finds silent ones.
 
-    elastic: beats are acknowledged, and silence is measured by CLOCK_BOOTTIME, as the nodes measure their leases.
+    clock: the coordinator's own clock, which its loop turns. elastic: beats are acknowledged, and silence is measured by
+    CLOCK_BOOTTIME, as the nodes measure their leases.
     """
 
     def __init__(self, nodes: Iterable[int], loss_timeout: float, clock: ProcessClock, elastic: bool = False) -> None:

@@ -22,7 +22,7 @@ _MAX_BACKLOG = 1 << 16
 
 
 class StandbyOffer:
-    """An offer that can be read.
+    """The offer of a machine to join the next epoch.
 
     sender: the process. name: of its machine. epoch: the highest attempt that the process has been in and has ended, -1 if
     none. An offer that was sent before may come late, and proves nothing about a later epoch.
@@ -42,10 +42,10 @@ class StandbyOffer:
 
 
 class StandbyOffers:
-    """Call turn() each loop, and close() or end() once. `loss_timeout`: a machine that is silent for so long is closed.
+    """The connections of machines that wait for the next epoch. Call turn() each loop, and close() or end() once.
 
-    present, nodes: how many nodes take part, and at most could. expected: how many machines wait for the next epoch from
-    the start of this one. They connect soon.
+    loss_timeout: a machine that is silent for so long is closed. present, nodes: how many nodes take part, and at most could.
+    expected: how many machines wait for the next epoch from the start of this one. They connect soon.
     """
 
     def __init__(self, loss_timeout: float, present: int, nodes: int, expected: int) -> None:
