@@ -287,7 +287,7 @@ class Engine(ABC):
     def join_log(self, job: str) -> tuple[str, Sequence[str]]:
         """Return the name of the log of the processes that join a job, and its last lines; "" and () if the engine keeps none.
 
-        For a job that has ended before a node had a record of it. Raises ClustertoolError.
+        Called for a job that has ended before a node had a record of it. Raises ClustertoolError.
         """
         return "", ()
 

@@ -74,9 +74,9 @@ class Caller(Protocol):
 
 
 def nothing_left(caller: Caller, error: ClustertoolError) -> None:
-    """Report to the caller that no process of the job runs on a node.
+    """Report to the caller that no process of the job runs on a node. Remove the fix of an Interrupted or Terminated error.
 
-    An Interrupted or Terminated error loses its fix (a stop).
+    That fix is to stop the job.
     """
     caller.starting("")
     if isinstance(error, (Interrupted, Terminated)):

@@ -71,7 +71,7 @@ class Examined:
         return replace(self.add_findings(found), failed={**self.failed, **gathered.failed})
 
     def require(self) -> None:
-        """Raise the errors of all nodes together: of those that failed, and those of findings; return if there is none."""
+        """Raise the errors of all nodes together, those of connections and those of findings; do nothing if no node has one."""
         raised: list[ClustertoolError] = list(self.failed.values())
         for finding in errors(self.findings):
             if finding.node not in self.failed:
@@ -113,10 +113,7 @@ class Examined:
         return Examined(replace(self.cluster, hosts=kept), facts, findings, {})
 
     def rows(self) -> list[dict[str, Any]]:
-        """Build the rows of the check matrix: for each node its name, and {column: level, text, fix}.
-
-        For a table and for JSON.
-        """
+        """Build the rows of the check matrix, for a table and for JSON: for each node its name, and {column: level, text, fix}."""
         rows = []
         for host in self.cluster.hosts:
             found = {

@@ -187,10 +187,7 @@ class MemberStart:
         self._closed = True
 
     def _send_join_files(self) -> Gathered[JoinAnswer]:
-        """Send each node its join file, and the code of the process to the nodes that need it.
-
-        Return their answers and errors.
-        """
+        """Send each node its join file, and to the nodes that need it the code of the process. Return answers and errors."""
         wanted = {node: join_request(file) for node, file in self._files.items()}
         gathered = self._fleet.ask(wanted, _ANSWER)
         needy = [node for node, answer in gathered.ok.items() if answer["state"] == _NEEDS_CODE]

@@ -527,7 +527,7 @@ def _job_of(manifest: Manifest) -> object:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """Return the seconds in the header Retry-After; 0.0 if there are none."""
+    """Return the seconds in the header Retry-After; 0.0 without them."""
     value = headers.get("Retry-After", "")
     return float(value) if value.isdecimal() and len(value) < 6 else 0.0
 

@@ -62,9 +62,9 @@ class PodWatch:
         self._closed.set()
 
     def cause(self, job: str) -> tuple[str, int] | None:
-        """Return why pods of a job were ended by the cluster, or have never started, and the exit code for that.
+        """Return why pods of a job were ended by the cluster, or have never started, and the exit code for that; else None.
 
-        None if neither. Of each pod the first view that explains its end counts.
+        Of each pod the first view that explains its end counts.
         """
         found = end_of(list(self._views.get(job_hash(job), {}).values()))
         waiting = list(self._stuck.get(job_hash(job), {}).values())
@@ -174,9 +174,9 @@ class EndedPods:
         return node
 
     def need(self, base: str, kind: str, fields: Mapping[str, object]) -> None:
-        """Restore the logs of ranks that a request reads: of the node whose base directory this is.
+        """Restore the logs of a node's ranks before a request that reads logs, once; nothing if the pod is gone.
 
-        kind: the type of the request. Does nothing for requests that read no log, and for a pod that is gone.
+        base: the node's directory of jobs. kind, fields: the type of the request, and its fields, with the job.
         """
         if kind in _OF_RECORDS:
             return

@@ -160,9 +160,9 @@ def _not_created(found: JobObjects) -> str:
 
 
 def _disruption(events: Sequence[Object]) -> tuple[str, int] | None:
-    """Return the reason in the first event about a preempted, evicted or lost pod, and the exit code.
+    """Return the reason in the first event about a preempted, evicted or lost pod, and the exit code of a lost node.
 
-    None without such an event.
+    Returns None without such an event.
     """
     first = min((event for event in events if text(event, "reason") in _DISRUPTED), key=event_time, default=None)
     if first is None:

@@ -161,7 +161,11 @@ def check_quotas(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
 
 
 def check_devices(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
-    """Yield an error if no node has what one pod needs, or all nodes together have no room for all pods; else what is there."""
+    """Yield an error for a resource that no node has for one pod, or all nodes together not for all pods; else its sum.
+
+    Only the sums of devices are reported. Nodes that are cordoned, not ready or without the labels of node_selector do not
+    count.
+    """
     nodes = [node for node in api.list_objects("Node", job.node_selector) if takes_pods(node)]
     if not nodes:
         what = "no node is ready" + (" that has these labels" if job.node_selector else "")

@@ -105,7 +105,7 @@ class KubernetesEngine(Engine):
                 return fleet
 
     def _wait_for_an_end(self, pods: Sequence[str]) -> bool:
-        """Poll these pods, whose agents have not started, for up to 3 s; return whether one has ended or is gone."""
+        """Poll these pods, whose agents have not started, for up to 3 s; return whether one of them has ended or is gone."""
         end = time.monotonic() + _NOTICED
         while pods and time.monotonic() < end:
             found = [self.api.get("Pod", pod) for pod in pods[:_CHANNELS]]

@@ -63,10 +63,10 @@ class KubernetesStart(Starter):
         self._api = engine.api
 
     def prepare(self) -> Submission:
-        """Build the objects of the job, and have the API server check the workload.
+        """Build the objects of the job, have the API server check the workload, and set the job's id. Creates no object.
 
-        With --dry also plan the job with placeholders. The job gets its id. A workspace that does not fit into the Secret is
-        sent by submit(). Creates no object.
+        With --dry the submission has a plan with placeholders. A workspace that does not fit into the Secret is sent by
+        submit().
         """
         request, caller = self._request, self._engine.caller
         workload = self._make_manifests(request.wish.job_id).objects.workload

@@ -413,7 +413,7 @@ class SlurmEngine(Engine):
     def _stop_on(self, host: Host, slurm: SlurmHost, number: int, job: str, how: StopHow) -> StopAnswer | None:
         """Open an agent on a node by a step of srun, stop the job there, and return the answer. Raises if there is no channel.
 
-        None if the channel is lost after the request: Slurm ends all steps of a job when the job's own one has ended.
+        Returns None if the channel is lost after the request: Slurm ends all steps of a job when the job's own one has ended.
         """
         link = SrunLink(self.login.agents[0].link, slurm.path("srun"), number, host.host)
         try:

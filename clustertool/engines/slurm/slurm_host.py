@@ -167,9 +167,10 @@ class SlurmHost:
         return {about["job"]: about for about in found}
 
     def step_output(self, job: str, path: str = "") -> tuple[str, StepOutput]:
-        """Read the last lines of the output of a submitted job's start.
+        """Read the output of a submitted job's start.
 
-        Returns the path of the file, and its lines and exit code. path: of the output of a job that was submitted by hand.
+        Return the path of the file, and its last lines with the highest exit code. path: of the output of a job that was
+        submitted by hand.
         """
         found = self._fleet.ask_one(0, messages.SUBMISSION_OUTPUT({"job": job, "path": path}))
         return found["path"], slurm_answers.read_output(found["text"])

@@ -65,10 +65,10 @@ class SlurmStart(Starter):
         return self._engine
 
     def prepare(self) -> Submission:
-        """Check the options, the login host and the settings, complete the request, and build the script.
+        """Check the options, the login host and the settings, complete the request, and build the script. Nothing is submitted.
 
-        With --dry also a plan. The plan has placeholders for the nodes. The job gets its id, the grace that KillWait allows,
-        and the allocation of this shell, if the command is typed in one. Nothing is submitted.
+        The job gets its id, the grace that KillWait allows, and the allocation of this shell, if the command is typed in one.
+        With --dry the submission has a plan with placeholders for the nodes.
         """
         engine, request = self._slurm_engine, self._request
         queued_request.refuse_options(self._request)
@@ -301,7 +301,7 @@ class SlurmStart(Starter):
     def _find_accepted(self, slurm: SlurmHost, job: str, seconds: float) -> SlurmJob | None:
         """Poll the queue, with ended jobs, for these seconds, until it has a Slurm job with our job id in its comment.
 
-        Else None. Raises PreflightError if Slurm does not answer.
+        Returns None if it has none then. Raises PreflightError if Slurm does not answer.
         """
         end = time.monotonic() + seconds
         while True:

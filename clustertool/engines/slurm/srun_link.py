@@ -67,7 +67,7 @@ class LoginLinks:
         self._lock = threading.Lock()
 
     def of(self, node: int) -> Link:
-        """Return the connection for a node: four nodes share one. Opens it if it is not there or was lost.
+        """Return the connection for a node, which four nodes share; open it if it is not there or was lost.
 
         Raises why that fails.
         """

@@ -74,8 +74,8 @@ class SshStart(Starter):
     def submit(self, submission: Submission) -> Submitted:
         """Bring image and workspace to the nodes, and start the plan; make it again if another job took a port or device of it.
 
-        Of an elastic job a process is started on each node, and the nodes make the plans. Returns the plan that was started,
-        None for an elastic job.
+        For an elastic job start a process on each node, which makes the plans. Returns the plan that was started, None for an
+        elastic job.
         """
         assert submission.plan is not None
         made = submission.plan
@@ -189,7 +189,7 @@ class SshStart(Starter):
         return examined
 
     def _ask_for_mpi(self, wanted: ProbeWanted) -> preflight.Wanted:
-        """Return the request; for a job that mpirun starts: a function that adds the question for MPI for each host."""
+        """Return `wanted`; for a job that mpirun starts: a function that adds the question for MPI for each host."""
         spec, cluster, passed = self._request.spec, self._request.cluster, dict(self._request.passed)
         if spec is None or not spec.by_mpirun:
             return wanted
@@ -252,8 +252,8 @@ class SshStart(Starter):
     def _plan_when_free(self, facts: ByNode) -> Plan:
         """Plan the job.
 
-        With --wait, and while devices are in use by others: print that once, probe every 1 to 2 s, and plan again. Raises
-        Interrupted, and errors of the plan.
+        With --wait print that its devices are in use, probe again every 1 to 2 s, and plan it when they are free. Raises
+        Interrupted, and errors of the plan; without --wait also for devices in use.
         """
         caller, waiting = self._engine.caller, False
         while True:

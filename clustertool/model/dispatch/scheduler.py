@@ -384,7 +384,7 @@ class Scheduler:
     # -- pieces: what each free sender sends --
 
     def _choose_sends(self, now: float) -> List[Action]:
-        """Choose pieces to send, until all senders are busy."""
+        """Choose pieces to send and their nodes, until all senders are busy or there is nothing to send."""
         actions: List[Action] = []
         busy = sum(bool(member.sending) and member.piece != _NOTHING for member in self.members.values())
         while busy < self._width:
@@ -429,9 +429,10 @@ class Scheduler:
         return any(one.seeds and one.slow <= now and piece in (one.lacks or ()) for one in others)
 
     def _copy_late_piece(self, quick: Sequence[Member], now: float) -> Optional[SendPiece]:
-        """Choose a late piece to send to one of the quick nodes, which lacks it, each piece once; None if there is none.
+        """Choose a late piece, and one of the quick nodes that lacks it; None if there is no such piece.
 
-        Of the slowest pieces only one at a time, and only when the copies before it have come: another node is quicker then.
+        Each piece is sent again once. Of the slowest pieces only one at a time, and only when the copies before it have come:
+        another node is quicker then.
         """
         overdue: Dict[int, int] = {}
         if quick and self._copied <= self._confirmed:

@@ -139,10 +139,9 @@ def view(pod: Object) -> PodView:
 
 
 def end_of(pods: Sequence[PodView]) -> Optional[Tuple[str, int]]:
-    """Return why the cluster has ended pods of a job, and the exit code.
+    """Return why the cluster has ended pods of a job, and the exit code; None if it has ended none: then the job itself knows.
 
-    None if it has ended none, so that the job itself knows. Pods of a job end because of another pod: the reason that comes
-    first in _ORDER counts.
+    Pods of a job end because of another pod: the reason that comes first in _ORDER counts.
     """
     found = _first_by_fault(pods, _HOW_OTHERS_LEFT)
     return None if found is None else (f"pod {found.name}: {found.reason}", found.exit_code)

@@ -111,10 +111,7 @@ class PodRecord(NamedTuple):
 
 
 def encode(end: PodEnd, files: Mapping[str, bytes], logs: Sequence[Log] = ()) -> bytes:
-    """Write the last line of a pod's log, with the end and the records.
-
-    Of too large records the newest lines are kept, or nothing.
-    """
+    """Write the last line of a pod's log, with the end and the records; of too large records their newest lines, or nothing."""
     fields = {**_end_fields(end), "logs": [list(log) for log in logs[:_MOST_LOGS]], "records": _pack_records(files)}
     return json.dumps(fields).encode() + b"\n"
 

@@ -70,9 +70,9 @@ class ShellAllocation:
 
 
 def shell_allocation(environ: Mapping[str, str]) -> Optional[ShellAllocation]:
-    """Read the allocation of a shell from its variables, with 0 as the number of nodes.
+    """Read the allocation of a shell from its variables, with 0 as the number of nodes; None without one.
 
-    None: there is none, or the shell is a rank of a job of ours, which uses all of the allocation.
+    Returns None also if the shell is a rank of a job of ours, which uses all of the allocation.
     """
     job = environ.get("SLURM_JOB_ID", "")
     if not _NUMBER.fullmatch(job) or environ.get("CLUSTERTOOL_JOB"):

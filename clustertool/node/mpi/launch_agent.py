@@ -19,9 +19,9 @@ _NO_ANSWER = 255  # as ssh without a connection
 
 
 def main(job_dir: str, arguments: Sequence[str]) -> None:
-    """Have the supervisors start a daemon on a node, wait for its end, and exit with its code.
+    """Have the supervisors start a daemon on a node, wait for its end, and exit with its code; 255 if that is not possible.
 
-    With 255 if it cannot be started. arguments: [options] HOST COMMAND..., as mpirun gives them.
+    arguments: [options] HOST COMMAND..., as mpirun gives them.
     """
     processes.outlive()
     rest = list(arguments)

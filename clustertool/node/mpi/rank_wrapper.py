@@ -109,7 +109,7 @@ def _wait_for_end(paths: JobPaths, rank: int, sock: socket.socket, wake: socket.
 
 
 def _end_as(code: int, number: int) -> NoReturn:
-    """End this process with an exit code, or by a signal, without a core file."""
+    """End this process with an exit code, or by the signal `number` if it is not 0, without a core file."""
     if number:
         if number != signal.SIGKILL:
             with contextlib.suppress(OSError, ValueError):
