@@ -113,7 +113,7 @@ class Examined:
         return Examined(replace(self.cluster, hosts=kept), facts, findings, {})
 
     def rows(self) -> list[dict[str, Any]]:
-        """Build the rows of the check matrix, for a table and for JSON: for each node its name, and {column: level, text, fix}."""
+        """Build the rows of the check matrix, of a table or JSON: for each node its name, and {column: level, text, fix}."""
         rows = []
         for host in self.cluster.hosts:
             found = {
