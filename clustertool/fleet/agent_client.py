@@ -339,6 +339,7 @@ class AgentClient:
             self._close_stream(error.what, True, base)
 
     def _report(self, report: RelayReport) -> None:
+        """Pass a report of the node's relay to on_relay, if that is set."""
         if self.on_relay is not None:
             self.on_relay(self.host.index, report)
 
@@ -351,6 +352,7 @@ class AgentClient:
             self._sink(self.host.index, closed, b"")
 
     def _bad(self, what: str) -> BadAnswer:
+        """Build the error of a frame that is not valid."""
         fix = "a program there changed a job's records, or the tool's files in ~/.cache/clustertool: inspect them on that node"
         return BadAnswer(f"it sent something that is not valid: {what}", fix, self.host.name)
 

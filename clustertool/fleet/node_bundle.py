@@ -36,6 +36,7 @@ _making = threading.Lock()  # the threads of all nodes ask at once
 
 
 def digest() -> str:
+    """Return the digest of the code, by which a node finds it in its cache."""
     with _making:
         return _content()[0]
 

@@ -147,6 +147,7 @@ class SharedDirectory:
             self._clients = [one for one in self._clients if one is not client]
 
     def _new(self, base: str, host: Host) -> RecordsClient:
+        """Make a client of a base, which gets its frames from now on."""
         client = RecordsClient(self, base, host, self._sink)
         with self._lock:
             self._clients.append(client)

@@ -128,6 +128,7 @@ def read_private(text: bytes) -> bytes:
 
 
 def _strings(*fields: bytes) -> bytes:
+    """Encode fields as ssh does: each with its length in front."""
     message = Message()
     for field in fields:
         message.add_string(field)

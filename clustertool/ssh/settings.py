@@ -262,6 +262,7 @@ def _account() -> pwd.struct_passwd | None:
 
 
 def _passwd_home() -> str:
+    """Return the home folder of the password file; without an entry there, that of home()."""
     account = _account()
     return account.pw_dir if account else home()
 

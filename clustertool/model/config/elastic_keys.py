@@ -190,11 +190,13 @@ def _grow(value: object) -> Optional[str]:
 
 
 def _read_backoff(value: object) -> Optional[Tuple[float, float]]:
+    """Read a list of two durations in seconds; None for anything else."""
     pair = [_duration(one) for one in value] if isinstance(value, list) else []
     return (pair[0], pair[1]) if len(pair) == 2 and pair[0] and pair[1] else None
 
 
 def _read_urls(value: object) -> Optional[List[str]]:
+    """Read a text of URLs with commas between, or a list of them; None for anything else."""
     urls = value.split(",") if isinstance(value, str) else value
     return urls if isinstance(urls, list) and urls and all(isinstance(url, str) for url in urls) else None
 
