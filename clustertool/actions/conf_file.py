@@ -80,7 +80,7 @@ def read(given: str, keys: Collection[str], nodes_known: bool, optional: bool) -
         text = _read_found(path)
     except ConfigError as error:
         raise NotNeeded(error.what, error.fix) if nodes_known else error from None
-    kind = _kind(text, keys) if optional else _OURS
+    kind = _guess_owner(text, keys) if optional else _OURS
     if kind != _OTHERS:
         try:
             values = _execute(path, text)
@@ -93,7 +93,7 @@ def read(given: str, keys: Collection[str], nodes_known: bool, optional: bool) -
     raise NotNeeded(f"{path} is that of another program")
 
 
-def _kind(text: bytes, keys: Collection[str]) -> str:
+def _guess_owner(text: bytes, keys: Collection[str]) -> str:
     """Guess from the text of a conf.py, without running it, whether it is clustertool's (_OURS), another program's, or unclear.
 
     It compares the names in capitals that the text sets with `keys`, the names of all keys. A text that Python cannot parse is
@@ -145,22 +145,22 @@ def _read_found(path: Path) -> bytes:
     target = path
     try:
         if path.is_symlink():
-            _check(path, os.lstat(path), path)
+            _require_safe(path, os.lstat(path), path)
             target = path.resolve(strict=True)
             folders.append(target.parent)
         for folder in folders:
-            _check(folder, os.stat(folder), path)
+            _require_safe(folder, os.stat(folder), path)
         # Not through a link: another user could make one after the check.
         handle = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(handle, "rb") as file:
-            _check(target, os.fstat(handle), path, handle)
+            _require_safe(target, os.fstat(handle), path, handle)
             return file.read()
     except OSError as error:
         fix = f"correct its permissions, or give --conf FILE, or {NO_CONF}"
         raise ConfigError(f"{path} cannot be read: {error.strerror}", fix) from None
 
 
-def _check(what: Path, info: os.stat_result, conf: Path, handle: int = -1) -> None:
+def _require_safe(what: Path, info: os.stat_result, conf: Path, handle: int = -1) -> None:
     """Raise ConfigError, which says that `conf` is not run, if another user can have written the file or folder `what`.
 
     info: its stat. handle: its descriptor if it is open, else -1.
@@ -177,10 +177,10 @@ def _execute(path: Path, text: bytes) -> dict[str, object]:
     Raises ConfigError for an exception of it, with the line, and if it sets no such name.
     """
     with _EXECUTING:
-        return _executed(path, text)
+        return _run_as_module(path, text)
 
 
-def _executed(path: Path, text: bytes) -> dict[str, object]:
+def _run_as_module(path: Path, text: bytes) -> dict[str, object]:
     """Run conf.py as the module `conf` without writing bytecode, and return its keys: see _execute()."""
     module = ModuleType("conf")
     module.__file__ = str(path)

@@ -54,20 +54,20 @@ def fetch_output(
     records.
     """
     answers = fleet.ask_all(STATUS({"job": job}))
-    places = _places(fleet, job, answers, role, rank)
+    places = _nodes_of_ranks(fleet, job, answers, role, rank)
     found = {}
     for number, node in places.items():
-        folder = _folder(to, rank, role, number)
-        found[number] = _pull(fleet, check, job, answers[node], node, path, folder)
+        folder = _folder_of_rank(to, rank, role, number)
+        found[number] = _copy_from_node(fleet, check, job, answers[node], node, path, folder)
     return found
 
 
-def _folder(to: Path, asked: str, role: str, rank: int) -> Path:
+def _folder_of_rank(to: Path, asked: str, role: str, rank: int) -> Path:
     """Return the folder for the files of a rank: `to`; with "all" to/rank3 for a trainer, to/pserver3 for another role."""
     return to / f"{'rank' if role == 'trainer' else role}{rank}" if asked == "all" else to
 
 
-def _places(fleet: Fleet, job: str, answers: dict[int, StatusAnswer], role: str, asked: str) -> dict[int, int]:
+def _nodes_of_ranks(fleet: Fleet, job: str, answers: dict[int, StatusAnswer], role: str, asked: str) -> dict[int, int]:
     """Map the requested ranks of a role ("all" or a number) to the nodes that ran them, of nodes that have answered.
 
     With "all", fleet.failed gets NotFound for each node that has no records. Raises the nodes' errors if no such rank is left,
@@ -87,7 +87,9 @@ def _places(fleet: Fleet, job: str, answers: dict[int, StatusAnswer], role: str,
     return found
 
 
-def _pull(fleet: Fleet, check: Check, job: str, answer: StatusAnswer, node: int, path: str, to: Path) -> Fetched:
+def _copy_from_node(
+    fleet: Fleet, check: Check, job: str, answer: StatusAnswer, node: int, path: str, to: Path
+) -> Fetched:
     """Copy `path` of one node into `to`: from the job's directory or, if it has no files, from the one in which it worked.
 
     In each of them `path` (default: the recorded output) is tried as a folder, then as a file. Returns a Fetched without files
@@ -100,7 +102,7 @@ def _pull(fleet: Fleet, check: Check, job: str, answer: StatusAnswer, node: int,
     name, empty = fleet.name(node), None
     for place in dict.fromkeys((answer["dir"], work_dir)):
         with contextlib.suppress(NotFound):
-            sent, shared = _pull_folder(fleet, check, job, node, place, wanted, to)
+            sent, shared = _copy_folder(fleet, check, job, node, place, wanted, to)
             if sent.files or shared:
                 return Fetched(name, to, sent.files, sent.bytes, shared)
             empty = Fetched(name, to, 0, 0)
@@ -110,7 +112,7 @@ def _pull(fleet: Fleet, check: Check, job: str, answer: StatusAnswer, node: int,
                 folder = NodeFolder(fleet, node, place)
                 entry = folder.find(wanted)
                 sent = folder.receive_file(wanted, entry, to, check)
-                spans = _spans(fleet, job, node, place, wanted)
+                spans = _ask_write_spans(fleet, job, node, place, wanted)
                 origin = origin_of(entry.changed, *spans) if spans else FileOrigin(True)
                 shared = () if origin == FileOrigin(True) else (SharedFile(wanted, origin, True),)
                 return Fetched(name, to / posixpath.basename(wanted), sent.files, sent.bytes, shared)
@@ -120,7 +122,7 @@ def _pull(fleet: Fleet, check: Check, job: str, answer: StatusAnswer, node: int,
     raise NotFound(f"there is no file or folder {wanted!r} of this job", fix, name)
 
 
-def _pull_folder(
+def _copy_folder(
     fleet: Fleet, check: Check, job: str, node: int, place: str, wanted: str, to: Path
 ) -> tuple[Copied, tuple[SharedFile, ...]]:
     """Copy a folder of a node into `to`, and return what was copied, and its files that are not surely the job's own.
@@ -128,7 +130,7 @@ def _pull_folder(
     Of a folder in which several jobs have run, only the files that are this job's by their times are copied. Raises NotFound.
     """
     folder = NodeFolder(fleet, node, posixpath.join(place, wanted))
-    spans = _spans(fleet, job, node, place, wanted)
+    spans = _ask_write_spans(fleet, job, node, place, wanted)
     if spans is None:
         return folder.receive(to, check), ()
     entries = [(entry, origin_of(entry.changed, *spans)) for entry in folder.entries()]
@@ -142,7 +144,9 @@ def _pull_folder(
     return sent, tuple(shared)
 
 
-def _spans(fleet: Fleet, job: str, node: int, place: str, path: str) -> tuple[WriteSpan, list[WriteSpan]] | None:
+def _ask_write_spans(
+    fleet: Fleet, job: str, node: int, place: str, path: str
+) -> tuple[WriteSpan, list[WriteSpan]] | None:
     """Ask a node when this job could write below `place`, and when other jobs could: return (span, spans of the others).
 
     None if only this job has worked there.

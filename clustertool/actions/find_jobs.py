@@ -136,8 +136,8 @@ def merge_answers(answers: Mapping[int, JobsAnswer], known: Described = _NOTHING
     engine has them as queued or running, or knows why they have ended.
     """
     listed = listings(answers)
-    found = [_merge(job, list(parts.values()), known.get(job)) for job, parts in listed.items()]
-    found += [_unseen(job, one) for job, one in known.items() if _is_listed(one) and job not in listed]
+    found = [_merge_summaries(job, list(parts.values()), known.get(job)) for job, parts in listed.items()]
+    found += [_entry_without_record(job, one) for job, one in known.items() if _is_listed(one) and job not in listed]
     return sorted(found, key=lambda job: (job["created"] or 0, job["id"]), reverse=True)
 
 
@@ -155,14 +155,14 @@ def listings(answers: Mapping[int, JobsAnswer]) -> dict[str, dict[int, JobSummar
     return found
 
 
-def _merge(job: str, parts: list[JobSummary], known: Description | None) -> ListedJob:
+def _merge_summaries(job: str, parts: list[JobSummary], known: Description | None) -> ListedJob:
     """Merge the nodes' summaries of a job, and what its engine knows, to one entry.
 
     If the engine has it queued again and no process of it may run, the entry is that of a queued job.
     """
     recorded = [read_part(part) for part in parts]
     over = any(part.state in OUTCOMES for part in recorded)
-    part = decide(_corrected(part, known, over) for part in recorded)
+    part = decide(_correct_part(part, known, over) for part in recorded)
     if part.state is JobState.LOST and known is not None and known.cause is not None:
         part = part._replace(reason=known.cause[0], code=known.cause[1])
     started = [float(t) for t in (one.get("started") for one in parts) if t is not None]
@@ -183,7 +183,7 @@ def _merge(job: str, parts: list[JobSummary], known: Description | None) -> List
         "owner": parts[0]["owner"],
         "mode": parts[0]["mode"],
         "command": parts[0]["command"],
-        "total": len(_nodes(parts)) or (known.nodes if known is not None else 0) or len(parts),
+        "total": len(_node_names(parts)) or (known.nodes if known is not None else 0) or len(parts),
         "seen_on": sorted(int(part["node"] or 0) for part in parts),
         "part": part,
         "known": known,
@@ -191,7 +191,7 @@ def _merge(job: str, parts: list[JobSummary], known: Description | None) -> List
     }
 
 
-def _corrected(part: NodePart, known: Description | None, over: bool) -> NodePart:
+def _correct_part(part: NodePart, known: Description | None, over: bool) -> NodePart:
     """Return the part of a node, with the state corrected by what the engine knows (correct_state()).
 
     over: a node has an outcome.
@@ -202,7 +202,7 @@ def _corrected(part: NodePart, known: Description | None, over: bool) -> NodePar
     return NodePart(part.node, state, reason=known.reason if state is JobState.LOST else "")
 
 
-def _unseen(job: str, known: Description) -> ListedJob:
+def _entry_without_record(job: str, known: Description) -> ListedJob:
     """Build the entry of a job of which no node has a record from the engine's description."""
     ended = known.state is EngineState.ENDED
     code = known.cause[1] if known.cause is not None and ended else None
@@ -258,11 +258,11 @@ def attach_to(
 
 def _is_decided(fleet: Fleet, answers: Mapping[int, JobsAnswer], prefix: str) -> bool:
     """Check whether late nodes cannot change which job `prefix` means: it is a complete id, or all of them are the job's."""
-    found = _meant(merge_answers(answers), prefix)
+    found = _select_meant(merge_answers(answers), prefix)
     if not found or (prefix and len(found) > 1):
         return False
     late = {fleet.name(node) for node in fleet.late}
-    return is_certain(found[0], prefix) or late <= set(_nodes(listings(answers)[found[0]["id"]].values()))
+    return is_certain(found[0], prefix) or late <= set(_node_names(listings(answers)[found[0]["id"]].values()))
 
 
 def is_certain(job: ListedJob, typed: str) -> bool:
@@ -345,7 +345,7 @@ def choose(
     whether one runs.
     """
     try:
-        return _picked(
+        return _choose_by_prefix(
             [job for job in merge_answers(answers, known) if not exact or job["id"] == prefix], prefix, running
         )
     except NotFound:
@@ -367,7 +367,7 @@ def where(
     A node may claim any number. So a host that conf.py names as the job does has the node of that name. A claim counts only for
     a name that is not in conf.py, or whose host answered that it does not have the job.
     """
-    names = _nodes(listed.values()) or [f"node {node}" for node in range(total)]
+    names = _node_names(listed.values()) or [f"node {node}" for node in range(total)]
     ours = {host.name: host.index for host in hosts}
     places = {node: ours[name] for node, name in enumerate(names) if ours.get(name) in listed}
     taken = set(places.values())
@@ -379,7 +379,7 @@ def where(
     return places, names
 
 
-def _nodes(parts: Iterable[JobSummary]) -> list[str]:
+def _node_names(parts: Iterable[JobSummary]) -> list[str]:
     """Return the names of a job's nodes: the list that most summaries have, [] if none has one.
 
     For elastic jobs: _names_of_epochs().
@@ -404,15 +404,15 @@ def _names_of_epochs(lists: Iterable[Sequence[str]]) -> list[str]:
     return [(found.most_common(1) or [(f"node{number}", 0)])[0][0] for number, found in enumerate(votes)]
 
 
-def _meant(found: list[ListedJob], prefix: str) -> list[ListedJob]:
+def _select_meant(found: list[ListedJob], prefix: str) -> list[ListedJob]:
     """Select the jobs that `prefix` means by id, requested id or name; all of them for ""."""
     return meant(prefix, found, lambda job: (job["id"], job["asked"], job["name"])) if prefix else found
 
 
-def _picked(found: list[ListedJob], prefix: str, running: bool) -> ListedJob:
+def _choose_by_prefix(found: list[ListedJob], prefix: str, running: bool) -> ListedJob:
     """Choose the job that `prefix` means; with "" the newest one, or the only one that runs. Raises NotFound, UsageError."""
     if prefix:
-        found = _meant(found, prefix)
+        found = _select_meant(found, prefix)
         if not found:
             raise NotFound(f"no job {prefix!r} on this cluster", _FIX)
         if len(found) > 1:

@@ -105,13 +105,13 @@ class NodeQueues:
     def put(self, node: int, header: StreamFrame, payload: bytes) -> None:
         """Append a frame to the queue of its node, and wait while that is full. After close() frames are dropped."""
         if not self._closed:
-            self._of(node).put(node, header, payload)
+            self._inbox_of(node).put(node, header, payload)
 
     def next(self, node: int) -> Frame:
         """Wait for the next frame of a node and return it. Raises what `check` raises."""
-        return next(self._of(node).frames(self._check))
+        return next(self._inbox_of(node).frames(self._check))
 
-    def _of(self, node: int) -> Inbox:
+    def _inbox_of(self, node: int) -> Inbox:
         with self._lock:
             return self._inboxes[node]
 
@@ -133,10 +133,10 @@ class EngineQuestion:
         """
         if self._ask is not None and self._since is None and not self._asking and now >= self._next:
             self._asking, self._next = True, now + _ASK
-            threading.Thread(target=self._question, args=(self._ask,), daemon=True).start()
+            threading.Thread(target=self._ask_engine, args=(self._ask,), daemon=True).start()
         return now - self._since if self._since is not None else 0.0
 
-    def _question(self, ask: Callable[[str], str | None]) -> None:
+    def _ask_engine(self, ask: Callable[[str], str | None]) -> None:
         """Ask the engine, and store the reason and the time if it answers that the job has ended."""
         try:
             found = ask(self._job)
@@ -194,7 +194,7 @@ class LostNodes:
         watch = self._follower.watch
         with contextlib.suppress(queue.Empty):
             node = self._revived.get_nowait()
-            self._expect([node])
+            self._follow_soon([node])
             yield RevivedNews(time.time(), watch.status.name(node))
         if not self._elastic or watch.status.outcome is not None:
             return
@@ -205,7 +205,7 @@ class LostNodes:
             due = self._next.get(node)
             if due is not None and now >= due or due is None and self._follower.lost(node):
                 self._busy.add(node)
-                threading.Thread(target=self._start, args=(node, self._revive), daemon=True).start()
+                threading.Thread(target=self._revive_node, args=(node, self._revive), daemon=True).start()
 
     @property
     def may_run(self) -> bool:
@@ -219,7 +219,7 @@ class LostNodes:
             self._follow_at.clear()
         return self._quiet_since is not None and now - self._quiet_since < _RETURN
 
-    def _expect(self, nodes: Iterable[int]) -> None:
+    def _follow_soon(self, nodes: Iterable[int]) -> None:
         """Let _follow_again() follow these nodes at its next turn, without a pause."""
         self._quiet_since = None
         for node in nodes:
@@ -235,7 +235,7 @@ class LostNodes:
         for epoch in watch.status.epochs[-1:]:
             if epoch.attempt != self._epoch:
                 self._epoch = epoch.attempt
-                self._expect(epoch.nodes)
+                self._follow_soon(epoch.nodes)
         for node in watch.ended - set(watch.closed):
             known = watch.status.nodes.get(node)
             if known is not None and known.ended is None and now >= self._follow_at.get(node, 0.0):
@@ -243,7 +243,7 @@ class LostNodes:
                 self._follow_at[node] = now + _retry_pause(self._follows[node])
                 threading.Thread(target=self._follower.follow_again, args=(node,), daemon=True).start()
 
-    def _start(self, node: int, revive: Callable[[str, int], bool]) -> None:
+    def _revive_node(self, node: int, revive: Callable[[str, int], bool]) -> None:
         """Start a lost node again by `revive`, report it to turn() if it was started, and set when the next attempt is due."""
         try:
             if revive(self._job, node):
@@ -352,14 +352,14 @@ class JobFollower:
         """
         outcome = self.watch.status.outcome
         if outcome is None:
-            broken = self._broken & set(self.watch.received)  # not those that never followed the job
+            broken = self._broken_nodes & set(self.watch.received)  # not those that never followed the job
             return self.watch.over and not self._reopening and not broken and not self._lost_nodes.may_run
         self._verdict_at = self._verdict_at or time.monotonic()
         late = time.monotonic() - self._verdict_at > (_RETURN if self.fleet.engine_end is None else _RESTORE)
         left = self.watch.nodes - self.watch.ended
-        return all(self.lost(node) or (late and (node in self.watch.closed or self._spare(node))) for node in left)
+        return all(self.lost(node) or (late and (node in self.watch.closed or self._is_spare(node))) for node in left)
 
-    def _spare(self, node: int) -> bool:
+    def _is_spare(self, node: int) -> bool:
         """Check whether a node takes no part in the last epoch of an elastic job."""
         return any(node not in epoch.nodes for epoch in self.watch.status.epochs[-1:])
 
@@ -376,7 +376,7 @@ class JobFollower:
                 agent.send(SIGNAL({"job": self._job, "number": number}))
 
     @property
-    def _broken(self) -> set[int]:
+    def _broken_nodes(self) -> set[int]:
         """The nodes whose connection was lost, which are not finished or refused, and which _reopen() does not try yet."""
         broken = set(self.watch.closed) - self.watch.ended - set(self.watch.refused) - self._reopening
         return {node for node in broken if node in self.fleet.agents}
@@ -448,7 +448,7 @@ class JobFollower:
         for node in self.watch.nodes - self.watch.ended - self._reopening - set(self.watch.refused):
             if now - self.watch.received.get(node, now) > timeout:
                 self.watch.closed.setdefault(node, f"silent for {timeout:g} s")
-        for node in sorted(self._broken & self.watch.nodes):
+        for node in sorted(self._broken_nodes & self.watch.nodes):
             if node not in self._away:
                 self._unreported[node] = now, self.watch.closed[node]
             self._away.add(node)
@@ -465,11 +465,11 @@ class JobFollower:
     def follow_again(self, node: int) -> None:
         """Request the events and logs of a node whose stream has ended, from where it ended. Errors are ignored."""
         with contextlib.suppress(ClustertoolError, KeyError):
-            self.fleet.agents[node].ask(self._rest(node))
+            self.fleet.agents[node].ask(self._request_for_rest(node))
             self.watch.received[node] = time.monotonic()
             self.watch.ended.discard(node)
 
-    def _rest(self, node: int) -> Request[Answer]:
+    def _request_for_rest(self, node: int) -> Request[Answer]:
         """Build the request for what a node has not sent so far."""
         offsets, events_at = self.watch.offsets.get(node, {}), self.watch.events_at.get(node, 0)
         return FOLLOW({**self._request, "offsets": offsets, "events_at": events_at})
@@ -487,7 +487,7 @@ class JobFollower:
                 if self._left:  # the fleet may have closed its connections before this one
                     agent.link.close()
                     break
-                agent.ask(self._rest(node))
+                agent.ask(self._request_for_rest(node))
             except BadAnswer as error:
                 self._inbox.put(node, {"type": "closed", "why": error.what, "refused": True}, b"")
                 break

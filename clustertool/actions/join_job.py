@@ -41,9 +41,9 @@ def complete(request: RunRequest, meeting: TypedMeeting, folder: Path) -> tuple[
     request.spec = read_job(request.cluster, load_workspace.workspace_toml(folder), request.options)
     request.origin = str(folder)
     one = request.cluster.hosts[0]
-    hosts = tuple(_placeholder(one, number, meeting) for number in range(meeting.nodes))
+    hosts = tuple(_placeholder_host(one, number, meeting) for number in range(meeting.nodes))
     whole = replace(request.cluster, hosts=hosts, lead_port=meeting.port)
-    files = _listing(request, folder)
+    files = _files_for_plan(request, folder)
     facts = {
         node: replace(fact, address=hosts[node].address, boot_id=f"machine{node}", listing=files)
         for node, fact in given_facts(whole).items()
@@ -102,7 +102,7 @@ def join_file(request: RunRequest, meeting: TypedMeeting, folder: Path, shared: 
         coordinator=MeetingPoint(meeting.host, meeting.port),
         index=meeting.index,
         join_timeout=join_patience(meeting.timeout or request.cluster.join_timeout),
-        listing=_listing(request, folder),
+        listing=_files_for_plan(request, folder),
         passed=request.passed,
         secrets=tuple(request.secrets.items()),
         own=own,
@@ -110,7 +110,7 @@ def join_file(request: RunRequest, meeting: TypedMeeting, folder: Path, shared: 
     return check(file)
 
 
-def _placeholder(host: Host, number: int, meeting: TypedMeeting) -> Host:
+def _placeholder_host(host: Host, number: int, meeting: TypedMeeting) -> Host:
     """Copy the host as machine `number` of a plan that is made before the machines meet.
 
     Machine 0 has the meeting point's address.
@@ -119,7 +119,7 @@ def _placeholder(host: Host, number: int, meeting: TypedMeeting) -> Host:
     return replace(host, index=number, host=name, name=name, address=name if number else meeting.host)
 
 
-def _listing(request: RunRequest, folder: Path) -> tuple[str, ...]:
+def _files_for_plan(request: RunRequest, folder: Path) -> tuple[str, ...]:
     """List the files of the folder if the plan needs them, for shards or to find the default command; else ()."""
     spec = request.spec
     needed = spec is not None and (spec.shards or not (spec.trainer.command and spec.pserver.command))

@@ -54,7 +54,9 @@ def cluster(
         if start_local:
             _note_allocation(caller, found)
     else:
-        found = _local(caller, selection, start_local, f"{conf.where} has no HOSTS" if conf.values else "none found")
+        found = _cluster_without_hosts(
+            caller, selection, start_local, f"{conf.where} has no HOSTS" if conf.values else "none found"
+        )
     if of_hosts and not needs_hosts(found):
         what = f"{of_hosts} works on HOSTS, and the engine {found.engine} chooses the nodes itself"
         raise UsageError(
@@ -163,7 +165,7 @@ def cluster_of_launcher(caller: Caller, selection: Selection, named: NamedNodes,
             raise UsageError(what, f"leave that out, or add --engine {known_engines.DEFAULT}")
         _report_source(caller, selection, source, known)
         return _apply_selection(selection, known)
-    if named.alone or not (asked or known) or _itself(asked, known if "HOSTS" in values else None):
+    if named.alone or not (asked or known) or _is_this_machine(asked, known if "HOSTS" in values else None):
         found = this_machine.with_job_python(this_machine.own_cluster(folder, known))
         found = replace(
             found, hosts=tuple(host.with_slots(one) for host, one in zip(found.hosts, asked or found.hosts))
@@ -182,7 +184,7 @@ def cluster_of_launcher(caller: Caller, selection: Selection, named: NamedNodes,
         assert known is not None
         found = known
     _report_source(caller, selection, source, found)
-    _tell_python(caller, found)
+    _note_python(caller, found)
     if not found.hosts[0].here:
         _note_allocation(caller, found)
         note = shell_variables.note(found, os.environ)
@@ -202,7 +204,7 @@ def cluster_of_meeting(caller: Caller, conf: Conf, nodes: int, folder: Path, dev
     host = replace(found.hosts[0], address=address)
     found = replace(found, hosts=(host,), env=known.env if known else ())
     caller.note(f"conf: {conf.source or 'none found'}, this machine and {count(nodes - 1, 'other')}")
-    _tell_python(caller, found)
+    _note_python(caller, found)
     return shell_variables.obey(found, os.environ, devices)
 
 
@@ -211,7 +213,7 @@ def _without_hosts(conf: Conf) -> Cluster | None:
     return _read_keys({"HOSTS": ["localhost"], **conf.values}, conf.where) if conf.values else None
 
 
-def _itself(asked: Sequence[Host], known: Cluster | None) -> bool:
+def _is_this_machine(asked: Sequence[Host], known: Cluster | None) -> bool:
     """Check whether the only node asked for is an address of the loopback, as fleetrun calls this machine.
 
     False if it has an ssh user or port, or if conf.py (`known`) has a host of this name or address.
@@ -242,7 +244,7 @@ def read_conf(caller: Caller, selection: Selection, named: bool = False, optiona
         except conf_file.NotNeeded as error:
             caller.remark(f"{error.what}; this command needs no conf.py, so it is left out")
     if selection.hostfile:
-        values["HOSTS"] = _hostfile(selection.hostfile)
+        values["HOSTS"] = _hosts_of_file(selection.hostfile)
     files = [str(path)] * bool(path) + [selection.hostfile] * bool(selection.hostfile)
     if typed and (files or not known_engines.capabilities(typed).needs_hosts):
         values["ENGINE"] = typed
@@ -286,7 +288,7 @@ def _report_source(caller: Caller, selection: Selection, source: str, found: Clu
     caller.note(f"conf: {source} ({part}{again})")
 
 
-def _tell_python(caller: Caller, found: Cluster) -> None:
+def _note_python(caller: Caller, found: Cluster) -> None:
     if found.job_python:
         caller.note(f"python3: {found.job_python}")
 
@@ -298,7 +300,7 @@ def _note_allocation(caller: Caller, found: Cluster) -> None:
         caller.remark(f"the allocation of this shell ({variable}) is ignored: the engine {engine} does not use it")
 
 
-def _local(caller: Caller, selection: Selection, start: bool, why: str) -> Cluster:
+def _cluster_without_hosts(caller: Caller, selection: Selection, start: bool, why: str) -> Cluster:
     """Build the cluster for a command without HOSTS (`why`): the embedded one, started if `start`, else with this machine.
 
     This machine is added only where clusterrun has started jobs in the current folder or above. With --here it is alone. Notes
@@ -330,7 +332,7 @@ def _local(caller: Caller, selection: Selection, start: bool, why: str) -> Clust
     return found
 
 
-def _hostfile(path: str) -> tuple[Host, ...]:
+def _hosts_of_file(path: str) -> tuple[Host, ...]:
     """Read a hostfile as the value of HOSTS. Raises ConfigError."""
     try:
         text = Path(path).read_text(errors="replace", encoding="utf-8-sig")  # Windows may put a mark in front

@@ -36,7 +36,7 @@ def read(answers: Mapping[int, StatusAnswer], known: Description | None = None) 
     A node has the number with which it was asked (its number in the job, after attach_to), whatever number its answer has.
     known: see find_jobs.proof().
     """
-    found = JobStatus(plan=_plan(answers))
+    found = JobStatus(plan=_nodes_by_rank(answers))
     for index, answer in sorted(answers.items()):
         for event in answer["events"]:
             found.apply(index, event)
@@ -61,12 +61,14 @@ def read(answers: Mapping[int, StatusAnswer], known: Description | None = None) 
     return found
 
 
-def _plan(answers: Mapping[int, StatusAnswer]) -> dict[tuple[str, int], int] | None:
+def _nodes_by_rank(answers: Mapping[int, StatusAnswer]) -> dict[tuple[str, int], int] | None:
     """Read the node of each rank from the headers of the first epoch, as most nodes have it, so no node can add ranks.
 
     None if no node has it (older records).
     """
-    headers = [header for _, answer in sorted(answers.items()) for header in islice(_planned(answer["events"]), 1)]
+    headers = [
+        header for _, answer in sorted(answers.items()) for header in islice(_headers_with_places(answer["events"]), 1)
+    ]
     votes = Counter(json.dumps([event["places"], len(event.get("nodes", ()))]) for event in headers)
     if not votes:
         return None
@@ -74,7 +76,7 @@ def _plan(answers: Mapping[int, StatusAnswer]) -> dict[tuple[str, int], int] | N
     return {(role, rank): node for role, rank, node in unpack(places, nodes)}
 
 
-def _planned(events: Iterable[Event]) -> Iterator[JobEvent]:
+def _headers_with_places(events: Iterable[Event]) -> Iterator[JobEvent]:
     """Yield the job headers of the first epoch that have the places of ranks."""
     for event in events:
         if event["type"] == "job" and event.get("places") and not event.get("epoch"):

@@ -61,7 +61,7 @@ def stop_jobs(
     """
     listed, before = listings(known), before or {}
     came = {fleet.name(agent) for agent in known}
-    done = {job: _clean(job, nodes, came) for job, nodes in before.items()}
+    done = {job: _select_clean(job, nodes, came) for job, nodes in before.items()}
     queue: list[tuple[int, str, int]] = []  # first one job of each node, then the next: no list delays the others
     for agent in fleet.agents:
         of_agent = jobs if agent not in known else [job for job in jobs if agent in listed.get(job, ())]
@@ -83,7 +83,7 @@ def stop_jobs(
 
     queue.sort(key=lambda one: one[0])
     work = [(job, agent) for _, job, agent in queue]
-    return answers(_send(fleet, work, how, lambda gathered: early(answers(gathered, False))), True)
+    return answers(_send_stops(fleet, work, how, lambda gathered: early(answers(gathered, False))), True)
 
 
 def by_engine(engine: Engine, about: Described, job: str) -> bool:
@@ -110,7 +110,7 @@ def stop_now(engine: Engine, job: str, how: StopHow) -> dict[str, Stopped]:
     return stop_jobs(fleet, [job], how, known, first)[job]
 
 
-def _clean(job: str, answers: Mapping[str, Stopped], came: Collection[str]) -> dict[str, Stopped]:
+def _select_clean(job: str, answers: Mapping[str, Stopped], came: Collection[str]) -> dict[str, Stopped]:
     """Select the answers that report a clean stop, whose nodes need not be asked again.
 
     A coordinator that waits for another node is left out if a node without an answer has come (`came`: the names of nodes that
@@ -122,7 +122,7 @@ def _clean(job: str, answers: Mapping[str, Stopped], came: Collection[str]) -> d
     return {name: answers[name] for name in clean}
 
 
-def _send(
+def _send_stops(
     fleet: Fleet,
     queue: Sequence[tuple[str, int]],
     how: StopHow,

@@ -25,7 +25,7 @@ def overview(
     """Format the help of the program: usage, commands by purpose, examples, options. examples: (command, what it does)."""
     parts = ["usage: clustertool COMMAND [options]", _fill(about, width)]
     for purpose in dict.fromkeys(verb.purpose for verb in verbs):
-        rows = [(verb.name, _first(verb.help)) for verb in verbs if verb.purpose == purpose]
+        rows = [(verb.name, _before_semicolon(verb.help)) for verb in verbs if verb.purpose == purpose]
         parts.append(_block(purpose, rows, width, _longest(verb.name for verb in verbs)))
     rows = [(f"clustertool {command}", text) for command, text in examples]
     parts.append(_block("Examples", rows, width, _longest(command for command, _ in rows)))
@@ -37,7 +37,7 @@ def overview(
 def listing(verbs: Sequence[Verb]) -> str:
     """List the commands: one line each with the name and the help up to its first semicolon."""
     left = _longest(verb.name for verb in verbs)
-    return "\n".join(f"{_INDENT}{verb.name:<{left}}{_GAP}{_first(verb.help)}" for verb in verbs)
+    return "\n".join(f"{_INDENT}{verb.name:<{left}}{_GAP}{_before_semicolon(verb.help)}" for verb in verbs)
 
 
 def of_verb(verb: Verb, common: Sequence[Opt], width: int) -> str:
@@ -96,7 +96,7 @@ def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
 
 
-def _first(text: str) -> str:
+def _before_semicolon(text: str) -> str:
     """Return a text up to its first semicolon."""
     return text.partition(";")[0].rstrip(".")
 

@@ -97,7 +97,7 @@ class Positional:
     choices: tuple[str, ...] = ()
 
 
-def _others(name: str, also: str) -> dict[str, str]:
+def _names_of_other_tools(name: str, also: str) -> dict[str, str]:
     """Parse the names that other tools have for a verb, "WORD" or "WORD=--option", to {word: what to type here}."""
     pairs = (item.partition("=") for item in also.split())
     return {other: f"{name} {option}".rstrip() for other, _, option in pairs}
@@ -126,7 +126,12 @@ class Verb:
     ) -> None:
         self.name, self.help, self.options = name, help, options
         self._target, self._targets = target or f"{name}:{name}", targets or {}
-        self.purpose, self.also, self.examples, self.positional = purpose, _others(name, also), examples, positional
+        self.purpose, self.also, self.examples, self.positional = (
+            purpose,
+            _names_of_other_tools(name, also),
+            examples,
+            positional,
+        )
 
     def target(self, given: SimpleNamespace) -> str:
         """Return the function for this command line, "module:function": of the first given option with one, else the verb's."""

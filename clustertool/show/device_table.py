@@ -29,8 +29,8 @@ def devices_tables(nodes: Mapping[str, DevicesAnswer], terminal: Terminal) -> No
 
     nodes: answers by name, each as node/devices/read.py makes it.
     """
-    rows = [_row(name, answer["kind"], device) for name, answer in nodes.items() for device in answer["devices"]]
-    for folded, line in gather({name: _about(answer) for name, answer in nodes.items() if answer["devices"]}):
+    rows = [_device_row(name, answer["kind"], device) for name, answer in nodes.items() for device in answer["devices"]]
+    for folded, line in gather({name: _summary_of_node(answer) for name, answer in nodes.items() if answer["devices"]}):
         terminal.line(f"{folded}: {line}")
     if rows:
         terminal.line()
@@ -45,7 +45,7 @@ def devices_tables(nodes: Mapping[str, DevicesAnswer], terminal: Terminal) -> No
         terminal.warn(f"{folded}: {problem}")
 
 
-def _about(answer: DevicesAnswer) -> str:
+def _summary_of_node(answer: DevicesAnswer) -> str:
     """Summarize the devices of a node: `8 x NVIDIA H100, driver 550.54, CUDA 12.4`."""
     models = [str(device.get("model") or answer["kind"]) for device in answer["devices"]]
     parts = [f"{models.count(model)} x {model}" for model in dict.fromkeys(models)]
@@ -54,7 +54,7 @@ def _about(answer: DevicesAnswer) -> str:
     return ", ".join(parts)
 
 
-def _row(name: str, kind: str, device: Card) -> Sequence[object]:
+def _device_row(name: str, kind: str, device: Card) -> Sequence[object]:
     """Format a device as a row of the table."""
     load, temperature = device.get("utilisation"), device.get("temperature")
     hot = temperature is not None and temperature >= _HOT
@@ -66,7 +66,7 @@ def _row(name: str, kind: str, device: Card) -> Sequence[object]:
         "" if load is None else f"{load} %",
         _power(device),
         memory(device.get("memory_used"), device.get("memory_total")),
-        _state(device),
+        _state_cell(device),
         "; ".join(map(process, device.get("processes", ()))),
     )
 
@@ -103,7 +103,7 @@ def wrong(device: Card) -> list[str]:
     return found
 
 
-def _state(device: Card) -> Cell:
+def _state_cell(device: Card) -> Cell:
     """Format the faults of a device, then the job or user that uses it; `free` if no process computes on it."""
     sick, locked = wrong(device), device.get("held")
     faults = list(sick)
@@ -137,11 +137,11 @@ def process(one: CardProcess) -> str:
 
 def engine_nodes_table(nodes: Iterable[EngineNode], terminal: Terminal) -> None:
     """Print the nodes of an engine as a table, equal ones as one row with folded names."""
-    alike = grouped((_cells(node), node.name) for node in nodes)
+    alike = grouped((_engine_node_cells(node), node.name) for node in nodes)
     table("", _NODE_COLUMNS, [(fold(names), *cells) for cells, names in alike.items()], terminal=terminal)
 
 
-def _cells(node: EngineNode) -> tuple[str, ...]:
+def _engine_node_cells(node: EngineNode) -> tuple[str, ...]:
     """Format a node of an engine as the cells of a row behind its name."""
     gpus = ", ".join(f"{used} of {total} {kind}".rstrip() for kind, total, used in node.gpus)
     cpus, memory = f"{node.used_cpus} of {node.cpus}", human_bytes(node.memory << 20)

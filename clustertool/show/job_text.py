@@ -92,19 +92,19 @@ def news_text(news: News | Wait) -> str:
     if isinstance(news, (ConnectWait, ListenWait)):
         return wait_text(news)
     if isinstance(news, FailureNews):
-        return _failure(news)
+        return _failure_text(news)
     if isinstance(news, PhaseNews):
-        return _phase(news)
+        return _phase_text(news)
     if isinstance(news, RefusedNews):
         return f"{news.node}: {news.why}; it is not followed any more"
     if isinstance(news, DisconnectNews):
         return f"{news.node}: connection lost ({news.why}), trying again"
     if isinstance(news, RevivedNews):
         return f"{news.node}: it answers again, and joins the job"
-    return _event(news.node, news.event)
+    return _event_text(news.node, news.event)
 
 
-def _failure(news: FailureNews) -> str:
+def _failure_text(news: FailureNews) -> str:
     """Describe the processes that failed, with the same error or after another one."""
     if news.followed:
         return followers(news.failures)
@@ -115,25 +115,25 @@ def _failure(news: FailureNews) -> str:
     return f"{names} failed with the same error as {role} {news.like.rank}"
 
 
-def _phase(news: PhaseNews) -> str:
+def _phase_text(news: PhaseNews) -> str:
     """Describe the phase that begins, and the attempt if it is not the first."""
     if news.phase == "ending" and news.end is None:
         return f"ending attempt {news.attempt} on all nodes, to start again"
     done = news.end is JobState.SUCCEEDED
     texts = {
         "pserver": "all nodes are ready, starting the pservers",
-        "trainer": "starting the trainers" + _besides(news.roles),
+        "trainer": "starting the trainers" + _others_that_start(news.roles),
         "ending": "all trainers are done, ending the pservers" if done else "ending the job on all nodes",
     }
     return texts[news.phase] + (f" (attempt {news.attempt})" if news.attempt else "")
 
 
-def _besides(roles: Collection[str]) -> str:
+def _others_that_start(roles: Collection[str]) -> str:
     """Return which processes start with the trainers: " and heter trainers", " with mpirun", ""."""
     return " and heter trainers" if "heter" in roles else " with mpirun" if MPIRUN in roles else ""
 
 
-def _event(node: str, event: Event) -> str:
+def _event_text(node: str, event: Event) -> str:
     """Convert an event to a sentence, "" for an event without one. node: the name of the node that the event is about."""
     if event["type"] == "phase":
         return str(event.get("why", ""))
@@ -156,7 +156,7 @@ def _event(node: str, event: Event) -> str:
     return f"{node}: still alive: {', '.join(event['survivors'])}" if event["type"] == "clean" else ""
 
 
-def _epoch(node: str, event: Mapping[str, Any]) -> str:
+def _epoch_text(node: str, event: Mapping[str, Any]) -> str:
     """Describe an epoch that begins: how many nodes, how many left and joined, what the change has cost."""
     changes = [f"{count(len(event[change]), 'node')} {change}" for change in ("left", "joined") if event[change]]
     changed = f" ({', '.join(changes)})" if changes else ""
@@ -164,13 +164,13 @@ def _epoch(node: str, event: Mapping[str, Any]) -> str:
     return f"epoch {event['attempt']} begins with {count(len(event['nodes']), 'node')}{changed}{cost}"
 
 
-def _below(node: str, event: Mapping[str, Any]) -> str:
+def _below_minimum_text(node: str, event: Mapping[str, Any]) -> str:
     """Describe that an elastic job waits because it has too few nodes, and when it ends."""
     waits = f"the job waits for nodes: {event['present']} of at least {event['minimum']} are there"
     return f"{waits}; it ends after {event['seconds']:g} s"
 
 
-def _lease(node: str, event: Mapping[str, Any]) -> str:
+def _lease_text(node: str, event: Mapping[str, Any]) -> str:
     """Describe that the ranks of a node were ended because the coordinator did not answer it."""
     return (
         f"{node}: the coordinator has not acknowledged a heartbeat for {event['seconds']:g} s, so its ranks were ended"
@@ -178,11 +178,11 @@ def _lease(node: str, event: Mapping[str, Any]) -> str:
 
 
 _OF_EPOCHS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
-    "epoch": _epoch,
+    "epoch": _epoch_text,
     "standby": lambda node, event: f"{event['name']} is on standby: it takes part when the job needs it",
     "left-out": lambda node, event: f"{event['name']} does not take part in the next epoch: {event['why']}",
-    "below-minimum": _below,
-    "lease-lost": _lease,
+    "below-minimum": _below_minimum_text,
+    "lease-lost": _lease_text,
 }
 
 

@@ -45,33 +45,33 @@ def plan_tables(plan: Shown, terminal: Terminal) -> None:
     for node in plan["nodes"]:
         terminal.line()
         if node.get("container"):
-            terminal.line(f"container of each process on {node['name']}: {_container(node['container'])}")
+            terminal.line(f"container of each process on {node['name']}: {_container_text(node['container'])}")
             if node["container"].get("command"):
                 line = shlex.join(node["container"]["command"])
                 terminal.line(f"the first one starts so, with the limits and devices of the node: {line}")
-        table(_title(node), _COLUMNS, [_row(process) for process in node["processes"]], terminal=terminal)
+        table(_node_title(node), _COLUMNS, [_process_row(process) for process in node["processes"]], terminal=terminal)
     processes = [process for node in plan["nodes"] for process in node["processes"]]
     if any(process.get("env") for process in processes):
-        _environment(processes, terminal)
+        _print_environment(processes, terminal)
     for warning in plan.get("warnings", ()):
         terminal.warn(str(warning))
 
 
-def _title(node: Shown) -> str:
+def _node_title(node: Shown) -> str:
     """Format the title of a node's table: number, name, address, directories."""
     title = f"node {node['node']}: {node['name']} ({node['address']}), {node['dir']}"
     work_dir = node.get("work_dir") or node["dir"]
     return title if work_dir == node["dir"] else f"{title}, works in {work_dir}"
 
 
-def _container(container: Shown) -> str:
+def _container_text(container: Shown) -> str:
     """Format the image, its digest and the runtime of a node's container."""
     digest = container["digest"] or "the image is pulled or sent first"
     runtime = f"{container['runtime']}{' (rootless)' if container['rootless'] else ''}"
     return f"{container['image']} ({digest}), {runtime} {container['program']}".rstrip()
 
 
-def _row(process: Shown) -> Sequence[object]:
+def _process_row(process: Shown) -> Sequence[object]:
     """Format a process as a row of _COLUMNS."""
     return (
         process["role"],
@@ -85,7 +85,7 @@ def _row(process: Shown) -> Sequence[object]:
     )
 
 
-def _environment(processes: Sequence[Shown], terminal: Terminal) -> None:
+def _print_environment(processes: Sequence[Shown], terminal: Terminal) -> None:
     """Print the variables that all processes have in common once, then those of each process.
 
     Launchers have little in common with ranks, so their variables do not count for what is common.
@@ -117,12 +117,12 @@ def environments(made: Plan, terminal: Terminal) -> None:
     for role in made.job.roles:
         mine = [process for process in made.processes if process.role == role]
         env = dict(min(mine, key=lambda process: process.rank).env)
-        rows = [(name, _short(env[name])) for name in _NAMES if name in env]
+        rows = [(name, _cut_list(env[name])) for name in _NAMES if name in env]
         title = f"{role_name(role)} 0 of {len(mine)}:"
         table(title, ("Distributed Envs", "Value"), rows, terminal=terminal)
 
 
-def _short(value: str) -> str:
+def _cut_list(value: str) -> str:
     """Cut a list with commas after three items, with their number: `a,b,c,... (8 in all)`."""
     parts = value.split(",")
     return value if len(parts) <= _ENDPOINTS else f"{','.join(parts[:_ENDPOINTS])},... ({len(parts)} in all)"

@@ -55,17 +55,28 @@ def page(story: ReportModel, made: float) -> str:
         tag("title", f"job {story.job}: {story.state}"),
         Html(f"<style>{style}</style>"),
     )
-    top = tag("div", _verdict(story), _stragglers(story), class_="top")
-    parts = [part(story) for part in (_notes, _timeline, _news, _nodes, _epochs, _processes, _plan)]
-    main = tag("main", top, *parts, _reading())
+    top = tag("div", _verdict_section(story), _stragglers_section(story), class_="top")
+    parts = [
+        part(story)
+        for part in (
+            _notes_section,
+            _timeline_section,
+            _events_section,
+            _nodes_section,
+            _epochs_section,
+            _processes_section,
+            _plan_section,
+        )
+    ]
+    main = tag("main", top, *parts, _explanations())
     footer = tag("footer", f"clustertool {__version__}, {_date(made)}")
-    return f"<!doctype html>\n{tag('html', head, tag('body', _header(story), main, footer), lang='en')}\n"
+    return f"<!doctype html>\n{tag('html', head, tag('body', _page_header(story), main, footer), lang='en')}\n"
 
 
 # -- the top --
 
 
-def _header(story: ReportModel) -> Html:
+def _page_header(story: ReportModel) -> Html:
     """Build the header of the page: the job, its nodes and processes, its owner, start, duration and attempts."""
     length = f"{'runs for' if story.state in _GOING else 'took'} {human_seconds(story.length)}"
     attempts = count(story.attempts, "attempt") if story.attempts > 1 else ""
@@ -78,13 +89,13 @@ def _roles(story: ReportModel) -> str:
     return role_counts([rank.role for rank in story.ranks])
 
 
-def _verdict(story: ReportModel) -> Html:
+def _verdict_section(story: ReportModel) -> Html:
     """Build the section about the end: outcome, first failure with its last lines, victims; without an end ranks by state."""
     outcome, state = story.outcome, story.state
     title = "Timed out" if state is JobState.TIMEOUT else state.capitalize()
     parts: list[Html] = [tag("h2", tag("span", title, class_=f"badge {state}"), _headline(story))]
     if outcome is None:
-        return tag("section", *parts, tag("p", _now(story)), _last_lines(story), class_=f"verdict {state}")
+        return tag("section", *parts, tag("p", _rank_states(story)), _last_lines(story), class_=f"verdict {state}")
     culprit = story.rank(story.culprit) if story.culprit else None
     # The headline has all of the reason then.
     alone = len(outcome.culprits) == 1 + len(outcome.followed) and state is JobState.FAILED
@@ -119,7 +130,7 @@ def _headline(story: ReportModel) -> Html:
     return tag("span", f"{name} on {names}", tag("small", f" {first.how}"), class_="culprit")
 
 
-def _now(story: ReportModel) -> str:
+def _rank_states(story: ReportModel) -> str:
     """Count the ranks by state: `3 running, 1 done of 4 ranks`."""
     states = [rank.state for rank in story.ranks]
     found = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
@@ -138,25 +149,28 @@ def _last_lines(story: ReportModel) -> Html:
     return tag("div", tag("h3", "Last lines"), tag("ul", *items)) if items else Html("")
 
 
-def _stragglers(story: ReportModel) -> Html:
+def _stragglers_section(story: ReportModel) -> Html:
     """Build the section with the ranks that are behind, the reasons and last lines, and the chart of all progress."""
     behind = [rank for rank in story.ranks if rank.behind]
     if not behind:
-        none = _none("No trainer is behind the others.")
-        return _section("Stragglers", none, _progress(story), kind="behind empty")
+        none = _missing_text("No trainer is behind the others.")
+        return _section("Stragglers", none, _progress_chart(story), kind="behind empty")
     items, rest = [], None
     for rank in behind[:_LISTED]:
-        about = f" on {story.name(rank.node)}: {rank.behind}", f", {_quiet(rank)}" if _quiet(rank) else None
+        about = (
+            f" on {story.name(rank.node)}: {rank.behind}",
+            f", {_silence_text(rank)}" if _silence_text(rank) else None,
+        )
         last = [] if rank.how and rank.state is RankState.FAILED else rank.last
         lines = [tag("code", line, class_="last") for line in last]
         items.append(tag("li", tag("b", _name(rank), class_="straggler"), *about, lines))
     if len(behind) > _LISTED:
         more = ranks_text(rank.key for rank in behind[_LISTED:])
         rest = tag("p", f"and {len(behind) - _LISTED} more, marked below: ", more)
-    return _section("Stragglers", tag("ul", *items), rest, _progress(story), kind="behind")
+    return _section("Stragglers", tag("ul", *items), rest, _progress_chart(story), kind="behind")
 
 
-def _notes(story: ReportModel) -> Html:
+def _notes_section(story: ReportModel) -> Html:
     """Build a list of what is wrong with nodes, and the notes of the report; empty without any."""
     troubles = ((node.name, story.clean(trouble_text(node.trouble))) for node in story.nodes)
     notes = [*(f"{name}: {text}" for name, text in troubles if text), *story.notes]
@@ -166,13 +180,13 @@ def _notes(story: ReportModel) -> Html:
 # -- the timeline --
 
 
-def _timeline(story: ReportModel) -> Html:
+def _timeline_section(story: ReportModel) -> Html:
     """Build the section with a bar of states over time for each rank; equal ranks are one row if there are many."""
     rows = []
     for group in folded(story.ranks, story.length, _ROWS):
         first = group[0]  # of several that are alike, its life is drawn
-        track = tag("div", *(_span(story, first, span) for span in first.spans), class_="track")
-        rows.append(tag("div", _label(story, group), track, class_=_mark(story, group, "row")))
+        track = tag("div", *(_span_bar(story, first, span) for span in first.spans), class_="track")
+        rows.append(tag("div", _row_label(story, group), track, class_=_row_classes(story, group, "row")))
     states = dict.fromkeys(span.state for rank in story.ranks for span in rank.spans)
     keys = [tag("span", name, class_=f"key {name}") for name in states]
     if any(rank.behind for rank in story.ranks):
@@ -201,7 +215,7 @@ def _appearance(rank: RankReport, length: float, parts: int) -> tuple[object, ..
     return rank.role, rank.state, bool(rank.behind), tuple(spans)
 
 
-def _label(story: ReportModel, group: Sequence[RankReport]) -> Html:
+def _row_label(story: ReportModel, group: Sequence[RankReport]) -> Html:
     """Build the label of a row of the timeline: role and ranks, and their nodes."""
     nodes = fold(story.name(rank.node) for rank in group)
     role = role_name(group[0].role)
@@ -209,7 +223,7 @@ def _label(story: ReportModel, group: Sequence[RankReport]) -> Html:
     return tag("div", tag("b", name, title=name), tag("span", nodes, title=nodes), class_="label")
 
 
-def _span(story: ReportModel, rank: RankReport, span: Span) -> Html:
+def _span_bar(story: ReportModel, rank: RankReport, span: Span) -> Html:
     """Build the bar of a span in the timeline, with its times as a tooltip.
 
     The last one has a label if the rank failed or was stopped.
@@ -225,19 +239,19 @@ def _span(story: ReportModel, rank: RankReport, span: Span) -> Html:
     return tag("i", label, class_=f"span {span.state}", title=f"{title} {note}".strip(), style=place)
 
 
-def _mark(story: ReportModel, group: Sequence[RankReport], name: str) -> str:
+def _row_classes(story: ReportModel, group: Sequence[RankReport], name: str) -> str:
     """Choose the CSS classes of a row: `name`, and `failed` if it has a culprit, or `behind` for stragglers."""
     guilty = story.outcome.culprits if story.outcome else ()
     kind = "failed" if any(rank.key in guilty for rank in group) else "behind" if group[0].behind else ""
     return f"{name} {kind}".strip()
 
 
-def _news(story: ReportModel) -> Html:
+def _events_section(story: ReportModel) -> Html:
     """Build the section with the first 40 events and the end of the job; empty without any."""
     shown = [(_moment(t), story.clean(news_text(news))) for t, news in story.news[:_MOST_NEWS]]
     items = [tag("li", tag("span", moment, class_="when"), " ", text) for moment, text in shown]
     more = len(story.news) - _MOST_NEWS
-    rest = _none(f"and {more} more") if more > 0 else None
+    rest = _missing_text(f"and {more} more") if more > 0 else None
     if story.outcome is not None:
         end = f" the job has ended: {story.outcome.state}, exit code {story.outcome.code}"
         items.append(tag("li", tag("span", _moment(story.length), class_="when"), end))
@@ -256,7 +270,7 @@ def _plots(story: ReportModel, ranks: Iterable[RankReport], curve: Callable[[Ran
     return found
 
 
-def _progress(story: ReportModel) -> Html:
+def _progress_chart(story: ReportModel) -> Html:
     """Build the chart of the steps (or epochs) of each rank over time, with the most frequent unit; empty without any."""
     printing = [rank for rank in story.ranks if rank.progress]
     if not printing:
@@ -280,7 +294,7 @@ def _legend(story: ReportModel) -> Html:
     return tag("p", *names, class_="keys") if len(names) > 1 else Html("")
 
 
-def _nodes(story: ReportModel) -> Html:
+def _nodes_section(story: ReportModel) -> Html:
     """Build the section with the charts of each node. Of many nodes, those without a finding are folded."""
     found = {rank.node for rank in story.ranks if rank.behind or rank.state is RankState.FAILED}
     found |= {node.index for node in story.nodes if node.state in (NodeState.LOST, NodeState.UNKNOWN)}
@@ -289,13 +303,13 @@ def _nodes(story: ReportModel) -> Html:
     rest = [node for node in story.nodes if node not in first]
     scale = max(_highest(rank.usage.cores for rank in story.ranks), _LEAST)
     memory = _highest(rank.usage.resident for rank in story.ranks)
-    parts = [_legend(story), *(_node(story, node, scale, memory) for node in first)]
+    parts = [_legend(story), *(_node_part(story, node, scale, memory) for node in first)]
     if rest:
         cores = _plots(story, story.ranks, lambda rank: rank.usage.cores)
         every = chart("CPU of all ranks, cores", cores, story.length, _cores, scale)
         parts.insert(1, tag("div", every, class_="charts"))
         summary = tag("summary", f"{count(len(rest), 'node')} more: {fold(node.name for node in rest)}")
-        parts.append(tag("details", summary, *(_node(story, node, scale, memory) for node in rest)))
+        parts.append(tag("details", summary, *(_node_part(story, node, scale, memory) for node in rest)))
     return _section("Nodes", *parts)
 
 
@@ -304,7 +318,7 @@ def _highest(curves: Iterable[Curve]) -> float:
     return max((value for curve in curves for _, value in curve), default=0.0)
 
 
-def _node(story: ReportModel, node: ReportNode, scale: float, memory: float) -> Html:
+def _node_part(story: ReportModel, node: ReportNode, scale: float, memory: float) -> Html:
     """Build the part about one node: its size, state and ranks, and charts of CPU, memory and devices.
 
     scale, memory: the top of the charts of CPU (cores) and of memory (bytes).
@@ -317,16 +331,16 @@ def _node(story: ReportModel, node: ReportNode, scale: float, memory: float) -> 
         chart("CPU of each rank, cores", cores, story.length, _cores, scale),
         chart("Memory of each rank", resident, story.length, human_bytes, memory),
         chart("Machine: CPU, memory (dashed)", machine, story.length, _percent, 1.0),
-        *_cards(story, node),
+        *_card_charts(story, node),
     ]
     if not any(line.curve for line in (*resident, *machine)):
-        charts = [_none("Nothing recorded here.")]
+        charts = [_missing_text("Nothing recorded here.")]
     size = f"{count(node.cores, 'core')}, {human_bytes(node.total)}" if node.cores else ""
     about = " · ".join(filter(None, [size, node.state, ranks_text(rank.key for rank in ranks) or "no ranks"]))
     return tag("article", tag("h3", node.name, " ", tag("small", about)), tag("div", *charts, class_="charts"))
 
 
-def _cards(story: ReportModel, node: ReportNode) -> list[Html]:
+def _card_charts(story: ReportModel, node: ReportNode) -> list[Html]:
     """Build the charts of a node's devices: part of the time in which they are busy, and memory."""
     if not node.cards:
         return []
@@ -342,7 +356,7 @@ def _cards(story: ReportModel, node: ReportNode) -> list[Html]:
 # -- tables --
 
 
-def _epochs(story: ReportModel) -> Html:
+def _epochs_section(story: ReportModel) -> Html:
     """Build the table of the epochs of an elastic job, with their nodes and what each change has cost.
 
     Empty for less than two epochs.
@@ -368,10 +382,10 @@ def _epochs(story: ReportModel) -> Html:
     return _section("Epochs", tag("table", tag("thead", tag("tr", *(tag("th", name) for name in heads))), body))
 
 
-def _processes(story: ReportModel) -> Html:
+def _processes_section(story: ReportModel) -> Html:
     """Build the table of processes: start, end and how they ended, last output, CPU, memory, progress, devices."""
     columns = ("process", "node", "started", "ended", "end", "last output", "CPU", "memory", "progress", "devices")
-    rows = [_process(story, rank) for rank in story.ranks]
+    rows = [_process_row(story, rank) for rank in story.ranks]
     table = tag("table", tag("thead", tag("tr", *(tag("th", column) for column in columns))), tag("tbody", *rows))
     wide = tag("div", table, class_="wide")
     if len(rows) > _ROWS:
@@ -379,8 +393,8 @@ def _processes(story: ReportModel) -> Html:
     return _section("Starts and ends", wide)
 
 
-def _process(story: ReportModel, rank: RankReport) -> Html:
-    """Build the row of a process in the table of _processes()."""
+def _process_row(story: ReportModel, rank: RankReport) -> Html:
+    """Build the row of a process in the table of _processes_section()."""
     ended = bool(rank.how) or not (rank.state.alive or rank.state is RankState.WAITING)
     progress = f"{rank.unit} {_amount(rank.unit, rank.progress[-1][1])}" if rank.progress else ""
     number = {"class_": "num"}
@@ -394,7 +408,7 @@ def _process(story: ReportModel, rank: RankReport) -> Html:
             "td",
             tag("span", rank.state, class_=f"key {rank.state}"),
             f" {rank.how}" if rank.state is not RankState.DONE else None,
-            f" {_quiet(rank)}" if _quiet(rank) else None,
+            f" {_silence_text(rank)}" if _silence_text(rank) else None,
             f" behind: {rank.behind}" if rank.behind else None,
         ),
         tag("td", "" if rank.output is None else _moment(rank.output), **number),
@@ -402,18 +416,18 @@ def _process(story: ReportModel, rank: RankReport) -> Html:
         tag("td", human_bytes(rank.usage.memory) if rank.recorded else "", **number),
         tag("td", progress, **number),
         tag("td", ",".join(map(str, rank.devices))),
-        class_=_mark(story, [rank], "") or None,
+        class_=_row_classes(story, [rank], "") or None,
     )
 
 
-def _quiet(rank: RankReport) -> str:
+def _silence_text(rank: RankReport) -> str:
     """Describe for how long a rank that lives or was stopped had printed nothing at the end; "" below five seconds."""
     quiet = 0.0 if rank.output is None else rank.end - rank.output
     shown = quiet >= _QUIET and (rank.state.alive or rank.state is RankState.STOPPED)
     return f"no output for {human_seconds(quiet)}" if shown else ""
 
 
-def _plan(story: ReportModel) -> Html:
+def _plan_section(story: ReportModel) -> Html:
     """Build the section about the plan: facts about the job, its policy, and the commands of ranks."""
     commands = grouped((rank.command, rank.key) for rank in story.ranks if rank.command)
     policy = ((name, f"{value:g}" if isinstance(value, float) else value) for name, value in story.policy.items())
@@ -432,7 +446,7 @@ def _plan(story: ReportModel) -> Html:
     return _section("Plan", tag("dl", *items))
 
 
-def _reading() -> Html:
+def _explanations() -> Html:
     """Build the section with the rules about stragglers and the meaning of times and values."""
     explanations = [
         *RULES,
@@ -451,7 +465,7 @@ def _section(title: str, *children: Child, kind: str | None = None) -> Html:
     return tag("section", tag("h2", title), *children, class_=kind)
 
 
-def _none(text: str) -> Html:
+def _missing_text(text: str) -> Html:
     """Build a paragraph with a text for missing values."""
     return tag("p", text, class_="none")
 

@@ -66,13 +66,13 @@ def status_tables(status: Shown, terminal: Terminal, now: float) -> None:
         if text:
             terminal.line(f"{name + ':':9} {text}")
     terminal.line()
-    processes = [_process(process, names, now) for process in status["processes"]]
+    processes = [_process_row(process, names, now) for process in status["processes"]]
     table("", _PROCESSES, processes, terminal=terminal, narrow=_FEW_OF_PROCESSES)
     terminal.line()
-    table("", _NODES, [_node(node, names, _part(node, status)) for node in status["nodes"]], terminal=terminal)
+    table("", _NODES, [_node_row(node, names, _why_apart(node, status)) for node in status["nodes"]], terminal=terminal)
     if status.get("pods"):
         terminal.line()
-        table("", _PODS, [_pod(pod) for pod in status["pods"]], terminal=terminal)
+        table("", _PODS, [_pod_row(pod) for pod in status["pods"]], terminal=terminal)
     if len(status.get("epochs", ())) > 1:
         terminal.line()
         table(
@@ -91,7 +91,7 @@ def epoch_row(epoch: Shown, names: Mapping[int, str]) -> list[str]:
     cost = f"{epoch['seconds']:.1f} s" if epoch["seconds"] else "-"
     return [
         str(epoch["attempt"]),
-        _time(epoch["t"]),
+        _time_text(epoch["t"]),
         fold([names.get(node, f"node {node}") for node in epoch["nodes"]]),
         ", ".join(left) or "-",
         ", ".join(joined) or "-",
@@ -168,12 +168,12 @@ def queue_text(reason: str, since: float, expected: float) -> str:
 
     Seconds since the epoch, 0.0 if not known.
     """
-    text = f"queued since {_time(since)}" if since else "queued"
+    text = f"queued since {_time_text(since)}" if since else "queued"
     text += f": {reason}" if reason else ""
-    return f"{text}; the start is expected at {_time(expected)}" if expected else text
+    return f"{text}; the start is expected at {_time_text(expected)}" if expected else text
 
 
-def _time(at: float) -> str:
+def _time_text(at: float) -> str:
     """Format seconds since the epoch as local date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
@@ -194,7 +194,7 @@ def jobs_table(jobs: Iterable[Shown], terminal: Terminal, now: float) -> None:
 
     now: seconds since the epoch.
     """
-    rows = [(job["id"], job.get("name", ""), *_job(job, now)) for job in jobs]
+    rows = [(job["id"], job.get("name", ""), *_job_cells(job, now)) for job in jobs]
     named = any(name not in ("", id_) for id_, name, *_ in rows)
     columns = ("id", *(("name",) if named else ()), *_JOBS)
     shown = [(id_, *((name,) if named else ()), *rest) for id_, name, *rest in rows]
@@ -209,9 +209,11 @@ def check_matrix(rows: Sequence[Shown], terminal: Terminal) -> None:
     same good result on all nodes are one line instead of a column.
     """
     columns = list(dict.fromkeys(column for row in rows for column in row["findings"]))
-    quiet = [column for column in columns if terminal.is_terminal and _quiet(column, rows)]
+    quiet = [column for column in columns if terminal.is_terminal and _is_quiet(column, rows)]
     columns = [column for column in columns if column not in quiet]
-    alike = grouped((tuple(_finding(row["findings"].get(c, {})) for c in columns), str(row["node"])) for row in rows)
+    alike = grouped(
+        (tuple(_finding_cell(row["findings"].get(c, {})) for c in columns), str(row["node"])) for row in rows
+    )
     fixes = grouped(
         ((column, for_node(str(finding["fix"]), str(row["node"]))), (str(row["node"]), str(finding["fix"])))
         for row in rows
@@ -222,7 +224,7 @@ def check_matrix(rows: Sequence[Shown], terminal: Terminal) -> None:
         table("", ("node", *columns), [(fold(nodes), *cells) for cells, nodes in alike.items()], terminal=terminal)
     if quiet:
         seen = {column: finding for row in reversed(rows) for column, finding in row["findings"].items()}
-        good = ", ".join(_good(column, seen[column]) for column in quiet)
+        good = ", ".join(_good_text(column, seen[column]) for column in quiet)
         text = f"{'ok' if columns else fold(str(row['node']) for row in rows) + ': ok'}: {good}"
         for line in textwrap.wrap(text, terminal.width, subsequent_indent="  ", break_on_hyphens=False):
             terminal.line(line, "dim")
@@ -233,7 +235,7 @@ def check_matrix(rows: Sequence[Shown], terminal: Terminal) -> None:
             terminal.line(f"fix {column} on {fold(by_node)}: {joined_fix(by_node)}")
 
 
-def _quiet(column: str, rows: Sequence[Shown]) -> bool:
+def _is_quiet(column: str, rows: Sequence[Shown]) -> bool:
     """Check whether a check is good or skipped, with the same text, on every node that has it."""
     found = [row["findings"].get(column) for row in rows]
     texts = {finding.get("text") for finding in found if finding}
@@ -241,13 +243,13 @@ def _quiet(column: str, rows: Sequence[Shown]) -> bool:
     return good and len(texts) == 1
 
 
-def _good(column: str, finding: Shown) -> str:
+def _good_text(column: str, finding: Shown) -> str:
     """Format a good result: the name of the check, with its text in brackets."""
     text = str(finding.get("text") or "")
     return column if text in ("", "ok") else f"{column} ({text})"
 
 
-def _process(process: Shown, names: Mapping[int, str], now: float) -> Sequence[object]:
+def _process_row(process: Shown, names: Mapping[int, str], now: float) -> Sequence[object]:
     """Format a process as a row of _PROCESSES."""
     since, cpu, memory = process["since"], process["cpu"], process["memory"]
     return (
@@ -255,16 +257,16 @@ def _process(process: Shown, names: Mapping[int, str], now: float) -> Sequence[o
         process["rank"],
         names.get(process["node"], process["node"]),
         process["pid"] or "",
-        _state(process["state"], f" (attempt {process['attempt']})" if process["attempt"] else ""),
+        _state_cell(process["state"], f" (attempt {process['attempt']})" if process["attempt"] else ""),
         human_seconds(now - since) if since else "",
-        _end(process),
+        _exit_cell(process),
         "" if cpu is None else f"{cpu:.0f} %",
         "" if memory is None else human_bytes(memory),
-        *_progress(process, now),
+        *_progress_cells(process, now),
     )
 
 
-def _progress(process: Shown, now: float) -> tuple[str, str]:
+def _progress_cells(process: Shown, now: float) -> tuple[str, str]:
     """Format the last step of a process, and for how long it has printed nothing: (step, time).
 
     The time is "" if it has ended or not started, and "unknown" is put for what is not known of a lost one.
@@ -277,7 +279,7 @@ def _progress(process: Shown, now: float) -> tuple[str, str]:
     return reached or unknown, human_seconds(max(0.0, now - output)) if output else unknown
 
 
-def _part(node: Shown, status: Shown) -> str:
+def _why_apart(node: Shown, status: Shown) -> str:
     """Describe why a node takes no part in the newest epoch of an elastic job: on standby, or why it left; else "".
 
     "" also for a node that is lost.
@@ -290,7 +292,7 @@ def _part(node: Shown, status: Shown) -> str:
     return next((why for epoch in reversed(epochs) for left, why in epoch["left"] if left == node["index"]), "")
 
 
-def _node(node: Shown, names: Mapping[int, str], part: str) -> Sequence[object]:
+def _node_row(node: Shown, names: Mapping[int, str], part: str) -> Sequence[object]:
     """Format a node as a row of _NODES. part: why it takes no part in the job, which is its note if nothing is wrong."""
     beat = node["heartbeat"]
     away = "no connection to the coordinator" if node["unconnected"] else ""
@@ -298,31 +300,31 @@ def _node(node: Shown, names: Mapping[int, str], part: str) -> Sequence[object]:
     alive = f"still alive: {', '.join(node['survivors'])}" if node["survivors"] else ""
     return (
         names[node["index"]],
-        _state(node["state"]),
+        _state_cell(node["state"]),
         node["supervisor"] or "",
         "" if beat is None else f"{human_seconds(beat)} ago",
         Cell("; ".join(filter(None, [node["why"] or away or part, clock, alive])), "red" if alive else ""),
     )
 
 
-def _pod(pod: Shown) -> Sequence[object]:
+def _pod_row(pod: Shown) -> Sequence[object]:
     return pod["pod"], pod["host"], pod["phase"], pod["restarts"], pod["reason"]
 
 
-def _job(job: Shown, now: float) -> Sequence[object]:
+def _job_cells(job: Shown, now: float) -> Sequence[object]:
     """Format a job as the cells of _JOBS."""
     began = job["started"] or job["created"]
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(began)) if began else ""
-    state, lasted = _state(job["state"]), duration(job, now)
+    state, lasted = _state_cell(job["state"]), duration(job, now)
     return state, job["owner"], started, lasted, job["total"], job["code"], job["command"]
 
 
-def _state(state: str, more: str = "") -> Cell:
+def _state_cell(state: str, more: str = "") -> Cell:
     """Format a state in its colour."""
     return Cell(f"{state}{more}", STYLES.get(state, ""))
 
 
-def _end(process: Shown) -> Cell:
+def _exit_cell(process: Shown) -> Cell:
     """Format how a process ended, red if it failed; its note if it has no exit code."""
     code, signal, note = process["code"], process["signal"], process["note"]
     if code is None:
@@ -331,7 +333,7 @@ def _end(process: Shown) -> Cell:
     return Cell(text, "red" if process["state"] == "failed" else "")
 
 
-def _finding(finding: Shown) -> Cell:
+def _finding_cell(finding: Shown) -> Cell:
     """Format a finding as a cell. finding: {} for a check that a node does not have."""
     mark, style = _LEVELS.get(str(finding.get("level", "ok")), ("", ""))
     return Cell(f"{mark}{finding.get('text', '')}".rstrip(), style)

@@ -56,7 +56,7 @@ def table(
     cells = [[_cell(value, terminal.printable) for value in row] for row in rows]
     title = terminal.printable(title)
     if terminal.is_terminal:
-        _rich(title, columns, cells, terminal, narrow)
+        _draw_table(title, columns, cells, terminal, narrow)
     else:
         terminal.write("".join(line + "\n" for line in _plain_lines(title, columns, cells)))
 
@@ -91,7 +91,7 @@ def _columns(text: str) -> int:
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
-def _rich(
+def _draw_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], terminal: Terminal, narrow: Narrow
 ) -> None:
     """Draw rows as a table of rich that fits the terminal; columns of numbers are aligned to the right."""

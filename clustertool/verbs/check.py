@@ -166,7 +166,7 @@ def _try_links(call: Call, fleet: Fleet, examined: Examined, made: Plan | None) 
     if "mesh" in fleet.cluster.checks_off or len(examined.facts) < 2:
         return None
     ports = ports_to_try(fleet.cluster, examined.facts, made, secrets.token_hex(8))
-    return _mesh(fleet, examined.facts, ports, bool(call.given.bandwidth))
+    return _test_links(fleet, examined.facts, ports, bool(call.given.bandwidth))
 
 
 def _show_findings(call: Call, examined: Examined, meshed: Meshed | None, more: Mapping[str, object]) -> None:
@@ -212,7 +212,7 @@ class Meshed:
     left: int  # pairs whose bandwidth was not measured for lack of time
 
 
-def _mesh(fleet: Fleet, facts: ByNode, ports: Mapping[int, Sequence[int]], bandwidth: bool = False) -> Meshed:
+def _test_links(fleet: Fleet, facts: ByNode, ports: Mapping[int, Sequence[int]], bandwidth: bool = False) -> Meshed:
     """Test the links between the nodes that answered, at some ports of each, and with `bandwidth` their speed.
 
     The ports are closed again in any case. A node that does not answer becomes a finding.
@@ -374,14 +374,14 @@ class TrialFollower:
             for item in self.watch.take(node, header, payload, time.monotonic()):
                 if isinstance(item, LogLines) and item.rank in self._ranks:
                     for line in item.lines:
-                        self._becomes(trial_plan.advance(self._ranks[item.rank], line, self.mark))
+                        self._replace_rank(trial_plan.advance(self._ranks[item.rank], line, self.mark))
             if header["type"] in ("events", "closed"):
                 for rank in list(self._ranks.values()):
                     if not rank.ended and (rank.node == node or self.watch.status.outcome):
-                        self._becomes(replace(rank, ended=self._end_of(rank)))
+                        self._replace_rank(replace(rank, ended=self._end_of(rank)))
             self._changed.notify_all()
 
-    def _becomes(self, rank: trial_plan.TrialRank) -> None:
+    def _replace_rank(self, rank: trial_plan.TrialRank) -> None:
         """Replace the record of a rank, and note the time unless only its last line differs: it may print lines for ever."""
         if replace(rank, last_line="") != replace(self._ranks[rank.rank], last_line=""):
             self._news_at = time.monotonic()
@@ -563,6 +563,6 @@ def _try_links_again(fleet: Fleet, facts: ByNode) -> list[Finding]:
 
     A firewall may allow only the ports of jobs.
     """
-    meshed = _mesh(fleet, facts, trial_plan.own_ports(facts, secrets.token_hex(8)))
+    meshed = _test_links(fleet, facts, trial_plan.own_ports(facts, secrets.token_hex(8)))
     bad = errors(meshed.findings)
     return [replace(one, text=f"{one.text} (ports {facts[one.node].ephemeral[0]} and up)") for one in bad]

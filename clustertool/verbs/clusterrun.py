@@ -87,22 +87,22 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
         call.remark(f"from this shell: {', '.join(pairs)}; env -u {next(iter(of_shell))} clusterrun ... leaves one out")
     meeting = foreign_options.meeting(launch, conf.names_nodes)
     if foreign_options.begins_meeting(launch, conf.names_nodes):
-        meeting = _begin(call, launch, argv)
+        meeting = _choose_meeting(call, launch, argv)
     for note in foreign_options.notes(launch, conf.names_nodes, meeting is not None):
         call.remark(note)
     note_late(call, "clusterrun", launch.arguments or ("",))
     folder = _folder(call)
     _check_own_address(launch)
     if meeting is not None:
-        _join(call, launch, folder, conf, meeting)
+        _join_meeting(call, launch, folder, conf, meeting)
         return
     if not (foreign_options.names_nodes(launch, conf.names_nodes) or launch.nodes or launch.join.named):
         _refuse_alone()
-    cluster = _cluster(call, launch, folder, conf)
+    cluster = _build_cluster(call, launch, folder, conf)
     _warn_of_cloud(call, launch, cluster)
     if ":" not in call.given.nnodes:
-        _without_elastic(call)
-    options = _options(call, launch, folder, cluster)
+        _drop_elastic_options(call)
+    options = _build_options(call, launch, folder, cluster)
     order = read_order(call, options, lambda: cluster)
     if len(cluster.hosts) > 1 and not (launch.old or launch.total or foreign_options.named_nodes(launch)):
         first = cluster.hosts[0].address or cluster.hosts[0].host
@@ -129,7 +129,7 @@ def _check_own_address(launch: Launch) -> None:
         launch.own_address = address
 
 
-def _begin(call: Call, launch: Launch, argv: Sequence[str]) -> TypedMeeting | None:
+def _choose_meeting(call: Call, launch: Launch, argv: Sequence[str]) -> TypedMeeting | None:
     """Choose an address and a port where the machines meet, and print the command to type on the others.
 
     Returns None without a secret: then the machines cannot meet.
@@ -146,7 +146,7 @@ def _begin(call: Call, launch: Launch, argv: Sequence[str]) -> TypedMeeting | No
     return meeting
 
 
-def _join(call: Call, launch: Launch, folder: Path, conf: Conf, meeting: TypedMeeting) -> None:
+def _join_meeting(call: Call, launch: Launch, folder: Path, conf: Conf, meeting: TypedMeeting) -> None:
     """Join the job that machines run on which the same command is typed, with the options of this one. Raises UsageError."""
     devices = foreign_options.names_devices(launch)
     for option, items in (("--only", call.given.only), ("--skip", call.given.skip)):
@@ -159,12 +159,12 @@ def _join(call: Call, launch: Launch, folder: Path, conf: Conf, meeting: TypedMe
         raise UsageError(what, "name the same address where the machines meet and here, or leave this one out")
     cluster = load_config.cluster_of_meeting(call, conf, meeting.nodes, folder, devices, launch.own_address)
     cluster = _with_launcher_options(cluster, launch)
-    call.given.nnodes = _range(launch)
+    call.given.nnodes = _node_range(launch)
     if not launch.elastic:
-        _without_elastic(call)
+        _drop_elastic_options(call)
     if launch.join.static:  # the machines meet at this port, so it is not that of the trainers
         call.given.master_port = ""
-    options = _options(call, launch, folder, cluster)
+    options = _build_options(call, launch, folder, cluster)
     order = read_order(call, options, lambda: cluster)
     teller = _Teller(call, launch, folder, order)
     if teller.detailed:
@@ -179,7 +179,7 @@ def _folder(call: Call) -> Path:
     return Path(os.path.abspath(this_user.expand_home(named or ".")))
 
 
-def _cluster(call: Call, launch: Launch, folder: Path, conf: Conf) -> Cluster:
+def _build_cluster(call: Call, launch: Launch, folder: Path, conf: Conf) -> Cluster:
     """Build the cluster for this command line, with launcher options applied, and set --nnodes and its range in call.given.
 
     A total of trainers (-np) is shared out among the hosts. Raises UsageError if there are too few nodes.
@@ -196,11 +196,11 @@ def _cluster(call: Call, launch: Launch, folder: Path, conf: Conf) -> Cluster:
     )
     cluster = _with_launcher_options(load_config.cluster_of_launcher(call, call.selection, nodes, folder, conf), launch)
     there = len(cluster.hosts)
-    _require_among(launch, cluster)
+    _require_own_address(launch, cluster)
     if not load_config.needs_hosts(cluster):
         if launch.total:
             raise UsageError("a total number of processes needs hosts", "give --nnodes and --nproc-per-node")
-        given.nnodes = _range(launch) or (str(launch.nodes[1]) if launch.nodes else given.nnodes)
+        given.nnodes = _node_range(launch) or (str(launch.nodes[1]) if launch.nodes else given.nnodes)
     elif launch.nodes:
         low, high = launch.nodes
         if low > there:
@@ -210,7 +210,7 @@ def _cluster(call: Call, launch: Launch, folder: Path, conf: Conf) -> Cluster:
                 made = f"{PROGRAM} secret --to {secret.default_file()}"
                 fix += f"; without an address it needs a secret: {made}, the same file on each machine, then type this again"
             raise UsageError(what, fix)
-        given.nnodes = _range(launch) or str(min(high, there))
+        given.nnodes = _node_range(launch) or str(min(high, there))
         if launch.elastic and all(host.here for host in cluster.hosts):
             given.nnodes = "1"
     if launch.total:
@@ -251,7 +251,7 @@ def _warn_of_cloud(call: Call, launch: Launch, cluster: Cluster) -> None:
         call.warn(f"{what}\n  fix: {fix} ({PROGRAM} secret), or --ips={','.join(machines[:8])} on one of them (ssh)")
 
 
-def _require_among(launch: Launch, cluster: Cluster) -> None:
+def _require_own_address(launch: Launch, cluster: Cluster) -> None:
     """Raise UsageError if the address of this machine that is typed is not one of the nodes' addresses."""
     addresses = [host.address for host in cluster.hosts]
     if launch.own_address and all(addresses) and launch.own_address not in addresses:
@@ -259,7 +259,7 @@ def _require_among(launch: Launch, cluster: Cluster) -> None:
         raise UsageError(what, "leave it out: clusterrun is typed once and starts all nodes")
 
 
-def _without_elastic(call: Call) -> None:
+def _drop_elastic_options(call: Call) -> None:
     """Reset options of elastic jobs in call.given, with a remark, since the number of nodes is fixed."""
     given = call.given
     for name, nothing in (("elastic_server", ()), ("elastic_timeout", "")):
@@ -269,7 +269,7 @@ def _without_elastic(call: Call) -> None:
             setattr(given, name, nothing)
 
 
-def _range(launch: Launch) -> str:
+def _node_range(launch: Launch) -> str:
     """Return MIN:MAX for --nnodes of an elastic job; "" for another job."""
     return "{}:{}".format(*launch.nodes) if launch.elastic and launch.nodes else ""
 
@@ -285,14 +285,14 @@ def _with_launcher_options(cluster: Cluster, launch: Launch) -> Cluster:
     return cluster
 
 
-def _options(call: Call, launch: Launch, folder: Path, cluster: Cluster) -> Options:
+def _build_options(call: Call, launch: Launch, folder: Path, cluster: Cluster) -> Options:
     """Build the options of the job, and set the place of its workspace in call.given. Raises UsageError, DataError."""
     given, here = call.given, any(host.here for host in cluster.hosts)
     if here:
-        _in_place(call, folder)
+        _use_folder_in_place(call, folder)
     elif not (given.workspace or given.job_dispatch_package or given.job_workspace):
         given.workspace = str(folder)
-    typed = _typed(launch, folder, here, local=here or not given.job_workspace)
+    typed = _script_and_arguments(launch, folder, here, local=here or not given.job_workspace)
     options = read_options(call)
     if cluster.shell_devices and cluster.hosts[0].chosen is None:
         _check_devices(options.devices, cluster)
@@ -313,7 +313,7 @@ def _options(call: Call, launch: Launch, folder: Path, cluster: Cluster) -> Opti
     )
 
 
-def _in_place(call: Call, folder: Path) -> None:
+def _use_folder_in_place(call: Call, folder: Path) -> None:
     """Set the folder as the job's workspace on this machine, where nothing is copied. Raises DataError if it cannot be used."""
     if not folder.is_dir():
         fix = "go to the folder of your script, or name it: --workspace DIR"
@@ -327,7 +327,7 @@ def _in_place(call: Call, folder: Path) -> None:
     call.given.job_workspace = str(folder)
 
 
-def _typed(launch: Launch, folder: Path, here: bool, local: bool) -> tuple[str, ...]:
+def _script_and_arguments(launch: Launch, folder: Path, here: bool, local: bool) -> tuple[str, ...]:
     """Return the script, by its path in the workspace, and its arguments; () if the command is in --script or job.toml.
 
     local: the workspace is on this machine, so the script is checked. Raises UsageError, DataError.

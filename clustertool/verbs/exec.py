@@ -106,13 +106,13 @@ class TypedCommand:
             prompter.announce()
             silent = [node for node in names if node not in shown or not shown[node].begun]
             if not call.json and not self.stream:
-                _print(call, {names[node]: (*kept[node].texts(), codes.get(node)) for node in silent})
+                _print_outputs(call, {names[node]: (*kept[node].texts(), codes.get(node)) for node in silent})
             _warn_of_cut(call, {names[node]: one.cut for node, one in kept.items() if one.cut})
         if self.late:
             before = f"options of exec stand before it: {PROGRAM} exec {self.late} ..."
             call.remark(f"{self.late} is part of the command; {before}")
         if call.json:
-            call.answer(_answer(names, codes, kept, gathered))
+            call.answer(_json_answer(names, codes, kept, gathered))
         signals.check()
         _raise_worst(names, gathered)
 
@@ -203,7 +203,7 @@ def exec_(call: Call) -> None:
         typed.run(call, cluster, cluster.hosts, links.connect, links.prompter)
 
 
-def _answer(
+def _json_answer(
     names: Mapping[int, str], codes: Mapping[int, int], kept: Mapping[int, Kept], gathered: Gathered[int]
 ) -> dict[str, object]:
     """Build the JSON answer: exit code and output of each node, and why others did not answer."""
@@ -230,7 +230,7 @@ def _raise_worst(names: Mapping[int, str], gathered: Gathered[int]) -> None:
         raise error
 
 
-def _print(call: Call, outputs: Mapping[str, tuple[str, str, int | None]]) -> None:
+def _print_outputs(call: Call, outputs: Mapping[str, tuple[str, str, int | None]]) -> None:
     """Print equal output once, under the folded names of its nodes. Output without an exit code is marked as not complete.
 
     Nodes that have neither are left out.

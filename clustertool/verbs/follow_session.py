@@ -156,14 +156,14 @@ class JobStopper:
         """
         beat_at = 0.0
         while not self._done.wait(0.05):
-            self._signals(grace)
+            self._handle_signals(grace)
             while signals.count.for_ranks:
                 self._follower.signal_ranks(signals.count.for_ranks.pop(0))
             if time.monotonic() >= beat_at:
                 beat_at = time.monotonic() + BEAT
                 self._follower.report_attached()
 
-    def _signals(self, grace: float) -> None:
+    def _handle_signals(self, grace: float) -> None:
         """Stop the job, in a thread, if a further SIGINT or SIGTERM has come: the first one with grace, the next by KILL."""
         asked = signals.count.ints + signals.count.terms
         if asked <= self._requests:
@@ -300,8 +300,8 @@ class FollowSession:
             raise
         if self._follower.over:
             self.stopper.close()
-            self._tell_away()
-            self._end_remains()
+            self._warn_of_away_nodes()
+            self._stop_remains()
             self.stopper.show_results(self.watch)
             raise_all(self._follower.refusals())
 
@@ -330,7 +330,7 @@ class FollowSession:
         if not self._stops:
             signals.check()
 
-    def _tell_away(self) -> None:
+    def _warn_of_away_nodes(self) -> None:
         """Warn of nodes whose last output was not shown, since they did not come back before the end."""
         shown = (
             f"what was printed there last is not shown; {PROGRAM} logs --job {self._job} has it when the node answers"
@@ -338,7 +338,7 @@ class FollowSession:
         for node in self._follower.missed:
             self.call.terminal.warn(f"{self.watch.status.name(node)} did not come back: {shown}")
 
-    def _end_remains(self) -> None:
+    def _stop_remains(self) -> None:
         """Stop ranks that may live on lost nodes, whose supervisor and guard were killed, and print the results."""
         if self._stops:
             results, self.left = self._follower.end_remains()

@@ -61,7 +61,7 @@ def perform(call: Call, request: RunRequest, meeting: TypedMeeting, folder: Path
     lock = typed_machine.take_lock(what, meeting.endpoint, meeting.run_id, str(meeting.index))
     with contextlib.closing(lock) if lock else contextlib.nullcontext():
         child = JoinChild(join_job.join_file(request, meeting, folder, secret), folder, lock)
-        planned = _meet(call, child, made.job.policy.grace + _LEAVE)
+        planned = _wait_for_start(call, child, made.job.policy.grace + _LEAVE)
         _follow(call, request, planned, ended, made.job.elastic.present)
 
 
@@ -89,7 +89,7 @@ def _show_plan(call: Call, made: Plan, meeting: TypedMeeting, source: str) -> No
 # -- the meeting ------------------------------------------------------------------------------------------------------
 
 
-def _meet(call: Call, child: JoinChild, patience: float) -> Report:
+def _wait_for_start(call: Call, child: JoinChild, patience: float) -> Report:
     """Show the reports of the joining process until the job has started, and return its plan.
 
     If that raises, also for a signal, the process is ended. Raises what the process reported.
@@ -97,10 +97,10 @@ def _meet(call: Call, child: JoinChild, patience: float) -> Report:
     try:
         return _show_meeting(call, child, patience)
     except signals.STOPS as stop:
-        _leave(child, signal.SIGINT if stop.code == 130 else signal.SIGTERM, patience)
+        _end_process(child, signal.SIGINT if stop.code == 130 else signal.SIGTERM, patience)
         raise
     except BaseException:  # for example, the output is closed: this command must not wait for other machines then
-        _leave(child, signal.SIGTERM, patience)
+        _end_process(child, signal.SIGTERM, patience)
         raise
 
 
@@ -117,7 +117,9 @@ def _show_meeting(call: Call, child: JoinChild, patience: float) -> Report:
         kind = report["type"]
         if kind == "planned":
             planned = report
-            call.note(f"job {report['job']}: {_ranks(report)} here, on node {report['node']} of {len(report['nodes'])}")
+            call.note(
+                f"job {report['job']}: {_own_ranks_text(report)} here, on node {report['node']} of {len(report['nodes'])}"
+            )
         elif kind == "started":
             call.starting(planned["job"])
             return planned
@@ -134,7 +136,7 @@ def _show_meeting(call: Call, child: JoinChild, patience: float) -> Report:
             _note_report(call, report, first)
 
 
-def _ranks(planned: Report) -> str:
+def _own_ranks_text(planned: Report) -> str:
     """List the ranks of this machine in words: `trainers 0-1`, `no process`."""
     own = grouped((role_name(role), rank) for role, rank in planned["ranks"])
     texts = [f"{name}{'s' if len(ranks_) > 1 else ''} {ranges(ranks_)}" for name, ranks_ in own.items()]
@@ -167,7 +169,7 @@ def _note_report(call: Call, report: Report, first: bool) -> None:
         call.warn(report["what"])
 
 
-def _leave(child: JoinChild, number: int, patience: float) -> None:
+def _end_process(child: JoinChild, number: int, patience: float) -> None:
     """Signal the joining process and wait for its end; after `patience` seconds, or at a further Ctrl+C, kill it.
 
     It ends the meeting, or the start of the job on all machines.

@@ -51,32 +51,32 @@ def main() -> None:
 def run(argv: Sequence[str]) -> int:
     """Parse a command line, without the program's name, and complete, print help, or run a verb. Returns the exit code."""
     if argv[:2] == ["--complete", "--"]:
-        return _print("\n".join(_candidates(argv[2:])))
+        return _print_text("\n".join(_candidates(argv[2:])))
     try:
         line = parser.read(argv, _ALL, COMMON, HELP)
-        text = _answer(line)
+        text = _help_answer(line)
     except UsageError as error:
         return int(importlib.import_module("clustertool.verbs.verb").refuse(error, "--json" in argv))
     if text is not None:
-        return _print(text)
+        return _print_text(text)
     return int(importlib.import_module("clustertool.verbs.verb").run(line.verb, line.given, line.common["dry"]))
 
 
 def _candidates(tokens: Sequence[str]) -> list[str]:
     """List the words that the last token may become. The first token is clustertool or clusterrun."""
     if os.path.basename(tokens[0] if tokens else "") != _LAUNCHER:
-        return completion.candidates(tokens, _ALL, COMMON, HELP, _values)
+        return completion.candidates(tokens, _ALL, COMMON, HELP, _completion_values)
     known = importlib.import_module("clustertool.cli.launchers.foreign_options").spellings()
-    return completion.of_launcher(tokens, known, _values)
+    return completion.of_launcher(tokens, known, _completion_values)
 
 
-def _values(kind: str) -> list[str]:
+def _completion_values(kind: str) -> list[str]:
     """List the values for completion that help calls by this name (JOB, HOST); [] for others."""
     find = _VALUES.get(kind)
     return find() if find else []
 
 
-def _answer(line: parser.CommandLine) -> str | None:
+def _help_answer(line: parser.CommandLine) -> str | None:
     """Build the text of help, a version or a list, if the command line asks for one; None if it runs a verb.
 
     Raises UsageError.
@@ -107,7 +107,7 @@ def _answer(line: parser.CommandLine) -> str | None:
     return help_text.overview(ABOUT, _ALL, COMMON, EXAMPLES, width) if verb in (None, _HELP) else None
 
 
-def _print(text: str) -> int:
+def _print_text(text: str) -> int:
     """Print a text on stdout and return the exit code: 0, also if the reader has left (`| head`); EX_IOERR for other errors."""
     if sys.stdout is None:  # started with a closed stdout
         return 0

@@ -285,14 +285,14 @@ def perform(call: Call, order: RunRequest) -> None:
         submitted = starter.submit(submission)
         if not engine.capabilities.queues:
             assert submission.plan is not None
-            _follow(call, order, engine, inbox, submitted.plan or submission.plan, submitted.plan is not None)
+            _follow_started(call, order, engine, inbox, submitted.plan or submission.plan, submitted.plan is not None)
         elif given.detach:
-            _tell_left(call, submitted.job_id, "submitted")
+            _report_left(call, submitted.job_id, "submitted")
         elif wait_for_start(call, engine, submitted.job_id, order.grace):
             _follow_queued(call, order, engine, inbox, submitted.job_id)
 
 
-def _follow(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, made: Plan, exact: bool) -> None:
+def _follow_started(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, made: Plan, exact: bool) -> None:
     """Follow a started job to its end, or with --detach until all processes run. Raises the job's error.
 
     exact: `made` is the plan that was started, else the nodes have made their own.
@@ -439,7 +439,7 @@ def follow_to_end(
             f"job {status.job} is queued again; {PROGRAM} attach --job {status.job} follows its next start"
         )
     over()
-    _finish(error, follow)
+    _end_command(error, follow)
     return False
 
 
@@ -467,22 +467,22 @@ def wait_for_start(call: Call, engine: Engine, job: str, grace: float) -> bool:
         for known in until_started(engine, job, check, join_patience(engine.fleet.cluster.join_timeout)):
             call.note(f"job {job}: {state_text(known)}")
     except _Detached:
-        _tell_left(call, job, "queued", "detached")
+        _report_left(call, job, "queued", "detached")
         return False
     except signals.STOPS as error:
-        _cancel(call, engine, job, error, grace)
+        _cancel_job(call, engine, job, error, grace)
         error.fix = ""
         raise
     except EndedBefore:
         show_join_log(call, join_log(engine, job))
         raise
     except CannotStart as error:
-        _cancel(call, engine, job, error, grace)
+        _cancel_job(call, engine, job, error, grace)
         raise
     return True
 
 
-def _tell_left(call: Call, job: str, state: str, reason: str = "") -> None:
+def _report_left(call: Call, job: str, state: str, reason: str = "") -> None:
     """Print that the job goes on without this command and how to come back. reason: of the exit code 0, "" for the state."""
     commands = f"{PROGRAM} status --job {job}, {PROGRAM} attach --job {job}, {PROGRAM} stop --job {job}"
     call.terminal.line(f"job {job} is {state}: {commands}")
@@ -490,7 +490,7 @@ def _tell_left(call: Call, job: str, state: str, reason: str = "") -> None:
         call.answer({"job": job, "exit": {"code": 0, "source": "tool", "reason": reason or state}})
 
 
-def _cancel(call: Call, engine: Engine, job: str, error: ClustertoolError, grace: float) -> None:
+def _cancel_job(call: Call, engine: Engine, job: str, error: ClustertoolError, grace: float) -> None:
     """Stop a job by its engine, because of `error`, and print the results."""
     how: StopHow = {"by": error.what, "code": error.code, "grace": grace, "force": False}
     call.note(f"{error.what}: cancelling job {job}")
@@ -520,7 +520,7 @@ def wait_until_all_run(follow: FollowSession, job_id: str, total: int) -> bool:
     return True
 
 
-def _finish(error: ClustertoolError | None, follow: FollowSession) -> None:
+def _end_command(error: ClustertoolError | None, follow: FollowSession) -> None:
     """Give the JSON answer, and raise the job's error, or print that it has succeeded."""
     call, status = follow.call, follow.watch.status
     reason = status.outcome.reason if status.outcome else "done"

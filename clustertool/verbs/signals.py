@@ -60,7 +60,7 @@ def install() -> None:
             signal.signal(number, _on_signal)
     for for_ranks in FOR_RANKS:
         if signal.getsignal(for_ranks) == signal.SIG_DFL:
-            signal.signal(for_ranks, _for_ranks)
+            signal.signal(for_ranks, _on_signal_for_ranks)
     atexit.register(_ignore_signals)
 
 
@@ -96,7 +96,7 @@ def _with_program_name(text: str) -> str:
     return filled(text, commanded())
 
 
-def _for_ranks(number: int, frame: FrameType | None) -> None:
+def _on_signal_for_ranks(number: int, frame: FrameType | None) -> None:
     """Store the number of a signal for the ranks, except in a step of a scheduler, which signals the ranks itself."""
     if not in_step(os.environ):
         count.for_ranks.append(number)

@@ -19,14 +19,14 @@ from clustertool.verbs.verb import Call
 
 def split(call: Call) -> None:
     """Cut a file of lines into shards, with a progress bar, and print the result."""
-    order = _order(call)
+    order = _read_order(call)
     start = time.monotonic()
     with Bar(call.terminal, "split") as bar:
         done = cut(order, bar.tell, signals.check)
     _report_result(call, order, done, time.monotonic() - start)
 
 
-def _order(call: Call) -> LineOrder:
+def _read_order(call: Call) -> LineOrder:
     """Check the options of split and build the order. Raises UsageError."""
     given = call.given
     if not given.data:

@@ -83,7 +83,7 @@ def stop(call: Call) -> None:
                 call.answer({"would_stop": wanted} if call.given.dry else {"jobs": {}, "exit": done})
             return
         of_engine = [job for job in wanted if job not in first and by_engine(engine, about, job)]
-        ended, refused = _cancelled(engine, of_engine, how)
+        ended, refused = _cancel_by_engine(engine, of_engine, how)
         cancelled = [job for job, found in ended.items() if not found]
         of_nodes = [job for job in [*wanted, *orphaned] if job not in of_engine]
         answers = stop_jobs(fleet, of_nodes, how, known, first, lambda found: _show_early(call, found, shown))
@@ -113,7 +113,7 @@ def _has_result(job: str, nodes: Mapping[str, Stopped]) -> bool:
     return any(read_result(answer, job).state in (StopState.CLEAN, StopState.SURVIVORS) for answer in nodes.values())
 
 
-def _cancelled(
+def _cancel_by_engine(
     engine: Engine, jobs: Collection[str], how: StopHow
 ) -> tuple[dict[str, EngineAnswers], list[ClustertoolError]]:
     """Cancel jobs by the engine: ({job: answers of its nodes} of those that it has ended, the errors of the others)."""
@@ -290,22 +290,22 @@ def _choose_removable(engine: Engine, prefix: str) -> _Removable:
         return _Removable(job, {}, ended)
     may_start = {name for name, one in known.items() if one.state is EngineState.QUEUED}
     found = sorted({*listed, *may_start})
-    spared = {name: _why_spared(known.get(name)) for name in found if not _may_go(engine, known.get(name))}
+    spared = {name: _why_spared(known.get(name)) for name in found if not _may_be_removed(engine, known.get(name))}
     return _Removable("", spared, ended, unseen)
 
 
 def _require_ended(engine: Engine, job: str, known: Described) -> None:
-    """Raise UsageError for a job that runs or is queued by its engine, PreflightError if it may not go: see _may_go()."""
+    """Raise UsageError for a job that runs or is queued, PreflightError if it may not be removed: see _may_be_removed()."""
     found = known.get(job)
     if found is not None and found.state is EngineState.RUNNING:
         raise UsageError(f"job {job} runs", f"{PROGRAM} stop --job {job} first")
     if found is not None and found.state is EngineState.QUEUED:
         raise UsageError(f"job {job} is {_why_spared(found)}", f"{PROGRAM} stop --job {job} first")
-    if not _may_go(engine, found):
+    if not _may_be_removed(engine, found):
         raise unknown_end(job, found.reason if found else "its engine does not answer")
 
 
-def _may_go(engine: Engine, found: Description | None) -> bool:
+def _may_be_removed(engine: Engine, found: Description | None) -> bool:
     """Check whether agents may remove a job: they run on its nodes, or the engine has it as ended. Not if it is queued."""
     if found is not None and found.state is EngineState.QUEUED:
         return False

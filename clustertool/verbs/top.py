@@ -137,17 +137,17 @@ class Top:
                 self._take()
                 keys = list(pressed(_TURN))
                 for key in keys:
-                    self._obey(key)
-                size, now = _size(), time.monotonic()
+                    self._handle_key(key)
+                size, now = _terminal_size(), time.monotonic()
                 due = now - at >= self._interval
                 if keys or size != shown or due:
                     drawn += due
                     at = now if due else at
                     console.size = ConsoleDimensions(*size)
-                    live.update(self._drawing(*size, now), refresh=True)
+                    live.update(self._build_picture(*size, now), refresh=True)
                     shown = size
 
-    def _drawing(self, width: int, height: int, now: float) -> Any:
+    def _build_picture(self, width: int, height: int, now: float) -> Any:
         """Build the picture of the view: the log that is open, or the page of ranks, which it stores for keys."""
         log = self._view.log
         if log is not None:
@@ -170,13 +170,13 @@ class Top:
 
     # -- keys --
 
-    def _obey(self, key: str) -> None:
+    def _handle_key(self, key: str) -> None:
         """Handle a key of the view."""
         view = self._view
         if self._asking:
-            self._answer(key)
+            self._confirm_stop(key)
         elif view.typing:
-            self._type(key)
+            self._handle_filter_key(key)
         elif view.log is not None:
             if key in ("q", "esc", "enter"):
                 view.log = None
@@ -207,7 +207,7 @@ class Top:
             why = "it has not started" if rank.state is RankState.WAITING else f"{rank.node} does not answer"
             self._view.message = f"no log of {rank.name}: {why}"
 
-    def _type(self, key: str) -> None:
+    def _handle_filter_key(self, key: str) -> None:
         """Handle a key while the user types a filter."""
         view = self._view
         if key in ("enter", "esc"):
@@ -218,7 +218,7 @@ class Top:
         else:
             view.text += key if len(key) == 1 else ""
 
-    def _answer(self, key: str) -> None:
+    def _confirm_stop(self, key: str) -> None:
         """Stop the job in a thread if the key is y: the answer to the view's question."""
         job, self._asking, self._view.message = self._asking, "", ""
         if key == "y":
@@ -235,7 +235,7 @@ class Top:
             self._view.message = f"job {job}: {error.what}"
 
 
-def _size() -> tuple[int, int]:
+def _terminal_size() -> tuple[int, int]:
     """Return columns and lines of the terminal, (80, 24) if they are not known."""
     for stream in (sys.stdout, sys.stdin):
         with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -357,7 +357,7 @@ class Poll:
             try:
                 if node in self.failed:
                     self._fleet.reopen(node)
-                self._turn(node)
+                self._poll_once(node)
                 self.failed.pop(node, None)
                 wait = self._interval
             except ClustertoolError as error:
@@ -365,7 +365,7 @@ class Poll:
                 wait = _POLL_RETRY
             self._over.wait(max(0.0, begun + wait - time.monotonic()))
 
-    def _turn(self, node: int) -> None:
+    def _poll_once(self, node: int) -> None:
         """Request one sample of a node, and the answer to aside() if it is about it, and store them.
 
         Sends the NVML module if the node needs it.

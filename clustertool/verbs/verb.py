@@ -252,7 +252,7 @@ def outermost(body: Callable[[Call], None], call: Call) -> int:
     except ClustertoolError as error:
         return _fail(call, error)
     except Exception as error:  # noqa: BLE001 - the one place where everything ends
-        return _fail(call, _bug(error))
+        return _fail(call, _internal_error(error))
     finally:
         signals.count.working = False
     return 0
@@ -266,7 +266,7 @@ def _fail(call: Call, error: ClustertoolError) -> int:
     return error.code
 
 
-def _bug(error: Exception) -> InternalError:
+def _internal_error(error: Exception) -> InternalError:
     """Convert an unexpected exception to an InternalError with its traceback, the versions, and how to report it."""
     text = "".join(traceback.format_exception(error))
     about = f"clustertool {__version__}, Python {platform.python_version()}, {platform.system()}"

@@ -157,10 +157,10 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
     tails = {(str(role), int(rank)): str(text) for a in answers.values() for role, rank, text in a["tails"]}
     known = {(str(r["role"]), int(r["rank"])): r for answer in answers.values() for r in answer["ranks"]}
     plans = {(str(p["role"]), int(p["rank"])): p for a in answers.values() for p in a["plan"].get("processes", ())}
-    lives = _lives(status, answers, began, last)
+    lives = _spans_of_ranks(status, answers, began, last)
     ranks = [
         replace(
-            _rank(status, process, known.get(key), plans.get(key), began, clean),
+            _rank_report(status, process, known.get(key), plans.get(key), began, clean),
             spans=lives.get(key, ()),
             recorded=process.node in answers,
             last=[clean(line) for line in tails[key].removesuffix("\n").split("\n")[-1:]] if tails.get(key) else (),
@@ -186,11 +186,11 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
         headline=_headline(status),
         victims=outcome.victims if outcome and outcome.state in (JobState.FAILED, JobState.LOST) else (),
         last_lines=_excerpt_lines(tails.get((guilty.role, guilty.rank), ""), clean) if guilty else (),
-        nodes=[_node(status, index, answers.get(index), began, clean) for index in sorted(status.nodes)],
+        nodes=[_node_report(status, index, answers.get(index), began, clean) for index in sorted(status.nodes)],
         ranks=[replace(rank, behind=behind.get(rank.key, "")) for rank in ranks],
         news=[(news.t - began, news) for news in _news(answers)],
         epochs=[_shown_epoch(epoch, clean) for epoch in status.epochs],
-        notes=[clean(note) for note in (*notes, *_clocks(status, answers))],
+        notes=[clean(note) for note in (*notes, *_clock_notes(status, answers))],
         container=container and JobContainer(*map(clean, container)),
         clean=clean,
     )
@@ -211,12 +211,12 @@ def _excerpt_lines(text: str, clean: Hide) -> list[str]:
 # -- lives --
 
 
-def _start(status: JobStatus, process: ProcessStatus, began: float) -> float:
+def _job_start(status: JobStatus, process: ProcessStatus, began: float) -> float:
     """Return when the job began by the clock of a process's node: `began` less the skew of that clock."""
     return began - status.nodes[process.node].skew
 
 
-def _lives(status: JobStatus, answers: Answers, began: float, last: float) -> dict[Key, list[Span]]:
+def _spans_of_ranks(status: JobStatus, answers: Answers, began: float, last: float) -> dict[Key, list[Span]]:
     """Map each rank to its spans, in seconds since `began`: by the records of its node, or for a lost rank by what others know.
 
     last: the end of the report.
@@ -226,22 +226,26 @@ def _lives(status: JobStatus, answers: Answers, began: float, last: float) -> di
         for key, process in status.attempts[number].ranks.items():
             if process.node in answers:
                 newest = status.processes.get(key) is process
-                found.setdefault(key, []).extend(_spans(status, process, answers, began, last if newest else None))
+                found.setdefault(key, []).extend(
+                    _spans_of_attempt(status, process, answers, began, last if newest else None)
+                )
     for key, process in status.processes.items():
         if process.state is RankState.LOST and key not in found:  # from its last output until it was given up
-            start = _start(status, process, began)
+            start = _job_start(status, process, began)
             end = max(process.since - start, 0.0)
             output = process.output - start if process.output else end
             found[key] = [Span(min(max(output, 0.0), end), end, RankState.LOST, process.attempt)]
     return found
 
 
-def _spans(status: JobStatus, process: ProcessStatus, answers: Answers, began: float, last: float | None) -> list[Span]:
+def _spans_of_attempt(
+    status: JobStatus, process: ProcessStatus, answers: Answers, began: float, last: float | None
+) -> list[Span]:
     """Convert the states of one attempt of a rank to spans, in seconds since the job began.
 
     last: the end of the report; None for an attempt after which the rank has started again.
     """
-    start = _start(status, process, began)
+    start = _job_start(status, process, began)
     states = [(t - start, state) for t, state in process.states]
     if states[-1][1].alive:
         supervised = answers[process.node]["supervised"]
@@ -256,7 +260,7 @@ def _spans(status: JobStatus, process: ProcessStatus, answers: Answers, began: f
 # -- ranks and nodes --
 
 
-def _rank(
+def _rank_report(
     status: JobStatus, process: ProcessStatus, known: RankCurve | None, plan: RankPlan | None, began: float, clean: Hide
 ) -> RankReport:
     """Build the report of a rank, without the spans, the last line and what tell() adds besides."""
@@ -264,7 +268,7 @@ def _rank(
     progress, unit = curve([(t - began, epoch, step) for t, epoch, step in known["progress"]] if known else [])
     # The kernel's counters at the ends of a rank are exact, also if it lived for less than one sample.
     attempts = [attempt.ranks[process.key] for attempt in status.attempts.values() if process.key in attempt.ranks]
-    output = process.output - _start(status, process, began) if process.output else None
+    output = process.output - _job_start(status, process, began) if process.output else None
     how = "" if process.code is None else clean(describe_exit(process.code, process.signal, process.note))
     if process.state in (RankState.LOST, RankState.UNKNOWN):
         step = f"{process.step:,.0f}" if process.step is not None else "unknown"
@@ -319,7 +323,7 @@ def _pace(rank: RankReport, known: RankCurve | None) -> RankPace:
     return RankPace(rank.role, rank.rank, start, rank.end, rank.progress, rank.unit, mean, size)
 
 
-def _node(status: JobStatus, index: int, answer: ReportAnswer | None, began: float, clean: Hide) -> ReportNode:
+def _node_report(status: JobStatus, index: int, answer: ReportAnswer | None, began: float, clean: Hide) -> ReportNode:
     """Build the report of a node: state, and curves of its processors, memory and devices, empty if it did not answer."""
     known = status.nodes[index]
     machine: MachineCurve = answer["machine"] if answer else {"cores": 0, "total": 0, "rows": []}
@@ -340,7 +344,7 @@ def _node(status: JobStatus, index: int, answer: ReportAnswer | None, began: flo
     return ReportNode(index, name, known.state, known.trouble, machine["cores"], machine["total"], busy, used, cards)
 
 
-def _clocks(status: JobStatus, answers: Answers) -> list[str]:
+def _clock_notes(status: JobStatus, answers: Answers) -> list[str]:
     """Return a sentence for each node whose clock differs from the median by more than _SKEW seconds.
 
     All nodes were asked at the same moment, so the times of their answers show the difference.

@@ -58,21 +58,21 @@ def stragglers(paces: Sequence[RankPace]) -> dict[Key, str]:
     for role in dict.fromkeys(pace.role for pace in paces if pace.role not in ("pserver", *LAUNCHERS)):
         peers = [pace for pace in paces if pace.role == role and pace.end > pace.start]
         if len(peers) > 1:
-            found.update(_among(peers))
+            found.update(_compare_ranks(peers))
     return found
 
 
-def _among(peers: Sequence[RankPace]) -> dict[Key, str]:
+def _compare_ranks(peers: Sequence[RankPace]) -> dict[Key, str]:
     """Compare the ranks of one role, and map each straggler to its reasons."""
-    steps = _steps(peers)
+    steps = _estimated_steps(peers)
     found: dict[Key, list[str]] = {}
-    for reasons in (_behind(peers, steps), _quiet(peers) if len(steps) < 2 else {}, _cpu(peers, steps)):
+    for reasons in (_find_behind(peers, steps), _find_quiet(peers) if len(steps) < 2 else {}, _find_cpu(peers, steps)):
         for key, why in reasons.items():
             found.setdefault(key, []).append(why)
     return {key: "; ".join(why) for key, why in found.items()}
 
 
-def _steps(peers: Sequence[RankPace]) -> dict[Key, float]:
+def _estimated_steps(peers: Sequence[RankPace]) -> dict[Key, float]:
     """Return the estimated step of each rank at the end of the first one to end.
 
     Ranks with another unit than most are left out.
@@ -116,7 +116,7 @@ def _median_step(progress: Curve) -> float:
     return median(b[0] - a[0] for a, b in zip(progress, progress[1:])) if len(progress) > 1 else 0.0
 
 
-def _behind(peers: Sequence[RankPace], steps: Mapping[Key, float]) -> dict[Key, str]:
+def _find_behind(peers: Sequence[RankPace], steps: Mapping[Key, float]) -> dict[Key, str]:
     """Map each rank whose step is behind the median to the reason: see RULES."""
     if len(steps) < 2:
         return {}
@@ -133,7 +133,7 @@ def _behind(peers: Sequence[RankPace], steps: Mapping[Key, float]) -> dict[Key, 
     return found
 
 
-def _quiet(peers: Sequence[RankPace]) -> dict[Key, str]:
+def _find_quiet(peers: Sequence[RankPace]) -> dict[Key, str]:
     """Map each rank whose log is much shorter than the median to the reason: see RULES."""
     middle = median(pace.log_size for pace in peers)
     if middle < _LOG:
@@ -142,7 +142,7 @@ def _quiet(peers: Sequence[RankPace]) -> dict[Key, str]:
     return {pace.key: f"wrote {pace.log_size} bytes where the median is {middle:.0f}" for pace in quiet}
 
 
-def _cpu(peers: Sequence[RankPace], steps: Mapping[Key, float]) -> dict[Key, str]:
+def _find_cpu(peers: Sequence[RankPace], steps: Mapping[Key, float]) -> dict[Key, str]:
     """Map each rank that used much less or more CPU than the median to the reason: see RULES."""
     known = {pace.key: pace.cores for pace in peers if pace.cores is not None and pace.end - pace.start >= _SHORT}
     if len(known) < 2:

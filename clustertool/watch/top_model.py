@@ -162,7 +162,7 @@ class TopModel:
             loads = tuple(float(load) for load in [values.get("utilisation")] if load is not None)
             used, total = int(values.get("memory_used") or 0), int(values.get("memory_total") or 0)
             history = (*histories.get(label, ()), *(loads or (0.0,)))[-_HISTORY:]
-            what, about = f"{label} {model}".strip(), (values.get("temperature"), _user(values), _wrong(values))
+            what, about = f"{label} {model}".strip(), (values.get("temperature"), _user_of(values), _faults_of(values))
             self.devices[name].append(Row((name,), what, loads, used, total, *about, history, label, model))
 
     def _processors(self, name: str, sample: GlanceAnswer) -> CardValues:
@@ -184,14 +184,18 @@ class TopModel:
         """
         places = sorted(self.devices, key=lambda name: self._place[name])
         there = {rank.node for rank in self.processes("rank", text)} if text else set()
-        nodes = {name: self.devices[name] for name in places if name in there or _fits(name, self.devices[name], text)}
+        nodes = {
+            name: self.devices[name]
+            for name in places
+            if name in there or _filter_finds_node(name, self.devices[name], text)
+        }
         rows = [card for found in nodes.values() for card in found]
         if len(rows) > room:
-            rows = [_row(found, _kinds(found)) for found in nodes.values()]
+            rows = [_combine_devices(found, _models_text(found)) for found in nodes.values()]
         for bucket in _BUCKETS:
             if len(rows) <= room:
                 break
-            rows = list(_alike(nodes, bucket))
+            rows = list(_fold_similar_nodes(nodes, bucket))
         if sort == "cpu":
             rows.sort(key=lambda row: -(row.load or 0))
         elif sort == "memory":
@@ -201,7 +205,7 @@ class TopModel:
     def processes(self, sort: str, text: str, away: Collection[str] = ()) -> list[TopRank]:
         """List the ranks of all running jobs that a filter finds, in the order of `sort`. away: nodes that do not answer."""
         every = [rank for rank in self.ranks.values() if rank.node not in away] + list(self._others(away))
-        found = [rank for rank in every if _finds(text, rank)]
+        found = [rank for rank in every if _filter_finds_rank(text, rank)]
         found.sort(key=lambda rank: (rank.job, rank.role, rank.rank))  # stable: equals stay in this order
         if sort == "cpu":
             found.sort(key=lambda rank: -(rank.cpu or 0))
@@ -209,12 +213,12 @@ class TopModel:
             found.sort(key=lambda rank: -(rank.memory or 0))
         elif sort == "rate":  # those that make no progress first, then the slowest
             counting = {(rank.job, rank.role) for rank in every if rank.rate.counts}
-            found.sort(key=lambda rank: _haste(rank, (rank.job, rank.role) in counting))
+            found.sort(key=lambda rank: _progress_key(rank, (rank.job, rank.role) in counting))
         return found
 
     def _others(self, away: Collection[str]) -> Iterator[TopRank]:
         """Yield the ranks that no node reports now: of nodes that do not answer, and those that have not started."""
-        jobs = self._shared(away)
+        jobs = self._merge_known_jobs(away)
         for rank in self.ranks.values():
             if rank.node in away and rank.job in jobs and jobs[rank.job].may_have(rank):
                 node, _ = jobs[rank.job].places.get((rank.role, rank.rank), (-1, ""))
@@ -230,7 +234,7 @@ class TopModel:
                 elif job in self._jobs[name]:
                     yield TopRank(job, -1, name, role, number)
 
-    def _shared(self, away: Collection[str]) -> dict[str, _KnownJob]:
+    def _merge_known_jobs(self, away: Collection[str]) -> dict[str, _KnownJob]:
         """Merge what all nodes know of each running job, in its newest epoch.
 
         If no node answers, the jobs that ran before count.
@@ -255,7 +259,7 @@ class TopModel:
         for name in sorted(set(self._jobs) - set(away)):
             for job, known in self._jobs[name].items():
                 new, old = known.membership, found.get(job)
-                if new is not None and (old is None or _weight(new) > _weight(old)):
+                if new is not None and (old is None or _membership_order(new) > _membership_order(old)):
                     planned = sorted(set(known.places.values()))
                     found[job] = new if new["coordinates"] else {**new, "nodes": [name for _, name in planned]}
         return dict(sorted(found.items()))
@@ -285,7 +289,7 @@ class _KnownJob:
         return RankState.LOST if node in self.lost else RankState.UNKNOWN
 
 
-def _weight(known: MembershipSample) -> tuple[int, bool]:
+def _membership_order(known: MembershipSample) -> tuple[int, bool]:
     """Return the order of memberships: by epoch, then a coordinator's before another node's."""
     return known["epoch"], known["coordinates"]
 
@@ -296,7 +300,7 @@ def _places(plan: SamplePlan) -> dict[tuple[str, int], tuple[int, str]]:
     return {(role, rank): (node, names[node]) for role, rank, node in unpack(plan["places"], len(names))}
 
 
-def _haste(rank: TopRank, counting: bool) -> tuple[int, float]:
+def _progress_key(rank: TopRank, counting: bool) -> tuple[int, float]:
     """Return the sort key of a rank by progress: those that make none first, then the slowest ones.
 
     counting: a rank of its job and role prints steps.
@@ -307,12 +311,12 @@ def _haste(rank: TopRank, counting: bool) -> tuple[int, float]:
     return (1, rank.speed) if rank.speed is not None else (2 if runs else 3, 0.0)
 
 
-def _fits(name: str, devices: Sequence[Row], text: str) -> bool:
+def _filter_finds_node(name: str, devices: Sequence[Row], text: str) -> bool:
     """Check whether a filter is in the name of a node or in the user of one of its devices."""
     return text in name or any(text in device.user for device in devices)
 
 
-def _finds(text: str, rank: TopRank) -> bool:
+def _filter_finds_rank(text: str, rank: TopRank) -> bool:
     """Check whether a filter is in the name, node, job, state or last line of a rank.
 
     A number in it is a rank's only as a whole.
@@ -340,13 +344,13 @@ def _take_rank(rank: TopRank, values: RankSample, job: JobSample, t: float) -> N
     rank.quiet = values.get("quiet")
 
 
-def _user(values: CardValues) -> str:
+def _user_of(values: CardValues) -> str:
     """Return the user and job that have reserved a device, else its users."""
     lock = values.get("held")
     return f"{lock['user']} {lock['job']}" if lock else ",".join(values.get("users", ()))
 
 
-def _wrong(values: CardValues) -> tuple[str, ...]:
+def _faults_of(values: CardValues) -> tuple[str, ...]:
     """List the faults of a device in a few words."""
     found = [str(values["problem"])] if values.get("problem") else []
     if values.get("ecc_uncorrected"):
@@ -354,7 +358,7 @@ def _wrong(values: CardValues) -> tuple[str, ...]:
     return (*found, *(str(reason) for reason in values.get("throttle", ()) if reason != "power cap"))
 
 
-def _row(cards: Sequence[Row], what: str) -> Row:
+def _combine_devices(cards: Sequence[Row], what: str) -> Row:
     """Combine several devices in one row. what: its name."""
     hot = [card.temperature for card in cards if card.temperature is not None]
     length = min((len(card.history) for card in cards), default=0)
@@ -365,19 +369,19 @@ def _row(cards: Sequence[Row], what: str) -> Row:
         sum(card.used for card in cards),
         sum(card.total for card in cards),
         max(hot, default=None),
-        _few(card.user for card in cards),
+        _join_first_two(card.user for card in cards),
         tuple(dict.fromkeys(fault for card in cards for fault in card.wrong)),
         tuple(sum(card.history[i - length] for card in cards) / len(cards) for i in range(length)),
     )
 
 
-def _few(texts: Iterable[str]) -> str:
+def _join_first_two(texts: Iterable[str]) -> str:
     """Join the first two different texts, and how many more there are."""
     different = [text for text in dict.fromkeys(texts) if text]
     return ", ".join(different[:2]) + (f" and {len(different) - 2} more" if len(different) > 2 else "")
 
 
-def _kinds(cards: Sequence[Row]) -> str:
+def _models_text(cards: Sequence[Row]) -> str:
     """Describe the models of devices: `8 x H100, 1 x A100`."""
     models = [card.model for card in cards]
     if len(models) == 1:
@@ -385,13 +389,13 @@ def _kinds(cards: Sequence[Row]) -> str:
     return ", ".join(f"{models.count(model)} x {model}" for model in dict.fromkeys(models))
 
 
-def _alike(nodes: Mapping[str, Sequence[Row]], bucket: int) -> Iterator[Row]:
+def _fold_similar_nodes(nodes: Mapping[str, Sequence[Row]], bucket: int) -> Iterator[Row]:
     """Yield a row for the nodes with the same cards and faults, whose load and memory are in the same `bucket` of percent."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for found in nodes.values():
-        row = _row(found, _kinds(found))
+        row = _combine_devices(found, _models_text(found))
         key = (row.what, row.wrong, int((row.load or 0) // bucket), int(100 * row.filled // bucket))
         groups.setdefault(key, []).extend(found)
     for (what, *_), cards in groups.items():
-        row = _row(cards, str(what))
+        row = _combine_devices(cards, str(what))
         yield replace(row, what=f"{len(row.nodes)} x ({what})") if len(row.nodes) > 1 else row

@@ -50,7 +50,7 @@ def waits(status: JobStatus, now: float) -> list[Wait]:
 
     now: seconds since the epoch.
     """
-    return [*blocked(status, now), *_pservers(status, now)] if status.outcome is None else []
+    return [*blocked(status, now), *_late_pservers(status, now)] if status.outcome is None else []
 
 
 def due(wait: Wait) -> int:
@@ -74,7 +74,7 @@ def blocked(status: JobStatus, now: float = 0.0) -> list[ConnectWait]:
             [status.name(node.index) for node in nodes],
             status.name(status.coordinator),
             *cause,
-            max(_age(now, float(node.unconnected["since"]) - node.skew) for node in nodes),
+            max(_seconds_since(now, float(node.unconnected["since"]) - node.skew) for node in nodes),
         )
         for cause, nodes in groups.items()
     ]
@@ -115,18 +115,18 @@ def _without_connection(status: JobStatus) -> list[NodeStatus]:
     return [node for _, node in sorted(status.nodes.items()) if node.unconnected]
 
 
-def _age(now: float, since: float) -> float:
+def _seconds_since(now: float, since: float) -> float:
     """Return the seconds from `since` to `now`, from 0 to 1e6, since the time comes from a node."""
     return max(0.0, min(now - since, 1e6))
 
 
-def _pservers(status: JobStatus, now: float) -> list[ListenWait]:
+def _late_pservers(status: JobStatus, now: float) -> list[ListenWait]:
     """Return the pservers that have lived for ten seconds without opening their port, as one wait, in the phase of pservers."""
     if status.phase != "pserver":
         return []
     waiting = [p for p in status.of("pserver") if p.state.alive and not p.listening]
-    late = [p for p in waiting if _age(now, p.since) >= _LISTEN_AFTER]
+    late = [p for p in waiting if _seconds_since(now, p.since) >= _LISTEN_AFTER]
     if not late:
         return []
-    seconds = max(_age(now, p.since) for p in late)
+    seconds = max(_seconds_since(now, p.since) for p in late)
     return [ListenWait([(p.rank, status.name(p.node), p.endpoint) for p in late], seconds)]

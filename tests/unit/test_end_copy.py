@@ -63,7 +63,9 @@ def end(folder: Path, monkeypatch: pytest.MonkeyPatch, rest: Callable[..., Itera
     nothing: Any = None
     engine: Any = SimpleNamespace(fleet=None, cancel=None, capabilities=known_engines.capabilities("ssh"))
     with pytest.raises(Survivors):
-        run._follow(Call(SimpleNamespace(**given)), order, engine, nothing, plan_of(cluster_of(["node1"])), True)
+        run._follow_started(
+            Call(SimpleNamespace(**given)), order, engine, nothing, plan_of(cluster_of(["node1"])), True
+        )
     return ended
 
 

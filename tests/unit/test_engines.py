@@ -269,7 +269,7 @@ def test_clean_removes_what_is_proved_to_have_ended(
     """Where agents run on the nodes, they prove the rest."""
     name = queue if engine is Queue else ""
     found = None if state is None else Description(state)
-    assert stop._may_go(engine(Cluster((), engine=name), _Absent()), found) is goes  # type: ignore[arg-type]
+    assert stop._may_be_removed(engine(Cluster((), engine=name), _Absent()), found) is goes  # type: ignore[arg-type]
 
 
 class _Absent(Caller):

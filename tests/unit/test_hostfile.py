@@ -88,7 +88,7 @@ def test_an_error_is_reported_with_its_line(text: str, what: str) -> None:
 
 def test_a_hostfile_of_windows_has_a_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "hf").write_bytes(b"\xef\xbb\xbfnode1 slots=2\r\nnode2\r\n")
-    assert [(host.name, host.nproc) for host in load_config._hostfile(str(tmp_path / "hf"))] == [
+    assert [(host.name, host.nproc) for host in load_config._hosts_of_file(str(tmp_path / "hf"))] == [
         ("node1", 2),
         ("node2", None),
     ]
@@ -346,10 +346,10 @@ def test_an_error_names_the_line_of_the_hostfile(tmp_path: Path, line: str, wron
     path = tmp_path / "hosts.txt"
     path.write_text(f"# mine\nok-1 slots=1\n{line}\n")
     if "$" in line:  # which a user name may have
-        assert load_config._hostfile(str(path))[1].listed == str(path)
+        assert load_config._hosts_of_file(str(path))[1].listed == str(path)
         return
     with pytest.raises(ConfigError) as caught:
-        load_config._hostfile(str(path))
+        load_config._hosts_of_file(str(path))
     assert caught.value.what.startswith(f"{path}, line 3: ") and wrong in caught.value.what
     assert "HOSTS" not in str(caught.value) and "dict" not in str(caught.value)
 

@@ -88,7 +88,7 @@ def separating(made: Plan, folder: str = "") -> Inner | None:
     """
     trainers = [process for process in made.processes if process.role == "trainer"]
     several = len(trainers) > len(made.nodes)
-    inner = find(trainers[0].argv, len(made.nodes)) or _in_script(trainers[0].argv, folder, several)
+    inner = find(trainers[0].argv, len(made.nodes)) or _find_in_script(trainers[0].argv, folder, several)
     joins = inner is None or inner.joins or (inner.shown == _FRONT_END and not several)
     return None if joins or len(trainers) == 1 else inner
 
@@ -104,12 +104,12 @@ def find(argv: Sequence[str], nodes: int) -> Inner | None:
 
     nodes: a total number of processes is divided by it.
     """
-    environ, rest = _environ(argv)
-    inner = _launcher(rest, nodes) if rest else None
+    environ, rest = _split_environ(argv)
+    inner = _find_launcher(rest, nodes) if rest else None
     return inner and replace(inner, options=(*(("--env", pair) for pair in environ), *inner.options))
 
 
-def _launcher(rest: Sequence[str], nodes: int) -> Inner | None:
+def _find_launcher(rest: Sequence[str], nodes: int) -> Inner | None:
     """Find the launcher, its options and its program in a command, also as python -m MODULE; None for another program."""
     shown, arguments = os.path.basename(rest[0]), list(rest[1:])
     name = shown
@@ -127,28 +127,28 @@ def _launcher(rest: Sequence[str], nodes: int) -> Inner | None:
     if f"{name} {' '.join(arguments[:1])}" == _FRONT_END:
         return Inner(_FRONT_END, (), ())
     if name in _FAMILIAR:
-        return _familiar(shown, arguments)
-    return _counted(shown, name, arguments, nodes) if name in _COUNTED else None
+        return _parse_familiar(shown, arguments)
+    return _parse_counted(shown, name, arguments, nodes) if name in _COUNTED else None
 
 
-def _in_script(argv: Sequence[str], folder: str, several: bool) -> Inner | None:
+def _find_in_script(argv: Sequence[str], folder: str, several: bool) -> Inner | None:
     """Find the launcher that `sh -c TEXT`, a shell script of the workspace, or a script called by it starts; None without one.
 
     several: nodes have several trainers; then no options of the launcher make one training of them.
     """
-    texts = [_shell_text(_environ(argv)[1], folder)]
+    texts = [_shell_text(_split_environ(argv)[1], folder)]
     for name, text in texts:
         text = re.sub(r"\\\n|[ \t]+", " ", re.sub(r"(?:^|\s)#.*", "", text))
         found = _STARTS.search(text)
         if found:
-            joins = not several and (found["shown"] == _FRONT_END or _meets(text))
+            joins = not several and (found["shown"] == _FRONT_END or _joins_nodes(text))
             return Inner(f"{found['shown']} in {name}", (), (), joins)
         called = (path for path in dict.fromkeys(_CALLS.findall(text)) if path not in dict(texts))
-        texts += [(path, _script(folder, path)) for path in called][: _MOST - len(texts)]
+        texts += [(path, _read_script(folder, path)) for path in called][: _MOST - len(texts)]
     return None
 
 
-def _meets(text: str) -> bool:
+def _joins_nodes(text: str) -> bool:
     """Check whether the launcher of a script has options for several nodes, more than one, and for where they meet.
 
     Their number may be in a variable of the script.
@@ -171,11 +171,11 @@ def _shell_text(argv: Sequence[str], folder: str) -> tuple[str, str]:
         if option[1:2] != "-" and "c" in option:
             return f"{os.path.basename(argv[0])} -c", "".join(rest[:1])
         rest = rest[1:] if option[1:2] != "-" and option[-1] in "oO" else rest  # -eo pipefail
-    text = _script(folder, rest[0]) if rest and (shell or "/" in rest[0]) else ""
+    text = _read_script(folder, rest[0]) if rest and (shell or "/" in rest[0]) else ""
     return (rest[0], text) if text and (shell or re.match(r"#!.*[/ ](?:ba|da|k|z)?sh\b", text)) else ("", "")
 
 
-def _script(folder: str, path: str) -> str:
+def _read_script(folder: str, path: str) -> str:
     """Read the first 64 KiB of a file of the workspace, "" if it is not here."""
     with contextlib.suppress(OSError, ValueError):
         if Path(folder or ".", path).is_file():
@@ -184,7 +184,7 @@ def _script(folder: str, path: str) -> str:
     return ""
 
 
-def _environ(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def _split_environ(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split `env NAME=value ... COMMAND` into the pairs and the command; another command has no pairs."""
     pairs, rest = [], list(argv)
     if rest and os.path.basename(rest[0]) == "env":
@@ -194,7 +194,7 @@ def _environ(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return pairs, rest
 
 
-def _familiar(shown: str, arguments: list[str]) -> Inner:
+def _parse_familiar(shown: str, arguments: list[str]) -> Inner:
     """Parse the arguments of torchrun or fleetrun as clusterrun does; without options and program if they are wrong."""
     try:
         launch = foreign_options.read(arguments, ())
@@ -215,7 +215,7 @@ def _option_values(value: object) -> tuple[str, ...]:
     return ("",) if value is True else (value,) if isinstance(value, str) and value else ()
 
 
-def _counted(shown: str, name: str, arguments: list[str], nodes: int) -> Inner:
+def _parse_counted(shown: str, name: str, arguments: list[str], nodes: int) -> Inner:
     """Parse the number of processes in the arguments of a launcher such as mpirun, and its program, into an Inner.
 
     The program begins with the first argument that is a Python script or interpreter. A total is divided by `nodes`.

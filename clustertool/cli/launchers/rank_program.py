@@ -90,10 +90,10 @@ def read(argv: Sequence[str]) -> Optional[RankOrder]:
             raise UsageError(f"{name} has no effect with --under: the launcher has started all ranks", RANK_USAGE)
         else:
             return None
-    return _order(values, how, rest) if "--under" in values else None
+    return _build_order(values, how, rest) if "--under" in values else None
 
 
-def _order(values: Dict[str, str], how: str, arguments: List[str]) -> RankOrder:
+def _build_order(values: Dict[str, str], how: str, arguments: List[str]) -> RankOrder:
     """Check the values of the options with --under, and build the RankOrder. Raises UsageError."""
     under = values["--under"]
     if under not in UNDER:
