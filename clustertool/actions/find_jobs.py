@@ -82,7 +82,7 @@ def unknown_end(job: str, why: str, node: str = "") -> PreflightError:
 
 
 def ask_jobs(fleet: Fleet, prefix: str, timeout: float = 60.0) -> dict[int, JobsAnswer]:
-    """Ask all nodes for their records of jobs whose id or name begins with `prefix`, "" for all jobs: {agent: answer}.
+    """Ask all nodes for their records of jobs that `prefix` can mean by id or name, "" for all jobs: {agent: answer}.
 
     timeout: seconds. fleet.failed gets the errors of the others.
     """
@@ -99,7 +99,10 @@ def warn_of_remains(engine: Engine, answers: Mapping[int, JobsAnswer]) -> None:
 
 
 def warn_of_orphans(engine: Engine, answers: Mapping[int, JobsAnswer]) -> None:
-    """Warn of processes of jobs whose directory was removed, once for each directory, with the nodes that have some."""
+    """Warn of processes of jobs that have no record, since their directory was removed or is below another ROOT_DIR.
+
+    There is one warning for each directory, with the names of its nodes.
+    """
     ours = {job.get("dir") for answer in answers.values() for job in answer["jobs"]}
     found = [(one, engine.fleet.name(agent)) for agent, answer in answers.items() for one in answer.get("orphans", ())]
     for (folder, number), names in grouped(((str(folder), number), name) for (folder, number), name in found).items():
@@ -268,7 +271,7 @@ def _is_decided(fleet: Fleet, answers: Mapping[int, JobsAnswer], prefix: str) ->
 def is_certain(job: ListedJob, typed: str) -> bool:
     """Check whether what was typed is the complete id of this job, so that no record of another node can change the choice.
 
-    The id of --job-id counts only while the job runs: after its end a newer job can have it.
+    For a job with an id of --job-id only while it runs: after its end a newer job can have the id.
     """
     if not job["asked"]:
         return typed == job["id"]
@@ -308,7 +311,7 @@ def no_record(job: ListedJob) -> NotFound:
 
 
 def without_records(job: ListedJob, error: NotFound) -> NotFound:
-    """Return the error, with the reason why the engine has ended the job's nodes added if it knows that."""
+    """Return the error; if the engine knows why it has ended the job's nodes, a NotFound with its text and this reason."""
     known = job["known"]
     if known is None or known.cause is None:
         return error

@@ -62,10 +62,11 @@ class Inbox:
         self._closed = False
 
     def close(self) -> None:
+        """Drop all further frames, and end the waits in put()."""
         self._closed = True
 
     def put(self, node: int, header: StreamFrame, payload: bytes) -> None:
-        """Append a frame. If the queue is full, wait until there is room or the inbox is closed; then the frame is dropped."""
+        """Append a frame, after a wait for room if the queue is full. After close() frames are dropped."""
         while not self._closed:
             with contextlib.suppress(queue.Full):
                 self._frames.put((node, header, payload), timeout=_FULL)
@@ -96,7 +97,7 @@ class NodeQueues:
         self._closed = False
 
     def close(self) -> None:
-        """Close the queues of all nodes, as Inbox.close() does."""
+        """Close the queues of all nodes: further frames are dropped, and waits in put() end."""
         with self._lock:
             self._closed = True
             for inbox in self._inboxes.values():
@@ -292,7 +293,7 @@ class JobFollower:
         self._lost_nodes = LostNodes(self, job, revive)
 
     def start(self, request: FollowWanted) -> None:
-        """Request events and logs from every node. Those of a fleet that are late follow when they have logged in."""
+        """Request events and logs from every node; late nodes are sent the request when they have logged in."""
         self._request = {**request, "job": self._job}
         self._late = self.fleet.late
         self._follow(self.fleet.agents, self.fleet.failed)
@@ -346,9 +347,11 @@ class JobFollower:
 
     @property
     def over(self) -> bool:
-        """Whether each node has ended, was given up by the coordinator, or has not come back some seconds after the outcome.
+        """Whether the job is over and no node has more to send.
 
-        Without an outcome: whether no node may send more, and no connection is being opened again.
+        With an outcome: each node has ended or was given up by the coordinator; some seconds later, nodes that are disconnected
+        or take no part in the last epoch count as ended, too. Without an outcome: all streams have ended, and no connection is
+        being opened again.
         """
         outcome = self.watch.status.outcome
         if outcome is None:
@@ -394,7 +397,7 @@ class JobFollower:
         return [BadAnswer(why, fix, self.watch.status.name(node)) for node, why in sorted(self.watch.refused.items())]
 
     def lost(self, node: int) -> bool:
-        """Check whether the coordinator has given this node up."""
+        """Check whether the coordinator has given up a node."""
         known = self.watch.status.nodes.get(node)
         return known is not None and known.state is NodeState.LOST
 

@@ -145,7 +145,7 @@ class Conf:
 
     @property
     def names_nodes(self) -> bool:
-        """Whether they name the nodes, or an engine that chooses them."""
+        """Whether conf.py or the hostfile names the nodes, or an engine that chooses them."""
         return "HOSTS" in self.values or not _engine_needs_hosts(self.values)
 
 

@@ -139,7 +139,7 @@ def rest_of_all(fleet: Fleet, inbox: Inbox, job: str, known: JobView, check: Che
 
 
 def _closed(fleet: Fleet, watch: JobView) -> Iterator[ClustertoolError]:
-    """Yield an error for each node whose stream ended early."""
+    """Yield an error for each node whose stream broke off or had invalid frames."""
     for node in sorted(watch.closed):
         if node in watch.refused:
             yield BadAnswer(watch.refused[node], "check the job's records on that node", fleet.name(node))

@@ -31,10 +31,10 @@ _REASONS = 3  # different ones why nodes have no connection
 
 
 def read(answers: Mapping[int, StatusAnswer], known: Description | None = None) -> JobStatus:
-    """Fold all nodes' events into the status of the job, the coordinator's node first, since its events name the others.
+    """Build the status of a job from the nodes' answers: their events, heartbeats and last output, and what the engine knows.
 
-    A node has the number with which it was asked (its number in the job, after attach_to), whatever number its answer has.
-    known: see find_jobs.proof().
+    The coordinator's events are applied first, since they name the other nodes. A node has the number with which it was asked,
+    whatever number its answer has. known: see find_jobs.proof().
     """
     found = JobStatus(plan=_nodes_by_rank(answers))
     for index, answer in sorted(answers.items()):

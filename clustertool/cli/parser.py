@@ -32,7 +32,10 @@ class CommandLine:
 
 
 def read(argv: Sequence[str], verbs: Sequence[Verb], common: Sequence[Opt], help_option: Opt) -> CommandLine:
-    """Parse the command line of the program. help_option: one of `common`, that each verb has too. Raises UsageError."""
+    """Parse the command line of the program: options before the verb, the verb, its options and arguments. Raises UsageError.
+
+    help_option: one of `common`, which each verb has, too.
+    """
     rest = list(argv)
     line = CommandLine(_defaults(common))
     while rest and line.verb is None:

@@ -115,24 +115,24 @@ class DispatchProgress:
         self._print(f"dispatch: {text}")
 
     def uplink(self, sent: int, planned: int) -> None:
-        """Set the bytes that have left this machine, and how many it will be.
+        """Store how many bytes have left this machine, and how many it will be.
 
-        Without a terminal a line is printed every two seconds.
+        Without a terminal a line is printed at times.
         """
         with self._lock:
             self._sent, self._planned = sent, max(sent, planned)
         self._print_progress()
 
     def node(self, name: str, got: int, size: int) -> None:
-        """Set how many bytes of how many a node has."""
+        """Store that a node has `got` of `size` bytes."""
         self._set(name, _Node("receiving", got, size))
 
     def done(self, name: str) -> None:
-        """Set that a node has all."""
+        """Mark a node as done."""
         self._set(name, _Node("done"))
 
     def failed(self, name: str, why: str) -> None:
-        """Set that a node has failed, and why."""
+        """Mark a node as failed, with the reason."""
         self._set(name, replace(self._nodes[name], state="failed", why=why))
 
     def _set(self, name: str, node: _Node) -> None:

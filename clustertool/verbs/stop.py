@@ -271,9 +271,9 @@ class _Removable(NamedTuple):
 
 
 def _choose_removable(engine: Engine, prefix: str) -> _Removable:
-    """Choose the jobs that clean may remove, by what the engine proves. All, where agents prove the end for their own node.
+    """Choose the jobs that clean may remove, by what the engine proves; all jobs, if agents prove the end for their own nodes.
 
-    prefix: of --job; Raises UsageError if this job runs or is queued, PreflightError if it is unknown.
+    prefix: of --job. Raises UsageError if this job runs or is queued, PreflightError if its end is unknown.
     """
     if not prefix and engine.capabilities.live_channels and not engine.capabilities.queues:
         return _Removable()

@@ -120,7 +120,7 @@ class JobView:
         return found
 
     def remind(self, now: float) -> list[Item]:
-        """Return those waits of the job of which a report is due, each once a period. now: seconds since the epoch."""
+        """Return those waits of the job of which a further report is due: see due(). now: seconds since the epoch."""
         found: list[Item] = []
         reports: dict[type[Wait], int] = {}
         for wait in waits(self.status, now):
