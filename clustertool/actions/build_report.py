@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from clustertool.actions import load_config
-from clustertool.actions.find_jobs import ListedJob, doubt, proof
+from clustertool.actions.find_jobs import ListedJob, engine_proof, record_unknown_end
 from clustertool.actions.read_status import read
 from clustertool.engines.caller import Caller
 from clustertool.errors import NotFound, raise_all
@@ -14,7 +14,7 @@ from clustertool.model.hints import PROGRAM
 from clustertool.model.masking import mask
 from clustertool.model.wire.agent_answers import ReportAnswer
 from clustertool.model.wire.messages import REPORT
-from clustertool.watch.report_model import ReportModel, tell
+from clustertool.watch.report_model import ReportModel, build_report_model
 
 _POINTS = 40_000  # values of one kind in the whole page
 _MOST, _LEAST = 240, 40  # of one curve
@@ -30,7 +30,7 @@ def build_report(fleet: Fleet, job: ListedJob, caller: Caller) -> ReportModel:
     processes = 8 * max(1, job["total"])  # before the nodes' records are read only the number of nodes is known
     points = max(_LEAST, min(_MOST, _POINTS // processes))
     answers = fleet.ask_all(REPORT({"job": job["id"], "points": points}))
-    doubt(fleet, job, answers)
+    record_unknown_end(fleet, job, answers)
     if not any(answer["events"] for answer in answers.values()):
         raise_all(list(fleet.failed.values()))
         raise NotFound(f"job {job['id']} has not started on any node that answered", f"{PROGRAM} jobs lists the jobs")
@@ -41,7 +41,7 @@ def build_report(fleet: Fleet, job: ListedJob, caller: Caller) -> ReportModel:
         where = f"SECRETS names {', '.join(missing)}, not set where this page was made"
         notes.append(f"{where}: what programs printed of it is not masked")
         caller.warn(notes[-1])
-    return tell(read(answers, proof(fleet, job)), answers, mask(secrets.values()), notes)
+    return build_report_model(read(answers, engine_proof(fleet, job)), answers, mask(secrets.values()), notes)
 
 
 def _notes_of_missing_records(fleet: Fleet, answers: Mapping[int, ReportAnswer]) -> list[str]:

@@ -56,17 +56,17 @@ class ListedJob(TypedDict):
     queued: Description | None
 
 
-def doubt(fleet: Fleet, job: ListedJob, answers: Mapping[int, StatusAnswer]) -> None:
+def record_unknown_end(fleet: Fleet, job: ListedJob, answers: Mapping[int, StatusAnswer]) -> None:
     """Set fleet.failed of each node that answered that it does not know what became of the job, for the exit code.
 
-    Not if the engine knows it: see proof().
+    Not if the engine knows it: see engine_proof().
     """
     for node, answer in answers.items():
-        if answer.get("unknown") and proof(fleet, job) is None:
+        if answer.get("unknown") and engine_proof(fleet, job) is None:
             fleet.failed[node] = unknown_end(job["id"], str(answer["unknown"]), fleet.name(node))
 
 
-def proof(fleet: Fleet, job: ListedJob) -> Description | None:
+def engine_proof(fleet: Fleet, job: ListedJob) -> Description | None:
     """Return the engine's description of a job if it says that the job runs or has ended, and the agents are not on its nodes.
 
     Else None: the engine does not know, or the agents know more.

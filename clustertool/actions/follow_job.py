@@ -42,7 +42,7 @@ _RETURN = 3.0  # seconds that a node which broke off may take to come back once 
 _RESTORE = 12.0  # the same where an engine may have the logs of ended nodes, which are fetched from it
 
 
-def attached(fleet: Fleet, job: str, node: int = COORDINATOR_NODE) -> None:
+def send_attached(fleet: Fleet, job: str, node: int = COORDINATOR_NODE) -> None:
     """Send ATTACHED to the agent of a node of the job, if it is connected: --lease counts from the last such message.
 
     The node passes it on to the coordinator.
@@ -370,7 +370,7 @@ class JobFollower:
         """Send ATTACHED to the coordinator or, if its connection is lost, to another node of the newest epoch."""
         epochs, closed = self.watch.status.epochs[-1:], self.watch.closed
         nodes = (self.watch.status.coordinator, *(node for epoch in epochs for node in epoch.nodes))
-        attached(self.fleet, self._job, next((node for node in nodes if node not in closed), COORDINATOR_NODE))
+        send_attached(self.fleet, self._job, next((node for node in nodes if node not in closed), COORDINATOR_NODE))
 
     def signal_ranks(self, number: int) -> None:
         """Send a signal, by its number, to the ranks of the job on this machine."""

@@ -108,7 +108,7 @@ def _has_v2(script: Path) -> bool:
     return False
 
 
-def scattered(cluster: Cluster, toml: Toml) -> JobSpec | None:
+def read_scattered_job(cluster: Cluster, toml: Toml) -> JobSpec | None:
     """Read the job of a job.toml whose shards are sent only to the nodes that read them; None if all nodes get all."""
     shards = toml.get("shards")
     if not isinstance(shards, dict) or not shards.get("only_where_read"):

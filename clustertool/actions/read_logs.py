@@ -96,7 +96,7 @@ def _unreachable(
     return type(why)(what, gone or f"when {host.name} answers again: {path} on {host.name}", host.name)
 
 
-def present(
+def read_existing_lines(
     fleet: Fleet, lanes: NodeQueues, request: FollowRequest, nodes: Sequence[int]
 ) -> Iterator[tuple[str, LogLines]]:
     """Request the existing log lines of these nodes, and yield (node's name, lines) in the order of their time.

@@ -15,16 +15,16 @@ from clustertool.actions.conf_file import Selection
 from clustertool.actions.fetch_output import fetch_output, require_inside
 from clustertool.actions.find_jobs import (
     attach_to,
-    doubt,
+    engine_proof,
     has_records,
     is_waiting,
     pick,
-    proof,
+    record_unknown_end,
     require_known,
     state_text,
 )
 from clustertool.actions.follow_job import BEAT, Inbox, JobFollower, NodeQueues
-from clustertool.actions.read_logs import last_lines, places_of, present, require_attempt
+from clustertool.actions.read_logs import last_lines, places_of, read_existing_lines, require_attempt
 from clustertool.actions.read_status import as_dict, error_of, read, unrecorded_dict
 from clustertool.actions.stop_jobs import failures, stop_how, stop_now
 from clustertool.actions.wait_in_queue import until_started
@@ -98,8 +98,8 @@ class Job:
             fleet = engine.fleet
             listed = attach_to(engine, self.id, exact=True, queued=True)
             answers = fleet.ask_all(STATUS({"job": self.id})) if has_records(listed) else {}
-            doubt(fleet, listed, answers)
-            engine_knows = proof(fleet, listed)
+            record_unknown_end(fleet, listed, answers)
+            engine_knows = engine_proof(fleet, listed)
             unreachable = {fleet.name(node): plain(error.what) for node, error in sorted(fleet.failed.items())}
             found = as_dict(answers, engine_knows) if has_records(listed) else unrecorded_dict(listed)
             found.update(waits=[plain(text) for text in found["waits"]], advice=plain(found["advice"]))
@@ -162,7 +162,7 @@ class Job:
                         caller.log(item)
                 missing = [*missing, *follower.refusals()]
             else:
-                for name, lines in present(fleet, lanes, request, sorted(set(places.values()))):
+                for name, lines in read_existing_lines(fleet, lanes, request, sorted(set(places.values()))):
                     yield from _log_lines(lines, name, hide)
             named = {error.node for error in missing}
             raise_all([*missing, *(error for error in fleet.silent.values() if error.node not in named)])

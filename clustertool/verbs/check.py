@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from clustertool.actions import load_config, load_workspace
-from clustertool.actions.follow_job import BEAT, attached
+from clustertool.actions.follow_job import BEAT, send_attached
 from clustertool.engines import base, known_engines, preflight
 from clustertool.engines.job_request import start_with_retries
 from clustertool.engines.preflight import Examined, name_folder, short_error
@@ -104,7 +104,7 @@ def check(call: Call) -> None:
     if not load_config.needs_hosts(cluster):
         _check_engine(call, cluster, typed)
         return
-    spec, passed = load_workspace.scattered(cluster, toml), dict(load_config.passed_variables(cluster))
+    spec, passed = load_workspace.read_scattered_job(cluster, toml), dict(load_config.passed_variables(cluster))
     order, ear = _read_trial(call, cluster, toml, tuple(passed.items())), TrialFollower(len(cluster.hosts))
     more: dict[str, object] = {}
     workspace = load_workspace.workspace(call, folder, cluster.ignore_from) if folder else None
@@ -527,7 +527,7 @@ def _follow_trial(
         signals.check()
         if time.monotonic() > beat_at:
             beat_at = time.monotonic() + BEAT
-            attached(fleet, job)
+            send_attached(fleet, job)
         ranks, quiet = ear.state(0.1)
         if quiet >= trial_plan.patience(ranks, order.seconds):
             return ranks

@@ -43,7 +43,7 @@ def dispatch(call: Call) -> None:
         raise UsageError("dispatch needs a workspace", f"{PROGRAM} dispatch --workspace ./job")
     toml = load_workspace.workspace_toml(Path(folder))
     cluster = load_config.cluster(call, call.selection, start_local=True, of_hosts="dispatch")
-    spec = load_workspace.scattered(cluster, toml)
+    spec = load_workspace.read_scattered_job(cluster, toml)
     workspace = load_workspace.workspace(call, Path(folder), cluster.ignore_from)
     if spec:
         portions(workspace, cluster, given_facts(cluster), spec)  # bad data is an error before any connection
@@ -54,7 +54,7 @@ def dispatch(call: Call) -> None:
         start = time.monotonic()
         settings = load_workspace.container(cluster, toml, None)
         facts = _examine(fleet, lambda facts: needs(workspace, cluster, facts, spec, copies=1), settings)
-        facts, found = verified(call, fleet, facts) if call.given.verify else (facts, {})
+        facts, found = verify_releases(call, fleet, facts) if call.given.verify else (facts, {})
         call.dispatches = True
         images = ImageDistribution(call, fleet, settings, facts).run() if settings else {}
 
@@ -78,7 +78,7 @@ def _show_plan(call: Call, workspace: Workspace, cluster: Cluster, scattered: bo
     answer: dict[str, object] = {"release": workspace.release, "files": len(workspace.files), "bytes": workspace.size}
     if call.given.verify:
         with Fleet(cluster, signals.check, person=User()) as fleet:
-            answer["verified"] = verified(call, fleet, _examine(fleet))[1]
+            answer["verified"] = verify_releases(call, fleet, _examine(fleet))[1]
     if call.json:
         call.answer(answer)
 
@@ -115,7 +115,9 @@ def _as_json(done: Dispatched, fleet: Fleet) -> dict[str, object]:
     }
 
 
-def verified(call: Call, fleet: Fleet, facts: ByNode) -> tuple[dict[int, Facts], dict[str, Mapping[str, object]]]:
+def verify_releases(
+    call: Call, fleet: Fleet, facts: ByNode
+) -> tuple[dict[int, Facts], dict[str, Mapping[str, object]]]:
     """Let the nodes check the stored releases, print the results, and return (facts without damaged releases, results by name).
 
     What is damaged is removed, except with --dry. Nodes that share a ROOT_DIR check it once. Raises the errors of nodes after

@@ -16,10 +16,10 @@ from clustertool.actions.find_jobs import (
     ask_engine,
     ask_jobs,
     attach_to,
-    doubt,
+    engine_proof,
     has_records,
     merge_answers,
-    proof,
+    record_unknown_end,
     state_text,
     unknown_end,
     warn_of_remains,
@@ -153,8 +153,8 @@ def _show_job(call: Call, engine: Engine, role: str) -> set[str]:
         found = unrecorded_dict(listed)
     else:
         answers = fleet.ask_all(STATUS({"job": job}))
-        doubt(fleet, listed, answers)
-        found = as_dict(answers, proof(fleet, listed))
+        record_unknown_end(fleet, listed, answers)
+        found = as_dict(answers, engine_proof(fleet, listed))
     pods = engine.pods(job)
     if pods:
         found["pods"] = [pod.as_dict() for pod in pods]

@@ -12,7 +12,7 @@ from typing import Literal
 from clustertool.actions import load_config
 from clustertool.actions.find_jobs import attach_to, has_records, no_record, pick, require_known, without_records
 from clustertool.actions.follow_job import Inbox, NodeQueues
-from clustertool.actions.read_logs import places_of, present, require_attempt
+from clustertool.actions.read_logs import places_of, read_existing_lines, require_attempt
 from clustertool.actions.read_status import read
 from clustertool.errors import BadAnswer, ClustertoolError, NotFound, Unreachable, UsageError, raise_all
 from clustertool.fleet.fleet import LAG, Fleet
@@ -106,7 +106,7 @@ def logs(call: Call) -> None:
             else:
 
                 def show(nodes: set[int]) -> None:
-                    for name, item in present(fleet, lanes, request, sorted(nodes)):
+                    for name, item in read_existing_lines(fleet, lanes, request, sorted(nodes)):
                         printer.show(item.role, item.rank, name, item.lines, item.t)
 
                 late = set(places.values()) & set(fleet.late)

@@ -14,7 +14,7 @@ from clustertool.model.wire.event_types import Event
 from clustertool.model.wire.stream_messages import LogFrame, StreamFrame
 from clustertool.watch.lines import Lines
 from clustertool.watch.news import EventNews, Failures, News, PhaseNews, RefusedNews
-from clustertool.watch.waits import Wait, due, waits
+from clustertool.watch.waits import Wait, count_due_reports, waits
 
 _LONGEST = 16 << 20  # bytes of one line
 _OPEN = 64 << 20  # and of all lines together that have no end yet
@@ -124,8 +124,8 @@ class JobView:
         found: list[Item] = []
         reports: dict[type[Wait], int] = {}
         for wait in waits(self.status, now):
-            reports[type(wait)] = max(due(wait), reports.get(type(wait), 0))
-            if due(wait) > self._reminded.get(type(wait), 0):
+            reports[type(wait)] = max(count_due_reports(wait), reports.get(type(wait), 0))
+            if count_due_reports(wait) > self._reminded.get(type(wait), 0):
                 found.append(wait)
         self._reminded = reports
         return found

@@ -27,7 +27,7 @@ from clustertool.watch.job_view import JobView
 from clustertool.watch.lines import excerpt
 from clustertool.watch.news import News
 from clustertool.watch.sanitize import harmless
-from clustertool.watch.straggler import Curve, RankPace, stragglers
+from clustertool.watch.straggler import Curve, RankPace, find_stragglers
 
 Answers = Mapping[int, ReportAnswer]
 _TAIL = 20  # lines of a culprit
@@ -141,7 +141,7 @@ def _shown_epoch(epoch: EpochChange, clean: Hide) -> EpochChange:
     return epoch._replace(cause=clean(epoch.cause), left=tuple((node, clean(why)) for node, why in epoch.left))
 
 
-def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] = ()) -> ReportModel:
+def build_report_model(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] = ()) -> ReportModel:
     """Build the model of the report from the status and the nodes' answers.
 
     hide: replaces secrets in a text. notes: further notes for the page, such as nodes that did not answer.
@@ -168,7 +168,7 @@ def tell(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] =
         for key, process in sorted(status.processes.items(), key=lambda item: (item[0][0] != "trainer", item[0]))
     ]
     there = [rank for rank in ranks if rank.spans and rank.state is not RankState.LOST]
-    behind = stragglers([_pace(rank, known.get(rank.key)) for rank in there])
+    behind = find_stragglers([_pace(rank, known.get(rank.key)) for rank in there])
     outcome, container = status.outcome, container_of(event for a in answers.values() for event in a["events"])
     guilty = news.first_culprit(status, outcome) if outcome else None
     return ReportModel(
@@ -263,7 +263,7 @@ def _spans_of_attempt(
 def _rank_report(
     status: JobStatus, process: ProcessStatus, known: RankCurve | None, plan: RankPlan | None, began: float, clean: Hide
 ) -> RankReport:
-    """Build the report of a rank, without the spans, the last line and what tell() adds besides."""
+    """Build the report of a rank, without the spans, the last line and what build_report_model() adds besides."""
     rows = [(row[0] - began, *row[1:]) for row in known["rows"]] if known else []
     progress, unit = curve([(t - began, epoch, step) for t, epoch, step in known["progress"]] if known else [])
     # The kernel's counters at the ends of a rank are exact, also if it lived for less than one sample.

@@ -49,7 +49,7 @@ class RankPace:
         return self.role, self.rank
 
 
-def stragglers(paces: Sequence[RankPace]) -> dict[Key, str]:
+def find_stragglers(paces: Sequence[RankPace]) -> dict[Key, str]:
     """Compare the ranks of each role, if it has two, and map (role, rank) of each straggler to the reasons.
 
     pservers only serve, and launchers only start ranks: they are left out.

@@ -53,7 +53,7 @@ def waits(status: JobStatus, now: float) -> list[Wait]:
     return [*blocked(status, now), *_late_pservers(status, now)] if status.outcome is None else []
 
 
-def due(wait: Wait) -> int:
+def count_due_reports(wait: Wait) -> int:
     """Count the reports of a wait that are due: of connections after 4, 10, 20 s, ...; of ports after 10, 30, 60, 120 s, ..."""
     if isinstance(wait, ConnectWait):
         return 0 if wait.seconds < 4 else 1 + int(wait.seconds // 10)

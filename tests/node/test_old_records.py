@@ -20,7 +20,7 @@ from clustertool.model.job.state_names import JobState, RankState, StopState
 from clustertool.model.wire.answers import check_answer
 from clustertool.model.wire.messages import REQUESTS
 from clustertool.node.system.node_context import NodeContext
-from clustertool.watch.report_model import tell
+from clustertool.watch.report_model import build_report_model
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "records-0.1.0"
 ENDED = ["succeeded", "failed", "restarted", "stopped", "servers"]
@@ -108,7 +108,7 @@ def test_a_job_that_never_started_has_its_name_and_ranks(nodes: list[NodeContext
 
 def test_a_report_has_the_spans_of_all_attempts(nodes: list[NodeContext]) -> None:
     answers = ask(nodes, "report", job="restarted", points=40)
-    story = tell(read_status.read(answers), answers, str)
+    story = build_report_model(read_status.read(answers), answers, str)
     assert (story.state, story.attempts) == (JobState.SUCCEEDED, 2)
     spans = {rank.rank: [(span.attempt, span.state) for span in rank.spans] for rank in story.ranks}
     assert spans == {

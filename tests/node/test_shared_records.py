@@ -19,7 +19,7 @@ import pytest
 
 from clustertool.actions import follow_job
 from clustertool.actions.fetch_output import fetch_output
-from clustertool.actions.find_jobs import ask_jobs, doubt, listings, merge_answers, proof, where
+from clustertool.actions.find_jobs import ask_jobs, engine_proof, listings, merge_answers, record_unknown_end, where
 from clustertool.actions.follow_job import Inbox, JobFollower
 from clustertool.actions.read_status import as_dict, error_of, read
 from clustertool.engines.base import Description, EngineState
@@ -259,10 +259,10 @@ def test_the_engine_knows_the_end_of_a_followed_job(shared: Shared, monkeypatch:
         for answers in (listed, ask_jobs(fleet, job)):  # with and without a recent heartbeat
             found = merge_answers(answers, {job: known})[0]
             assert found["state"] is (JobState.RUNNING if answers is listed and known is NOTHING else state)
-            about = as_dict(fleet.ask_all(STATUS({"job": job})), proof(fleet, found))
+            about = as_dict(fleet.ask_all(STATUS({"job": job})), engine_proof(fleet, found))
             assert about["state"] == state
             assert about["reason"] == ("NODE_FAIL" if known is ENDED else "")
-            doubt(fleet, found, fleet.ask_all(STATUS({"job": job})))
+            record_unknown_end(fleet, found, fleet.ask_all(STATUS({"job": job})))
             assert (fleet.failed != {}) == (known is NOTHING)
             fleet.failed.clear()
     assert {

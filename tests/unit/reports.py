@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clustertool.watch.report_model import ReportModel, tell
+from clustertool.watch.report_model import ReportModel, build_report_model
 
 BEGAN = 1_795_000_000.0
 CULPRIT, SLOW = 1, 2
@@ -135,4 +135,4 @@ def story_of(given: dict[int, dict[str, Any]], secrets: tuple[str, ...] = (), pl
 
     for node in given.values():
         node["events"][0]["places"] = places
-    return tell(read(given), given, mask(secrets))
+    return build_report_model(read(given), given, mask(secrets))

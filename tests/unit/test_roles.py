@@ -10,7 +10,7 @@ from clustertool.model.config.hosts import read_hosts
 from clustertool.model.paths import JobPaths
 from clustertool.model.wire.spec_types import RankSurroundings
 from clustertool.node.supervisor import rank_process
-from clustertool.watch.straggler import RankPace, stragglers
+from clustertool.watch.straggler import RankPace, find_stragglers
 
 
 def test_every_role_has_a_name_a_log_and_a_link_of_its_own() -> None:
@@ -35,7 +35,7 @@ def test_an_mpi_daemon_is_no_straggler() -> None:
         return RankPace(role, rank, 0.0, 100.0, cores=cpu)
 
     def slow(role: str) -> list[tuple[str, int]]:
-        return list(stragglers([pace(role, rank, 1.0 if rank else 0.01) for rank in range(4)]))
+        return list(find_stragglers([pace(role, rank, 1.0 if rank else 0.01) for rank in range(4)]))
 
     assert slow("trainer") and not slow("mpidaemon")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clustertool.watch.straggler import RankPace, reached, stragglers
+from clustertool.watch.straggler import RankPace, find_stragglers, reached
 
 
 def pace(rank: int, speed: float = 2.0, length: float = 100.0, every: float = 2.0, **given: object) -> RankPace:
@@ -21,7 +21,7 @@ def pace(rank: int, speed: float = 2.0, length: float = 100.0, every: float = 2.
 
 
 def names(*paces: RankPace) -> list[int]:
-    return sorted(rank for _, rank in stragglers(paces))
+    return sorted(rank for _, rank in find_stragglers(paces))
 
 
 def test_no_rank_is_behind() -> None:
@@ -31,7 +31,7 @@ def test_no_rank_is_behind() -> None:
 
 
 def test_a_slow_rank_is_behind_the_median() -> None:
-    found = stragglers([pace(0), pace(1), pace(2, speed=1.0), pace(3)])
+    found = find_stragglers([pace(0), pace(1), pace(2, speed=1.0), pace(3)])
     assert found == {("trainer", 2): "at step 100 where the median is 200"}
 
 
@@ -63,7 +63,7 @@ def test_a_short_job_is_not_judged_by_a_moment() -> None:
 
 def test_cpu_far_below_the_median() -> None:
     quiet = [pace(rank, progress=(), unit="", cores=cores) for rank, cores in enumerate((1.0, 0.3, 0.9))]
-    assert stragglers(quiet) == {("trainer", 1): "used 0.30 cores where the median is 0.90"}
+    assert find_stragglers(quiet) == {("trainer", 1): "used 0.30 cores where the median is 0.90"}
 
 
 def test_where_all_are_idle_no_rank_is_marked() -> None:
@@ -72,7 +72,7 @@ def test_where_all_are_idle_no_rank_is_marked() -> None:
 
 def test_the_one_for_whom_the_others_wait() -> None:
     """In lockstep all are at one step; who works while the others wait is the slow one."""
-    found = stragglers([pace(0, cores=0.4), pace(1, cores=1.0), pace(2, cores=0.4)])
+    found = find_stragglers([pace(0, cores=0.4), pace(1, cores=1.0), pace(2, cores=0.4)])
     assert list(found) == [("trainer", 1)]
     assert "wait for it" in found["trainer", 1]
 
@@ -95,7 +95,7 @@ def test_only_printed_steps_are_shown() -> None:
     """A rank printed step 8 and hung. At its pace it would be at step 14 by now; nothing of that is shown."""
     hung = RankPace("trainer", 11, 0.0, 60.0, tuple((2.0 * t, float(t)) for t in range(1, 9)), "step", 1.0)
     others = [pace(rank, speed=1.0, length=60.0, every=7.0) for rank in range(3)]
-    assert stragglers([*others, hung]) == {("trainer", 11): "at step 8 where the median is 56"}
+    assert find_stragglers([*others, hung]) == {("trainer", 11): "at step 8 where the median is 56"}
 
 
 def test_reached_between_and_after_lines() -> None:

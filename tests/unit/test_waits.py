@@ -14,7 +14,7 @@ from clustertool.model.job.state import JobStatus
 from clustertool.show.job_text import blocked_text, firewall_text, news_text, resume_text, wait_text
 from clustertool.verbs.follow_session import error_of
 from clustertool.watch.job_view import JobView
-from clustertool.watch.waits import ConnectWait, Firewall, ListenWait, Wait, blocked, due, suspects, waits
+from clustertool.watch.waits import ConnectWait, Firewall, ListenWait, Wait, blocked, count_due_reports, suspects, waits
 from tests.folded import fold
 
 T = 1000.0
@@ -103,7 +103,7 @@ def test_a_dead_coordinator_is_no_firewall() -> None:
     ],
 )
 def test_when_a_report_is_due(wait: Wait, counts: dict[int, int]) -> None:
-    assert {seconds: due(replace(wait, seconds=seconds)) for seconds in counts} == counts
+    assert {seconds: count_due_reports(replace(wait, seconds=seconds)) for seconds in counts} == counts
 
 
 def test_each_report_comes_once_and_again_for_the_next_wait() -> None:
@@ -124,7 +124,7 @@ def test_each_report_comes_once_and_again_for_the_next_wait() -> None:
 def test_a_time_that_is_none_breaks_nothing(since: float) -> None:
     status = cluster(2, (1, away(since)))
     assert len(waits(status, T)) == 1
-    assert due(waits(status, T)[0]) >= 0
+    assert count_due_reports(waits(status, T)[0]) >= 0
 
 
 def test_long_lists_are_shortened() -> None:
