@@ -19,7 +19,7 @@ from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import read_job
 from clustertool.model.facts import Identity
 from clustertool.model.hints import PROGRAM
-from clustertool.model.joining.engine_place import join_patience
+from clustertool.model.joining.engine_place import join_timeout_of
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint, OwnSettings, check
 from clustertool.model.joining.typed_meeting import TypedMeeting, on_loopback
 from clustertool.model.planning.plan import Plan, given_facts
@@ -101,7 +101,7 @@ def join_file(request: RunRequest, meeting: TypedMeeting, folder: Path, shared: 
         nnodes=meeting.nodes,
         coordinator=MeetingPoint(meeting.host, meeting.port),
         index=meeting.index,
-        join_timeout=join_patience(meeting.timeout or request.cluster.join_timeout),
+        join_timeout=join_timeout_of(meeting.timeout or request.cluster.join_timeout),
         listing=_files_for_plan(request, folder),
         passed=request.passed,
         secrets=tuple(request.secrets.items()),

@@ -35,7 +35,7 @@ from clustertool.model.hints import PROGRAM
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState
 from clustertool.model.job.stop_result import read_result
-from clustertool.model.joining.engine_place import join_patience
+from clustertool.model.joining.engine_place import join_timeout_of
 from clustertool.model.masking import Hide, mask
 from clustertool.model.paths import LOGS_MARK, folder_of
 from clustertool.model.planning.environment import literal
@@ -464,7 +464,7 @@ def wait_for_start(call: Call, engine: Engine, job: str, grace: float) -> bool:
     if key.readable:
         call.note("Ctrl+C cancels the job; Ctrl+D detaches: the job stays in the queue")
     try:
-        for known in until_started(engine, job, check, join_patience(engine.fleet.cluster.join_timeout)):
+        for known in until_started(engine, job, check, join_timeout_of(engine.fleet.cluster.join_timeout)):
             call.note(f"job {job}: {state_text(known)}")
     except _Detached:
         _report_left(call, job, "queued", "detached")

@@ -11,7 +11,7 @@ from clustertool.model.config.cluster import read_cluster
 from clustertool.model.config.job import Options, read_job
 from clustertool.model.facts import Identity
 from clustertool.model.joining import join_file
-from clustertool.model.joining.engine_place import join_patience, placed
+from clustertool.model.joining.engine_place import join_timeout_of, placed
 from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, OwnSettings
 from clustertool.model.joining.join_plan import Arrival, cluster_of
 
@@ -87,5 +87,5 @@ def test_each_node_plays_its_role():
 
 def test_pods_have_more_time_to_join_than_tasks_of_slurm():
     """An image is pulled on each node; Slurm starts all tasks at once."""
-    assert join_patience(None, "kubernetes") == join_file.JOIN_TIMEOUT > join_patience(None, "slurm")
-    assert join_patience(5.0, "kubernetes") == 5.0
+    assert join_timeout_of(None, "kubernetes") == join_file.JOIN_TIMEOUT > join_timeout_of(None, "slurm")
+    assert join_timeout_of(5.0, "kubernetes") == 5.0

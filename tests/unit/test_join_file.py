@@ -15,7 +15,7 @@ from clustertool.errors import DataError, UsageError
 from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.model.config.job import Options, read_job
 from clustertool.model.facts import Identity
-from clustertool.model.joining.engine_place import join_patience
+from clustertool.model.joining.engine_place import join_timeout_of
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint, OwnSettings, from_json, to_json
 from clustertool.model.shape import read_own, to_plain
 from tests.node.harness import pythons
@@ -54,8 +54,8 @@ def test_json_form_keeps_all() -> None:
 
 def test_how_long_machines_wait_for_each_other() -> None:
     """A user starts them one after another, and an engine all together. JOIN_TIMEOUT of conf.py counts for both."""
-    assert (join_patience(None), join_patience(None, "slurm")) == (600.0, 120.0)
-    assert (join_patience(30.0), join_patience(900.0, "slurm")) == (30.0, 900.0)
+    assert (join_timeout_of(None), join_timeout_of(None, "slurm")) == (600.0, 120.0)
+    assert (join_timeout_of(30.0), join_timeout_of(900.0, "slurm")) == (30.0, 900.0)
     assert read_cluster({"HOSTS": ["a"]}).join_timeout is None
 
 

@@ -293,7 +293,6 @@ _PATIENCE = 60.0  # seconds for a node to reach the coordinator
 _LARGEST = 64 << 20  # bytes of a join file
 _JOINED = {
     "waiting": "has joined, and waits for the next epoch",
-    "standby": "has joined, and is on standby",
     "planned": "takes part",
     "started": "takes part",
 }

@@ -16,7 +16,7 @@ from clustertool.fleet.joining import join_bundle, join_process
 from clustertool.model.container.container_runtimes import ALWAYS, NEVER
 from clustertool.model.container.container_settings import NO_CONTAINER
 from clustertool.model.facts import Identity
-from clustertool.model.joining.engine_place import join_patience
+from clustertool.model.joining.engine_place import join_timeout_of
 from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, OwnSettings
 from clustertool.model.kubernetes import workload
 from clustertool.model.kubernetes.api_objects import Manifest, fields, items
@@ -134,7 +134,7 @@ class JobManifests:
             coordinator=MeetingPoint(
                 coordinator_host(settings.dialect, order.name, settings.nodes), request.cluster.lead_port
             ),
-            join_timeout=join_patience(request.cluster.join_timeout, KUBERNETES),
+            join_timeout=join_timeout_of(request.cluster.join_timeout, KUBERNETES),
             names=pod_hosts(settings.dialect, order.name, settings.nodes),
             listing=sent.files if sent is not None else (),
             release=sent.release if sent is not None else "",

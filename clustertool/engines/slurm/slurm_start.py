@@ -31,7 +31,7 @@ from clustertool.model.config.elastic_keys import ElasticSettings
 from clustertool.model.config.job import JobSpec
 from clustertool.model.facts import Facts, Identity
 from clustertool.model.hints import PROGRAM
-from clustertool.model.joining.engine_place import join_patience
+from clustertool.model.joining.engine_place import join_timeout_of
 from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, OwnSettings
 from clustertool.model.paths import BUNDLE, STEP_OUTPUT, JobPaths
 from clustertool.model.quantities import count, human_bytes
@@ -346,7 +346,7 @@ class SlurmStart(Starter):
             job=request.spec,
             nnodes=self._settings.node_count,
             coordinator=MeetingPoint("", request.cluster.lead_port),
-            join_timeout=join_patience(request.cluster.join_timeout, "slurm"),
+            join_timeout=join_timeout_of(request.cluster.join_timeout, "slurm"),
             listing=listing,
             release=release,
             passed=request.passed,

@@ -63,7 +63,7 @@ def _kubernetes(join: JoinFile, environ: Mapping[str, str]) -> EnginePlace:
 _PLACES: Dict[str, Callable[[JoinFile, Mapping[str, str]], EnginePlace]] = {"slurm": _slurm, "kubernetes": _kubernetes}
 
 
-def join_patience(given: Optional[float], engine: str = "") -> float:
+def join_timeout_of(given: Optional[float], engine: str = "") -> float:
     """Return the seconds for the joining: those given, else the default for the engine.
 
     given: JOIN_TIMEOUT of conf.py, None if it is not set. engine: starts the machines.

@@ -108,9 +108,6 @@ class JoinReport:
         """Report the end of an epoch of an elastic job, which goes on."""
         self._write("epoch-ended", f"the epoch has ended: {outcome.reason}", why=outcome.reason)
 
-    def standby(self) -> None:
-        self._write("standby", "this machine is on standby: it takes part when the job needs it")
-
     def ended(self, outcome: Outcome) -> None:
         text = f"{outcome.state.value}: {outcome.reason}"
         self._write("ended", text, outcome=outcome.as_record(), code=outcome.code)
