@@ -261,7 +261,7 @@ def test_one_bad_record_hides_no_other(bench: Bench, time: str) -> None:
 def ports_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The claims of this user, in a /tmp of the test's own."""
     monkeypatch.setattr(private_directory, "_TMP", str(tmp_path))
-    claims.hold([20001])
+    claims.claim_for_check([20001])
     assert claims.claimed_ports() == {20001: "(check)"}
     found = Path(private_directory.make("ports.json"), "ports.json")
     assert json.loads(found.read_text())["format"] == FORMAT
@@ -287,9 +287,9 @@ def ports_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_claims_of_another_shape_count_for_nothing(ports_json: Path, text: str) -> None:
     ports_json.write_text(text.replace("BOOT", processes.boot_id()))
     assert claims.claimed_ports() == {}
-    claims.hold([20001])
+    claims.claim_for_check([20001])
     assert claims.claimed_ports() == {20001: "(check)"}
-    claims.let_go()
+    claims.release_check()
     assert claims.claimed_ports() == {}
 
 

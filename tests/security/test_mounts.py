@@ -97,7 +97,7 @@ def test_other_file_system_is_not_entered(tmp_path: Path, monkeypatch: pytest.Mo
     os.close(files.make_job_dir(str(root / "JOBx")))
     with mounted("none", precious, "-t", "tmpfs", "-o", "mode=0500"):
         (precious / "file").write_text("precious")
-        monkeypatch.setattr(mounts, "below", lambda path: [])  # the moment before the mount
+        monkeypatch.setattr(mounts, "mount_points_below", lambda path: [])  # the moment before the mount
         with pytest.raises(PreflightError, match="locked/other"):
             files.remove_tree(str(root / "JOBx"))
         assert (precious / "file").read_text() == "precious"
@@ -106,8 +106,8 @@ def test_other_file_system_is_not_entered(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_names_are_read_as_the_kernel_writes_them(tmp_path: Path, data: Path) -> None:
     target = tmp_path / "a b\tc\\d"
-    assert mounts.below(str(tmp_path)) == []
+    assert mounts.mount_points_below(str(tmp_path)) == []
     with mounted(str(data), target, "--bind"):
-        assert mounts.below(str(tmp_path)) == [str(target)]
-        assert mounts.below(str(target)) == [str(target)]
-        assert mounts.below(str(tmp_path / "a")) == []
+        assert mounts.mount_points_below(str(tmp_path)) == [str(target)]
+        assert mounts.mount_points_below(str(target)) == [str(target)]
+        assert mounts.mount_points_below(str(tmp_path / "a")) == []

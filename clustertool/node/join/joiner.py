@@ -31,7 +31,16 @@ from clustertool.node.join.meeting import Doubt, DoubtTimer
 from clustertool.node.join.member_record import MemberRecord
 from clustertool.node.system.child_signals import EndRequest, Signals
 from clustertool.node.system.process_clock import ProcessClock
-from clustertool.node.system.tls_link import TIMED_OUT, TlsLink, beat, cause, context, dial, tls_failed, wait_for
+from clustertool.node.system.tls_link import (
+    TIMED_OUT,
+    TlsLink,
+    beat,
+    context,
+    describe_failure,
+    dial,
+    tls_failed,
+    wait_for,
+)
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
@@ -330,7 +339,7 @@ class Joiner:
 
 def _describe_failure(error: ConnectionError) -> Tuple[str, bool]:
     """Return the text of a connection's error, and whether TLS failed."""
-    _, text = cause(error)
+    _, text = describe_failure(error)
     return text or _CLOSED, tls_failed(error)
 
 

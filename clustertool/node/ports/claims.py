@@ -61,8 +61,8 @@ def take_back(job: str, base: str) -> None:
             _write_claims(fd, left)
 
 
-def hold(ports: Sequence[int]) -> List[int]:
-    """Claim those of the ports that no job has for a check, until let_go() or the end of this process. Return them.
+def claim_for_check(ports: Sequence[int]) -> List[int]:
+    """Claim those of the ports that no job has for a check, until release_check() or the end of this process. Return them.
 
     Raises PreflightError.
     """
@@ -73,8 +73,8 @@ def hold(ports: Sequence[int]) -> List[int]:
     return free
 
 
-def let_go() -> None:
-    """Remove the claims that this process made by hold()."""
+def release_check() -> None:
+    """Remove the claims that this process made by claim_for_check()."""
     take_back(_CHECK, _this_process())
 
 

@@ -56,7 +56,7 @@ def open_ports(node: NodeContext, request: r.OpenRequest) -> a.OpenedAnswer:
     found: Dict[int, socket.socket] = {}
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with contextlib.suppress(PreflightError):  # nothing can be claimed, so nothing is tested
-        for port in claims.hold(request["ports"]):
+        for port in claims.claim_for_check(request["ports"]):
             with contextlib.suppress(OSError):
                 found[port] = socket.create_server((bind, port), family=family, backlog=_MOST)
                 found[port].setblocking(False)
@@ -75,7 +75,7 @@ def _close() -> None:
     """End the listener, if there is one, and give its ports back."""
     while _listening:
         _listening.pop().end()
-    claims.let_go()
+    claims.release_check()
 
 
 class _TestPeer:

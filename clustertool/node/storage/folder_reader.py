@@ -19,7 +19,7 @@ _CHUNK = 512 << 10
 
 
 def tree(node: NodeContext, request: FolderRequest) -> TreeAnswer:
-    """List a folder: {entries: [path, kind, executable, mtime in ns, size, target of a link, ctime in ns]}.
+    """List all that is in a folder and below: {entries: [path, kind, executable, mtime in ns, size, link, ctime in ns]}.
 
     Contains files, folders and links; a folder below that cannot be read has a further entry of the kind unreadable, with the
     reason as its target. Raises NotFound, DispatchError.

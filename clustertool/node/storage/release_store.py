@@ -280,7 +280,7 @@ def _by_age(top: str) -> List[str]:
 def remove(path: str) -> None:
     """Remove a file or a folder; leave a folder in which something is mounted."""
     if os.path.isdir(path) and not os.path.islink(path):
-        if not mounts.below(path):
+        if not mounts.mount_points_below(path):
             shutil.rmtree(path, ignore_errors=True)
     else:
         os.unlink(path)

@@ -183,10 +183,7 @@ class LogKeeper:
         ledger.remove_kept(self._paths)
 
     def _restore_removed(self) -> None:
-        """Link the files that are missing at two calls in turn to their names again, if the ledger has the job.
-
-        At two calls, so that the program is not removing them just now. Without the entry in the ledger the job ends.
-        """
+        """Link the files that are missing at two calls in turn to their names again, if the ledger has the job."""
         lost = [name for name in list(self._records) if not self._add_kept_name(name) and self._records[name]]
         # At two calls: the program does not remove them just now. Without the entry of the ledger the job ends.
         if lost and self._missing and os.path.exists(self._paths.ledger):

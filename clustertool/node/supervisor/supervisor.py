@@ -654,9 +654,10 @@ class Supervisor:
     # -- requests on the socket --
 
     def _answer(self, request: SupervisorRequest) -> Union[Tuple[SupervisorAnswer, bytes], Waiting]:
-        """Carry out a request on the control socket; return the answer and its payload, or the key that the sender waits for.
+        """Carry out a request: status, environment of a rank, bundle, attached, leave, stop, or one of mpirun's helpers.
 
-        Raises NotFound for what does not exist here, and the errors of requests that cannot be carried out.
+        Returns the answer and its payload, or the key that the sender waits for. Raises NotFound for what does not exist here,
+        and the errors of requests that cannot be carried out.
         """
         if request["type"] == "status":
             return self._status(), b""

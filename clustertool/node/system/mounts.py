@@ -20,7 +20,7 @@ _PATIENCE = 5.0  # seconds for one look at a path; a login must answer within CO
 _LINKS = 40  # as the kernel allows
 
 
-def below(path: str) -> List[str]:
+def mount_points_below(path: str) -> List[str]:
     """List the mount points at `path` or below it, as this process sees them, sorted. Raises OSError."""
     top = os.fsencode(os.path.realpath(path))
     with open(_LIST, "rb") as file:
@@ -31,7 +31,7 @@ def below(path: str) -> List[str]:
 def require_none(path: str) -> None:
     """Raise PreflightError if anything is mounted at `path` or below it, or if this cannot be known."""
     try:
-        found = below(path)
+        found = mount_points_below(path)
     except OSError as error:
         what = f"{path} is not removed: {_LIST} cannot be read ({error.strerror}), so a mount in it could be emptied"
         raise PreflightError(what, "mount /proc on the node") from None
@@ -70,7 +70,7 @@ def unanswered(path: str) -> Optional[PreflightError]:
 
 
 def _follow_path(path: str, reached: List[str]) -> None:
-    """Follow a path through its links, up to the last folder; `reached` has the one that is asked next: it may never answer."""
+    """Examine each folder of a path, through links; keep in `reached` the one that is next, which may never answer."""
     rest, links = path.split("/")[::-1], 0
     while rest:
         name = rest.pop()

@@ -113,7 +113,7 @@ def _pipe_file(pem: str) -> Iterator[str]:
         os.close(outlet)
 
 
-def cause(error: BaseException) -> Tuple[str, str]:
+def describe_failure(error: BaseException) -> Tuple[str, str]:
     """Return why a connection failed: the name of its errno, or "", and a description."""
     inner = error.__cause__ or error
     if tls_failed(error):

@@ -18,7 +18,16 @@ from clustertool.model.job.state_names import JobState
 from clustertool.model.wire.coordinator_messages import Incarnation, is_of_earlier_epoch, read_incarnation
 from clustertool.model.wire.frames import Header
 from clustertool.node.system.process_clock import ProcessClock, boottime
-from clustertool.node.system.tls_link import TIMED_OUT, Mailbox, TlsLink, beat, cause, context, dial, join_patience
+from clustertool.node.system.tls_link import (
+    TIMED_OUT,
+    Mailbox,
+    TlsLink,
+    beat,
+    context,
+    describe_failure,
+    dial,
+    join_patience,
+)
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
@@ -361,7 +370,7 @@ class CoordinatorClient(CoordinatorLink):
             try:
                 self._exchange(self._wire, now)
             except (ConnectionError, ValueError) as error:
-                self._drop(now, cause(error))
+                self._drop(now, describe_failure(error))
         elif now >= self._retry_at:
             self._connect(now)
         self._report.turn(now, self._failure_cause())
@@ -459,7 +468,7 @@ class CoordinatorClient(CoordinatorLink):
         try:
             sock = dial(coordinator["host"], coordinator["port"])
         except OSError as error:
-            self._report.cause = cause(error)
+            self._report.cause = describe_failure(error)
             return
         self._wire = TlsLink(sock, self._context, server=False, max_header=_MAX_HEADER)
 
