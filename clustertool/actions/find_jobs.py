@@ -57,9 +57,9 @@ class ListedJob(TypedDict):
 
 
 def record_unknown_end(fleet: Fleet, job: ListedJob, answers: Mapping[int, StatusAnswer]) -> None:
-    """Set fleet.failed of each node that answered that it does not know what became of the job, for the exit code.
+    """Store an error in fleet.failed for each node that answered that it does not know what became of the job.
 
-    Not if the engine knows it: see engine_proof().
+    Nothing is stored if the engine knows it: see engine_proof().
     """
     for node, answer in answers.items():
         if answer.get("unknown") and engine_proof(fleet, job) is None:
@@ -67,9 +67,9 @@ def record_unknown_end(fleet: Fleet, job: ListedJob, answers: Mapping[int, Statu
 
 
 def engine_proof(fleet: Fleet, job: ListedJob) -> Description | None:
-    """Return the engine's description of a job if it says that the job runs or has ended, and the agents are not on its nodes.
+    """Return the engine's description of a job if it proves that the job runs or has ended; else None.
 
-    Else None: the engine does not know, or the agents know more.
+    None, too, if agents run on the nodes of the job, and so know more than the engine.
     """
     known = job["known"]
     decided = known is not None and known.state in (EngineState.RUNNING, EngineState.ENDED)

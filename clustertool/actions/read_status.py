@@ -34,7 +34,7 @@ def read(answers: Mapping[int, StatusAnswer], known: Description | None = None) 
     """Build the status of a job from the nodes' answers: their events, heartbeats and last output, and what the engine knows.
 
     The coordinator's events are applied first, since they name the other nodes. A node has the number with which it was asked,
-    whatever number its answer has. known: see find_jobs.proof().
+    whatever number its answer has. known: see find_jobs.engine_proof().
     """
     found = JobStatus(plan=_nodes_by_rank(answers))
     for index, answer in sorted(answers.items()):
@@ -99,7 +99,7 @@ def unrecorded_dict(job: ListedJob) -> StatusJson:
 
 
 def as_dict(answers: Mapping[int, StatusAnswer], known: Description | None = None) -> StatusJson:
-    """Build the documented JSON of `status --json` from the nodes' answers. known: see find_jobs.proof()."""
+    """Build the documented JSON of `status --json` from the nodes' answers. known: see find_jobs.engine_proof()."""
     found = read(answers, known)
     waited = blocked(found) if found.outcome and found.outcome.state in (JobState.LOST, JobState.TIMEOUT) else []
     usage = {(node, int(pid)): used for node, answer in answers.items() for pid, used in answer["usage"].items()}

@@ -169,14 +169,14 @@ class Job:
 
     @plain_errors()
     def wait(self, timeout: float | None = None, *, check: bool = True, progress: Listener | None = None) -> Outcome:
-        """Wait until the job is over, and return how it ended.
+        """Wait until the job is over, and return its outcome. The job counts as followed in this time (--lease).
 
-        timeout: seconds after which StillRunning is raised (a TimeoutError), if the job has not ended then; the job goes on.
+        timeout: seconds after which StillRunning (a TimeoutError) is raised, if the job has not ended then; the job goes on.
         progress: is called with Progress values; without it, a notebook shows a bar.
 
         check: raise what ended the job: JobFailed (`code` is the exit code, `lines` are the last ones of the first failed
-        process), NodeLost, TimedOut, Survivors; Terminated or Interrupted for a job that was stopped. With check=False only
-        a job whose outcome is not known raises NodeLost.
+        process), NodeLost, TimedOut, Survivors; Terminated or Interrupted for a job that was stopped. With check=False only a
+        job whose outcome is not known raises NodeLost.
         """
         end = None if timeout is None else time.monotonic() + timeout
         caller, inbox = SilentCaller(listener(progress)), Inbox()

@@ -159,12 +159,15 @@ class SilentCaller:
         return _Absent()
 
     def dispatching(self, names: Sequence[str], since: float | None) -> DispatchView:
+        """Create the view that reports the progress of a dispatch."""
         return _DispatchProgress(self, len(names))
 
     def working(self, phase: str, names: Sequence[str]) -> WorkView:
+        """Create the view that reports how many nodes are done with a phase."""
         return _WorkProgress(self, phase, len(names))
 
     def starting(self, job: str) -> None:
+        """Store the id of the job whose processes may run from now on."""
         self.job = job
 
     def engine(self, config: Cluster, sink: Sink | None = None) -> Engine:
@@ -199,6 +202,7 @@ class _DispatchProgress:
         self._report()
 
     def uplink(self, sent: int, planned: int) -> None:
+        """Store how many bytes have left this machine, and how many it will be, and report the progress."""
         self._sent, self._planned = sent, max(sent, planned)
         self._report()
 

@@ -82,7 +82,7 @@ def of_launcher(tokens: Sequence[str], known: Mapping[str, Opt], values: Values 
 
 
 def _split_typed(tokens: Sequence[str]) -> tuple[list[str], str]:
-    """Return the arguments before the last token, and the last token. bash passes "=" as a token, which is left out."""
+    """Return the arguments before the last token, and the last token; tokens "=", as bash makes them, are left out."""
     *before, last = list(tokens[1:]) or [""]
     return [token for token in before if token != "="], "" if last == "=" else last  # bash has = as a token of its own
 

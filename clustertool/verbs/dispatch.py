@@ -34,9 +34,9 @@ _FOUND = ("releases", "pieces", "bytes", "damaged", "lost")  # of the answer to 
 
 
 def dispatch(call: Call) -> None:
-    """Send a workspace, and the image of its container, to all nodes, and answer what was sent. With --dry only show it.
+    """Send a workspace, and the image of its container, to all nodes, and print what was sent; with --dry only print it.
 
-    --verify checks what the nodes have before. Raises the errors of nodes.
+    --verify checks before what the nodes have. Raises the errors of nodes.
     """
     folder = one_of(call, "workspace", "job-dispatch-package")
     if not folder:

@@ -93,6 +93,7 @@ def pause(seconds: float) -> None:
 
 
 def _with_program_name(text: str) -> str:
+    """Replace the placeholder of the program in a text by the name that the user has typed."""
     return filled(text, commanded())
 
 

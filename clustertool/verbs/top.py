@@ -171,7 +171,10 @@ class Top:
     # -- keys --
 
     def _handle_key(self, key: str) -> None:
-        """Handle a key of the view."""
+        """Handle a key: q ends the view, s sorts, / filters, arrows select a rank, enter opens its log, x asks to stop its job.
+
+        While a question is open, a filter is typed or a log is shown, the key belongs to that.
+        """
         view = self._view
         if self._asking:
             self._confirm_stop(key)
@@ -323,12 +326,17 @@ class Poll:
         self.failed: dict[int, ClustertoolError] = dict(fleet.failed)
 
     def start(self) -> None:
+        """Start a thread for each node that requests samples.
+
+        A lost connection is opened again without questions for passwords.
+        """
         # The threads below log in again where a connection broke, and no thread serves questions.
         self._fleet.prompter.silence()
         for host in self._fleet.cluster.hosts:
             threading.Thread(target=self._run, args=(host.index,), name=f"poll {host.name}", daemon=True).start()
 
     def stop(self) -> None:
+        """Let the threads end after their current request."""
         self._over.set()
 
     def take(self) -> dict[int, GlanceAnswer]:

@@ -314,7 +314,10 @@ def _grows(curve: Curve) -> bool:
 
 
 def _pace(rank: RankReport, known: RankCurve | None) -> RankPace:
-    """Build what is compared of the last attempt of a rank: start, end, progress, mean load in cores, size of the log."""
+    """Build the record by which find_stragglers() compares a rank: times, progress, mean load and size of log.
+
+    They are those of its last attempt.
+    """
     attempt = rank.spans[-1].attempt
     start = min(span.start for span in rank.spans if span.attempt == attempt)
     cores = [value for t, value in rank.usage.cores if t >= start]

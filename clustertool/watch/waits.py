@@ -104,14 +104,14 @@ def lost_coordinator(status: JobStatus) -> NodeStatus | None:
 
 
 def away_coordinator(status: JobStatus) -> NodeStatus | None:
-    """Return the coordinator's node if an elastic job is LOST and this node has not recorded the end, else None."""
+    """Return the coordinator's node if an elastic job is LOST because other nodes could not reach it any more, else None."""
     coordinator = status.nodes.get(status.coordinator)
     lost = status.outcome is not None and status.outcome.state is JobState.LOST and status.elastic
     return coordinator if lost and coordinator is not None and coordinator.state is not NodeState.ENDED else None
 
 
 def _without_connection(status: JobStatus) -> list[NodeStatus]:
-    """List the nodes that report that they cannot connect to the coordinator, by number."""
+    """List the nodes that report that they cannot connect to the coordinator, sorted by number."""
     return [node for _, node in sorted(status.nodes.items()) if node.unconnected]
 
 

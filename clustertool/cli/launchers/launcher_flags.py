@@ -116,7 +116,7 @@ def _hosts(launch: Launch, value: str) -> None:
 
 
 def _include(launch: Launch, value: str) -> None:
-    """Add hosts and devices to those of --only, which may also be the nodes themselves."""
+    """Add hosts and devices to those of --only. If conf.py has no HOSTS, they are the nodes themselves."""
     launch.included = (*launch.included, value)
     launch.options["only"] = (*launch.options.get("only", ()), value)
 
@@ -220,7 +220,7 @@ def _tee(launch: Launch, value: str) -> None:
 
 
 def _virtual(launch: Launch, value: str) -> None:
-    """Set LOCAL_RANK=0 of each process, which sees only its own devices."""
+    """Set LOCAL_RANK=0 for each process, with --force-env, and let it see only its own devices."""
     _environ("LOCAL_RANK", launch, "0")
     launch.options["force-env"] = True
     launch.device_visibility = "own"
