@@ -91,7 +91,7 @@ def ask_jobs(fleet: Fleet, prefix: str, timeout: float = 60.0) -> dict[int, Jobs
 
 def warn_of_remains(engine: Engine, answers: Mapping[int, JobsAnswer]) -> None:
     """Warn of processes that no supervisor ends any more, of jobs in the nodes' answers, and do warn_of_orphans()."""
-    for job, parts in listings(answers).items():
+    for job, parts in summaries_by_job(answers).items():
         left = {engine.fleet.name(agent): part["left"] for agent, part in parts.items() if part.get("left")}
         if left:
             engine.caller.warn(remains_text(job, left))
@@ -121,7 +121,7 @@ def ask_engine(engine: Engine, answers: Mapping[int, JobsAnswer], prefix: str) -
     except ClustertoolError as error:
         engine.caller.warn(f"the engine does not answer, queued jobs are not known: {error.what}")
         return {}
-    listed = listings(answers)
+    listed = summaries_by_job(answers)
     return {job: one for job, one in found.items() if job in listed or can_mean(prefix, job, one.asked, one.job_name)}
 
 
@@ -138,7 +138,7 @@ def merge_answers(answers: Mapping[int, JobsAnswer], known: Described = _NOTHING
     Of the nodes' states the worst one counts, and a recorded outcome before a guess. Jobs without a record are listed if the
     engine has them as queued or running, or knows why they have ended.
     """
-    listed = listings(answers)
+    listed = summaries_by_job(answers)
     found = [_merge_summaries(job, list(parts.values()), known.get(job)) for job, parts in listed.items()]
     found += [_entry_without_record(job, one) for job, one in known.items() if _is_listed(one) and job not in listed]
     return sorted(found, key=lambda job: (job["created"] or 0, job["id"]), reverse=True)
@@ -149,7 +149,7 @@ def _is_listed(known: Description) -> bool:
     return known.state in _UNSEEN or known.cause is not None
 
 
-def listings(answers: Mapping[int, JobsAnswer]) -> dict[str, dict[int, JobSummary]]:
+def summaries_by_job(answers: Mapping[int, JobsAnswer]) -> dict[str, dict[int, JobSummary]]:
     """Convert the nodes' answers to {job: {agent: summary}}. Of several summaries of a job by one agent the first counts."""
     found: dict[str, dict[int, JobSummary]] = {}
     for agent, answer in answers.items():
@@ -238,8 +238,9 @@ def attach_to(
 ) -> ListedJob:
     """Choose a job as choose() does, and reduce the fleet to its nodes, with the numbers that they have in the job.
 
-    It warns of processes that are left. A job of which no node has a record raises no_record(), or with `queued` is returned,
-    and the fleet stays as it is. Late nodes of a fleet (opened with a lag) are waited for only if they can change the choice.
+    It warns of processes that are left. If no node has a record of the job, it raises no_record_error(), or with `queued`
+    returns the job and leaves the fleet as it is. Late nodes of a fleet (opened with a lag) are waited for only if they can
+    change the choice.
     """
     fleet = engine.fleet
     answers = ask_jobs(fleet, prefix)
@@ -250,9 +251,9 @@ def attach_to(
     job = choose(fleet, answers, prefix, running, exact, ask_engine(engine, answers, prefix))
     if not has_records(job):
         if not queued:
-            raise no_record(job)
+            raise no_record_error(job)
         return job
-    listed = listings(answers)[job["id"]]
+    listed = summaries_by_job(answers)[job["id"]]
     places, names = where(listed, answers, fleet.own_names(), job["total"] if job["known"] is not None else 0)
     if names:
         fleet.take(places, names)
@@ -265,7 +266,7 @@ def _is_decided(fleet: Fleet, answers: Mapping[int, JobsAnswer], prefix: str) ->
     if not found or (prefix and len(found) > 1):
         return False
     late = {fleet.name(node) for node in fleet.late}
-    return is_certain(found[0], prefix) or late <= set(_node_names(listings(answers)[found[0]["id"]].values()))
+    return is_certain(found[0], prefix) or late <= set(_node_names(summaries_by_job(answers)[found[0]["id"]].values()))
 
 
 def is_certain(job: ListedJob, typed: str) -> bool:
@@ -299,10 +300,10 @@ def require_known(job: ListedJob) -> None:
         return
     if not job["code"]:
         raise NotFound(f"job {job['id']} has succeeded, and no record of it is left: {job['reason']}", _FIX)
-    raise lost_nodes(job["reason"], job["code"])
+    raise lost_nodes_error(job["reason"], job["code"])
 
 
-def no_record(job: ListedJob) -> NotFound:
+def no_record_error(job: ListedJob) -> NotFound:
     """Build the error for a job of which no node has a record, with its place in the queue or why it has ended, if known."""
     about, what = job["queued"], f"job {job['id']}: no node has a record of it"
     if about is not None:
@@ -319,14 +320,14 @@ def without_records(job: ListedJob, error: NotFound) -> NotFound:
     return NotFound(f"{error.what}: {known.cause[0]}", fix, error.node)
 
 
-def lost_nodes(why: str, code: int) -> NodeLost:
+def lost_nodes_error(why: str, code: int) -> NodeLost:
     """Build the NodeLost, with exit code `code`, for a job whose nodes its engine has ended."""
     error = NodeLost(why, "the job has ended on the other nodes")
     error.code = code
     return error
 
 
-def pick(engine: Engine, prefix: str) -> ListedJob:
+def ask_and_choose(engine: Engine, prefix: str) -> ListedJob:
     """Ask the nodes and the engine for jobs, warn of processes that are left, and choose a job: see choose()."""
     answers = ask_jobs(engine.fleet, prefix)
     warn_of_remains(engine, answers)

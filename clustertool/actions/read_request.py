@@ -71,14 +71,14 @@ def read_request(
     of_engine = str(table.get("workspace") or found.settings.get("workspace") or "")
     if not (folder or there or of_engine):
         raise no_workspace()
-    cluster = limited(found, options) if load_config.needs_hosts(found) else found
+    cluster = limit_hosts(found, options) if load_config.needs_hosts(found) else found
     if not load_config.needs_hosts(found):
         _refuse_endpoints(found, options)
     known_engines.refuse_settings(cluster.engine, wish.settings)
     _refuse_other_devices(cluster, options)
     checked = read_job(cluster, toml, options)  # without a folder job.toml is on the nodes: only the options, for now
     _refuse_elastic(cluster, checked)
-    for what, fix in unread(cluster, toml, options):
+    for what, fix in find_unexpanded_text(cluster, toml, options):
         caller.warn(f"{what}\n  fix: {fix}")
     if note := settings_note(toml, table, cluster):
         caller.remark(note)
@@ -102,7 +102,7 @@ def read_request(
     return request
 
 
-def unread(cluster: Cluster, toml: Mapping[str, Any], options: Options) -> Iterator[tuple[str, str]]:
+def find_unexpanded_text(cluster: Cluster, toml: Mapping[str, Any], options: Options) -> Iterator[tuple[str, str]]:
     """Yield (problem, fix) for text in --script and in variables that only a shell would expand: no shell reads it."""
     found = shell_text.expansion(options.script)
     if found:
@@ -155,7 +155,7 @@ def _refuse_elastic(cluster: Cluster, spec: JobSpec) -> None:
         raise UsageError(what, fix)
 
 
-def limited(cluster: Cluster, options: Options) -> Cluster:
+def limit_hosts(cluster: Cluster, options: Options) -> Cluster:
     """Return the cluster with only the first N hosts for --nnodes N. For MIN:MAX, or without it, return it unchanged.
 
     Raises UsageError for another value.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from clustertool.actions.find_jobs import ListedJob, lost_nodes, state_text
+from clustertool.actions.find_jobs import ListedJob, lost_nodes_error, state_text
 from clustertool.engines.base import Description, EngineState
 from clustertool.errors import ClustertoolError, Interrupted, JobFailed, NodeLost, Survivors, Terminated, TimedOut
 from clustertool.model.container.job_container import container_of
@@ -147,7 +147,7 @@ def error_of(status: JobStatus) -> ClustertoolError | None:
         return Survivors(f"processes survived the stop: {what}", fix)
     outcome = status.outcome
     if status.cause is not None and (outcome is None or outcome.state is JobState.LOST):
-        return lost_nodes(*status.cause)
+        return lost_nodes_error(*status.cause)
     if outcome is None:
         fix = f"{PROGRAM} status --job {status.job} shows what the nodes recorded"
         return NodeLost(f"the job ended without a verdict: {status.engine_end or 'its coordinator is gone'}", fix)

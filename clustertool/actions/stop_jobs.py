@@ -5,7 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from clustertool.actions.find_jobs import Described, ask_engine, ask_jobs, choose, listings, merge_answers, where
+from clustertool.actions.find_jobs import (
+    Described,
+    ask_engine,
+    ask_jobs,
+    choose,
+    merge_answers,
+    summaries_by_job,
+    where,
+)
 from clustertool.engines.base import Engine, EngineState
 from clustertool.errors import ClustertoolError, PreflightError, Survivors, Unreachable
 from clustertool.fleet.fleet import LAG, Fleet, not_listed
@@ -59,7 +67,7 @@ def stop_jobs(
     before: what an earlier request has returned; nodes that have answered that they are clean are not asked again. early: gets
     the answers that are there when no further one has come for LAG seconds.
     """
-    listed, before = listings(known), before or {}
+    listed, before = summaries_by_job(known), before or {}
     came = {fleet.name(agent) for agent in known}
     done = {job: _select_clean(job, nodes, came) for job, nodes in before.items()}
     queue: list[tuple[int, str, int]] = []  # first one job of each node, then the next: no list delays the others

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from clustertool.actions.find_jobs import ask_jobs, listings
+from clustertool.actions.find_jobs import ask_jobs, summaries_by_job
 from clustertool.engines.base import Description, Engine, EngineState
 from clustertool.errors import ClustertoolError, PreflightError
 from clustertool.fleet.fleet import Check
@@ -45,7 +45,7 @@ def until_started(engine: Engine, job: str, check: Check, limit: float = 0.0) ->
         runs = found.state is EngineState.RUNNING and not found.ending  # what ends now is an earlier run
         running_at = (running_at or time.monotonic()) if runs else 0.0
         if runs or found.state is EngineState.ENDED:
-            parts = listings(ask_jobs(engine.open(job=job), job)).get(job, {})
+            parts = summaries_by_job(ask_jobs(engine.open(job=job), job)).get(job, {})
             earlier = (
                 engine.capabilities.requeues
                 and bool(running_at)

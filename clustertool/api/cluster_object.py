@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from clustertool.actions import load_config
 from clustertool.actions.conf_file import Selection
-from clustertool.actions.find_jobs import ask_engine, ask_jobs, merge_answers, pick, warn_of_remains
+from clustertool.actions.find_jobs import ask_and_choose, ask_engine, ask_jobs, merge_answers, warn_of_remains
 from clustertool.actions.follow_job import Inbox, JobFollower, started
 from clustertool.actions.read_request import read_request
 from clustertool.actions.stop_jobs import stop_how
 from clustertool.api.job_object import Job
 from clustertool.api.plain_text import plain_errors
 from clustertool.api.silent_caller import Listener, SilentCaller, listener
-from clustertool.cli.launchers.nested_launcher import Inner, effect, separating
+from clustertool.cli.launchers.nested_launcher import Inner, effect_text, find_separating_launcher
 from clustertool.engines.base import Submitted, starter_of
 from clustertool.engines.job_request import RunWish, no_advice
 from clustertool.errors import ClustertoolError, ConfigError, UsageError, raise_all
@@ -244,7 +244,7 @@ class Cluster:
         Raises NotFound, UsageError.
         """
         with SilentCaller().opened(self._config) as engine:
-            return Job(self._config, pick(engine, id)["id"])
+            return Job(self._config, ask_and_choose(engine, id)["id"])
 
     @plain_errors()
     def jobs(self) -> list[Job]:
@@ -317,11 +317,11 @@ def refuse_nested(made: Plan, folder: str = "") -> str:
 
     The command line only warns of it, but a program does not see warnings, and such a job succeeds. folder: the workspace.
     """
-    inner = separating(made, folder)
+    inner = find_separating_launcher(made, folder)
     if inner is None:
         return ""
     fix = f"start the program itself: {_keywords(inner)}; or give nested=True if they are intended"
-    raise UsageError(effect(inner, made), fix)
+    raise UsageError(effect_text(inner, made), fix)
 
 
 def _keywords(inner: Inner) -> str:

@@ -14,11 +14,11 @@ from clustertool.actions.build_report import build_report
 from clustertool.actions.conf_file import Selection
 from clustertool.actions.fetch_output import fetch_output, require_inside
 from clustertool.actions.find_jobs import (
+    ask_and_choose,
     attach_to,
     engine_proof,
     has_records,
     is_waiting,
-    pick,
     record_unknown_end,
     require_known,
     state_text,
@@ -83,7 +83,7 @@ class Job:
         caller = SilentCaller()
         config = load_config.cluster(caller, Selection(job=id), start_local=False)
         with caller.opened(config) as engine:
-            return cls(config, pick(engine, id)["id"])
+            return cls(config, ask_and_choose(engine, id)["id"])
 
     def __repr__(self) -> str:
         return f"Job({self.id!r}, {self._config.where or 'the embedded local cluster'!r})"

@@ -64,7 +64,7 @@ def candidates(
     return _matching(before, last, known, values, others)
 
 
-def of_launcher(tokens: Sequence[str], known: Mapping[str, Opt], values: Values = lambda name: ()) -> list[str]:
+def launcher_candidates(tokens: Sequence[str], known: Mapping[str, Opt], values: Values = lambda name: ()) -> list[str]:
     """List the options, or values of an option, that the last token of clusterrun may become; [] behind the script.
 
     known: every spelling of its options. values: see candidates().

@@ -89,7 +89,7 @@ def _power(device: Card) -> str:
     return f"{power:.0f} W" if limit is None else f"{power:.0f}/{limit:.0f} W"
 
 
-def wrong(device: Card) -> list[str]:
+def faults_of_device(device: Card) -> list[str]:
     """List the faults of a device: its problem, ECC errors, memory repair, throttling, a special compute mode."""
     found = [str(device["problem"])] if device.get("problem") else []
     errors = device.get("ecc_uncorrected")
@@ -105,7 +105,7 @@ def wrong(device: Card) -> list[str]:
 
 def _state_cell(device: Card) -> Cell:
     """Format the faults of a device, then the job or user that uses it; `free` if no process computes on it."""
-    sick, locked = wrong(device), device.get("held")
+    sick, locked = faults_of_device(device), device.get("held")
     faults = list(sick)
     if locked:
         faults.append(f"job {locked['job']} ({locked['user']})")

@@ -329,6 +329,6 @@ class RankLines:
         return 0 < len(lines) <= len(own) and own[-len(lines) :] == list(lines)
 
 
-def widest(ranks: Sequence[tuple[str, int, str]]) -> int:
+def widest_prefix(ranks: Sequence[tuple[str, int, str]]) -> int:
     """Return the length of the longest prefix of these (role, rank, node)."""
     return max((len(prefix(*key)) for key in ranks), default=0)

@@ -123,7 +123,7 @@ class Ending:
     where: str = "all nodes"
 
 
-def ending(engine: Engine) -> Ending:
+def choose_ending(engine: Engine) -> Ending:
     """Choose how an interrupt ends a job: Engine.cancel(), with 5 s for the records of nodes with agents, else 40 s."""
     return Ending(engine.cancel, 5.0 if engine.capabilities.live_channels else 40.0)
 

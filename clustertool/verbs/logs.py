@@ -10,7 +10,14 @@ from datetime import datetime
 from typing import Literal
 
 from clustertool.actions import load_config
-from clustertool.actions.find_jobs import attach_to, has_records, no_record, pick, require_known, without_records
+from clustertool.actions.find_jobs import (
+    ask_and_choose,
+    attach_to,
+    has_records,
+    no_record_error,
+    require_known,
+    without_records,
+)
 from clustertool.actions.follow_job import Inbox, NodeQueues
 from clustertool.actions.read_logs import places_of, read_existing_lines, require_attempt
 from clustertool.actions.read_status import read
@@ -25,12 +32,12 @@ from clustertool.model.quantities import human_bytes
 from clustertool.model.wire.agent_requests import FollowRequest
 from clustertool.model.wire.messages import FOLLOW, LIST_FILES, STATUS
 from clustertool.show.table import table
-from clustertool.show.terminal import RankLines, Terminal, widest
+from clustertool.show.terminal import RankLines, Terminal, widest_prefix
 from clustertool.ssh.parallel import each
 from clustertool.verbs import signals
 from clustertool.verbs.follow_session import FollowSession, logs_to_show
 from clustertool.verbs.jobs import join_log, open_engine, show_join_log
-from clustertool.verbs.verb import Call, age, role_of, whole
+from clustertool.verbs.verb import Call, role_of, seconds_with_unit, whole
 from clustertool.watch.lines import Lines
 
 _PATIENCE = 30.0  # seconds to get back to a node
@@ -73,7 +80,7 @@ def logs(call: Call) -> None:
         found = attach_to(engine, call.given.job, queued=True)
         if not has_records(found):
             show_join_log(call, join_log(engine, found["id"]))
-            raise no_record(found)
+            raise no_record_error(found)
         if call.given.follow:
             require_known(found)
         job = found["id"]
@@ -144,7 +151,7 @@ def _since_when(text: str) -> float:
     """Convert --since, a duration before now (10m) or a time in ISO 8601 (local without a zone), to seconds since the epoch."""
     with contextlib.suppress(ValueError, OverflowError):
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
-    return time.time() - age(text, "--since")
+    return time.time() - seconds_with_unit(text, "--since")
 
 
 def _copy_raw(call: Call, fleet: Fleet, inbox: Inbox, request: FollowRequest, node: int) -> None:
@@ -183,7 +190,7 @@ def _resume(fleet: Fleet, node: int, request: FollowRequest) -> None:
 
 def _printer(call: Call, fleet: Fleet, places: Mapping[Key, int], status: JobStatus) -> RankLines:
     """Create the printer of log lines: with prefixes or as JSON, SECRETS masked, without those that --grep does not match."""
-    width = widest([(*key, status.nodes[node].name) for key, node in places.items()])
+    width = widest_prefix([(*key, status.nodes[node].name) for key, node in places.items()])
     hide = mask(load_config.known_secrets(fleet.cluster).values())
     times, terminal = call.given.timestamps, Terminal() if call.json else call.terminal
     return RankLines(terminal, hide=hide, width=width, grep=call.given.grep, times=times, objects=call.json)
@@ -194,7 +201,7 @@ def _show_files(call: Call) -> None:
     inbox = Inbox()
     with open_engine(call, inbox.put, newest=True) as engine:
         fleet = engine.fleet
-        job = pick(engine, call.given.job)["id"]
+        job = ask_and_choose(engine, call.given.job)["id"]
         answers = fleet.ask_all(LIST_FILES({"job": job}))
         found = {fleet.name(node): (node, answer["files"]) for node, answer in sorted(answers.items())}
         if call.given.host:

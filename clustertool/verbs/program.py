@@ -67,7 +67,7 @@ def _candidates(tokens: Sequence[str]) -> list[str]:
     if os.path.basename(tokens[0] if tokens else "") != _LAUNCHER:
         return completion.candidates(tokens, _ALL, COMMON, HELP, _completion_values)
     known = importlib.import_module("clustertool.cli.launchers.foreign_options").spellings()
-    return completion.of_launcher(tokens, known, _completion_values)
+    return completion.launcher_candidates(tokens, known, _completion_values)
 
 
 def _completion_values(kind: str) -> list[str]:

@@ -52,8 +52,8 @@ from clustertool.verbs import signals
 from clustertool.verbs.follow_session import (
     DetachKey,
     FollowSession,
+    choose_ending,
     copy_of_logs,
-    ending,
     finish_log_copy,
     logs_to_show,
     prepare_log_folder,
@@ -95,7 +95,9 @@ def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> Run
 
     def advise(made: Plan) -> str:
         return (
-            "" if given.nested else nested_launcher.warning(made, options, call.typed, folder or options.job_workspace)
+            ""
+            if given.nested
+            else nested_launcher.nesting_warning(made, options, call.typed, folder or options.job_workspace)
         )
 
     return read_request(call, options, wish, find, advise)
@@ -301,7 +303,7 @@ def _follow_started(call: Call, order: RunRequest, engine: Engine, inbox: Inbox,
     hide, copy = mask(order.secrets.values()), copy_of_logs(call, made.job_id)
     lines = RankLines(call.terminal, hide=hide)
     revive = functools.partial(base.revive, engine)
-    follow = FollowSession(call, fleet, inbox, made.job_id, lines, ending(engine), copy=copy, revive=revive)
+    follow = FollowSession(call, fleet, inbox, made.job_id, lines, choose_ending(engine), copy=copy, revive=revive)
     if exact:
         follow.watch.status.plan = made.ranks
     follow.start({"logs": logs_to_show(call), "tail": None}, made.job.policy.grace)
@@ -337,7 +339,7 @@ def follow_starts(
     while True:
         lines = RankLines(call.terminal, hide=hide)
         revive = functools.partial(base.revive, engine)
-        follow = FollowSession(call, engine.fleet, inbox, job, lines, ending(engine), copy=copy, revive=revive)
+        follow = FollowSession(call, engine.fleet, inbox, job, lines, choose_ending(engine), copy=copy, revive=revive)
         follow.start(request, grace)
 
         def ended(session: FollowSession = follow) -> None:

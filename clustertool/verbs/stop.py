@@ -12,10 +12,10 @@ from clustertool.actions.find_jobs import (
     ask_jobs,
     choose,
     is_certain,
-    listings,
     may_start,
     merge_answers,
     state_text,
+    summaries_by_job,
     unknown_end,
     warn_of_orphans,
     where,
@@ -48,7 +48,7 @@ from clustertool.show.error_text import exit_json
 from clustertool.show.job_text import stop_text
 from clustertool.show.program_name import commanded
 from clustertool.verbs.jobs import engine_of
-from clustertool.verbs.verb import Call, age, seconds
+from clustertool.verbs.verb import Call, seconds, seconds_with_unit
 
 _NOTHING = (StopState.ENDED_ALREADY, StopState.NEVER_STARTED)
 
@@ -153,12 +153,12 @@ def _stop_early(call: Call, fleet: Fleet, how: StopHow, shown: dict[tuple[str, s
         return {}
     known = ask_jobs(fleet, call.given.job, LISTING)
     jobs = unfinished_jobs(known)
-    if not call.given.all:  # as _wanted() chooses: the one that --job names, or the only one that may run
+    if not call.given.all:  # as _jobs_to_stop() chooses: the one that --job names, or the only one that may run
         found = [job for job in merge_answers(known) if call.given.job or job["part"].may_run]
         found = [job for job in found if is_certain(job, call.given.job)] or found
         jobs = [job["id"] for job in found]
         if len(found) != 1 or not is_certain(found[0], call.given.job):
-            names = where(listings(known)[jobs[0]], known, fleet.own_names())[1] if len(found) == 1 else []
+            names = where(summaries_by_job(known)[jobs[0]], known, fleet.own_names())[1] if len(found) == 1 else []
             jobs = jobs if set(late) <= set(names) else []
     if jobs:
         call.terminal.note(f"{fold(late)}: still logging in; stopping on the other nodes now")
@@ -220,7 +220,7 @@ def clean(call: Call) -> None:
 
     Raises UsageError for a job that runs, PreflightError for one that cannot be removed, and the errors of nodes.
     """
-    older_than = age(call.given.older_than, "--older-than") if call.given.older_than else 0.0
+    older_than = seconds_with_unit(call.given.older_than, "--older-than") if call.given.older_than else 0.0
     if not call.given.job and not call.given.older_than:
         raise UsageError("clean needs to know what to remove", "give --job J, or --older-than 7d")
     with engine_of(call) as engine:
@@ -278,7 +278,7 @@ def _choose_removable(engine: Engine, prefix: str) -> _Removable:
     if not prefix and engine.capabilities.live_channels and not engine.capabilities.queues:
         return _Removable()
     answers = ask_jobs(engine.fleet, prefix)
-    known, listed = ask_engine(engine, answers, prefix), listings(answers)
+    known, listed = ask_engine(engine, answers, prefix), summaries_by_job(answers)
     ended = {name: one.since for name, one in known.items() if one.state is EngineState.ENDED}
     unseen = {name: since for name, since in ended.items() if name not in listed}
     if prefix:

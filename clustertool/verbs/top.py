@@ -135,7 +135,7 @@ class Top:
             while not self._quit and (samples is None or drawn < samples):
                 signals.check()
                 self._take()
-                keys = list(pressed(_TURN))
+                keys = list(pressed_keys(_TURN))
                 for key in keys:
                     self._handle_key(key)
                 size, now = _terminal_size(), time.monotonic()
@@ -248,7 +248,7 @@ def _terminal_size() -> tuple[int, int]:
     return 80, 24
 
 
-def pressed(wait: float) -> Iterator[str]:
+def pressed_keys(wait: float) -> Iterator[str]:
     """Yield the keys that are typed within `wait` seconds, by name or as a character."""
     if not select.select([sys.stdin], [], [], wait)[0]:
         return

@@ -195,7 +195,7 @@ def seconds(text: str, option: str, default: float, least: float = 0.0, most: fl
     return found
 
 
-def age(text: str, option: str) -> float:
+def seconds_with_unit(text: str, option: str) -> float:
     """Convert the text of an option such as 7d or 10m to seconds. Raises UsageError, also without a unit: 7 may mean days."""
     found = seconds_of(text) if text[-1:].isalpha() else None
     if found is None:

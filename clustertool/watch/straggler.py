@@ -80,10 +80,10 @@ def _estimated_steps(peers: Sequence[RankPace]) -> dict[Key, float]:
     units = [pace.unit for pace in peers if pace.progress]
     unit = max(units, key=units.count) if units else ""
     moment = min(pace.end for pace in peers)
-    return {pace.key: reached(pace.progress, moment) for pace in peers if pace.progress and pace.unit == unit}
+    return {pace.key: estimate_step(pace.progress, moment) for pace in peers if pace.progress and pace.unit == unit}
 
 
-def reached(progress: Curve, moment: float) -> float:
+def estimate_step(progress: Curve, moment: float) -> float:
     """Estimate the step at a moment: between two printed steps by their times, after the last one at the mean pace.
 
     After the last one, it grows for at most one and a half of the median time between two steps. It only decides which ranks
@@ -100,7 +100,7 @@ def reached(progress: Curve, moment: float) -> float:
     return step + pace_of(before) * min(moment - t, _PATIENCE * _median_step(before))
 
 
-def printed(progress: Curve, moment: float) -> float:
+def printed_step(progress: Curve, moment: float) -> float:
     """Return the last step that was printed by a moment, 0.0 before the first."""
     return next((step for t, step in reversed(progress) if t <= moment), 0.0)
 
@@ -124,9 +124,9 @@ def _find_behind(peers: Sequence[RankPace], steps: Mapping[Key, float]) -> dict[
     counted = [pace for pace in peers if pace.key in steps]
     speed = median(pace_of(pace.progress) for pace in counted)
     moment = min(pace.end for pace in peers)
-    shown = median(printed(pace.progress, moment) for pace in counted)
+    shown = median(printed_step(pace.progress, moment) for pace in counted)
     for pace in counted:
-        step, last = steps[pace.key], printed(pace.progress, moment)
+        step, last = steps[pace.key], printed_step(pace.progress, moment)
         if step < _BEHIND * middle and middle - step > _LATE * speed and last < shown:
             digits = 0 if shown >= 10 else 2
             found[pace.key] = f"at {pace.unit} {last:,.{digits}f} where the median is {shown:,.{digits}f}"

@@ -11,7 +11,7 @@ import pytest
 from cases import cluster_of, hosts, job_of, of_role, plan_of
 
 from clustertool.cli.launchers import foreign_options
-from clustertool.cli.launchers.nested_launcher import find, warning
+from clustertool.cli.launchers.nested_launcher import find, nesting_warning
 from clustertool.model.config.job import Options
 from clustertool.verbs.clusterrun import OWN
 
@@ -21,7 +21,7 @@ CLUSTER = cluster_of(hosts(2))
 def reported(script: str, typed: str = "", **options: Any) -> str:
     line = typed or f"clustertool run -w job --script {shlex.quote(script)} --detach"
     made = plan_of(CLUSTER, script=script, **options)
-    return warning(made, Options(script=script, **options), shlex.split(line))
+    return nesting_warning(made, Options(script=script, **options), shlex.split(line))
 
 
 # What is typed as --script, and the options and the program of the right command.
@@ -91,7 +91,7 @@ def test_what_is_one_training_gets_no_warning(script: str) -> None:
 
 def test_one_trainer_is_one_training() -> None:
     made = plan_of(cluster_of(hosts(1)), script="torchrun train.py")
-    assert warning(made, Options(script="torchrun train.py"), ("inv", "run")) == ""
+    assert nesting_warning(made, Options(script="torchrun train.py"), ("inv", "run")) == ""
 
 
 def test_its_options_replace_those_that_were_typed() -> None:
@@ -115,7 +115,7 @@ def test_options_that_are_not_known_give_no_command() -> None:
 
 def test_a_command_of_job_toml_is_corrected_there() -> None:
     toml = {"trainer": {"command": ["torchrun", "--nproc-per-node=2", "train.py", "--lr", "1"]}}
-    text = warning(plan_of(CLUSTER, toml), Options(), ("clustertool", "run", "-w", "job"))
+    text = nesting_warning(plan_of(CLUSTER, toml), Options(), ("clustertool", "run", "-w", "job"))
     assert text.endswith('in job.toml: [trainer] command = ["python3", "-u", "train.py", "--lr", "1"], per_node = 2')
 
 
@@ -143,14 +143,14 @@ def test_clusterrun_keeps_its_own_options(typed: str, right: str) -> None:
     launch = foreign_options.read(typed.split()[1:], OWN)
     command = foreign_options.command(launch, launch.arguments)
     options = Options(command=command, host_counts=bool(launch.total))
-    text = warning(plan_of(CLUSTER, command=command), options, typed.split())
+    text = nesting_warning(plan_of(CLUSTER, command=command), options, typed.split())
     assert text.endswith(f"\n  fix: {right}")
 
 
 def test_pservers_are_no_trainings() -> None:
     made = plan_of(CLUSTER, script="torchrun train.py", server_num="2")
     assert len(of_role(made, "pserver")) == 4
-    assert "each of 2 trainers" in warning(made, Options(script="torchrun train.py"), ("inv", "run"))
+    assert "each of 2 trainers" in nesting_warning(made, Options(script="torchrun train.py"), ("inv", "run"))
 
 
 # -- in a script that a shell reads
@@ -205,7 +205,7 @@ def scripts(tmp_path: Path) -> str:
     ],
 )
 def test_a_launcher_in_a_script(scripts: str, script: str, shown: str) -> None:
-    text = warning(plan_of(CLUSTER, script=script), Options(script=script), ("clustertool", "run"), scripts)
+    text = nesting_warning(plan_of(CLUSTER, script=script), Options(script=script), ("clustertool", "run"), scripts)
     assert text.partition(":")[0] == (f"each of 2 trainers starts {shown}" if shown else "")
     assert ("--nested, one on each node" in text) == bool(shown)
 
@@ -223,10 +223,10 @@ def test_a_front_end_in_each_trainer(script: str) -> None:
 
 def test_a_script_that_meets_does_not_where_a_node_has_several_trainers(scripts: str) -> None:
     made = plan_of(CLUSTER, script="bash two.sh", nproc_per_node="2")
-    assert warning(made, Options(script="bash two.sh"), ("clustertool", "run"), scripts)
+    assert nesting_warning(made, Options(script="bash two.sh"), ("clustertool", "run"), scripts)
 
 
 def test_a_script_is_read_up_to_a_limit(scripts: str) -> None:
     Path(scripts, "long.sh").write_text("true\n" * (1 << 15) + "torchrun train.py\n")
     made = plan_of(CLUSTER, script="bash long.sh")
-    assert not warning(made, Options(script="bash long.sh"), ("clustertool", "run"), scripts)
+    assert not nesting_warning(made, Options(script="bash long.sh"), ("clustertool", "run"), scripts)

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from clustertool.actions.read_request import unread
+from clustertool.actions.read_request import find_unexpanded_text
 from clustertool.errors import ConfigError, DataError, UsageError
 from clustertool.model.config import shell_text
 from clustertool.model.config.cluster import Cluster, read_cluster
@@ -70,7 +70,9 @@ def test_quoted_text_and_what_no_shell_needs_stays(script: str) -> None:
     ],
 )
 def test_what_a_shell_would_replace_is_a_warning(script: str, found: str) -> None:
-    assert [f"has {found}," in what for what, _ in unread(CLUSTER, {}, Options(script=script))] == [True] * bool(found)
+    assert [f"has {found}," in what for what, _ in find_unexpanded_text(CLUSTER, {}, Options(script=script))] == [
+        True
+    ] * bool(found)
 
 
 @pytest.mark.parametrize("value", ["/opt/x/bin:$PATH", "${PATH}:/opt/x/bin"])
@@ -95,7 +97,7 @@ def test_another_variable_in_a_value_is_a_warning() -> None:
     cluster = read_cluster({"HOSTS": [host], "ENV": {"MINE": "`nproc`", "LETTERS": "a b"}})
     toml = {"env": {"N": "$(nproc)", "COUNT": 3}}
     read_job(cluster, toml, options)
-    assert [what.partition(",")[0] for what, _ in unread(cluster, toml, options)] == [
+    assert [what.partition(",")[0] for what, _ in find_unexpanded_text(cluster, toml, options)] == [
         "ENV in conf.py: MINE has `",
         "env of 10.0.0.1 in conf.py: CACHE has $HOME",
         "[env] in job.toml: N has $(",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clustertool.watch.straggler import RankPace, find_stragglers, reached
+from clustertool.watch.straggler import RankPace, estimate_step, find_stragglers
 
 
 def pace(rank: int, speed: float = 2.0, length: float = 100.0, every: float = 2.0, **given: object) -> RankPace:
@@ -100,8 +100,8 @@ def test_only_printed_steps_are_shown() -> None:
 
 def test_reached_between_and_after_lines() -> None:
     curve = ((10.0, 100.0), (20.0, 200.0))
-    assert reached(curve, 15.0) == 150.0
-    assert reached(curve, 20.0) == 200.0
-    assert reached(curve, 25.0) == 250.0
-    assert reached(curve, 999.0) == 350.0  # a gap and a half, and no further
-    assert reached(curve, 5.0) == 0.0
+    assert estimate_step(curve, 15.0) == 150.0
+    assert estimate_step(curve, 20.0) == 200.0
+    assert estimate_step(curve, 25.0) == 250.0
+    assert estimate_step(curve, 999.0) == 350.0  # a gap and a half, and no further
+    assert estimate_step(curve, 5.0) == 0.0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from clustertool.show.terminal import RankLines, ReaderGone, Terminal, colour_of, prefix, widest
+from clustertool.show.terminal import RankLines, ReaderGone, Terminal, colour_of, prefix, widest_prefix
 
 ROOT = Path(__file__).resolve().parents[2]
 TALK = """
@@ -202,7 +202,7 @@ def test_a_rank_has_the_same_colour_in_every_run() -> None:
 def test_prefixes() -> None:
     ranks = [("trainer", 3, "node2"), ("pserver", 10, "node2")]
     assert prefix("trainer", 3, "node2") == "[trainer 3 node2] "
-    assert {len(prefix(*rank, widest(ranks))) for rank in ranks} == {widest(ranks)}
+    assert {len(prefix(*rank, widest_prefix(ranks))) for rank in ranks} == {widest_prefix(ranks)}
     assert prefix("trainer", 0, "\x1b[1m") == "[trainer 0 \\x1b[1m] "
 
 

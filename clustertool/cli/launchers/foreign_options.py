@@ -152,7 +152,9 @@ def begins_meeting(launch: Launch, known: bool) -> bool:
 
     known: see meeting().
     """
-    return not (launch.total or names_nodes(launch, known)) and join_options.begins(launch.join, launch.nodes)
+    return not (launch.total or names_nodes(launch, known)) and join_options.is_first_of_meeting(
+        launch.join, launch.nodes
+    )
 
 
 def notes(launch: Launch, known: bool, joins: bool) -> list[str]:
@@ -280,7 +282,7 @@ def _combine_options(launch: Launch) -> None:
     Raises UsageError.
     """
     place_host(launch)
-    etcd = join_options.etcd(launch.join)
+    etcd = join_options.etcd_urls(launch.join)
     if launch.elastic and etcd:
         launch.options.setdefault("elastic-server", etcd)
         launch.notes = [note for note in launch.notes if note not in launch.join.notes]

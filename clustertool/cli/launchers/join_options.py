@@ -70,10 +70,10 @@ def meeting(typed: JoinOptions, nodes: tuple[int, int] | None, master_port: str)
     high = nodes[1]
     if high > MOST_MACHINES:
         raise UsageError(f"--nnodes {high} is out of range", f"at most {MOST_MACHINES} machines")
-    if etcd(typed):
-        what = f"{etcd(typed)[0]} is no machine: the machines meet at one of them, without a server of their own"
+    if etcd_urls(typed):
+        what = f"{etcd_urls(typed)[0]} is no machine: the machines meet at one of them, without a server of their own"
         fix = "--master HOST:PORT of one of them; an elastic job has etcd in addition: --elastic-server"
-        raise UsageError(what, f"{fix} {','.join(etcd(typed))}")
+        raise UsageError(what, f"{fix} {','.join(etcd_urls(typed))}")
     if typed.rdzv_backend not in _BACKENDS:
         what = f"--rdzv-backend {typed.rdzv_backend!r}: the machines meet without a server of their own"
         raise UsageError(what, "--rdzv-backend c10d, and one of the machines in --rdzv-endpoint HOST:PORT")
@@ -89,7 +89,7 @@ def meeting(typed: JoinOptions, nodes: tuple[int, int] | None, master_port: str)
     return TypedMeeting(host, port, high, index, _job_name(typed.rdzv_id), timeout)
 
 
-def etcd(typed: JoinOptions) -> tuple[str, ...]:
+def etcd_urls(typed: JoinOptions) -> tuple[str, ...]:
     """Return the URLs of the etcd of a launcher's own rendezvous: of --master etcd://, or of an etcd back end of torchrun."""
     if typed.master.startswith(_ETCD):
         return tuple(f"{_ETCD}{item.removeprefix(_ETCD)}" for item in typed.master.split(","))
@@ -98,7 +98,7 @@ def etcd(typed: JoinOptions) -> tuple[str, ...]:
     return ()
 
 
-def begins(typed: JoinOptions, nodes: tuple[int, int] | None) -> bool:
+def is_first_of_meeting(typed: JoinOptions, nodes: tuple[int, int] | None) -> bool:
     """Check for fleetrun's form of the first machine: --nnodes N above 1, without a machine, a rank or a rendezvous."""
     torchrun = typed.rdzv_id or typed.rdzv_backend or typed.rdzv_conf
     if typed.named or typed.rank not in _NO_RANK or torchrun or nodes is None:

@@ -69,22 +69,22 @@ class Inner:
     joins: bool = False  # its options make one training of all that are started
 
 
-def warning(made: Plan, options: Options, typed: Sequence[str], folder: str = "") -> str:
+def nesting_warning(made: Plan, options: Options, typed: Sequence[str], folder: str = "") -> str:
     """Build the warning for a plan whose trainers each start a launcher, with the right command as the fix; "" if none does.
 
     typed: the user's command line. folder: the workspace on this machine, "" if it is not here.
     """
-    inner = separating(made, folder)
+    inner = find_separating_launcher(made, folder)
     if inner is None:
         return ""
-    return f"{effect(inner, made)} (--nested: intended)\n  fix: {_right_command(inner, made, options, typed)}"
+    return f"{effect_text(inner, made)} (--nested: intended)\n  fix: {_right_command(inner, made, options, typed)}"
 
 
-def separating(made: Plan, folder: str = "") -> Inner | None:
+def find_separating_launcher(made: Plan, folder: str = "") -> Inner | None:
     """Find the launcher that makes each trainer of a plan a training of its own.
 
     None if there is none, if there is one trainer, or if the launcher's options make one training of all. folder: see
-    warning().
+    nesting_warning().
     """
     trainers = [process for process in made.processes if process.role == "trainer"]
     several = len(trainers) > len(made.nodes)
@@ -93,7 +93,7 @@ def separating(made: Plan, folder: str = "") -> Inner | None:
     return None if joins or len(trainers) == 1 else inner
 
 
-def effect(inner: Inner, made: Plan) -> str:
+def effect_text(inner: Inner, made: Plan) -> str:
     """Describe how many separate trainings begin because each trainer starts the launcher."""
     number = sum(process.role == "trainer" for process in made.processes)
     return f"each of {number} trainers starts {inner.shown}: {number} separate trainings begin, not one"
