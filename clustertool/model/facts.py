@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Dict, FrozenSet, Mapping, Optional, Tuple
 
-from clustertool.model import field_types as f
+from clustertool.model import field_types as fields
 from clustertool.model.job.node_status import EarlierRow
 from clustertool.model.job.outcome import some
 from clustertool.model.shape import Annotated, read
 
 _FEW, _SOME = 100, 10_000
 _CARDS, _PORTS, _JOBS = 1024, 1 << 17, 20_000
-Problem = Tuple[f.Label, f.Label, str, str]  # column of the check, level, what, fix
+Problem = Tuple[fields.Label, fields.Label, str, str]  # column of the check, level, what, fix
 
 
 @dataclass(frozen=True)
@@ -27,23 +27,23 @@ class ContainerFacts:
     uid, groups: of the user; the primary group is the first one. missing: sources of volumes that are not there.
     """
 
-    runtime: f.Runtime = ""
-    program: f.Label = ""
-    version: f.Label = ""
+    runtime: fields.Runtime = ""
+    program: fields.Label = ""
+    version: fields.Label = ""
     rootless: bool = False
-    cgroup: f.Label = ""
-    problem: f.Label = ""
-    fix: f.Label = ""
-    image_id: f.Label = ""
-    digest: f.Label = ""
-    size: f.Signed = -1
-    store: f.Label = ""
-    store_free: f.Signed = -1
-    gpu: f.Label = ""
+    cgroup: fields.Label = ""
+    problem: fields.Label = ""
+    fix: fields.Label = ""
+    image_id: fields.Label = ""
+    digest: fields.Label = ""
+    size: fields.Signed = -1
+    store: fields.Label = ""
+    store_free: fields.Signed = -1
+    gpu: fields.Label = ""
     process_limit: bool = False
     uid: int = 0
     groups: Annotated[Tuple[int, ...], _SOME] = ()
-    missing: Annotated[Tuple[f.Label, ...], _SOME] = ()
+    missing: Annotated[Tuple[fields.Label, ...], _SOME] = ()
 
     @property
     def missing_source(self) -> Tuple[str, str]:
@@ -60,61 +60,70 @@ class Facts:
     """
 
     node: int = 0
-    hostname: f.Label = ""
-    address: f.Label = ""
-    nic: f.Label = ""
-    boot_id: f.Label = ""
-    netns: f.Label = ""
-    root: f.Label = ""
-    root_id: f.Label = ""
-    root_hint: f.Label = ""
-    home: f.Label = ""
-    user: f.Label = ""
-    python: f.Label = ""
+    hostname: fields.Label = ""
+    address: fields.Label = ""
+    nic: fields.Label = ""
+    boot_id: fields.Label = ""
+    netns: fields.Label = ""
+    root: fields.Label = ""
+    root_id: fields.Label = ""
+    root_hint: fields.Label = ""
+    home: fields.Label = ""
+    user: fields.Label = ""
+    python: fields.Label = ""
     rsync: bool = True
-    rsync_error: f.Label = ""  # why it does not run
-    disk_free: f.Signed = 0
-    cpus: f.Signed = 1
+    rsync_error: fields.Label = ""  # why it does not run
+    disk_free: fields.Signed = 0
+    cpus: fields.Signed = 1
     devices: Annotated[Tuple[int, ...], _CARDS] = ()
-    device_kind: f.Label = "cpu"
+    device_kind: fields.Label = "cpu"
     # Names of `devices` for all nodes of this machine; (): not known.
-    device_keys: Annotated[Tuple[f.Label, ...], _CARDS] = ()
+    device_keys: Annotated[Tuple[fields.Label, ...], _CARDS] = ()
     # Where a driver names them without a call; (): not known.
-    device_models: Annotated[Tuple[f.Label, ...], _CARDS] = ()
+    device_models: Annotated[Tuple[fields.Label, ...], _CARDS] = ()
     devices_seen: bool = False  # the probe has read the devices: an id that is not in `devices` does not exist
     # By an engine: names, of which `devices` are the positions. None: no engine.
-    allocated: Optional[Annotated[Tuple[f.Label, ...], _CARDS]] = None
-    locked: Annotated[Tuple[Tuple[int, f.Label, f.Label], ...], _CARDS] = ()  # (device, job, user): locked by a job
+    allocated: Optional[Annotated[Tuple[fields.Label, ...], _CARDS]] = None
+    locked: Annotated[
+        Tuple[Tuple[int, fields.Label, fields.Label], ...], _CARDS
+    ] = ()  # (device, job, user): locked by a job
     # (device, process): without a lock; for --devices auto.
-    used: Annotated[Tuple[Tuple[int, f.Label], ...], _CARDS] = ()
+    used: Annotated[Tuple[Tuple[int, fields.Label], ...], _CARDS] = ()
     ills: Annotated[Tuple[Tuple[int, str, str], ...], _CARDS] = ()  # (device, fault, the fix); known for --devices auto
-    modules: Annotated[Tuple[f.Label, ...], _SOME] = ()  # digests of the NVML modules that are kept there
-    ephemeral: Tuple[f.Port, f.Port] = (32768, 60999)
-    busy: Annotated[FrozenSet[f.Port], _PORTS] = frozenset()
-    listeners: Annotated[Tuple[Tuple[f.Port, f.Label], ...], _PORTS] = ()
-    time: f.Time = 0.0
-    listing: Annotated[Tuple[f.Label, ...], f.MOST_FILES] = ()
-    job_toml: f.TomlText = ""
-    releases: Annotated[Tuple[f.Label, ...], _SOME] = ()
+    modules: Annotated[Tuple[fields.Label, ...], _SOME] = ()  # digests of the NVML modules that are kept there
+    ephemeral: Tuple[fields.Port, fields.Port] = (32768, 60999)
+    busy: Annotated[FrozenSet[fields.Port], _PORTS] = frozenset()
+    listeners: Annotated[Tuple[Tuple[fields.Port, fields.Label], ...], _PORTS] = ()
+    time: fields.Time = 0.0
+    listing: Annotated[Tuple[fields.Label, ...], fields.MOST_FILES] = ()
+    job_toml: fields.TomlText = ""
+    releases: Annotated[Tuple[fields.Label, ...], _SOME] = ()
     took: float = 0.0  # seconds between the node's reading of the request and its answer
     memory: Tuple[int, int] = (0, 0)  # all, available
     load: float = 0.0
-    inodes: f.Signed = -1  # -1: the file system has no number of them
-    shm: f.Signed = -1  # free in /dev/shm; -1: there is none
-    limits: Annotated[Tuple[Tuple[f.Label, f.Signed, f.Signed], ...], _FEW] = ()  # name, soft, hard; -1: none
-    mtu: f.Signed = 0  # of the interface; 0: unknown
+    inodes: fields.Signed = -1  # -1: the file system has no number of them
+    shm: fields.Signed = -1  # free in /dev/shm; -1: there is none
+    limits: Annotated[
+        Tuple[Tuple[fields.Label, fields.Signed, fields.Signed], ...], _FEW
+    ] = ()  # name, soft, hard; -1: none
+    mtu: fields.Signed = 0  # of the interface; 0: unknown
     rdma: bool = False
-    own: Optional[f.Label] = ""  # address of the node's own host name; None: no name server answers
-    leftovers: Annotated[Tuple[Tuple[f.Label, int], ...], _JOBS] = ()  # job, processes: supervisor and guard have ended
+    own: Optional[fields.Label] = ""  # address of the node's own host name; None: no name server answers
+    leftovers: Annotated[
+        Tuple[Tuple[fields.Label, int], ...], _JOBS
+    ] = ()  # job, processes: supervisor and guard have ended
     examined: bool = False  # what only `inv check` asks was asked: all that follows
-    job_python: Tuple[f.Label, f.Label] = ("", "")  # path and version of python3 on the job's PATH; "": not known
+    job_python: Tuple[fields.Label, fields.Label] = (
+        "",
+        "",
+    )  # path and version of python3 on the job's PATH; "": not known
     # Name, version ("": not there), of the job's python.
-    packages: Annotated[Tuple[Tuple[f.Label, f.Label], ...], _SOME] = ()
-    job_proxies: Annotated[Tuple[f.Label, ...], _SOME] = ()  # names, in a rank's environment
-    no_proxy: f.Label = ""
+    packages: Annotated[Tuple[Tuple[fields.Label, fields.Label], ...], _SOME] = ()
+    job_proxies: Annotated[Tuple[fields.Label, ...], _SOME] = ()  # names, in a rank's environment
+    no_proxy: fields.Label = ""
     # Of mode mpi: what mpirun --version printed ("": there is none; None: not asked), and the daemons that are there.
-    mpirun: Optional[f.Label] = None
-    mpi_daemons: Annotated[Tuple[f.Label, ...], _FEW] = ()
+    mpirun: Optional[fields.Label] = None
+    mpi_daemons: Annotated[Tuple[fields.Label, ...], _FEW] = ()
     container: Optional[ContainerFacts] = None  # None: not asked
     problems: Annotated[Tuple[Problem, ...], _SOME] = ()
     earlier: Annotated[Tuple[EarlierRow, ...], _SOME] = ()  # jobs that a new one may continue: model/job/earlier_jobs

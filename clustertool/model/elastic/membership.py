@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Set, Tuple
 
-from clustertool.model import field_types as f
+from clustertool.model import field_types as fields
 from clustertool.model.shape import Annotated, read
 
 _MOST_NODES = 100_000
@@ -18,11 +18,11 @@ class EpochChange(NamedTuple):
     useful work of its ranks until this epoch began.
     """
 
-    attempt: f.AttemptNumber
-    t: f.Time
-    nodes: Annotated[Tuple[f.NodeIndex, ...], _MOST_NODES]
-    left: Annotated[Tuple[Tuple[f.NodeIndex, f.Label], ...], _MOST_NODES] = ()
-    joined: Annotated[Tuple[f.NodeIndex, ...], _MOST_NODES] = ()
+    attempt: fields.AttemptNumber
+    t: fields.Time
+    nodes: Annotated[Tuple[fields.NodeIndex, ...], _MOST_NODES]
+    left: Annotated[Tuple[Tuple[fields.NodeIndex, fields.Label], ...], _MOST_NODES] = ()
+    joined: Annotated[Tuple[fields.NodeIndex, ...], _MOST_NODES] = ()
     cause: str = ""
     seconds: float = 0.0
 

@@ -3,7 +3,7 @@
 # Without annotations from __future__: types of NamedTuples that are text cost nodes time (decision 79).
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
-from clustertool.model import field_types as f
+from clustertool.model import field_types as fields
 from clustertool.model.job.caretakers import CaretakerRecord, Event
 from clustertool.model.job.outcome import COORDINATOR_NODE, Outcome
 from clustertool.model.job.state_names import OUTCOMES, JobState, NodeCause, NodeState, StartReason
@@ -53,22 +53,22 @@ class EarlierRow(NamedTuple):
     kept: what is there of the files that --keep names. files: those that it has written into its working directory.
     """
 
-    id: f.JobId
+    id: fields.JobId
     state: JobState
-    node: Optional[f.NodeIndex]
-    owner: Optional[f.Label]
+    node: Optional[fields.NodeIndex]
+    owner: Optional[fields.Label]
     command: Optional[str]
-    created: Optional[f.Time]
-    code: Optional[f.ExitCode]
+    created: Optional[fields.Time]
+    code: Optional[fields.ExitCode]
     reason: Optional[str]
-    asked: f.Label = ""
-    name: f.Label = ""
-    workspace: f.Label = ""
+    asked: fields.Label = ""
+    name: fields.Label = ""
+    workspace: fields.Label = ""
     start: StartReason = StartReason.NONE
     final: bool = False
     output: bool = False
-    kept: Annotated[Tuple[f.Label, ...], 100] = ()
-    files: Annotated[Tuple[f.Label, ...], 100] = ()
+    kept: Annotated[Tuple[fields.Label, ...], 100] = ()
+    files: Annotated[Tuple[fields.Label, ...], 100] = ()
 
     @property
     def part(self) -> NodePart:

@@ -6,13 +6,13 @@ It is separate from state.py because supervisors need only this: a node starts h
 # Without annotations from __future__: types of NamedTuples that are text cost nodes time (decision 79).
 from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, cast
 
-from clustertool.model import field_types as f
+from clustertool.model import field_types as fields
 from clustertool.model.job.state_names import JobState
 from clustertool.model.roles import MPIRUN, role_name
 from clustertool.model.shape import Annotated, to_plain, whole
 
 Key = Tuple[str, int]
-_Keys = Annotated[Tuple[f.RankKey, ...], 100_000]
+_Keys = Annotated[Tuple[fields.RankKey, ...], 100_000]
 MESSAGE_FIELDS = 11  # the first ones of RankExit
 _REQUESTED = (129, 130, 143)  # by SIGHUP, SIGINT and SIGTERM
 COORDINATOR_NODE = 0  # the index of the coordinator's node in a job that is not elastic, see model/planning/requests.py
@@ -38,23 +38,23 @@ SIGNALS = {
 class EngineEnd(NamedTuple):
     """What an engine has recorded about the end of its job. ended: by the clock of the engine; 0.0: not known."""
 
-    engine: f.Label
-    job: f.Label
-    state: f.Label
-    reason: f.Label
-    ended: f.Time
+    engine: fields.Label
+    job: fields.Label
+    state: fields.Label
+    reason: fields.Label
+    ended: fields.Time
 
 
 class Outcome(NamedTuple):
     """How a job ended. `state` is one of OUTCOMES, or NEXT_EPOCH for an epoch. source: whose code it is, job or tool."""
 
     state: JobState
-    code: f.ExitCode
-    source: f.Label
+    code: fields.ExitCode
+    source: fields.Label
     reason: str
     culprits: _Keys = ()  # that failed by themselves; the first one is the cause as far as it can be known
     victims: _Keys = ()
-    node: f.NodeOrNone = -1
+    node: fields.NodeOrNone = -1
     brief: str = ""  # the reason in few words, if it has such a form
     engine: Optional[EngineEnd] = None  # where an engine has ended the job
     followed: _Keys = ()  # the culprits that failed after the first one because it was gone
@@ -120,8 +120,8 @@ class RankExit(NamedTuple):
     node: the name of its node, for sentences. The message has neither this nor the attempt: see MESSAGE_FIELDS.
     """
 
-    role: f.Label
-    rank: f.Rank
+    role: fields.Label
+    rank: fields.Rank
     code: Annotated[int, whole(0, 255)]
     signal: Annotated[int, whole(0, 127)] = 0
     stopped: bool = False

@@ -7,7 +7,7 @@ from itertools import count
 from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.errors import ClustertoolError, NodeLost, PreflightError, UsageError
-from clustertool.model import field_types as f
+from clustertool.model import field_types as fields
 from clustertool.model.job.outcome import some
 from clustertool.model.joining.engine_place import messages_of
 from clustertool.model.joining.join_file import MOST_MEMBERS, OwnSettings
@@ -39,12 +39,12 @@ class Offer(NamedTuple):
 
     node: Optional[Annotated[int, whole(0, MOST_MEMBERS - 1)]]
     nnodes: Annotated[int, whole(-(1 << 31))]
-    version: f.Name
-    code: f.Name
+    version: fields.Name
+    code: fields.Name
     sender: Incarnation
     address: _Address
     hostname: _Hostname
-    job: f.Name = ""
+    job: fields.Name = ""
     epoch: Annotated[int, whole(-1, MOST_MEMBERS - 1)] = -1
     coordinator: _AddressOrNone = ""
 

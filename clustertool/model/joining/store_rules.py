@@ -21,7 +21,7 @@ import math
 from enum import Enum
 from typing import NamedTuple, Optional, Tuple
 
-from clustertool.model import field_types as f
+from clustertool.model import field_types as fields
 from clustertool.model import shape
 from clustertool.model.shape import Annotated, whole
 from clustertool.model.wire.coordinator_messages import Incarnation, read_incarnation
@@ -40,14 +40,14 @@ class StoreRecord(NamedTuple):
 
     epoch: _Number
     member: _Number
-    address: f.Name
-    port: f.Port
+    address: fields.Name
+    port: fields.Port
     incarnation: Incarnation
-    job: f.Name
+    job: fields.Name
     attempt: _Number
     nodes: Annotated[Tuple[_Number, ...], 1 << 16] = ()
     restarts: _Number = 0
-    over: Optional[f.Signal] = None
+    over: Optional[fields.Signal] = None
 
 
 class StoreContent(NamedTuple):

@@ -19,7 +19,7 @@ import zlib
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.errors import DataError
-from clustertool.model import field_types as f
+from clustertool.model import field_types as fields
 from clustertool.model.job import formats
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import OUTCOMES, JobState
@@ -87,7 +87,7 @@ class PodEnd(NamedTuple):
     node: Annotated[int, whole(-1, 99999)]
     state: Annotated[str, one_of(OUTCOMES)]
     reason: str
-    code: f.Signal
+    code: fields.Signal
     failed: Annotated[Tuple[_RankName, ...], 100_000] = ()
 
 

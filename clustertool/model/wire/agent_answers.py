@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Dict, Optional, Tuple, TypedDict
 
-from clustertool.model import field_types as f
+from clustertool.model import field_types as fields
 from clustertool.model.facts import ContainerFacts, Facts
 from clustertool.model.job.state_names import NODE_ANSWERS, JobState, RankState, StartReason
 from clustertool.model.shape import one_of
@@ -29,8 +29,8 @@ class Answer(TypedDict, total=False):
 class ErrorFields(TypedDict):
     """What comes in place of an answer. kind: a class of errors.py."""
 
-    kind: f.ShortText
-    what: f.ErrorText
+    kind: fields.ShortText
+    what: fields.ErrorText
     fix: str
 
 
@@ -41,112 +41,114 @@ class _SummaryDetails(TypedDict, total=False):
     dir: str
     start: StartReasonName
     final: bool
-    started: Optional[f.Time]  # by the laptop's clock, like ended
-    ended: Optional[f.Time]
-    asked: f.Label  # the id of --job-id
-    name: f.Label  # of the job
+    started: Optional[fields.Time]  # by the laptop's clock, like ended
+    ended: Optional[fields.Time]
+    asked: fields.Label  # the id of --job-id
+    name: fields.Label  # of the job
     elastic: bool
-    left: f.PerRank[f.RankKey]  # of which processes live after supervisor and guard have ended
+    left: fields.PerRank[fields.RankKey]  # of which processes live after supervisor and guard have ended
 
 
 class JobSummary(_SummaryDetails):
     """One job as one node knows it."""
 
-    id: f.JobId
+    id: fields.JobId
     state: JobStateName
-    node: Optional[f.NodeIndex]
-    owner: Optional[f.Label]
-    created: Optional[f.Time]
-    mode: Optional[f.Label]
+    node: Optional[fields.NodeIndex]
+    owner: Optional[fields.Label]
+    created: Optional[fields.Time]
+    mode: Optional[fields.Label]
     command: Optional[str]
-    nodes: Optional[f.PerNode[f.Label]]
-    code: Optional[f.ExitCode]
+    nodes: Optional[fields.PerNode[fields.Label]]
+    code: Optional[fields.ExitCode]
     reason: Optional[str]
 
 
 class _Orphans(Answer, total=False):
-    orphans: f.Few[Tuple[f.Label, int]]  # below another ROOT_DIR: the directory of the job, and how many processes
+    orphans: fields.Few[
+        Tuple[fields.Label, int]
+    ]  # below another ROOT_DIR: the directory of the job, and how many processes
 
 
 class JobsAnswer(_Orphans):
-    jobs: f.PerJob[JobSummary]
+    jobs: fields.PerJob[JobSummary]
 
 
 class SameCommandAnswer(Answer):
-    starter: f.Label  # the other machine that has started the same command, "" if none has
-    job: f.Label  # its job, "" while it has none
+    starter: fields.Label  # the other machine that has started the same command, "" if none has
+    job: fields.Label  # its job, "" while it has none
 
 
 class BasesAnswer(Answer):
-    bases: f.PerNode[f.BaseName]
+    bases: fields.PerNode[fields.BaseName]
 
 
 class StatusAnswer(Answer):
-    node: f.NodeIndex
+    node: fields.NodeIndex
     dir: str
     heartbeat: Optional[float]  # seconds since the last one
     events: Events
     supervised: bool
-    usage: Annotated[Dict[f.Label, Tuple[float, int]], 100_000]  # by pid, CPU seconds and resident bytes
+    usage: Annotated[Dict[fields.Label, Tuple[float, int]], 100_000]  # by pid, CPU seconds and resident bytes
     unknown: str  # why the state is
-    output: f.PerRank[f.RankOutput]
+    output: fields.PerRank[fields.RankOutput]
 
 
 class MachineCurve(TypedDict):
     cores: int
     total: int
-    rows: f.Curve  # time, busy CPU seconds, bytes used
+    rows: fields.Curve  # time, busy CPU seconds, bytes used
 
 
 class CardCurve(TypedDict):
     index: int
     total: int
-    rows: f.Curve  # time, utilisation in percent, bytes used
+    rows: fields.Curve  # time, utilisation in percent, bytes used
 
 
 class LogCurve(TypedDict):
     log_size: int
-    progress: f.Some[Tuple[f.Time, Optional[float], Optional[float]]]  # time, epoch, step
+    progress: fields.Some[Tuple[fields.Time, Optional[float], Optional[float]]]  # time, epoch, step
 
 
 class RankCurve(RankName, LogCurve):
-    rows: f.Curve  # time, CPU seconds, resident bytes, processes
+    rows: fields.Curve  # time, CPU seconds, resident bytes, processes
 
 
 class RankPlan(RankName):
-    devices: f.PerCard[int]
+    devices: fields.PerCard[int]
     shards: int
     command: str
 
 
 class JobPlan(TypedDict, total=False):
-    policy: Annotated[Dict[f.Label, object], 100]
+    policy: Annotated[Dict[fields.Label, object], 100]
     work_dir: str
-    processes: f.PerRank[RankPlan]
+    processes: fields.PerRank[RankPlan]
 
 
 class JobUsage(TypedDict):
     """What the node's records have about a job besides its events."""
 
     machine: MachineCurve
-    cards: f.PerCard[CardCurve]
-    ranks: f.PerRank[RankCurve]
-    tails: f.PerRank[Tuple[f.Role, f.Rank, f.LogText]]  # the last lines
+    cards: fields.PerCard[CardCurve]
+    ranks: fields.PerRank[RankCurve]
+    tails: fields.PerRank[Tuple[fields.Role, fields.Rank, fields.LogText]]  # the last lines
     plan: JobPlan
 
 
 class ReportAnswer(StatusAnswer, JobUsage):
-    now: f.Time
+    now: fields.Time
 
 
 class TailAnswer(Answer):
-    text: f.LogText
+    text: fields.LogText
 
 
 class FilesAnswer(Answer):
     """Names relative to log/, with sizes."""
 
-    files: Annotated[Dict[str, int], f.MOST_FILES]
+    files: Annotated[Dict[str, int], fields.MOST_FILES]
 
 
 class _StopDetails(TypedDict, total=False):
@@ -158,22 +160,22 @@ class JobStop(_StopDetails):
     """What became of one job on one node."""
 
     state: StopStateName
-    survivors: f.PerRank[f.Label]
+    survivors: fields.PerRank[fields.Label]
 
 
 class StopAnswer(Answer):
-    jobs: f.ByJob[JobStop]
+    jobs: fields.ByJob[JobStop]
 
 
 class CleanAnswer(Answer):
-    removed: f.PerJob[f.JobId]
-    running: f.PerJob[f.JobId]
+    removed: fields.PerJob[fields.JobId]
+    running: fields.PerJob[fields.JobId]
     freed: int  # bytes
-    kept: f.ByJob[Tuple[str, str]]  # of each job that cannot be removed, what and fix
+    kept: fields.ByJob[Tuple[str, str]]  # of each job that cannot be removed, what and fix
 
 
 class JoinAnswer(Answer):
-    state: f.JoinStart
+    state: fields.JoinStart
 
 
 class LeaveAnswer(Answer):
@@ -181,13 +183,13 @@ class LeaveAnswer(Answer):
 
 
 class _JoinReportFields(TypedDict, total=False):
-    what: f.ErrorText
+    what: fields.ErrorText
     fix: str
-    kind: f.ShortText
-    why: f.ErrorText
-    node: f.Label  # the name of the node that an error is about
-    job_dir: f.Label
-    code: f.ExitCode
+    kind: fields.ShortText
+    why: fields.ErrorText
+    node: fields.Label  # the name of the node that an error is about
+    job_dir: fields.Label
+    code: fields.ExitCode
     present: int
     nnodes: int
 
@@ -195,85 +197,85 @@ class _JoinReportFields(TypedDict, total=False):
 class JoinReportLine(_JoinReportFields):
     """A report of a process that joins a job; node/join/join_report.py has their types."""
 
-    type: f.ShortText
+    type: fields.ShortText
 
 
 class JoinReportsAnswer(Answer):
-    reports: f.Few[JoinReportLine]
+    reports: fields.Few[JoinReportLine]
 
 
 # -- devices
 
 
 class _Process(TypedDict):
-    pid: f.Pid
+    pid: fields.Pid
 
 
 class CardProcess(_Process, total=False):
-    user: f.Label
-    name: f.Label
-    job: f.Label
-    role: f.Label
-    rank: f.Label
-    memory: Optional[f.Size]
+    user: fields.Label
+    name: fields.Label
+    job: fields.Label
+    role: fields.Label
+    rank: fields.Label
+    memory: Optional[fields.Size]
     graphics: bool
 
 
 class CardLock(TypedDict):
-    job: f.Label
-    user: f.Label
+    job: fields.Label
+    user: fields.Label
 
 
 class CardValues(TypedDict, total=False):
     """Of one device. Keys that the driver or the tool does not know are missing or null."""
 
-    model: Optional[f.Label]
-    uuid: Optional[f.Label]
-    utilisation: Optional[f.Gauge]
-    memory_used: Optional[f.Amount]
-    memory_total: Optional[f.Amount]
-    memory_free: Optional[f.Amount]
-    temperature: Optional[f.Amount]
-    slowdown: Optional[f.Amount]
-    power: Optional[f.Gauge]
-    power_limit: Optional[f.Gauge]
+    model: Optional[fields.Label]
+    uuid: Optional[fields.Label]
+    utilisation: Optional[fields.Gauge]
+    memory_used: Optional[fields.Amount]
+    memory_total: Optional[fields.Amount]
+    memory_free: Optional[fields.Amount]
+    temperature: Optional[fields.Amount]
+    slowdown: Optional[fields.Amount]
+    power: Optional[fields.Gauge]
+    power_limit: Optional[fields.Gauge]
     persistence: Optional[bool]
-    ecc_corrected: Optional[f.Amount]
-    ecc_uncorrected: Optional[f.Amount]
-    compute_mode: Optional[f.Label]
-    repair: Optional[f.Label]
-    problem: Optional[f.Label]
-    throttle: f.Few[f.Label]
+    ecc_corrected: Optional[fields.Amount]
+    ecc_uncorrected: Optional[fields.Amount]
+    compute_mode: Optional[fields.Label]
+    repair: Optional[fields.Label]
+    problem: Optional[fields.Label]
+    throttle: fields.Few[fields.Label]
     held: Optional[CardLock]
-    users: f.Some[f.Label]
-    processes: f.Some[CardProcess]
+    users: fields.Some[fields.Label]
+    processes: fields.Some[CardProcess]
 
 
 class Card(CardValues):
-    index: f.CardIndex
+    index: fields.CardIndex
 
 
 class NeedsModule(Answer):
     """In place of a DevicesAnswer or GlanceAnswer: the node lacks the NVML module."""
 
-    need: f.Label  # its digest
+    need: fields.Label  # its digest
 
 
 class _Used(TypedDict, total=False):
-    used: f.PerCard[Tuple[int, f.Label]]  # device, and what uses it without a lock
+    used: fields.PerCard[Tuple[int, fields.Label]]  # device, and what uses it without a lock
 
 
 class DevicesAnswer(Answer, _Used):
-    kind: f.Label
-    ids: f.PerCard[int]
-    devices: f.PerCard[Card]
-    driver: f.Label
-    cuda: f.Label
+    kind: fields.Label
+    ids: fields.PerCard[int]
+    devices: fields.PerCard[Card]
+    driver: fields.Label
+    cuda: fields.Label
     problem: str
 
 
 class _SampleDetails(TypedDict, total=False):
-    pid: Optional[f.Pid]
+    pid: Optional[fields.Pid]
     log: Optional[str]
     seconds: float  # of CPU time
     memory: int  # resident bytes
@@ -282,32 +284,32 @@ class _SampleDetails(TypedDict, total=False):
 
 class RankSample(RankName, _SampleDetails):
     state: RankStateName
-    line: f.Label  # the last one of its log
+    line: fields.Label  # the last one of its log
 
 
 class _JobSampleDetails(TypedDict, total=False):
-    node: f.NodeIndex
+    node: fields.NodeIndex
     command: Optional[str]
-    lost: f.PerNode[f.NodeIndex]
+    lost: fields.PerNode[fields.NodeIndex]
     plan: SamplePlan
     membership: MembershipSample
 
 
 class JobSample(_JobSampleDetails):
-    job: f.JobId
+    job: fields.JobId
     heartbeat: Optional[float]
-    ranks: f.PerRank[RankSample]
+    ranks: fields.PerRank[RankSample]
 
 
 class GlanceAnswer(Answer):
-    t: f.Time
+    t: fields.Time
     cpu: Tuple[int, int]  # busy and all ticks since the boot
     cpus: int
     memory: Tuple[int, int]  # used and all
-    kind: f.Label
-    devices: f.PerCard[Card]
+    kind: fields.Label
+    devices: fields.PerCard[Card]
     problem: str
-    jobs: f.PerJob[JobSample]
+    jobs: fields.PerJob[JobSample]
 
 
 # -- checks before a job
@@ -320,11 +322,12 @@ ContainerAnswer = Annotated[Dict[str, Any], ContainerFacts]
 
 
 class OpenedAnswer(Answer):
-    ports: f.PerPort[f.Port]
+    ports: fields.PerPort[fields.Port]
 
 
 class TriesAnswer(Answer):
-    tries: f.PerRank[Tuple[f.NodeIndex, f.Port, f.Label, float]]  # node, port, result, seconds of a round trip
+    # Node, port, result, seconds of a round trip.
+    tries: fields.PerRank[Tuple[fields.NodeIndex, fields.Port, fields.Label, float]]
 
 
 class SpeedAnswer(Answer, total=False):
@@ -332,7 +335,7 @@ class SpeedAnswer(Answer, total=False):
 
 
 class SeenAnswer(Answer, total=False):
-    seen: f.PerNode[f.NodeIndex]
+    seen: fields.PerNode[fields.NodeIndex]
 
 
 # -- jobs in the queue of a scheduler
@@ -345,36 +348,36 @@ class SubmittedJob(TypedDict):
     slurm_id: the job's id there, "" until it is known.
     """
 
-    job: f.JobId
-    name: f.Label
-    asked: f.Label
+    job: fields.JobId
+    name: fields.Label
+    asked: fields.Label
     command: str
-    mode: f.Label
-    nodes: f.NodeIndex
-    owner: f.Label
-    created: f.Time
-    release: f.Label
-    slurm_id: f.Label
+    mode: fields.Label
+    nodes: fields.NodeIndex
+    owner: fields.Label
+    created: fields.Time
+    release: fields.Label
+    slurm_id: fields.Label
 
 
 class SubmissionsAnswer(Answer):
-    submissions: f.PerJob[SubmittedJob]
+    submissions: fields.PerJob[SubmittedJob]
 
 
 class SubmissionOutputAnswer(Answer):
     """The end of what the start of a submitted job has printed. path: of the file."""
 
-    path: f.Label
-    text: f.ErrorText
+    path: fields.Label
+    text: fields.ErrorText
 
 
 class ProgramAnswer(Answer):
     """code, stdout, stderr: see node/system/programs.py. path: of the program, "" if there is none."""
 
-    path: f.Label
-    code: f.ExitCode
-    stdout: f.LogText
-    stderr: f.LogText
+    path: fields.Label
+    code: fields.ExitCode
+    stdout: fields.LogText
+    stderr: fields.LogText
 
 
 # -- dispatch
@@ -391,42 +394,42 @@ class StagedAnswer(Answer):
 class ImageAnswer(Answer):
     """model.container.container_runtimes.Image: image_id is "" where the node does not have it."""
 
-    image_id: f.Label
-    digest: f.Label
-    size: f.Signed
+    image_id: fields.Label
+    digest: fields.Label
+    size: fields.Signed
 
 
 class SavedImageAnswer(Answer):
-    release: f.ReleaseName
-    packed: f.PackedManifest  # in base64
-    bytes: f.Size  # of the manifest
-    image_id: f.Label  # that the image has once it was loaded; "" for a .sif file
+    release: fields.ReleaseName
+    packed: fields.PackedManifest  # in base64
+    bytes: fields.Size  # of the manifest
+    image_id: fields.Label  # that the image has once it was loaded; "" for a .sif file
 
 
 class TreeAnswer(Answer):
     # path, kind, executable, mtime, size, link's target, ctime
-    entries: f.PerFile[Tuple[str, f.EntryKind, bool, f.Mtime, int, str, f.Mtime]]
+    entries: fields.PerFile[Tuple[str, fields.EntryKind, bool, fields.Mtime, int, str, fields.Mtime]]
 
 
 class FileAnswer(Answer):
-    path: f.Label  # in the folder, without links
+    path: fields.Label  # in the folder, without links
     executable: bool
-    modified: f.Mtime
+    modified: fields.Mtime
     size: int
-    changed: f.Mtime  # ctime
+    changed: fields.Mtime  # ctime
 
 
 class SpansAnswer(Answer):
     # model/job/file_origin.WriteSpan; none: the folder is of one job
-    spans: f.PerJob[Tuple[f.JobId, f.Mtime, Optional[f.Mtime]]]
+    spans: fields.PerJob[Tuple[fields.JobId, fields.Mtime, Optional[fields.Mtime]]]
 
 
 class RankSessionAnswer(Answer):
-    argv: f.Few[f.Label]  # of the node's own Python, for a shell of the node
+    argv: fields.Few[fields.Label]  # of the node's own Python, for a shell of the node
 
 
 class ContentAnswer(Answer):
-    data: f.LogText  # in base64
+    data: fields.LogText  # in base64
     last: bool  # no bytes follow
 
 
@@ -437,4 +440,4 @@ class VerifyAnswer(Answer):
     pieces: int
     bytes: int
     damaged: int
-    lost: f.PerJob[f.ReleaseName]
+    lost: fields.PerJob[fields.ReleaseName]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Literal, Mapping, NamedTuple, Optional, Sequence, Tuple, TypedDict, Union
 
-from clustertool.model import field_types as f
+from clustertool.model import field_types as fields
 from clustertool.model.shape import read
 
 _OF_ONE_ATTEMPT = ("start", "stop", "launch", "release")
@@ -28,7 +28,7 @@ _OF_ONE_ATTEMPT = ("start", "stop", "launch", "release")
 class Incarnation(NamedTuple):
     """One process during one boot of one machine: no other process has the same three values."""
 
-    boot: f.Label
+    boot: fields.Label
     pid: int
     start: int  # clock ticks since the boot
 

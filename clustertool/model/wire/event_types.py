@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, List, Literal, Optional, Tuple, TypedDict, Union
 
-from clustertool.model import field_types as f
+from clustertool.model import field_types as fields
 from clustertool.model.elastic.membership import EpochChange
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import OUTCOMES
@@ -18,64 +18,66 @@ OutcomeName = Annotated[str, one_of(OUTCOMES)]
 
 
 class EventBase(TypedDict):
-    t: f.Time
+    t: fields.Time
 
 
 class AnyEvent(EventBase):
     """What an event of an unknown type has."""
 
-    type: f.Label
+    type: fields.Label
 
 
 class RankName(TypedDict):
-    role: f.Role
-    rank: f.Rank
+    role: fields.Role
+    rank: fields.Rank
 
 
 class ProcessPlan(RankName):
     """A process of this node, as the first event names it."""
 
-    local_rank: f.Rank
-    endpoint: f.Label
+    local_rank: fields.Rank
+    endpoint: fields.Label
     log: str
 
 
 class _JobId(TypedDict):
-    id: f.JobId
+    id: fields.JobId
 
 
 class JobHeader(_JobId, total=False):
     """What is known of a job before it starts: the fields of its first event, and of the ledger's copy."""
 
     format: int
-    node: f.NodeIndex
-    name: f.Label
-    entry: f.Label
-    hostname: f.Label
-    nodes: f.PerNode[f.Label]
-    created: f.Time
-    owner: f.Label
-    asked: f.Label  # by --job-id; the id has a number after it where it was taken
-    job_name: f.Label
-    workspace: f.Label  # where its files come from: a folder of the laptop, or of the nodes (--job-workspace)
-    starter: f.Label  # the machine of the list of nodes on which the command was typed, and a digest of the command
-    same_command: f.Label
-    mode: f.Label
+    node: fields.NodeIndex
+    name: fields.Label
+    entry: fields.Label
+    hostname: fields.Label
+    nodes: fields.PerNode[fields.Label]
+    created: fields.Time
+    owner: fields.Label
+    asked: fields.Label  # by --job-id; the id has a number after it where it was taken
+    job_name: fields.Label
+    workspace: fields.Label  # where its files come from: a folder of the laptop, or of the nodes (--job-workspace)
+    starter: (
+        fields.Label
+    )  # the machine of the list of nodes on which the command was typed, and a digest of the command
+    same_command: fields.Label
+    mode: fields.Label
     command: str
     # Of its containers, as the user named it, with its digest on this node; without containers none of them.
-    image: f.Label
-    digest: f.Label
-    runtime: f.Label
-    skew: f.Seconds  # by which this node's clock was ahead of the laptop's; 0 if they were few
+    image: fields.Label
+    digest: fields.Label
+    runtime: fields.Label
+    skew: fields.Seconds  # by which this node's clock was ahead of the laptop's; 0 if they were few
     output: str
     work_dir: str
-    places: f.PerRank[f.RankPlaces]  # of the ranks of all nodes; records of older versions have none
-    processes: f.PerRank[ProcessPlan]
+    places: fields.PerRank[fields.RankPlaces]  # of the ranks of all nodes; records of older versions have none
+    processes: fields.PerRank[ProcessPlan]
     restored: bool  # made of the ledger, as the events file was damaged
-    epoch: f.AttemptNumber  # of an elastic job: that of this header, and the node that coordinates it
-    lead: f.NodeIndex
-    minimum: f.NodeIndex  # of an elastic job: how many nodes it has at least and at most
-    maximum: f.NodeIndex
+    epoch: fields.AttemptNumber  # of an elastic job: that of this header, and the node that coordinates it
+    lead: fields.NodeIndex
+    minimum: fields.NodeIndex  # of an elastic job: how many nodes it has at least and at most
+    maximum: fields.NodeIndex
 
 
 class JobEvent(EventBase, JobHeader):
@@ -87,8 +89,8 @@ class JobEvent(EventBase, JobHeader):
 class SamplePlan(TypedDict):
     """Of a header, as `top` needs it."""
 
-    nodes: f.PerNode[f.Label]
-    places: f.PerRank[f.RankPlaces]
+    nodes: fields.PerNode[fields.Label]
+    places: fields.PerRank[fields.RankPlaces]
 
 
 class MembershipSample(TypedDict):
@@ -98,37 +100,37 @@ class MembershipSample(TypedDict):
     that take part. left: nodes of the epoch before, and why they do not. began: of the epoch.
     """
 
-    epoch: f.AttemptNumber
-    minimum: f.NodeIndex
-    maximum: f.NodeIndex
+    epoch: fields.AttemptNumber
+    minimum: fields.NodeIndex
+    maximum: fields.NodeIndex
     coordinates: bool
-    nodes: f.PerNode[f.Label]
-    standby: f.PerNode[f.Label]
-    left: f.PerNode[Tuple[f.Label, f.Label]]
-    joined: f.PerNode[f.Label]
-    began: f.Time
+    nodes: fields.PerNode[fields.Label]
+    standby: fields.PerNode[fields.Label]
+    left: fields.PerNode[Tuple[fields.Label, fields.Label]]
+    joined: fields.PerNode[fields.Label]
+    began: fields.Time
     cause: str
 
 
 class CaretakerEvent(EventBase):
     type: Literal["guard", "gauge"]
-    pid: f.Pid
+    pid: fields.Pid
     start: int  # clock ticks since the boot
 
 
 class SupervisorEvent(EventBase):
     type: Literal["supervisor"]
-    pid: f.Pid
+    pid: fields.Pid
     start: int
-    boot: f.Label
-    space: f.Label  # of process ids: processes.space()
+    boot: fields.Label
+    space: fields.Label  # of process ids: processes.space()
 
 
 class StartedEvent(EventBase, RankName):
     type: Literal["started"]
-    pid: f.Pid
+    pid: fields.Pid
     start: int
-    attempt: f.AttemptNumber
+    attempt: fields.AttemptNumber
     log: str
 
 
@@ -138,15 +140,15 @@ class RankEvent(EventBase, RankName):
 
 class OtherAddressEvent(EventBase, RankName):
     type: Literal["elsewhere"]
-    listens: f.Label  # a pserver, at another address than planned
-    endpoint: f.Label
+    listens: fields.Label  # a pserver, at another address than planned
+    endpoint: fields.Label
 
 
 class _ExitedFields(TypedDict, total=False):
-    signal: f.Signal
+    signal: fields.Signal
     stopped: bool  # after the supervisor had signalled it
     note: str
-    attempt: f.AttemptNumber
+    attempt: fields.AttemptNumber
     cpu: float  # seconds of it and the children that it waited for
     memory: float  # peak bytes of them
     error: int  # of a failure: a number made of the last line of its log without its digits
@@ -156,7 +158,7 @@ class _ExitedFields(TypedDict, total=False):
 
 class ExitedEvent(EventBase, RankName, _ExitedFields):
     type: Literal["exited"]
-    code: f.ExitCode
+    code: fields.ExitCode
 
 
 class DiskEvent(EventBase):
@@ -170,27 +172,27 @@ class _PhaseFields(TypedDict, total=False):
 
     end: Optional[OutcomeName]
     why: str
-    culprits: f.PerRank[f.RankKey]
-    attempt: f.AttemptNumber
+    culprits: fields.PerRank[fields.RankKey]
+    attempt: fields.AttemptNumber
 
 
 class PhaseEvent(EventBase, _PhaseFields):
     type: Literal["phase"]
-    name: f.Label  # of the coordinator: joining, pserver, trainer, ending
+    name: fields.Label  # of the coordinator: joining, pserver, trainer, ending
 
 
 class EpochEvent(EventBase):
     """An epoch of an elastic job begins. It has the fields of model.elastic.membership.EpochChange."""
 
     type: Literal["epoch"]
-    attempt: f.AttemptNumber
+    attempt: fields.AttemptNumber
 
 
 class EpochEndedEvent(EventBase):
     """An epoch has ended on this node; the job goes on."""
 
     type: Literal["epoch-ended"]
-    attempt: f.AttemptNumber
+    attempt: fields.AttemptNumber
     why: str
 
 
@@ -198,7 +200,7 @@ class LeaseLostEvent(EventBase):
     """The node has ended its ranks, since the coordinator did not acknowledge its heartbeats for `seconds`."""
 
     type: Literal["lease-lost"]
-    attempt: f.AttemptNumber
+    attempt: fields.AttemptNumber
     seconds: float
 
 
@@ -213,23 +215,23 @@ class StandbyEvent(EventBase):
     """A machine that has joined an elastic job, and does not take part in this epoch."""
 
     type: Literal["standby"]
-    name: f.Label
-    address: f.Label
+    name: fields.Label
+    address: fields.Label
 
 
 class StandbyLeftEvent(EventBase):
     """A machine that was on standby is gone."""
 
     type: Literal["standby-left"]
-    name: f.Label
-    address: f.Label
+    name: fields.Label
+    address: fields.Label
 
 
 class LeftOutEvent(EventBase):
     """A machine was to take part in the next epoch, and failed, left or was lost while that was prepared."""
 
     type: Literal["left-out"]
-    name: f.Label
+    name: fields.Label
     why: str
 
 
@@ -244,18 +246,18 @@ class BelowMinimumEvent(EventBase):
 
 class AbsentEvent(EventBase):
     type: Literal["absent"]
-    nodes: f.PerNode[f.NodeIndex]  # they never connected to the coordinator
-    endpoint: f.Label
+    nodes: fields.PerNode[fields.NodeIndex]  # they never connected to the coordinator
+    endpoint: fields.Label
     seconds: float
 
 
 class Unconnected(TypedDict):
     """Since when a node has no connection to the coordinator, and the newest cause. again: it had one before."""
 
-    endpoint: f.Label
-    errno: f.Label
+    endpoint: fields.Label
+    errno: fields.Label
     why: str
-    since: f.Time
+    since: fields.Time
     again: bool
 
 
@@ -268,20 +270,20 @@ class ConnectedEvent(EventBase):
 
 
 class _LostFields(TypedDict, total=False):
-    ends_by: f.Time  # in an elastic job: when the ranks of the node have ended, by the coordinator's clock
+    ends_by: fields.Time  # in an elastic job: when the ranks of the node have ended, by the coordinator's clock
 
 
 class LostEvent(EventBase, _LostFields):
     type: Literal["lost"]
-    node: f.NodeIndex  # the coordinator gave it up
+    node: fields.NodeIndex  # the coordinator gave it up
     why: str
-    ranks: f.PerRank[f.RankOutput]  # what the coordinator knew of them, by its clock
+    ranks: fields.PerRank[fields.RankOutput]  # what the coordinator knew of them, by its clock
 
 
 class RestartEvent(EventBase):
     type: Literal["restart"]  # of the coordinator: all starts again
-    attempt: f.AttemptNumber
-    pause: f.Pause  # seconds before the start
+    attempt: fields.AttemptNumber
+    pause: fields.Pause  # seconds before the start
 
 
 class StoppingEvent(EventBase):
@@ -292,7 +294,7 @@ class StoppingEvent(EventBase):
 
 class CleanEvent(EventBase):
     type: Literal["clean"]
-    survivors: f.PerRank[f.Label]  # processes of the job that live on this node
+    survivors: fields.PerRank[fields.Label]  # processes of the job that live on this node
 
 
 class OutcomeEvent(EventBase):

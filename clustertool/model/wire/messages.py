@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, Generic, Mapping, Optional, TypeVar
 
 if TYPE_CHECKING:
-    from clustertool.model.wire import agent_answers as a
-    from clustertool.model.wire import agent_requests as r
+    from clustertool.model.wire import agent_answers as answers
+    from clustertool.model.wire import agent_requests as requests
 
 Fields = TypeVar("Fields", bound=Mapping[str, object])
 Answered = TypeVar("Answered", bound=Mapping[str, object], covariant=True)
@@ -99,93 +99,117 @@ REQUESTS: Dict[str, Kind[Any, Any]] = {}  # by type
 
 # -- jobs: see node/jobs
 
-LIST_JOBS: Kind[r.JobRequest, a.JobsAnswer] = Kind("jobs", "jobs.queries:list_jobs", limit=16 << 20, of_records=True)
-STATUS: Kind[r.JobRequest, a.StatusAnswer] = Kind("status", "jobs.job_report:status", limit=16 << 20, of_records=True)
-REPORT: Kind[r.ReportRequest, a.ReportAnswer] = Kind(
+LIST_JOBS: Kind[requests.JobRequest, answers.JobsAnswer] = Kind(
+    "jobs", "jobs.queries:list_jobs", limit=16 << 20, of_records=True
+)
+STATUS: Kind[requests.JobRequest, answers.StatusAnswer] = Kind(
+    "status", "jobs.job_report:status", limit=16 << 20, of_records=True
+)
+REPORT: Kind[requests.ReportRequest, answers.ReportAnswer] = Kind(
     "report", "jobs.job_report:report", limit=32 << 20, long=True, of_records=True
 )
-TAIL: Kind[r.TailRequest, a.TailAnswer] = Kind("tail", "jobs.job_report:tail", of_records=True)
-LIST_FILES: Kind[r.JobRequest, a.FilesAnswer] = Kind(
+TAIL: Kind[requests.TailRequest, answers.TailAnswer] = Kind("tail", "jobs.job_report:tail", of_records=True)
+LIST_FILES: Kind[requests.JobRequest, answers.FilesAnswer] = Kind(
     "files", "jobs.job_report:list_files", limit=16 << 20, long=True, of_records=True
 )
-ATTACHED: Kind[r.JobRequest, a.Answer] = Kind("attached", "jobs.stop_request:attached")
-SIGNAL: Kind[r.SignalRequest, a.Answer] = Kind("signal", "jobs.stop_request:signal_ranks")
-BASES: Kind[r.NoFields, a.BasesAnswer] = Kind("bases", "jobs.records:list_bases")
-STOP: Kind[r.StopRequest, a.StopAnswer] = Kind("stop", "jobs.stop_request:stop_jobs")
-CLEAN: Kind[r.CleanRequest, a.CleanAnswer] = Kind("clean", "jobs.clean:clean", long=True, of_records=True)
-RANK_SESSION: Kind[r.RankSessionRequest, a.RankSessionAnswer] = Kind("rank-session", "agent.rank_session:find")
-SAME_COMMAND: Kind[r.SameCommandRequest, a.SameCommandAnswer] = Kind("same-command", "jobs.same_command:enter")
-BUNDLE: Kind[r.BundleRequest, a.ContentAnswer] = Kind("bundle", "agent.job_requests:read_bundle")
-RELEASE: Kind[r.JobRequest, a.Answer] = Kind("release", "agent.job_requests:release")
-FOLLOW: Kind[r.FollowRequest, a.Answer] = Kind("follow", "agent.job_requests:follow", inline=True, of_records=True)
-PLACE: Kind[r.PlaceRequest, a.Answer] = Kind("place", "agent.place:place", endless=True)
-UNPLACE: Kind[r.UnplaceRequest, a.Answer] = Kind("unplace", "agent.place:unplace", long=True)
-LAUNCH: Kind[r.LaunchRequest, a.Answer] = Kind("start", "agent.launch:start", inline=True)
-JOIN: Kind[r.JoinRequest, a.JoinAnswer] = Kind("join", "agent.members:join", inline=True)
-JOIN_CODE: Kind[r.JoinCodeRequest, a.Answer] = Kind("join-code", "agent.members:keep_code")
-JOIN_REPORTS: Kind[r.JoinReportsRequest, a.JoinReportsAnswer] = Kind("join-reports", "agent.members:reports")
-LEAVE: Kind[r.LeaveRequest, a.LeaveAnswer] = Kind("leave", "agent.members:leave")
-END_JOIN: Kind[r.JoinReportsRequest, a.Answer] = Kind("join-end", "agent.members:end")
+ATTACHED: Kind[requests.JobRequest, answers.Answer] = Kind("attached", "jobs.stop_request:attached")
+SIGNAL: Kind[requests.SignalRequest, answers.Answer] = Kind("signal", "jobs.stop_request:signal_ranks")
+BASES: Kind[requests.NoFields, answers.BasesAnswer] = Kind("bases", "jobs.records:list_bases")
+STOP: Kind[requests.StopRequest, answers.StopAnswer] = Kind("stop", "jobs.stop_request:stop_jobs")
+CLEAN: Kind[requests.CleanRequest, answers.CleanAnswer] = Kind("clean", "jobs.clean:clean", long=True, of_records=True)
+RANK_SESSION: Kind[requests.RankSessionRequest, answers.RankSessionAnswer] = Kind(
+    "rank-session", "agent.rank_session:find"
+)
+SAME_COMMAND: Kind[requests.SameCommandRequest, answers.SameCommandAnswer] = Kind(
+    "same-command", "jobs.same_command:enter"
+)
+BUNDLE: Kind[requests.BundleRequest, answers.ContentAnswer] = Kind("bundle", "agent.job_requests:read_bundle")
+RELEASE: Kind[requests.JobRequest, answers.Answer] = Kind("release", "agent.job_requests:release")
+FOLLOW: Kind[requests.FollowRequest, answers.Answer] = Kind(
+    "follow", "agent.job_requests:follow", inline=True, of_records=True
+)
+PLACE: Kind[requests.PlaceRequest, answers.Answer] = Kind("place", "agent.place:place", endless=True)
+UNPLACE: Kind[requests.UnplaceRequest, answers.Answer] = Kind("unplace", "agent.place:unplace", long=True)
+LAUNCH: Kind[requests.LaunchRequest, answers.Answer] = Kind("start", "agent.launch:start", inline=True)
+JOIN: Kind[requests.JoinRequest, answers.JoinAnswer] = Kind("join", "agent.members:join", inline=True)
+JOIN_CODE: Kind[requests.JoinCodeRequest, answers.Answer] = Kind("join-code", "agent.members:keep_code")
+JOIN_REPORTS: Kind[requests.JoinReportsRequest, answers.JoinReportsAnswer] = Kind(
+    "join-reports", "agent.members:reports"
+)
+LEAVE: Kind[requests.LeaveRequest, answers.LeaveAnswer] = Kind("leave", "agent.members:leave")
+END_JOIN: Kind[requests.JoinReportsRequest, answers.Answer] = Kind("join-end", "agent.members:end")
 
 # -- checks before a job: see node/probe, node/devices
 
-PROBE: Kind[r.ProbeRequest, a.ProbeAnswer] = Kind("probe", "probe.probe:probe", long=True)
-PROBE_FOR_RUN: Kind[r.ProbeRequest, a.ProbeAnswer] = Kind("probe-run", "probe.run_probe:probe_for_run", long=True)
-PROBE_FOR_CHECK: Kind[r.ProbeRequest, a.ProbeAnswer] = Kind(
+PROBE: Kind[requests.ProbeRequest, answers.ProbeAnswer] = Kind("probe", "probe.probe:probe", long=True)
+PROBE_FOR_RUN: Kind[requests.ProbeRequest, answers.ProbeAnswer] = Kind(
+    "probe-run", "probe.run_probe:probe_for_run", long=True
+)
+PROBE_FOR_CHECK: Kind[requests.ProbeRequest, answers.ProbeAnswer] = Kind(
     "probe-check", "probe.check_probe:probe_for_check", long=True
 )
-PROBE_CONTAINER: Kind[r.ContainerWanted, a.ContainerAnswer] = Kind(
+PROBE_CONTAINER: Kind[requests.ContainerWanted, answers.ContainerAnswer] = Kind(
     "probe-container", "probe.container_probe:read_runtime", long=True
 )
-MEET: Kind[r.MeetRequest, a.SeenAnswer] = Kind("meet", "probe.shared_root:meet")
-LINK_OPEN: Kind[r.OpenRequest, a.OpenedAnswer] = Kind("link-open", "probe.link_test:open_ports")
-LINK_TRY: Kind[r.TryRequest, a.TriesAnswer] = Kind("link-try", "probe.link_test:try_targets")
-LINK_SEND: Kind[r.SendRequest, a.SpeedAnswer] = Kind("link-send", "probe.link_test:fill_link")
-LINK_CLOSE: Kind[r.NoFields, a.Answer] = Kind("link-close", "probe.link_test:close_ports")
-DEVICES: Kind[r.DevicesRequest, a.DevicesAnswer] = Kind("devices", "devices.read:answer", limit=4 << 20)
-SAMPLE: Kind[r.GlanceRequest, a.GlanceAnswer] = Kind("glance", "jobs.live_sample:glance", limit=4 << 20)
-NVML_MODULE: Kind[r.ModuleRequest, a.Answer] = Kind("module", "devices.nvml:receive_module")
+MEET: Kind[requests.MeetRequest, answers.SeenAnswer] = Kind("meet", "probe.shared_root:meet")
+LINK_OPEN: Kind[requests.OpenRequest, answers.OpenedAnswer] = Kind("link-open", "probe.link_test:open_ports")
+LINK_TRY: Kind[requests.TryRequest, answers.TriesAnswer] = Kind("link-try", "probe.link_test:try_targets")
+LINK_SEND: Kind[requests.SendRequest, answers.SpeedAnswer] = Kind("link-send", "probe.link_test:fill_link")
+LINK_CLOSE: Kind[requests.NoFields, answers.Answer] = Kind("link-close", "probe.link_test:close_ports")
+DEVICES: Kind[requests.DevicesRequest, answers.DevicesAnswer] = Kind("devices", "devices.read:answer", limit=4 << 20)
+SAMPLE: Kind[requests.GlanceRequest, answers.GlanceAnswer] = Kind("glance", "jobs.live_sample:glance", limit=4 << 20)
+NVML_MODULE: Kind[requests.ModuleRequest, answers.Answer] = Kind("module", "devices.nvml:receive_module")
 
 # -- jobs in the queue of a scheduler: see node/storage/submissions.py
 
-SUBMIT: Kind[r.SubmitRequest, a.Answer] = Kind("submit", "storage.submissions:submit")
-SUBMITTED: Kind[r.SubmittedRequest, a.Answer] = Kind("submitted", "storage.submissions:submitted")
-SUBMISSIONS: Kind[r.NoFields, a.SubmissionsAnswer] = Kind(
+SUBMIT: Kind[requests.SubmitRequest, answers.Answer] = Kind("submit", "storage.submissions:submit")
+SUBMITTED: Kind[requests.SubmittedRequest, answers.Answer] = Kind("submitted", "storage.submissions:submitted")
+SUBMISSIONS: Kind[requests.NoFields, answers.SubmissionsAnswer] = Kind(
     "submissions", "storage.submissions:submissions", limit=16 << 20
 )
-SUBMISSION_OUTPUT: Kind[r.OutputRequest, a.SubmissionOutputAnswer] = Kind(
+SUBMISSION_OUTPUT: Kind[requests.OutputRequest, answers.SubmissionOutputAnswer] = Kind(
     "submission-output", "storage.submissions:read_output"
 )
-WITHDRAW: Kind[r.WithdrawRequest, a.Answer] = Kind("withdraw", "storage.submissions:withdraw")
-END_PROGRAMS: Kind[r.NoFields, a.Answer] = Kind("programs-end", "system.programs:end_programs")
-PROGRAM: Kind[r.ProgramRequest, a.ProgramAnswer] = Kind("program", "system.programs:run_program", limit=16 << 20)
+WITHDRAW: Kind[requests.WithdrawRequest, answers.Answer] = Kind("withdraw", "storage.submissions:withdraw")
+END_PROGRAMS: Kind[requests.NoFields, answers.Answer] = Kind("programs-end", "system.programs:end_programs")
+PROGRAM: Kind[requests.ProgramRequest, answers.ProgramAnswer] = Kind(
+    "program", "system.programs:run_program", limit=16 << 20
+)
 
 # -- dispatch: see node/storage, node/dispatch
 
-PATCH: Kind[r.PatchRequest, a.PatchAnswer] = Kind("patch", "storage.release_builder:patch", long=True)
-STAGE: Kind[r.StageRequest, a.StagedAnswer] = Kind("stage", "storage.release_builder:stage")
-BUILD: Kind[r.BuildRequest, a.Answer] = Kind("build", "storage.release_builder:build", endless=True)
-LIST_FOLDER: Kind[r.FolderRequest, a.TreeAnswer] = Kind(
+PATCH: Kind[requests.PatchRequest, answers.PatchAnswer] = Kind("patch", "storage.release_builder:patch", long=True)
+STAGE: Kind[requests.StageRequest, answers.StagedAnswer] = Kind("stage", "storage.release_builder:stage")
+BUILD: Kind[requests.BuildRequest, answers.Answer] = Kind("build", "storage.release_builder:build", endless=True)
+LIST_FOLDER: Kind[requests.FolderRequest, answers.TreeAnswer] = Kind(
     "tree", "storage.folder_reader:tree", limit=32 << 20, long=True, of_records=True
 )
-FIND_FILE: Kind[r.FileRequest, a.FileAnswer] = Kind("find-file", "storage.folder_reader:find_file", of_records=True)
-SPANS: Kind[r.SpansRequest, a.SpansAnswer] = Kind("spans", "jobs.writers:spans", limit=4 << 20, of_records=True)
-READ_FILE: Kind[r.ContentRequest, a.ContentAnswer] = Kind("content", "storage.folder_reader:content", of_records=True)
-VERIFY: Kind[r.VerifyRequest, a.VerifyAnswer] = Kind("verify", "storage.verify_store:verify", endless=True)
-RELAY: Kind[r.RelayRequest, a.Answer] = Kind("relay", "agent.loop:relay", inline=True)
-END_RELAY: Kind[r.NoFields, a.Answer] = Kind("unrelay", "agent.loop:unrelay", inline=True)
+FIND_FILE: Kind[requests.FileRequest, answers.FileAnswer] = Kind(
+    "find-file", "storage.folder_reader:find_file", of_records=True
+)
+SPANS: Kind[requests.SpansRequest, answers.SpansAnswer] = Kind(
+    "spans", "jobs.writers:spans", limit=4 << 20, of_records=True
+)
+READ_FILE: Kind[requests.ContentRequest, answers.ContentAnswer] = Kind(
+    "content", "storage.folder_reader:content", of_records=True
+)
+VERIFY: Kind[requests.VerifyRequest, answers.VerifyAnswer] = Kind("verify", "storage.verify_store:verify", endless=True)
+RELAY: Kind[requests.RelayRequest, answers.Answer] = Kind("relay", "agent.loop:relay", inline=True)
+END_RELAY: Kind[requests.NoFields, answers.Answer] = Kind("unrelay", "agent.loop:unrelay", inline=True)
 
 # -- images: see node/container
 
-PULL_IMAGE: Kind[r.ImageRequest, a.ImageAnswer] = Kind("image-pull", "container.image_store:pull_image", endless=True)
-SAVE_IMAGE: Kind[r.SaveImageRequest, a.SavedImageAnswer] = Kind(
+PULL_IMAGE: Kind[requests.ImageRequest, answers.ImageAnswer] = Kind(
+    "image-pull", "container.image_store:pull_image", endless=True
+)
+SAVE_IMAGE: Kind[requests.SaveImageRequest, answers.SavedImageAnswer] = Kind(
     "image-save", "container.image_store:save_image", limit=17 << 20, endless=True
 )
-LOAD_IMAGE: Kind[r.LoadImageRequest, a.ImageAnswer] = Kind(
+LOAD_IMAGE: Kind[requests.LoadImageRequest, answers.ImageAnswer] = Kind(
     "image-load", "container.image_store:load_image", endless=True
 )
 
 
-def stop_request(job: str, how: r.StopHow) -> Request[a.StopAnswer]:
+def stop_request(job: str, how: requests.StopHow) -> Request[answers.StopAnswer]:
     """Build the request to end a job, "" for all."""
     return STOP({"job": job, "exact": bool(job), **how})

@@ -8,40 +8,40 @@ from __future__ import annotations
 
 from typing import Literal, Sequence, Tuple, TypedDict, Union
 
-from clustertool.model import field_types as f
+from clustertool.model import field_types as fields
 from clustertool.model.wire.event_types import Events
 
 # -- of a followed job
 
 
 class _Base(TypedDict, total=False):
-    base: f.BaseName  # of the node that a request with this base was about
+    base: fields.BaseName  # of the node that a request with this base was about
 
 
 class _LogTime(_Base, total=False):
-    t: f.Seconds  # when the bytes were written, where logs are read in order of time
+    t: fields.Seconds  # when the bytes were written, where logs are read in order of time
 
 
 class LogFrame(_LogTime):
     type: Literal["log"]
-    node: f.NodeIndex
-    role: f.LogRole
-    rank: f.Rank
-    attempt: f.AttemptNumber
+    node: fields.NodeIndex
+    role: fields.LogRole
+    rank: fields.Rank
+    attempt: fields.AttemptNumber
     log: str
     off: int  # the payload is bytes of the log from here
 
 
 class EventsFrame(_Base):
     type: Literal["events"]
-    node: f.NodeIndex
+    node: fields.NodeIndex
     events: Events
     at: int  # bytes of the events file that have been read so far
 
 
 class BeatFrame(TypedDict):
     type: Literal["beat"]
-    t: f.Seconds
+    t: fields.Seconds
 
 
 class EndFrame(_Base):
@@ -67,14 +67,14 @@ StreamFrame = Union[FollowFrame, ClosedFrame]
 
 class RelayReady(TypedDict):
     type: Literal["relay-ready"]
-    port: f.Port  # where it listens
+    port: fields.Port  # where it listens
     empty: bool  # it has no piece of any release
 
 
 class RelayLacks(TypedDict):
     type: Literal["relay-lacks"]  # it has the manifest, so it knows this
-    lacks: f.LogText
-    have: f.LogText
+    lacks: fields.LogText
+    have: fields.LogText
 
 
 class RelayProgress(TypedDict):
@@ -82,14 +82,14 @@ class RelayProgress(TypedDict):
     left: int  # bytes that are missing
     live: int  # sources
     peers: int  # bytes from other nodes
-    came: f.PerRank[int]  # pieces that came from the laptop
+    came: fields.PerRank[int]  # pieces that came from the laptop
 
 
 class RelayIdle(TypedDict):
     type: Literal["relay-idle"]  # nothing has come for a while
-    lacks: f.LogText
+    lacks: fields.LogText
     live: int
-    why: f.PerNode[str]  # of each source that failed, the cause
+    why: fields.PerNode[str]  # of each source that failed, the cause
 
 
 class RelayWrong(TypedDict):
@@ -98,12 +98,12 @@ class RelayWrong(TypedDict):
 
 
 class _FailedKind(TypedDict, total=False):
-    kind: f.ShortText
+    kind: fields.ShortText
 
 
 class RelayFailed(_FailedKind):
     type: Literal["relay-failed"]
-    what: f.ErrorText
+    what: fields.ErrorText
     fix: str
 
 

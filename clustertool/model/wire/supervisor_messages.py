@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Literal, Mapping, Optional, Tuple, TypedDict, Union, cast
 
-from clustertool.model import field_types as f
+from clustertool.model import field_types as fields
 from clustertool.model.shape import Annotated, check_of, number, text, whole
 
 _Number = Annotated[int, whole(0, (1 << 31) - 1)]
@@ -30,7 +30,7 @@ _Number = Annotated[int, whole(0, (1 << 31) - 1)]
 
 
 class StopHow(TypedDict):
-    by: f.Label  # what asked for it, as the verdict shows it
+    by: fields.Label  # what asked for it, as the verdict shows it
     code: _Number  # exit code of the job
     grace: Annotated[float, number(0, (1 << 31) - 1)]  # seconds between TERM and KILL
     force: bool
@@ -47,7 +47,7 @@ class AttachedNotice(TypedDict):
 class LeaveCommand(TypedDict):
     type: Literal["leave"]
     code: _Number  # with which the node ends; a program of an earlier version does not send it
-    by: f.Label  # what asked for it, as records show it
+    by: fields.Label  # what asked for it, as records show it
 
 
 class StatusQuery(TypedDict):
@@ -56,7 +56,7 @@ class StatusQuery(TypedDict):
 
 class EnvironmentQuery(TypedDict):
     type: Literal["rank-environment"]
-    role: f.Label
+    role: fields.Label
     rank: _Number
 
 
@@ -66,26 +66,26 @@ class BundleQuery(TypedDict):
 
 class RankStarted(TypedDict):
     type: Literal["rank-started"]
-    role: f.Label
+    role: fields.Label
     rank: _Number
     pid: _Number
 
 
 class RankEndQuery(TypedDict):
     type: Literal["rank-end"]
-    role: f.Label
+    role: fields.Label
     rank: _Number
 
 
 class LauncherSignal(TypedDict):
     type: Literal["launcher-signal"]
-    role: f.Label
+    role: fields.Label
     rank: _Number
 
 
 class LaunchDaemon(TypedDict):
     type: Literal["launch-daemon"]
-    host: f.Label  # as mpirun's hostfile names it
+    host: fields.Label  # as mpirun's hostfile names it
     command: Annotated[str, text(60_000)]  # for /bin/sh; it has the names of all nodes
 
 

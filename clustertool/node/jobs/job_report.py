@@ -28,8 +28,8 @@ from clustertool.node.system.node_context import NodeContext, step
 
 if TYPE_CHECKING:
     from clustertool.model.field_types import RankOutput
-    from clustertool.model.wire import agent_answers as a
-    from clustertool.model.wire import agent_requests as r
+    from clustertool.model.wire import agent_answers as answers
+    from clustertool.model.wire import agent_requests as requests
 
 _PLACES = 60  # places of a log where its progress is read
 _PIECE = 8192  # bytes at each of them, and at the end
@@ -41,7 +41,7 @@ _Lines = List[usage.UsageLine]
 _LONGEST = 2000  # characters of a command
 
 
-def status(node: NodeContext, request: r.JobRequest) -> a.StatusAnswer:
+def status(node: NodeContext, request: requests.JobRequest) -> answers.StatusAnswer:
     """Collect all events of a job on this node, its ranks' progress, and CPU and memory of its living processes.
 
     A job that was only placed has one event.
@@ -49,7 +49,7 @@ def status(node: NodeContext, request: r.JobRequest) -> a.StatusAnswer:
     return _collect_status(record_of(node, request["job"]))
 
 
-def _collect_status(record: Record) -> a.StatusAnswer:
+def _collect_status(record: Record) -> answers.StatusAnswer:
     """Build the answer of status() from a record."""
     events = record.events() or [record.first_event()]
     ranks = ranks_of(events)
@@ -67,14 +67,14 @@ def _collect_status(record: Record) -> a.StatusAnswer:
     }
 
 
-def report(node: NodeContext, request: r.ReportRequest) -> a.ReportAnswer:
+def report(node: NodeContext, request: requests.ReportRequest) -> answers.ReportAnswer:
     """Collect what status() answers, and curves of usage, ends of logs, and the commands and policy of the job."""
     record = record_of(node, request["job"])
     found = _collect_status(record)
     return {**found, "now": time.time(), **_summarize_usage(record, ranks_of(found["events"]), request["points"])}
 
 
-def tail(node: NodeContext, request: r.TailRequest) -> a.TailAnswer:
+def tail(node: NodeContext, request: requests.TailRequest) -> answers.TailAnswer:
     """Read the last lines of one log, as the request demands; "" if it cannot be read."""
     with files.closing(files.open_job_dir(record_of(node, request["job"]).paths.dir)) as job:
         with contextlib.suppress(OSError):
@@ -82,7 +82,7 @@ def tail(node: NodeContext, request: r.TailRequest) -> a.TailAnswer:
     return {"text": ""}
 
 
-def list_files(node: NodeContext, request: r.JobRequest) -> a.FilesAnswer:
+def list_files(node: NodeContext, request: requests.JobRequest) -> answers.FilesAnswer:
     """Map the name of each file below a job's log/ to its size in bytes; links and saved parts of logs are left out.
 
     Includes folders of restarts. The names are relative to log/.
@@ -99,7 +99,7 @@ def list_files(node: NodeContext, request: r.JobRequest) -> a.FilesAnswer:
     return {"files": found}
 
 
-def _summarize_usage(record: Record, found: Sequence[ProcessStatus], points: int) -> a.JobUsage:
+def _summarize_usage(record: Record, found: Sequence[ProcessStatus], points: int) -> answers.JobUsage:
     """Collect the usage of machine, cards and ranks, ends of logs, and the plan. points: how many values a curve may have."""
     with files.closing(files.open_job_dir(record.paths.dir)) as job:
         lines = _read_usage_lines(job)
@@ -121,7 +121,7 @@ def _read_usage_lines(job: int) -> _Lines:
         return []
 
 
-def _machine_curve(lines: _Lines, points: int) -> a.MachineCurve:
+def _machine_curve(lines: _Lines, points: int) -> answers.MachineCurve:
     """Build the curve of the machine. rows: (time, busy CPU seconds, bytes used)."""
     rows: List[usage.Row] = []
     cores = total = 0
@@ -131,7 +131,7 @@ def _machine_curve(lines: _Lines, points: int) -> a.MachineCurve:
     return {"cores": cores, "total": total, "rows": usage.fewer(rows, points, usage.last, max)}
 
 
-def _card_curves(lines: _Lines, points: int) -> List[a.CardCurve]:
+def _card_curves(lines: _Lines, points: int) -> List[answers.CardCurve]:
     """Build a curve for each card. rows: (time, utilisation in percent, bytes used)."""
     rows: Dict[int, List[usage.Row]] = {}
     totals: Dict[int, int] = {}
@@ -147,7 +147,7 @@ def _card_curves(lines: _Lines, points: int) -> List[a.CardCurve]:
 
 def _rank_curves(
     record: Record, job: int, lines: _Lines, attempts: Mapping[Key, int], points: int
-) -> List[a.RankCurve]:
+) -> List[answers.RankCurve]:
     """Build a curve for each rank. rows: (time, CPU seconds, bytes resident, processes).
 
     progress, of the last attempt: (time, epoch, step).
@@ -172,7 +172,7 @@ def _rank_curves(
     ]
 
 
-def _log_curve(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> a.LogCurve:
+def _log_curve(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> answers.LogCurve:
     """Read the progress in a log at up to 60 places and at its end, as (time, epoch, step), and its size in bytes.
 
     sizes: (time, size) of the log, by which a place has its time.
@@ -209,13 +209,13 @@ def _read_log_ends(record: Record, job: int, ranks: Sequence[ProcessStatus]) -> 
     return found
 
 
-def _read_plan(job: int) -> a.JobPlan:
+def _read_plan(job: int) -> answers.JobPlan:
     """Read policy, working directory and the ranks' commands from the spec, without environments; {} if it cannot be read."""
     try:
         spec = json.loads(files.read(job, f"{OURS}/spec.json"))
     except (OSError, ValueError):
         return {}
-    ranks: List[a.RankPlan] = [
+    ranks: List[answers.RankPlan] = [
         {
             "role": process["role"],
             "rank": process["rank"],

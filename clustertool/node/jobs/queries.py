@@ -24,8 +24,8 @@ from clustertool.node.system.node_context import NodeContext
 from clustertool.node.system.processes import Process
 
 if TYPE_CHECKING:
-    from clustertool.model.wire import agent_answers as a
-    from clustertool.model.wire import agent_requests as r
+    from clustertool.model.wire import agent_answers as answers
+    from clustertool.model.wire import agent_requests as requests
     from clustertool.model.wire.event_types import JobHeader
 
 _FOREIGN = 100  # orphans below other ROOT_DIRs
@@ -97,20 +97,22 @@ class OrphanRecord(Record):
         return f"{self.remains.dir} was removed, and processes of the job run: {len(left)}"
 
 
-def records(node: NodeContext, request: r.JobRequest) -> List[Record]:
+def records(node: NodeContext, request: requests.JobRequest) -> List[Record]:
     """Find the records that the request names, newest first: those of this node, or of its base on a shared directory."""
     if node.base is not None:
         return find_shared(node.root, node.base, request["job"], request.get("exact", False))
     return find(node.root, node.entry, os.uname().nodename, request["job"], request.get("exact", False))
 
 
-def records_and_orphans(node: NodeContext, request: r.JobRequest) -> List[Record]:
+def records_and_orphans(node: NodeContext, request: requests.JobRequest) -> List[Record]:
     """Find the records that the request names, and an OrphanRecord for each job that has only processes here."""
     found = records(node, request)
     return found if node.base is not None else [*found, *_find_orphans(node, request, remains.find_living())]
 
 
-def _find_orphans(node: NodeContext, request: r.JobRequest, living: Mapping[str, remains.Remains]) -> List[Record]:
+def _find_orphans(
+    node: NodeContext, request: requests.JobRequest, living: Mapping[str, remains.Remains]
+) -> List[Record]:
     """Build an OrphanRecord for each job that the request names, has living processes below ROOT_DIR, and no record."""
     job, exact = request["job"], request.get("exact", False)
     own = map(OrphanRecord, remains.orphans(node.root, living.values())[0])
@@ -119,7 +121,7 @@ def _find_orphans(node: NodeContext, request: r.JobRequest, living: Mapping[str,
 
 def record_of(node: NodeContext, job: str) -> Record:
     """Find the record of one job by its id, or its OrphanRecord. Raises NotFound; PreflightError if the record is unusable."""
-    wanted: r.JobRequest = {"job": job, "exact": True}
+    wanted: requests.JobRequest = {"job": job, "exact": True}
     found = records(node, wanted) or records_and_orphans(node, wanted)
     if not found:
         raise NotFound(f"no job {job} here", f"{PROGRAM} jobs lists the jobs")
@@ -128,14 +130,14 @@ def record_of(node: NodeContext, job: str) -> Record:
     return found[0]
 
 
-def list_jobs(node: NodeContext, request: r.JobRequest) -> a.JobsAnswer:
+def list_jobs(node: NodeContext, request: requests.JobRequest) -> answers.JobsAnswer:
     """Summarize each job that the request names, and count the processes of orphans below other ROOT_DIRs.
 
     A record that cannot be read is in state "unknown", with the reason.
     """
     living = {} if node.base is not None else remains.find_living()
     others = remains.orphans(node.root, living.values())[1]
-    found: List[a.JobSummary] = []
+    found: List[answers.JobSummary] = []
     for record in [*records(node, request), *_find_orphans(node, request, living)]:
         part = known_part(record)
         found.append({**record.summary(part), "left": ranks_left(record, part, living)})

@@ -23,8 +23,8 @@ from clustertool.node.probe.network_addresses import first_address
 from clustertool.node.system.node_context import NodeContext
 
 if TYPE_CHECKING:
-    from clustertool.model.wire import agent_answers as a
-    from clustertool.model.wire import agent_requests as r
+    from clustertool.model.wire import agent_answers as answers
+    from clustertool.model.wire import agent_requests as requests
 
 _STRANGER = 2.0  # seconds within which a token is due
 _MOST = 512  # connections of one listener at a time
@@ -45,7 +45,7 @@ Connection = Tuple[int, str, int]  # node, address, port
 _listening: List["_Listener"] = []  # of this agent: one, or none
 
 
-def open_ports(node: NodeContext, request: r.OpenRequest) -> a.OpenedAnswer:
+def open_ports(node: NodeContext, request: requests.OpenRequest) -> answers.OpenedAnswer:
     """Start a listener on these ports, after an earlier one was ended, and return those on which it listens now.
 
     A port that was taken meanwhile is left out: another check reports it.
@@ -65,7 +65,7 @@ def open_ports(node: NodeContext, request: r.OpenRequest) -> a.OpenedAnswer:
     return {"ports": sorted(found)}
 
 
-def close_ports(node: NodeContext, request: r.NoFields) -> a.Answer:
+def close_ports(node: NodeContext, request: requests.NoFields) -> answers.Answer:
     """End the listener, and give the ports back."""
     _close()
     return {}
@@ -287,7 +287,7 @@ class _Tries:
         self._done.append((node, port, result, call.rtt if result is LinkAnswer.OK else 0.0))
 
 
-def try_targets(node: NodeContext, request: r.TryRequest) -> a.TriesAnswer:
+def try_targets(node: NodeContext, request: requests.TryRequest) -> answers.TriesAnswer:
     """Connect to each target, and return (node, port, result, seconds of the round trip) of each."""
     return {"tries": _Tries(request["targets"], request["token"], request["seconds"]).run()}
 
@@ -314,7 +314,7 @@ def _why(code: int) -> str:
 # -- how much goes through
 
 
-def fill_link(node: NodeContext, request: r.SendRequest) -> a.SpeedAnswer:
+def fill_link(node: NodeContext, request: requests.SendRequest) -> answers.SpeedAnswer:
     """Send data over one link for some seconds, and return the bytes per second that arrived; no speed if the link broke."""
     target, address, port = request["target"]
     seconds = request["seconds"]

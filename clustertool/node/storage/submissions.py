@@ -26,8 +26,8 @@ from clustertool.node.storage import files
 from clustertool.node.system.node_context import NodeContext
 
 if TYPE_CHECKING:
-    from clustertool.model.wire import agent_answers as a
-    from clustertool.model.wire import agent_requests as r
+    from clustertool.model.wire import agent_answers as answers
+    from clustertool.model.wire import agent_requests as requests
 
 _ABOUT = "submission.json"
 _TEXTS = ("job", "name", "asked", "command", "mode", "owner", "release", "slurm_id")
@@ -36,7 +36,7 @@ _MOST_NODES = 100_000
 _OUTPUT = 8 << 10  # bytes of the output of a job's start
 
 
-def submit(node: NodeContext, request: r.SubmitRequest) -> a.Answer:
+def submit(node: NodeContext, request: requests.SubmitRequest) -> answers.Answer:
     """Create a job's folder with the files of the request. Raises UsageError if it exists, PreflightError on an error."""
     about = request["about"]
     path = _queue_path(node.root, about["job"])
@@ -59,7 +59,7 @@ def submit(node: NodeContext, request: r.SubmitRequest) -> a.Answer:
     return {}
 
 
-def submitted(node: NodeContext, request: r.SubmittedRequest) -> a.Answer:
+def submitted(node: NodeContext, request: requests.SubmittedRequest) -> answers.Answer:
     """Write the id that the scheduler has given to a job into its submission. Raises NotFound, PreflightError."""
     path = _queue_path(node.root, request["job"])
     about = _read_submission(path, request["job"])
@@ -72,12 +72,12 @@ def submitted(node: NodeContext, request: r.SubmittedRequest) -> a.Answer:
     return {}
 
 
-def submissions(node: NodeContext, request: r.NoFields) -> a.SubmissionsAnswer:
+def submissions(node: NodeContext, request: requests.NoFields) -> answers.SubmissionsAnswer:
     """List all submissions below ROOT_DIR that can be read: damaged ones, and those of another format, are left out."""
     return {"submissions": list(_read_all(node.root))}
 
 
-def read_output(node: NodeContext, request: r.OutputRequest) -> a.SubmissionOutputAnswer:
+def read_output(node: NodeContext, request: requests.OutputRequest) -> answers.SubmissionOutputAnswer:
     """Read the last 8 KiB of what a job's start printed, in its folder or at the path of the request; "" if there is none."""
     path = os.path.normpath(request.get("path") or os.path.join(_queue_path(node.root, request["job"]), STEP_OUTPUT))
     text = b""
@@ -88,7 +88,7 @@ def read_output(node: NodeContext, request: r.OutputRequest) -> a.SubmissionOutp
     return {"path": path, "text": text.decode(errors="replace")}
 
 
-def withdraw(node: NodeContext, request: r.WithdrawRequest) -> a.Answer:
+def withdraw(node: NodeContext, request: requests.WithdrawRequest) -> answers.Answer:
     """Remove the folder of a job, or its bundle alone, if it is there. Raises PreflightError."""
     path = _queue_path(node.root, request["job"])
     try:
@@ -112,7 +112,7 @@ def queued_releases(root: str) -> Set[str]:
     }
 
 
-def _read_all(root: str) -> Iterator[a.SubmittedJob]:
+def _read_all(root: str) -> Iterator[answers.SubmittedJob]:
     """Yield the submissions below ROOT_DIR that can be read."""
     names: List[str] = []
     with contextlib.suppress(OSError):
@@ -137,19 +137,19 @@ def _is_there(path: str) -> bool:
     return False
 
 
-def _write_submission(path: str, about: a.SubmittedJob) -> None:
+def _write_submission(path: str, about: answers.SubmittedJob) -> None:
     """Write submission.json, so that it survives a crash. Raises OSError."""
     text = json.dumps({formats.KEY: formats.FORMAT, **about})
     files.replace(os.path.join(path, _ABOUT), text.encode(), durable=True)
 
 
-def _read_submission(path: str, job: str) -> Optional[a.SubmittedJob]:
+def _read_submission(path: str, job: str) -> Optional[answers.SubmittedJob]:
     """Read the submission of a job; None if there is none, or it is not valid."""
     with contextlib.suppress(OSError, ValueError, RecursionError, PreflightError):
         found = json.loads(files.read_file(os.path.join(path, _ABOUT))) if _is_there(path) else None
         if isinstance(found, dict) and found.get("job") == job and _has_right_types(found):
             formats.require_known(found, path)
-            return cast("a.SubmittedJob", {name: found[name] for name in (*_TEXTS, "nodes", "created")})
+            return cast("answers.SubmittedJob", {name: found[name] for name in (*_TEXTS, "nodes", "created")})
     return None
 
 
