@@ -16,7 +16,7 @@ from clustertool.model.wire.coordinator_messages import Incarnation, is_outdated
 from clustertool.model.wire.messages import REQUESTS, STATUS, STOP, Kind
 from clustertool.model.wire.stream_messages import FollowFrame, RelayReport
 
-NAMES = {"a": agent_answers, "r": agent_requests, "Kind": Kind}
+NAMES = {"answers": agent_answers, "requests": agent_requests, "Kind": Kind}
 TYPES = {  # request type -> the types of its fields and of its answer
     kind.type: get_args(eval(messages.__annotations__[name], NAMES))
     for name, kind in vars(messages).items()

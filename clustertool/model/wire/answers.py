@@ -32,7 +32,7 @@ def check_answer(kind: Kind[Any, Any], answer: Mapping[str, object]) -> None:
 @lru_cache(maxsize=1)
 def _answer_types() -> Mapping[str, object]:
     """Read the type of each request's answer: the annotation of the request in messages.py names it."""
-    names = {**vars(messages), "a": agent_answers, "r": agent_requests}
+    names = {**vars(messages), "answers": agent_answers, "requests": agent_requests}
     hints = get_type_hints(messages, names, include_extras=True)
     kinds = {name: kind for name, kind in vars(messages).items() if isinstance(kind, Kind)}
     return {kind.type: get_args(hints[name])[1] for name, kind in kinds.items()}
