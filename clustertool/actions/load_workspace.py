@@ -32,7 +32,10 @@ def workspace_toml(folder: Path) -> Toml:
 
 
 def workspace_settings(folder: Path, cluster: Cluster) -> Toml:
-    """Read the table of the cluster's engine in the job.toml of a workspace. Raises DataError."""
+    """Read the table of the cluster's engine in the job.toml of a workspace, {} if there is none.
+
+    Raises DataError, also if there is no such folder, and for a setting that a workspace may not set.
+    """
     return engine_table(_toml_text(folder), cluster)
 
 

@@ -214,7 +214,7 @@ class _Sink:
         return 0
 
     def send(self, text: str) -> None:
-        """Write and flush a text, with escapes for what cannot be encoded. An error is stored in `failure`."""
+        """Write and flush a text, with escapes for what cannot be encoded; drop it after an error, stored in `failure`."""
         if self._stream is None or self.failure is not None:
             return
         try:

@@ -405,7 +405,7 @@ def common_file(fleet: Fleet, job: str) -> JoinFile:
 
 
 def _request_join_file(fleet: Fleet, node: int, job: str) -> bytes:
-    """Request the join file of a node, part by part.
+    """Request the join file of a job from one of its nodes, part by part, and return its content.
 
     Raises NotFound, Unreachable, and PreflightError for a damaged or too large file.
     """

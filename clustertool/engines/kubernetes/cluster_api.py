@@ -444,9 +444,10 @@ class ClusterApi:
             attempt += 1
 
     def _send_once(self, request: ApiRequest, read: float) -> urllib3.BaseHTTPResponse:
-        """Send a request once, with the credentials, and return the response. Raises HTTPError.
+        """Send a request once, with the credentials, and return the response, whatever its status, unread.
 
-        In the thread of the constructor the caller's check is called meanwhile, and can end the wait.
+        Raises HTTPError if no response comes. In the thread of the constructor, but not within patiently(), the caller's check
+        is called meanwhile, and can end the wait.
         """
         known = self.credentials
         url = f"{known.host}{request.path}{'?' if request.query else ''}{urlencode(request.query)}"

@@ -250,10 +250,10 @@ class SshStart(Starter):
         return made
 
     def _plan_when_free(self, facts: ByNode) -> Plan:
-        """Plan the job.
+        """Plan the job as _plan() does; with --wait, wait until its devices are free.
 
-        With --wait print that its devices are in use, probe again every 1 to 2 s, and plan it when they are free. Raises
-        Interrupted, and errors of the plan; without --wait also for devices in use.
+        The wait prints once which devices are in use, and probes all nodes every 1 to 2 s. Raises Interrupted, and the errors
+        of the plan and of the nodes; for devices in use only without --wait.
         """
         caller, waiting = self._engine.caller, False
         while True:

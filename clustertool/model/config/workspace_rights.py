@@ -43,9 +43,10 @@ def describe_tables(tables: Mapping[str, Toml]) -> str:
 
 
 def _parts(value: object) -> Iterator[str]:
-    """Yield the names of the parts of a value that need a right each; "" for the value as a whole.
+    """Yield the names of the parts of a value that need a right each; "" for a value that is no dict or list.
 
-    Of a dict its keys, or the sources of its volumes; of a list its options and sources.
+    Of a dict its keys, but instead of a key that is a path, the source of this volume. Of a list its options, without their
+    values, and the sources of volumes.
     """
     if isinstance(value, Mapping):
         for name, one in value.items():

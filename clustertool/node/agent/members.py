@@ -249,7 +249,10 @@ class _Member:
         self.ended = False
 
     def reports(self, seconds: float) -> List[JoinReportLine]:
-        """Return up to 50 new reports, after at most `seconds` of waiting for one. Sets `ended` if there will be no more."""
+        """Return up to 50 new reports, after at most `seconds` of waiting for one.
+
+        Sets `ended` when no more will come; those that have come are still returned by later calls.
+        """
         until = time.monotonic() + seconds
         while b"\n" not in self._data and not self.ended:
             left = until - time.monotonic()

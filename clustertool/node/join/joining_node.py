@@ -286,8 +286,9 @@ class JoiningNode:
     def run(self, request: Optional[EndRequest] = None) -> int:
         """Run the node's supervisor until the job or its epoch is over, and return the exit code. request: to end it at once.
 
-        Sets `end` after an epoch. After the job, reports the outcome, leaves the allocation where this node has to, and removes
-        the bundle on the coordinator, unless the engine starts the job again.
+        From now on this process does not end with its parent, and the placed job is not taken back. Sets `end` after an epoch.
+        After the job, reports the outcome, leaves the allocation where this node has to, and sets `comes_back`. If this node
+        coordinates, and the engine does not start the job again, it removes the bundle.
         """
         supervisor, task = self._supervisor, self._placed
         assert supervisor is not None and task is not None and self.spec is not None

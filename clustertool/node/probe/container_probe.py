@@ -83,14 +83,14 @@ def _runtime(name: str, program: str) -> Runtime:
     if found.version and name == PODMAN and not os.path.isdir("/dev/mqueue"):
         fix = "as root: mkdir /dev/mqueue && mount -t mqueue mqueue /dev/mqueue"
         return Runtime("", problem="there is no /dev/mqueue, which --ipc=host needs", fix=fix)
-    if found.version and name == APPTAINER and not _may_unshare(program):
+    if found.version and name == APPTAINER and not _may_start_apptainer(program):
         what = "apptainer cannot be used: user namespaces are off, and it is not installed with setuid"
         fix = "as root: sysctl user.max_user_namespaces=65536, or install apptainer-suid"
         return Runtime("", problem=what, fix=fix)
     return found
 
 
-def _may_unshare(program: str) -> bool:
+def _may_start_apptainer(program: str) -> bool:
     """Check whether apptainer can start a container: it needs root, its setuid program, or user namespaces."""
     top = os.path.dirname(os.path.dirname(os.path.realpath(program)))
     starters = glob.glob(f"{top}/libexec/*/bin/starter-suid")

@@ -37,8 +37,12 @@ def first_set(*names: str) -> List[str]:
     return next(filter(None, (os.environ.get(name, "") for name in names)), "").split(",")
 
 
-def given(*kinds: str) -> Tuple[int, Dict[int, str]]:
-    """Count the devices of these kinds that this rank sees, and map its positions to the names that the node has for them."""
+def read_visible_devices(*kinds: str) -> Tuple[int, Dict[int, str]]:
+    """Read from variables how many devices this rank is shown, and map the positions of its own ones to their names.
+
+    kinds: "CUDA" and the like. The first KIND_VISIBLE_DEVICES that is set counts; without one there are 0. Its own devices
+    are those of the first FLAGS_selected_* that is set, else all.
+    """
     seen = [number for number in first_set(*(kind + "_VISIBLE_DEVICES" for kind in kinds)) if number]
     own = first_set("FLAGS_selected_gpus", "FLAGS_selected_xpus", "FLAGS_selected_npus")
     mine = [int(position) for position in own if position.isdigit() and int(position) < len(seen)]
@@ -56,7 +60,7 @@ def try_torch() -> None:
     torch = importlib.import_module("torch")
     dist = importlib.import_module("torch.distributed")
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    shown, own = given("CUDA", "HIP")
+    shown, own = read_visible_devices("CUDA", "HIP")
     tell("device", version=torch.__version__, what=", ".join(own.values()) or "cpu")
     built = torch.version.cuda or getattr(torch.version, "hip", None) or "the CPU alone"
     require(cards >= shown, f"torch (built for {built}) sees {cards} of {shown}")
@@ -75,11 +79,14 @@ def try_torch() -> None:
 
 
 def try_paddle() -> None:
-    """Test paddle: run its own check of the devices, meet the other ranks, and sum numbers with them."""
+    """Test paddle: run its own check of the devices, meet the other ranks, and sum numbers with them; report each step.
+
+    Raises RuntimeError if paddle sees no device, or for a wrong count of ranks or sum; else the errors of paddle.
+    """
     paddle = importlib.import_module("paddle")
     dist = importlib.import_module("paddle.distributed")
     device = paddle.device.get_device()
-    shown, own = given("CUDA", "HIP", "XPU", "ASCEND_RT")
+    shown, own = read_visible_devices("CUDA", "HIP", "XPU", "ASCEND_RT")
     tell("device", version=paddle.__version__, what=", ".join(own.values()) or device)
     require(device != "cpu" or not own, f"paddle sees 0 of {shown}")
     paddle.utils.run_check()

@@ -148,7 +148,7 @@ class UsageRecorder:
             self._worker.put(self._growth.write, lines[-1][0], *lines)
 
     def close(self) -> None:
-        """Wait up to 0.5 s for the thread to write the last lines and close the files."""
+        """End the thread after it has written the queued lines and closed the files; wait up to 0.5 s for that."""
         self._worker.end(_FAREWELL, self._usage.close, self._growth.close)
 
     # -- in the thread --

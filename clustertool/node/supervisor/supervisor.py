@@ -139,10 +139,11 @@ class NodeEnd(NamedTuple):
 def node_end(
     outcome: Optional[Outcome], requests: UserRequests, survivors: Sequence[str], link: CoordinatorLink, spec: Spec
 ) -> NodeEnd:
-    """Determine the outcome of this node, the epoch's end if the job goes on, and the last events to record.
+    """Determine how this node ends: its outcome, the epoch's end if the job goes on, and the last events. Record nothing.
 
-    A node with survivors, or with a stop that was requested here, takes part in no other epoch. outcome: as the coordinator, or
-    its silence, has decided it. survivors: processes that cannot be ended.
+    outcome: of the job or its epoch, decided by the coordinator, or here if it was silent; None if no rank could run.
+    survivors: processes that cannot be ended. With them, or after a stop that was requested here, the node takes part in no
+    other epoch, and has an outcome of its own.
     """
     if outcome is None:
         return NodeEnd(None)
@@ -173,7 +174,7 @@ class Supervisor:
     """spec: one node's part of a plan, as the engine wrote it. job: a descriptor of the job's directory; leave() closes it."""
 
     def __init__(self, spec: Spec, job: int, umask: int, origin: Origin = AGENT) -> None:
-        """Open the file of events, and create the parts of a supervisor; prepare() starts them."""
+        """Open the files of events and of descendants, and create the parts of a supervisor; prepare() starts them."""
         self.spec = spec
         self.job = job
         self.origin = origin

@@ -197,7 +197,7 @@ class CoordinatorServer(CoordinatorLink):
 
     @property
     def silent(self) -> bool:
-        """Whether a node is lost whose guard has not reported that its supervisor is dead, and which has not left."""
+        """Whether the supervisor of a lost node may still run: its guard has not reported its death, and it has not left."""
         lost = (member for node, member in self._members.nodes.items() if node in self._state.lost)
         return any(not member.left for member in lost)
 
