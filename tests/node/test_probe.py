@@ -212,13 +212,13 @@ def test_an_interface_with_several_addresses() -> None:
     code = """
         import json, os, sys
         from clustertool.node.probe.network_addresses import interfaces
-        from clustertool.node.probe.probe import _address
+        from clustertool.node.probe.probe import _choose_address
         found = []
         came_in = "10.9.9.9 1 10.1.0.1 22"
         for given, came in (("10.2.0.1", ""), ("", came_in), ("10.2.0.1", came_in), ("10.3.0.1", "")):
             os.environ["SSH_CONNECTION"] = came
             request = {"nic": "lo", "address": given, "explicit_address": ""}
-            found.append(_address(request, []))
+            found.append(_choose_address(request, []))
         print(json.dumps([interfaces()["lo"], found]))
     """
     shell = " && ".join([*lines, 'exec "$0" -c "$1"'])
