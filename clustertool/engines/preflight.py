@@ -201,7 +201,10 @@ def _probe_request(cluster: Cluster, host: Host, request: Wanted) -> Request[Pro
 
 
 def _ping_hosts(cluster: Cluster, into: dict[int, bool | None]) -> None:
-    """Ping all hosts but this machine and those behind a gateway, and put {node: whether it answered} into `into`."""
+    """Ping all hosts but this machine and those behind a gateway, and put {node: answer} into `into`; None: not measured.
+
+    A host whose settings cannot be read is left out.
+    """
     targets = {}
     for host in cluster.hosts:
         if host.here:

@@ -101,7 +101,10 @@ def home() -> str:
 
 
 def _settings_of_host(host: Host, cluster: Cluster, user: str, port: int, depth: int = 0) -> SshSettings:
-    """Find the settings of one host, and its gateways by ProxyJump. user, port: conf.py's defaults for it."""
+    """Find the settings of one host, and its gateways by ProxyJump. Raises ConfigError.
+
+    user, port: of conf.py; the host's own have priority over them, and they over ssh's configuration. depth: jumps so far.
+    """
     user, port = host.user or user, host.port or port
     answers = {} if cluster.ssh_config == "none" else _answers_for(host.host, user, port)
     user = user or _first_value(answers, "user") or users.own_name()

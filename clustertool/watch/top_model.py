@@ -177,10 +177,10 @@ class TopModel:
     # -- rows --
 
     def rows(self, room: int, sort: str, text: str) -> list[Row]:
-        """Build the rows about devices that fit a filter: one for each card; if these are more than `room`, one for each node.
+        """Build rows about all devices of the nodes that a filter finds: one for each card; if more than `room`, one a node.
 
-        If these are too many, too, nodes with similar load and memory are one row, more and more coarsely. sort: one of SORTS.
-        text: the filter.
+        If these are too many, too, nodes with similar load and memory are one row, more and more coarsely. text: the filter; it
+        finds a node by its name, the user of a device, or a rank on it. sort: one of SORTS.
         """
         places = sorted(self.devices, key=lambda name: self._place[name])
         there = {rank.node for rank in self.processes("rank", text)} if text else set()

@@ -125,7 +125,10 @@ def _check_node(cluster: Cluster, fact: Facts, need: int, ports: bool) -> List[F
 
 
 def disk(fact: Facts, need: int) -> Finding:
-    """Report bytes and inodes that are free in ROOT_DIR. need: bytes of the workspace, without which it is an error."""
+    """Check that ROOT_DIR has room: an error for less than `need` bytes (or 1 MiB), or no inodes; a warning for little more.
+
+    need: bytes of the workspace. Few inodes are a warning, too.
+    """
     node, free = fact.node, fact.disk_free
     text = f"{human_bytes(free)} free"
     if free < max(need, _LEAST):

@@ -95,7 +95,7 @@ def start(
     """
     trainers = [process for process in plan.processes if process.role == "trainer"]
     endpoints = [process.endpoint for process in sorted(trainers, key=lambda process: process.rank)]
-    places = pack(_places(plan))
+    places = pack(_list_places(plan))
     certificate, key = plan.identity.certificate, plan.identity.key
     place, launch, unplace = {}, {}, {}
     for node in plan.nodes:
@@ -147,14 +147,14 @@ def spec(plan: Plan, node: PlannedNode, endpoints: list[str], places: List[RankP
     if host is first and job.by_mpirun:
         made["hostfile"] = plan.hostfile
     if host is first:
-        made["shape"] = {"names": _node_names(plan), "place": _places(plan)}
+        made["shape"] = {"names": _node_names(plan), "place": _list_places(plan)}
         if plan.job.elastic.present:
             made["shape"]["nodes"] = sorted(other.host.node_id for other in plan.nodes)
     return made
 
 
-def _places(plan: Plan) -> List[Place]:
-    """List role, rank and node of all processes; nodes as the records know them."""
+def _list_places(plan: Plan) -> List[Place]:
+    """List role, rank and node id of all processes of a plan."""
     nodes = [node.host.node_id for node in plan.nodes]
     return [(process.role, process.rank, nodes[process.node]) for process in plan.processes]
 

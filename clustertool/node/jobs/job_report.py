@@ -50,7 +50,7 @@ def status(node: NodeContext, request: requests.JobRequest) -> answers.StatusAns
 
 
 def _collect_status(record: Record) -> answers.StatusAnswer:
-    """Build the answer of status() from a record."""
+    """Collect the answer of status(): a record's events, heartbeat and output, and CPU and memory of its living processes."""
     events = record.events() or [record.first_event()]
     ranks = ranks_of(events)
     started = [processes.Process(rank.pid, rank.start) for rank in ranks if rank.pid and record.here]

@@ -641,7 +641,10 @@ class Supervisor:
             self.shutdown.release()
 
     def _continue_shutdown(self) -> None:
-        """Continue a shutdown; report to the coordinator once when only mpirun is left, and when only survivors live."""
+        """Continue a shutdown; report to the coordinator once when only spared helpers are left, and once when it is over.
+
+        Helpers: programs of mpirun or of the container runtime. The end is recorded, too: an event "clean" with the survivors.
+        """
         if self.shutdown is None or self.shutdown.over_at:
             return
         quiet, unreaped = self.shutdown.quiet, bool(self.ranks.running or self.ranks.early())
