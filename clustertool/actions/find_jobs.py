@@ -126,7 +126,7 @@ def ask_engine(engine: Engine, answers: Mapping[int, JobsAnswer], prefix: str) -
 
 
 def state_text(known: Description) -> str:
-    """Describe in words the state in which an engine has a job: its place in the queue, or the state and the reason."""
+    """Describe as text the state in which an engine has a job: its place in the queue, or the state and the reason."""
     if known.state is EngineState.QUEUED:
         return queue_text(known.reason, known.since, known.expected)
     return str(known.state) + f": {known.reason}" * bool(known.reason)

@@ -223,7 +223,7 @@ class Job:
 
     @plain_errors()
     def stop(self, *, grace: float | None = None, force: bool = False) -> Mapping[str, str]:
-        """Stop the job on all nodes, and return {name of a node: its result, in words}. A job that has ended does not change.
+        """Stop the job on all nodes, and return {name of a node: its result, as text}. A job that has ended does not change.
 
         grace: seconds between TERM and KILL (default: GRACE of conf.py). force: KILL at once. Raises Survivors if a process is
         alive after that, and Unreachable for nodes that did not answer.

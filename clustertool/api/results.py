@@ -33,7 +33,7 @@ class LogLine:
 class RankStatus:
     """One process of a job. Times are seconds since the epoch.
 
-    since: when `state` began. code, signal: how it ended. note: that in words. step, epoch, output: the last ones that it
+    since: when `state` began. code, signal: how it ended. note: that as text. step, epoch, output: the last ones that it
     printed, and when it printed last. cpu: percent of one core. memory: bytes. What is not known is None.
     """
 

@@ -52,7 +52,7 @@ def candidates(
     help_option: Opt,
     values: Values = lambda name: (),
 ) -> list[str]:
-    """List the words that the last token may become: verbs, options of the verb before it, or values of an option.
+    """List the candidates that the last token may become: verbs, options of the verb before it, or values of an option.
 
     tokens: the program's name and the arguments up to the cursor. values: lists the values of options whose value has this name
     in help (JOB, HOST).

@@ -256,7 +256,7 @@ def role_counts(roles: Sequence[str]) -> str:
 
 
 def brief(status: JobStatus, outcome: Outcome) -> str:
-    """Describe the process that failed first, its error, and how many failed, in a few words.
+    """Describe the process that failed first, its error, and how many failed, as a short text.
 
     For a lost job: the outcome's own short text. "" if there is neither.
     """

@@ -187,7 +187,7 @@ def _first_value(answers: _Answers, key: str) -> str:
 
 
 def _all_values(answers: _Answers, key: str) -> list[str]:
-    """List the words of all values of a keyword as paths, with ~ expanded, without "none"."""
+    """List the arguments of all lines of a keyword as paths, with ~ expanded, without "none"."""
     return [_expand_home(item) for value in answers.get(key, ()) for item in value.split() if item.lower() != "none"]
 
 

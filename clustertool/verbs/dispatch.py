@@ -141,7 +141,7 @@ def verify_releases(
 
 
 def _describe_verification(answer: VerifyAnswer, dry: bool) -> str:
-    """Describe in words how many releases and pieces a node has, and which are damaged."""
+    """Describe as text how many releases and pieces a node has, and which are damaged."""
     all_ = f"{count(answer['releases'], 'release')} of {count(answer['pieces'], 'piece')}"
     all_ += f", {human_bytes(answer['bytes'])}"
     if not answer["damaged"] and not answer["lost"]:

@@ -137,7 +137,7 @@ def _show_meeting(call: Call, child: JoinChild, patience: float) -> Report:
 
 
 def _own_ranks_text(planned: Report) -> str:
-    """List the ranks of this machine in words: `trainers 0-1`, `no process`."""
+    """List the ranks of this machine as text: `trainers 0-1`, `no process`."""
     own = grouped((role_name(role), rank) for role, rank in planned["ranks"])
     texts = [f"{name}{'s' if len(ranks_) > 1 else ''} {ranges(ranks_)}" for name, ranks_ in own.items()]
     return ", ".join(texts) or "no process"

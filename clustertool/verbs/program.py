@@ -63,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _candidates(tokens: Sequence[str]) -> list[str]:
-    """List the words that the last token may become. The first token is clustertool or clusterrun."""
+    """List the candidates that the last token may become. The first token is clustertool or clusterrun."""
     if os.path.basename(tokens[0] if tokens else "") != _LAUNCHER:
         return completion.candidates(tokens, _ALL, COMMON, HELP, _completion_values)
     known = importlib.import_module("clustertool.cli.launchers.foreign_options").spellings()

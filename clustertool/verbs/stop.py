@@ -313,5 +313,5 @@ def _may_be_removed(engine: Engine, found: Description | None) -> bool:
 
 
 def _why_spared(found: Description | None) -> str:
-    """Describe in words why a job is not removed: the state in its engine."""
+    """Describe as text why a job is not removed: the state in its engine."""
     return "unknown, the engine does not answer" if found is None else state_text(found)

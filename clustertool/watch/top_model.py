@@ -351,7 +351,7 @@ def _user_of(values: CardValues) -> str:
 
 
 def _faults_of(values: CardValues) -> tuple[str, ...]:
-    """List the faults of a device in a few words, with why it is throttled, except by its power cap."""
+    """List the faults of a device as short texts, with why it is throttled, except by its power cap."""
     found = [str(values["problem"])] if values.get("problem") else []
     if values.get("ecc_uncorrected"):
         found.append("ECC")

@@ -371,7 +371,7 @@ def test_a_user_without_an_entry_and_without_home(bench: Bench, fresh: Path) -> 
 
 
 def test_python_that_breaks(bench: Bench) -> None:
-    """Its own last words are reported."""
+    """Its own last lines are reported."""
     broken = bench.tmp / "python"
     broken.write_text("#!/bin/sh\necho libpython3.9.so: cannot open shared object file >&2\nexit 127\n")
     broken.chmod(0o755)

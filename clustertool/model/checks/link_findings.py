@@ -53,7 +53,7 @@ class Try:
 
 
 class Direction(NamedTuple):
-    """What came of all attempts from one node to another: in words, and which answers were not OK."""
+    """What came of all attempts from one node to another: as text, and which answers were not OK."""
 
     text: str
     bad: FrozenSet[LinkAnswer] = frozenset()

@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
     culprits: _Keys = ()  # that failed by themselves; the first one is the cause as far as it can be known
     victims: _Keys = ()
     node: fields.NodeOrNone = -1
-    brief: str = ""  # the reason in few words, if it has such a form
+    brief: str = ""  # the reason as a short text, if it has such a form
     engine: Optional[EngineEnd] = None  # where an engine has ended the job
     followed: _Keys = ()  # the culprits that failed after the first one because it was gone
 

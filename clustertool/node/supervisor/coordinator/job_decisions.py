@@ -96,7 +96,7 @@ class StopAsked(NamedTuple):
     """A request to end the job, by a user, a signal or a limit.
 
     The state `kind`: STOPPED (130 Ctrl+C, 143 SIGTERM, 0 inv stop), TIMEOUT (124), LOST (75: a node's records were removed).
-    brief: `by` in few words, see Outcome. outside: by a signal, of which the job's engine may know the reason. grace: seconds
+    brief: `by` as short text, see Outcome. outside: by a signal, of which the job's engine may know the reason. grace: seconds
     between TERM and KILL, None: the job's.
     """
 
