@@ -27,7 +27,7 @@ class ClustertoolError(Exception):
         self.node = node
 
     def __reduce__(self) -> Tuple[object, ...]:
-        """Prepare pickle to make the error without another call of __init__.
+        """Return what pickle needs to copy the error without a call of __init__: the class, its text and its fields.
 
         The error of a job may come from another process of a pipeline.
         """
@@ -123,7 +123,7 @@ class JobFailed(ClustertoolError):
 
 
 class Several(ClustertoolError):
-    """All nodes' failures at once. The exit code is 77 only if every one is an authentication error (contract)."""
+    """All nodes' failures at once. `code`: theirs if they have the same, else 69 if one has 69 or 77, else the highest."""
 
     def __init__(self, errors: Sequence[ClustertoolError]) -> None:
         self.errors: Tuple[ClustertoolError, ...] = tuple(errors)
@@ -156,7 +156,7 @@ def singles(error: ClustertoolError) -> Iterator[ClustertoolError]:
 
 
 def only(error: ClustertoolError, *kinds: Type[ClustertoolError]) -> bool:
-    """Check whether all single errors are of these kinds."""
+    """Check whether all single errors in an error are of these kinds."""
     return all(isinstance(one, kinds) for one in singles(error))
 
 

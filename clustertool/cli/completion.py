@@ -52,10 +52,11 @@ def candidates(
     help_option: Opt,
     values: Values = lambda name: (),
 ) -> list[str]:
-    """List the candidates that the last token may become: verbs, options of the verb before it, or values of an option.
+    """List the completions of the last token: verbs, or options in `common`; behind a verb its options and arguments.
 
-    tokens: the program's name and the arguments up to the cursor. values: lists the values of options whose value has this name
-    in help (JOB, HOST).
+    Behind an option that takes a value: the values that are known. tokens: the program's name and the arguments up to the
+    cursor. help_option: one more option of each verb. values: lists the values of options whose value has this name in help
+    (JOB, HOST).
     """
     before, last = _split_typed(tokens)
     verb = next((verb for token in before for verb in verbs if verb.name == token), None)
@@ -65,7 +66,7 @@ def candidates(
 
 
 def launcher_candidates(tokens: Sequence[str], known: Mapping[str, Opt], values: Values = lambda name: ()) -> list[str]:
-    """List the options, or values of an option, that the last token of clusterrun may become; [] behind the script.
+    """List the completions of the last token for clusterrun: its options, or values of one; [] behind the script.
 
     known: every spelling of its options. values: see candidates().
     """
@@ -82,7 +83,10 @@ def launcher_candidates(tokens: Sequence[str], known: Mapping[str, Opt], values:
 
 
 def _split_typed(tokens: Sequence[str]) -> tuple[list[str], str]:
-    """Return the arguments before the last token, and the last token; tokens "=", as bash makes them, are left out."""
+    """Split tokens into the arguments before the last one, and the last one; leave out the program's name and all "=".
+
+    A last "=" becomes "".
+    """
     *before, last = list(tokens[1:]) or [""]
     return [token for token in before if token != "="], "" if last == "=" else last  # bash has = as a token of its own
 
@@ -90,7 +94,11 @@ def _split_typed(tokens: Sequence[str]) -> tuple[list[str], str]:
 def _matching(
     before: Sequence[str], last: str, known: Mapping[str, Opt], values: Values, others: Sequence[str]
 ) -> list[str]:
-    """List what begins with the last token: values of the option before it or in it (--mode=p), else options, else `others`."""
+    """List the completions that begin with the last token.
+
+    They are values if it follows an option that takes one, or has the form --mode=p; else long options if it begins with a
+    dash; else `others`.
+    """
     name, value = split(last, known)
     if last.startswith("--") and value is not None:  # --mode=p
         option = known.get(name)

@@ -41,7 +41,10 @@ def listing(verbs: Sequence[Verb]) -> str:
 
 
 def of_verb(verb: Verb, common: Sequence[Opt], width: int) -> str:
-    """Format the help of one command: usage, examples, arguments, options by group. common: options that each command has."""
+    """Format the help of one command: usage, examples, arguments, options by group, and the form of a DURATION if one takes it.
+
+    common: options that each command has.
+    """
     after = f" {verb.positional.value}" if verb.positional else ""
     parts = [f"usage: clustertool {verb.name}{' [options]' * bool(verb.options)}{after}", _fill(verb.help, width)]
     if verb.examples:
@@ -72,11 +75,12 @@ def _options(title: str, options: Sequence[Opt], width: int) -> str:
 
 
 def _block(title: str, rows: Iterable[tuple[str, str]], width: int, left: int) -> str:
+    """Format rows in two columns under a title."""
     return f"{title}\n{_rows(rows, width, left)}"
 
 
 def _rows(rows: Iterable[tuple[str, str]], width: int, left: int) -> str:
-    """Format rows in two columns; a name that is longer than `left` has a line of its own."""
+    """Format rows in two columns, the texts wrapped; a name that is longer than `left` has a line of its own."""
     lines: list[str] = []
     pad = " " * (len(_INDENT) + left + len(_GAP))
     for name, text in rows:
@@ -89,10 +93,12 @@ def _rows(rows: Iterable[tuple[str, str]], width: int, left: int) -> str:
 
 
 def _fill(text: str, width: int) -> str:
+    """Wrap a text to `width` columns, at most 120."""
     return "\n".join(_wrapped(text, min(width, _WIDEST)))
 
 
 def _wrapped(text: str, width: int) -> list[str]:
+    """Wrap a text to lines of `width` columns, at least 20; no word is broken."""
     return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
 
 

@@ -26,7 +26,10 @@ class VerbTask(Task):  # type: ignore[type-arg]
 
 
 def make_task(verb: Verb) -> VerbTask:
-    """Create the Invoke task of a verb, which runs it and exits with its code. Verb modules are imported when the task runs."""
+    """Create the Invoke task that runs a verb, and exits with its code if that is not 0.
+
+    The module of the verb is imported when the task runs.
+    """
 
     bare = [option for option in verb.options if option.bare]
 

@@ -104,7 +104,7 @@ def _names_of_other_tools(name: str, also: str) -> dict[str, str]:
 
 
 class Verb:
-    """A command.
+    """A command: its name, help, options and arguments, and which function runs it.
 
     target: "module:function" in clustertool.verbs, a function that takes a Call; by default both have the verb's name.
     targets: the same for a command line with an option, by the option's attribute. The first that is given counts.
@@ -134,6 +134,9 @@ class Verb:
         )
 
     def target(self, given: SimpleNamespace) -> str:
-        """Return the function for this command line, "module:function": of the first given option with one, else the verb's."""
+        """Return "clustertool.verbs.MODULE:FUNCTION", the function to call: that of the first given option in `targets`.
+
+        If no such option is given: `target`.
+        """
         own = (target for option, target in self._targets.items() if getattr(given, option))
         return f"clustertool.verbs.{next(own, self._target)}"

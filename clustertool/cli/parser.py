@@ -24,7 +24,10 @@ _MOST_SUGGESTIONS = 2
 
 @dataclass
 class CommandLine:
-    """Values by attribute. common: of the options before the verb. given: of the verb's options and positional arguments."""
+    """A parsed command line: the verb, None if there is none, and the values of options by attribute.
+
+    common: of the options before the verb, and its help option. given: of the verb's other options and positional arguments.
+    """
 
     common: dict[str, Any]
     verb: Verb | None = None
@@ -83,7 +86,7 @@ def split(argument: str, known: Container[str]) -> tuple[str, str | None]:
 def following(name: str, value: str | None, rest: list[str], known: Container[str], example: str = "...") -> str:
     """Return the value of an option: `value` if its own argument has one, else the next argument, which is removed from `rest`.
 
-    Raises UsageError if none follows, but an option does.
+    Raises UsageError if an option follows, or nothing.
     """
     if value is not None:
         return value
@@ -93,7 +96,10 @@ def following(name: str, value: str | None, rest: list[str], known: Container[st
 
 
 def _read_verb(line: CommandLine, verb: Verb, rest: list[str], help_option: Opt) -> None:
-    """Parse the arguments behind the verb into the values of its options and its positional arguments. Raises UsageError."""
+    """Parse the arguments behind the verb, and store the values in `line`. Raises UsageError.
+
+    The help option is set in `line.common`, where it may be set already.
+    """
     options = (*verb.options, help_option)
     known = spellings(options)
     fix = f"clustertool help {verb.name} lists the options"
@@ -124,7 +130,7 @@ def _defaults(options: Iterable[Opt]) -> dict[str, Any]:
 def _read_option(rest: list[str], known: Mapping[str, Opt], values: dict[str, Any], where: str, fix: str) -> None:
     """Remove one option and its value from the front of `rest`, and store the value in `values`. Raises UsageError.
 
-    where: " of VERB", for a message. fix: for an unknown option.
+    Of joined letters such as -fn only the first is removed. where: " of VERB", for a message. fix: for an unknown option.
     """
     argument = rest.pop(0)
     name, value = split(argument, known)

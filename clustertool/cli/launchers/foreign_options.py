@@ -68,7 +68,8 @@ _PS = ("workers", "trainers", "worker-num", "trainer-num", "http-port")
 def read(argv: Sequence[str], own: Sequence[Opt]) -> Launch:
     """Parse a command line of clusterrun, in the form of any launcher. own: options of `run` that are understood, too.
 
-    Raises UsageError, also for options that contradict each other.
+    With an option of paddle.py and without a script, it is one of paddle.py. Raises UsageError, also for options that
+    contradict each other.
     """
     known = _options_by_spelling(FLAGS, own)
     found = _Arguments(argv, known)
@@ -87,8 +88,8 @@ def read(argv: Sequence[str], own: Sequence[Opt]) -> Launch:
 def of_shell(environ: Mapping[str, str], launch: Launch, own: Sequence[Opt]) -> dict[str, str]:
     """Map variables of the shell to the options that they stand for, with their values: {"PET_NNODES": "--nnodes=2"}.
 
-    Left out: those of which the command line has an option with the same meaning, and those about a meeting if it names nodes.
-    Raises UsageError that names the variable.
+    Left out: those for which the command line has an option with the same meaning, switches that are off, and, if the command
+    line names nodes, those about a meeting. Raises UsageError that names the variable.
     """
     nodes = names_nodes(launch, known=False) or launch.nodes == (1, 1)
     typed = {name.replace("_", "-") for name in launch.typed}
@@ -115,7 +116,7 @@ def wish(launch: Launch, own: Sequence[Opt]) -> SimpleNamespace:
 
 
 def named_nodes(launch: Launch) -> tuple[str, ...]:
-    """List the hosts in lists of endpoints (--servers, --workers), each once, in the order of their first mention."""
+    """List the hosts of --servers, --workers, --trainers and --heter-workers in this order, without ports, each once."""
     texts = [text for name in _ENDPOINTS for text in launch.options.get(name, ())]
     items = [item.strip() for text in texts for item in re.split("[,;]", text) if item.strip()]
     hosts = (re.sub(r":\d+$", "", item) if item.count(":") == 1 or "]" in item else item for item in items)
@@ -148,7 +149,7 @@ def needs_no_conf(launch: Launch) -> bool:
 
 
 def begins_meeting(launch: Launch, known: bool) -> bool:
-    """Check for the first machine of a meeting: the command line has --nnodes N and no node or address.
+    """Check for the first machine of a meeting: the command line has --nnodes N above 1, but no node, address, rank or -np.
 
     known: see meeting().
     """
@@ -158,7 +159,10 @@ def begins_meeting(launch: Launch, known: bool) -> bool:
 
 
 def notes(launch: Launch, known: bool, joins: bool) -> list[str]:
-    """List a note for each typed option that is not needed. joins: the command joins other machines. known: see meeting()."""
+    """List a note for each typed option that is not needed, each once.
+
+    joins: the command joins other machines, which needs the options about their meeting. known: see meeting().
+    """
     found = list(dict.fromkeys(launch.notes))
     if joins:
         return [note for note in found if note not in launch.join.notes]
@@ -241,7 +245,10 @@ class _Arguments:
     def _take_value(
         flag: Flag | Opt, name: str, value: str | None, rest: list[str], known: Mapping[str, Flag | Opt]
     ) -> str:
-        """Return the value of an option, which may be removed from the front of `rest`; "" for a switch. Raises UsageError."""
+        """Return the value of an option: `value`, else the next argument, which is removed from `rest`; "" for a switch.
+
+        An option that needs no value takes no next argument. Raises UsageError.
+        """
         if not (flag.value if isinstance(flag, Flag) else flag.default is not FLAG):
             if value is not None:
                 raise UsageError(f"{name} takes no value", "leave the value out")
@@ -259,7 +266,10 @@ def _unknown_option(argument: str, known: Mapping[str, Flag | Opt]) -> UsageErro
 
 
 def _store_option(launch: Launch, flag: Flag | Opt, value: str) -> None:
-    """Store one option with its value, or apply its effect, in `launch`. Lists grow; of other options the last value counts."""
+    """Record an option in `launch` as typed, and store its value there or apply its effect.
+
+    Lists grow; of other options the last value counts. An empty value of a launcher's option has no effect.
+    """
     bare = isinstance(flag, Opt) and value == flag.bare
     shown = "True" if bare or not value else value
     launch.typed[(flag.name if isinstance(flag, Opt) else flag.name[2:]).replace("-", "_")] = shown

@@ -34,7 +34,7 @@ EVERYWHERE = "type it on each machine with --master HOST:PORT and --nnodes N"  #
 
 @dataclass
 class JoinOptions:
-    """These options as they were typed, "" where they were not.
+    """The options about the meeting of machines as they were typed, "" where they were not.
 
     notes: why each that was typed is not needed, which holds only where one command starts all nodes.
     """
@@ -50,7 +50,7 @@ class JoinOptions:
 
     @property
     def named(self) -> bool:
-        """Whether they name a machine at which the others meet."""
+        """Whether one of the options names a machine at which the others meet."""
         return bool(self.master or self.rdzv_endpoint or self.master_addr)
 
     @property
@@ -60,10 +60,10 @@ class JoinOptions:
 
 
 def meeting(typed: JoinOptions, nodes: tuple[int, int] | None, master_port: str) -> TypedMeeting | None:
-    """Parse where the machines meet; None if no machine is named, or for one node or no --nnodes.
+    """Parse where the machines meet, how long they wait, this machine's index and the job's name.
 
-    nodes: of --nnodes; of MIN:MAX, MAX is how many machines are waited for at the start. master_port: of --master-port. Raises
-    UsageError.
+    None if no machine is named, or for one node or no --nnodes. nodes: of --nnodes; of MIN:MAX, MAX is how
+    many machines are waited for at the start. master_port: of --master-port. Raises UsageError.
     """
     if not typed.named or nodes is None or nodes[1] == 1:
         return None
@@ -90,7 +90,7 @@ def meeting(typed: JoinOptions, nodes: tuple[int, int] | None, master_port: str)
 
 
 def etcd_urls(typed: JoinOptions) -> tuple[str, ...]:
-    """Return the URLs of the etcd of a launcher's own rendezvous: of --master etcd://, or of an etcd back end of torchrun."""
+    """Return the etcd URLs of a launcher's own rendezvous: of --master etcd://, else of torchrun's etcd back end; else ()."""
     if typed.master.startswith(_ETCD):
         return tuple(f"{_ETCD}{item.removeprefix(_ETCD)}" for item in typed.master.split(","))
     if typed.rdzv_backend in ("etcd", "etcd-v2") and typed.rdzv_endpoint and not typed.master:
@@ -107,7 +107,7 @@ def is_first_of_meeting(typed: JoinOptions, nodes: tuple[int, int] | None) -> bo
 
 
 def refuse_rank(typed: JoinOptions) -> None:
-    """Raise UsageError for a rank above 0: clusterrun starts all nodes."""
+    """Raise UsageError for a rank other than 0 or -1, because clusterrun starts all nodes; do nothing without a rank."""
     if typed.rank not in ("", "0", "-1"):
         fix = f"leave it out, and name the nodes with --ips=a,b or in conf.py; or {EVERYWHERE}"
         raise UsageError(f"--rank {typed.rank!r}: {_ONCE}", fix)
@@ -116,7 +116,8 @@ def refuse_rank(typed: JoinOptions) -> None:
 def _meeting_place(typed: JoinOptions, master_port: str) -> tuple[str, int]:
     """Parse the host and the port of the meeting: of --master, else of --rdzv-endpoint, else of --master-addr.
 
-    Raises UsageError.
+    --master needs a port; without one, --rdzv-endpoint has 29400, and --master-addr has master_port, or 29500. Raises
+    UsageError.
     """
     if typed.master:
         option, text, usual = "--master", re.sub("^http://", "", typed.master), ""

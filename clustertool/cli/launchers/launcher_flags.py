@@ -29,7 +29,7 @@ _RESTARTS = "3"  # paddle.distributed.launch's own default where restarts are on
 
 @dataclass
 class Launch:
-    """A command line as it was understood."""
+    """A parsed command line of clusterrun, in the form of any launcher."""
 
     options: dict[str, Any] = field(default_factory=dict)  # what `run` is asked for, by its options' names
     arguments: tuple[str, ...] = ()  # the script and its arguments; for paddle.py the arguments of the trainer
@@ -69,7 +69,7 @@ Effect = Callable[[Launch, str], None]  # of an option with its value; "" for a 
 
 @dataclass(frozen=True)
 class Flag:
-    """One option. `here` is shown to users: in the help, in the documents, and on stderr if the option changes nothing.
+    """An option of another launcher. `here` is shown to users: in the help, in the documents, and on stderr if the option changes nothing.
 
     `effect`: the option of `run` that gets the value, "" for the one with the same name, or any other effect.
     """
@@ -82,10 +82,11 @@ class Flag:
 
     @property
     def name(self) -> str:
-        return _long(self.names)
+        """The first of the names with two dashes; else all names."""
+        return _long_name(self.names)
 
 
-def _long(names: str) -> str:
+def _long_name(names: str) -> str:
     """Return the first name that begins with two dashes, else the whole text. names: with spaces between."""
     return next((name for name in names.split() if name.startswith("--")), names)
 
@@ -103,16 +104,18 @@ def _nnodes(launch: Launch, value: str) -> None:
 
 
 def _elastic_server(launch: Launch, value: str) -> None:
-    """Add the URLs of etcd servers, with etcd:// in front of one without a scheme, as older fleetruns have it."""
+    """Store the URLs of etcd servers, with etcd:// in front of one without a scheme, as older fleetruns have it."""
     launch.options["elastic-server"] = tuple(url if "://" in url else f"etcd://{url}" for url in value.split(","))
 
 
 def _ips(launch: Launch, value: str) -> None:
-    _list(launch, "--ips", tuple(split_list(value)))
+    """Store the nodes of --ips."""
+    _store_nodes(launch, "--ips", tuple(split_list(value)))
 
 
 def _hosts(launch: Launch, value: str) -> None:
-    _list(launch, "-H", read_host_list(value))
+    """Store the nodes of -H, with their slots. Raises UsageError."""
+    _store_nodes(launch, "-H", read_host_list(value))
 
 
 def _include(launch: Launch, value: str) -> None:
@@ -122,32 +125,35 @@ def _include(launch: Launch, value: str) -> None:
 
 
 def _exclude(launch: Launch, value: str) -> None:
+    """Add hosts and devices to those of --skip."""
     launch.options["skip"] = (*launch.options.get("skip", ()), value)
 
 
 def _own_address(option: str, launch: Launch, value: str) -> None:
+    """Store the address of this machine, and the option that states it."""
     launch.own_address, launch.own_address_by = value, option
 
 
 def place_host(launch: Launch) -> None:
-    """Move the value of --host from this machine's address to the list of nodes if it is one, in mpirun's form.
+    """Store the value of --host as the list of nodes, in mpirun's form, in place of this machine's address.
 
-    It is one if it has a comma or slots, or if a total of trainers is given. Raises UsageError.
+    Do nothing if it has no comma and no slots, and no total of trainers is given. Raises UsageError.
     """
     value = launch.own_address
     if launch.own_address_by == "--host" and (launch.total or is_host_list(value)):
         launch.own_address = launch.own_address_by = ""
-        _list(launch, "--host", read_host_list(value, "--host"))
+        _store_nodes(launch, "--host", read_host_list(value, "--host"))
 
 
-def _list(launch: Launch, option: str, listed: tuple[Listed, ...]) -> None:
-    """Store the list of nodes. Raises UsageError if another option has named some."""
+def _store_nodes(launch: Launch, option: str, listed: tuple[Listed, ...]) -> None:
+    """Store the list of nodes, and the option that names them. Raises UsageError if another option has named some."""
     if launch.listed_by not in ("", option):
         raise UsageError(f"{launch.listed_by} and {option} both name the nodes", "give one of them")
     launch.listed, launch.listed_by = listed, option
 
 
 def _total(launch: Launch, value: str) -> None:
+    """Store the number of trainers on all nodes. Raises UsageError."""
     total = whole(value, 1, _MOST)
     if total is None:
         raise UsageError(f"-np {value!r} is no number of trainers", f"-np 4: on all nodes together, 1 to {_MOST}")
@@ -155,6 +161,7 @@ def _total(launch: Launch, value: str) -> None:
 
 
 def _start_port(launch: Launch, value: str) -> None:
+    """Store the first port, as a text. Raises UsageError."""
     if whole(value, 1, HIGHEST_PORT) is None:
         raise UsageError(f"--start_port {value!r} is not a port", f"a number from 1 to {HIGHEST_PORT}")
     launch.start_port = value
@@ -172,12 +179,16 @@ def _run_mode(launch: Launch, value: str) -> None:
 
 
 def _job_id(launch: Launch, value: str) -> None:
+    """Store the name of the job, unless it is "default"."""
     if value != "default":  # what paddle calls every job that has no name
         launch.options["job-id"] = value
 
 
 def _backend(launch: Launch, value: str) -> None:
-    """Turn devices off for gloo, and pass the other back ends to the processes. Raises UsageError for an unknown one."""
+    """Turn devices off for gloo, do nothing for auto, pass other back ends to the processes in PADDLE_DISTRI_BACKEND.
+
+    Raises UsageError for an unknown one.
+    """
     if value == "gloo":
         launch.device_kind = "cpu"
     elif value in ("nccl", "bkcl", "hccl", "xccl"):
@@ -232,6 +243,7 @@ def _environ(variable: str, launch: Launch, value: str) -> None:
 
 
 def _note(note: str, launch: Launch, _: str) -> None:
+    """Add a note that the option is not needed."""
     launch.notes.append(note)
 
 
@@ -243,6 +255,7 @@ def _join(field_: str, note: str, launch: Launch, value: str) -> None:
 
 
 def _refuse(option: str, fix: str, launch: Launch, value: str) -> None:
+    """Raise UsageError: the option cannot be used."""
     raise UsageError(f"{option} {value} cannot be done here", fix)
 
 
@@ -369,7 +382,7 @@ def _read_flag(row: str) -> Flag:
     match = _ROW.fullmatch(row)
     assert match is not None, row
     of, names, value, effect, here = match.groups("")
-    return Flag(names, of, value, here, _effect(_long(names), effect, here))
+    return Flag(names, of, value, here, _effect(_long_name(names), effect, here))
 
 
 def _effect(option: str, effect: str, here: str) -> str | Effect:

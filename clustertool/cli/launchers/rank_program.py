@@ -51,12 +51,12 @@ class RankOrder(NamedTuple):
 def main() -> None:
     """Run a rank's program in place of this one if --under is given, else the verb clusterrun.
 
-    Exits with the code of a usage error.
+    Exits with the code of an error, which is printed.
     """
     try:
         order = read(sys.argv[1:])
     except UsageError as error:
-        sys.exit(_fail(error))
+        sys.exit(_print_error(error))
     if order is not None:
         sys.exit(execute(order))
     # Not imported above: the verb needs libraries that a compute node may not have.
@@ -126,22 +126,23 @@ def _number_of_option(values: Mapping[str, str], name: str, most: int) -> int:
 
 
 def execute(order: RankOrder) -> int:
-    """Replace this process by the rank's program, in the environment of its rank. Returns the exit code where that fails.
+    """Replace this process by the rank's program, in the environment of its rank.
 
-    With --hosts, it first checks that this machine has the address of the rank's host.
+    With --hosts, it first checks that this machine has the address of the rank's host. Where one of these fails, it prints the
+    error and returns its exit code.
     """
     try:
         environment = UNDER[order.under](processes.own_environment(), _with_machine(order))
         if order.hosts:
             _check_address(environment["POD_IP"])
     except ClustertoolError as error:
-        return _fail(error)
+        return _print_error(error)
     command = started_by(order.how, order.arguments)
     try:
         os.execvpe(command[0], command, environment)
     except OSError as error:
         code = 127 if isinstance(error, FileNotFoundError) else 126
-        return _fail(JobFailed(f"{command[0]} cannot be started: {error.strerror}", code, "correct the command"))
+        return _print_error(JobFailed(f"{command[0]} cannot be started: {error.strerror}", code, "correct the command"))
 
 
 def _with_machine(order: RankOrder) -> RankOptions:
@@ -163,7 +164,7 @@ def _with_machine(order: RankOrder) -> RankOptions:
 
 
 def _check_address(host: str) -> None:
-    """Raise UsageError if this machine does not have an address of the host where the rank should be."""
+    """Raise UsageError if the host of the rank has no address, or if none of its addresses is one of this machine."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -183,7 +184,7 @@ def _check_address(host: str) -> None:
     )
 
 
-def _fail(error: ClustertoolError) -> int:
+def _print_error(error: ClustertoolError) -> int:
     """Print an error on stderr in the form of the verb, and return its exit code. It needs no libraries."""
     last = f"clustertool: exit {error.code} ({error.source}): {error.brief or error.what}"
     print(f"error: {error.what}\n  fix: {error.fix}\n{last}", file=sys.stderr)
