@@ -45,7 +45,7 @@ def build_report(fleet: Fleet, job: ListedJob, caller: Caller) -> ReportModel:
 
 
 def _notes_of_missing_records(fleet: Fleet, answers: Mapping[int, ReportAnswer]) -> list[str]:
-    """List a note for each node whose own records are missing; records of others about them are on the page."""
+    """List a note for each node whose own records are missing, or for which fleet.failed has an error."""
     notes = []
     for host in fleet.cluster.hosts:
         error = fleet.failed.get(host.index)

@@ -52,7 +52,7 @@ class NotNeeded(ConfigError):
     """The conf.py that was found is of another program or user, and the command does not need one."""
 
 
-def find(given: str) -> Path | None:
+def find_conf(given: str) -> Path | None:
     """Find the conf.py: `given` (--conf), else the nearest one in the current folder or above, else None.
 
     Raises ConfigError if `given` is no file.
@@ -64,14 +64,16 @@ def find(given: str) -> Path | None:
     return next((folder / _NAME for folder in _folders() if os.path.isfile(folder / _NAME)), None)
 
 
-def read(given: str, keys: Collection[str], nodes_known: bool, optional: bool) -> tuple[Path | None, dict[str, object]]:
+def find_and_run(
+    given: str, keys: Collection[str], nodes_known: bool, optional: bool
+) -> tuple[Path | None, dict[str, object]]:
     """Find and run conf.py, and return (its path, {key: value}), or (None, {}) if there is none.
 
     A file that `given` names is run unchecked. One that the search found is run only if no other user can have written it (else
     ConfigError, or NotNeeded with nodes_known), and with `optional` only if it looks like clustertool's own: else NotNeeded.
     keys: the names of all keys. nodes_known: the nodes are named without it. Raises ConfigError also for an error in the file.
     """
-    path = find(given)
+    path = find_conf(given)
     if path is None:
         return None, {}
     if given:
@@ -96,8 +98,9 @@ def read(given: str, keys: Collection[str], nodes_known: bool, optional: bool) -
 def _guess_owner(text: bytes, keys: Collection[str]) -> str:
     """Guess from the text of a conf.py, without running it, whether it is clustertool's (_OURS), another program's, or unclear.
 
-    It compares the names in capitals that the text sets with `keys`, the names of all keys. A text that Python cannot parse is
-    _OURS if a line begins with a key. _UNCLEAR: it sets names that the text does not show (import *, exec).
+    It is _OURS if it sets more of `keys`, the names of all keys, than other names in capitals, or one that no other has.
+    A text that Python cannot parse is _OURS if a line begins with a key. _UNCLEAR: it sets names that the text does not show
+    (import *, exec).
     """
     try:
         nodes = list(ast.walk(ast.parse(text)))

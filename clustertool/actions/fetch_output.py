@@ -23,7 +23,10 @@ _CLEANED = "nothing to do, if they were removed on purpose"
 
 @dataclass(frozen=True)
 class Fetched:
-    """What one rank's node has sent. place: the folder that has it now, or the file."""
+    """What was copied from the node of one rank. place: the folder or file on this machine that has it now.
+
+    shared: the files that are not surely the job's own, since several jobs have worked in their folder.
+    """
 
     node: str
     place: Path
@@ -38,7 +41,7 @@ def is_inside(path: str) -> bool:
 
 
 def require_inside(path: str) -> None:
-    """Raise UsageError for a --path that leaves the job's directory. An empty one is the default."""
+    """Raise UsageError for a --path that leaves the job's directory. "" is valid: the output."""
     if path and not is_inside(path):
         what = f"--path {path!r} is not inside the job's directory"
         raise UsageError(what, "the relative path of a folder or a file, such as log or output/model.pt")
@@ -90,10 +93,10 @@ def _nodes_of_ranks(fleet: Fleet, job: str, answers: dict[int, StatusAnswer], ro
 def _copy_from_node(
     fleet: Fleet, check: Check, job: str, answer: StatusAnswer, node: int, path: str, to: Path
 ) -> Fetched:
-    """Copy `path` of one node into `to`: from the job's directory or, if it has no files, from the one in which it worked.
+    """Copy `path` of one node into `to`: from the job's directory or, if no files are there, from the one where the job worked.
 
-    In each of them `path` (default: the recorded output) is tried as a folder, then as a file. Returns a Fetched without files
-    if all that was found is an empty folder. Raises NotFound.
+    In each of them `path` is tried as a folder, then as a file; "" is the recorded output, only as a folder. Returns a Fetched
+    without files if all that was found is an empty folder. Raises NotFound.
     """
     header = next((event for event in answer["events"] if event["type"] == "job"), None)
     recorded = header.get("output", "output") if header else "output"
@@ -147,7 +150,7 @@ def _copy_folder(
 def _ask_write_spans(
     fleet: Fleet, job: str, node: int, place: str, path: str
 ) -> tuple[WriteSpan, list[WriteSpan]] | None:
-    """Ask a node when this job could write below `place`, and when other jobs could: return (span, spans of the others).
+    """Ask a node when this job could write to `path` in `place`, and when other jobs could: (span, spans of the others).
 
     None if only this job has worked there.
     """

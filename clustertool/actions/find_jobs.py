@@ -90,7 +90,7 @@ def ask_jobs(fleet: Fleet, prefix: str, timeout: float = 60.0) -> dict[int, Jobs
 
 
 def warn_of_remains(engine: Engine, answers: Mapping[int, JobsAnswer]) -> None:
-    """Warn of processes that no supervisor ends any more, of jobs in the nodes' answers, and do warn_of_orphans()."""
+    """Warn, for each job in the nodes' answers, of its processes that have no supervisor any more; then warn_of_orphans()."""
     for job, parts in summaries_by_job(answers).items():
         left = {engine.fleet.name(agent): part["left"] for agent, part in parts.items() if part.get("left")}
         if left:
@@ -101,7 +101,7 @@ def warn_of_remains(engine: Engine, answers: Mapping[int, JobsAnswer]) -> None:
 def warn_of_orphans(engine: Engine, answers: Mapping[int, JobsAnswer]) -> None:
     """Warn of processes of jobs that have no record, since their directory was removed or is below another ROOT_DIR.
 
-    There is one warning for each directory, with the names of its nodes.
+    There is one warning for each directory and number of processes, with the names of its nodes.
     """
     ours = {job.get("dir") for answer in answers.values() for job in answer["jobs"]}
     found = [(one, engine.fleet.name(agent)) for agent, answer in answers.items() for one in answer.get("orphans", ())]
@@ -236,32 +236,35 @@ def _entry_without_record(job: str, known: Description) -> ListedJob:
 def attach_to(
     engine: Engine, prefix: str, exact: bool = False, queued: bool = False, running: bool = False
 ) -> ListedJob:
-    """Choose a job as choose() does, and reduce the fleet to its nodes, with the numbers that they have in the job.
+    """Ask the nodes and the engine for jobs, choose one by choose_job(), and reduce the fleet to the job's nodes.
 
-    It warns of processes that are left. If no node has a record of the job, it raises no_record_error(), or with `queued`
-    returns the job and leaves the fleet as it is. Late nodes of a fleet (opened with a lag) are waited for only if they can
-    change the choice.
+    The nodes get the numbers that they have in the job. It warns of processes that are left. If no node has a record of the
+    job, it raises no_record_error(), or with `queued` returns the job and leaves the fleet as it is. It waits for late nodes of
+    a fleet (opened with a lag) only if they can change the choice.
     """
     fleet = engine.fleet
     answers = ask_jobs(fleet, prefix)
     if fleet.late and not _is_decided(fleet, answers, prefix):
-        fleet.rest()
+        fleet.wait_for_late()
         answers = ask_jobs(fleet, prefix)
     warn_of_remains(engine, answers)
-    job = choose(fleet, answers, prefix, running, exact, ask_engine(engine, answers, prefix))
+    job = choose_job(fleet, answers, prefix, running, exact, ask_engine(engine, answers, prefix))
     if not has_records(job):
         if not queued:
             raise no_record_error(job)
         return job
     listed = summaries_by_job(answers)[job["id"]]
-    places, names = where(listed, answers, fleet.own_names(), job["total"] if job["known"] is not None else 0)
+    places, names = locate_nodes(listed, answers, fleet.own_names(), job["total"] if job["known"] is not None else 0)
     if names:
-        fleet.take(places, names)
+        fleet.reduce_to_job(places, names)
     return job
 
 
 def _is_decided(fleet: Fleet, answers: Mapping[int, JobsAnswer], prefix: str) -> bool:
-    """Check whether late nodes cannot change which job `prefix` means: it is a complete id, or all of them are the job's."""
+    """Check whether late nodes cannot change which job `prefix` means.
+
+    They cannot if it is the complete id of the job that was found, or if all late nodes belong to this job.
+    """
     found = _select_meant(merge_answers(answers), prefix)
     if not found or (prefix and len(found) > 1):
         return False
@@ -285,7 +288,7 @@ def is_waiting(engine: Engine, job: ListedJob) -> bool:
 
 
 def has_records(job: ListedJob) -> bool:
-    """Check whether a node has a record of the job, and it is not queued (again)."""
+    """Check whether a node has a record of the job, and the job is not queued (again)."""
     return job["queued"] is None and bool(job["seen_on"])
 
 
@@ -328,13 +331,13 @@ def lost_nodes_error(why: str, code: int) -> NodeLost:
 
 
 def ask_and_choose(engine: Engine, prefix: str) -> ListedJob:
-    """Ask the nodes and the engine for jobs, warn of processes that are left, and choose a job: see choose()."""
+    """Ask the nodes and the engine for jobs, warn of processes that are left, and choose a job: see choose_job()."""
     answers = ask_jobs(engine.fleet, prefix)
     warn_of_remains(engine, answers)
-    return choose(engine.fleet, answers, prefix, known=ask_engine(engine, answers, prefix))
+    return choose_job(engine.fleet, answers, prefix, known=ask_engine(engine, answers, prefix))
 
 
-def choose(
+def choose_job(
     fleet: Fleet,
     answers: Mapping[int, JobsAnswer],
     prefix: str,
@@ -360,7 +363,7 @@ def choose(
         raise
 
 
-def where(
+def locate_nodes(
     listed: Mapping[int, JobSummary], answers: Mapping[int, JobsAnswer], hosts: Sequence[Host], total: int = 0
 ) -> tuple[dict[int, int], list[str]]:
     """Return ({node: agent}, names): which agent has the records of which node of a job, and the names of all its nodes.

@@ -52,7 +52,7 @@ def send_attached(fleet: Fleet, job: str, node: int = COORDINATOR_NODE) -> None:
 
 
 class Inbox:
-    """Frames from the agents' reader threads, bounded so that an endless log never fills the laptop's memory.
+    """A queue of frames from the agents' reader threads, bounded so that an endless log never fills the laptop's memory.
 
     close() when no more of them are read: else these threads wait in put() as long as the program lives.
     """
@@ -88,7 +88,7 @@ class Inbox:
 
 
 class NodeQueues:
-    """Frames of each node in a queue of its own, each one bounded: a reader in order of time waits for the right one."""
+    """A bounded queue of frames for each node, so that a reader in order of time can wait for the frames of one node."""
 
     def __init__(self, check: Check) -> None:
         self._check = check
@@ -118,7 +118,10 @@ class NodeQueues:
 
 
 class EngineQuestion:
-    """Asks the engine regularly why a job has ended, in a thread, where the agents only read records. `reason`: its answer."""
+    """A question to the engine, asked every 5 s in a thread until it is answered: why has the job ended? `reason`: the answer.
+
+    It is asked only where the agents only read records (fleet.engine_end).
+    """
 
     def __init__(self, fleet: Fleet, job: str) -> None:
         self._ask, self._job = fleet.engine_end, job
@@ -128,9 +131,9 @@ class EngineQuestion:
         self.reason = ""
 
     def ended_for(self, now: float) -> float:
-        """Return for how many seconds it is known that the job has ended; 0.0 before.
+        """Return for how many seconds the engine's answer that the job has ended is known; 0.0 before.
 
-        Every few seconds it asks the engine, in a thread, so call it regularly. now: time.monotonic().
+        It asks the engine in a thread if the last question is 5 s old, so call it regularly. now: time.monotonic().
         """
         if self._ask is not None and self._since is None and not self._asking and now >= self._next:
             self._asking, self._next = True, now + _ASK
@@ -183,7 +186,7 @@ class LostNodes:
         return _retry_pause(self._tries[node] - 1)
 
     def returned(self, node: int) -> None:
-        """Reset the pauses of a node to which the connection was opened again."""
+        """Reset the pauses of a node to which the connection was opened again, and let turn() try at once to start it."""
         self._tries[node] = 0
         self._next[node] = 0.0
 
@@ -210,7 +213,7 @@ class LostNodes:
 
     @property
     def may_run(self) -> bool:
-        """Whether less than _RETURN seconds ago all nodes of an elastic job were first seen to have ended.
+        """Whether a node of an elastic job whose nodes have all ended may still run: for 3 s after the first call.
 
         A node that was started again may coordinate the job, so the first call makes _follow_again() ask all of them once more.
         """
@@ -221,7 +224,7 @@ class LostNodes:
         return self._quiet_since is not None and now - self._quiet_since < _RETURN
 
     def _follow_soon(self, nodes: Iterable[int]) -> None:
-        """Let _follow_again() follow these nodes at its next turn, without a pause."""
+        """Let _follow_again() follow these nodes at its next turn, without a pause, and begin the 3 s of may_run anew."""
         self._quiet_since = None
         for node in nodes:
             self._follows[node], self._follow_at[node] = 0, 0.0
@@ -261,7 +264,7 @@ class LostNodes:
 
 
 class JobFollower:
-    """Follows one job: start(), then items() until the job is over. `watch` has what is known of the job.
+    """The follower of one job: start(), then items() until the job is over. `watch` has what is known of the job.
 
     patient: an interrupt does not end the first requests. pieces: the bytes of logs are items, too. revive: starts a node of an
     elastic job again that does not take part; returns whether it was started, or raises ClustertoolError.
@@ -439,7 +442,8 @@ class JobFollower:
     def _check_nodes(self, now: float) -> Iterator[Item]:
         """Follow late nodes that have logged in, open lost or silent connections again in threads, and yield news of lost ones.
 
-        Where an engine knows the end of nodes, the news waits some seconds, and is left out if the node ends or comes back.
+        It answers prompts of logins, too. Where an engine knows the end of nodes, the news waits some
+        seconds, and is left out if the node ends or comes back.
         """
         self.fleet.prompter.serve()
         if self._late:

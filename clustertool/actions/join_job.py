@@ -69,7 +69,7 @@ def find_secret(meeting: TypedMeeting, make: bool = True) -> Secret:
 def join_file(request: RunRequest, meeting: TypedMeeting, folder: Path, shared: Secret) -> JoinFile:
     """Build what the joining process gets: the job, the meeting point, the secrets, and the settings of this machine.
 
-    Numbers of trainers and devices that were typed here are those of this machine.
+    The job gets an id and a certificate. Numbers of trainers and devices that were typed here are those of this machine.
     """
     spec, host = request.spec, request.cluster.hosts[0]
     assert spec is not None

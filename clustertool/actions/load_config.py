@@ -37,10 +37,10 @@ def cluster(
 ) -> Cluster:
     """Load the selected cluster, apply --dispatch, --only and --skip, and report its source as a note.
 
-    start_local: without a conf.py, start the embedded cluster if necessary. Else: use the hosts that are stored for the
-    selected job, or the embedded cluster if it runs, and this machine for jobs of this folder; these need no HOSTS in conf.py.
-    of_hosts: the command, if it needs HOSTS: UsageError for an engine without; instead: the fix. conf: what read_conf()
-    returned, if it was called. Raises ConfigError.
+    It is that of conf.py, else the embedded one, which start_local starts if necessary. Without start_local, hosts that are
+    stored for the selected job have priority, and this machine is added to the embedded cluster, if that runs, or is in its
+    place, if clusterrun has started jobs in this folder or above. of_hosts: the command, if it needs HOSTS: UsageError for an
+    engine without; instead: the fix. conf: what read_conf() returned, if it was called. Raises ConfigError.
     """
     if conf is None:
         conf = read_conf(caller, selection, optional=not start_local) if not selection.here else Conf()
@@ -152,8 +152,9 @@ class Conf:
 def cluster_of_launcher(caller: Caller, selection: Selection, named: NamedNodes, folder: Path, conf: Conf) -> Cluster:
     """Build the cluster on which clusterrun runs: the listed nodes, else those of conf.py or a hostfile, else those mentioned.
 
-    Without any of them, or for --ips=127.0.0.1, it is this machine alone, in `folder`. Reports the source, and an allocation or
-    variables of the shell that are ignored. Raises UsageError for nodes that are named with an engine which chooses them.
+    Without any of them, for --standalone or --ips=127.0.0.1, it is this machine alone, in `folder`. Applies --dispatch, --only
+    and --skip. Notes the source and python3, and remarks on an allocation or variables of the shell that are ignored. Raises
+    UsageError for nodes that are named with an engine which chooses them.
     """
     values, source = conf.values, conf.source
     listed = named.listed or (() if values else named.mentioned)
@@ -197,7 +198,7 @@ def cluster_of_meeting(caller: Caller, conf: Conf, nodes: int, folder: Path, dev
     """Build the cluster of this machine as one of the `nodes` machines on which the same command is typed, in `folder`.
 
     conf: without HOSTS. devices: the command line names devices. address: for training, "" for the one on the way to the
-    coordinator. ENV is that of conf.py, without variables of the shell.
+    coordinator. ENV is that of conf.py, without variables of the shell. Notes the source and python3.
     """
     known = _without_hosts(conf)
     found = this_machine.with_job_python(this_machine.own_cluster(folder, known))
@@ -240,7 +241,7 @@ def read_conf(caller: Caller, selection: Selection, named: bool = False, optiona
         keys = (*KEYS, *known_engines.settings_keys())
         named = named or bool(selection.hostfile)
         try:
-            path, values = conf_file.read(selection.conf, keys, named, named or optional)
+            path, values = conf_file.find_and_run(selection.conf, keys, named, named or optional)
         except conf_file.NotNeeded as error:
             caller.remark(f"{error.what}; this command needs no conf.py, so it is left out")
     if selection.hostfile:
@@ -289,6 +290,7 @@ def _report_source(caller: Caller, selection: Selection, source: str, found: Clu
 
 
 def _note_python(caller: Caller, found: Cluster) -> None:
+    """Note which python3 the jobs of this machine use, if that is known."""
     if found.job_python:
         caller.note(f"python3: {found.job_python}")
 
@@ -301,10 +303,10 @@ def _note_allocation(caller: Caller, found: Cluster) -> None:
 
 
 def _cluster_without_hosts(caller: Caller, selection: Selection, start: bool, why: str) -> Cluster:
-    """Build the cluster for a command without HOSTS (`why`): the embedded one, started if `start`, else with this machine.
+    """Build the cluster for a command without HOSTS: with `start` the embedded one, which is started if necessary.
 
-    This machine is added only where clusterrun has started jobs in the current folder or above. With --here it is alone. Notes
-    the source. Raises ConfigError if there is neither.
+    Otherwise: the embedded one, if it runs, and this machine, if clusterrun has started jobs in the current folder or above;
+    with --here this machine alone. Notes the source, with `why`. Raises ConfigError if there is neither.
     """
     only = selection.here
     top = None if start else this_machine.folder_of_jobs(Path.cwd())

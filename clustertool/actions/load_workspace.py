@@ -42,7 +42,7 @@ def workspace_settings(folder: Path, cluster: Cluster) -> Toml:
 def _toml_text(folder: Path) -> str:
     """Read the text of a folder's job.toml, "" if it has none.
 
-    Raises DataError if there is no such folder, or for a file in its place.
+    Raises DataError if there is no such folder, for a file in its place, or if the text cannot be read.
     """
     if os.path.isfile(folder):
         fix = "give its folder: --workspace DIR --script FILE"
@@ -93,7 +93,7 @@ def workspace(caller: Caller, folder: Path, ignore_from: Sequence[str] = ()) -> 
 
 
 def uses_one_port(found: Workspace) -> bool:
-    """Search the first 200 small .py files of a workspace for PADDLE_INIT_PORT or paddle.v2.
+    """Check whether one of the first 200 .py files below 256 KiB of a workspace uses PADDLE_INIT_PORT or paddle.v2.
 
     Such a program connects to all pservers at one port.
     """
@@ -102,9 +102,9 @@ def uses_one_port(found: Workspace) -> bool:
 
 
 def _has_v2(script: Path) -> bool:
-    """Search the text of a program for PADDLE_INIT_PORT or paddle.v2.
+    """Check whether the text of a program has PADDLE_INIT_PORT or paddle.v2; False if it cannot be read.
 
-    A file that cannot be read has none: the dispatch reports it.
+    The dispatch reports a file that cannot be read.
     """
     with contextlib.suppress(OSError):
         return script.is_file() and _V2.search(script.read_bytes()) is not None

@@ -109,7 +109,7 @@ def read_existing_lines(
         for item in watch.take(node, header, payload, time.monotonic()):
             if isinstance(item, LogLines):
                 yield watch.status.name(item.node), item
-    raise_all([*_closed(fleet, watch), *asked.failed.values()])
+    raise_all([*_stream_errors(fleet, watch), *asked.failed.values()])
 
 
 def rest_of_all(fleet: Fleet, inbox: Inbox, job: str, known: JobView, check: Check) -> Iterator[LogPiece]:
@@ -135,10 +135,10 @@ def rest_of_all(fleet: Fleet, inbox: Inbox, job: str, known: JobView, check: Che
                     yield item
         elif quiet > STALL:
             watch.closed.update(dict.fromkeys(left, f"nothing moved for {STALL} s"))
-    raise_all([*_closed(fleet, watch), *asked.failed.values()])
+    raise_all([*_stream_errors(fleet, watch), *asked.failed.values()])
 
 
-def _closed(fleet: Fleet, watch: JobView) -> Iterator[ClustertoolError]:
+def _stream_errors(fleet: Fleet, watch: JobView) -> Iterator[ClustertoolError]:
     """Yield an error for each node whose stream broke off or had invalid frames."""
     for node in sorted(watch.closed):
         if node in watch.refused:

@@ -9,10 +9,10 @@ from clustertool.actions.find_jobs import (
     Described,
     ask_engine,
     ask_jobs,
-    choose,
+    choose_job,
+    locate_nodes,
     merge_answers,
     summaries_by_job,
-    where,
 )
 from clustertool.engines.base import Engine, EngineState
 from clustertool.errors import ClustertoolError, PreflightError, Survivors, Unreachable
@@ -79,7 +79,7 @@ def stop_jobs(
     def answers(gathered: Mapping[tuple[str, int], Stopped], complete: bool) -> ByJob:
         found = {}
         for job in jobs:
-            places, names = where(listed.get(job, {}), known, fleet.own_names())
+            places, names = locate_nodes(listed.get(job, {}), known, fleet.own_names())
             nodes = {name: places.get(node, ours.get(name, -1)) for node, name in enumerate(names)} or ours
             nodes = {name: agent for name, agent in nodes.items() if complete or (job, agent) in gathered}
             absent = not_listed([fleet.cluster.hosts[agent] for agent in places.values()])
@@ -109,10 +109,10 @@ def stop_now(engine: Engine, job: str, how: StopHow) -> dict[str, Stopped]:
     first: ByJob = {}
     if fleet.late:
         first = stop_jobs(fleet, [job], how, ask_jobs(fleet, job, LISTING))
-    fleet.rest()
+    fleet.wait_for_late()
     known = ask_jobs(fleet, job, LISTING)
     about = ask_engine(engine, known, job)
-    choose(fleet, known, job, exact=True, known=about)
+    choose_job(fleet, known, job, exact=True, known=about)
     if by_engine(engine, about, job):
         return dict(engine.cancel(job, how))
     return stop_jobs(fleet, [job], how, known, first)[job]

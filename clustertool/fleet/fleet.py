@@ -88,14 +88,14 @@ class Fleet:
     def open(self, lag: float | None = None) -> Fleet:
         """Connect to every host and start its agent, in parallel. Nodes that fail are in `failed`.
 
-        lag: seconds without a new node after which this returns, if some nodes are there. The others are `late`: rest() waits
-        for them.
+        lag: seconds without a new node after which this returns, if some nodes are there. The others are `late`:
+        wait_for_late() waits for them.
         """
         self._connect_all(self.cluster.hosts, lag)
         return self
 
     def _connect_all(self, hosts: Sequence[Host], lag: float | None) -> None:
-        """Connect to hosts and start their agents, in threads, and wait for them as rest() does."""
+        """Connect to hosts and start their agents, in threads, and wait for them as wait_for_late() does."""
 
         def connect(host: Host) -> AgentClient:
             link = self.connect(host)
@@ -110,7 +110,7 @@ class Fleet:
 
         self._late = {host.index: host.index for host in hosts}
         self._work = ParallelWork({host.index: host for host in hosts}, connect)
-        self.rest(lag)
+        self.wait_for_late(lag)
 
     def open_more(self, hosts: Iterable[Host], leave: Callable[[Host], bool], lag: float | None = None) -> Fleet:
         """Connect to further hosts, numbered after those that are there. Close and remove hosts for which leave() is true."""
@@ -153,7 +153,7 @@ class Fleet:
         """The nodes that open() did not wait for, and that have neither an agent nor an error so far."""
         return list(self._late.values())
 
-    def rest(self, lag: float | None = None) -> None:
+    def wait_for_late(self, lag: float | None = None) -> None:
         """Wait for the late nodes, and sort them into `agents` and `failed`. Each has a deadline.
 
         lag: as for open(). Nodes that are late then stay `late`.
@@ -181,7 +181,7 @@ class Fleet:
 
         Return those that are still late.
         """
-        self.rest(0.0)
+        self.wait_for_late(0.0)
         return self.late
 
     def give_up(self) -> None:
@@ -242,12 +242,12 @@ class Fleet:
     def prompter(self) -> Prompter:
         return self._links.prompter
 
-    def keep(self, cluster: Cluster) -> None:
+    def keep_hosts(self, cluster: Cluster) -> None:
         """Keep only these hosts of the cluster, found by name; renumber the nodes, and close the agents of all others."""
         known = {host.name: host.index for host in self.cluster.hosts}
         self._renumber(cluster, {host.index: known[host.name] for host in cluster.hosts})
 
-    def take(self, places: Mapping[int, int], names: Sequence[str]) -> None:
+    def reduce_to_job(self, places: Mapping[int, int], names: Sequence[str]) -> None:
         """Renumber the nodes as in a job, and close the agents of all others.
 
         places: {node of the job: node here}; names: of the job's nodes, in order. A node that is not in `places` is found by

@@ -456,7 +456,8 @@ class _Teller:
         where = os.path.relpath(shown if ours else true)
         names = " ".join(f"{where}/{stem}.*" for stem in dict.fromkeys(log.partition(".")[0] for log in logs))
         not_ours = "" if ours else f" (not all in {os.path.relpath(shown)} is of this job)"
-        here = " --here" if conf_file.find(self._call.given.conf) else ""  # later commands from here would go by it
+        # Else later commands from here would go by conf.py.
+        here = " --here" if conf_file.find_conf(self._call.given.conf) else ""
         self._call.terminal.note(f"logs: {names}{not_ours}; {PROGRAM} logs{here} --job {job}")
 
 

@@ -46,7 +46,7 @@ def jobs(call: Call) -> None:
         late = engine.fleet.late
         if late:
             call.terminal.note(f"{fold(map(engine.fleet.name, late))}: still logging in")
-            engine.fleet.rest()
+            engine.fleet.wait_for_late()
         if engine.fleet.agents.keys() & set(late):
             _show_jobs(call, engine)
 
@@ -139,7 +139,7 @@ def status(call: Call) -> None:
             engine.fleet.give_up()
         elif late:
             call.terminal.note(f"{fold(map(engine.fleet.name, late))}: still logging in")
-            engine.fleet.rest()
+            engine.fleet.wait_for_late()
         if engine.fleet.agents.keys() & set(late):
             _show_job(call, engine, role)
 

@@ -208,7 +208,7 @@ def _follow(call: Call, request: RunRequest, planned: Report, ended: Ended, elas
     with Fleet(replace(request.cluster, hosts=(here,)), None, inbox.put, User()) as fleet:
         fleet.open()
         errors.raise_all(list(fleet.failed.values()))
-        fleet.take({node: 0}, planned["nodes"])
+        fleet.reduce_to_job({node: 0}, planned["nodes"])
         why = "its records are on that machine"
         fleet.failed = {other: NotFound(why, "", fleet.name(other)) for other in fleet.failed}
         ends = Ending(functools.partial(stop_everywhere, fleet))

@@ -120,7 +120,7 @@ def logs(call: Call) -> None:
                 show(set(places.values()) - late)
                 if late:
                     call.terminal.note(f"{fold(map(fleet.name, sorted(late)))}: still logging in")
-                    fleet.rest()
+                    fleet.wait_for_late()
                     status, places, missing = known()
                     show(set(places.values()) & late)
         named = {error.node for error in missing}

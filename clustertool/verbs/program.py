@@ -164,7 +164,7 @@ def _stored_job(path: Path) -> dict[str, Any]:
 def _hosts_of_conf() -> list[str]:
     """List the names in HOSTS of the nearest conf.py if it is a plain list, without running the file; else []."""
     with contextlib.suppress(OSError, ValueError, SyntaxError, RecursionError, MemoryError, ClustertoolError):
-        path = conf_file.find("")
+        path = conf_file.find_conf("")
         for line in ast.parse(path.read_bytes()).body if path else ():
             if isinstance(line, ast.Assign) and [ast.unparse(target) for target in line.targets] == ["HOSTS"]:
                 return [host.name for host in read_hosts(ast.literal_eval(line.value))]

@@ -10,15 +10,15 @@ from clustertool.actions.find_jobs import (
     Described,
     ask_engine,
     ask_jobs,
-    choose,
+    choose_job,
     is_certain,
+    locate_nodes,
     may_start,
     merge_answers,
     state_text,
     summaries_by_job,
     unknown_end,
     warn_of_orphans,
-    where,
 )
 from clustertool.actions.stop_jobs import (
     LISTING,
@@ -67,7 +67,7 @@ def stop(call: Call) -> None:
         how = stop_how(f"{commanded()} stop", grace, call.given.force)
         shown: dict[tuple[str, str], str] = {}  # by job and node
         first = _stop_early(call, fleet, how, shown)
-        fleet.rest()
+        fleet.wait_for_late()
         known = ask_jobs(fleet, call.given.job, LISTING)
         warn_of_orphans(engine, known)
         about = ask_engine(engine, known, call.given.job)
@@ -158,7 +158,9 @@ def _stop_early(call: Call, fleet: Fleet, how: StopHow, shown: dict[tuple[str, s
         found = [job for job in found if is_certain(job, call.given.job)] or found
         jobs = [job["id"] for job in found]
         if len(found) != 1 or not is_certain(found[0], call.given.job):
-            names = where(summaries_by_job(known)[jobs[0]], known, fleet.own_names())[1] if len(found) == 1 else []
+            names = (
+                locate_nodes(summaries_by_job(known)[jobs[0]], known, fleet.own_names())[1] if len(found) == 1 else []
+            )
             jobs = jobs if set(late) <= set(names) else []
     if jobs:
         call.terminal.note(f"{fold(late)}: still logging in; stopping on the other nodes now")
@@ -173,10 +175,10 @@ def _jobs_to_stop(call: Call, fleet: Fleet, known: Mapping[int, JobsAnswer], abo
     if call.given.all:
         return unfinished_jobs(known, about)
     if call.given.job:
-        return [choose(fleet, known, call.given.job, known=about)["id"]]
+        return [choose_job(fleet, known, call.given.job, known=about)["id"]]
     if not any(map(may_start, merge_answers(known, about))):
         return []
-    return [choose(fleet, known, "", running=True, known=about)["id"]]
+    return [choose_job(fleet, known, "", running=True, known=about)["id"]]
 
 
 def _show_result(
@@ -285,7 +287,7 @@ def _choose_removable(engine: Engine, prefix: str) -> _Removable:
         named = [name for name in unseen if prefix in (name, known[name].job_name)]
         if named and not any(prefix == name for name in listed):
             return _Removable(named[0], {}, ended, {named[0]: 0.0})
-        job = choose(engine.fleet, answers, prefix, known=known)["id"]
+        job = choose_job(engine.fleet, answers, prefix, known=known)["id"]
         _require_ended(engine, job, known)
         return _Removable(job, {}, ended)
     may_start = {name for name, one in known.items() if one.state is EngineState.QUEUED}

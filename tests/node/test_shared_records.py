@@ -22,10 +22,10 @@ from clustertool.actions.fetch_output import fetch_output
 from clustertool.actions.find_jobs import (
     ask_jobs,
     engine_proof,
+    locate_nodes,
     merge_answers,
     record_unknown_end,
     summaries_by_job,
-    where,
 )
 from clustertool.actions.follow_job import Inbox, JobFollower
 from clustertool.actions.read_status import as_dict, error_of, read
@@ -115,7 +115,7 @@ class Shared:
         """A fleet whose nodes are those of the job."""
         fleet = self.fleet(inbox)
         answers = ask_jobs(fleet, job)
-        fleet.take(*where(summaries_by_job(answers)[job], answers, fleet.own_names()))
+        fleet.reduce_to_job(*locate_nodes(summaries_by_job(answers)[job], answers, fleet.own_names()))
         return fleet
 
     def state(self, job: str) -> JobState:
@@ -153,9 +153,9 @@ def test_all_nodes_of_a_running_and_of_an_ended_job(shared: Shared, tmp_path: Pa
     answers = ask_jobs(fleet, "")
     listed = merge_answers(answers)[0]
     assert (listed["id"], listed["state"], listed["total"], listed["seen_on"]) == (job, JobState.RUNNING, 2, [0, 1])
-    places, names = where(summaries_by_job(answers)[job], answers, fleet.own_names())
+    places, names = locate_nodes(summaries_by_job(answers)[job], answers, fleet.own_names())
     assert places == {0: 1, 1: 2}
-    fleet.take(places, names)
+    fleet.reduce_to_job(places, names)
     assert [host.name for host in fleet.cluster.hosts] == names
 
     found = as_dict(fleet.ask_all(STATUS({"job": job})))

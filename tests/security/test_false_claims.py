@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.actions.find_jobs import summaries_by_job, where
+from clustertool.actions.find_jobs import locate_nodes, summaries_by_job
 from clustertool.model.config.hosts import read_hosts
 from tests.cli import LoopSite, until
 from tests.security.hostile import site_with_hostile
@@ -73,7 +73,7 @@ NOTHING: dict[str, Any] = {"jobs": []}
     ],
 )
 def test_a_node_has_no_place_but_its_own(answers: dict[int, Any], places: dict[int, int]) -> None:
-    assert where(summaries_by_job(answers)["j"], answers, HOSTS)[0] == places
+    assert locate_nodes(summaries_by_job(answers)["j"], answers, HOSTS)[0] == places
 
 
 def started(site: LoopSite) -> str:

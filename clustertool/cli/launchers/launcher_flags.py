@@ -69,8 +69,9 @@ Effect = Callable[[Launch, str], None]  # of an option with its value; "" for a 
 
 @dataclass(frozen=True)
 class Flag:
-    """An option of another launcher. `here` is shown to users: in the help, in the documents, and on stderr if the option changes nothing.
+    """An option of another launcher.
 
+    `here` is shown to users: in the help, in the documents, and on stderr if the option changes nothing.
     `effect`: the option of `run` that gets the value, "" for the one with the same name, or any other effect.
     """
 

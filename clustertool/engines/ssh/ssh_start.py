@@ -185,7 +185,7 @@ class SshStart(Starter):
     def _keep_hosts(self, examined: Examined) -> Examined:
         """Reduce the cluster of request and fleet to the hosts of `examined`, with their numbers, and return `examined`."""
         self._request.cluster = examined.cluster
-        self._fleet.keep(examined.cluster)
+        self._fleet.keep_hosts(examined.cluster)
         return examined
 
     def _ask_for_mpi(self, wanted: ProbeWanted) -> preflight.Wanted:
