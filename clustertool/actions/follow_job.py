@@ -326,15 +326,15 @@ class JobFollower:
                     self._lost_nodes.take(frame)
                 if frame is None or now - self._checked_at > _CHECK:
                     if now - (self._checked_at or now) > _NAP:
-                        self.watch.blocked(now - self._checked_at, now)
+                        self.watch.add_pause(now - self._checked_at, now)
                     self._checked_at = now
-                    yield from self.watch.idle(now)
+                    yield from self.watch.take_due(now)
                     yield from self.watch.remind(time.time())
                     yield from self._check_nodes(now)
                     yield from self._lost_nodes.turn(now)
                     if self._engine.ended_for(now) > _LATE or self._given_up(now):
                         yield from self.watch.end_by_engine(self._engine.reason, time.time())
-            yield from self.watch.rest()
+            yield from self.watch.take_rest()
         finally:
             self._left = True
 

@@ -23,7 +23,7 @@ from clustertool.model.roles import role_name
 from clustertool.model.wire.agent_requests import FollowRequest
 from clustertool.model.wire.messages import FOLLOW, TAIL
 from clustertool.watch.job_view import JobView, LogLines, LogPiece
-from clustertool.watch.lines import excerpt, in_order
+from clustertool.watch.lines import excerpt, merge_by_time
 from clustertool.watch.sanitize import harmless
 
 _TAIL = 20
@@ -105,7 +105,7 @@ def read_existing_lines(
     """
     watch = JobView(frozenset(nodes))
     asked = fleet.ask({node: FOLLOW({**request, "by_time": True}) for node in nodes})
-    for node, header, payload in in_order(sorted(asked.ok), lanes.next):
+    for node, header, payload in merge_by_time(sorted(asked.ok), lanes.next):
         for item in watch.take(node, header, payload, time.monotonic()):
             if isinstance(item, LogLines):
                 yield watch.status.name(item.node), item

@@ -24,7 +24,7 @@ from clustertool.model.wire.agent_answers import StatusAnswer
 from clustertool.model.wire.event_types import Event, JobEvent
 from clustertool.show.job_text import blocked_text, firewall_text, resume_text, trouble_text, wait_text
 from clustertool.show.status_view import rank_note, start_text
-from clustertool.watch.waits import blocked, lost_coordinator, suspects, waits
+from clustertool.watch.waits import find_blocked, find_firewall, find_waits, lost_coordinator
 
 StatusJson = dict[str, Any]  # the documented answer of `status --json`
 _REASONS = 3  # different ones why nodes have no connection
@@ -101,7 +101,7 @@ def unrecorded_dict(job: ListedJob) -> StatusJson:
 def as_dict(answers: Mapping[int, StatusAnswer], known: Description | None = None) -> StatusJson:
     """Build the documented JSON of `status --json` from the nodes' answers. known: see find_jobs.engine_proof()."""
     found = read(answers, known)
-    waited = blocked(found) if found.outcome and found.outcome.state in (JobState.LOST, JobState.TIMEOUT) else []
+    waited = find_blocked(found) if found.outcome and found.outcome.state in (JobState.LOST, JobState.TIMEOUT) else []
     usage = {(node, int(pid)): used for node, answer in answers.items() for pid, used in answer["usage"].items()}
     part = found.part
     start = [start_text(part.start)] if part.state is JobState.STARTING else []
@@ -128,8 +128,8 @@ def as_dict(answers: Mapping[int, StatusAnswer], known: Description | None = Non
         "epochs": [to_plain(epoch) for epoch in found.epochs],
         "processes": processes,
         "nodes": [{**node.as_dict(), "why": trouble_text(node.trouble)} for _, node in sorted(found.nodes.items())],
-        "waits": [*map(blocked_text, waited)] or [*map(wait_text, waits(found, time.time()))] or start,
-        "advice": (firewall_text(suspects(found)) if waited else "") or resume_text(found),
+        "waits": [*map(blocked_text, waited)] or [*map(wait_text, find_waits(found, time.time()))] or start,
+        "advice": (firewall_text(find_firewall(found)) if waited else "") or resume_text(found),
         "outcome": found.outcome.as_dict() if found.outcome else None,
         "reason": "" if found.outcome else found.engine_end,
     }
@@ -163,8 +163,8 @@ def error_of(status: JobStatus) -> ClustertoolError | None:
         return stopped
     coordinator = lost_coordinator(status)
     lost = f"{status.name(coordinator.index)}: {trouble_text(coordinator.trouble)}" if coordinator is not None else ""
-    reasons = [lost, outcome.reason, *map(blocked_text, blocked(status)[:_REASONS])]
-    what, fix = "; ".join(filter(None, reasons)), firewall_text(suspects(status)) or resume_text(status)
+    reasons = [lost, outcome.reason, *map(blocked_text, find_blocked(status)[:_REASONS])]
+    what, fix = "; ".join(filter(None, reasons)), firewall_text(find_firewall(status)) or resume_text(status)
     if outcome.state is JobState.TIMEOUT:
         error: ClustertoolError = TimedOut(what, fix)
     else:

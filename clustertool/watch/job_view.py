@@ -14,7 +14,7 @@ from clustertool.model.wire.event_types import Event
 from clustertool.model.wire.stream_messages import LogFrame, StreamFrame
 from clustertool.watch.lines import Lines
 from clustertool.watch.news import EventNews, Failures, News, PhaseNews, RefusedNews
-from clustertool.watch.waits import Wait, count_due_reports, waits
+from clustertool.watch.waits import Wait, count_due_reports, find_waits
 
 _LONGEST = 16 << 20  # bytes of one line
 _OPEN = 64 << 20  # and of all lines together that have no end yet
@@ -48,9 +48,9 @@ Item = LogLines | LogPiece | News | Wait
 
 @dataclass
 class JobView:
-    """take() frames as they arrive, idle() regularly; `over` when every node has sent its last event or is lost.
+    """The view of a job that the frames of its nodes give: its status, lines that are not complete, and delayed news.
 
-    pieces: the bytes of logs are items, too.
+    Call take() for each frame, take_due() regularly, and take_rest() at the end. pieces: take() also returns the bytes of logs.
     """
 
     nodes: frozenset[int]
@@ -78,9 +78,10 @@ class JobView:
         return self.ended | set(self.closed) >= self.nodes
 
     def take(self, node: int, header: StreamFrame, payload: bytes, now: float) -> list[Item]:
-        """Update the status by a frame of a node, and return the log lines and news that follow from it.
+        """Update the view by a frame of a node, and return the lines of logs and the news that follow from it.
 
-        A node that sent something not valid is ignored from then on. now: time.monotonic().
+        The last frame of a node ends its stream and its last lines. Events that have come before change nothing. A node that
+        sent something not valid is ignored from then on. now: time.monotonic().
         """
         self.received[node] = now
         if node in self.refused:
@@ -103,40 +104,43 @@ class JobView:
         return []
 
     def _refuse(self, node: int, why: str) -> list[Item]:
-        """Record that a node sent something not valid, and return the news of that."""
+        """Ignore a node from now on, as closed, because it sent something not valid, and return the news of that."""
         self.refused[node] = self.closed[node] = why
         return [RefusedNews(0.0, self.status.name(node), why)]
 
-    def idle(self, now: float) -> list[Item]:
+    def take_due(self, now: float) -> list[Item]:
         """Return failures that have waited long enough, and progress bars without a newline that have changed.
 
         now: time.monotonic().
         """
         found: list[Item] = [*self._failures.release(now)]
         for key, lines in self._all_lines():
-            shown = lines.idle(now)
+            shown = lines.take_bar(now)
             if shown:
                 found.append(LogLines(*key, self._node_of(key), shown, self._times.get(key)))
         return found
 
     def remind(self, now: float) -> list[Item]:
-        """Return those waits of the job of which a further report is due: see due(). now: seconds since the epoch."""
+        """Return the waits of the job that have to be reported now, for the first time or again, and count them as reported.
+
+        See count_due_reports(). A wait that is over begins anew the next time. now: seconds since the epoch.
+        """
         found: list[Item] = []
         reports: dict[type[Wait], int] = {}
-        for wait in waits(self.status, now):
+        for wait in find_waits(self.status, now):
             reports[type(wait)] = max(count_due_reports(wait), reports.get(type(wait), 0))
             if count_due_reports(wait) > self._reminded.get(type(wait), 0):
                 found.append(wait)
         self._reminded = reports
         return found
 
-    def rest(self) -> list[Item]:
-        """Return the failures and news that are still delayed, at the end of the job."""
+    def take_rest(self) -> list[Item]:
+        """Return all failures and news that are still delayed, due or not."""
         return [*self._failures.release()]
 
     @property
     def shown(self) -> dict[str, int]:
-        """{path of a log: bytes of it that have arrived}. The path has the number of the rank in the job."""
+        """{path of a log: offset behind its last byte that has arrived}. The path has the number of the rank in the job."""
         return {log: size for offsets in self.offsets.values() for log, size in offsets.items()}
 
     @property
@@ -150,7 +154,7 @@ class JobView:
         )
 
     def end_by_engine(self, reason: str, t: float) -> list[Item]:
-        """Record that the engine has ended the job, mark all nodes as ended, and return the last lines of their ranks.
+        """Record that the engine has ended the job; mark all other nodes as ended, and return the last lines of their ranks.
 
         t: seconds since the epoch.
         """
@@ -160,12 +164,12 @@ class JobView:
         return [item for node in sorted(left) for item in self._flush(node)]
 
     def printed(self, outcome: Outcome) -> bool:
-        """Check whether news of a failure, or of the loss of a node, have named the reason of this outcome."""
+        """Check whether news have named the reason of an outcome: a failure of FAILED, the lost node of LOST; else False."""
         if outcome.state is JobState.FAILED:
             return any(self._failures.printed(key) for key in outcome.culprits)
         return outcome.state is JobState.LOST and outcome.node in self._lost
 
-    def blocked(self, seconds: float, now: float) -> None:
+    def add_pause(self, seconds: float, now: float) -> None:
         """Move the times of the nodes' last frames forward by the seconds in which this process did not run, at most to `now`.
 
         Else each node would seem to have been silent in that time.
@@ -236,26 +240,29 @@ class JobView:
         return process.node if process else -1
 
     def _event(self, node: int, event: Event, now: float) -> Iterable[Item]:
-        """Apply an event to the status, and yield the news that can be printed now. Failures are delayed: see Failures."""
+        """Apply an event to the status, and yield the news that can be printed now; ignore an event that this node cannot know.
+
+        Failures are delayed, and news behind them, too: see Failures.
+        """
         before, t = self.status.phase, float(event.get("t", 0))
         if not self.status.knows(node, event):
             return
         self.status.apply(node, event)
         if event["type"] == "exited" and not event.get("stopped") and (event["code"] or event.get("signal")):
             process = self.status.processes[str(event["role"]), int(event["rank"])]
-            self._failures.fail(process.failure(self.status.name(node)), t, now)
+            self._failures.add_failure(process.failure(self.status.name(node)), t, now)
         elif event["type"] == "phase" and self.status.phase != before:
             culprits = [(str(role), int(rank)) for role, rank in event.get("culprits", ())]
             why = EventNews(t, self.status.name(node), event)
-            self._failures.expect(culprits, int(event.get("attempt", 0)), why, now)
+            self._failures.add_culprits(culprits, int(event.get("attempt", 0)), why, now)
         if event["type"] == "restart":  # the next attempt has failures of its own
             yield from self._failures.release()
         news = self._news(node, event, before)
         if news is not None:
-            yield from self._failures.follow(news)
+            yield from self._failures.add_news(news)
 
     def _news(self, node: int, event: Event, before: str) -> News | None:
-        """Convert an event to news, None if it is not reported. before: the phase before this event."""
+        """Convert an event to news, None if it is not reported; note a node that is lost. before: the phase before it."""
         t, name = float(event.get("t", 0)), self.status.name(node)
         if event["type"] == "phase" and self.status.phase != before:
             roles = frozenset(role for role in ROLES if self.status.of(role))

@@ -20,9 +20,10 @@ Frame = tuple[int, StreamFrame, bytes]
 
 
 class Lines:
-    """feed() returns complete lines, idle() a progress bar that is still being drawn, end() the rest.
+    """The text of one stream, joined to lines: complete ones, a progress bar that is still being drawn, and the rest.
 
-    Memory is bounded by `limit` (bytes of one line, which may change), also for a program that prints no newline.
+    Memory is bounded by `limit` (bytes of one line, which may change), also for a program that prints no newline: longer lines
+    are cut, with a note.
     """
 
     def __init__(self, limit: int = 16 << 20, period: float = 1.0) -> None:
@@ -32,9 +33,9 @@ class Lines:
         self._dropped = 0  # bytes of it beyond the limit
         self._bar = ""  # the last segment that is complete and not empty
         self._is_bar = False  # a "\r" came since the last newline
-        self._shown = ""  # what idle() gave of this line
+        self._shown = ""  # what take_bar() gave of this line
         self._shown_at = float("-inf")
-        self._fed = self._seen = 0  # bytes so far, and at the last idle()
+        self._fed = self._seen = 0  # bytes so far, and at the last take_bar()
         self._changed_at = 0.0
 
     @property
@@ -50,7 +51,7 @@ class Lines:
         self._fed += len(data)
         first = data.find(b"\n")
         if first < 0:
-            self._keep(data)
+            self._add(data)
             return []
         last = data.rfind(b"\n")
         lines = self._close(data[:first])
@@ -58,10 +59,10 @@ class Lines:
             # A newline byte is never part of another character, so whole lines can be decoded in one go.
             text = data[first + 1 : last].decode("utf-8", _ERRORS)
             lines += map(_visible, text.split("\n")) if "\r" in text else text.split("\n")
-        self._keep(data[last + 1 :])
+        self._add(data[last + 1 :])
         return lines
 
-    def idle(self, now: float) -> list[str]:
+    def take_bar(self, now: float) -> list[str]:
         """Return the progress bar that has no newline so far, if it has changed; at most one line in a period.
 
         now: in seconds.
@@ -79,20 +80,20 @@ class Lines:
         return [text]
 
     def end(self) -> list[str]:
-        """Return the last line if the stream ended without a newline, else []."""
+        """Return [the last line] if the stream ended without a newline; [] else, or if take_bar() has returned this text."""
         return self._close(b"") if self._open or self._bar else []
 
     def _close(self, data: bytes) -> list[str]:
-        """Complete the current line with `data` and return it, unless idle() has returned exactly this text."""
-        self._keep(data)
+        """Complete the current line with `data`, return [line], and begin a new one; [] if take_bar() has returned the text."""
+        self._add(data)
         line = self._take_line() if self._open else self._bar
         lines = [] if line and line == self._shown else [line]
-        self._clear()
+        self._clear_segment()
         self._bar = self._shown = ""
         self._is_bar = False
         return lines
 
-    def _keep(self, data: bytes) -> None:
+    def _add(self, data: bytes) -> None:
         """Append data without a newline to the current line.
 
         Of segments that end with a carriage return only the last one is kept.
@@ -102,11 +103,11 @@ class Lines:
             self._is_bar = True
             _, back, last = ended.rstrip(b"\r").rpartition(b"\r")
             if back:
-                self._clear()
+                self._clear_segment()
             self._append(last)
             if self._open:
                 self._bar = self._take_line()
-            self._clear()
+            self._clear_segment()
         self._append(rest)
 
     def _append(self, data: bytes) -> None:
@@ -115,7 +116,7 @@ class Lines:
         self._open += data if len(data) <= room else data[:room]
         self._dropped += max(0, len(data) - room)
 
-    def _clear(self) -> None:
+    def _clear_segment(self) -> None:
         if self._open:
             self._open = bytearray()
         self._dropped = 0
@@ -134,10 +135,10 @@ def _visible(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2]
 
 
-def in_order(nodes: Iterable[int], following: Callable[[int], Frame]) -> Iterator[Frame]:
-    """Merge the frames of several nodes by time, with one frame of each in memory, until each node has sent its last one.
+def merge_by_time(nodes: Iterable[int], following: Callable[[int], Frame]) -> Iterator[Frame]:
+    """Yield the frames of several nodes by time, with one frame of each in memory, until each node has sent its last one.
 
-    following: waits for a node's next frame. A node's frames are in order. Those without a time, as events, keep their place.
+    following: waits for a node's next frame. A node's frames stay in order. Those without a time, as events, keep their place.
     """
     heads = {node: following(node) for node in nodes}
     times = dict.fromkeys(heads, 0.0)
@@ -155,9 +156,9 @@ def in_order(nodes: Iterable[int], following: Callable[[int], Frame]) -> Iterato
 
 
 def excerpt(lines: Sequence[str], most: int = 20) -> list[str]:
-    """Select the last Python traceback in lines of a log, with those that it follows from, or else the last `most` lines.
+    """Select the last Python traceback, those that it follows from, and all lines after it; else the last `most` lines.
 
-    Of more than 3 * `most` lines the middle is left out.
+    If that is more than 3 * `most` lines, a line that counts them replaces the middle.
     """
     starts = [i for i, line in enumerate(lines) if line.lstrip().startswith(_START)]
     if not starts:

@@ -21,7 +21,7 @@ _CAUSE = 2.5  # seconds: it waits for so long where it knows lost connections on
 
 @dataclass(frozen=True)
 class FailureNews:
-    """Processes that failed with the same error, the first one first. `like`: an earlier one with this error.
+    """The news that processes failed with the same error, the first one first. `like`: an earlier one with this error.
 
     followed: they failed after another one, because a connection to it was lost, or a collective with it had no more time.
     """
@@ -34,7 +34,7 @@ class FailureNews:
 
 @dataclass(frozen=True)
 class PhaseNews:
-    """The coordinator has begun a phase. `roles` are those of the job. `end`: what an ending is for.
+    """The news that the coordinator has begun a phase. `roles` are those of the job. `end`: what an ending is for.
 
     That is SUCCEEDED where all trainers have ended, and None where the next attempt follows.
     """
@@ -62,7 +62,7 @@ class EventNews:
 
 @dataclass(frozen=True)
 class RefusedNews:
-    """A node sent something that is not valid, and is not followed any more."""
+    """The news that a node sent something not valid, and is not followed any more."""
 
     t: float
     node: str
@@ -71,7 +71,7 @@ class RefusedNews:
 
 @dataclass(frozen=True)
 class DisconnectNews:
-    """The connection to a node was lost. It is opened again."""
+    """The news that the connection to a node was lost. It is opened again."""
 
     t: float
     node: str
@@ -80,7 +80,7 @@ class DisconnectNews:
 
 @dataclass(frozen=True)
 class RevivedNews:
-    """A node of an elastic job that was lost answers, and was started again."""
+    """The news that a lost node of an elastic job answers, and was started again."""
 
     t: float
     node: str
@@ -94,12 +94,12 @@ News = FailureNews | PhaseNews | EventNews | RefusedNews | DisconnectNews | Revi
 
 @dataclass
 class Failures:
-    """Failures of one moment are one report: causes before consequences, equal ones together, each printed once.
+    """The failures of a job that wait for a common report: causes before consequences, equal ones together, each printed once.
 
-    fail(), expect() and follow() as events come; release() what is due. Reports of failed processes are delayed for a short
-    time, for two reasons. The nodes' events come in any order, and only the coordinator knows which failure was first. And
-    processes that fail of the same error fail at the same time. Consequences of a failure ("ending the job on all nodes") wait
-    behind it, so that a cause is printed before its consequences.
+    add_failure(), add_culprits() and add_news() take events as they come; release() returns what is due. Reports of failed
+    processes are delayed for a short time, for two reasons. The nodes' events come in any order, and only the coordinator knows
+    which failure was first. And processes that fail of the same error fail at the same time. Consequences of a failure ("ending
+    the job on all nodes") wait behind it, so that a cause is printed before its consequences.
     """
 
     _waiting: list[tuple[float, RankExit]] = field(default_factory=list)
@@ -112,27 +112,27 @@ class Failures:
     _causes: set[int] = field(default_factory=set)  # attempts of which a failure is known that has a cause of its own
     _due: float | None = None
 
-    def fail(self, failure: RankExit, t: float, now: float) -> None:
-        """Add the failure of a process to those that wait, unless it has been reported.
+    def add_failure(self, failure: RankExit, t: float, now: float) -> None:
+        """Add the failure of a process, unless it has been reported; release() is due 1 s later, 2.5 s for a consequence.
 
         t: when it failed, by its node's clock. now: time.monotonic().
         """
         if _process_attempt(failure) not in self._reported:
             self._waiting.append((t, failure))
-            self._hold(now + (_CAUSE if failure.consequence else HOLD))
+            self._set_due(now + (_CAUSE if failure.consequence else HOLD))
 
-    def expect(self, culprits: Iterable[Key], attempt: int, why: EventNews, now: float) -> None:
+    def add_culprits(self, culprits: Iterable[Key], attempt: int, why: EventNews, now: float) -> None:
         """Note the first failures that the coordinator has named; release() returns them first.
 
-        why: the coordinator's event, which is reported if events of these processes do not come.
+        why: the coordinator's event, which release() returns instead if events of these processes have not come.
         """
         named = [(key, attempt) for key in culprits]
         self._first += named
         if named and not self._reported.intersection(named):
             self._why = why
-            self._hold(now + HOLD)
+            self._set_due(now + HOLD)
 
-    def follow(self, news: News) -> list[News]:
+    def add_news(self, news: News) -> list[News]:
         """Return [news] if no failure waits; else keep it until release(), and return []."""
         if self._due is None:
             return [news]
@@ -140,9 +140,9 @@ class Failures:
         return []
 
     def release(self, now: float | None = None) -> list[News]:
-        """Return the delayed failures, grouped by error, and the news behind them; [] if they are not due.
+        """Return the delayed failures, grouped by error, and the news behind them, and forget them; [] if they are not due.
 
-        now: None for all of them.
+        now: None: they are due in any case.
         """
         if self._due is None or (now is not None and now < self._due):
             return []
@@ -157,7 +157,7 @@ class Failures:
         for attempt, items in grouped((failure.attempt, failure) for _, failure in waiting).items():
             for group in alike(items, attempt in self._causes):
                 followed = group[0].consequence and attempt in self._causes
-                found.append(self._report(group, times[_process_attempt(group[0])], followed))
+                found.append(self._build_news(group, times[_process_attempt(group[0])], followed))
                 self._causes.update({attempt} if not group[0].consequence else ())
         if self._why is not None and not self._reported.intersection(self._first):
             found.insert(0, self._why)
@@ -170,12 +170,12 @@ class Failures:
         """Check whether a failure of this process has been returned by release(), or named by the coordinator's event."""
         return any(reported == key for reported, _ in self._reported)
 
-    def _hold(self, due: float) -> None:
+    def _set_due(self, due: float) -> None:
         """Set when the delayed failures are due, unless they are due earlier."""
         self._due = due if self._due is None else min(self._due, due)
 
-    def _report(self, group: list[RankExit], t: float, followed: bool) -> FailureNews:
-        """Build the news of failures with the same error, with the first one that was reported with this error before."""
+    def _build_news(self, group: list[RankExit], t: float, followed: bool) -> FailureNews:
+        """Build the news of failures with the same error, and name in it the first one reported before with this error."""
         before = self._leaders.setdefault(same_error(group[0]), group[0])
         return FailureNews(t, group, None if before is group[0] else before, followed)
 
@@ -199,5 +199,5 @@ def failed_by_themselves(status: JobStatus, outcome: Outcome) -> list[list[Proce
 
 
 def first_culprit(status: JobStatus, outcome: Outcome) -> ProcessStatus | None:
-    """Return the process that failed first, None unless the job has failed."""
+    """Return the process that failed first, None if the job has not failed or the process is not known."""
     return status.processes.get(outcome.culprits[0]) if outcome.state is JobState.FAILED and outcome.culprits else None

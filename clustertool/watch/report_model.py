@@ -46,6 +46,8 @@ class Span:
 
 @dataclass(frozen=True)
 class UsageCurves:
+    """The CPU time and memory of a rank: in all, and as curves of cores and bytes."""
+
     cpu: float  # seconds
     memory: float  # bytes at most
     cores: Curve
@@ -54,6 +56,8 @@ class UsageCurves:
 
 @dataclass(frozen=True)
 class RankReport:
+    """What the report shows of a rank: its spans, its end, what it used, its progress and its last line."""
+
     role: str
     rank: int
     node: int
@@ -86,6 +90,8 @@ class RankReport:
 
 @dataclass(frozen=True)
 class ReportCard:
+    """What the report shows of a device of a node: curves of its load and memory."""
+
     index: int
     busy: Curve  # part of 1
     used: Curve  # bytes
@@ -94,6 +100,8 @@ class ReportCard:
 
 @dataclass(frozen=True)
 class ReportNode:
+    """What the report shows of a node: its state, curves of its processors and memory, and its devices."""
+
     index: int
     name: str
     state: NodeState
@@ -107,6 +115,8 @@ class ReportNode:
 
 @dataclass(frozen=True)
 class ReportModel:
+    """All that the report shows of a job, masked and sanitized except for `news` and the troubles of `nodes`: see `clean`."""
+
     job: str
     state: JobState
     mode: str
@@ -168,7 +178,7 @@ def build_report_model(status: JobStatus, answers: Answers, hide: Hide, notes: S
         for key, process in sorted(status.processes.items(), key=lambda item: (item[0][0] != "trainer", item[0]))
     ]
     there = [rank for rank in ranks if rank.spans and rank.state is not RankState.LOST]
-    behind = find_stragglers([_pace(rank, known.get(rank.key)) for rank in there])
+    behind = find_stragglers([_build_pace(rank, known.get(rank.key)) for rank in there])
     outcome, container = status.outcome, container_of(event for a in answers.values() for event in a["events"])
     guilty = news.first_culprit(status, outcome) if outcome else None
     return ReportModel(
@@ -188,7 +198,7 @@ def build_report_model(status: JobStatus, answers: Answers, hide: Hide, notes: S
         last_lines=_excerpt_lines(tails.get((guilty.role, guilty.rank), ""), clean) if guilty else (),
         nodes=[_node_report(status, index, answers.get(index), began, clean) for index in sorted(status.nodes)],
         ranks=[replace(rank, behind=behind.get(rank.key, "")) for rank in ranks],
-        news=[(news.t - began, news) for news in _news(answers)],
+        news=[(news.t - began, news) for news in _replay_news(answers)],
         epochs=[_shown_epoch(epoch, clean) for epoch in status.epochs],
         notes=[clean(note) for note in (*notes, *_clock_notes(status, answers))],
         container=container and JobContainer(*map(clean, container)),
@@ -197,7 +207,7 @@ def build_report_model(status: JobStatus, answers: Answers, hide: Hide, notes: S
 
 
 def _headline(status: JobStatus) -> Sequence[Key]:
-    """Return the processes with the error of the first failure, else the culprits of the outcome."""
+    """Return the processes with the error of the first failure, else the culprits of the outcome; () without an outcome."""
     outcome = status.outcome
     groups = news.failed_by_themselves(status, outcome) if outcome else []
     return [process.key for process in groups[0]] if groups else outcome.culprits if outcome else ()
@@ -217,8 +227,9 @@ def _job_start(status: JobStatus, process: ProcessStatus, began: float) -> float
 
 
 def _spans_of_ranks(status: JobStatus, answers: Answers, began: float, last: float) -> dict[Key, list[Span]]:
-    """Map each rank to its spans, in seconds since `began`: by the records of its node, or for a lost rank by what others know.
+    """Map each rank to its spans, in seconds since `began`: by the records of its node, if that has answered.
 
+    Else a lost rank has one span, from its last output to its loss, by the records of other nodes; another rank is left out.
     last: the end of the report.
     """
     found: dict[Key, list[Span]] = {}
@@ -243,7 +254,8 @@ def _spans_of_attempt(
 ) -> list[Span]:
     """Convert the states of one attempt of a rank to spans, in seconds since the job began.
 
-    last: the end of the report; None for an attempt after which the rank has started again.
+    The last span of a rank that has not ended goes to the end of the report, and is LOST if its node has no supervisor. last:
+    that end; None for an attempt after which the rank has started again.
     """
     start = _job_start(status, process, began)
     states = [(t - start, state) for t, state in process.states]
@@ -265,7 +277,7 @@ def _rank_report(
 ) -> RankReport:
     """Build the report of a rank, without the spans, the last line and what build_report_model() adds besides."""
     rows = [(row[0] - began, *row[1:]) for row in known["rows"]] if known else []
-    progress, unit = curve([(t - began, epoch, step) for t, epoch, step in known["progress"]] if known else [])
+    progress, unit = progress_curve([(t - began, epoch, step) for t, epoch, step in known["progress"]] if known else [])
     # The kernel's counters at the ends of a rank are exact, also if it lived for less than one sample.
     attempts = [attempt.ranks[process.key] for attempt in status.attempts.values() if process.key in attempt.ranks]
     output = process.output - _job_start(status, process, began) if process.output else None
@@ -295,28 +307,28 @@ def _rank_report(
     )
 
 
-def curve(rows: Sequence[tuple[float, float | None, float | None]]) -> tuple[Curve, str]:
-    """Convert (time, epoch, step) to a curve that only grows, and its unit: "step", or "epoch" with parts if steps begin anew.
+def progress_curve(rows: Sequence[tuple[float, float | None, float | None]]) -> tuple[Curve, str]:
+    """Convert (time, epoch, step) to a curve and its unit: "step", or "epoch" if there are no steps or they begin anew.
 
-    ((), "") if there is none.
+    An epoch has its steps as a fraction. ((), "") if there are no epochs either, or they fall.
     """
     steps = [(t, step) for t, _, step in rows if step is not None]
-    if steps and _grows(steps):
+    if steps and _never_falls(steps):
         return steps, "step"
     most = max((step for _, step in steps), default=0.0)
     epochs = [(t, epoch + (step or 0.0) / (most + 1)) for t, epoch, step in rows if epoch is not None]
-    return (epochs, "epoch") if epochs and _grows(epochs) else ((), "")
+    return (epochs, "epoch") if epochs and _never_falls(epochs) else ((), "")
 
 
-def _grows(curve: Curve) -> bool:
+def _never_falls(curve: Curve) -> bool:
     """Check that the values of a curve never fall."""
     return all(a[1] <= b[1] for a, b in zip(curve, curve[1:]))
 
 
-def _pace(rank: RankReport, known: RankCurve | None) -> RankPace:
+def _build_pace(rank: RankReport, known: RankCurve | None) -> RankPace:
     """Build the record by which find_stragglers() compares a rank: times, progress, mean load and size of log.
 
-    They are those of its last attempt.
+    The times and the load are those of its last attempt.
     """
     attempt = rank.spans[-1].attempt
     start = min(span.start for span in rank.spans if span.attempt == attempt)
@@ -361,7 +373,7 @@ def _clock_notes(status: JobStatus, answers: Answers) -> list[str]:
     ]
 
 
-def _news(answers: Answers) -> list[News]:
+def _replay_news(answers: Answers) -> list[News]:
     """Return the news that a follower would have got: the events of all nodes are replayed in the order of their times."""
     watch, events, items = JobView(frozenset(answers)), [], []
     for node in sorted(answers):
@@ -372,4 +384,4 @@ def _news(answers: Answers) -> list[News]:
         event = answers[node]["events"][number]
         frame: EventsFrame = {"type": "events", "node": node, "at": number, "events": [event]}
         items += watch.take(node, frame, b"", t)
-    return [item for item in [*items, *watch.rest()] if isinstance(item, News)]
+    return [item for item in [*items, *watch.take_rest()] if isinstance(item, News)]

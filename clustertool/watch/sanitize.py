@@ -22,7 +22,8 @@ def harmless(text: str) -> str:
 def harmless_lines(text: str, indent: str = "") -> str:
     """Spell out every control character of a text except the newlines.
 
-    indent: is put before each further line that does not begin with a blank, so that it cannot look like a message of its own.
+    indent: is put before each further line, unless it is empty or begins with a blank, so that no line can pass for a message
+    of its own.
     """
     if text.isprintable():
         return text

@@ -33,7 +33,7 @@ Curve = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class RankPace:
-    """One process's last attempt: `progress` is (time, step), `unit` what it counts, `cores` the mean of CPU used."""
+    """The pace of one process in its last attempt: `progress` is (time, step), `unit` its unit, `cores` the mean CPU used."""
 
     role: str
     rank: int
@@ -64,7 +64,7 @@ def find_stragglers(paces: Sequence[RankPace]) -> dict[Key, str]:
 
 def _compare_ranks(peers: Sequence[RankPace]) -> dict[Key, str]:
     """Compare the ranks of one role, and map each straggler to its reasons."""
-    steps = _estimated_steps(peers)
+    steps = _estimate_steps(peers)
     found: dict[Key, list[str]] = {}
     for reasons in (_find_behind(peers, steps), _find_quiet(peers) if len(steps) < 2 else {}, _find_cpu(peers, steps)):
         for key, why in reasons.items():
@@ -72,10 +72,10 @@ def _compare_ranks(peers: Sequence[RankPace]) -> dict[Key, str]:
     return {key: "; ".join(why) for key, why in found.items()}
 
 
-def _estimated_steps(peers: Sequence[RankPace]) -> dict[Key, float]:
-    """Return the estimated step of each rank at the end of the first one to end.
+def _estimate_steps(peers: Sequence[RankPace]) -> dict[Key, float]:
+    """Estimate the step of each rank at the end of the first one to end.
 
-    Ranks with another unit than most are left out.
+    Ranks without progress, or with another unit than most, are left out.
     """
     units = [pace.unit for pace in peers if pace.progress]
     unit = max(units, key=units.count) if units else ""
@@ -86,8 +86,8 @@ def _estimated_steps(peers: Sequence[RankPace]) -> dict[Key, float]:
 def estimate_step(progress: Curve, moment: float) -> float:
     """Estimate the step at a moment: between two printed steps by their times, after the last one at the mean pace.
 
-    After the last one, it grows for at most one and a half of the median time between two steps. It only decides which ranks
-    are behind, and is never shown.
+    Before the first one it is 0.0. After the last one, it grows for at most one and a half of the median time between two
+    steps. It only decides which ranks are behind, and is never shown.
     """
     before = [point for point in progress if point[0] <= moment]
     after = [point for point in progress if point[0] > moment]
@@ -97,7 +97,7 @@ def estimate_step(progress: Curve, moment: float) -> float:
     if after:
         (later, more) = after[0]
         return step + (more - step) * (moment - t) / (later - t)
-    return step + pace_of(before) * min(moment - t, _PATIENCE * _median_step(before))
+    return step + pace_of(before) * min(moment - t, _PATIENCE * _median_gap(before))
 
 
 def printed_step(progress: Curve, moment: float) -> float:
@@ -106,12 +106,12 @@ def printed_step(progress: Curve, moment: float) -> float:
 
 
 def pace_of(progress: Curve) -> float:
-    """Compute the steps a second between the first and the last printed step."""
+    """Compute the steps a second between the first and the last printed step, 0.0 if there is only one."""
     (start, first), (end, last) = progress[0], progress[-1]
     return (last - first) / (end - start) if end > start else 0.0
 
 
-def _median_step(progress: Curve) -> float:
+def _median_gap(progress: Curve) -> float:
     """Compute the median seconds between two printed steps, 0.0 for one."""
     return median(b[0] - a[0] for a, b in zip(progress, progress[1:])) if len(progress) > 1 else 0.0
 
@@ -143,7 +143,7 @@ def _find_quiet(peers: Sequence[RankPace]) -> dict[Key, str]:
 
 
 def _find_cpu(peers: Sequence[RankPace], steps: Mapping[Key, float]) -> dict[Key, str]:
-    """Map each rank that used much less or more CPU than the median to the reason: see RULES."""
+    """Map each rank that used much less or more CPU than the median to the reason: see RULES. Ranks below 5 s do not count."""
     known = {pace.key: pace.cores for pace in peers if pace.cores is not None and pace.end - pace.start >= _SHORT}
     if len(known) < 2:
         return {}

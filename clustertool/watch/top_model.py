@@ -20,13 +20,13 @@ _BUCKETS = (10, 25, 50, 101)  # percent: nodes that are so close in load and mem
 
 
 class Rate:
-    """Steps a second over the last half minute; None until a step has been seen to grow."""
+    """The steps a second that a program's lines show, over the last half minute."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[float, float]] = []
 
     def feed(self, line: str, now: float) -> None:
-        """Read the step in a printed line, if it has one, at the time `now`. A smaller step than before begins anew."""
+        """Record the step in a printed line, if it has one, at the time `now`. After a smaller step than before, begin anew."""
         progress = find(f"{line}\n")
         if progress is None or progress.step is None:
             return
@@ -39,14 +39,14 @@ class Rate:
             del self._seen[0]
 
     @property
-    def counts(self) -> bool:
+    def has_steps(self) -> bool:
         """Whether the program has printed a step."""
         return bool(self._seen)
 
-    def now(self, now: float) -> float | None:
-        """Compute the steps a second at this time; None while fewer than two steps are known.
+    def compute(self, now: float) -> float | None:
+        """Compute the steps a second at the time `now`; None while fewer than two steps are known.
 
-        It falls while no step comes, down to 0.0 after 30 s or three usual gaps between steps.
+        It falls while no step comes, and is 0.0 after 30 s or three usual gaps between steps, whichever is longer.
         """
         if len(self._seen) < 2:
             return None
@@ -113,7 +113,7 @@ class Row:
 
 
 class TopModel:
-    """feed() every sample, then ask for rows."""
+    """The newest samples of all nodes, with their jobs and ranks: feed() each sample, then ask for rows() and processes()."""
 
     def __init__(self) -> None:
         self.devices: dict[str, list[Row]] = {}
@@ -126,9 +126,10 @@ class TopModel:
         self._cpu: dict[str, tuple[int, int]] = {}
 
     def feed(self, agent: int, name: str, sample: GlanceAnswer, now: float) -> None:
-        """Store a sample of a node: its devices, its jobs and their ranks. Ranks that it does not have any more are removed.
+        """Store a sample of a node: its devices, its jobs and their ranks; remove the ranks that the node does not have now.
 
-        agent, name: number and name of the node. now: when it came.
+        A rank that another node has reported in a later epoch stays as it is. agent, name: number and name of the node. now:
+        when it came.
         """
         self.sampled[name], self._place[name] = now, agent
         self.problems[name] = str(sample["problem"])
@@ -153,7 +154,7 @@ class TopModel:
             del self.ranks[key]
 
     def _take_devices(self, name: str, sample: GlanceAnswer) -> None:
-        """Store the devices of a sample as rows, with their history."""
+        """Store the devices of a sample as rows, with their history; for a node without devices, its processors."""
         histories = {card.label: card.history for card in self.devices.get(name, ())}
         self.devices[name] = []
         cards: Sequence[CardValues] = sample["devices"]
@@ -166,7 +167,7 @@ class TopModel:
             self.devices[name].append(Row((name,), what, loads, used, total, *about, history, label, model))
 
     def _processors(self, name: str, sample: GlanceAnswer) -> CardValues:
-        """Return the processors and the memory of a node in the form of a device, for a node without any."""
+        """Describe the processors and memory of a node as a device, with their load since its sample before, None at first."""
         busy, every = sample["cpu"]
         before = self._cpu.get(name, (busy, every))
         self._cpu[name] = (busy, every)
@@ -180,7 +181,8 @@ class TopModel:
         """Build rows about all devices of the nodes that a filter finds: one for each card; if more than `room`, one a node.
 
         If these are too many, too, nodes with similar load and memory are one row, more and more coarsely. text: the filter; it
-        finds a node by its name, the user of a device, or a rank on it. sort: one of SORTS.
+        finds a node by its name, the user of a device, or a rank on it. sort: "cpu" or "memory", the highest first; else by the
+        nodes' numbers.
         """
         places = sorted(self.devices, key=lambda name: self._place[name])
         there = {rank.node for rank in self.processes("rank", text)} if text else set()
@@ -203,8 +205,11 @@ class TopModel:
         return rows
 
     def processes(self, sort: str, text: str, away: Collection[str] = ()) -> list[TopRank]:
-        """List the ranks of all running jobs that a filter finds, in the order of `sort`. away: nodes that do not answer."""
-        every = [rank for rank in self.ranks.values() if rank.node not in away] + list(self._others(away))
+        """List the ranks of all running jobs that a filter finds, in the order of `sort`, with those that no node reports now.
+
+        text: the filter. away: nodes that do not answer; their ranks that had not ended are LOST or UNKNOWN.
+        """
+        every = [rank for rank in self.ranks.values() if rank.node not in away] + list(self._unreported_ranks(away))
         found = [rank for rank in every if _filter_finds_rank(text, rank)]
         found.sort(key=lambda rank: (rank.job, rank.role, rank.rank))  # stable: equals stay in this order
         if sort == "cpu":
@@ -212,11 +217,11 @@ class TopModel:
         elif sort == "memory":
             found.sort(key=lambda rank: -(rank.memory or 0))
         elif sort == "rate":  # those that make no progress first, then the slowest
-            counting = {(rank.job, rank.role) for rank in every if rank.rate.counts}
+            counting = {(rank.job, rank.role) for rank in every if rank.rate.has_steps}
             found.sort(key=lambda rank: _progress_key(rank, (rank.job, rank.role) in counting))
         return found
 
-    def _others(self, away: Collection[str]) -> Iterator[TopRank]:
+    def _unreported_ranks(self, away: Collection[str]) -> Iterator[TopRank]:
         """Yield the ranks that no node reports now: of nodes that do not answer, and those that have not started."""
         jobs = self._merge_known_jobs(away)
         for rank in self.ranks.values():
@@ -235,9 +240,10 @@ class TopModel:
                     yield TopRank(job, -1, name, role, number)
 
     def _merge_known_jobs(self, away: Collection[str]) -> dict[str, _KnownJob]:
-        """Merge what all nodes know of each running job, in its newest epoch.
+        """Merge what all nodes know of each job that runs on a node that answers, in the job's newest epoch.
 
-        If no node answers, the jobs that ran before count.
+        If no node answers, all jobs of the last samples count. away: nodes that do not answer; the losses that they report do
+        not count.
         """
         names = [name for name in self._jobs if name not in away]
         there = {job for name in names or self._jobs for job in self._jobs[name]}
@@ -254,7 +260,10 @@ class TopModel:
         return found
 
     def memberships(self, away: Collection[str] = ()) -> dict[str, MembershipSample]:
-        """Return {job: membership} of running elastic jobs: that of the newest epoch, if possible from its coordinator."""
+        """Return {job: membership} of running elastic jobs: that of the newest epoch, if possible from its coordinator.
+
+        From another node it has the nodes of the plan. away: nodes that do not answer; they are left out.
+        """
         found: dict[str, MembershipSample] = {}
         for name in sorted(set(self._jobs) - set(away)):
             for job, known in self._jobs[name].items():
@@ -281,7 +290,7 @@ class _KnownJob:
         return self.membership["epoch"] if self.membership is not None else 0
 
     def may_have(self, rank: TopRank) -> bool:
-        """Check whether a rank that was reported before belongs to the newest epoch."""
+        """Check whether a rank that was reported before belongs to the newest epoch; True if the job is not elastic."""
         return self.membership is None or (rank.epoch == self.epoch and (rank.role, rank.rank) in self.places)
 
     def state(self, node: int) -> RankState:
@@ -301,9 +310,9 @@ def _places(plan: SamplePlan) -> dict[tuple[str, int], tuple[int, str]]:
 
 
 def _progress_key(rank: TopRank, counting: bool) -> tuple[int, float]:
-    """Return the sort key of a rank by progress: those that make none first, then the slowest ones.
+    """Return the sort key of a rank by progress: first those without any, lost and frozen ones included, then the slowest.
 
-    counting: a rank of its job and role prints steps.
+    Ranks without a rate that need none come last. counting: a rank of its job and role prints steps.
     """
     runs = rank.state is RankState.RUNNING
     if rank.state in (RankState.LOST, RankState.UNKNOWN, RankState.FROZEN) or (runs and counting and not rank.speed):
@@ -319,7 +328,7 @@ def _filter_finds_node(name: str, devices: Sequence[Row], text: str) -> bool:
 def _filter_finds_rank(text: str, rank: TopRank) -> bool:
     """Check whether a filter is in the name, node, job, state or last line of a rank.
 
-    A number in it is a rank's only as a whole.
+    A filter that ends with a number finds a name only if the whole number is equal: "rank 1" does not find rank 12.
     """
     whole = re.compile(rf"(?<!\d){re.escape(text)}(?!\d)" if text[-1:].isdecimal() else re.escape(text))
     numbered = any(map(whole.search, (rank.name, f"rank {rank.rank}")))
@@ -327,7 +336,7 @@ def _filter_finds_rank(text: str, rank: TopRank) -> bool:
 
 
 def _take_rank(rank: TopRank, values: RankSample, job: JobSample, t: float) -> None:
-    """Update a rank by a sample: state, CPU since the sample before, memory, last line, steps a second.
+    """Update a rank by a sample: state, pid, CPU in percent since the sample before, memory, last line, steps a second.
 
     t: when it was taken.
     """
@@ -340,12 +349,12 @@ def _take_rank(rank: TopRank, values: RankSample, job: JobSample, t: float) -> N
     rank.state, rank.pid, rank.log = RankState(values["state"]), int(values["pid"] or 0), str(values["log"] or "")
     rank.memory, rank.line, rank.heartbeat = values.get("memory"), str(values["line"]), job["heartbeat"]
     rank.rate.feed(rank.line, t)
-    rank.speed = rank.rate.now(t) if rank.state is RankState.RUNNING else None
+    rank.speed = rank.rate.compute(t) if rank.state is RankState.RUNNING else None
     rank.quiet = values.get("quiet")
 
 
 def _user_of(values: CardValues) -> str:
-    """Return the user and job that have reserved a device, else its users."""
+    """Return the user and job that have reserved a device, else its users, joined by commas."""
     lock = values.get("held")
     return f"{lock['user']} {lock['job']}" if lock else ",".join(values.get("users", ()))
 
@@ -359,7 +368,10 @@ def _faults_of(values: CardValues) -> tuple[str, ...]:
 
 
 def _combine_devices(cards: Sequence[Row], what: str) -> Row:
-    """Combine several devices in one row. what: its name."""
+    """Combine several devices in one row: all loads and faults, the sums of memory, the highest temperature, the mean history.
+
+    what: the row's name.
+    """
     hot = [card.temperature for card in cards if card.temperature is not None]
     length = min((len(card.history) for card in cards), default=0)
     return Row(

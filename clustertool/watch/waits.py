@@ -45,12 +45,12 @@ class Firewall:
 Wait = ConnectWait | ListenWait
 
 
-def waits(status: JobStatus, now: float) -> list[Wait]:
+def find_waits(status: JobStatus, now: float) -> list[Wait]:
     """List what a job waits for: connections to the coordinator, ports of pservers; [] once it has an outcome.
 
     now: seconds since the epoch.
     """
-    return [*blocked(status, now), *_late_pservers(status, now)] if status.outcome is None else []
+    return [*find_blocked(status, now), *_late_pservers(status, now)] if status.outcome is None else []
 
 
 def count_due_reports(wait: Wait) -> int:
@@ -60,8 +60,8 @@ def count_due_reports(wait: Wait) -> int:
     return (wait.seconds >= 10) + (wait.seconds >= 30) + int(wait.seconds // 60)
 
 
-def blocked(status: JobStatus, now: float = 0.0) -> list[ConnectWait]:
-    """List the nodes that cannot connect to the coordinator, grouped by cause, with the longest time.
+def find_blocked(status: JobStatus, now: float = 0.0) -> list[ConnectWait]:
+    """Group the nodes that report that they cannot connect to the coordinator by cause, each group with its longest time.
 
     now: 0.0: without times.
     """
@@ -80,8 +80,8 @@ def blocked(status: JobStatus, now: float = 0.0) -> list[ConnectWait]:
     ]
 
 
-def suspects(status: JobStatus) -> Firewall | None:
-    """Return the nodes that may have a firewall which blocks connections; None if no node reports that it cannot connect.
+def find_firewall(status: JobStatus) -> Firewall | None:
+    """Return the nodes of which one may have a firewall that blocks connections; None if no node is without a connection.
 
     If no other node has a connection, this is the coordinator's node, else each blocked one as well. None, too, if the blocked
     ones had a connection before or the coordinator's supervisor was lost.
@@ -104,7 +104,7 @@ def lost_coordinator(status: JobStatus) -> NodeStatus | None:
 
 
 def away_coordinator(status: JobStatus) -> NodeStatus | None:
-    """Return the coordinator's node if an elastic job is LOST because other nodes could not reach it any more, else None."""
+    """Return the coordinator's node if an elastic job is LOST and this node has not ended, but was not reached; else None."""
     coordinator = status.nodes.get(status.coordinator)
     lost = status.outcome is not None and status.outcome.state is JobState.LOST and status.elastic
     return coordinator if lost and coordinator is not None and coordinator.state is not NodeState.ENDED else None
@@ -121,7 +121,10 @@ def _seconds_since(now: float, since: float) -> float:
 
 
 def _late_pservers(status: JobStatus, now: float) -> list[ListenWait]:
-    """Return the pservers that have lived for ten seconds without opening their port, as one wait, in the phase of pservers."""
+    """Return [a wait for the pservers that have lived for 10 s without opening their port]; [] if there are none.
+
+    Also [] in another phase than the pservers' start.
+    """
     if status.phase != "pserver":
         return []
     waiting = [p for p in status.of("pserver") if p.state.alive and not p.listening]

@@ -85,10 +85,10 @@ class Follower:
 
     def wait(self, seconds: float = 1.0) -> None:
         self.now += seconds
-        self._print(self.watch.idle(self.now))
+        self._print(self.watch.take_due(self.now))
 
     def end(self) -> list[str]:
-        self._print(self.watch.rest())
+        self._print(self.watch.take_rest())
         return self.printed
 
     def _print(self, items: list[Any]) -> None:

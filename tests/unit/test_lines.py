@@ -90,41 +90,41 @@ def test_a_bar_is_shown_about_once_a_second_and_not_again_by_its_newline() -> No
     for tenth in range(35):
         now = 100 + tenth / 10
         assert lines.feed(b"\r%d%%" % tenth) == []
-        seen += [(now, line) for line in lines.idle(now)]
+        seen += [(now, line) for line in lines.take_bar(now)]
     # The segment that is still open may be half a bar, so the one before is shown; the very first has none before.
     assert seen == [(100.1, "0%"), (101.1, "10%"), (102.1, "20%"), (103.1, "30%")]
-    assert lines.idle(104.5) == ["34%"]  # silence: it is all there is
-    assert lines.idle(110) == []
+    assert lines.take_bar(104.5) == ["34%"]  # silence: it is all there is
+    assert lines.take_bar(110) == []
     assert lines.feed(b"\nnext\n") == ["next"]
 
 
 def test_a_bar_never_splits_a_line_that_has_no_bar() -> None:
     lines = Lines()
     lines.feed(b"half a li")
-    assert lines.idle(1) == lines.idle(100) == []
+    assert lines.take_bar(1) == lines.take_bar(100) == []
     assert lines.feed(b"ne\n") == ["half a line"]
 
 
 def test_a_carriage_return_before_its_newline_is_not_shown_twice() -> None:
     lines = Lines()
     assert lines.feed(b"text\r") == []
-    assert lines.idle(5) == ["text"]
+    assert lines.take_bar(5) == ["text"]
     assert lines.feed(b"\ntext\n") == ["text"]
 
 
 def test_a_blanked_bar_is_not_shown() -> None:
     lines = Lines()
     lines.feed(b"\r10%\r     \r")
-    assert lines.idle(5) == []
+    assert lines.take_bar(5) == []
 
 
 def test_what_a_bar_showed_is_given_by_end_only_if_it_moved() -> None:
     lines = Lines()
     lines.feed(b"90%\r")
-    assert lines.idle(5) == ["90%"]
+    assert lines.take_bar(5) == ["90%"]
     assert lines.end() == []
     lines.feed(b"90%\r")
-    assert lines.idle(10) == ["90%"]
+    assert lines.take_bar(10) == ["90%"]
     lines.feed(b"100%\r")
     assert lines.end() == ["100%"]
 

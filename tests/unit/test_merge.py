@@ -6,7 +6,7 @@ import itertools
 import random
 from typing import Any
 
-from clustertool.watch.lines import in_order
+from clustertool.watch.lines import merge_by_time
 
 
 def log(node: int, t: float | None, text: str = "") -> tuple[int, dict[str, Any], bytes]:
@@ -19,7 +19,7 @@ def log(node: int, t: float | None, text: str = "") -> tuple[int, dict[str, Any]
 def run(lanes: dict[int, list[Any]]) -> list[Any]:
     lanes = {node: [*frames, (node, {"type": "end"}, b"")] for node, frames in lanes.items()}
     readers = {node: iter(frames) for node, frames in lanes.items()}
-    return [frame for frame in in_order(lanes, lambda node: next(readers[node])) if frame[1]["type"] == "log"]
+    return [frame for frame in merge_by_time(lanes, lambda node: next(readers[node])) if frame[1]["type"] == "log"]
 
 
 def test_every_interleaving_of_sorted_lanes_is_sorted() -> None:
@@ -52,7 +52,7 @@ def test_one_frame_a_node_is_asked_for_ahead() -> None:
         asked.append(node)
         return log(node, float(next(endless[node])))
 
-    frames = in_order(range(3), following)
+    frames = merge_by_time(range(3), following)
     for _ in range(30):
         next(frames)
     assert len(asked) <= 30 + 3

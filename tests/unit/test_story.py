@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from clustertool.show.job_text import news_text
-from clustertool.watch.report_model import Span, curve
+from clustertool.watch.report_model import Span, progress_curve
 from tests.unit.reports import BEGAN, answers, story_of
 
 
@@ -203,11 +203,11 @@ def test_a_clock_that_is_off_is_reported() -> None:
 
 
 def test_progress_in_steps_or_epochs() -> None:
-    assert curve([(1.0, 0.0, 5.0), (2.0, 1.0, 9.0)]) == ([(1.0, 5.0), (2.0, 9.0)], "step")
-    assert curve([(1.0, 0.0, 5.0), (2.0, 1.0, 0.0)]) == ([(1.0, 0 + 5 / 6), (2.0, 1.0)], "epoch")
-    assert curve([(1.0, 0.5, None)]) == ([(1.0, 0.5)], "epoch")
-    assert curve([(1.0, None, 5.0), (2.0, None, 1.0)]) == ((), "")
-    assert curve([]) == ((), "")
+    assert progress_curve([(1.0, 0.0, 5.0), (2.0, 1.0, 9.0)]) == ([(1.0, 5.0), (2.0, 9.0)], "step")
+    assert progress_curve([(1.0, 0.0, 5.0), (2.0, 1.0, 0.0)]) == ([(1.0, 0 + 5 / 6), (2.0, 1.0)], "epoch")
+    assert progress_curve([(1.0, 0.5, None)]) == ([(1.0, 0.5)], "epoch")
+    assert progress_curve([(1.0, None, 5.0), (2.0, None, 1.0)]) == ((), "")
+    assert progress_curve([]) == ((), "")
 
 
 def test_records_of_before_there_was_usage() -> None:

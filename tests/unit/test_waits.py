@@ -14,7 +14,16 @@ from clustertool.model.job.state import JobStatus
 from clustertool.show.job_text import blocked_text, firewall_text, news_text, resume_text, wait_text
 from clustertool.verbs.follow_session import error_of
 from clustertool.watch.job_view import JobView
-from clustertool.watch.waits import ConnectWait, Firewall, ListenWait, Wait, blocked, count_due_reports, suspects, waits
+from clustertool.watch.waits import (
+    ConnectWait,
+    Firewall,
+    ListenWait,
+    Wait,
+    count_due_reports,
+    find_blocked,
+    find_firewall,
+    find_waits,
+)
 from tests.folded import fold
 
 T = 1000.0
@@ -42,33 +51,33 @@ PSERVERS = [
 
 def test_a_pserver_that_does_not_listen_is_reported_with_its_address() -> None:
     status = cluster(2, *PSERVERS)
-    assert waits(status, T + 9) == []
-    (wait,) = waits(status, T + 12)
+    assert find_waits(status, T + 9) == []
+    (wait,) = find_waits(status, T + 12)
     assert "pserver 0 on n0 at a0:1 and pserver 1 on n1 at a1:1; 12 s so far" in wait_text(wait)
     assert '[pserver] ready = "started"' in wait_text(wait)
     status.apply(0, record("listening", role="pserver", rank=0))
-    (wait,) = waits(status, T + 12)
+    (wait,) = find_waits(status, T + 12)
     assert "pserver 0" not in wait_text(wait) and "pserver 1 on n1" in wait_text(wait)
 
 
 @pytest.mark.parametrize("over", [record("phase", name="trainer"), record("verdict", **END)])
 def test_nothing_waits_after_that(over: dict[str, Any]) -> None:
-    assert waits(cluster(2, *PSERVERS, (0, over)), T + 100) == []
+    assert find_waits(cluster(2, *PSERVERS, (0, over)), T + 100) == []
 
 
 def test_nodes_with_the_same_cause_are_one_sentence() -> None:
     status = cluster(4, (1, away()), (2, away(T + 1)), (3, away(errno="ECONNREFUSED", why="refused")))
-    assert [wait_text(wait) for wait in waits(status, T + 5)] == [
+    assert [wait_text(wait) for wait in find_waits(status, T + 5)] == [
         "n1 and n2 cannot connect to the coordinator on n0 (10.0.0.1:9): timed out (ETIMEDOUT); tried for 5 s",
         "n3 cannot connect to the coordinator on n0 (10.0.0.1:9): refused (ECONNREFUSED); tried for 5 s",
     ]
     status.apply(3, record("connected"))
-    assert len(waits(status, T + 5)) == 1
+    assert len(find_waits(status, T + 5)) == 1
 
 
 def test_the_node_that_none_can_reach_is_the_suspect() -> None:
     def advice(status: JobStatus) -> str:
-        return firewall_text(suspects(status))
+        return firewall_text(find_firewall(status))
 
     assert advice(cluster(4)) == ""
     assert advice(cluster(4, *((node, away()) for node in (1, 2, 3)))).startswith("a firewall on n0 may block incoming")
@@ -123,15 +132,15 @@ def test_each_report_comes_once_and_again_for_the_next_wait() -> None:
 @pytest.mark.parametrize("since", [float("nan"), float("inf"), -float("inf"), -1e300])
 def test_a_time_that_is_none_breaks_nothing(since: float) -> None:
     status = cluster(2, (1, away(since)))
-    assert len(waits(status, T)) == 1
-    assert count_due_reports(waits(status, T)[0]) >= 0
+    assert len(find_waits(status, T)) == 1
+    assert count_due_reports(find_waits(status, T)[0]) >= 0
 
 
 def test_long_lists_are_shortened() -> None:
     names = [f"n{node}" for node in range(1, 7)]
     assert [some(names[:number]) for number in range(1, 4)] == ["n1", "n1 and n2", "n1, n2 and n3"]
     assert some(names) == "n1, n2, n3, n4 and 2 more"
-    (wait,) = blocked(cluster(7, *((node, away()) for node in range(1, 7))))
+    (wait,) = find_blocked(cluster(7, *((node, away()) for node in range(1, 7))))
     assert blocked_text(wait).startswith("n1, n2, n3, n4 and 2 more cannot")
 
 
@@ -142,11 +151,11 @@ def test_the_coordinator_of_a_later_epoch_is_named() -> None:
         later = [(node, {**header(node, [("trainer", node)]), **names}) for node in (1, 2)]
         return fold([*first, *later, *((node, SUPERVISOR) for node in (1, 2)), *events])
 
-    (wait,) = waits(led_by_n1((2, away())), T + 5)
+    (wait,) = find_waits(led_by_n1((2, away())), T + 5)
     assert wait_text(wait).startswith("n2 cannot connect to the coordinator on n1 ")
-    assert suspects(led_by_n1((2, away()))) == Firewall(["n1", "n2"], False, "10.0.0.1")
+    assert find_firewall(led_by_n1((2, away()))) == Firewall(["n1", "n2"], False, "10.0.0.1")
     dead = led_by_n1((2, away()), (1, record("supervisor-lost", why="the supervisor died")))
-    assert suspects(dead) is None, "its coordinator is gone, which is no firewall"
+    assert find_firewall(dead) is None, "its coordinator is gone, which is no firewall"
     ended = (2, record("ended", **{**END, "node": 1}))
     assert JobView(frozenset({1, 2}), led_by_n1(ended)).without_coordinator
     assert not JobView(frozenset({1, 2}), led_by_n1((1, record("ended", **{**END, "node": 1})))).without_coordinator
