@@ -72,7 +72,7 @@ from clustertool.show.job_text import stop_text
 from clustertool.show.program_name import commanded
 from clustertool.show.status_view import check_matrix
 from clustertool.verbs import signals
-from clustertool.verbs.verb import Call, User, seconds
+from clustertool.verbs.verb import Call, User, read_seconds
 from clustertool.watch.job_view import JobView, LogLines
 
 _LINK_TRY_SECONDS = 1.15  # seconds for one connection: a lost first packet is sent again after one
@@ -91,9 +91,9 @@ _TRIAL_COMMAND = ("python3", "-u", "-c", f"import os; exec(os.environ.pop({_TRIA
 
 
 def check(call: Call) -> None:
-    """Check the nodes and, by options, a workspace, the links and a framework; print the findings.
+    """Check the nodes and the links between them, and by options a workspace and a framework; print the findings.
 
-    Raises an error if one is bad. With an engine that chooses the nodes, only that engine's own checks are made.
+    Raises PreflightError if one is an error. With an engine that chooses the nodes, only that engine's own checks are made.
     """
     folder = Path(call.given.workspace) if call.given.workspace else None
     toml = load_workspace.workspace_toml(folder) if folder else {}
@@ -203,7 +203,7 @@ def _show_findings(call: Call, examined: Examined, meshed: Meshed | None, more: 
 
 @dataclass(frozen=True)
 class Meshed:
-    """What came of it: findings, all tries, and bytes a second of each direction that was measured."""
+    """The result of a link check: findings, all tries, and bytes a second of each direction that was measured."""
 
     findings: tuple[Finding, ...]
     tries: tuple[link_plan.Try, ...]
@@ -215,14 +215,14 @@ class Meshed:
 def _test_links(fleet: Fleet, facts: ByNode, ports: Mapping[int, Sequence[int]], bandwidth: bool = False) -> Meshed:
     """Test the links between the nodes that answered, at some ports of each, and with `bandwidth` their speed.
 
-    The ports are closed again in any case. A node that does not answer becomes a finding.
+    It opens the ports first, and closes them again in any case. A node that does not answer becomes a finding.
     """
     found = link_plan.choose_pairs(sorted(facts))
     links = _Links(fleet, {node: fact.address for node, fact in facts.items()})
     try:
         tries = links.connect(link_plan.targets(found, links.open(ports)))
         working = {(one.source, one.target): one.port for one in tries if one.answer is LinkAnswer.OK}
-        speeds, left = links.fill(found.pairs, working) if bandwidth else ({}, 0)
+        speeds, left = links.measure_speeds(found.pairs, working) if bandwidth else ({}, 0)
     finally:
         for agent in fleet.agents.values():
             agent.send(LINK_CLOSE({}))  # no caller waits for that
@@ -263,7 +263,7 @@ class _Links:
                 asked[node] = LINK_TRY({"token": self._token, "seconds": _LINK_TRY_SECONDS, "targets": wanted})
         return [link_plan.Try(node, *row) for node, answer in self._ask(asked).items() for row in answer["tries"]]
 
-    def fill(
+    def measure_speeds(
         self, pairs: Sequence[link_plan.Pair], working: Mapping[link_plan.Pair, int]
     ) -> tuple[dict[link_plan.Pair, float], int]:
         """Measure the speed of working links, each pair in both directions: ({link: bytes a second}, number of pairs left out).
@@ -288,7 +288,7 @@ class _Links:
 
 
 def _links_as_json(meshed: Meshed, cluster: Cluster) -> dict[str, object]:
-    """Build the fields "mesh" of the JSON answer: the tested pairs and the result of each try."""
+    """Build the field "mesh" of the JSON answer: which pairs were tested, and the result and speed of each try."""
     return {
         "told": meshed.coverage,
         "links": [
@@ -334,6 +334,7 @@ def _describe_links(meshed: Meshed, cluster: Cluster) -> list[str]:
 
 
 def _milliseconds(seconds: float) -> str:
+    """Write seconds as milliseconds."""
     return f"{1000 * seconds:.2f} ms"
 
 
@@ -342,7 +343,7 @@ def _milliseconds(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """The test: the framework, the timeout in seconds, the job whose environment is used."""
+    """A trial of a framework: its name, the timeout in seconds, the job to start, variables, and what its lines begin with."""
 
     name: str
     seconds: float
@@ -352,7 +353,7 @@ class TrialRequest:
 
 
 class TrialFollower:
-    """Computes the progress of each rank from frames of all nodes. The agents' reader threads feed it, the verb reads it."""
+    """The progress of each rank of a trial, by frames of all nodes. The agents' reader threads feed it, the verb reads it."""
 
     def __init__(self, nodes: int) -> None:
         self.watch = JobView(frozenset(range(nodes)))
@@ -361,7 +362,7 @@ class TrialFollower:
         self._changed = threading.Condition()
         self._news_at = 0.0
 
-    def expect(self, made: Plan, mark: str) -> None:
+    def begin(self, made: Plan, mark: str) -> None:
         """Begin to follow the ranks of this plan, whose lines begin with `mark`."""
         with self._changed:
             self.mark, self._news_at = mark, time.monotonic()
@@ -369,7 +370,7 @@ class TrialFollower:
             self.watch.status.plan = made.ranks
 
     def put(self, node: int, header: StreamFrame, payload: bytes) -> None:
-        """Update the ranks by a frame of a node: by lines that they print, and by their end."""
+        """Update the ranks by a frame of a node, by lines that they print and by their end, and wake wait_for_frame()."""
         with self._changed:
             for item in self.watch.take(node, header, payload, time.monotonic()):
                 if isinstance(item, LogLines) and item.rank in self._ranks:
@@ -397,7 +398,7 @@ class TrialFollower:
             return f"ended with {describe_exit(process.code, process.signal, process.note)}"
         return outcome.reason if outcome is not None and outcome.node in (-1, rank.node) else ""
 
-    def state(self, wait: float) -> tuple[list[trial_plan.TrialRank], float]:
+    def wait_for_frame(self, wait: float) -> tuple[list[trial_plan.TrialRank], float]:
         """Wait up to `wait` seconds for a frame, and return (ranks, seconds since one has changed; inf: the job is over)."""
         with self._changed:
             self._changed.wait(wait)
@@ -417,7 +418,7 @@ def _read_trial(call: Call, cluster: Cluster, toml: Toml, passed: tuple[tuple[st
     if _TRIAL_COLUMN in cluster.checks_off:
         fix = "take it out: it is only tried when --framework asks for it"
         raise UsageError("CHECKS_OFF in conf.py names framework", fix)
-    limit = seconds(text, "--timeout", _TRIAL_SECONDS, 1.0, 1e6)
+    limit = read_seconds(text, "--timeout", _TRIAL_SECONDS, 1.0, 1e6)
     mark = f"clustertool-{secrets.token_hex(4)}:"
     most = f"{limit * _TRIAL_STEPS:.0f}"
     options = Options(
@@ -437,8 +438,8 @@ def _run_trial(
 ) -> tuple[Examined, list[Any]]:
     """Try the framework on all nodes, and return the examination with its findings, and its ranks for the JSON answer.
 
-    It is not tried if a node has an error before. Errors of its start are findings. Raises Interrupted, with all processes
-    ended.
+    It is not tried if a node has an error before. If the ranks could not meet, the links are tested again. Errors of its start
+    are findings. Raises Interrupted, with all processes ended.
     """
     cluster = fleet.cluster
     folded, numbers = name_folder(cluster), {host.name: host.index for host in cluster.hosts}
@@ -478,13 +479,16 @@ def _not_started(error: ClustertoolError, numbers: Mapping[str, int]) -> list[Fi
 def _try_framework(
     call: Call, fleet: Fleet, facts: ByNode, order: TrialRequest, ear: TrialFollower
 ) -> tuple[ByNode, list[trial_plan.TrialRank]]:
-    """Start the trial, follow it as far as it comes, and stop and remove it in any case: (facts, ranks)."""
+    """Start the trial, follow it until it is over or stuck, stop and remove it in any case, and return (facts, ranks).
+
+    facts: with the ROOT_DIRs that nodes share. A note reports the start.
+    """
     mine = identity(f"check-{job_id()}")
     fleet.ask(dict.fromkeys(fleet.agents, LINK_CLOSE({})))  # its ports may be wanted now
     try:
         facts = shared_roots.confirm(fleet, facts)
         made = _start_trial(call, fleet, facts, order, mine)
-        ear.expect(made, order.mark)
+        ear.begin(made, order.mark)
         where = f"{count(len(made.nodes), 'node')} ({count(len(made.processes), 'rank')})"
         limit = f"gives up after {order.seconds:g} s without progress (--timeout)"
         call.terminal.note(f"testing {order.name} on {where}; {limit}")
@@ -520,7 +524,7 @@ def _follow_trial(
 ) -> list[trial_plan.TrialRank]:
     """Follow the ranks until the job is over or no rank has changed for their timeout, and return them. Raises Interrupted.
 
-    What it waits for is reported in notes.
+    Reports to the nodes that the job is followed, since its lease would end it, and in notes what it waits for.
     """
     reported, since, beat_at = "", time.monotonic(), 0.0
     while True:
@@ -528,7 +532,7 @@ def _follow_trial(
         if time.monotonic() > beat_at:
             beat_at = time.monotonic() + BEAT
             send_attached(fleet, job)
-        ranks, quiet = ear.state(0.1)
+        ranks, quiet = ear.wait_for_frame(0.1)
         if quiet >= trial_plan.patience(ranks, order.seconds):
             return ranks
         what = trial_plan.describe_waiting(order.name, ranks, name_folder(fleet.cluster))

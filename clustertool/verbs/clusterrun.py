@@ -91,7 +91,7 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
     for note in foreign_options.notes(launch, conf.names_nodes, meeting is not None):
         call.remark(note)
     note_late(call, "clusterrun", launch.arguments or ("",))
-    folder = _folder(call)
+    folder = _workspace_folder(call)
     _check_own_address(launch)
     if meeting is not None:
         _join_meeting(call, launch, folder, conf, meeting)
@@ -108,11 +108,11 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
         first = cluster.hosts[0].address or cluster.hosts[0].host
         order.everywhere = shlex.join(foreign_options.on_each_node(argv, OWN, first, len(cluster.hosts)))
         order.everywhere += ", without HOSTS in conf.py" if conf.names_nodes else ""
-    teller = _Teller(call, launch, folder, order)
-    if teller.detailed:
-        teller.configuration()
-        order.planned = teller.planned
-    order.ended = teller.ended
+    report = _LaunchReport(call, launch, folder, order)
+    if report.detailed:
+        report.configuration()
+        order.planned = report.planned
+    order.ended = report.ended
     run.perform(call, order)
 
 
@@ -130,7 +130,7 @@ def _check_own_address(launch: Launch) -> None:
 
 
 def _choose_meeting(call: Call, launch: Launch, argv: Sequence[str]) -> TypedMeeting | None:
-    """Choose an address and a port where the machines meet, and print the command to type on the others.
+    """Choose an address and a port where the machines meet, and print the command to type on the others (not with --dry).
 
     Returns None without a secret: then the machines cannot meet.
     """
@@ -166,13 +166,13 @@ def _join_meeting(call: Call, launch: Launch, folder: Path, conf: Conf, meeting:
         call.given.master_port = ""
     options = _build_options(call, launch, folder, cluster)
     order = read_order(call, options, lambda: cluster)
-    teller = _Teller(call, launch, folder, order)
-    if teller.detailed:
-        teller.configuration(together=meeting.nodes)
-    joined_run.perform(call, order, meeting, folder, teller.logs)
+    report = _LaunchReport(call, launch, folder, order)
+    if report.detailed:
+        report.configuration(together=meeting.nodes)
+    joined_run.perform(call, order, meeting, folder, report.logs)
 
 
-def _folder(call: Call) -> Path:
+def _workspace_folder(call: Call) -> Path:
     """Return the absolute path of the workspace that is named, else of the current folder."""
     given = call.given
     named = one_of(call, "workspace", "job-dispatch-package") or given.job_workspace
@@ -306,7 +306,7 @@ def _build_options(call: Call, launch: Launch, folder: Path, cluster: Cluster) -
         v2=launch.old,
         v2_args=tuple(map(literal, launch.arguments)) if launch.old else (),
         env=(*(_V2_ENV if launch.old else ()), *options.env),
-        log_dir=_log_dir(call, launch, folder, here),
+        log_dir=_choose_log_dir(call, launch, folder, here),
         script="" if launch.arguments else options.script,
         implied=launch.implied,
         host_counts=bool(launch.total) or launch.by_slots,
@@ -365,11 +365,11 @@ def _check_devices(text: str, cluster: Cluster) -> None:
         raise UsageError(what, f"name one of them, or {fix}")
 
 
-def _log_dir(call: Call, launch: Launch, folder: Path, here: bool) -> str:
-    """Return the folder for logs in the working directory: --log_dir if it is inside; on this machine, else log.
+def _choose_log_dir(call: Call, launch: Launch, folder: Path, here: bool) -> str:
+    """Choose the folder for logs in the working directory: --log_dir, "" if it is outside or not given.
 
-    On this machine, except with paddle.py's options, --log_dir may be outside. On nodes call.given.log_dir gets it too, for a
-    copy on this machine. Remarks on an unused one, and on logs of an earlier job.
+    On this machine, except with paddle.py's options, --log_dir may be outside, and is log if not given. On nodes
+    call.given.log_dir gets it, too, for a copy on this machine. Remarks on an unused one, and on logs of an earlier job.
     """
     launch.log_dir = launch.log_dir and str(this_user.expand_home(launch.log_dir))
     call.given.log_dir = "" if here else launch.log_dir  # on this machine, too
@@ -385,8 +385,8 @@ def _log_dir(call: Call, launch: Launch, folder: Path, here: bool) -> str:
     return "" if outside else launch.log_dir
 
 
-class _Teller:
-    """The configuration that fleetrun prints, on stderr: stdout belongs to the job."""
+class _LaunchReport:
+    """What clusterrun prints about a job, as fleetrun does: its configuration, on stderr, and the place of its logs."""
 
     def __init__(self, call: Call, launch: Launch, folder: Path, order: RunRequest) -> None:
         self._call, self._launch, self._folder, self._order = call, launch, folder, order
@@ -403,7 +403,7 @@ class _Teller:
         self.detailed = shown and not order.wish.dry
 
     def _imports_paddle(self) -> bool:
-        """Search the script, if it is on this machine, for an import of Paddle."""
+        """Check whether the script, if it is on this machine, imports Paddle; only its first MiB is read."""
         with contextlib.suppress(OSError, IndexError), (self._folder / self._launch.arguments[0]).open("rb") as script:
             return _IMPORT.search(script.read(_LONGEST_SCRIPT)) is not None
         return False

@@ -88,9 +88,9 @@ def _examine(
     need: Callable[[ByNode], Mapping[int, int]] | None = None,
     container: ContainerSettings = NO_CONTAINER,
 ) -> dict[int, Facts]:
-    """Check the nodes, with their disk space, and return their facts. Raises the errors of all nodes.
+    """Check the nodes, with their disk space, and return their facts, with the ROOT_DIRs that they share. Raises all errors.
 
-    need: computes the bytes for each node.
+    need: computes the bytes for each node; None: no check of the disk.
     """
     examined = preflight.examine(fleet, {}, ping=False, container=container)
     if need is not None:

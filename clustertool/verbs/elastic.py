@@ -70,9 +70,9 @@ def shrink(call: Call) -> None:
 
 
 def _node_of_host(fleet: Fleet, job: str, host: Host) -> int:
-    """Return the number of a host in the job.
+    """Return the number of a host's node in the job, to which there is a connection.
 
-    Raises UsageError if it is not one of its nodes, or the error of its connection.
+    Raises UsageError if it is not one of the job's nodes, or the error of its connection.
     """
     found = next((known for known in fleet.cluster.hosts if matches_entry(host, known)), None)
     if found is None:

@@ -24,7 +24,7 @@ from clustertool.ssh.parallel import Gathered, each
 from clustertool.ssh.prompter import Prompter
 from clustertool.ssh.user_command import Commands, Kept
 from clustertool.verbs import signals
-from clustertool.verbs.verb import Call, seconds
+from clustertool.verbs.verb import Call, read_seconds
 from clustertool.watch.lines import Lines
 from clustertool.watch.sanitize import harmless, harmless_lines
 
@@ -64,15 +64,15 @@ class TypedCommand:
         if given.stream and call.json:
             raise UsageError("--stream and --json exclude each other", "leave one of them out")
         late = [name for name in (text.partition("=")[0] for text in given.arguments) if name in _OURS]
-        return cls(command, seconds(given.timeout, "--timeout", 0.0), ", ".join(dict.fromkeys(late)), given.stream)
+        return cls(command, read_seconds(given.timeout, "--timeout", 0.0), ", ".join(dict.fromkeys(late)), given.stream)
 
     def run(
         self, call: Call, cluster: Cluster, hosts: Sequence[Host], connect: Callable[[Host], Link], prompter: Prompter
     ) -> None:
         """Run the command on these hosts at once, and print the output, or answer with JSON.
 
-        connect: opens the connection to a host, in a thread. Raises Interrupted; the errors of hosts that did not answer; else
-        an error with the highest exit code above 0.
+        connect: opens the connection to a host, in a thread. A remark names options of exec in the command. Raises Interrupted;
+        the errors of hosts that did not answer; else an error with the highest exit code above 0.
         """
         names = {host.index: host.name for host in hosts}
         kept = {node: Kept() for node in names}
@@ -118,7 +118,7 @@ class TypedCommand:
 
 
 class _Plain:
-    """Prints the output of the only node as it is, when it comes, below a title."""
+    """The printer of the only node's output: as it is, when it comes, below a title."""
 
     def __init__(self, terminal: Terminal, name: str) -> None:
         self._terminal, self._name = terminal, name
@@ -146,7 +146,7 @@ class _Plain:
 
 
 class _Named:
-    """Prints each line of a node when it comes, with the name of the node."""
+    """The printer of a node's output: each line when it is complete, with the name of the node."""
 
     begun = True
 

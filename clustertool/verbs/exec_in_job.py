@@ -25,13 +25,16 @@ from clustertool.ssh.user_command import Commands
 from clustertool.verbs import signals
 from clustertool.verbs.exec import TypedCommand, ended_by_signals
 from clustertool.verbs.jobs import open_engine
-from clustertool.verbs.verb import Call, role_of, whole
+from clustertool.verbs.verb import Call, read_whole_number, role_of
 
 
 def exec_in_job(call: Call) -> None:
-    """Run the typed command on the nodes of a job, or with --in-job a command or a shell in one of its ranks."""
+    """Run the typed command on the nodes of a job that --only and --skip select, or with --in-job in one of its ranks.
+
+    In a rank, without a command, it opens a shell.
+    """
     if call.given.in_job:
-        _in_rank(call)
+        _exec_in_rank(call)
         return
     typed = TypedCommand.read(call)
     with open_engine(call) as engine:
@@ -41,7 +44,7 @@ def exec_in_job(call: Call) -> None:
         typed.run(call, fleet.cluster, hosts, lambda host: fleet.link(host.index), fleet.prompter)
 
 
-def _in_rank(call: Call) -> None:
+def _exec_in_rank(call: Call) -> None:
     """Run a command, or a shell at the terminal, in the environment of one rank.
 
     Raises an error with its exit code if not 0.
@@ -56,7 +59,7 @@ def _in_rank(call: Call) -> None:
         raise UsageError(
             "exec --in-job opens a shell, which needs a terminal", f"{PROGRAM} exec --in-job COMMAND runs a command"
         )
-    role, rank = role_of(given.role), whole(given.rank, "--rank")
+    role, rank = role_of(given.role), read_whole_number(given.rank, "--rank")
     with open_engine(call, newest=True) as engine:
         job = attach_to(engine, given.job, running=True)["id"]
         status = read(engine.fleet.ask_all(STATUS({"job": job})))
@@ -73,7 +76,7 @@ def _in_rank(call: Call) -> None:
         argv = [*prefix, *command]
         where = f"{role_name(key[0])} {key[1]} on {fleet.name(node)}"
         if not terminal:
-            code = _without_terminal(call, link, argv)
+            code = _run_without_terminal(call, link, argv)
         elif isinstance(link, SshLink):
             call.terminal.note(f"{where} (Enter ~ . ends a session that hangs)" if not command else where)
             code = terminal_session.run_on_terminal(link, argv, signals.check)
@@ -109,7 +112,7 @@ def _choose_rank(status: JobStatus, role: str, rank: int | None, host: str) -> K
     return living[0][2], living[0][1]
 
 
-def _without_terminal(call: Call, link: Shells, argv: list[str]) -> int:
+def _run_without_terminal(call: Call, link: Shells, argv: list[str]) -> int:
     """Run the program without input, print the bytes of its output when they come, and return its exit code."""
     commands = Commands()
 

@@ -71,11 +71,11 @@ _MOST_ERRORS = 3  # different errors with their last lines
 
 
 class DetachKey:
-    """Ctrl+D at the terminal leaves a job alone while it is followed: forget(), then pressed() several times a second.
+    """The key Ctrl+D at the terminal, by which the user leaves a followed job alone.
 
-    What is typed besides is not used. The terminal stays in its line mode, where Ctrl+D makes an end of file. So no mode has to
-    be restored, however the program ends, and a question for a password is asked as ever: the same thread reads the answer and
-    the key.
+    Call discard_input(), then pressed() several times a second. Other input is not used. The terminal stays in its line mode,
+    where Ctrl+D makes an end of file. So no mode has to be restored, however the program ends, and a question for a password is
+    asked as ever: the same thread reads the answer and the key.
     """
 
     def __init__(self) -> None:
@@ -90,20 +90,23 @@ class DetachKey:
         except OSError:  # stdin is a terminal, but not the one that controls this program
             return False
 
-    def forget(self) -> None:
-        """Discard what was typed at the terminal and not read."""
+    def discard_input(self) -> None:
+        """Discard what was typed at the terminal and not read, if this program may read it."""
         if self.readable:
             termios.tcflush(self._fd, termios.TCIFLUSH)
 
     def pressed(self) -> bool:
-        """Read what was typed since the last call, and check whether Ctrl+D is in it. Other input is discarded."""
+        """Read what was typed since the last call, and check whether Ctrl+D is in it; then discard what follows. Never waits.
+
+        Other input is discarded. False if stdin is no readable terminal.
+        """
         try:
             while self.readable and select.select([self._fd], [], [], 0)[0]:
                 lines = bool(termios.tcgetattr(self._fd)[_LOCAL_MODES] & termios.ICANON)
                 typed = os.read(self._fd, _LONGEST_LINE)
                 # A line without its newline was ended by Ctrl+D. Without line mode, another program's doing, it is a character.
                 if not typed.endswith(b"\n") if lines else _CTRL_D in typed:
-                    self.forget()  # a second Ctrl+D, while this program ends, would end the shell
+                    self.discard_input()  # a second Ctrl+D, while this program ends, would end the shell
                     return True
         except (OSError, termios.error):  # the terminal is gone, which SIGHUP reports
             return False
@@ -145,7 +148,10 @@ class JobStopper:
         return self._thread is not None
 
     def start(self, grace: float) -> None:
-        """Start the thread that handles signals of the user, with this grace, in seconds, for a stop."""
+        """Start the thread that handles signals of the user, and store the job's id for messages about signals.
+
+        grace: of a stop, in seconds.
+        """
         signals.count.job = self._job
         threading.Thread(target=self._listen, args=(grace,), daemon=True).start()
 
@@ -164,7 +170,7 @@ class JobStopper:
                 self._follower.report_attached()
 
     def _handle_signals(self, grace: float) -> None:
-        """Stop the job, in a thread, if a further SIGINT or SIGTERM has come: the first one with grace, the next by KILL."""
+        """Stop the job, in a thread and with a note, if another SIGINT or SIGTERM has come: first with grace, then by KILL."""
         asked = signals.count.ints + signals.count.terms
         if asked <= self._requests:
             return
@@ -193,7 +199,10 @@ class JobStopper:
         self._done.set()
 
     def show_results(self, watch: JobView) -> None:
-        """Print the result of the stop on each node, after waiting for it. Raises Survivors. Does nothing without a stop."""
+        """Wait for a stop that has begun, up to its patience, and print the result on each node. Raises Survivors.
+
+        Does nothing without a stop. Nodes that are not followed are left out.
+        """
         if self._thread is None or self._how is None:
             return
         fleet = self._follower.fleet
@@ -263,9 +272,9 @@ class FollowSession:
         return f"{PROGRAM} attach --job {self._job}{copied}"
 
     def start(self, request: FollowWanted, grace: float = 0.0) -> None:
-        """Request events and logs of the job from every node, and handle signals from now on. grace: seconds, for a stop.
+        """Request events and logs of the job from every node; with `ends`, handle signals from now on.
 
-        The log of rank 0 is requested for the copy, too, if it is not shown.
+        grace: of a stop, in seconds. The log of rank 0 is requested for the copy, too, if it is not shown.
         """
         if self._stops:
             self.stopper.start(grace)
@@ -288,7 +297,7 @@ class FollowSession:
             )
             return self.detached or (until is not None and until(status))
 
-        self._key.forget()
+        self._key.discard_input()
         if self._stops and self._key.readable and until is None:
             self.call.terminal.note("Ctrl+C stops the job; Ctrl+D detaches: the job goes on")
         try:
@@ -305,14 +314,14 @@ class FollowSession:
             self.stopper.show_results(self.watch)
             raise_all(self._follower.refusals())
 
-    def tell_detached(self) -> None:
+    def report_detached(self) -> None:
         """Print that the user has left the job and how to come back, and give the JSON answer."""
         self.call.terminal.note(f"detached; the job goes on: {self.again}")
         if self.call.json:
             self.call.answer({"job": self._job, "exit": {"code": 0, "source": "tool", "reason": "detached"}})
 
     def copy_piece(self, piece: LogPiece) -> None:
-        """Write a piece of a log to the copy on this machine. The first error is a warning, and ends the copying."""
+        """Write a piece of a log to the copy on this machine, if any. The first error is a warning, and ends the copying."""
         if self.copy is not None and not self.copy.failure:
             self.copy.write(piece.log, piece.offset, piece.data)
             if self.copy.failure:
@@ -347,7 +356,10 @@ class FollowSession:
                     self.call.terminal.note(f"{name}, which was lost: {stop_text(result)}")
 
     def _show_item(self, item: Item) -> None:
-        """Write a piece of a log to the copy, print the lines of a rank, or print news: phases as notes, others as warnings."""
+        """Write a piece of a log to the copy, print the lines of a rank, or print news: phases as notes, others as warnings.
+
+        Lines of ranks that are only copied are not printed, and without `ends` no phases.
+        """
         if self._lacks_endpoints:
             self._copy_endpoints()
         if isinstance(item, LogPiece):
@@ -366,7 +378,10 @@ class FollowSession:
 
 
 def logs_to_show(call: Call) -> Shown:
-    """Return which logs the options select: "all", "trainer" for all trainers, or a list of (role, rank). Raises UsageError."""
+    """Return which logs the options select: "all", "trainer" for all trainers, or a list of (role, rank), by default rank 0.
+
+    Raises UsageError.
+    """
     if call.given.all_ranks:
         return "all"
     text = call.given.rank or "0"
@@ -429,7 +444,10 @@ def finish_log_copy(follow: FollowSession) -> None:
 
 
 def show_verdict(follow: FollowSession, hide: Hide) -> ClustertoolError | None:
-    """Print how the job ended and what may still run, and return its error, None for success."""
+    """Print how the job ended, and return its error, None for success.
+
+    What may still run on lost nodes becomes part of the error, or without one a warning.
+    """
     error = _show_failures(follow, hide)
     if not follow.left:
         return error
@@ -443,9 +461,9 @@ def show_verdict(follow: FollowSession, hide: Hide) -> ClustertoolError | None:
 
 
 def _show_failures(follow: FollowSession, hide: Hide) -> ClustertoolError | None:
-    """Print what failed, with the last lines of up to three different errors.
+    """Print what failed, with the last lines of up to three different errors, and which ranks were stopped for that.
 
-    Returns the error of the job, None for success.
+    Returns the error of the job, None for success. It gets a fix if a Python module is missing.
     """
     terminal, watch = follow.call.terminal, follow.watch
     status, outcome = watch.status, watch.status.outcome
@@ -475,7 +493,7 @@ def _show_failures(follow: FollowSession, hide: Hide) -> ClustertoolError | None
 def _show_last_lines(follow: FollowSession, hide: Hide, alike: Sequence[ProcessStatus]) -> Sequence[str]:
     """Print the last lines of the first of several processes with the same error, and return them.
 
-    If they are on the screen already: print that.
+    If they are on the screen already, or the log is on another machine (then returns ()), print that.
     """
     terminal, first, name = follow.call.terminal, alike[0], follow.watch.status.name(alike[0].node)
     log = JobPaths.log(first.role, first.rank, first.attempt)

@@ -40,7 +40,10 @@ from clustertool.watch.sanitize import harmless
 
 
 def jobs(call: Call) -> None:
-    """Print the jobs of all nodes, or answer with JSON. While nodes still log in, those of the others are printed first."""
+    """Print the jobs of all nodes, or answer with JSON.
+
+    Without --json, while nodes still log in, the jobs of the others are printed first, and all of them again later.
+    """
     with engine_of(call, lag=None if call.json else LAG) as engine:
         _show_jobs(call, engine)
         late = engine.fleet.late
@@ -71,7 +74,7 @@ def _show_jobs(call: Call, engine: Engine) -> None:
             call.terminal.note(f"job {job['id']}: {start_text(job['part'].start)}")
 
 
-def join_log(engine: Engine, job: str) -> tuple[str, list[str]]:
+def read_join_log(engine: Engine, job: str) -> tuple[str, list[str]]:
     """Return the place of the engine's log of a job's start, and its lines without secrets; ("", []) without an answer."""
     try:
         place, lines = engine.join_log(job)
@@ -82,7 +85,7 @@ def join_log(engine: Engine, job: str) -> tuple[str, list[str]]:
 
 
 def show_join_log(call: Call, log: tuple[str, Sequence[str]]) -> None:
-    """Print the result of join_log() as notes."""
+    """Print the result of read_join_log() as notes."""
     place, lines = log
     if lines:
         call.terminal.note(f"last lines of {place}:")
@@ -102,9 +105,10 @@ def _as_json(job: ListedJob) -> dict[str, object]:
 def open_engine(
     call: Call, sink: Sink | None = None, lag: float | None = None, newest: bool = False
 ) -> Iterator[Engine]:
-    """Yield the engine of the selected cluster, connected to its agents, for jobs that exist. sink: gets the frames of agents.
+    """Return a context manager that yields the engine of the selected cluster, connected to its agents, for jobs that exist.
 
-    lag: see Fleet.open. newest: without --job, the verb is about the newest job, whose stored hosts replace a missing conf.py.
+    sink: gets the frames of agents. lag: see Fleet.open. newest: without --job, the verb is about the newest job, whose stored
+    hosts replace a missing conf.py.
     """
     selection = call.selection
     if newest and selection.job is None:
@@ -117,7 +121,7 @@ def open_engine(
 
 @contextmanager
 def engine_of(call: Call, whole: bool = True, lag: float | None = None, newest: bool = False) -> Iterator[Engine]:
-    """Yield the engine as open_engine() does, and at the end raise the errors of nodes.
+    """Return a context manager that yields the engine as open_engine() does, and at its end raises the errors of nodes.
 
     whole=False: only the errors of nodes that have logged in and did not answer, for a verb that does not need all nodes.
     """
@@ -130,7 +134,11 @@ def engine_of(call: Call, whole: bool = True, lag: float | None = None, newest: 
 
 
 def status(call: Call) -> None:
-    """Print the status of a job, or answer with JSON. While nodes still log in, it is printed first without them."""
+    """Print the status of a job, or answer with JSON.
+
+    While nodes still log in, it is printed first without them, and again later. With --json it does not wait for nodes that the
+    job has lost.
+    """
     role = role_of(call.given.role) if call.given.role else ""
     with engine_of(call, lag=LAG, newest=True) as engine:
         lost = _show_job(call, engine, role)
@@ -145,7 +153,10 @@ def status(call: Call) -> None:
 
 
 def _show_job(call: Call, engine: Engine, role: str) -> set[str]:
-    """Ask the nodes of a job that are connected, and print its status. Returns the names of its lost nodes."""
+    """Ask the connected nodes of a job and its engine, and print its status or answer with JSON.
+
+    Returns the names of its lost nodes.
+    """
     fleet = engine.fleet
     listed = attach_to(engine, call.given.job, queued=True)
     job = listed["id"]
@@ -160,7 +171,7 @@ def _show_job(call: Call, engine: Engine, role: str) -> set[str]:
         found["pods"] = [pod.as_dict() for pod in pods]
         found["holds_output"] = found["outcome"] is not None and engine.holds_output(job)
     ended = found["outcome"] is not None and not found["processes"]
-    place, lines = join_log(engine, job) if ended else ("", [])
+    place, lines = read_join_log(engine, job) if ended else ("", [])
     if lines:
         found["join_log"] = {"place": place, "lines": lines}
     if role:

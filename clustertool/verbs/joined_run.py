@@ -45,7 +45,10 @@ Ended = Callable[[str, str, list[str]], None]  # the job's id, its directory her
 
 
 def perform(call: Call, request: RunRequest, meeting: TypedMeeting, folder: Path, ended: Ended) -> None:
-    """Join the job on this machine and follow it to its end, or with --dry print the plan. `ended`: is called at the end."""
+    """Join the job on this machine and follow it to its end, or with --dry print the plan. `ended`: is called at the end.
+
+    A lock prevents the same command for the same meeting and machine. Raises the job's error.
+    """
     request, made = join_job.complete(request, meeting, folder)
     check_ranks(request, made)
     advice = request.advise(made)
@@ -62,7 +65,7 @@ def perform(call: Call, request: RunRequest, meeting: TypedMeeting, folder: Path
     with contextlib.closing(lock) if lock else contextlib.nullcontext():
         child = JoinChild(join_job.join_file(request, meeting, folder, secret), folder, lock)
         planned = _wait_for_start(call, child, made.job.policy.grace + _LEAVE)
-        _follow(call, request, planned, ended, made.job.elastic.present)
+        _follow_here(call, request, planned, ended, made.job.elastic.present)
 
 
 def _show_plan(call: Call, made: Plan, meeting: TypedMeeting, source: str) -> None:
@@ -90,7 +93,7 @@ def _show_plan(call: Call, made: Plan, meeting: TypedMeeting, source: str) -> No
 
 
 def _wait_for_start(call: Call, child: JoinChild, patience: float) -> Report:
-    """Show the reports of the joining process until the job has started, and return its plan.
+    """Show the reports of the joining process until the job has started, and return the report of its plan.
 
     If that raises, also for a signal, the process is ended. Raises what the process reported.
     """
@@ -105,7 +108,10 @@ def _wait_for_start(call: Call, child: JoinChild, patience: float) -> Report:
 
 
 def _show_meeting(call: Call, child: JoinChild, patience: float) -> Report:
-    """Wait for the plan and the start of the job, show other reports, and return the plan. Raises what the process reported."""
+    """Wait for the plan and the start of the job, show other reports, and return the report of the plan.
+
+    Raises what the process reported, InternalError if it ended without a report, and what a signal causes.
+    """
     planned: Report = {}
     first = True  # this machine is the one where the others join
     failed: list[ClustertoolError] = []
@@ -182,7 +188,7 @@ def _end_process(child: JoinChild, number: int, patience: float) -> None:
 
 
 def _reported_error(report: Report) -> ClustertoolError:
-    """Convert a report to its error, with its class and its exit code."""
+    """Convert a report to its error, with its class and its exit code; an AuthError gets a longer fix."""
     found = read_error(report)
     found.code = report["code"]
     if isinstance(found, AuthError):
@@ -193,7 +199,7 @@ def _reported_error(report: Report) -> ClustertoolError:
 # -- the job ----------------------------------------------------------------------------------------------------------
 
 
-def _follow(call: Call, request: RunRequest, planned: Report, ended: Ended, elastic: bool) -> None:
+def _follow_here(call: Call, request: RunRequest, planned: Report, ended: Ended, elastic: bool) -> None:
     """Follow the job in the records of this machine until its end, or with --detach until its ranks run.
 
     Raises the job's error.
@@ -223,7 +229,10 @@ def _follow(call: Call, request: RunRequest, planned: Report, ended: Ended, elas
 
 
 def _leave_job(fleet: Fleet, job: str, how: StopHow) -> Mapping[str, StopAnswer | ClustertoolError]:
-    """Remove this machine from an elastic job, which goes on without it; if that is not possible, stop the job on all nodes."""
+    """Remove this machine from an elastic job, which goes on without it, and return the answer as of a stop.
+
+    If that is not possible, or how["force"] is set, stop the job on all nodes.
+    """
     seconds = how["grace"] + _LEAVE
     request = LEAVE({"job": job, "by": how["by"], "code": how["code"], "seconds": seconds})
     with contextlib.suppress(ClustertoolError):  # it coordinates the job, or the job ends now
@@ -234,7 +243,10 @@ def _leave_job(fleet: Fleet, job: str, how: StopHow) -> Mapping[str, StopAnswer 
 
 
 def _logs_to_follow(call: Call, own: list[tuple[str, int]]) -> Shown:
-    """Choose the logs to show on this machine: those of --rank that run here, by default of its first trainer."""
+    """Choose the logs to show on this machine: those of --rank that run here, by default of its first trainer or other rank.
+
+    "all" and "trainer" stay as they are.
+    """
     asked = logs_to_show(call)
     if isinstance(asked, str):
         return asked

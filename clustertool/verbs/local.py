@@ -11,13 +11,13 @@ from clustertool.model.job.stop_result import read_result
 from clustertool.show.job_text import stop_text
 from clustertool.show.program_name import commanded
 from clustertool.verbs import signals
-from clustertool.verbs.verb import Call, whole
+from clustertool.verbs.verb import Call, read_whole_number
 
 
 def up(call: Call) -> None:
     """Start the embedded cluster if it does not run, and print its servers."""
     local = LocalCluster()
-    cluster = local.up(whole(call.given.nodes, "--nodes"))
+    cluster = local.up(read_whole_number(call.given.nodes, "--nodes"))
     for server in local.status():
         call.terminal.line(str(server))
     if call.json:

@@ -36,8 +36,8 @@ from clustertool.show.terminal import RankLines, Terminal, widest_prefix
 from clustertool.ssh.parallel import each
 from clustertool.verbs import signals
 from clustertool.verbs.follow_session import FollowSession, logs_to_show
-from clustertool.verbs.jobs import join_log, open_engine, show_join_log
-from clustertool.verbs.verb import Call, role_of, seconds_with_unit, whole
+from clustertool.verbs.jobs import open_engine, read_join_log, show_join_log
+from clustertool.verbs.verb import Call, read_whole_number, role_of, seconds_with_unit
 from clustertool.watch.lines import Lines
 
 _PATIENCE = 30.0  # seconds to get back to a node
@@ -65,8 +65,8 @@ def logs(call: Call) -> None:
         raise UsageError("--raw prints bytes, and --json objects", "give one of them")
     asked, tail, attempt = (
         _ranks_to_show(call),
-        whole(call.given.tail, "--tail"),
-        whole(call.given.attempt, "--attempt"),
+        read_whole_number(call.given.tail, "--tail"),
+        read_whole_number(call.given.attempt, "--attempt"),
     )
     request: FollowRequest = {"job": "", "follow": call.given.follow, "tail": tail, "attempt": attempt}
     if given.since:
@@ -79,7 +79,7 @@ def logs(call: Call) -> None:
         fleet = engine.fleet
         found = attach_to(engine, call.given.job, queued=True)
         if not has_records(found):
-            show_join_log(call, join_log(engine, found["id"]))
+            show_join_log(call, read_join_log(engine, found["id"]))
             raise no_record_error(found)
         if call.given.follow:
             require_known(found)
@@ -101,7 +101,7 @@ def logs(call: Call) -> None:
                 request["attempt"] = next(status.processes[key].attempt for key in places)
             _copy_raw(call, fleet, inbox, request, next(iter(places.values())))
         else:
-            printer = _printer(call, fleet, places, status)
+            printer = _create_printer(call, fleet, places, status)
             if call.given.follow:
                 session = FollowSession(call, fleet, inbox, job, printer, None)
                 late = set(fleet.late)
@@ -128,7 +128,10 @@ def logs(call: Call) -> None:
 
 
 def _ranks_to_show(call: Call) -> Ranks:
-    """Check the options that select ranks, and return the ranks, or "all". Raises UsageError."""
+    """Check the options that select ranks, and return the ranks, or "all". Raises UsageError.
+
+    Replaces call.given.role by the name of the role.
+    """
     given = call.given
     given.role = role_of(given.role)
     if given.grep:
@@ -167,10 +170,10 @@ def _copy_raw(call: Call, fleet: Fleet, inbox: Inbox, request: FollowRequest, no
         elif header["type"] == "closed":
             if header.get("refused"):
                 raise BadAnswer(header["why"], "check the job's records on that node", fleet.name(node))
-            _resume(fleet, node, {**request, "offsets": offsets})
+            _reconnect(fleet, node, {**request, "offsets": offsets})
 
 
-def _resume(fleet: Fleet, node: int, request: FollowRequest) -> None:
+def _reconnect(fleet: Fleet, node: int, request: FollowRequest) -> None:
     """Connect to a node again and send it the request; try again each second. Raises Unreachable after `_PATIENCE` seconds."""
 
     def check() -> None:
@@ -188,7 +191,7 @@ def _resume(fleet: Fleet, node: int, request: FollowRequest) -> None:
         signals.pause(1.0)
 
 
-def _printer(call: Call, fleet: Fleet, places: Mapping[Key, int], status: JobStatus) -> RankLines:
+def _create_printer(call: Call, fleet: Fleet, places: Mapping[Key, int], status: JobStatus) -> RankLines:
     """Create the printer of log lines: with prefixes or as JSON, SECRETS masked, without those that --grep does not match."""
     width = widest_prefix([(*key, status.nodes[node].name) for key, node in places.items()])
     hide = mask(load_config.known_secrets(fleet.cluster).values())
@@ -237,7 +240,7 @@ def _print_file(call: Call, fleet: Fleet, inbox: Inbox, job: str, found: dict[st
     if len(having) > 1:
         raise UsageError(f"--file {file} is on {', '.join(having)}", "choose one with --host")
     node, lines = found[having[0]][0], Lines()
-    tail = whole(call.given.tail, "--tail")
+    tail = read_whole_number(call.given.tail, "--tail")
     wanted_file: FollowRequest = {"job": job, "file": file, "follow": call.given.follow, "tail": tail}
     fleet.agents[node].ask(FOLLOW(wanted_file))
     for _, header, payload in inbox.frames(signals.check):

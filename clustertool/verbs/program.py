@@ -49,7 +49,10 @@ def main() -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Parse a command line, without the program's name, and complete, print help, or run a verb. Returns the exit code."""
+    """Parse a command line, without the program's name, and complete, print help, or run a verb. Returns the exit code.
+
+    A command line that is not valid is reported as an error.
+    """
     if argv[:2] == ["--complete", "--"]:
         return _print_text("\n".join(_candidates(argv[2:])))
     try:
@@ -79,7 +82,7 @@ def _completion_values(kind: str) -> list[str]:
 def _help_answer(line: parser.CommandLine) -> str | None:
     """Build the text of help, a version or a list, if the command line asks for one; None if it runs a verb.
 
-    Raises UsageError.
+    The help of clusterrun is printed here: "". Raises UsageError.
     """
     common, verb, width = line.common, line.verb, shutil.get_terminal_size().columns
     asked = line.given.pop("commands", ())
@@ -123,7 +126,7 @@ def _print_text(text: str) -> int:
 
 
 def job_names() -> list[str]:
-    """List ids and names of the jobs that were started from this machine, newest first."""
+    """List the ids of the jobs that were started from this machine, newest first, and after them names of the newest 32."""
     files = _stored_jobs()[::-1]
     contents = map(_stored_job, files[:_MOST_FILES])
     names = [str(content.get(key, "")) for content in contents for key in ("asked", "name")]

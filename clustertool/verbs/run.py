@@ -59,8 +59,8 @@ from clustertool.verbs.follow_session import (
     prepare_log_folder,
     show_verdict,
 )
-from clustertool.verbs.jobs import join_log, open_engine, show_join_log
-from clustertool.verbs.verb import Call, one_of, whole
+from clustertool.verbs.jobs import open_engine, read_join_log, show_join_log
+from clustertool.verbs.verb import Call, one_of, read_whole_number
 from clustertool.watch.waits import away_coordinator
 
 _OPTIONS_OF_RUN = frozenset(  # most scripts have no such options
@@ -136,9 +136,10 @@ def read_options(call: Call) -> Options:
 
 
 def with_program(call: Call, options: Options) -> Options:
-    """Set the program behind the options as the command: `run train.py --lr 0.1`. Raises UsageError, DataError.
+    """Return the options with the program behind them as the command: `run train.py --lr 0.1`; as they are without one.
 
-    Without a workspace, call.given gets the current folder as one.
+    Without a workspace, call.given gets the current folder as one. Checks that a script is in the workspace, and remarks on
+    options of `run` behind it. Raises UsageError, DataError.
     """
     given = call.given
     if not given.program:
@@ -270,7 +271,10 @@ def _write_private(place: Path, text: str) -> None:
 
 
 def perform(call: Call, order: RunRequest) -> None:
-    """Check, submit and follow the job of a request, or with --dry print what would be submitted. Raises the job's error."""
+    """Check, submit and follow the job of a request, or with --dry print what would be submitted. Raises the job's error.
+
+    With --detach it returns when all processes run, or with a queue when the job is submitted.
+    """
     wish, given = order.wish, call.given
     if given.fetch_logs and given.detach:
         raise UsageError("--fetch-logs waits for the end of the job, and --detach does not", "give one of them")
@@ -408,10 +412,11 @@ def follow_to_end(
     again: Callable[[str, int], bool] = lambda job, attempt: False,
     cause: Callable[[str], tuple[str, int] | None] = lambda job: None,
 ) -> bool:
-    """Follow a job until it is over or the user leaves it, copy its logs, and show how it ended. Raises the job's error.
+    """Follow a job until it is over or the user leaves it, copy its logs, show how it ended, and return False.
 
-    Returns True, instead, if the job was stopped by others or timed out and its engine starts it again. ended: is called before
-    the last line. again: checks whether an attempt is started again. cause: see Engine.cause().
+    Returns True after the verdict, without the rest, if others stopped the job or it timed out, and its engine starts it again.
+    Raises the job's error. ended: is called before the last line, also if the user leaves. again: checks whether the engine
+    starts an attempt again. cause: see Engine.cause().
     """
 
     def over() -> None:
@@ -425,7 +430,7 @@ def follow_to_end(
             over()
             raise
     if follow.detached:
-        follow.tell_detached()
+        follow.report_detached()
         ended()
         return False
     status = follow.watch.status
@@ -446,16 +451,17 @@ def follow_to_end(
 
 
 class _Detached(Exception):
-    """The user leaves the job in the queue."""
+    """Raised when the user leaves the job in the queue."""
 
 
 def wait_for_start(call: Call, engine: Engine, job: str, grace: float) -> bool:
     """Wait until a queued job has started, with a note at each change, and return True; False if the user has left it.
 
-    An interrupt, or a job that is stuck for too long, cancels the job and is raised, as EndedBefore is.
+    An interrupt, or a job that is stuck for too long, cancels the job and is raised. Raises EndedBefore, after printing the log
+    of the start.
     """
     key = DetachKey()
-    key.forget()
+    key.discard_input()
     signals.count.job = job
 
     def check() -> None:
@@ -476,7 +482,7 @@ def wait_for_start(call: Call, engine: Engine, job: str, grace: float) -> bool:
         error.fix = ""
         raise
     except EndedBefore:
-        show_join_log(call, join_log(engine, job))
+        show_join_log(call, read_join_log(engine, job))
         raise
     except CannotStart as error:
         _cancel_job(call, engine, job, error, grace)
@@ -493,7 +499,7 @@ def _report_left(call: Call, job: str, state: str, reason: str = "") -> None:
 
 
 def _cancel_job(call: Call, engine: Engine, job: str, error: ClustertoolError, grace: float) -> None:
-    """Stop a job by its engine, because of `error`, and print the results."""
+    """Stop a job by its engine, because of `error`, and print a note before and the results after that."""
     how: StopHow = {"by": error.what, "code": error.code, "grace": grace, "force": False}
     call.note(f"{error.what}: cancelling job {job}")
     answers = engine.cancel(job, how)
@@ -586,7 +592,7 @@ def _without_resume(tokens: Sequence[str]) -> list[str]:
 
 def attach(call: Call) -> None:
     """Follow a job that exists, from its queue on, to its end, as `run` does. Raises the job's error."""
-    logs, tail = logs_to_show(call), whole(call.given.tail, "--tail")
+    logs, tail = logs_to_show(call), read_whole_number(call.given.tail, "--tail")
     if tail is not None and (call.given.log_dir or call.given.fetch_logs):
         raise UsageError(
             "--tail begins in the middle of a log, and --log-dir writes whole logs", "leave one of them out"
@@ -600,7 +606,7 @@ def attach(call: Call) -> None:
                 return
             fleet, job = engine.fleet, attach_to(engine, job["id"], exact=True)
         if not has_records(job):
-            show_join_log(call, join_log(engine, job["id"]))
+            show_join_log(call, read_join_log(engine, job["id"]))
         require_known(job)
         prepare_log_folder(call)
         hide = mask(load_config.known_secrets(fleet.cluster).values())

@@ -26,7 +26,7 @@ _FIX = f"{PROGRAM} stop ends what may still run on the nodes; {PROGRAM} jobs lis
 
 
 class _Count:
-    """How often each signal came since the program started, and what is being done about it."""
+    """The signals since the program started, counted by kind, and what the program does now: a verb, a question, a job."""
 
     def __init__(self) -> None:
         self.ints = 0
@@ -51,7 +51,7 @@ count = _Count()
 def install() -> None:
     """Install the handlers of SIGINT, SIGTERM, SIGHUP and the signals for ranks, except where a host program has its own.
 
-    Does nothing outside of the main thread.
+    At the exit of the program they are ignored: see _ignore_signals(). Does nothing outside of the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -85,7 +85,7 @@ def check() -> None:
 
 
 def pause(seconds: float) -> None:
-    """Wait for some seconds, and raise what check() raises."""
+    """Wait for some seconds; raise what check() raises if a signal comes before."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         check()
@@ -104,7 +104,7 @@ def _on_signal_for_ranks(number: int, frame: FrameType | None) -> None:
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
-    """Count a signal. Exit at once if no verb runs, or at the third Ctrl+C; raise Interrupted while a password is asked for."""
+    """Count a signal; exit at once if no verb runs, or at the third Ctrl+C; raise Interrupted for Ctrl+C at a password."""
     count.ints += number == signal.SIGINT
     count.terms += number == signal.SIGTERM
     count.hups += number == signal.SIGHUP

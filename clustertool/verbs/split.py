@@ -27,7 +27,7 @@ def split(call: Call) -> None:
 
 
 def _read_order(call: Call) -> LineOrder:
-    """Check the options of split and build the order. Raises UsageError."""
+    """Check the options of split and build the order, with a random seed for --shuffle without --seed. Raises UsageError."""
     given = call.given
     if not given.data:
         raise UsageError("split needs a file", f"{PROGRAM} split --data train.txt --shards 8")

@@ -48,7 +48,7 @@ from clustertool.show.error_text import exit_json
 from clustertool.show.job_text import stop_text
 from clustertool.show.program_name import commanded
 from clustertool.verbs.jobs import engine_of
-from clustertool.verbs.verb import Call, seconds, seconds_with_unit
+from clustertool.verbs.verb import Call, read_seconds, seconds_with_unit
 
 _NOTHING = (StopState.ENDED_ALREADY, StopState.NEVER_STARTED)
 
@@ -60,7 +60,7 @@ def stop(call: Call) -> None:
     """
     if call.given.all and call.given.job:
         raise UsageError("--all and --job cannot be given together", "give one of them")
-    typed = seconds(call.given.grace, "--grace", 0.0)
+    typed = read_seconds(call.given.grace, "--grace", 0.0)
     with engine_of(call, whole=not call.given.job, lag=LAG, newest=not call.given.all) as engine:
         fleet = engine.fleet
         grace = typed if call.given.grace else fleet.cluster.grace
@@ -168,9 +168,9 @@ def _stop_early(call: Call, fleet: Fleet, how: StopHow, shown: dict[tuple[str, s
 
 
 def _jobs_to_stop(call: Call, fleet: Fleet, known: Mapping[int, JobsAnswer], about: Described) -> list[str]:
-    """List the ids of the jobs to stop: all unfinished ones, the one of --job, or the only one that runs.
+    """List the ids of the jobs to stop: all unfinished ones, the one of --job, or the only one that runs; [] if none runs.
 
-    known: the nodes' answers about their jobs. about: what the engine knows of them.
+    known: the nodes' answers about their jobs. about: what the engine knows of them. Raises the errors of choose().
     """
     if call.given.all:
         return unfinished_jobs(known, about)
@@ -220,7 +220,8 @@ def _show_result(
 def clean(call: Call) -> None:
     """Remove the directories of finished jobs, of --job or older than --older-than, and print which; with --dry only print.
 
-    Raises UsageError for a job that runs, PreflightError for one that cannot be removed, and the errors of nodes.
+    If all nodes answered, the places stored on this machine are removed, too. Raises UsageError for a job that runs,
+    PreflightError for one that cannot be removed, and the errors of nodes.
     """
     older_than = seconds_with_unit(call.given.older_than, "--older-than") if call.given.older_than else 0.0
     if not call.given.job and not call.given.older_than:
@@ -260,10 +261,10 @@ def clean(call: Call) -> None:
 
 
 class _Removable(NamedTuple):
-    """What is to be removed.
+    """The jobs that clean may remove.
 
-    job: its id, "" for all. spared: jobs that stay, with the reason: the engine does not prove that they have ended. ended:
-    those of which it does. unseen: those of them of which no node has a record; when they ended.
+    job: the id of the only one, "" for all. spared: {job that stays: reason}, since the engine does not prove its end. ended:
+    jobs of which the engine proves the end. unseen: {one of these without a record on any node: when it ended}.
     """
 
     job: str = ""

@@ -43,7 +43,7 @@ from clustertool.show.table import rich_console
 from clustertool.show.top_view import Screen, View, choose, draw
 from clustertool.verbs import signals
 from clustertool.verbs.jobs import engine_of, open_engine
-from clustertool.verbs.verb import Call, seconds, whole
+from clustertool.verbs.verb import Call, read_seconds, read_whole_number
 from clustertool.watch.top_model import SORTS, TopModel
 
 _PATIENCE = 5.0  # seconds for the second sample of a node
@@ -64,8 +64,12 @@ _POLL_RETRY = 3.0
 
 
 def top(call: Call) -> None:
-    """Show samples of nodes and ranks until the user ends the view, --count times, or once with --json."""
-    interval, samples = seconds(call.given.interval, "--interval", 1.0, 0.1, 3600.0), whole(call.given.count, "--count")
+    """Show samples of nodes and ranks until the user ends the view, --count times, or once with --json.
+
+    With an engine without agents of its own, the samples come from the nodes of one job.
+    """
+    interval = read_seconds(call.given.interval, "--interval", 1.0, 0.1, 3600.0)
+    samples = read_whole_number(call.given.count, "--count")
     if call.json and samples not in (None, 1):
         raise UsageError("--json and --count cannot be given together", "--json answers once: leave --count out")
     with open_engine(call) as engine:
@@ -83,7 +87,7 @@ def top(call: Call) -> None:
 
 
 class Top:
-    """One session: samples in, pages out, keys obeyed in between. fleet: the nodes with samples; engine: ends jobs."""
+    """A session of inv top: it takes samples, shows pages and handles keys. fleet: nodes with samples; engine: ends jobs."""
 
     def __init__(self, call: Call, engine: Engine, fleet: Fleet, poll: Poll, interval: float) -> None:
         self._engine = engine
@@ -110,7 +114,10 @@ class Top:
         raise_all(list(self._poll.failed.values()))
 
     def _measure(self) -> None:
-        """Take samples for one interval, and up to 5 s more until each node that answers has sent two, as rates need."""
+        """Take samples for one interval, and on until each node that answers has sent two, as rates need.
+
+        It goes on for at most another interval and 5 s.
+        """
         end = time.monotonic() + self._interval
         while time.monotonic() < end or (self._lacks_samples() and time.monotonic() < end + self._interval + _PATIENCE):
             signals.check()
@@ -122,7 +129,7 @@ class Top:
         return any(self._samples[node] < 2 for node in self._fleet.agents if node not in self._poll.failed)
 
     def _run_plain(self, samples: int | None) -> None:
-        """Print a page of text after each interval."""
+        """Take samples for an interval and print a page of text, `samples` times; None: until a signal."""
         for _ in itertools.count() if samples is None else range(samples):
             self._measure()
             self._screen.plain(self._picture, self._view, self._failed(), time.monotonic())
@@ -148,10 +155,13 @@ class Top:
                     shown = size
 
     def _build_picture(self, width: int, height: int, now: float) -> Any:
-        """Build the picture of the view: the log that is open, or the page of ranks, which it stores for keys."""
+        """Build the picture of the view: the log that is open, or the page of ranks. Stores the ranks for keys.
+
+        The last 200 lines of the log are requested with each sample; "..." until they come.
+        """
         log = self._view.log
         if log is not None:
-            answer = self._poll.aside(log.agent, TAIL({"job": log.job, "log": log.log, "lines": 200}))
+            answer = self._poll.add_request(log.agent, TAIL({"job": log.job, "log": log.log, "lines": 200}))
             page = self._screen.log_page(self._view, str(answer["text"]) if answer else "...", height)
         else:
             page = self._screen.page(self._picture, self._view, width, height, self._failed(), now)
@@ -159,7 +169,7 @@ class Top:
         return draw(page, width)
 
     def _take(self) -> None:
-        """Feed the new samples of all nodes to the model."""
+        """Feed the new samples of all nodes to the model, and count them."""
         for node, sample in self._poll.take().items():
             self._samples[node] += 1
             self._picture.feed(node, self._fleet.name(node), sample, time.monotonic())
@@ -183,7 +193,7 @@ class Top:
         elif view.log is not None:
             if key in ("q", "esc", "enter"):
                 view.log = None
-                self._poll.no_aside()
+                self._poll.remove_request()
         elif key == "q":
             self._quit = True
         elif key == "s":
@@ -211,7 +221,7 @@ class Top:
             self._view.message = f"no log of {rank.name}: {why}"
 
     def _handle_filter_key(self, key: str) -> None:
-        """Handle a key while the user types a filter."""
+        """Handle a key while the user types a filter: enter ends it, esc ends and removes it, other keys change it."""
         view = self._view
         if key in ("enter", "esc"):
             view.typing = False
@@ -222,7 +232,7 @@ class Top:
             view.text += key if len(key) == 1 else ""
 
     def _confirm_stop(self, key: str) -> None:
-        """Stop the job in a thread if the key is y: the answer to the view's question."""
+        """Take a key as the answer to the question: y stops the job in a thread, another key does not. Removes the question."""
         job, self._asking, self._view.message = self._asking, "", ""
         if key == "y":
             self._view.message = f"stopping job {job} ..."
@@ -249,7 +259,7 @@ def _terminal_size() -> tuple[int, int]:
 
 
 def pressed_keys(wait: float) -> Iterator[str]:
-    """Yield the keys that are typed within `wait` seconds, by name or as a character."""
+    """Wait up to `wait` seconds for input, and yield the keys in it, by name or as a character."""
     if not select.select([sys.stdin], [], [], wait)[0]:
         return
     text = os.read(sys.stdin.fileno(), 1024).decode("utf-8", "ignore")
@@ -262,7 +272,10 @@ def pressed_keys(wait: float) -> Iterator[str]:
 
 @contextlib.contextmanager
 def keyboard() -> Iterator[None]:
-    """Set the terminal to pass on keys one by one without echo, and restore it at the end. Ctrl+C still interrupts."""
+    """Return a context manager in which the terminal passes on keys one by one without echo; its end restores the terminal.
+
+    Ctrl+C still interrupts.
+    """
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     try:
@@ -276,7 +289,10 @@ def keyboard() -> Iterator[None]:
 
 
 def gpus(call: Call) -> None:
-    """Print the devices of all nodes with their users, or what the engine knows of them, or answer with JSON."""
+    """Print the devices of all nodes with their users, or answer with JSON; without agents, what the engine knows of them.
+
+    Raises the errors of nodes.
+    """
     with engine_of(call) as engine:
         fleet = engine.fleet
         if not engine.capabilities.live_channels:
@@ -308,7 +324,7 @@ def _print_engine_nodes(call: Call, nodes: Sequence[EngineNode]) -> None:
 
 
 class Poll:
-    """Sends every node the same small request repeatedly, each node at its own rate, and keeps the last response.
+    """The newest samples of all nodes. A thread for each node sends the same small request repeatedly, at the node's rate.
 
     take() returns the samples since the last take; `failed` has the error of a node. A node that does not answer delays no
     other one. It is asked over a new connection until it answers.
@@ -320,8 +336,8 @@ class Poll:
         self._interval = interval
         self._lock = threading.Lock()
         self._new: dict[int, GlanceAnswer] = {}
-        self._aside: tuple[int, Request[TailAnswer]] | None = None
-        self._aside_answer: tuple[Request[TailAnswer], TailAnswer] | None = None
+        self._second_request: tuple[int, Request[TailAnswer]] | None = None
+        self._second_answer: tuple[Request[TailAnswer], TailAnswer] | None = None
         self._over = threading.Event()
         self.failed: dict[int, ClustertoolError] = dict(fleet.failed)
 
@@ -345,18 +361,18 @@ class Poll:
             new, self._new = self._new, {}
         return new
 
-    def aside(self, node: int, request: Request[TailAnswer]) -> TailAnswer | None:
-        """Send a node a second request with each sample from now on.
+    def add_request(self, node: int, request: Request[TailAnswer]) -> TailAnswer | None:
+        """Send a node a second request with each sample from now on, in place of another one.
 
         Returns the last answer to it, None before the first one.
         """
-        self._aside = (node, request)
-        answer = self._aside_answer
+        self._second_request = (node, request)
+        answer = self._second_answer
         return answer[1] if answer and answer[0] == request else None
 
-    def no_aside(self) -> None:
-        """End the second request of aside()."""
-        self._aside = self._aside_answer = None
+    def remove_request(self) -> None:
+        """End the second request of add_request()."""
+        self._second_request = self._second_answer = None
 
     def _run(self, node: int) -> None:
         """Request samples of a node until stop(), each interval; after an error connect again after 3 s."""
@@ -374,7 +390,7 @@ class Poll:
             self._over.wait(max(0.0, begun + wait - time.monotonic()))
 
     def _poll_once(self, node: int) -> None:
-        """Request one sample of a node, and the answer to aside() if it is about it, and store them.
+        """Request one sample of a node, and the answer to the second request if it is for this node, and store them.
 
         Sends the NVML module if the node needs it.
         """
@@ -385,6 +401,6 @@ class Poll:
             answer = agent.ask(self._request, _POLL_PATIENCE)
         with self._lock:
             self._new[node] = answer
-        aside = self._aside
-        if aside is not None and aside[0] == node:
-            self._aside_answer = (aside[1], agent.ask(aside[1], _POLL_PATIENCE))
+        second = self._second_request
+        if second is not None and second[0] == node:
+            self._second_answer = (second[1], agent.ask(second[1], _POLL_PATIENCE))

@@ -36,7 +36,7 @@ _BARS = "clustertool.show.progress_bars"  # imported only by a verb that sends s
 
 
 class Call:
-    """One call of a verb: its options as attributes of `given`, and the terminal."""
+    """One call of a verb: its options as attributes of `given`, its terminal and its JSON answer. It is a Caller of actions."""
 
     def __init__(self, given: SimpleNamespace) -> None:
         self.given = given
@@ -107,9 +107,11 @@ class Call:
         self.terminal.warn(text)
 
     def check(self) -> None:
+        """Raise Interrupted or Terminated if a signal has come: see signals.check()."""
         signals.check()
 
     def person(self) -> Person:
+        """Return the user at the terminal, for questions."""
         return User()
 
     def dispatching(self, names: Sequence[str], since: float | None) -> DispatchView:
@@ -154,9 +156,11 @@ class User:
             signals.count.asking = False
 
     def tell(self, text: str) -> None:
+        """Print a line, as a note while a verb runs."""
         signals.count.note(text)
 
     def fold(self, names: Iterable[str]) -> str:
+        """Join names in short, as node[0-3]."""
         return fold(names)
 
 
@@ -173,7 +177,7 @@ def one_of(call: Call, *names: str) -> str:
     return str(next(iter(given.values()), ""))
 
 
-def whole(text: str, option: str) -> int | None:
+def read_whole_number(text: str, option: str) -> int | None:
     """Convert the text of an option to a whole number, None if it is empty. Raises UsageError."""
     if text == "":
         return None
@@ -182,7 +186,7 @@ def whole(text: str, option: str) -> int | None:
     return int(text)
 
 
-def seconds(text: str, option: str, default: float, least: float = 0.0, most: float = math.inf) -> float:
+def read_seconds(text: str, option: str, default: float, least: float = 0.0, most: float = math.inf) -> float:
     """Convert the text of an option to seconds, `default` if it is empty.
 
     Raises UsageError, also outside of `least` to `most`.
@@ -259,7 +263,7 @@ def outermost(body: Callable[[Call], None], call: Call) -> int:
 
 
 def _fail(call: Call, error: ClustertoolError) -> int:
-    """Print an error, finish the JSON answer with it, and return its exit code."""
+    """Print the collected remarks and an error, finish the JSON answer with it, and return its exit code."""
     call.show_remarks()
     show_error(error, call.terminal)
     call.finish(error)

@@ -27,7 +27,7 @@ if sys.argv[2] == "background":
 key = DetachKey()
 for command in open(int(sys.argv[1])):
     before = termios.tcgetattr(0)
-    answer = key.pressed() if command == "pressed\\n" else (key.forget(), key.readable)[1]
+    answer = key.pressed() if command == "pressed\\n" else (key.discard_input(), key.readable)[1]
     assert termios.tcgetattr(0) == before
     os.write(1, f"{answer}\\n".encode())
 """

@@ -10,7 +10,7 @@ from clustertool.errors import DataError, UsageError
 from clustertool.model.config.cluster import read_cluster
 from clustertool.model.config.job import Options, Policy, read_job
 from clustertool.model.quantities import seconds_of
-from clustertool.verbs.verb import seconds, seconds_with_unit
+from clustertool.verbs.verb import read_seconds, seconds_with_unit
 
 CLUSTER = read_cluster({"HOSTS": ["node1"]})
 
@@ -54,9 +54,9 @@ def test_durations_of_conf_py(key: str) -> None:
 
 
 def test_durations_of_verbs() -> None:
-    assert (seconds("", "--grace", 7.0), seconds("5m", "--grace", 7.0)) == (7.0, 300.0)
+    assert (read_seconds("", "--grace", 7.0), read_seconds("5m", "--grace", 7.0)) == (7.0, 300.0)
     with pytest.raises(UsageError, match=r"--interval 2h is out of range\n  fix: from 0.1 s to 1 h"):
-        seconds("2h", "--interval", 1.0, 0.1, 3600.0)
+        read_seconds("2h", "--interval", 1.0, 0.1, 3600.0)
     assert seconds_with_unit("7d", "--older-than") == 604800.0
     for text in ("7", "1.5", "7.", ""):  # 7 seconds would remove all
         with pytest.raises(UsageError, match=f"--older-than '{text}' is not a duration with a unit"):
@@ -64,7 +64,7 @@ def test_durations_of_verbs() -> None:
 
 
 def test_the_options_that_are_durations() -> None:
-    """A new one is read by seconds(), seconds_with_unit() or read_job(), and is added here."""
+    """A new one is read by read_seconds(), seconds_with_unit() or read_job(), and is added here."""
 
     def is_one(option: Opt) -> bool:
         return "DURATION" in option.value.split("|")
