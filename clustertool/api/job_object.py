@@ -58,7 +58,7 @@ _STYLE = "width: 100%; height: 40em; border: 1px solid #8884; resize: vertical"
 
 
 class StillRunning(ClustertoolError, TimeoutError, code=124):
-    """wait(timeout) has ended and the job has not."""
+    """The error of Job.wait(timeout): the job has not ended in this time. It goes on."""
 
 
 class Job:
@@ -90,7 +90,7 @@ class Job:
 
     @plain_errors()
     def status(self) -> Status:
-        """Ask the nodes for the state of the job.
+        """Ask the nodes, and the engine if it knows more, and return the state of the job.
 
         Nodes that do not answer are in Status.unreachable. Raises NotFound, or what all nodes raise if none answers.
         """
@@ -206,7 +206,9 @@ class Job:
                     follower.report_attached()
                     beat_at = time.monotonic()
                 if caller.listens and time.monotonic() - shown_at >= _SAMPLE:
-                    _report(caller, fleet, follower)  # which waits for nodes: the job is followed between two of them
+                    _report_progress(
+                        caller, fleet, follower
+                    )  # which waits for nodes: the job is followed between two of them
                     shown_at = time.monotonic()
                 return False
 
@@ -307,13 +309,16 @@ def _mask(fleet: Fleet) -> Hide:
 
 
 def _log_lines(item: LogLines, host: str, hide: Hide) -> Iterator[LogLine]:
-    """Convert lines of a rank to LogLine, with secrets masked and control characters escaped."""
+    """Yield the lines of a rank as LogLine, with secrets masked and control characters escaped."""
     for line in item.lines:
         yield LogLine(item.role, item.rank, host, harmless(hide(line)), item.t)
 
 
-def _report(caller: SilentCaller, fleet: Fleet, follower: JobFollower) -> None:
-    """Ask the nodes for the ranks' steps, for at most 2 s, and report trainers that are done, steps, and the duration."""
+def _report_progress(caller: SilentCaller, fleet: Fleet, follower: JobFollower) -> None:
+    """Ask the nodes for the ranks' steps, for at most 2 s, and report how many trainers are done, their steps and the duration.
+
+    The report is a Progress for the caller's listener.
+    """
     status = follower.watch.status
     job, trainers = status.job, status.of("trainer")
     done = sum(process.state in _DONE for process in trainers)

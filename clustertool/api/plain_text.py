@@ -40,7 +40,10 @@ def _with_parameters(text: str) -> str:
 
 
 class plain_errors(ContextDecorator):
-    """A decorator for methods of the API, and a context: the texts of the errors that they raise are plain."""
+    """A decorator for methods of the API, and a context manager: it rewrites the texts of the errors that are raised in it.
+
+    They name the command `clustertool`, and parameters of the API in place of options.
+    """
 
     def __call__(self, method: _Method) -> _Method:
         """Decorate a method, and add its parameters to those that replace options in texts."""

@@ -114,6 +114,7 @@ class _Absent:
         return ""
 
     def tell(self, text: str) -> None:
+        """Log a text as information."""
         LOG.info("%s", plain(text))
 
     def fold(self, names: Iterable[str]) -> str:
@@ -138,11 +139,13 @@ class SilentCaller:
             self._listener(Progress(phase, done, total, text))
 
     def note(self, text: str) -> None:
+        """Log a text as information."""
         LOG.info("%s", plain(text))
 
     remark = note
 
     def warn(self, text: str) -> None:
+        """Log a text as a warning."""
         LOG.warning("%s", plain(text))
 
     def log(self, item: Item) -> None:
@@ -156,6 +159,7 @@ class SilentCaller:
         """Do nothing: a call of the API ends from outside only by an exception in its thread, such as KeyboardInterrupt."""
 
     def person(self) -> Person | None:
+        """Return a Person of whom nothing can be asked, and whose messages are logged."""
         return _Absent()
 
     def dispatching(self, names: Sequence[str], since: float | None) -> DispatchView:
@@ -176,9 +180,9 @@ class SilentCaller:
 
     @contextmanager
     def opened(self, config: Cluster, sink: Sink | None = None, lag: float | None = None) -> Iterator[Engine]:
-        """Open connections to the agents of a cluster, yield its engine, and close them.
+        """Return a context manager that opens connections to the agents of a cluster, and closes them at its end.
 
-        sink, lag: see engine(), Fleet.open().
+        Its value is the engine. sink, lag: see engine(), Fleet.open().
         """
         with self.engine(config, sink) as engine:
             engine.open(lag)
@@ -186,7 +190,7 @@ class SilentCaller:
 
 
 class _DispatchProgress:
-    """Bytes that left this machine, and nodes that are done."""
+    """The view of a dispatch: it reports the bytes that left this machine, and the nodes that are done, to the listener."""
 
     def __init__(self, caller: SilentCaller, nodes: int) -> None:
         self._caller, self._nodes = caller, nodes
@@ -214,6 +218,7 @@ class _DispatchProgress:
         self._report()
 
     def failed(self, name: str, why: str) -> None:
+        """Log a warning with the reason."""
         self._caller.warn(f"{name}: {why}")
 
     def _report(self) -> None:
@@ -223,7 +228,7 @@ class _DispatchProgress:
 
 
 class _WorkProgress:
-    """Nodes that are done with a phase of the distribution of an image. It counts as a part of the dispatch."""
+    """The view of a phase of the distribution of an image: it reports the nodes that are done as progress of the dispatch."""
 
     def __init__(self, caller: SilentCaller, phase: str, nodes: int) -> None:
         self._caller, self._phase, self._nodes = caller, phase, nodes
@@ -242,6 +247,7 @@ class _WorkProgress:
         self._caller.progress("dispatch", len(self._done), self._nodes, text)
 
     def done(self, name: str) -> None:
+        """Count a node as done. The next turn() reports it."""
         self._done.add(name)
 
     def failed(self, name: str) -> None:

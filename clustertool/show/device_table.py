@@ -72,7 +72,7 @@ def _device_row(name: str, kind: str, device: Card) -> Sequence[object]:
 
 
 def memory(used: int | None, total: int | None) -> str:
-    """Format used and total bytes: `3.1/80 GiB`, or `3.1 GiB` where the total is not known.
+    """Format used and total bytes: `3.1/80 GiB`, or `3.1 GiB` without a total; "" if neither is known.
 
     The memory of cards is sold in GiB.
     """
@@ -90,7 +90,7 @@ def _power(device: Card) -> str:
 
 
 def faults_of_device(device: Card) -> list[str]:
-    """List the faults of a device: its problem, ECC errors, memory repair, throttling, a special compute mode."""
+    """List the faults of a device: its problem, ECC errors, memory repair, throttling except by the power cap, a special compute mode."""
     found = [str(device["problem"])] if device.get("problem") else []
     errors = device.get("ecc_uncorrected")
     if errors:
@@ -104,7 +104,10 @@ def faults_of_device(device: Card) -> list[str]:
 
 
 def _state_cell(device: Card) -> Cell:
-    """Format the faults of a device, then the job or user that uses it; `free` if no process computes on it."""
+    """Format the faults of a device, in red, and what uses it: a job with its user, or `used` by other processes.
+
+    `free` if nothing uses it and it has no fault.
+    """
     sick, locked = faults_of_device(device), device.get("held")
     faults = list(sick)
     if locked:

@@ -9,7 +9,7 @@ _TASKS = {"inv": "inv", "invoke": "inv", "fab": "fab", "fabric": "fab"}  # these
 
 
 def typed() -> str:
-    """Return the name of the program of this process; `inv` for `python -m invoke`."""
+    """Return the name of the program of this process; `inv` for invoke, also as python -m invoke, and `fab` for fabric."""
     folder, name = os.path.split(sys.argv[0])
     name = os.path.basename(folder) if name == "__main__.py" else name
     return _TASKS.get(name, name)

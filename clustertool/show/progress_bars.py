@@ -73,7 +73,7 @@ class _Node:
 
 @final
 class DispatchProgress:
-    """Shows a dispatch while it lasts:
+    """A display of a dispatch, from the start to the end of its context:
 
     with DispatchProgress(terminal, names) as progress:
         progress.uplink(sent=4 << 20, planned=25 << 20)
@@ -125,17 +125,17 @@ class DispatchProgress:
 
     def node(self, name: str, got: int, size: int) -> None:
         """Store that a node has `got` of `size` bytes."""
-        self._set(name, _Node("receiving", got, size))
+        self._set_node(name, _Node("receiving", got, size))
 
     def done(self, name: str) -> None:
         """Mark a node as done."""
-        self._set(name, _Node("done"))
+        self._set_node(name, _Node("done"))
 
     def failed(self, name: str, why: str) -> None:
         """Mark a node as failed, with the reason."""
-        self._set(name, replace(self._nodes[name], state="failed", why=why))
+        self._set_node(name, replace(self._nodes[name], state="failed", why=why))
 
-    def _set(self, name: str, node: _Node) -> None:
+    def _set_node(self, name: str, node: _Node) -> None:
         """Replace the state of a node, and print the progress if there is no terminal."""
         with self._lock:
             self._nodes[name] = node
@@ -177,7 +177,7 @@ class DispatchProgress:
         self._print(f"dispatch: {text}")
 
     def _pace(self, now: float) -> str:
-        """Format the rate over the last five seconds, and the time that the rest takes at this rate."""
+        """Format the rate over the last five seconds, and the time that the rest takes at this rate. Adds a sample."""
         sent, total = self._sent, self._planned
         self._samples.append((now, sent))
         while len(self._samples) > 2 and now - self._samples[1][0] >= _WINDOW:
@@ -207,6 +207,7 @@ class DispatchProgress:
 
 
 def _of(sent: float, total: float) -> str:
+    """Format a number of bytes and their total: `4 MB of 25 MB`."""
     return f"{human_bytes(sent)} of {human_bytes(total)}"
 
 
@@ -218,7 +219,7 @@ def _bar(label: str, done: float, total: float, note: str) -> tuple[RenderableTy
 
 @final
 class Bar:
-    """Shows work in phases, each of so many bytes; the current one is drawn:
+    """A display of work in phases, each of so many bytes; the current one is drawn:
 
     with Bar(terminal, "split") as bar:
         bar.tell("writing", done=4 << 20, total=25 << 20)
@@ -265,7 +266,7 @@ class Bar:
 
 @final
 class NodeProgress:
-    """Shows work that each node does by itself, such as loading an image, while it lasts:
+    """A display of work that each node does by itself, such as loading an image, from the start to the end of its context:
 
     with NodeProgress(terminal, "load", names) as progress: progress.done("node1"); done() may come from any thread.
 

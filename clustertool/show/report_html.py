@@ -106,7 +106,7 @@ def _verdict_section(story: ReportModel) -> Html:
         where = tag("small", f"{story.name(culprit.node)}, {culprit.log}")
         # The end is what is seen first: the box scrolls from its bottom, by its style alone.
         printed = tag("pre", "\n".join(story.last_lines) if story.last_lines else "(it printed nothing)")
-        parts.append(tag("h3", f"Last lines of {_name(culprit)} ", where))
+        parts.append(tag("h3", f"Last lines of {_rank_name(culprit)} ", where))
         parts.append(tag("div", printed, class_="log", tabindex=0))
     else:
         parts.append(_last_lines(story))
@@ -126,7 +126,7 @@ def _headline(story: ReportModel) -> Html:
         return Html("")
     names = fold(story.name(node) for node in dict.fromkeys(rank.node for rank in guilty))
     first = guilty[0]
-    name = _name(first) if len(guilty) == 1 else ranks_text(rank.key for rank in guilty)
+    name = _rank_name(first) if len(guilty) == 1 else ranks_text(rank.key for rank in guilty)
     return tag("span", f"{name} on {names}", tag("small", f" {first.how}"), class_="culprit")
 
 
@@ -141,7 +141,7 @@ def _last_lines(story: ReportModel) -> Html:
     """Build a list of the last line of each of the first six trainers; empty if none has printed one."""
     trainers = [rank for rank in story.ranks if rank.role == "trainer" and rank.last]
     items = [
-        tag("li", tag("b", _name(rank)), f" on {story.name(rank.node)}: ", tag("code", *rank.last))
+        tag("li", tag("b", _rank_name(rank)), f" on {story.name(rank.node)}: ", tag("code", *rank.last))
         for rank in trainers[:_LISTED]
     ]
     if len(trainers) > _LISTED:
@@ -163,7 +163,7 @@ def _stragglers_section(story: ReportModel) -> Html:
         )
         last = [] if rank.how and rank.state is RankState.FAILED else rank.last
         lines = [tag("code", line, class_="last") for line in last]
-        items.append(tag("li", tag("b", _name(rank), class_="straggler"), *about, lines))
+        items.append(tag("li", tag("b", _rank_name(rank), class_="straggler"), *about, lines))
     if len(behind) > _LISTED:
         more = ranks_text(rank.key for rank in behind[_LISTED:])
         rest = tag("p", f"and {len(behind) - _LISTED} more, marked below: ", more)
@@ -231,7 +231,7 @@ def _span_bar(story: ReportModel, rank: RankReport, span: Span) -> Html:
     last = span is rank.spans[-1]
     note = rank.how if last and rank.how and span.state in (RankState.FAILED, RankState.STOPPED) else ""
     attempt = f", attempt {span.attempt}" if story.attempts > 1 else ""
-    title = f"{_name(rank)}{attempt}: {span.state}, {_moment(span.start)} to {_moment(span.end)}"
+    title = f"{_rank_name(rank)}{attempt}: {span.state}, {_moment(span.start)} to {_moment(span.end)}"
     left, width = 100 * span.start / story.length, 100 * (span.end - span.start) / story.length
     side = "" if width > _WORDY else "after" if left + width < 100 - _WORDY else "before"
     label = tag("em", note, class_=side or None) if note else None
@@ -266,7 +266,7 @@ def _plots(story: ReportModel, ranks: Iterable[RankReport], curve: Callable[[Ran
     found = []
     for rank in ranks:
         kind = "culprit" if rank.key == story.culprit else "straggler" if rank.behind else ""
-        found.append(Plot(curve(rank), f"{_name(rank)} on {story.name(rank.node)}", kind))
+        found.append(Plot(curve(rank), f"{_rank_name(rank)} on {story.name(rank.node)}", kind))
     return found
 
 
@@ -400,7 +400,7 @@ def _process_row(story: ReportModel, rank: RankReport) -> Html:
     number = {"class_": "num"}
     return tag(
         "tr",
-        tag("td", tag("b", _name(rank)), class_="name"),
+        tag("td", tag("b", _rank_name(rank)), class_="name"),
         tag("td", story.name(rank.node), class_="name"),
         tag("td", "unknown" if not rank.recorded else _moment(rank.start) if rank.spans else "never", **number),
         tag("td", _moment(rank.end) if rank.spans and ended else "", **number),
@@ -470,7 +470,8 @@ def _missing_text(text: str) -> Html:
     return tag("p", text, class_="none")
 
 
-def _name(rank: RankReport) -> str:
+def _rank_name(rank: RankReport) -> str:
+    """Format the role and rank of a process: `trainer 3`."""
     return f"{role_name(rank.role)} {rank.rank}"
 
 
@@ -480,10 +481,12 @@ def _moment(t: float) -> str:
 
 
 def _amount(unit: str, value: float) -> str:
+    """Format a step as a whole number, and a value of another unit with two decimals."""
     return f"{value:,.0f}" if unit == "step" else f"{value:.2f}"
 
 
 def _cores(value: float) -> str:
+    """Format a number of cores: with two digits below 10, else as a whole number."""
     return f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
@@ -530,7 +533,7 @@ def _escaped(children: Child) -> Html:
 
 @dataclass(frozen=True)
 class Plot:
-    """`kind` is a CSS class: "" is one of many, others are highlighted."""
+    """A curve of a chart, with its name. `kind`: a CSS class that highlights it; "" is one of many."""
 
     curve: Curve
     name: str
@@ -540,7 +543,8 @@ class Plot:
 def chart(title: str, lines: Sequence[Plot], end: float, unit: Callable[[float], str], top: float = 0.0) -> Html:
     """Build a chart of curves from 0 to `end` seconds and from 0 to `top`, or to their highest value if it is 0.
 
-    More than 24 curves without a kind are drawn as a band from the lowest to the highest, with the median.
+    More than 24 curves without a kind are drawn as a band from the lowest to the highest, with the median. Without any value
+    the chart is a text.
     """
     drawn = [line for line in lines if line.curve]
     if not drawn:
@@ -578,7 +582,7 @@ def human_time(t: float) -> str:
 
 
 def _chart_line(line: Plot, end: float, top: float) -> Html:
-    """Build the path of one curve."""
+    """Build the path of one curve, with its name as a tooltip."""
     points = [_chart_point(t, value, end, top) for t, value in line.curve]
     path = f"M{points[0]}h1" if len(points) == 1 else f"M{points[0]}L{' '.join(points[1:])}"
     return tag("path", tag("title", line.name), d=path, class_=f"line {line.kind}".rstrip())

@@ -308,6 +308,7 @@ def _node_row(node: Shown, names: Mapping[int, str], part: str) -> Sequence[obje
 
 
 def _pod_row(pod: Shown) -> Sequence[object]:
+    """Format a pod as a row of _PODS."""
     return pod["pod"], pod["host"], pod["phase"], pod["restarts"], pod["reason"]
 
 

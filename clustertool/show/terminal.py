@@ -47,7 +47,7 @@ class ReaderGone(SystemExit):
 
 
 class Terminal:
-    """Writes to `out` and `err` (stdout and stderr) from any thread.
+    """The writer to `out` and `err` (stdout and stderr) for all threads of a program.
 
     is_terminal: bars and tables may be drawn on stdout. colour: stdout takes ANSI colours. environ: the environment that
     decided it.
@@ -151,6 +151,7 @@ class Terminal:
         raise ReaderGone(_NOT_WRITTEN)
 
     def _write_message(self, kind: str, style: str, text: str) -> None:
+        """Write a message to stderr, with `kind:` in front in this style."""
         self._write_err(f"{_paint(kind + ':', style, self._err_colour)} {self._message(text)}\n")
 
     def _message(self, text: str) -> str:
@@ -170,6 +171,7 @@ class Terminal:
 
 
 def _paint(text: str, style: str, colour: bool) -> str:
+    """Put a text between escape sequences for a style; return it as it is without `colour`, style or text."""
     code = STYLES.get(style, style)
     return f"\x1b[{code}m{text}\x1b[0m" if colour and code and text else text
 
@@ -224,7 +226,7 @@ class _Sink:
                 self._stream.write(self.encodable(text))
             self._stream.flush()
         except (OSError, ValueError) as problem:
-            self._fail(problem)
+            self._store_failure(problem)
 
     def send_bytes(self, data: bytes) -> None:
         """Write and flush bytes, or as text if the stream takes no bytes. An error is stored in `failure`."""
@@ -237,7 +239,7 @@ class _Sink:
                 buffer.write(data)
                 buffer.flush()
             except (OSError, ValueError) as problem:
-                self._fail(problem)
+                self._store_failure(problem)
 
     def flush(self) -> None:
         """Flush the stream. An error is stored in `failure`."""
@@ -245,9 +247,9 @@ class _Sink:
             if self._stream is not None:
                 self._stream.flush()
         except (OSError, ValueError) as problem:
-            self._fail(problem)
+            self._store_failure(problem)
 
-    def _fail(self, problem: Exception) -> None:
+    def _store_failure(self, problem: Exception) -> None:
         """Store the first error, and direct the descriptor to /dev/null.
 
         Else the interpreter complains about buffered text at its exit.
@@ -270,7 +272,7 @@ def prefix(role: str, rank: int, node: str, width: int = 0) -> str:
 
 
 class RankLines:
-    """Writes the lines of ranks that match `grep`, each with a prefix: `[trainer 3 node2] text`.
+    """A writer of the lines of ranks that match `grep`, each with a prefix: `[trainer 3 node2] text`.
 
     This is the hot path of `run` and `logs`: a batch of lines is one write. A rank has the same colour in every run. `hide`
     masks secrets; `width`: of the longest prefix (see `widest`).
@@ -302,9 +304,9 @@ class RankLines:
             self._terminal.write(self.text(role, rank, node, lines, t))
 
     def text(self, role: str, rank: int, node: str, lines: Sequence[str], t: float | None = None) -> str:
-        """Format lines of a rank with their prefix, or as JSON objects, masked, and remember them for on_screen().
+        """Format lines of a rank with their prefix, masked, and remember them for on_screen().
 
-        t: seconds since the epoch.
+        With `objects`, they become JSON objects, and are not remembered. t: seconds since the epoch.
         """
         if self._objects:
             about = {"role": role, "rank": rank, "node": node, "time": t}

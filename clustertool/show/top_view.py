@@ -69,7 +69,7 @@ def choose(view: View, ranks: Sequence[TopRank], rows: int = 0) -> None:
 
 
 class Screen:
-    """Makes pages for one terminal."""
+    """The layout of pages, JSON and plain text of `inv top` for one terminal."""
 
     def __init__(self, terminal: Terminal, hide: Hide) -> None:
         self._terminal, self._hide = terminal, hide
