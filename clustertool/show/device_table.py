@@ -90,7 +90,10 @@ def _power(device: Card) -> str:
 
 
 def faults_of_device(device: Card) -> list[str]:
-    """List the faults of a device: its problem, ECC errors, memory repair, throttling except by the power cap, a special compute mode."""
+    """List the faults of a device: its problem, ECC errors, memory repair, throttling, a special compute mode.
+
+    Throttling by the power cap is no fault.
+    """
     found = [str(device["problem"])] if device.get("problem") else []
     errors = device.get("ecc_uncorrected")
     if errors:

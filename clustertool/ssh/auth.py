@@ -131,7 +131,7 @@ class _Identity:
 
 
 class Login:
-    """paramiko's `auth_strategy` for one node: one attempt to log in, with all we have."""
+    """paramiko's `auth_strategy` for one login to a node: with keys, then with what the user types."""
 
     def __init__(self, to: SshSettings, prompter: Prompter, deadline: float) -> None:
         self._to = to
@@ -212,7 +212,7 @@ class Login:
             key = agent.pop(_read_public_half(path), None) if agent else None
             key = key or self._load_file(path, waiting)
             if key:
-                yield from self._with_certificates(path, key, given or _implicit(path))
+                yield from self._with_certificates(path, key, given or _implicit_certificate(path))
         for key in agent.values():
             for name, identity in self._with_certificates(f"agent's {key.comment or key.get_name()}", key, given):
                 if name in given or not self._to.identities_only:
@@ -220,12 +220,15 @@ class Login:
         for path in waiting:
             key = self._load_locked_file(path)
             if key:
-                yield from self._with_certificates(path, key, given or _implicit(path))
+                yield from self._with_certificates(path, key, given or _implicit_certificate(path))
 
     def _with_certificates(
         self, name: str, key: Untyped, certificates: Mapping[str, bytes]
     ) -> Iterator[tuple[str, _Identity]]:
-        """Yield the certificates of a key by the names of their files, then the key by `name`."""
+        """Yield the certificates of a key by the names of their files, then the key by `name`.
+
+        For a certificate that is not valid now, the problem is recorded.
+        """
         for path, blob in certificates.items():
             certificate = read_certificate(blob)
             if certificate and certificate.key == key.asbytes():
@@ -244,7 +247,7 @@ class Login:
     def _load_file(self, path: str, waiting: list[str]) -> PKey | None:
         """Load the key in a file without a passphrase; None, and the path in `waiting`, if it needs one.
 
-        None, too, for one that is missing or cannot be used: the problem is recorded.
+        None, too, for one that is missing or cannot be used: the problem is recorded, unless a default file is missing.
         """
         try:
             key = _keyring.load(path)
@@ -275,7 +278,10 @@ class Login:
             self._fix = f"write it in the usual form (ssh-keygen -p -f {path}), or add it to the agent (ssh-add {path})"
 
     def _load_locked_file(self, path: str) -> PKey | None:
-        """Load the key in a file with a passphrase that is asked for, up to three times; else None, which is recorded."""
+        """Load the key in a file with a passphrase that is asked for, up to three times; else None, which is recorded.
+
+        The time of typing does not count for the deadline.
+        """
         for attempt in range(TRIES if self._prompter.present else 0):
             passphrase = self._prompter.answer(f"Passphrase of {path}: ", attempt)
             # the time of typing does not count for the node's deadline
@@ -373,12 +379,12 @@ class _Typed:
         self.given: str | None = None  # the password of this attempt
 
     def begin(self) -> None:
-        """Begin a new attempt: the password of the last one, if there was one, was refused."""
+        """Begin a new attempt, without a password; one of the last attempt counts as refused."""
         self._retry = self.given is not None
         self.asked, self.given = False, None
 
     def end(self, accepted: bool) -> None:
-        """Report to the prompter whether the server has accepted the password, if one was given."""
+        """Report to the prompter whether the server has accepted the password, if one was asked for, and forget it."""
         if self._trial:
             self._prompter.report_password(self._to, self.given or "", accepted and bool(self.given))
         self._trial, self.given = False, None
@@ -427,7 +433,7 @@ def _read_public_half(path: str) -> bytes:
         return b""
 
 
-def _implicit(path: str) -> dict[str, bytes]:
-    """Read the certificate that ssh finds for a key file where the configuration names none."""
+def _implicit_certificate(path: str) -> dict[str, bytes]:
+    """Read PATH-cert.pub of a key file, for a configuration that names no certificate: {its path: content, b"" for none}."""
     path += "-cert.pub"
     return {path: read_public(path)}

@@ -44,15 +44,15 @@ class Certificate:
     signature: bytes
 
     def outdated(self) -> str:
-        """Describe, as the end of a sentence, why it is not valid now; "" if it is."""
+        """Describe, as the end of a sentence, why the certificate is not valid now; "" if it is."""
         if time.time() < self.after:
             return f"is not valid before {_date(self.after)}"
         return f"has expired on {_date(self.before)}" if time.time() >= self.before else ""
 
     def problem(self, host: str) -> str:
-        """Describe why it proves nothing about `host`, by the rules of ssh; "" if it does.
+        """Describe, as the end of a sentence, why the certificate does not prove the key of `host`; "" if it does.
 
-        Without names it is one for all hosts.
+        The rules are those of ssh. A certificate without names is for all hosts.
         """
         if self.kind != _HOST:
             return "is no certificate of a host"
@@ -74,7 +74,7 @@ class Certificate:
 
 
 def read_certificate(blob: bytes) -> Certificate | None:
-    """Read the certificate in `blob`, without a check; None for another kind of key, or broken data."""
+    """Parse the certificate in `blob`, without a check of its validity; None for another kind of key, or broken data."""
     message = Message(blob)
     with contextlib.suppress(ValueError, OverflowError):
         certified = message.get_text()

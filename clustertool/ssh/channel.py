@@ -44,7 +44,7 @@ def discard(channel: Any) -> None:
 
 
 def briefly(do: Callable[[], None]) -> None:
-    """Run a function that a dead peer could block in a thread, and wait for its end at most a second.
+    """Run a function in a thread, since a dead peer could block it, and wait at most a second for its end.
 
     Errors of a lost connection are ignored.
     """
@@ -62,7 +62,7 @@ def briefly(do: Callable[[], None]) -> None:
 
 
 class _DataEvent:
-    """paramiko sets this event when bytes arrive. Only the waiting thread may clear it: it reads two streams."""
+    """An event that paramiko sets when bytes arrive. Only the waiting thread clears it, because it reads two streams."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -84,7 +84,7 @@ class Output:
         self._channel, self._take = channel, take
 
     def collect(self, end: float) -> bool:
-        """Pass all bytes of both streams to `take`, until their end (True), or until the time is over (False)."""
+        """Pass all bytes of both streams to `take`. Return True at their end, False at `end` (time.monotonic())."""
         channel, wait = self._channel, _make_wait(self._channel)
         while True:
             last = bool(channel.eof_received or channel.closed)  # tested before reading: nothing comes after it
@@ -139,7 +139,7 @@ def late_login(seconds: float, shown: str, node: str) -> Unreachable:
 
 
 class Greeting:
-    """A greeting is the lines that a login and the start of the node side print. They share one deadline and MOST_BYTES.
+    """A reader of the lines that a login and the start of the node side print. They share one deadline and MOST_BYTES.
 
     The bytes after the last line are in `rest`.
     """

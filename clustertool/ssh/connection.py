@@ -56,7 +56,7 @@ def _fabric_config() -> Config:
 def login(host: Host, cluster: Cluster, prompter: Prompter) -> tuple[SshSettings, Connection, Bastion | None]:
     """Log in to a host, through its gateways; return its settings, the connection, and the bastion, None without gateways.
 
-    Raises Unreachable, AuthError or ConfigError.
+    The limit of open files of this process is increased, too. Raises Unreachable, AuthError or ConfigError.
     """
     more_files()
     to = settings(host, cluster)
@@ -73,9 +73,9 @@ def login(host: Host, cluster: Cluster, prompter: Prompter) -> tuple[SshSettings
 
 
 def _connect_directly(to: SshSettings, prompter: Prompter) -> Connection:
-    """Connect and log in without a gateway. A server that closes connections under many parallel logins is tried again.
+    """Connect by TCP, or by the ProxyCommand, and log in. A server that drops connections before the login is tried again.
 
-    At most six times within the timeout of connections. Raises Unreachable, AuthError, ConfigError.
+    There are at most six tries, with pauses, within the timeout of connections. Raises Unreachable, AuthError, ConfigError.
     """
     deadline = time.monotonic() + to.connect_timeout
     dropped: dial.Dropped | None = None

@@ -51,6 +51,7 @@ class HostKeyEntry:
 
     @property
     def where(self) -> str:
+        """The file and line, for a message."""
         return f"{self.path} line {self.line}" if self.line else f"{self.path} (added by this run)"
 
     def fits(self, name: str) -> bool:
@@ -157,7 +158,7 @@ class KnownHosts:
         """
         path, written = to.known_hosts[0] if to.known_hosts else "", False
         # Where the file cannot be written, the key counts for this process.
-        with contextlib.suppress(OSError), _open(path) as file:
+        with contextlib.suppress(OSError), _open_known_hosts(path) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             self._refresh()
             if self._is_known(to, kind, key):
@@ -324,7 +325,7 @@ def _stamp(path: str) -> tuple[int, int, int]:
     return (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def _open(path: str) -> IO[bytes]:
+def _open_known_hosts(path: str) -> IO[bytes]:
     """Open a known_hosts file, and create it with its folder. Raises OSError, also for an empty path."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC

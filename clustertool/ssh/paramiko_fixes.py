@@ -126,7 +126,7 @@ class Channel(paramiko.Channel):  # type: ignore[misc]
 
     @contextmanager
     def _before_goodbye(self) -> Iterator[None]:
-        """Count this thread as sending during a block; the last one sends the CLOSE that was kept back."""
+        """Return a context manager in which this thread counts as sending; the last one sends the CLOSE that was kept back."""
         with self.lock:
             self._sending += 1
         try:

@@ -73,7 +73,10 @@ class _Request:
 
 
 class Prompter:
-    """Asks questions of `person`; without one, no question is asked. Created by the thread that owns the terminal."""
+    """The queue of questions to `person`, with the answers. Without a person every answer is "".
+
+    It is created by the thread that owns the terminal, which puts the questions in serve().
+    """
 
     def __init__(self, person: Person | None = None) -> None:
         self._person = person
@@ -144,9 +147,9 @@ class Prompter:
         return self._wait(request)
 
     def report_password(self, to: SshSettings, password: str, accepted: bool) -> None:
-        """Record whether the host has accepted the password; False: no other one is tried there.
+        """End the trial of a password; if the host has accepted it, store it for this account.
 
-        An accepted one answers the questions for the same account, and is offered to other hosts.
+        A stored password answers the questions of other threads for the same account, and is offered to other hosts.
         """
         account = _account(to)
         with self._lock:
@@ -222,8 +225,8 @@ class Prompter:
     def _offer_password(self, request: _Request, to: SshSettings) -> bool:
         """Ask whether the accepted password of another host may go to this one, and to all that wait for theirs.
 
-        Returns whether they have it. False, without a question, where there is none, it was refused here, or the user has
-        declined.
+        Returns whether they have it. False, without a question, if there is no such password, this host has refused it, or the
+        user has declined before, which is remembered.
         """
         group = _account(to).group
         with self._lock:
@@ -257,7 +260,10 @@ class Prompter:
         return taken
 
     def _ask(self, request: _Request) -> None:
-        """Put one question to the user, and give the thread that waits the answer, "" after Ctrl+C."""
+        """Put one question to the user, and give the thread that waits the answer, "" after Ctrl+C.
+
+        A password counts as being tried from the question on.
+        """
         assert self._person is not None
         question, given = request.question, ""
         if request.to is not None:

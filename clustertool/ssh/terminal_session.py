@@ -102,13 +102,14 @@ def _copy_both_ways(channel: paramiko.Channel, check: Callable[[], None]) -> boo
 
 
 def _write(data: bytes) -> None:
+    """Write all bytes to stdout."""
     while data:
         data = data[os.write(sys.stdout.fileno(), data) :]
 
 
 @contextlib.contextmanager
 def _raw_mode() -> Iterator[None]:
-    """Set the terminal to raw mode for a block: keys are sent as they are typed, Ctrl+C too. It is as before at the end."""
+    """Return a context manager in which the terminal is in raw mode: keys are read as they are typed, Ctrl+C too."""
     sys.stdout.flush()
     keys = sys.stdin.fileno()
     before = termios.tcgetattr(keys)
@@ -121,7 +122,7 @@ def _raw_mode() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _follow_size(channel: paramiko.Channel) -> Iterator[None]:
-    """Pass each change of the terminal's size on to the channel during a block."""
+    """Return a context manager in which each change of the terminal's size is passed on to the channel."""
 
     def resize(number: int, frame: FrameType | None) -> None:
         columns, lines = os.get_terminal_size(sys.stdout.fileno())

@@ -106,7 +106,7 @@ class Kept:
 
 
 class Commands:
-    """Runs commands on nodes, in threads. running: the node of each that runs, by channel."""
+    """A runner of commands on nodes, for several threads. running: the nodes' names of the commands that run, by channel."""
 
     def __init__(self) -> None:
         self.running: dict[Any, str] = {}
@@ -212,7 +212,7 @@ def _request_end(channel: Any) -> None:
 
 
 class _AfterMark:
-    """Passes the bytes of a stream on that come after the mark. noise: what the link may write at the end, which is not."""
+    """A filter of a stream: it passes to `take` the bytes after the mark, without the `noise` that a link may write last."""
 
     def __init__(self, mark: bytes, noise: bytes, take: Take, error: bool) -> None:
         self._mark, self._noise, self._take, self._error = mark, noise, take, error
