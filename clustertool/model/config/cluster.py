@@ -22,12 +22,14 @@ CARRIERS = ("swarm", "rsync")
 
 
 def _any_text(value: object) -> str:
+    """Read a string. Raises ValueError, which states what is right."""
     if not isinstance(value, str):
         raise ValueError("a string")
     return value
 
 
 def _user(value: object) -> str:
+    """Read the name of a user that ssh accepts, or "". Raises ValueError, which states what is right."""
     text = _any_text(value)
     if text and not valid_user(text):
         raise ValueError("a user name that ssh accepts")
@@ -35,7 +37,7 @@ def _user(value: object) -> str:
 
 
 def _number_in_range(low: int, high: int, what: str) -> Callable[[object], int]:
-    """Create a reader of a whole number, or its text, from `low` to `high`."""
+    """Create a reader of a whole number, or its text, from `low` to `high`. what: describes it in the ValueError."""
 
     def read(value: object) -> int:
         number = whole(value.strip() if isinstance(value, str) else value, low, high)
@@ -100,13 +102,16 @@ _rights = _names_that(
 
 
 def _key(name: str, read: Callable[[object], object], default: object) -> Any:
-    """Declare a field of Cluster that conf.py sets by this key. read: raises ValueError saying what is right."""
+    """Declare a field of Cluster that conf.py sets by the key `name`. read: its reader, which raises ValueError.
+
+    The error states what is right.
+    """
     return field(default=default, metadata={"key": name, "read": read})
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where jobs run. 0, "" and None in a field mean that conf.py does not set it."""
+    """The settings of conf.py: where and how jobs run. 0, "" and None in a field mean that conf.py does not set it."""
 
     hosts: Tuple[Host, ...] = field(metadata={"key": "HOSTS", "read": read_hosts})
     engine: str = _key("ENGINE", _any_text, "")  # what provides the nodes; "": the default of engines/known_engines.py
@@ -161,11 +166,11 @@ class Cluster:
     )  # of the engine, which checks them
 
     def python_of(self, host: Host) -> str:
-        """Return the interpreter of the tool's part on a host."""
+        """Return the Python for the tool's own processes on a host: that of its entry, else PYTHON."""
         return host.python or self.python
 
     def prelude_of(self, host: Host) -> str:
-        """Return the shell lines to run before each process on a host."""
+        """Return the shell lines to run before each process on a host: those of its entry, else PRELUDE."""
         return self.prelude if host.prelude is None else host.prelude
 
 

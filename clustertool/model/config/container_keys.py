@@ -32,7 +32,7 @@ _VOLUME = re.compile(r"(/|[A-Za-z0-9])[^:]*:/[^:]*(:[A-Za-z0-9_,=-]+)?")
 
 
 def read_conf(value: object) -> ContainerSettings:
-    """Read CONTAINER of conf.py. Raises ValueError, which states what is right, for what is no dict; ConfigError for a key."""
+    """Read CONTAINER of conf.py. Raises ValueError for what is no dict, ConfigError for a key or value that is not right."""
     if not isinstance(value, Mapping):
         raise ValueError('a dict: {"image": "registry.example.org/train:1"}')
     found = read_values(value, _READERS, ConfigError, lambda name: f"CONTAINER[{name!r}] =")
@@ -42,9 +42,10 @@ def read_conf(value: object) -> ContainerSettings:
 def merge_container(
     conf: ContainerSettings, toml: Toml, typed: Optional[str], may_set: Collection[str] = ()
 ) -> ContainerSettings:
-    """Merge the settings of a job's container. toml: the table [container]. typed: of --image; None: not given, "": none.
+    """Merge the settings of a job's container: --image replaces [container], which replaces CONTAINER; `options` are added.
 
-    may_set: WORKSPACE_MAY_SET. Raises DataError for the table, UsageError for --image.
+    conf: CONTAINER. toml: [container]. typed: of --image; None: not given, "": no container. may_set: WORKSPACE_MAY_SET. Raises
+    DataError for the table, also for what a workspace may not set, UsageError for --image.
     """
     settings = conf
     if toml:
@@ -81,7 +82,7 @@ def _require_consistent(settings: ContainerSettings, error: Type[ClustertoolErro
 
 
 def _read_image(value: object) -> str:
-    """Read `image`: a name, or an absolute path. Raises ValueError, which states what is right."""
+    """Read `image`: a name, an absolute path, or "" for none. Raises ValueError, which states what is right."""
     if not isinstance(value, str) or re.search(r"\s", value) or not value.isprintable() or value.startswith("-"):
         raise ValueError('a name as the runtime knows it, "registry.example.org/train:1", or the path of a .sif file')
     if value.startswith(("./", "../", "~")) or (value.endswith(".sif") and "://" not in value and value[0] != "/"):

@@ -68,7 +68,7 @@ class ElasticServer:
         return tuple(name for name in (self.password_name, self.ca_name) if name)
 
     def of_ranks(self, names: Iterable[str]) -> Tuple[str, ...]:
-        """Select those of SECRETS (`names`) that ranks get."""
+        """Select the names of SECRETS that ranks get: all but those of the server."""
         return tuple(name for name in names if name not in self.secrets)
 
 
@@ -102,11 +102,12 @@ class ElasticSettings:
 def read_elastic(
     cluster: Cluster, table: Toml, mode: str, nnodes: str = "", servers: Sequence[str] = (), timeout: str = ""
 ) -> ElasticSettings:
-    """Read the elastic settings of a job. Those of a job that is not elastic are the defaults.
+    """Read the elastic settings of a job: the options, else [elastic]. Those of a job that is not elastic are the defaults.
 
-    table: [elastic]. nnodes, servers, timeout: --nnodes, --elastic-server and --elastic-timeout as they were typed.
+    table: [elastic]. nnodes, servers, timeout: --nnodes, --elastic-server and --elastic-timeout as they were typed. Without a
+    maximum, the number of HOSTS is the maximum.
 
-    Raises DataError for the table, UsageError for the options, ConfigError for COORDINATOR and SECRETS.
+    Raises DataError for the table, UsageError for the options and the mode, ConfigError for COORDINATOR.
     """
     found = _read_table(table)
     low, high = node_range(nnodes) if is_range(nnodes) else (0, 0) if nnodes else (found["min"], found["max"])
@@ -169,7 +170,7 @@ def _read_table(table: Toml) -> Toml:
 
 
 def _backoff_of(found: Toml) -> Tuple[float, float]:
-    """Return the first and the longest back-off. Raises DataError."""
+    """Return the first and the longest back-off: backoff_min and backoff_max, else those of `backoff`. Raises DataError."""
     first, longest = found["backoff_min"] or found["backoff"][0], found["backoff_max"] or found["backoff"][1]
     if first > longest:
         what = f"job.toml: [elastic] the first back-off, {first:g} s, is longer than the longest, {longest:g} s"
@@ -178,14 +179,17 @@ def _backoff_of(found: Toml) -> Tuple[float, float]:
 
 
 def _count(value: object) -> Optional[int]:
+    """Read a number of nodes, which is no text; None for anything else."""
     return None if isinstance(value, str) else whole(value, 1, MOST)
 
 
 def _duration(value: object) -> Optional[float]:
+    """Read a duration above 0 in seconds; None for anything else."""
     return seconds_of(value) or None
 
 
 def _grow(value: object) -> Optional[str]:
+    """Read one of GROWS; None for anything else."""
     return next((known for known in GROWS if known == value), None)
 
 

@@ -17,7 +17,7 @@ Numbers = FrozenSet[str]  # the values one number of a name takes, as they were 
 
 
 def grouped(pairs: Iterable[tuple[Output, Item]]) -> dict[Output, list[Item]]:
-    """Group (key, value) pairs: {key: its values}, both in their order."""
+    """Group (key, value) pairs to {key: list of its values}, both in the order of the pairs."""
     found: dict[Output, list[Item]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)

@@ -49,7 +49,7 @@ def read_hostfile(text: str, where: str) -> List[Dict[str, Any]]:
 
 
 def _read_line(line: str, where: str) -> Tuple[str, Optional[int]]:
-    """Split a line into the host and its number of slots, None if it has none. Raises ConfigError."""
+    """Split a line into the host and its number of slots, None if it has none; max-slots is ignored. Raises ConfigError."""
     first, *rest = re.sub(r"\s*=\s*", "=", line).split()
     host, slots = _read_name(first)
     for option in rest:
@@ -79,8 +79,8 @@ def _read_name(name: str) -> Tuple[str, str]:
 def choose(hosts: Sequence[Host], only: Sequence[str], skip: Sequence[str]) -> Tuple[Host, ...]:
     """Choose the hosts and slots that `only` names, all if it is empty, without those of `skip`, and number them again.
 
-    Items: a host's name with ranges, or host:slots (DeepSpeed: `h1:0,2`; `@` between hosts). Raises UsageError for an item that
-    names no host or slot, and if nothing is left.
+    A host without slots left is left out. Items: a host's name with ranges, or host:slots (DeepSpeed: `h1:0,2`; `@` between
+    hosts). Raises UsageError for an item that names no host or slot, and if nothing is left.
     """
     kept = list(hosts)
     if only:
@@ -98,7 +98,10 @@ def choose(hosts: Sequence[Host], only: Sequence[str], skip: Sequence[str]) -> T
 
 
 def read_host_list(text: str, option: str = "-H") -> Tuple[Listed, ...]:
-    """Read -H of mpirun and horovodrun: `a:2,b:2`, with slots behind each host. Raises UsageError, which names `option`."""
+    """Read -H of mpirun and horovodrun, `a:2,b:2` with slots behind each host, as entries of HOSTS.
+
+    Raises UsageError, which names `option`.
+    """
     try:
         return tuple(read_hostfile("\n".join(split_list(text)), option))
     except ConfigError as error:
@@ -234,9 +237,10 @@ def _split(names: Sequence[str]) -> List[str]:
 
 
 def _select_slots(host: Host, slots: Optional[Tuple[int, ...]], keep: bool) -> Host:
-    """Return a host with only some of its slots (keep), or without them: of its devices, if HOSTS names them, else from 0.
+    """Return a host with only these slots (keep), or without them; unchanged for () and None.
 
-    slots: () and None leave it as it is. Raises UsageError for a slot that it does not have.
+    Slots are its devices, if HOSTS names them, else the numbers from 0. Raises UsageError for a slot that it does not have,
+    and without `keep` if its slots are not known.
     """
     if not slots:
         return host

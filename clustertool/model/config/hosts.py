@@ -28,7 +28,7 @@ _KEYS = set(
 
 @dataclass(frozen=True)
 class Host:
-    """One node. "" , 0 and None mean: not given, so conf.py's key for all, ssh's configuration or the node's probe answers.
+    """One node, as an entry of HOSTS. "", 0 and None: not given, so conf.py's key for all, ssh or the node's probe decides.
 
     index: its position in the plan. member: its number in an elastic job, which stays the same where positions change. base:
     the parent of the job's directory, where it is known before the plan. conf_entry: its `entry`, where this object was made
@@ -84,7 +84,7 @@ class Host:
     def limited_to(self, slots: int) -> Host:
         """Return this host with its first `slots` slots, one trainer each, in place of numbers of trainers that it had.
 
-        It gets slots 0, 1, ... where it has none, or too few.
+        It gets slots 0, 1, ... where it has none, or too few. Of its devices, it keeps the first `slots`.
         """
         first = self.slots[:slots] if self.slots is not None and len(self.slots) >= slots else tuple(range(slots))
         others = self.roles and tuple((role, None if role == "trainer" else number) for role, number in self.roles)
@@ -126,7 +126,7 @@ def read_hosts(value: object, listed: str = "HOSTS") -> Tuple[Host, ...]:
 
 
 def _read_listed(entry: object, listed: str) -> List[Host]:
-    """Read an entry of HOSTS or of an option. A host of a hostfile was read before."""
+    """Read an entry of HOSTS or of the option `listed`, which may have ranges; a Host is returned as it is."""
     if isinstance(entry, Host):
         return [entry]
     shown = entry["host"] if listed != "HOSTS" and isinstance(entry, dict) else entry

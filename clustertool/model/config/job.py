@@ -86,7 +86,7 @@ class RequestedPorts:
 
 @dataclass(frozen=True)
 class MpiSettings:
-    """Of mode mpi. options: for mpirun. pservers: the job has some."""
+    """Settings of mode mpi. options: for mpirun. pservers: the job has some."""
 
     options: Tuple[str, ...] = ()
     pservers: bool = False
@@ -94,6 +94,8 @@ class MpiSettings:
 
 @dataclass(frozen=True)
 class JobSpec:
+    """What a job runs, and how: job.toml and the options of the command line, merged."""
+
     mode: str = "collective"
     trainer: Role = Role()
     pserver: Role = Role()
@@ -247,7 +249,7 @@ def resumes(toml: Toml) -> bool:
 
 
 def gives_grace(toml: Toml, options: Options) -> bool:
-    """Return whether the command line or job.toml has a grace: else it is that of conf.py, or of the engine."""
+    """Return whether the command line or job.toml sets `grace`. Otherwise it is that of conf.py, or of the engine."""
     return bool(options.grace) or "grace" in toml.get("policy", {})
 
 
@@ -431,7 +433,7 @@ def _parse_devices(text: str) -> Tuple[int, ...]:
 
 
 def _environment(cluster: Cluster, file: Pairs, options: Options) -> Pairs:
-    """Merge [env] and --env, which the plan lays over conf.py's, and check the variables of all sources.
+    """Merge [env] and --env, which has priority, and return them. Check the variables of all sources, also those of conf.py.
 
     Raises UsageError for CLUSTERTOOL_*, and without --force-env for a name of PLACED; the error of a source for a value with
     the variable itself, as PATH=/x:$PATH.
@@ -460,7 +462,10 @@ def _environment(cluster: Cluster, file: Pairs, options: Options) -> Pairs:
 def variable_sources(
     cluster: Cluster, file: Pairs, options: Options
 ) -> List[Tuple[str, Pairs, Type[ClustertoolError]]]:
-    """Return the variables that a user sets for a job: where, names and values, and the error of a wrong one. file: [env]."""
+    """List the sources of variables that a user sets for a job: (name of the source, its variables, its kind of error).
+
+    file: [env] of job.toml. Raises UsageError for --env.
+    """
     return [
         ("ENV in conf.py", cluster.env, ConfigError),
         *((f"env of {host.name} in conf.py", host.env, ConfigError) for host in cluster.hosts),

@@ -119,6 +119,7 @@ def _read_mpi_options(value: object) -> Tuple[str, ...]:
 
 
 def _is_text(value: object) -> bool:
+    """Check for a string without NUL."""
     return isinstance(value, str) and "\0" not in value
 
 

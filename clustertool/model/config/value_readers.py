@@ -11,7 +11,7 @@ Reader = Callable[[object], object]
 
 
 def one_of(*allowed: str) -> Callable[[object], str]:
-    """Create a reader that accepts these texts only."""
+    """Create a reader that accepts only these texts."""
 
     def read(value: object) -> str:
         if value not in allowed:
