@@ -19,9 +19,10 @@ SHOW_PARTITIONS = ("scontrol", "--oneliner", "show", "partition")
 
 @dataclass(frozen=True)
 class SlurmPartition:
-    """One partition.
+    """One partition of Slurm, with its limits.
 
-    longest: seconds. accounts, qos: those that may use it; (): all. barred_accounts, barred_qos: those that may not.
+    longest: the longest time of a job, in seconds. accounts, qos: those that may use it; (): all. barred_accounts, barred_qos:
+    those that may not.
     """
 
     name: str
@@ -80,7 +81,7 @@ def limits_exceeded(settings: SlurmSettings, partitions: Sequence[SlurmPartition
 
 
 def _exceeded(settings: SlurmSettings, partition: SlurmPartition) -> List[str]:
-    """List the limits of a partition that a job with these settings exceeds, as texts."""
+    """List, as texts, why a job with these settings cannot start in a partition: its state, limits, accounts and qos."""
     found, nodes = [], settings.node_count
     seconds = (limit_seconds(settings.time) or UNLIMITED) if settings.time else None  # 0 is none for sbatch
     if partition.state not in ("", "UP"):

@@ -22,10 +22,11 @@ _USED = ("login", "nodes", "cpus_per_node")  # the settings that a step has, too
 
 @dataclass(frozen=True)
 class ShellAllocation:
-    """job: its number in Slurm. nodes: their number. cpus: processors on the node that has the fewest; 0: not known.
+    """The allocation of Slurm in which a command was typed. job: its number. nodes: how many it has.
 
-    gpus: of each node, as --gpus-per-node has them; "" for none. in_step: the shell itself is a step with all that was
-    allocated, as with `srun --pty`. heterogeneous: it is the first part of a heterogeneous job, which has others.
+    cpus: processors on the node that has the fewest; 0: not known. gpus: of each node, as --gpus-per-node has them; "" for
+    none. in_step: the shell itself is a step with all that was allocated, as with `srun --pty`. heterogeneous: it is the first
+    part of a heterogeneous job, which has others.
     """
 
     job: str
@@ -36,9 +37,9 @@ class ShellAllocation:
     heterogeneous: bool = False
 
     def step(self, settings: SlurmSettings) -> SlurmSettings:
-        """Return the settings of a step in the allocation: login, nodes and cpus_per_node.
+        """Return the settings of a step in the allocation: only login, nodes (else all nodes) and cpus_per_node are kept.
 
-        Raises UsageError if it is too small.
+        Raises UsageError if the allocation is too small for them.
         """
         nodes, cpus = settings.nodes or self.nodes, settings.cpus_per_node
         if nodes > self.nodes:
@@ -52,7 +53,10 @@ class ShellAllocation:
         return SlurmSettings(login=settings.login, nodes=nodes, cpus_per_node=cpus)
 
     def seen(self, settings: SlurmSettings) -> SlurmSettings:
-        """Return the settings with the processors and GPUs of the allocation's nodes, for the plan that --dry shows."""
+        """Return the settings with the GPUs of the allocation's nodes, and their processors if cpus_per_node is not set.
+
+        They are for the plan that --dry shows.
+        """
         return replace(settings, cpus_per_node=settings.cpus_per_node or self.cpus, gpus_per_node=self.gpus)
 
     def cpus_warning(self, settings: SlurmSettings, ranks: int) -> str:
@@ -91,5 +95,5 @@ def ignored_keys(settings: SlurmSettings) -> Tuple[str, ...]:
 
 
 def for_srun(environ: Mapping[str, str]) -> Dict[str, str]:
-    """Return the environment without the variables that srun reads as options, as SLURM_NTASKS of `salloc -n 8`."""
+    """Copy the environment without the variables of a task, which srun reads as options: SLURM_NTASKS of `salloc -n 8`."""
     return {name: value for name, value in environ.items() if name in _KEPT or not of_task(name)}

@@ -158,7 +158,7 @@ def _or_empty(value: str) -> str:
 
 
 def _seconds(fields: Mapping[str, str], name: str) -> Optional[float]:
-    """Return a time as seconds since the epoch; None if it is no number."""
+    """Return the time in a field as seconds since the epoch; None if the field is missing or no number."""
     value = fields.get(name, "")
     return float(value) if re.fullmatch("[0-9]{1,12}", value) else None
 
@@ -329,7 +329,7 @@ _TASK_END = re.compile(r"srun: error: \S+ tasks? \S+: Exited with exit code ([0-
 
 
 class StepOutput(NamedTuple):
-    """lines: the last different ones. code: the highest exit code of a task, 0 if there is none."""
+    """What srun and its tasks have printed. lines: the last different ones. code: the highest exit code of a task, else 0."""
 
     lines: Tuple[str, ...]
     code: int
@@ -341,7 +341,7 @@ class StepOutput(NamedTuple):
 
 
 def read_output(text: str) -> StepOutput:
-    """Parse an output: its last 10 different lines, without srun's about ended tasks, and the highest exit code in these."""
+    """Parse an output of srun: the highest exit code in its lines about ended tasks, and the last 10 different other lines."""
     lines = [line.rstrip()[:_LONGEST_LINE] for line in text.splitlines() if line.strip()]
     codes = [int(found[1]) for found in map(_TASK_END.match, lines) if found]
     shown = [line for line in lines if not _TASK_END.match(line)]

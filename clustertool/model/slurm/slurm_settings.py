@@ -126,14 +126,14 @@ def _flag(value: object) -> bool:
 
 
 def _requeue_reasons(value: object) -> Tuple[str, ...]:
-    """Check the value of requeue_on. Raises ValueError."""
+    """Check that requeue_on is a list with no other entry than TIME_LIMIT, and return it as a tuple. Raises ValueError."""
     if not isinstance(value, (list, tuple)) or any(reason != TIME_LIMIT for reason in value):
         raise ValueError(f'a list of ends of a job after which it starts again: ["{TIME_LIMIT}"]')
     return tuple(value)
 
 
 def _options(value: object) -> Tuple[str, ...]:
-    """Check a list of further options of sbatch. Raises ValueError."""
+    """Check a list of further options of sbatch, each with _option(), and return it as a tuple. Raises ValueError."""
     if not isinstance(value, (list, tuple)):
         raise ValueError('a list of options of sbatch: ["--mail-type=END"]')
     return tuple(map(_option, value))
@@ -156,7 +156,7 @@ def _option(value: object) -> str:
 
 
 def _setting(read: Callable[[object], Value], default: Value) -> Value:
-    """Declare a field that a source may set. read: raises ValueError, whose text states what is right."""
+    """Declare a field of SlurmSettings. read: checks and converts a value; it raises ValueError, which states what is right."""
     return field(default=default, metadata={"read": read})
 
 
@@ -198,6 +198,7 @@ class SlurmSettings:
 
     @property
     def node_count(self) -> int:
+        """The number of nodes, 1 if it is not given."""
         return self.nodes or 1
 
 
