@@ -42,7 +42,7 @@ class ProcessStatus:
         return self.role, self.rank
 
     def failure(self, node: str = "") -> RankExit:
-        """Describe the failure of the process. node: the name of its node."""
+        """Build the RankExit of a process that has failed. node: the name of its node."""
         return RankExit(
             self.role,
             self.rank,

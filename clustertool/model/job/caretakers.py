@@ -21,9 +21,9 @@ class CaretakerRecord:
         self.damaged = False  # an event is not valid
 
     def apply(self, event: Event) -> None:
-        """Store the process of a caretaker's event; a new job header resets `over`, and `ended` sets it.
+        """Store the process of a caretaker's event, of a supervisor also its boot id and namespace.
 
-        Other events change nothing.
+        A job header resets `over`, `ended` sets it. Other events change nothing.
         """
         kind = event.get("type")
         if kind in CARETAKERS:

@@ -51,10 +51,12 @@ class EarlierJob:
 
     @property
     def ended(self) -> bool:
+        """Whether it has an outcome."""
         return self.state in OUTCOMES
 
     @property
     def script(self) -> str:
+        """The program of its command."""
         return script_of(self.command)
 
 
@@ -93,7 +95,7 @@ def script_of(command: str) -> str:
 
 
 def rows_of(summaries: Iterable[Mapping[str, object]]) -> List[EarlierRow]:
-    """Convert the nodes' answers to the request "jobs" to rows. They do not state what a job has left on the node."""
+    """Convert the nodes' answers to the request "jobs" to rows, which do not state what a job has left. Raises Malformed."""
     return [read(EarlierRow, summary) for summary in summaries]
 
 
@@ -146,7 +148,10 @@ def free_id(asked: str, earlier: Sequence[EarlierJob]) -> str:
 
 
 def same_work(earlier: Sequence[EarlierJob], kin: Kinship) -> Optional[EarlierJob]:
-    """Find the newest ended job of the same work that has left an output, or a file of --keep; else the newest ended one."""
+    """Find the newest ended job of the same work that has left an output, or a file of --keep; else the newest ended one.
+
+    Jobs with its name count, else those of its owner and workspace. Returns None if there are neither.
+    """
     ended = [job for job in earlier if job.ended and kin.has_name(job)]
     ended = ended or [job for job in earlier if job.ended and kin.has_place(job)]
     return next((job for job in ended if job.nodes), ended[0] if ended else None)

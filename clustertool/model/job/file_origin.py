@@ -21,7 +21,7 @@ class WriteSpan(NamedTuple):
 
 
 class FileOrigin(NamedTuple):
-    """own: the file is of the job. job: another one that changed it or, if it is the job's own, may have; "" for none.
+    """Whose file it is. own: the job's. job: another one that changed it or, if it is the job's own, may have; "" for none.
 
     A file that is not the job's own and that no other job has changed since is older than the job.
     """
@@ -39,9 +39,10 @@ class SharedFile(NamedTuple):
 
 
 def origin_of(changed: int, own: WriteSpan, others: Sequence[WriteSpan]) -> FileOrigin:
-    """Classify a file by the time of its last change.
+    """Decide whose file it is, by the time of its last change (ns). own, others: when the job and other jobs could write.
 
-    One that was changed after the end of the job, and before the start of any later one, is its own: a user has moved it.
+    It is the job's own if it was changed while the job could write, or later when no other job ran or had started: a user has
+    moved it. Of several other jobs the newest one counts.
     """
     if changed < own.start:
         return FileOrigin(False)

@@ -18,7 +18,7 @@ def can_mean(text: str, job: str, asked: str, name: str) -> bool:
 
 
 def is_named(text: str, job: str, asked: str, name: str) -> bool:
-    """Check whether `text` is a complete name of the job. Of several jobs the newest one is meant.
+    """Check whether `text` is the job's id, the id that was asked for, or its name. Of several jobs the newest one is meant.
 
     The first job that --job-id X has started is X-1 too, since X is the newest one of them.
     """

@@ -142,7 +142,10 @@ class NodeRecord(CaretakerRecord):
         return self._part(node, alive, unknown)._replace(coordinator=self.coordinator)
 
     def _part(self, node: int, alive: bool, unknown: str) -> NodePart:
-        """Return the part without its coordinator: by the outcome, else by what lives, else STARTING or LOST."""
+        """Return the part without its coordinator: UNKNOWN for damaged records, else by the outcome, else by what lives.
+
+        Without a living supervisor: UNKNOWN if that is not sure, else STARTING or LOST.
+        """
         outcome = self.verdict or self.ended
         if self.ended is None and self.damaged and not alive:
             return NodePart(node, JobState.UNKNOWN, reason=unknown or "its records are damaged")
@@ -168,7 +171,10 @@ def record_of(events: Iterable[Event]) -> NodeRecord:
 
 
 class NodeTrouble(NamedTuple):
-    """`detail`: a text of the node's or the coordinator's record; of DISK_FULL the folder. `seconds`: of NEVER_CONNECTED."""
+    """Why a node is LOST or UNKNOWN, or what else is wrong there. `seconds`: of NEVER_CONNECTED.
+
+    `detail`: a text of the node's or the coordinator's record; of DISK_FULL the folder.
+    """
 
     cause: NodeCause = NodeCause.NONE
     detail: str = ""
@@ -193,6 +199,7 @@ class NodeStatus(NodeRecord):
 
     @property
     def supervisor(self) -> int:
+        """The pid of its newest supervisor, 0 if none is recorded."""
         return self.caretakers.get("supervisor", (0, 0))[0]
 
     @property

@@ -60,14 +60,14 @@ class Outcome(NamedTuple):
     followed: _Keys = ()  # the culprits that failed after the first one because it was gone
 
     def as_record(self) -> Dict[str, object]:
-        """Convert an outcome to the fields of an event."""
+        """Convert an outcome to the fields of an event; without `engine` if that is None."""
         fields = cast(Dict[str, object], to_plain(self))
         if self.engine is None:
             del fields["engine"]
         return fields
 
     def as_dict(self) -> Dict[str, object]:
-        """Convert an outcome to the "outcome" of JSON answers."""
+        """Convert an outcome to the "outcome" of JSON answers: its record without `brief`."""
         fields = self.as_record()
         del fields["brief"]
         return fields
@@ -79,7 +79,7 @@ def exit_code(code: int, signal: int) -> int:
 
 
 def describe_exit(code: int, signal: int, note: str = "") -> str:
-    """Describe an exit: `exit code 7`; `signal 9 (killed)`."""
+    """Describe an exit, with its note: `exit code 7: NOTE`; `signal 9 (killed)`."""
     if signal:
         text = f"signal {signal} ({SIGNALS.get(signal, 'unknown')})"
     else:
@@ -102,7 +102,7 @@ def describe_coordinator(name: str, endpoint: str) -> str:
 
 
 def some(names: Sequence[str], last: str = "and") -> str:
-    """Join the first four names of a list, and how many more there are: "a", "a and b", "a, b, c, d and 3 more"."""
+    """Join the first four names of a list, and the number of more: "a", "a and b", "a, b, c, d and 3 more". last: the "and"."""
     shown = list(names[:4]) + ([f"{len(names) - 4} more"] if len(names) > 4 else [])
     return f" {last} ".join([*([", ".join(shown[:-1])] if shown[1:] else []), *shown[-1:]])
 
@@ -145,11 +145,12 @@ class RankExit(NamedTuple):
 
     @property
     def ended_by_others(self) -> bool:
+        """Whether the tool has stopped it, or mpirun has ended it."""
         return self.stopped or self.by_launcher
 
     @property
     def by_request(self) -> bool:
-        """Whether it ended as a process does that was asked to end: by such a signal, or by its exit code in a shell."""
+        """Whether it ended by SIGHUP, SIGINT or SIGTERM, or with the exit code that a shell has for one of them."""
         return exit_code(self.code, self.signal) in _REQUESTED
 
 

@@ -15,7 +15,7 @@ _EPOCH = re.compile(rf"(?i)\bepoch{_NUMBER}(\d{{1,9}}(?:\.\d{{1,9}})?)")
 
 
 class StepProgress(NamedTuple):
-    """A value that is not printed is None."""
+    """The epoch and the step that a program has printed last; None for one that it does not print."""
 
     epoch: Optional[float]
     step: Optional[float]

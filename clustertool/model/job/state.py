@@ -227,9 +227,10 @@ class JobStatus:
                 process.state, process.since = RankState.LOST, since
 
     def settle(self, answered: Iterable[int]) -> None:
-        """Set ranks that wait after all events: UNKNOWN on nodes that did not answer, NOT_STARTED on nodes that have ended.
+        """Set, after all events, which nodes are silent, and ranks that wait: UNKNOWN on nodes that did not answer.
 
-        A node that the outcome names as lost, and that did not answer, is set to LOST.
+        Ranks that wait on nodes that have ended are set to NOT_STARTED, if the job has an outcome. A node that the outcome
+        names as lost, and that did not answer, is set to LOST. Nodes whose state is unknown count as silent, too.
         """
         there = set(answered)
         silent = set(self.nodes) - there
@@ -304,7 +305,7 @@ class JobStatus:
             here.state = NodeState.STOPPING
 
     def _on_supervisor_lost(self, here: NodeStatus, event: Event) -> None:
-        """Set the node to LOST, and its living ranks to STOPPED: its guard has ended them."""
+        """Set the node to LOST, and its living ranks, also those set to LOST, to STOPPED: its guard has ended them."""
         here.state = NodeState.LOST
         here.trouble = NodeTrouble(NodeCause.SUPERVISOR_LOST, str(event.get("why", "")))
         for process in self._on(here.index):
@@ -414,7 +415,7 @@ class JobStatus:
         return [process for process in self.processes.values() if process.node == node]
 
     def _places(self, attempt: int) -> Optional[Mapping[Key, int]]:
-        """Return the node of each rank in an attempt, by the newest one up to it, else by the plan; None if not known."""
+        """Return the node of each rank in an attempt, by the newest known attempt up to it, else by the plan; None: unknown."""
         known = [number for number in self.attempts if number <= attempt]
         return self.attempts[max(known)].places if known else self.plan
 
@@ -425,7 +426,10 @@ class JobStatus:
         return self.attempts[number]
 
     def _place(self, rows: Any, number: int) -> None:
-        """Unpack the places of an attempt's ranks, and add ranks that are new. Those of attempt 0 must be of the plan."""
+        """Unpack the places of an attempt's ranks, and add ranks that are new. Those of attempt 0 must be of the plan.
+
+        Ranks that a later attempt does not have are removed.
+        """
         found = {(role, rank): node for role, rank, node in unpack(rows, len(self.nodes))}
         if number:
             self._attempt(number).places = found
@@ -453,7 +457,10 @@ class JobStatus:
         return process
 
     def _enter(self, here: NodeStatus, process: ProcessStatus, t: float, state: RankState) -> float:
-        """Record that a rank is in a state since `t`, by the clock of its node. Returns that time by the laptop's clock."""
+        """Record that a rank is in a state since `t`, by the clock of its node; a living one of a lost node is set to LOST.
+
+        Returns `t` by the laptop's clock.
+        """
         since = t - here.skew
         process.states.append((since, state))
         process.state, process.since = state, since

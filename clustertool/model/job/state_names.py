@@ -9,7 +9,7 @@ from clustertool.model.name_enum import Name
 
 
 class JobState(Name):
-    """QUEUED: no node has a record of the job. STARTING: it is placed, and no rank has started. The last five: its outcome.
+    """The state of a job. QUEUED: no node has a record of it. STARTING: no rank has started. The last five: its outcome.
 
     LOST also stands for a job without an outcome if no supervisor lives. NEXT_EPOCH is the result of an epoch of an elastic
     job for its members, which go on. It is neither a state nor an outcome of a job.
@@ -39,6 +39,8 @@ class StartReason(Name):
 
 
 class RankState(Name):
+    """What a rank does, or how it ended. LOST: with its node. NOT_STARTED: its node ended before it was started."""
+
     WAITING = "waiting"
     RUNNING = "running"
     FROZEN = "frozen"
@@ -51,6 +53,7 @@ class RankState(Name):
 
     @property
     def alive(self) -> bool:
+        """Whether its process lives."""
         return self in (RankState.RUNNING, RankState.FROZEN)
 
 

@@ -9,7 +9,10 @@ from clustertool.model.job.state_names import StopState
 
 
 class StopResult(NamedTuple):
-    """`waits`: nothing lives but a supervisor that waits for another node. `why`: of UNKNOWN and NO_ANSWER."""
+    """What a stop has done on one node. `why`: of UNKNOWN and NO_ANSWER.
+
+    `waits`: nothing lives but a supervisor that waits for another node.
+    """
 
     state: StopState
     survivors: Tuple[str, ...] = ()
@@ -26,9 +29,9 @@ CLEAN = StopResult(StopState.CLEAN)
 
 
 def read_result(answer: Union[Mapping[str, Any], ClustertoolError, None], job: str) -> StopResult:
-    """Read the result of a stop on one node from its answer.
+    """Read the result of a stop on one node from its answer: NEVER_STARTED if the answer does not have the job.
 
-    `answer`: to the request to stop, or the error in its place, or None if there is none.
+    `answer`: to the request to stop. An error in its place, or None, gives NO_ANSWER.
     """
     if answer is None or isinstance(answer, ClustertoolError):
         return StopResult(StopState.NO_ANSWER, why=answer.what if answer else "")

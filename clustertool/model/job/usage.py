@@ -27,10 +27,14 @@ CardUsage = Tuple[int, float, int, int]
 
 
 class _Cards(TypedDict, total=False):
+    """The part of a line that a node without cards does not write."""
+
     d: List[CardUsage]
 
 
 class UsageLine(_Cards):
+    """One line of usage.jsonl, described above."""
+
     t: float
     n: Tuple[float, int, int, int]
     r: List[RankUsage]
@@ -56,9 +60,9 @@ def kept(times: Sequence[float], now: float) -> List[int]:
 
 
 def thin_out(data: bytes, now: float) -> bytes:
-    """Remove lines that are too close to others, by kept().
+    """Return usage.jsonl or growth.jsonl without the lines that kept() does not choose, and without invalid ones.
 
-    The last one of each log stays: what is behind it in the log has no time.
+    The last line of each log stays: what is behind it in the log has no time.
     """
     lines = data.split(b"\n")
     logs: Dict[str, List[Tuple[float, int]]] = {}  # "" for lines of usage.jsonl
