@@ -64,9 +64,9 @@ def skew(fact: Facts, before: float, after: float) -> Tuple[float, float]:
 
 
 def _check_names(facts: ByNode) -> List[Finding]:
-    """Check the names of machines: one that resolves its own name to 127.0.1.1 announces this address to the others.
+    """Return one finding about the host name and the training address of each node, by _check_name().
 
-    This does not matter for one machine.
+    A machine that resolves its own name to 127.0.1.1 announces this address. This does not matter if there is one machine only.
     """
     several = len({fact.machine for fact in facts.values()}) > 1
     return [_check_name(fact, several) for fact in facts.values()]
@@ -123,6 +123,7 @@ def _interpreters(facts: ByNode) -> List[Finding]:
 
 
 def _minor(version: str) -> str:
+    """Shorten a version to its first two numbers."""
     return ".".join(version.split(".")[:2])
 
 

@@ -26,6 +26,8 @@ _HOOK_FIX = (
 
 
 class Verdict(NamedTuple):
+    """A finding about a node's containers, without its node and column."""
+
     level: str
     text: str
     fix: str = ""
@@ -145,4 +147,5 @@ def different_images(known: Mapping[int, ContainerFacts], names: Mapping[int, st
 
 
 def _identity(known: Mapping[int, ContainerFacts], group: Sequence[int]) -> str:
+    """Return the short digest of the image that these nodes have."""
     return short_digest(known[group[0]].digest)

@@ -28,7 +28,7 @@ _HIDDEN_FIX = "an invisible process in a container, or memory of a dead one: sea
 
 
 def nodes_to_ask(cluster: Cluster, facts: ByNode) -> List[int]:
-    """Select the nodes with cards that a job may use; none if CHECKS_OFF has all these checks."""
+    """Select the nodes with cards that a job may use; none if CHECKS_OFF has all of CHECKS."""
     if set(CHECKS) <= set(cluster.checks_off):
         return []
     with_some = [node for node, fact in sorted(facts.items()) if fact.devices and kind_of(cluster, fact) != "cpu"]

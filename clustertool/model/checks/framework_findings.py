@@ -59,6 +59,7 @@ class TrialRank:
 
     @property
     def step(self) -> int:
+        """The position of `at` in STEPS."""
         return STEPS.index(self.at)
 
     @property
@@ -121,7 +122,10 @@ def describe_waiting(name: str, ranks: Sequence[TrialRank], names: Names) -> str
 
 
 def own_ports(facts: ByNode, seed: str) -> Dict[int, Tuple[int, ...]]:
-    """Choose two free ports of each node in the range from which the kernel, and so gloo and NCCL, take theirs."""
+    """Choose two free ports of each node in the range from which the kernel, and so gloo and NCCL, take theirs.
+
+    The search begins at a port made of `seed`; nodes of one machine get different ports.
+    """
     given: Dict[str, Set[int]] = {}
     found: Dict[int, Tuple[int, ...]] = {}
     for node, fact in facts.items():

@@ -31,7 +31,7 @@ Names = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True)
 class Pattern:
-    """`pairs`: each one means both directions. `coverage`: a description of the pairs if they are not all."""
+    """The pairs of nodes to try, each in both directions. `coverage`: a description of the pairs if they are not all."""
 
     pairs: Tuple[Pair, ...]
     coverage: str = ""
