@@ -61,6 +61,8 @@ _TRIES = 5  # plans that are made because of a port that another job has taken m
 
 
 class Offered(NamedTuple):
+    """A machine offers itself."""
+
     connection: int
     offer: Offer
     now: float
@@ -88,6 +90,8 @@ class Done(NamedTuple):
 
 
 class Failed(NamedTuple):
+    """A machine has failed at the order of this round."""
+
     connection: int
     round: int
     error: ClustertoolError
@@ -113,6 +117,8 @@ class Signalled(NamedTuple):
 
 
 class Tick(NamedTuple):
+    """Time has passed."""
+
     now: float
 
 
@@ -123,6 +129,8 @@ Event = Union[Offered, Gone, Left, Done, Failed, Planned, Signalled, Tick]
 
 
 class Refuse(NamedTuple):
+    """Send a machine the error, with which it ends."""
+
     connection: int
     error: ClustertoolError
 
@@ -158,6 +166,8 @@ class MakePlan(NamedTuple):
 
 
 class Coordinate(NamedTuple):
+    """Prepare the coordinator's own supervisor, as the order of this round."""
+
     round: int
 
 
@@ -185,7 +195,7 @@ Action = Union[Refuse, Drop, Wait, Number, Order, MakePlan, Coordinate, Go, OutO
 
 
 class JoinState(NamedTuple):
-    """`own`: the coordinator's own offer. `round`: of the last order. `answered`: connections that have answered it.
+    """The state of the joining. `own`: the coordinator's offer. `round`: of the last order. `answered`: what has answered it.
 
     names: of all machines by index, where `engine` starts them together. elastic: how the machines of an epoch are chosen.
     standby: those that are connected, and do not take part in it. unfit: machines for which there is no plan, and why: the only
@@ -267,7 +277,7 @@ def _on_offered(state: JoinState, event: Offered) -> Step:
 
 
 def _begin_if_complete(state: JoinState) -> Step:
-    """Assign numbers and order the probes if all machines are there; else only report which are missing."""
+    """Assign numbers and order the probes if all machines are there; else, and in an elastic job, report which are missing."""
     if state.elastic is not None or len(state.members) < state.own.nnodes:
         return state, (Wait(len(state.members), missing(state)),)
     return _number_machines(state._replace(members=join_offers.ordered(state.members)))
@@ -312,7 +322,8 @@ def _on_gone(state: JoinState, event: Gone) -> Step:
 def _on_left(state: JoinState, event: Left) -> Step:
     """Leave out a machine that leaves, as _on_gone() does for one whose connection has ended.
 
-    While machines gather, one that an engine has started ends the joining of a job that is not elastic.
+    While machines gather, one that an engine has started ends the joining of a job that is not elastic. A machine that does not
+    take part is ignored.
     """
     if _member(state, event.connection) is None:
         return state, ()
@@ -347,7 +358,10 @@ def _on_tick(state: JoinState, event: Tick) -> Step:
 
 
 def _check_answers(state: JoinState, now: float) -> Step:
-    """End the joining if an order has no answer after 180 s; in an elastic job only leave out the machines that are late."""
+    """End the joining if an order has no answer after 180 s; in an elastic job leave out machines that are late.
+
+    If the coordinator is late, an elastic job ends, too.
+    """
     number, since = state.asked
     if number != state.round:
         return state._replace(asked=(state.round, now)), ()
@@ -514,6 +528,7 @@ def _on_planned(state: JoinState, event: Planned) -> Step:
 
 
 def _on_signalled(state: JoinState, event: Signalled) -> Step:
+    """End the joining, since the coordinator got a signal."""
     return _abort(state, event.error)
 
 

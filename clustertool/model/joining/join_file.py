@@ -103,7 +103,7 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class JoinFile:
-    """See the module. `version` and `code`: of clustertool, and the digest of the code that joins (all machines need the same).
+    """What one machine gets to join a job. `version`: of clustertool. `code`: the digest of the code, the same on all machines.
 
     cluster: without hosts. nnodes: how many machines the job has; of an elastic one, how many are started at first. index: of
     this machine, 0 is the coordinator; None: the machine that owns the coordinator's address is it, and the others are numbered
@@ -169,6 +169,7 @@ class JoinFile:
 
 
 def to_json(join: JoinFile) -> str:
+    """Write a join file as from_json() reads it."""
     return json.dumps(to_plain(join))
 
 

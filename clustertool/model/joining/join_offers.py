@@ -18,6 +18,7 @@ _MOST_RANKS = 4096  # of one machine: a plan has each of them
 
 
 def _is_address(text: str) -> bool:
+    """Check for an IP address, which may have a zone."""
     try:
         return bool(ipaddress.ip_address(text.partition("%")[0])) and len(text) <= 256 and text.isprintable()
     except ValueError:
@@ -68,6 +69,8 @@ def read_settings(message: Mapping[str, object]) -> OwnSettings:
 
 
 class JoinedNode(NamedTuple):
+    """A machine that has joined: its connection, and what it has offered."""
+
     connection: int
     offer: Offer
 

@@ -48,7 +48,7 @@ class Arrival:
 
 
 def cluster_of(join: JoinFile, arrivals: Sequence[Arrival], port: int) -> Cluster:
-    """Build the coordinator's cluster with these machines as hosts.
+    """Build the coordinator's cluster with these machines as hosts, without the checks of ssh; images come from the registry.
 
     port: the one at which the machines join. A display name is the host name; with the address, or the number in the job,
     where two are alike.
@@ -237,7 +237,7 @@ def _without_secrets(cluster: Cluster, arrivals: Sequence[Arrival], names: Seque
 
 
 def _with_own_folder(node: PlannedNode, own: OwnSettings) -> PlannedNode:
-    """Set the working directory of a machine to which the workspace is not sent."""
+    """Set the working directory of a machine with a `folder`, to which the workspace is not sent; return others unchanged."""
     return replace(node, work_dir=posixpath.normpath(own.folder)) if own.folder else node
 
 
