@@ -37,7 +37,7 @@ Value = TypeVar("Value")
 
 
 class NotRight(ValueError):
-    """path: of a field in the value, such as `[0].name`, "" for the value itself. right: what is right there."""
+    """The error of a wrong value. path: of a field in it, such as `[0].name`, "" for the value itself. right: what is right."""
 
     def __init__(self, right: str, path: str = "") -> None:
         super().__init__(right)
@@ -71,44 +71,52 @@ def _field_path(path: str, name: str) -> str:
 
 
 def _text_line(value: object) -> str:
+    """Check a string of one line. Raises NotRight."""
     if not isinstance(value, str) or not value.isprintable():
         raise NotRight("a string of one line")
     return value
 
 
 def _label(value: object) -> str:
+    """Check a DNS label. Raises NotRight."""
     if not isinstance(value, str) or not is_label(value):
         raise NotRight("a name of small letters, digits and -, at most 63 characters")
     return value
 
 
 def _is_subdomain(value: object) -> bool:
+    """Return whether a value is a DNS subdomain: labels with dots between, at most 253 characters."""
     return isinstance(value, str) and len(value) <= 253 and bool(re.fullmatch(rf"{_NAME}(\.{_NAME})*", value))
 
 
 def _subdomain(value: object, path: str = "") -> str:
+    """Check a DNS subdomain. Raises NotRight."""
     if not isinstance(value, str) or not _is_subdomain(value):
         raise NotRight("a name of small letters, digits, - and .", path)
     return value
 
 
 def _entries(value: object) -> List[object]:
+    """Check a list or a tuple, and copy it. Raises NotRight."""
     if not isinstance(value, (list, tuple)):
         raise NotRight("a list")
     return list(value)
 
 
 def _subdomains(value: object) -> Tuple[str, ...]:
+    """Check a list of DNS subdomains. Raises NotRight."""
     return tuple(_subdomain(one, f"[{index}]") for index, one in enumerate(_entries(value)))
 
 
 def _object(value: object, path: str = "") -> Manifest:
+    """Check an object of JSON, and copy it. Raises NotRight."""
     if not isinstance(value, Mapping):
         raise NotRight("an object with fields", path)
     return dict(plain_json(value, path))
 
 
 def _objects(value: object) -> Tuple[Manifest, ...]:
+    """Check a list of objects of JSON, and copy them. Raises NotRight."""
     return tuple(_object(one, f"[{index}]") for index, one in enumerate(_entries(value)))
 
 
@@ -131,6 +139,7 @@ def _unreserved(value: object) -> Dict[str, str]:
 
 
 def _dialect(value: object) -> str:
+    """Check for one of DIALECTS. Raises NotRight."""
     if not isinstance(value, str) or value not in DIALECTS:
         raise NotRight(f"one of {', '.join(DIALECTS)}")
     return value
@@ -177,7 +186,10 @@ def _resources(value: object) -> Manifest:
 
 
 def _of_container(value: object, path: str) -> Manifest:
-    """Check the resources of a container; amounts alone count as requests and limits. Raises NotRight."""
+    """Check the resources of a container; amounts alone count as requests and limits. Raises NotRight.
+
+    Requests of an extended resource (its name has a slash) become limits, too.
+    """
     found = _object(value, path)
     if found and not set(found) & {"requests", "limits", "claims"}:
         given = read_amounts(found, path)
@@ -240,6 +252,7 @@ def _workspace(value: object) -> str:
 
 
 def _writable_claim(value: object, right: str = _WITH_PVC) -> str:
+    """Check for a claim of a volume that can be written, "pvc:CLAIM[/path]". Raises NotRight, which states `right`."""
     if isinstance(value, str) and value.startswith("pvc:") and _is_volume(value) and not value.endswith(":ro"):
         return value
     raise NotRight(right)
@@ -325,10 +338,11 @@ class KubernetesSettings:
 
     @property
     def node_count(self) -> int:
+        """The number of pods of all roles."""
         return sum(count for _, count in self.nodes)
 
     def resources_of(self, role: str) -> Manifest:
-        """Return the resources of a container of this role; {} if none were given."""
+        """Return the resources of a container of this role, as given by role or for all roles; {} if none were given."""
         if set(self.resources) & set(ROLES):
             return dict(self.resources.get(role, {}))
         return self.resources
@@ -347,7 +361,8 @@ def read_settings(
     """Read and check the settings of conf.py, job.toml and the command line; later ones replace earlier ones.
 
     where: the path of conf.py. typed: by the names of the settings. Raises ConfigError (78) for an error in conf.py, DataError
-    (65) for job.toml, UsageError (64) for the command line.
+    (65) for job.toml, UsageError (64) for the command line; ConfigError, too, if roles of an Indexed Job have different
+    resources.
     """
     found = {
         **_read_source(conf, ConfigError, lambda name: f"{where}: KUBERNETES: {name}"),

@@ -105,4 +105,5 @@ def _bounded_number(found: Mapping[str, object], name: str) -> float:
 
 
 def _short_hash(text: str, length: int) -> str:
+    """Return the first `length` digits of the text's SHA-256 in hex."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:length]

@@ -103,7 +103,10 @@ class Stated(NamedTuple):
 
 
 class PodRecord(NamedTuple):
-    """files: by the names in RECORDS, as far as they fit. logs: of the node's ranks, with their sizes at the end."""
+    """The record in the last line of a pod's log. files: the content of those of RECORDS that fit.
+
+    logs: of the node's ranks, with their sizes at the end.
+    """
 
     end: PodEnd
     files: Dict[str, bytes]
@@ -181,6 +184,7 @@ def stated_events(job: str, node: int, stated: Stated, ranks: Mapping[str, Tuple
 
 
 def _end_fields(end: PodEnd) -> Dict[str, object]:
+    """Build the fields of an end for _decode_end(), with at most 1000 characters of the reason."""
     return {"clustertool": FORMAT, **end._asdict(), "reason": end.reason[:_LONGEST], "failed": list(end.failed)}
 
 
@@ -230,4 +234,5 @@ def _split_files(data: bytes) -> Dict[str, bytes]:
 
 
 def _no_record(why: str) -> DataError:
+    """Create the error for a text that is no record."""
     return DataError(f"this is no record of a pod: {why}")

@@ -82,7 +82,7 @@ class WorkloadOrder:
 
 
 class Objects(NamedTuple):
-    """service: None where the workload's controller makes one."""
+    """The manifests of a job, and the name of its Secret. service: None where the workload's controller makes one."""
 
     workload: Manifest
     service: Optional[Manifest]
@@ -388,7 +388,10 @@ def _merged_template(
 
 
 def merge_templates(users: Manifest, ours: Manifest) -> Manifest:
-    """Merge two templates; if both have a field, ours has priority, but the user's in securityContext. Lists are added up."""
+    """Merge two templates; if both have a field, ours has priority, but the user's in securityContext.
+
+    Lists are merged by _merge_lists(), but ours replaces the user's command and args.
+    """
     found = dict(users)
     for name, value in ours.items():
         theirs = users.get(name)
@@ -404,7 +407,7 @@ def merge_templates(users: Manifest, ours: Manifest) -> Manifest:
 
 
 def _merge_lists(theirs: List[Manifest], ours: List[Manifest], key: str) -> List[Manifest]:
-    """Merge two lists, ours first, and entries with the same `key` into one.
+    """Merge two lists, ours first, and entries with the same `key` into one; equal entries are there once.
 
     The operator of PaddleJobs gives its variables to the first container.
     """
@@ -419,6 +422,7 @@ def _merge_lists(theirs: List[Manifest], ours: List[Manifest], key: str) -> List
 
 
 def _without_null(fields: Manifest) -> Manifest:
+    """Leave out the fields that are None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
