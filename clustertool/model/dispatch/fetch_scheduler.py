@@ -63,7 +63,10 @@ class Source:
 
 
 class FetchScheduler:
-    """`lacking` is what the node still needs; 0 is the manifest. `failures`: why each source that failed did."""
+    """The sources of a node, and what it requests from them. `failures`: why each source that failed did.
+
+    `lacking`: the pieces that the node still needs; 0 is the manifest.
+    """
 
     def __init__(self, salt: bytes, now: float) -> None:
         self.lacking: Set[int] = {0}
@@ -107,6 +110,7 @@ class FetchScheduler:
         return self._choose_requests(now)
 
     def connected(self, address: Address) -> None:
+        """Record that a source is connected."""
         if address in self._sources:
             self._sources[address].connected = True
 
@@ -155,7 +159,10 @@ class FetchScheduler:
         self.lacking = set()
 
     def tick(self, now: float) -> List[FetchAction]:
-        """Replace sources that are too slow, and request late pieces again. Call it ten times a second."""
+        """Drop sources that are too slow, connect to others, disconnect old ones, and return the requests, also of late pieces.
+
+        Call it ten times a second.
+        """
         actions: List[FetchAction] = []
         for source in list(self._sources.values()):
             if not source.connected and now - source.since > _CONNECT:
@@ -198,7 +205,10 @@ class FetchScheduler:
         return [Disconnect(source.address) for source in gone]
 
     def _drop_source(self, source: Source, why: str, now: float, trusted: bool = True) -> List[FetchAction]:
-        """Disconnect a source. It is tried again after a pause (never if not `trusted`); others get its open requests."""
+        """Disconnect a source. It is tried again after a pause (never if not `trusted`); others may get its open requests.
+
+        why: its failure; "": it has not failed.
+        """
         address = source.address
         del self._sources[address]
         attempts = self._attempts.get(address, 0)

@@ -30,7 +30,10 @@ class _Transit:
 
 
 class LatePieces:
-    """`report`: seconds between two reports of a node, which may report a piece so long after it came."""
+    """The pieces on their way to nodes, and which of them are late.
+
+    `report`: seconds between two reports of a node, which may report a piece so long after it came.
+    """
 
     def __init__(self, report: float) -> None:
         self._patience = report + _MORE

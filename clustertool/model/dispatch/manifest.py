@@ -27,7 +27,10 @@ Step = Union[str, List[int]]  # of a delta: a line, or the first line and the nu
 
 
 class Entry(NamedTuple):
-    """kind: file, dir or link. `content`: a file's digest in hex, a link's target. Paths are relative, surrogate-escaped."""
+    """A file, folder or link of a workspace. `kind`: file, dir or link. `content`: a file's digest in hex, a link's target.
+
+    Paths are relative, surrogate-escaped.
+    """
 
     path: str
     kind: str
@@ -139,7 +142,7 @@ def pack(files: Iterable[Entry], group: Mapping[str, str], known: Sequence[Pack]
 
 
 def _pack_group(wanted: Dict[str, Entry], known: Sequence[Pack]) -> List[Pack]:
-    """Choose the known packs of which at least half is wanted, and put the other files into new packs."""
+    """Choose the known packs of which at least half is wanted, and put the other files into new packs. Changes `wanted`."""
     packs: List[Pack] = []
     for old in known:
         live = {content: size for content, size in old.files if content in wanted}

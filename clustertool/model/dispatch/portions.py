@@ -16,7 +16,10 @@ Reads = Mapping[int, FrozenSet[str]]
 
 @dataclass(frozen=True)
 class Portion:
-    """`nodes` get everything `without` some shards; of the shards that not all nodes get, they get `shards`."""
+    """A part of a workspace, and the nodes that get it. `without`: the shards that it lacks.
+
+    `shards`: those in it that not all nodes get. `size`: bytes.
+    """
 
     release: str
     nodes: Tuple[int, ...]

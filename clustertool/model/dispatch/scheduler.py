@@ -143,7 +143,7 @@ class Member:
 
 
 class Scheduler:
-    """`sizes`: bytes of each piece; number 0 is the manifest. `report`: seconds between two reports of a node.
+    """The state of a dispatch. `sizes`: bytes of each piece; piece 0 is the manifest. `report`: seconds between two reports.
 
     Without `relays` every node gets everything from the laptop. has_pieces: of the laptop; without them it sends the manifest
     only, and helpers have them.
@@ -179,6 +179,7 @@ class Scheduler:
 
     @property
     def over(self) -> bool:
+        """Whether no node has to receive anything any more."""
         return not any(member.open for member in self.members.values())
 
     @property
@@ -197,6 +198,7 @@ class Scheduler:
         return first + sum(self._sizes[piece] for one in self.members.values() if one.open for piece in one.direct)
 
     def _actions(self, now: float, *first: Action) -> List[Action]:
+        """Return the actions `first`, and after them the lists of sources and the pieces that can be sent now."""
         return [*first, *self._send_source_lists(now), *self._choose_sends(now)]
 
     # -- what happens: a method for each event --
@@ -269,7 +271,7 @@ class Scheduler:
         return found
 
     def damaged(self, node: int, piece: int, now: float) -> List[Action]:
-        """Record that a piece has arrived damaged; send it again, or give the node up after three of them."""
+        """Record that a piece has arrived damaged; return what to send, this piece again, or give the node up at the fourth."""
         member = self.members[node]
         member.damaged += 1
         if member.damaged > _DAMAGED:
@@ -307,9 +309,9 @@ class Scheduler:
         return self._actions(now, *self._send_new_sources(member, now))
 
     def tick(self, now: float) -> List[Action]:
-        """Give up nodes that take or report nothing for 20 s, send beats, and mark slow nodes.
+        """Give up nodes that take or report nothing for 20 s, or that nothing can reach; send beats; mark slow nodes.
 
-        Call it several times a second.
+        Returns also what to send next. Call it several times a second.
         """
         self._mark_slow_nodes(now)
         actions: List[Action] = []
@@ -337,11 +339,13 @@ class Scheduler:
         return None if has else Cause.SOURCELESS
 
     def _record_seeded(self, piece: int, now: float) -> None:
+        """Record that a node which passes pieces on has this one."""
         self._seeded.setdefault(piece, now)
         self._missing.discard(piece)
 
     @staticmethod
     def _give_up(member: Member, cause: Cause) -> GiveUp:
+        """Set a node to FAILED, and return the action."""
         member.phase = DispatchPhase.FAILED
         return GiveUp(member.node, cause)
 
@@ -446,6 +450,7 @@ class Scheduler:
         return None
 
     def _send(self, member: Member, piece: int, now: float, seeding: bool = False) -> SendPiece:
+        """Record that a piece is on its way to a node, and return the action. seeding: other nodes wait for it, too."""
         member.sending, member.piece, member.seeding = now, piece, seeding
         self._pace.begun(member.node, piece, self._sizes[piece], now)
         return SendPiece(member.node, piece)
