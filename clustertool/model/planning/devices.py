@@ -53,7 +53,7 @@ def usable(host: Host, job: JobSpec, facts: Facts, kind: str, job_id: str) -> Tu
     """List the ids of the devices for this job on this host: of the command line, else HOSTS, else all that the probe found.
 
     They are physical ids, or positions in what an engine has allocated there. With --devices auto the free ones of HOSTS or the
-    probe, as many as trainers are asked for on the host, else all of them.
+    probe, as many as trainers are asked for on the host, else all of them. () where the kind is cpu and no ids are given.
     """
     if kind == "cpu" and job.devices is None and host.devices is None:
         return ()
@@ -249,7 +249,7 @@ def heter_type(job: JobSpec, seat: Seat, kind: str) -> str:
 
 
 def deal(seats: Sequence[Seat], job: JobSpec, cards: Cards, kinds: Sequence[str]) -> Tuple[Seat, ...]:
-    """Give cards to the seats. pservers get none, nor do trainers of a job with heter trainers.
+    """Return the seats with their cards. pservers get none, nor do trainers of a job with heter trainers.
 
     Trainers divide a node's cards evenly, or share them in turn if there are fewer. With parameter servers each gets one card,
     in turn, as from Paddle's launcher: Paddle reads FLAGS_selected_gpus of trainers and heter trainers there as one number.

@@ -34,10 +34,12 @@ class Table:
 
     @cached_property
     def addresses(self) -> Tuple[str, ...]:
+        """The training address of each node."""
         return tuple(self.facts[host.index].address for host in self.cluster.hosts)
 
     @cached_property
     def roles(self) -> Dict[str, Tuple[Seat, ...]]:
+        """The seats of each role, in rank order."""
         return {role: tuple(seat for seat in self.seats if seat.role == role) for role in roles.RANKS}
 
     @cached_property
@@ -48,11 +50,12 @@ class Table:
         return found
 
     def neighbours(self, seat: Seat) -> List[Seat]:
-        """Return all seats of the same role on the same node as this one, with it, in rank order."""
+        """Return all seats of the same role on the same node as this one, itself included, in rank order."""
         return self._on_nodes[seat.role, seat.node]
 
     @cached_property
     def endpoints(self) -> Dict[str, str]:
+        """The endpoints of each role, separated by commas."""
         return {role: self.listed(seats) for role, seats in self.roles.items()}
 
     @cached_property
@@ -187,7 +190,8 @@ def _torch(table: Table, seat: Seat, paths: JobPaths) -> Env:
 def _front_end(table: Table, seat: Seat) -> Env:
     """Compute what LLaMA-Factory, ms-swift and scripts pass on to torchrun besides NODE_RANK and MASTER_*.
 
-    {} where a node has several trainers: ms-swift takes NNODES as the request to start torchrun, and each would.
+    {} where a node has several trainers: ms-swift takes NNODES as the request to start torchrun, and each would; {} also on a
+    single node, unless trainers start a launcher.
     """
     nodes, trainers = len(table.addresses), table.roles["trainer"]
     if len(trainers) != nodes or any(one.rank != one.node for one in trainers) or not (table.job.nested or nodes > 1):

@@ -60,7 +60,7 @@ def first_port(launch: str) -> int:
 def job_on(
     hosts: Sequence[Host], job: JobSpec, start_port: int, name: str, place: Callable[[Seat], Seat] = lambda seat: seat
 ) -> Table:
-    """Assign the seats and ports of a job on these hosts, whose names are their addresses, without devices.
+    """Assign the seats and ports of a job on these hosts, whose names are their addresses, without devices; return its table.
 
     place: gives seats the ports that they must have.
     """
@@ -79,7 +79,7 @@ def variables(table: Table, seat: Seat) -> Env:
 
 
 def with_device(computed: Env, environ: Mapping[str, str], local_rank: int, found: Tuple[str, Sequence[int]]) -> Env:
-    """Add Paddle's flag for its device to the variables of a collective job's rank; nothing without devices.
+    """Add Paddle's flag for its device to the variables of a collective job's rank; return them unchanged without devices.
 
     The launcher's own variable for devices stays as it is; only of MIG instances a rank sees its own one, because CUDA shows a
     process the first. found: the kind and the ids of the node's devices, for a launcher that has no such variable.
@@ -117,7 +117,8 @@ def laid_over(
 ) -> Dict[str, str]:
     """Build the environment of the rank's program: variables of this process that stay, and over them the computed ones.
 
-    kept: whether a variable of this process stays. SHELL_DEFAULTS that this process has are not replaced.
+    kept: whether a variable of this process stays. SHELL_DEFAULTS that this process has are not replaced. With own_device
+    LOCAL_RANK is 0, in `computed` as well.
     """
     if options.own_device:
         computed["LOCAL_RANK"] = "0"

@@ -66,6 +66,8 @@ class PlannedNode:
 
 @dataclass(frozen=True)
 class Plan:
+    """The plan of a job: all processes of each node, and what they need. coordinator: its address and port."""
+
     identity: Identity
     cluster: Cluster
     job: JobSpec
@@ -335,7 +337,7 @@ def _process(process: PlannedProcess, secrets: Sequence[str]) -> Dict[str, objec
 
 
 def masked(variables: Iterable[Tuple[str, str]], secrets: Sequence[str]) -> Dict[str, str]:
-    """Replace the values of SECRETS by ***."""
+    """Map variables to their values, with *** for those of SECRETS."""
     return {name: HIDDEN if name in secrets else value for name, value in variables}
 
 

@@ -105,9 +105,9 @@ def _require_one_port(servers: Sequence[Seat], job: JobSpec, facts: ByNode) -> N
 
 
 def sample(cluster: Cluster, facts: ByNode, seed: str) -> Dict[int, Tuple[int, ...]]:
-    """Choose ports on each node as a job would get them: conf.py's, else any.
+    """Choose ports on each node as a job would get them: those of conf.py that are not in use, else any free one.
 
-    Ports in use are left out, but at least one is free.
+    seed: determines where the search of free ones begins.
     """
     desk = _PortChooser(cluster, facts, seed)
     found: Dict[int, List[int]] = {}
@@ -122,7 +122,7 @@ def sample(cluster: Cluster, facts: ByNode, seed: str) -> Dict[int, Tuple[int, .
 
 
 class _PortChooser:
-    """Hands out ports of each machine once. What was asked for and is busy is remembered in `taken`, not raised."""
+    """The ports of each machine, each given to one process. A port that was asked for and is busy is an error in `taken`."""
 
     def __init__(self, cluster: Cluster, facts: ByNode, job_id: str) -> None:
         self.taken: List[ClustertoolError] = []

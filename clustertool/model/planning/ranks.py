@@ -68,7 +68,10 @@ def _groups(job: JobSpec) -> List[Tuple[str, int, Role]]:
 
 
 def _count(name: str, role: Role, host: Host, job: JobSpec, devices: Tuple[int, ...], facts: ByNode) -> int:
-    """Count the processes of a role on one host: command line, job.toml, HOSTS, then the default of the mode."""
+    """Count the processes of a role on one host: by the command line, else job.toml, HOSTS, the default of the mode.
+
+    0 if HOSTS does not give the host this role.
+    """
     if not host.plays(name):
         return 0
     wanted: Tuple[Optional[int], ...] = (role.per_node, host.count(name))

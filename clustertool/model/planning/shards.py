@@ -79,7 +79,10 @@ def assign_shards(files: Sequence[str], patterns: Sequence[str], trainers: int) 
 
 
 def _require_complete(found: Sequence[Tuple[int, str]], pattern: str, trainers: int) -> None:
-    """Raise DataError if shards are missing, or there are two of one number, or fewer than trainers."""
+    """Raise DataError if shards of a pattern are missing, or all are, two have one number, or there are fewer than trainers.
+
+    Also for a line break in a name. found: number and path of each shard, sorted.
+    """
     if not found:
         what = f"no file of the workspace matches [shards] {pattern!r}"
         raise DataError(what, "prepare the data first, or correct the pattern")
