@@ -45,6 +45,7 @@ def _frames() -> Mapping[str, Check]:
 
 
 def is_relay_report(header: Mapping[str, object]) -> bool:
+    """Check whether a frame is a report of a node's relay, by its type."""
     return str(header.get("type")).startswith("relay-")
 
 

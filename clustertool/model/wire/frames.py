@@ -35,7 +35,7 @@ def head(header: Header, size: int) -> bytes:
 
 
 class Sink:
-    """Takes a payload in parts of 64 KiB as it arrives. `size`: the bytes that are to come. This one forgets them."""
+    """The destination of a payload, which gets it in parts of 64 KiB as it arrives. `size`: its bytes. This class drops it."""
 
     def __init__(self, size: int) -> None:
         self.size = self.left = size
@@ -86,7 +86,7 @@ class MemorySink(Sink):
 
 
 class Decoder:
-    """feed() bytes as they arrive, get whole frames. With `sink` a payload is never in memory as a whole.
+    """A decoder of one connection: feed() gets its bytes as they arrive. With `sink` a payload is never in memory as a whole.
 
     `sink` returns the destination of a payload for its header and size; the frame comes without it, when all of it has arrived.
     A reader can avoid a copy: while there is a room(), it fills it with the next bytes, and taken() reports their number.
