@@ -28,14 +28,17 @@ _MIG = "MIG-"
 def device_names(text: str) -> List[str]:
     """Split the value of a variable into names of devices: numbers, UUIDs, MIG instances.
 
-    A negative one hides itself and all after it.
+    The list ends before the first negative number, or Slurm's name for no devices.
     """
     items = [item.strip() for item in text.split(",") if item.strip()]
     return list(itertools.takewhile(lambda item: not item.startswith("-") and item not in _NO_DEVICES, items))
 
 
 def allocated(kind: str, environ: Mapping[str, str]) -> List[str]:
-    """List the devices that an engine has allocated, as their kind's variable names them; none without the variable."""
+    """List the names in the variable of a kind, which are the devices that an engine has allocated; [] without the variable.
+
+    Of dcu, without its variable: the positions of the devices in ROCR_VISIBLE_DEVICES.
+    """
     if kind not in VARIABLES:
         return []
     names = device_names(environ.get(VARIABLES[kind][0], ""))
@@ -45,12 +48,12 @@ def allocated(kind: str, environ: Mapping[str, str]) -> List[str]:
 
 
 def numbers(names: Sequence[str]) -> Dict[int, int]:
-    """Map the numbers of devices on their node to their positions in `names`; UUIDs and MIG instances are left out."""
+    """Map the names that are numbers to their positions in `names`; UUIDs and MIG instances are left out."""
     return {int(name): at for at, name in enumerate(names) if name.isdecimal()}
 
 
 def one_each(names: Sequence[str]) -> bool:
-    """Check whether a process can use only the first device that it sees: CUDA shows a process one MIG instance."""
+    """Check whether a name is that of a MIG instance. A process can then use only the first device that it sees."""
     return any(name.startswith(_MIG) for name in names)
 
 
@@ -66,7 +69,7 @@ _SLOW = "check its cooling and its power supply: one slow card slows all"
 
 
 class Ill(NamedTuple):
-    """level: warn, or error for what breaks a job."""
+    """A fault of a card, and its fix. level: warn, or error for what breaks a job."""
 
     level: str
     text: str
@@ -74,7 +77,10 @@ class Ill(NamedTuple):
 
 
 def ills(card: "Card", shared: bool = False) -> List[Ill]:
-    """List the faults of a card. card: as node/devices/read.py reports it; shared: several ranks of the job would have it."""
+    """List the faults of a card; if its driver reports a problem, only this one.
+
+    card: as node/devices/read.py reports it. shared: several ranks of the job would have it, a fault in an exclusive mode.
+    """
     problem = str(card.get("problem") or "")
     if problem:
         return [Ill("warn" if problem == "health: Warning" else "error", problem, _AWAY)]
@@ -94,7 +100,7 @@ def ills(card: "Card", shared: bool = False) -> List[Ill]:
 
 
 def _heat(card: "Card") -> List[Ill]:
-    """List the faults of a card that is too hot, or is slowed down now."""
+    """List the faults of a card that is too hot, or is slowed down now, except by its power cap."""
     found = []
     degrees, limit = card.get("temperature"), card.get("slowdown") or HOT
     if degrees is not None and degrees >= limit:
@@ -112,7 +118,7 @@ def exclusive(card: "Card") -> bool:
 
 
 def broken(card: "Card") -> str:
-    """Return the first fault for which no job should get this card, "" if it has none (of level error)."""
+    """Return the text of a card's first fault of level error, for which no job should get it; "" if it has none."""
     return next((ill.text for ill in ills(card) if ill.level == "error"), "")
 
 
@@ -120,7 +126,7 @@ IN_USE_FIX = "wait for it with --wait, or take others with --devices (auto: thos
 
 
 def in_use(kind: str, holders: Mapping[int, str]) -> str:
-    """Describe devices in use: `gpu 0,1 is in use by job X of user anna; gpu 5 by ...`. holders: by device."""
+    """Describe devices in use: `gpu 0,1 is in use by job X of user anna; gpu 5 by ...`. holders: what uses each device."""
     by_holder: Dict[str, List[int]] = {}
     for device, holder in sorted(holders.items()):
         by_holder.setdefault(holder, []).append(device)
@@ -128,6 +134,7 @@ def in_use(kind: str, holders: Mapping[int, str]) -> str:
 
 
 def holder(job: str, user: str) -> str:
+    """Describe a job that uses devices, for in_use()."""
     return f"job {job} of user {user}"
 
 

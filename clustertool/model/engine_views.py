@@ -25,7 +25,7 @@ class EngineNode:
 
 @dataclass(frozen=True)
 class JobPod:
-    """node: its number in the job; None if the pod does not state one.
+    """A pod in which a node of a job runs. node: its number in the job; None if the pod does not state one.
 
     host: the node of the cluster, "" before one is chosen. reason: why the pod waits or has ended, "" if there is nothing to
     say. restarts: of its container. sidecars: the containers that run besides that of the job, and keep the pod's resources

@@ -47,7 +47,7 @@ class ContainerFacts:
 
     @property
     def missing_source(self) -> Tuple[str, str]:
-        """What is wrong where a source of a volume is missing, and the fix."""
+        """The error text about the sources of volumes that are missing, and the fix."""
         what = f"there is no {some(self.missing)}, the source of a volume"
         return what, "make it there, or take it out of `volumes` of CONTAINER"
 
@@ -130,11 +130,11 @@ class Facts:
 
     @property
     def machine(self) -> str:
-        """The boot id and network namespace: nodes with the same are on one machine, and share its ports."""
+        """Boot id and network namespace: nodes with the same share a machine and its ports. "node<id>" without a boot id."""
         return f"{self.boot_id}/{self.netns}" if self.boot_id else f"node{self.node}"
 
     def holder(self, port: int) -> str:
-        """Name the process or job that listens on a port."""
+        """Name the process or job that listens on a port; "another process" if it is not known."""
         return dict(self.listeners).get(port, "another process")
 
 
@@ -144,9 +144,9 @@ def read_facts(node: int, answer: object) -> Facts:
 
 
 def may_share(facts: ByNode) -> FrozenSet[int]:
-    """Return nodes on different machines with equal hints of ROOT_DIR: they may share it.
+    """Return the nodes that may share ROOT_DIR: those with the same root_hint, if they are on more than one machine.
 
-    Of nodes of one machine this is known by their root_id.
+    Of nodes of one machine sharing() knows it.
     """
     by_hint: Dict[str, list[int]] = {}
     for node, fact in facts.items():
@@ -156,7 +156,7 @@ def may_share(facts: ByNode) -> FrozenSet[int]:
 
 
 def sharing(facts: ByNode) -> FrozenSet[int]:
-    """Return nodes whose ROOT_DIR is shared with another node (a home on NFS, or two entries for one machine)."""
+    """Return the nodes whose ROOT_DIR has the root_id of another node's (a home on NFS, or two entries for one machine)."""
     by_root: Dict[str, list[int]] = {}
     for node, fact in facts.items():
         by_root.setdefault(fact.root_id or f"node{node}", []).append(node)
@@ -168,7 +168,7 @@ ByNode = Mapping[int, Facts]
 
 @dataclass(frozen=True)
 class Identity:
-    """Created on the laptop once per job: its id, time, owner, and the temporary secrets of its nodes.
+    """What the laptop creates once for a job: its id, time, owner, and the temporary secrets of its nodes.
 
     asked: the id of --job-id; job_id has a number after it where a job with this id had ended. name: of --name, else `asked`.
     workspace: where the job's files come from, so that later jobs of it are known. starter: the machine of the node on which

@@ -28,10 +28,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the laptop itself measured.
+    """What the laptop itself measured, by node.
 
-    pings: whether it answered, None if not measured, absent where none was sent. asked: its own clock before a node's
-    probe and after the answer. phases: seconds of connect, login and agent.
+    pings: whether the node answered, None if not measured, absent where none was sent. asked: the laptop's clock before the
+    node's probe and after the answer. phases: seconds of connect, login and agent.
     """
 
     pings: Mapping[int, Optional[bool]] = field(default_factory=dict)

@@ -45,7 +45,7 @@ _OF_SCHEDULER = (*_OF_TASK, "PBS_", "LSB_", "LSF_", "LS_", "SGE_", "PE_HOSTFILE"
 
 
 def of_scheduler(name: str) -> bool:
-    """Check for a variable by which mpirun would find a scheduler, also those that describe the whole allocation."""
+    """Check whether a variable is a scheduler's, so that mpirun would find the scheduler by it."""
     return name.startswith(_OF_SCHEDULER)
 
 
@@ -66,7 +66,7 @@ def without_secret(environ: Mapping[str, str]) -> Dict[str, str]:
 
 
 def of_launcher(name: str) -> bool:
-    """Check for a variable that a launcher computes, or reads as an option of its own."""
+    """Check whether a launcher computes this variable, or reads it as an option of its own."""
     return name in _NAMES or name.startswith(_PREFIXES)
 
 

@@ -6,6 +6,8 @@ from clustertool.model.name_enum import Name
 
 
 class LinkAnswer(Name):
+    """The result of one connection to a node, with the text by which nodes send it."""
+
     OK = "ok"
     NO_AGENT = "no answer of the agent"
     REFUSED = "refused"

@@ -54,7 +54,7 @@ class JobPaths:
 
     @classmethod
     def at(cls, job_dir: str) -> JobPaths:
-        """Build the paths of the job whose directory this is."""
+        """Build the paths of the job with this directory, BASE/JOB<id>."""
         base, name = posixpath.split(job_dir)
         return cls(base, name[len("JOB") :])
 
@@ -63,20 +63,21 @@ class JobPaths:
         return posixpath.join(self.dir, *parts)
 
     def shards(self, role: str, rank: int) -> str:
+        """Return the path of the file that lists the shards of a rank."""
         return self.of(OURS, f"shards-{role}-{rank}")
 
     @staticmethod
     def log(role: str, rank: int, attempt: int = 0) -> str:
-        """Return the name of a log, and of the copy for readers, relative to the job's directory.
+        """Return the name of a rank's log: the path of its copy for readers, relative to the job's directory.
 
-        That is log/workerlog.3, log/attempt1/serverlog.0.
+        That is log/workerlog.3, or log/attempt1/serverlog.0 of a later attempt.
         """
         folder = f"log/attempt{attempt}" if attempt else "log"
         return f"{folder}/{_LOG[role]}.{rank}"
 
     @staticmethod
     def written(log: str) -> str:
-        """Return the path, relative to the job's directory, to which the rank writes the log of this name."""
+        """Return the path, relative to the job's directory, of the file that the rank itself writes. log: its name by log()."""
         return f"{OURS}/{log}"
 
     @staticmethod
@@ -91,7 +92,10 @@ class JobPaths:
 
     @staticmethod
     def first_log(role: str, log: str = "log/") -> str:
-        """Return the further name of a role's first log on its node, as the old tool named it, in the folder of this log."""
+        """Return the second name of a role's first log on its node, as the old tool had it: log/train.log.
+
+        log: a log, whose folder it is in.
+        """
         return f"{posixpath.dirname(log)}/{_FIRST[role]}"
 
 
@@ -122,13 +126,13 @@ def base(root: str, node: int, shared: bool) -> str:
 
 
 def is_base(name: str) -> bool:
-    """Check for the name of such a folder: node<id>, as base() makes it, or "" for ROOT_DIR itself."""
+    """Check for the name of a folder of base() below ROOT_DIR: node<id>, or "" for ROOT_DIR itself."""
     number = name[len("node") :]
     return name == "" or (number.isascii() and number.isdigit() and len(number) < 6 and name == f"node{int(number)}")
 
 
 def node_of(base: str) -> Optional[int]:
-    """Return the node whose jobs are in the folder of this name; None for "", ROOT_DIR itself, which has those of any node."""
+    """Return the node whose jobs are in the folder node<id>; None for "", ROOT_DIR itself, which has those of any node."""
     return int(base[len("node") :]) if base else None
 
 

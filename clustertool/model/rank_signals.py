@@ -14,10 +14,10 @@ _SLURMS_OWN = 0xFFFFFFF0  # and all steps above: the shell of salloc on a node i
 
 
 def signals_all(sender: str, is_parent: bool, environ: Mapping[str, str]) -> bool:
-    """Return whether the sender of a signal sends it to all processes of a scheduler's task.
+    """Return whether the sender of a signal sends it to all processes of a scheduler's task: Slurm's step daemon does.
 
-    sender: the name of its process, "" where /proc hides it. is_parent: of the process that has received the signal, which has
-    these variables.
+    sender: the name of its process, "" where /proc hides it: then a parent in a step counts as the daemon. is_parent: of the
+    process that has received the signal, which has these variables.
     """
     return sender == _STEP_DAEMON or (not sender and is_parent and "SLURM_STEP_ID" in environ)
 
@@ -33,6 +33,6 @@ def proctrack(configuration: str) -> str:
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
-    """Return whether a process with these variables is one of a scheduler's step, whose processes all get the same signals."""
+    """Return whether a process with these variables is in a step of srun. Slurm's own steps (salloc's shell) do not count."""
     step = environ.get("SLURM_STEP_ID", "")
     return step.isdecimal() and len(step) <= 10 and int(step) < _SLURMS_OWN

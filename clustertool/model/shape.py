@@ -44,7 +44,7 @@ if sys.version_info >= (3, 9):
 else:
 
     class Annotated:
-        """Stand in for typing.Annotated, which Python 3.8 does not have. typing accepts it, as it can be called."""
+        """A replacement of typing.Annotated, which Python 3.8 does not have. typing accepts it, as it can be called."""
 
         def __init__(self, kind: object, limit: object) -> None:
             self.inner = kind, limit
@@ -66,7 +66,7 @@ _SMALL = 2000  # values inside a field that no check knows
 
 
 class Malformed(ValueError):
-    """A value is invalid: `path` is its place, "" for the whole, `why` the reason."""
+    """The error of an invalid value: `path` is its place, "" for the whole, `why` the reason."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path or 'it'} {why}")
@@ -83,7 +83,10 @@ def read_own(kind: Type[T], value: object, path: str = "") -> T:
 
 
 def to_plain(value: object) -> object:
-    """Convert a record to a value that JSON can express: an object of its fields, with lists for tuples and sets."""
+    """Convert a record to a value that JSON can express: a dict of its fields, with lists for tuples and sets, however deep.
+
+    Other values stay as they are.
+    """
     names = _record_fields(type(value))
     if names:
         return {name: to_plain(getattr(value, name)) for name in names}
@@ -192,6 +195,7 @@ def _own_float(value: object, path: str) -> object:
 
 
 def _own_int(value: object, path: str) -> object:
+    """Check for an int of any size, and no bool."""
     if type(value) is not int:
         raise _wrong_value(path, value, "a whole number")
     return value
@@ -263,7 +267,10 @@ def _name(kind: Type[Enum]) -> Check:
 
 
 def _many(hint: object, most: int, own: bool) -> Check:
-    """Create the check of a list or an object with at most `most` entries, all of one type."""
+    """Create the check of a list or an object with at most `most` entries of one type.
+
+    It returns a list, tuple, frozenset or dict, as `hint` has it.
+    """
     origin = get_origin(hint)
     inner = [check_of(one, own) for one in get_args(hint) if one is not ...]
     of_object = origin in (dict, MappingOrigin)
@@ -301,9 +308,10 @@ def _row(inner: Sequence[Check]) -> Check:
 
 
 def _fields(kind: Any, own: bool, record: Optional[type] = None) -> Check:
-    """Create the check of an object with the fields of a message or a record. Unknown ones may have few values.
+    """Create the check of an object with the fields of a message, which it returns as it is, or of a record, which it builds.
 
-    record: the message has its fields, too.
+    A NamedTuple may also be a list. Unknown fields are an error with `own`; else each may have few values. record: the message
+    has its fields, too.
     """
     names = _record_fields(kind)
     known, required = _known_fields(kind, own)

@@ -30,7 +30,7 @@ _SHELL = "/bin/sh"
 
 
 class RankUser(NamedTuple):
-    """name: on the node. home: where the image's own HOME cannot be written: ROOT_DIR/.clustertool/home."""
+    """The user of a rank on its node. home: HOME if that of the image cannot be written: ROOT_DIR/.clustertool/home."""
 
     name: str
     uid: int
@@ -385,7 +385,7 @@ def _script(log: str) -> str:
 
 
 class Passed(NamedTuple):
-    """names: of the variables that the container gets. env: what the environment of the client has besides its own."""
+    """Variables on their way into a container. names: those that it gets. env: what is added to the client's environment."""
 
     names: List[str]
     env: Dict[str, str]

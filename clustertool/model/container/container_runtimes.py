@@ -32,7 +32,10 @@ SIF_HEADER = 128
 
 
 class Runtime(NamedTuple):
-    """version: "" where the runtime cannot be used, else `problem` and `fix` state why. cgroup: "v1" or "v2"."""
+    """What a container runtime states about itself. cgroup: "v1" or "v2".
+
+    version: "" if it cannot be used; then `problem` and `fix` state why.
+    """
 
     version: str
     rootless: bool = False
@@ -45,7 +48,10 @@ class Runtime(NamedTuple):
 
 
 class Image(NamedTuple):
-    """image_id: without the name of its hash, "" for no image. digest: of the registry's manifest, else of the image."""
+    """An image in a store. image_id: without the name of its hash, "" for no image.
+
+    digest: of the registry's manifest, else of the image.
+    """
 
     image_id: str
     digest: str
@@ -153,10 +159,12 @@ def _object(text: str) -> Dict[str, object]:
 
 
 def _dict(value: object) -> Dict[str, object]:
+    """Return the value if it is a dict, else {}."""
     return value if isinstance(value, dict) else {}
 
 
 def _list(value: object) -> List[object]:
+    """Return the value if it is a list, else []."""
     return value if isinstance(value, list) else []
 
 
@@ -179,6 +187,7 @@ def is_file(image: str) -> bool:
 
 
 def pull(program: str, image: str) -> List[str]:
+    """Build the command that pulls an image into the store of docker or podman."""
     return [program, "pull", "--quiet", image]
 
 
@@ -203,6 +212,7 @@ def load(program: str, kind: str, folder: str) -> List[str]:
 
 
 def tag(program: str, id: str, image: str) -> List[str]:
+    """Build the command that gives the image with this id a name."""
     return [program, "tag", id, image]
 
 

@@ -10,7 +10,7 @@ from clustertool.model.container.container_runtimes import AUTO, PULLS
 
 @dataclass(frozen=True)
 class ContainerSettings:
-    """image: as the runtime knows it, or the path of a .sif file; "": ranks run in no container.
+    """The container of a job's ranks. image: as the runtime knows it, or the path of a .sif file; "": no container.
 
     options: of `docker run`, `podman run` or `apptainer exec`. volumes: "SOURCE:TARGET" or "SOURCE:TARGET:OPTIONS".
     """

@@ -10,7 +10,7 @@ _SEPARATOR = ", "  # between the values of nodes that differ
 
 
 class JobContainer(NamedTuple):
-    """As the user and the nodes name them; several values where nodes differ. digest: "" where it is not known."""
+    """The image and the runtime of a job's ranks; several values where nodes differ. digest: "" where it is not known."""
 
     image: str
     digest: str

@@ -116,4 +116,5 @@ class Membership:
         }
 
     def _name(self, node: int) -> str:
+        """Return the name of a node; "node N" if no header has it."""
         return self._names.get(node, f"node {node}")

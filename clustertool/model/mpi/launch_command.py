@@ -24,7 +24,7 @@ _OTHERS = {"Intel(R) MPI": "Intel MPI", "MVAPICH": "MVAPICH", "Platform MPI": "P
 
 
 class Implementation(NamedTuple):
-    """version: as it is printed, "4.1.4"."""
+    """An implementation of MPI: its name, and its version as it is printed, "4.1.4"."""
 
     name: str
     version: str
@@ -41,6 +41,7 @@ class Implementation(NamedTuple):
 
     @property
     def hydra(self) -> bool:
+        """Whether Hydra starts its ranks: it is MPICH."""
         return self.name == MPICH
 
     @property
@@ -50,7 +51,7 @@ class Implementation(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Open MPI 4.1.4."""
+        """Its name and version: "Open MPI 4.1.4"."""
         return f"{self.name} {self.version}"
 
 
