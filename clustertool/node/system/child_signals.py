@@ -30,9 +30,9 @@ EndRequest = NamedTuple("EndRequest", [("what", str), ("code", int), ("everywher
 
 
 class Signals:
-    """Reads the signals to this process. Call turn() each loop. wake: a descriptor that becomes readable when a child ends.
+    """The signals to this process, which it blocks and reads. Call turn() each loop; `wake` becomes readable when a child ends.
 
-    for_ranks: the signals to pass on to ranks, in their order. A process without ranks ignores them.
+    for_ranks: the signals of the last turn to pass on to ranks, in their order. A process without ranks ignores them.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Signals:
         self.wake = self._ours.fileno()
 
     def turn(self) -> List[EndRequest]:
-        """Read the signals that came: return the requests to end, in their order, and set for_ranks.
+        """Read the signals that came, and empty `wake`: return the requests to end, in their order, and set for_ranks.
 
         A signal for ranks whose sender signals all processes of the job is left out.
         """
@@ -74,7 +74,10 @@ class Signals:
                 self.for_ranks.append(info.si_signo)
 
     def close(self) -> None:
-        """Remove the wakeup. The signals stay blocked, so those that come now are read by the next object of this class."""
+        """Close the sockets of the wakeup; a newer object's wakeup stays.
+
+        The signals stay blocked, so those that come now are read by the next object of this class.
+        """
         newest = signal.set_wakeup_fd(-1)
         if newest not in (-1, self._theirs.fileno()):  # of a later object, which still works
             signal.set_wakeup_fd(newest, warn_on_full_buffer=False)
@@ -82,15 +85,18 @@ class Signals:
         self._theirs.close()
 
     def _on_signal(self, number: int, frame: object) -> None:
-        """Keep the number of a signal but SIGCHLD, which only wakes up. It comes here only if a thread does not block it."""
+        """Handle a signal that some thread does not block: keep its number for the next turn().
+
+        SIGCHLD only wakes up the loop.
+        """
         if number != signal.SIGCHLD:
             self._unblocked.append(number)
 
 
 def _signals_all_processes() -> bool:
-    """Check by its plugin, or the cgroup, whether Slurm signals all processes below this one, and not this one alone.
+    """Check whether Slurm signals all processes below this one, and not this one alone.
 
-    True if neither is known.
+    Determined by its plugin (proctrack), else by the cgroup of this process. True if neither is known.
     """
     for path in (os.environ.get("SLURM_CONF", ""), *_CONFIGURATIONS):
         with contextlib.suppress(OSError):
@@ -122,17 +128,17 @@ def unblock() -> None:
 
 
 def unblock_launcher() -> None:
-    """Block the signals that ranks get from the supervisor, in a child process that would pass them on to ranks.
+    """Set the signal mask of mpirun, in a child process: block only the signals that ranks get from the supervisor.
 
-    SIGTERM is one of them where a scheduler sends it to all processes. mpirun catches signals that it finds ignored, and not
-    those that are blocked.
+    mpirun would pass them on to its ranks. SIGTERM is one of them where a scheduler sends it to all processes. mpirun catches
+    signals that it finds ignored, and not those that are blocked.
     """
     term = (signal.SIGTERM,) if in_step(os.environ) else ()
     signal.pthread_sigmask(signal.SIG_SETMASK, (*FOR_RANKS, *term))
 
 
 def _exit_code(number: int) -> int:
-    """Return the exit code that a signal means: 130 for Ctrl+C in the terminal of this process, else 143."""
+    """Return the exit code that a signal to end means: 130 for SIGINT (Ctrl+C in the terminal of this process), else 143."""
     return 130 if number == signal.SIGINT else 143
 
 
@@ -143,7 +149,7 @@ def _name(number: int) -> str:
 def _sender(code: int, pid: int, uid: int) -> str:
     """Describe the sender of a signal: the kernel, a process outside of this container (pid 0), or pid, command and uid.
 
-    If systemd sent it, how to prevent that.
+    For systemd the description adds how to prevent the signal.
     """
     if code >= _SI_KERNEL:
         return "the kernel"

@@ -9,7 +9,10 @@ _POLL = 0.01
 
 
 def try_lock(fd: int, how: int) -> bool:
-    """Lock a file. how: fcntl.LOCK_EX or LOCK_SH. False where another process has the lock, or the file system has none."""
+    """Lock an open file without waiting. how: fcntl.LOCK_EX or LOCK_SH.
+
+    Returns False if another process has the lock, or the file system has no locks.
+    """
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
     except OSError:
@@ -18,7 +21,7 @@ def try_lock(fd: int, how: int) -> bool:
 
 
 def lock_within(fd: int, how: int, seconds: float) -> bool:
-    """Lock a file as try_lock() does, trying again for up to `seconds`. Return whether it is locked."""
+    """Lock an open file as try_lock() does, trying again for up to `seconds`. Return whether it is locked."""
     end = time.monotonic() + seconds
     while not try_lock(fd, how):
         if time.monotonic() > end:

@@ -20,9 +20,9 @@ Logout = NamedTuple("Logout", [("kills", bool), ("lingers", bool)])
 
 
 def predict_logout() -> Logout:
-    """Determine whether a logout ends this process, and whether the user lingers; neither if no logind answers.
+    """Determine whether logind ends this process at logout, and if so, whether the user lingers.
 
-    The same if this process is in no session of logind.
+    Both are False if it does not, if this process is in no session of logind, or if logind does not answer.
     """
     if not _in_session():
         return Logout(False, False)
@@ -35,7 +35,10 @@ def predict_logout() -> Logout:
 
 
 def logout_warning() -> Tuple[str, str]:
-    """Describe why `check` warns that logind ends detached jobs, and the fix; empty texts if it does not."""
+    """Describe why logind would end detached jobs at logout (no linger, or no systemd-run), and the fix.
+
+    Returns two empty texts if it would not.
+    """
     state = predict_logout()
     if state.kills and not state.lingers:
         return "logind ends detached jobs at logout (KillUserProcesses=yes, and this user does not linger)", _FIX
@@ -57,7 +60,11 @@ def _in_session() -> bool:
 
 
 def _kills(manager: Dict[str, str], user: str) -> bool:
-    """Check whether logind ends this user's processes, by its own rule. Without a list of its own, it excludes root."""
+    """Check by logind's rule whether a logout ends this user's processes. manager: its properties.
+
+    Not those of an excluded user, who is root if there is no list; else those of KillOnlyUsers, or if this is empty, of all
+    users with KillUserProcesses=yes.
+    """
     only, excluded = (manager.get(name, "").split() for name in ("KillOnlyUsers", "KillExcludeUsers"))
     if user in (excluded or ["root"]):
         return False
@@ -65,7 +72,10 @@ def _kills(manager: Dict[str, str], user: str) -> bool:
 
 
 def _read_properties(what: str, *names: str, about: str = "") -> Dict[str, str]:
-    """Read properties of logind's manager, or of the user `about`; {} if loginctl is missing or fails, or after 2 s."""
+    """Read properties of logind's manager, or of the user `about`. what: the command of loginctl.
+
+    Returns {} if loginctl is missing, fails, or takes more than 2 s.
+    """
     tool = programs.find("loginctl")
     if not tool:
         return {}

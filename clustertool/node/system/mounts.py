@@ -70,7 +70,10 @@ def unanswered(path: str) -> Optional[PreflightError]:
 
 
 def _follow_path(path: str, reached: List[str]) -> None:
-    """Examine each folder of a path, through links; keep in `reached` the one that is next, which may never answer."""
+    """Read each part of a path, through links (40 at most), and then its file system. Raises OSError.
+
+    reached[0]: the part that is being read, which may never answer. Missing parts are passed over.
+    """
     rest, links = path.split("/")[::-1], 0
     while rest:
         name = rest.pop()
@@ -94,7 +97,7 @@ def _decode(field: bytes) -> bytes:
 
 
 def network_mounts() -> Dict[str, str]:
-    """Map major:minor to `fstype source` of file systems that other machines see too."""
+    """Map major:minor to `fstype source` of network file systems and those of FUSE; {} if the mounts cannot be read."""
     found: Dict[str, str] = {}
     with contextlib.suppress(OSError):
         with open(_LIST, encoding="utf-8", errors="surrogateescape") as file:

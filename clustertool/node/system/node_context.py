@@ -14,7 +14,10 @@ from clustertool.model.wire.messages import Kind
 
 
 class WorkCounter(threading.Thread):
-    """A thread that handles one request, started at once. `number`: None if no answer is wanted. step() counts its steps."""
+    """A thread that handles one request, started at once. step() counts its steps.
+
+    number: of the request, for the answer; None if no answer is wanted.
+    """
 
     def __init__(self, kind: Kind[Any, Any], number: Optional[int], handle: Callable[[], None]) -> None:
         super().__init__(target=handle, daemon=True)
@@ -69,7 +72,7 @@ class PlacingContext(NodeContext):
 
 
 def load_on_demand(place: str) -> Any:
-    """Import a module of the node's code that only some requests need, and return what it defines: "folder.module:name".
+    """Import a module of the node's code that only some requests need, and return the object that "folder.module:name" names.
 
     To import all of them takes an agent 35 ms of CPU time.
     """

@@ -21,9 +21,10 @@ Unsafe = NamedTuple("Unsafe", [("what", str), ("fix", str)])  # what is wrong wi
 
 
 def set_group(root_dir_group: str) -> None:
-    """Apply conf.py's ROOT_DIR_GROUP to this process and its children. "trusted": a group may write to folders of ROOT_DIR.
+    """Set which other writers unsafe() allows, by conf.py's ROOT_DIR_GROUP: for "trusted" a group, for IN_POD all, else none.
 
-    IN_POD: all users may, since there are no others: the kubelet makes an emptyDir with mode 0777.
+    Applies to this process and its children. In a pod there are no other users, and the kubelet makes an emptyDir with mode
+    0777.
     """
     global _group_trusted, _all_trusted
     _all_trusted = root_dir_group == IN_POD
@@ -36,7 +37,10 @@ def in_pod() -> bool:
 
 
 def is_of_pod(path: str) -> bool:
-    """Check whether a path is a directory that the kubelet has made for this pod: it belongs to root. False outside of pods."""
+    """Check whether a path is a directory that the kubelet has made for this pod: it belongs to root. False outside of pods.
+
+    Raises OSError.
+    """
     info = os.lstat(path)
     return _all_trusted and stat.S_ISDIR(info.st_mode) and info.st_uid in users.roots()
 
@@ -44,7 +48,7 @@ def is_of_pod(path: str) -> bool:
 def unsafe(path: str) -> Optional[Unsafe]:
     """Find what lets another user replace the folder `path` (absolute), following links; None if there is nothing.
 
-    Folders that do not exist are not judged, but the target of a link must exist.
+    A folder that cannot be examined is unsafe. Folders that do not exist are not judged, but the target of a link must exist.
     """
     at, links, rest = "/", 0, 0
     todo = path.split("/")[::-1]
@@ -78,9 +82,9 @@ def unsafe(path: str) -> Optional[Unsafe]:
 
 
 def _judge_folder(path: str, info: os.stat_result) -> Optional[Unsafe]:
-    """Return why a folder is unsafe: another owner, or other users may write to it and it is not sticky; None if it is safe.
+    """Return why a folder or link is unsafe, else None: it is neither, or belongs to another user than this one and root.
 
-    A link is judged by its owner. set_group() may allow writers.
+    A folder also if other users may write to it, it is not sticky, and set_group() has not allowed these writers.
     """
     if not stat.S_ISDIR(info.st_mode) and not stat.S_ISLNK(info.st_mode):
         return Unsafe(f"{path} is no directory", "choose another folder")

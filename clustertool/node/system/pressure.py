@@ -22,7 +22,7 @@ def cpu_ticks() -> Tuple[int, int]:
 
 
 def memory() -> Tuple[int, int]:
-    """Read (all, available) bytes of memory; (0, 0) if they cannot be read."""
+    """Read (all, available) bytes of the machine's memory; (0, 0) if they cannot be read."""
     with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
         with open("/proc/meminfo", "rb") as file:
             sizes = {line.split(b":")[0]: int(line.split()[1]) << 10 for line in file.readlines(256)}
@@ -74,7 +74,7 @@ def _visible_path(top: str, group: str, name: str) -> str:
 
 
 def _describe_limit(path: str) -> str:
-    """Describe the memory limit of the cgroup that has this counter file, as ", limit N MiB"; "" if it has none."""
+    """Describe the memory limit of the cgroup that has this counter file, as ", limit N MiB"; "" if none is found."""
     for name in ("memory.max", "memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):
             with open(os.path.join(os.path.dirname(path), name), encoding="utf-8") as file:
@@ -84,9 +84,10 @@ def _describe_limit(path: str) -> str:
 
 
 class OomWatch:
-    """Finds whether a rank was killed for lack of memory, by counters as they were half a second ago or more.
+    """The counters of kills for lack of memory that concern a rank, as read at the last two updates.
 
-    The kernel counts a kill before the victim is reaped.
+    The kernel counts a kill before the victim is reaped. update() is called each half second, so the older ones are from before
+    it.
     """
 
     def __init__(self, pid: int) -> None:
@@ -97,11 +98,10 @@ class OomWatch:
         self._before, self._now = self._now, _kill_counters(pid)
 
     def verdict(self) -> str:
-        """Describe an out-of-memory kill if a counter has grown since the last update but one; else "".
+        """Describe an out-of-memory kill if the counter has grown since the last update but one; else "".
 
-        The counters are those of the nearest cgroup that still exists. A kill is counted in the cgroup of its victim
-        (memory.events of cgroup v2, memory.oom_control of v1), and on the machine as well. The cgroup of a container may end
-        with it.
+        The counter is the first one that can still be read: of the cgroup of the rank (memory.events of cgroup v2,
+        memory.oom_control of v1), or of the machine, since the cgroup of a container may end with it.
         """
         after = _read_counters(self._before)
         for path, kills in self._before.items():
@@ -117,14 +117,17 @@ _ROOM = 256 << 10  # full until there is as much again
 
 
 class DiskWatch:
-    """Finds whether the file system of a directory, by its descriptor, is full. full: the result of the last check."""
+    """The check whether the file system of an open directory is full. full: the result of the last update()."""
 
     def __init__(self, directory: int) -> None:
         self._directory = directory
         self.full = False
 
     def update(self) -> bool:
-        """Set `full` by the free bytes and inodes that this user can use, and return whether it has changed."""
+        """Set `full` by the free bytes and inodes that this user can use, and return whether it has changed.
+
+        Full is less than 64 KiB, and then until 256 KiB are free; or no inode. Unchanged if they cannot be read.
+        """
         was = self.full
         with contextlib.suppress(OSError):
             space = os.fstatvfs(self._directory)

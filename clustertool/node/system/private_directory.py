@@ -111,7 +111,10 @@ def locked(name: str) -> Iterator[int]:
 
 
 def lock(fd: int, kind: int, path: str) -> None:
-    """Lock an open file. Raises PreflightError if another process keeps the lock for 10 s."""
+    """Lock an open file, and wait up to 10 s for that. kind: as for flock().
+
+    Raises PreflightError if another process still has the lock.
+    """
     if not lock_within(fd, kind, _PATIENCE):
         what = f"{path} has been locked for {_PATIENCE:g} s by another process of yours"
         raise PreflightError(what, f"end that process: fuser {path} shows it")
@@ -123,7 +126,7 @@ def content(fd: int) -> bytes:
 
 
 def rewrite(fd: int, data: bytes) -> None:
-    """Replace the content of a locked file. Raises PreflightError if there is no room; then the old content stays."""
+    """Replace the content of a locked file. Raises PreflightError if it cannot be written; then the old content is restored."""
     before = content(fd)
     try:
         if os.pwrite(fd, data, 0) < len(data):
@@ -150,7 +153,7 @@ def low_space() -> Tuple[str, str]:
 
 
 def _free(about: os.statvfs_result) -> int:
-    """Return the bytes that this user can write."""
+    """Return the free bytes of a file system that this user can write."""
     return (about.f_bfree if os.getuid() == 0 else about.f_bavail) * about.f_frsize
 
 

@@ -26,7 +26,7 @@ class ProcessClock:
         self._turned_at = time.monotonic()
 
     def turn(self) -> float:
-        """Add the time since the last turn to `now`, at most NAP, and the rest to `blocked`; return `now`."""
+        """Add the time since the last turn to `now`, at most NAP, and the rest to `blocked`; set `napped`, and return `now`."""
         at = time.monotonic()
         gap, self._turned_at = at - self._turned_at, at
         self.napped = gap > NAP

@@ -40,9 +40,9 @@ Stat = NamedTuple(
 
 
 def stat(pid: int) -> Optional[Stat]:
-    """Read /proc/PID/stat, None if there is no such process.
+    """Read /proc/PID/stat; None if there is no such process.
 
-    The name may contain spaces and brackets: cut at the last one.
+    The name may contain spaces and brackets: it ends at the last bracket.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -96,12 +96,16 @@ def dies_of(pid: int, number: int) -> bool:
 
 
 def boot_id() -> str:
+    """Read the id of the machine's present boot. Raises OSError."""
     with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
         return file.read().strip()
 
 
 def space() -> str:
-    """Read the name of this process's pid namespace, "" if it cannot be read: another one has other processes."""
+    """Read the name of this process's pid namespace; "" if it cannot be read.
+
+    The same pid in another namespace is another process.
+    """
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -116,10 +120,10 @@ def pids() -> Iterator[int]:
 
 
 def pids_and_new() -> Iterator[int]:
-    """Yield each pid once, and those of processes that start during the search.
+    """Yield each pid once, and those of processes that start during the search: list /proc until there is no new pid.
 
-    A search could otherwise miss a chain of processes, each of which starts the next one and ends. The kernel assigns pids in
-    ascending order, and /proc lists them so. So each listing has a process of the chain, and without a new pid there is none.
+    A single listing could miss a chain of processes, each of which starts the next one and ends. The kernel assigns pids in
+    ascending order, and /proc lists them so. So each listing has a process of the chain. There are 50 listings at most.
     """
     seen: Set[int] = set()
     for _ in range(_LISTINGS):
@@ -131,7 +135,7 @@ def pids_and_new() -> Iterator[int]:
 
 
 def children(pid: int) -> List[int]:
-    """Read the pids of the children of a process, dead ones included; [] if it has ended.
+    """Read the pids of the children of a process, dead ones included; [] if it has ended or cannot be read.
 
     They are in /proc/PID/task/*/children; a kernel without that requires a read of every process.
     """
@@ -182,7 +186,7 @@ def take_environment(pid: int) -> None:
 
 
 def own_environment() -> Dict[str, str]:
-    """Return the variables of this process without LC_CTYPE as Python sets it in the locale C."""
+    """Copy the variables of this process, with LC_CTYPE as it was before Python set it in the locale C."""
     found, started = dict(os.environ), environment(os.getpid())
     if started and found.get("LC_CTYPE") in _COERCED:
         found.pop("LC_CTYPE")
@@ -251,7 +255,7 @@ def reap(child: int, patience: float, killed: float = 5.0) -> None:
 
 
 def describe(process: Process) -> str:
-    """Describe a process for messages as `1234 (python3 train.py)`, by the command line."""
+    """Describe a process for messages by pid and command line, as `1234 (python3 train.py)`, or `1234 (gone)`."""
     return f"{process.pid} ({named(process.pid)[1] or 'gone'})"
 
 
@@ -280,9 +284,10 @@ def set_name(name: str) -> None:
 
 
 def detach(*descriptors: int, stdio: Sequence[int] = ()) -> None:
-    """Make a forked child independent of its parent: it gets a session of its own, and no handler of its parent's.
+    """Make a forked child independent of its parent: give it its own session, default signal handlers and an empty mask.
 
-    Of the parent's descriptors only `descriptors` stay open, and stdin, stdout and stderr, which become those of `stdio`.
+    The signals for ranks do nothing. Of the parent's descriptors only `descriptors` stay open, and stdin, stdout and stderr,
+    which become those of `stdio`.
     """
     # A socket that is garbage of the parent would close its number when it is collected: another file may have it by then.
     gc.freeze()
@@ -311,7 +316,7 @@ def outlive() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End a forked child at once with this exit code, or after an error with another one than 0, printed to stderr.
+    """End a forked child at once with an exit code. After an error, print it to stderr, and end with 1 instead of 0.
 
     For the child's `finally`: it never returns into its parent's loop.
     """

@@ -34,7 +34,7 @@ def find(name: str, *folders: str) -> str:
 
 
 def python3(folders: Iterable[str]) -> Tuple[str, str]:
-    """Find the path and the version of the first python3 in the folders of a PATH; ("", "") if there is none."""
+    """Find path and version of the first python3 in the folders of a PATH; ("", "") if there is none, or it does not run."""
     path = first(filter(None, folders), "python3")
     code, out, err = output([path, "-V"], _VERSION) if path else (127, "", "")
     version = (out or err).strip().rpartition(" ")[2]
@@ -50,10 +50,10 @@ def first(folders: Iterable[str], name: str) -> str:
 def output(
     argv: Sequence[str], seconds: float, stdin: str = "", check: Callable[[], None] = lambda: None, **more: Any
 ) -> Tuple[int, str, str]:
-    """Run a program, and return its exit code, stdout and stderr. 127: it cannot start; -1: it did not end in time.
+    """Run a program, and return its exit code, stdout and stderr. 127: it cannot start; -1: it did not end in `seconds`.
 
-    check: is called while it runs, and raises what ends it. At the end, its session's processes get KILL; one that waits for a
-    driver is left.
+    check: is called each 0.2 s while it runs, and raises what ends it. At the end, its session's processes get KILL; one that
+    waits for a driver is left. more: arguments of Popen.
     """
     pipe = subprocess.PIPE
     inlet = pipe if stdin else subprocess.DEVNULL
@@ -87,7 +87,8 @@ def run_program(node: NodeContext, request: ProgramRequest) -> ProgramAnswer:
     """Run a program of this machine, without a shell, as the request demands, and answer its path, exit code and output.
 
     It is searched for on PATH, then on the PATH of a login shell: some clusters add the programs of their scheduler only there.
-    Then it gets the environment of that shell, too. The exit code is that of output(); 127 if there is no such program.
+    In this case, or if the request has `login`, it gets the environment of that shell. The exit code is that of output(); 127
+    also if there is no such program. Of each output there are 1 MiB at most.
     """
     name, *arguments = request["argv"]
     environ: Mapping[str, str] = (login_environment() if request.get("login") else {}) or os.environ

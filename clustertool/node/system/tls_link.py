@@ -35,7 +35,7 @@ def beat(loss_timeout: float) -> float:
 def join_patience(loss_timeout: float, nodes: int) -> float:
     """Return the seconds that coordinator and supervisors wait for each other until all have started.
 
-    At least the loss timeout, and 30 s and 0.1 s for each node: many may start on one loaded machine.
+    The larger of the loss timeout, and 30 s plus 0.1 s for each node: many may start on one loaded machine.
     """
     return max(loss_timeout, 30.0 + nodes / 10)
 
@@ -137,9 +137,11 @@ class _BytesPart:
         self.left = len(data)
 
     def next(self, most: int) -> Union[bytes, memoryview]:
+        """Return the next bytes to send, `most` at most."""
         return self._data[:most]
 
     def sent(self, size: int) -> None:
+        """Advance by `size` bytes that have been sent."""
         self._data = self._data[size:]
         self.left -= size
 
@@ -156,12 +158,14 @@ class _FilePart:
         self.left = size
 
     def next(self, most: int) -> bytes:
+        """Read the next bytes to send, `most` at most. Raises OSError if the file has become shorter."""
         data = os.pread(self._fd, min(most, self.left), self._at)
         if not data:
             raise OSError(errno.EIO, "a file has become shorter")
         return data
 
     def sent(self, size: int) -> None:
+        """Advance by `size` bytes that have been sent."""
         self._at += size
         self.left -= size
 
@@ -202,6 +206,7 @@ class TlsLink:
 
     @property
     def wants_write(self) -> bool:
+        """Whether wait_for() has to wait until this connection can be written."""
         return self._wants_write or (self.secure and bool(self._out))
 
     def send(self, header: Header, payload: bytes = b"") -> None:
@@ -216,7 +221,7 @@ class TlsLink:
         self._out.append(_FilePart(fd, size))
 
     def flush(self) -> None:
-        """Send as much of the queue as the kernel accepts now, if the handshake is complete. Errors come at the next turn."""
+        """Send as much of the queue as the kernel accepts now, if the handshake is complete. Errors come at the next turn()."""
         if self.secure and self._tls is not None:
             with contextlib.suppress(OSError):
                 self._send_parts(self._tls)
@@ -239,7 +244,7 @@ class TlsLink:
         return [header for header, _ in self.frames()]
 
     def frames(self) -> List[Frame]:
-        """Do the same as turn(), and return the messages with their payloads."""
+        """Continue the handshake, receive and send as turn() does; return the received messages with their payloads."""
         try:
             tls = self._tls or self._begin_tls()
             if not self.secure:
@@ -281,10 +286,10 @@ class TlsLink:
         return self._tls
 
     def _read_frames(self, tls: ssl.SSLSocket) -> List[Frame]:
-        """Read all messages that have arrived, or up to the limit of one turn, which sets `more`.
+        """Read all messages that have arrived, or, on a connection with payloads, 1 MiB; then set `more`.
 
-        If the other side closed after some messages, these are returned, and the end is raised at the next turn. An error of
-        _send_parts(), which comes after it, must not lose them either.
+        If the connection ends after some messages, these are returned, and the error is raised at the next turn. Raises
+        OSError.
         """
         frames: List[Frame] = []
         end = self.got + self._limit
@@ -368,7 +373,7 @@ class Mailbox:
         self.got = 0
 
     def post(self, message: Header) -> Header:
-        """Return a message with the next number, and keep it until it is acknowledged."""
+        """Return a message with the next `number`, and keep it until it is acknowledged."""
         numbered = {**message, "number": self._next}
         self._kept.append((self._next, numbered))
         self._next += 1

@@ -103,8 +103,8 @@ def _only_private(where: Union[str, int], gid: int) -> bool:
     """Check whether the group `gid` of a file or folder is the user's private group, so that only this user writes by it.
 
     The group has the user's name, and no other user is in it. Users who have it as their primary group are found in /etc/passwd
-    only: a directory service can have many. With an access list the mode's group bits are the maximum of all its entries, so
-    more users may write. where: a path or a descriptor.
+    only: a directory service can have many. False with an access list: the mode's group bits are then the maximum of all its
+    entries, so more users may write. where: a path or a descriptor.
     """
     with contextlib.suppress(OSError, AttributeError):  # a laptop with macOS has no listxattr
         if "system.posix_acl_access" in os.listxattr(where):
