@@ -20,9 +20,9 @@ class DiskWorker:
         return self._calls.qsize()
 
     def put(self, work: Callable[..., None], *arguments: object) -> bool:
-        """Queue a call for the thread, which is started if there is none. Return False if it cannot start.
+        """Queue a call for the thread, which is started if there is none. Return False if the thread cannot start.
 
-        Then the user may have no process to spare, and a later call tries again.
+        The call is then not queued. The user may have no process to spare, and a later call tries again.
         """
         if self._thread is None:
             thread = Thread(target=self._run, daemon=True)

@@ -31,7 +31,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def closing(fd: int) -> Iterator[int]:
-    """Close a descriptor at the end of the `with` block."""
+    """Yield a descriptor, and close it at the end of the `with` block."""
     try:
         yield fd
     finally:
@@ -39,7 +39,10 @@ def closing(fd: int) -> Iterator[int]:
 
 
 def resolve(root: str) -> str:
-    """Return conf.py's ROOT_DIR as an absolute path; in a sticky directory of root, the folder of this user's uid in it."""
+    """Return conf.py's ROOT_DIR as an absolute path. If it is a sticky directory of root (/tmp), add a folder named by the uid.
+
+    For root itself nothing is added.
+    """
     path = os.path.normpath(os.path.expanduser(root))
     if os.path.isdir(path):
         info = os.stat(path)
@@ -77,7 +80,7 @@ def is_own_dir(path: str) -> bool:
 def make_dir(parent: str, *names: str) -> str:
     """Create the folders parent/names... that are missing (0700), and return the path of the last one.
 
-    Raises PreflightError if one of them is a link or no directory of this user.
+    Raises PreflightError if one of them is a link or no directory of this user; OSError. In a pod they may belong to root.
     """
     path = parent
     for name in names:
@@ -91,7 +94,10 @@ def make_dir(parent: str, *names: str) -> str:
 
 
 def make_job_dir(path: str) -> int:
-    """Create a job's directory with the marker, and return its descriptor. Raises UsageError if it exists, PreflightError."""
+    """Create a job's directory with the marker, and the folder above it if missing, and return the directory's descriptor.
+
+    Raises UsageError if it exists, PreflightError if it cannot be created; then nothing of it is left.
+    """
     make_dir(os.path.dirname(os.path.dirname(path)), os.path.basename(os.path.dirname(path)))
     try:
         os.mkdir(path, 0o700)
@@ -142,7 +148,7 @@ def exists(path: str) -> bool:
 
 
 def is_ours(path: str) -> bool:
-    """Check whether a path is a job's directory: see open_job_dir()."""
+    """Check whether a path is a job's directory: no link, of this user, with the tool's marker."""
     with contextlib.suppress(NotFound):
         os.close(open_job_dir(path))
         return True
@@ -188,7 +194,10 @@ def _open_parent(directory: int, name: str, make: bool) -> Iterator[int]:
 
 
 def create(directory: int, name: str, data: bytes = b"", exclusive: bool = True) -> None:
-    """Create a file below `directory`, 0600, and write `data`. Raises OSError if it exists; exclusive=False: it is replaced."""
+    """Create a file below `directory`, 0600, with the folders that are missing, and write `data`.
+
+    Raises OSError if it exists; with exclusive=False it is replaced.
+    """
     with _open_parent(directory, name, make=True) as parent:
         last = name.split("/")[-1]
         if not exclusive:
@@ -212,7 +221,10 @@ def open_append(directory: int, name: str, make: bool = True) -> int:
 
 
 def open_new(directory: int, name: str) -> int:
-    """Create a file below `directory`, 0600, for reading and writing. Raises OSError if there is something of this name."""
+    """Create a file below `directory`, 0600, with the folders that are missing, and open it for reading and writing.
+
+    Raises OSError if there is anything of this name.
+    """
     with _open_parent(directory, name, make=True) as parent:
         return os.open(name.split("/")[-1], _NEW & ~os.O_WRONLY | os.O_RDWR, 0o600, dir_fd=parent)
 
@@ -240,7 +252,7 @@ def _require_regular(fd: int, name: str) -> int:
 
 
 def read_file(path: str) -> bytes:
-    """Read a regular file by its path. Raises OSError."""
+    """Read a whole regular file by its path. Raises OSError, also for a link or another kind of file."""
     with open(open_file(path), "rb") as file:
         return file.read()
 
@@ -301,7 +313,7 @@ def replace(path: str, data: bytes, durable: bool) -> None:
 
 
 def share(source: int, file: int, at: int) -> bool:
-    """Clone all blocks of `source` into `file` from `at` on; False if the file system cannot do this."""
+    """Clone all blocks of `source` into `file`, from the offset `at` on; return False if the file system cannot do this."""
     try:
         fcntl.ioctl(file, _FICLONERANGE, struct.pack("qQQQ", source, 0, 0, at))
     except OSError:
@@ -310,7 +322,7 @@ def share(source: int, file: int, at: int) -> bool:
 
 
 class Journal:
-    """An append-only file of lines. A full disk never stops the writer: lines wait in memory, bounded."""
+    """An append-only file of lines, with its descriptor. A full disk never stops the writer: lines wait in memory, bounded."""
 
     _MOST = 10_000
     _BATCH = 500
@@ -322,17 +334,17 @@ class Journal:
         self._torn = os.fstat(fd).st_size > 0
 
     def write(self, *values: object) -> None:
-        """Append each value as a line of JSON."""
+        """Append each value as a line of JSON, as lines() does."""
         self.lines([json.dumps(value, separators=(",", ":")).encode() for value in values])
 
     def lines(self, lines: Iterable[bytes]) -> None:
-        """Queue lines, 10,000 at most, and write them."""
+        """Queue lines, and write as many as the disk takes now. Of more than 10,000 queued lines the last ones are dropped."""
         self._waiting += (line + b"\n" for line in lines)
         del self._waiting[self._MOST :]
         self.flush()
 
     def flush(self) -> None:
-        """Write the queued lines, until the disk takes no more. After a torn line the next one starts on its own."""
+        """Write the queued lines, until the disk takes no more. After a torn line, begin with a newline."""
         while self._waiting:
             data = b"\n" * self._torn + b"".join(self._waiting[: self._BATCH])
             try:
@@ -356,7 +368,7 @@ class Journal:
 def remove_tree(path: str) -> int:
     """Remove a directory with a marker, of this user, without following links; return the bytes freed.
 
-    Raises NotFound for another directory, PreflightError if something is mounted in it, or it cannot be removed.
+    Raises NotFound for another directory, PreflightError if something is mounted at it or in it, or it cannot be removed.
     """
     fd = open_job_dir(path)
     try:
@@ -372,9 +384,9 @@ def remove_tree(path: str) -> int:
 
 
 def _remove_content(fd: int, path: str, device: int) -> int:
-    """Remove what is in a directory, and return the bytes freed. path: for messages. device: that of its file system.
+    """Remove what is in a directory, the tool's own folder last, and return the bytes freed. path: for messages.
 
-    Raises PreflightError for a folder of another file system.
+    device: that of its file system. Raises PreflightError for a folder of another file system, OSError.
     """
     freed = 0
     with os.scandir(fd) as entries:

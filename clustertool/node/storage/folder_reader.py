@@ -22,7 +22,7 @@ def tree(node: NodeContext, request: FolderRequest) -> TreeAnswer:
     """List all that is in a folder and below: {entries: [path, kind, executable, mtime in ns, size, link, ctime in ns]}.
 
     Contains files, folders and links; a folder below that cannot be read has a further entry of the kind unreadable, with the
-    reason as its target. Raises NotFound, DispatchError.
+    reason as its link. Raises NotFound; DispatchError if the folder itself cannot be read.
     """
     folder = request["dir"]
     if not os.path.isdir(folder):
@@ -56,7 +56,7 @@ def tree(node: NodeContext, request: FolderRequest) -> TreeAnswer:
 
 
 def find_file(node: NodeContext, request: FileRequest) -> FileAnswer:
-    """Describe a regular file of the folder, or the one to which a link leads inside of it. Raises NotFound for others."""
+    """Describe a regular file of a folder, or the one to which a link leads inside of it. Raises NotFound for anything else."""
     folder = os.path.realpath(request["dir"])
     found = os.path.realpath(os.path.join(folder, request["path"]))
     try:
@@ -77,7 +77,7 @@ def find_file(node: NodeContext, request: FileRequest) -> FileAnswer:
 
 
 def content(node: NodeContext, request: ContentRequest) -> ContentAnswer:
-    """Read up to 512 KiB of a file from an offset: {data: in base64, last: whether none follow}. Raises DispatchError."""
+    """Read up to 512 KiB of a file from an offset: {data: in base64, last: whether no bytes follow}. Raises DispatchError."""
     path, at = request["path"], request["at"]
     try:
         with files.closing(files.open_file(os.path.join(request["dir"], path))) as fd:

@@ -110,9 +110,9 @@ class Store:
         return [name for name, size in wanted.items() if name not in here or here[name].st_size != size]
 
     def volatile(self, wanted: Container[str]) -> Set[str]:
-        """Find those of `wanted` that are younger than an hour and in no release: a crash may take them. Raises OSError.
+        """Find those of `wanted` that are younger than an hour and in no release: a crash of the machine may lose their bytes.
 
-        They come from a dispatch that was interrupted.
+        They come from a dispatch that was interrupted. Raises OSError; if the releases cannot be read, all young ones count.
         """
         now = time.time()
         young = {name for name, info in self._stat_pieces(wanted).items() if now - info.st_mtime < _STALE}
@@ -143,11 +143,15 @@ class Store:
         return os.open(os.path.join(self.top, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def read(self, name: str) -> bytes:
+        """Read the bytes of a piece. Raises OSError."""
         with open(self.open(name), "rb") as file:
             return file.read()
 
     def small(self, file: manifest.File) -> bytes:
-        """Return the bytes of a file that is in a pack. The pack that was read last is kept. Raises OSError, WrongPiece."""
+        """Return the bytes of a file that is in a pack, and keep the pack in memory for the next file.
+
+        Raises OSError, and WrongPiece if the pack's bytes do not match its name.
+        """
         if self._pack[0] != file.pack:
             pack = self.read(file.pack)
             if manifest.name_of(pack) != file.pack:
@@ -166,7 +170,10 @@ class Store:
             return file.read()
 
     def sync(self, name: str) -> None:
-        """Write a piece to the disk. Raises OSError, also for what the disk refused earlier."""
+        """Write what the system has in memory of a piece to the disk.
+
+        Raises OSError, also for what the disk refused earlier.
+        """
         with files.closing(self.open(name)) as fd:
             files.sync(fd)
 
@@ -187,15 +194,16 @@ class Store:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """Lock the store against prune() during the `with` block."""
+        """Lock the store against prune() during the `with` block; several processes may do so at the same time."""
         with _lock(self.releases, fcntl.LOCK_SH):
             yield
 
     def prune(self) -> None:
         """Remove old releases and images, pieces that only they had, and incomplete files older than an hour.
 
-        The newest releases stay, and those of queued jobs; a job that has started has its own copy. Does nothing if the
-        store is in use. Where the file system has no locks, other dispatches may be running: then young pieces stay.
+        The four newest releases stay, and those of queued jobs; a job that has started has its own copy. Of images stay those
+        that were used in the last seven days. Does nothing if the store is in use. Where the file system has no locks, other
+        dispatches may be running: then pieces younger than an hour stay.
         """
         names = _by_age(self.releases)
         with contextlib.suppress(OSError), _lock(self.releases, fcntl.LOCK_EX | fcntl.LOCK_NB) as locked:
@@ -266,7 +274,7 @@ def damaged(release: str) -> DispatchError:
 
 
 def _by_age(top: str) -> List[str]:
-    """List the releases (and directories of an older version of the tool), the oldest first, with *.part older than an hour."""
+    """List the releases (and directories of an older version of the tool), the oldest first; *.part only after an hour."""
     found = []
     for name in os.listdir(top):
         if name == "lock":
@@ -278,7 +286,7 @@ def _by_age(top: str) -> List[str]:
 
 
 def remove(path: str) -> None:
-    """Remove a file or a folder; leave a folder in which something is mounted."""
+    """Remove a file or a folder; leave a folder in which something is mounted. Raises OSError for a file."""
     if os.path.isdir(path) and not os.path.islink(path):
         if not mounts.mount_points_below(path):
             shutil.rmtree(path, ignore_errors=True)

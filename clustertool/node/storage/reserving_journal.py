@@ -12,7 +12,7 @@ _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 
 
 class ReservingJournal(Journal):
-    """`ahead`: bytes that are reserved on the disk while the journal is open, from its end on."""
+    """A journal with room reserved on the disk while it is open: `ahead` bytes, from its end on."""
 
     def __init__(self, fd: int, ahead: int) -> None:
         super().__init__(fd)
@@ -27,7 +27,7 @@ class ReservingJournal(Journal):
             self._reserve_room()
 
     def close(self, durable: bool = False) -> None:
-        """Write the queued lines, free the rest of the room, and close the file."""
+        """Write the queued lines, free the rest of the reserved room, and close the file. durable: as of Journal."""
         self.flush()
         if self._reserved:  # no other process writes here meanwhile: this frees blocks, and no line
             with contextlib.suppress(OSError):

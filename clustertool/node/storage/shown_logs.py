@@ -35,7 +35,7 @@ def show(spec: Spec) -> None:
 def _show_in(folder: str, spec: Spec) -> None:
     """Make `folder` a link to the job's log/, or put links to the logs into it if it is a folder or several nodes may share it.
 
-    Ignores OSError.
+    In the second case clear() comes first. Ignores OSError.
     """
     job_paths = JobPaths.at(spec["job_dir"])
     outside = os.path.isabs(spec["log_dir"]) and len(spec["header"]["nodes"]) > 1
@@ -86,7 +86,7 @@ def is_of_job(path: str, job: str = "") -> bool:
 def clear(folder: str, job: str = "") -> None:
     """Remove links to jobs from a folder, and rename other files with names of logs to *.old; leave links to `job`.
 
-    Other nodes may link that at the same time. Raises OSError.
+    Another node may put links to `job` there at the same time: they stay, too. Raises OSError.
     """
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)

@@ -37,7 +37,10 @@ _OUTPUT = 8 << 10  # bytes of the output of a job's start
 
 
 def submit(node: NodeContext, request: requests.SubmitRequest) -> answers.Answer:
-    """Create a job's folder with the files of the request. Raises UsageError if it exists, PreflightError on an error."""
+    """Create a job's folder with the files of the request and submission.json.
+
+    Raises UsageError if it exists, PreflightError if it cannot be written; then nothing of it is left.
+    """
     about = request["about"]
     path = _queue_path(node.root, about["job"])
     files.make_root(node.root)
@@ -154,7 +157,7 @@ def _read_submission(path: str, job: str) -> Optional[answers.SubmittedJob]:
 
 
 def _has_right_types(found: Mapping[str, object]) -> bool:
-    """Check the types of the fields: one of a wrong type would make the whole answer invalid, and so hide other jobs."""
+    """Check types and limits of the fields: a wrong one would make the whole answer invalid, and so hide other jobs."""
     texts = all(isinstance(found.get(name), str) for name in _TEXTS)
     nodes, created = found.get("nodes"), found.get("created")
     counted = isinstance(nodes, int) and not isinstance(nodes, bool) and 0 <= nodes <= _MOST_NODES

@@ -17,7 +17,7 @@ _NO_RANGE = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EB
 
 
 def has_files(folder: str) -> bool:
-    """Check whether a path is a folder, or a link to one, that is not empty."""
+    """Check whether a path is a folder, or a link to one, that is not empty; False if it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             return next(entries, None) is not None
