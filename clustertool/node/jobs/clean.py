@@ -25,9 +25,10 @@ _RUNS = -1  # the size of a job that is not removed because it runs
 
 
 def clean(node: NodeContext, request: CleanRequest) -> CleanAnswer:
-    """Remove the ended jobs that the request names, or all that are older than its limit, and count the bytes freed.
+    """Remove the ended jobs that the request names, or all, if they are older than its limit; count the bytes freed.
 
-    Jobs of which something lives are listed as running; jobs with an error stay and are listed with it.
+    Jobs in `spare` are left out. Jobs of which something lives are listed as running; jobs with an error stay and are listed
+    with it. With `dry` nothing is removed.
     """
     removed: List[str] = []
     running: List[str] = []
@@ -54,9 +55,10 @@ def clean(node: NodeContext, request: CleanRequest) -> CleanAnswer:
 
 
 def _clean_one(record: Record, request: CleanRequest) -> Optional[int]:
-    """Remove a job, and return the bytes freed (0 in a dry run); None for one that is too young, _RUNS for one that lives.
+    """Remove a job's containers, the links to it, its directory and its entry, and return the bytes freed; 0 in a dry run.
 
-    Raises ClustertoolError.
+    Of a named job of another machine without a directory, only the entry is removed. Returns None for a job that is too young,
+    _RUNS for one that lives. Raises ClustertoolError.
     """
     if request.get("exact") and record.other_machine() and not os.path.lexists(record.paths.dir):
         if not request.get("dry"):  # the user has removed its directory and names it: only the ledger's copy is left
@@ -79,7 +81,10 @@ def _clean_one(record: Record, request: CleanRequest) -> Optional[int]:
 
 
 def _remove_links(record: Record) -> None:
-    """Remove the links from a job's working directory to its directory, which is removed next; ignore errors."""
+    """Remove the links to a job's logs and nodefile from its working directory; ignore errors.
+
+    The directory to which they lead is removed next.
+    """
     with contextlib.suppress(OSError, ValueError, KeyError, NotFound):
         with files.closing(files.open_job_dir(record.paths.dir)) as job:
             spec = json.loads(files.read(job, f"{OURS}/spec.json"))

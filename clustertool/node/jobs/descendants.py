@@ -20,7 +20,7 @@ _FEW = 100  # threads of all members together
 
 
 class Descendants:
-    """The living descendants of a supervisor, which are recorded on disk.
+    """The living descendants of a supervisor, its members, which it records in a file of the job.
 
     spare: the pids of children that are no members: the guard and the gauge. others: processes of the job that are no
     descendants, since a daemon has started them; what they start are members, too.
@@ -43,7 +43,10 @@ class Descendants:
         return list(self._members.values())
 
     def living(self) -> List[Process]:
-        """Find the members that live now, with `others` and their descendants, by the kernel's lists; record new ones."""
+        """Find the members that live now: all descendants but `spare`, and `others` with theirs.
+
+        Record new ones, drop dead others.
+        """
         found = [process for process in processes.descendants(self.head.pid) if process.pid not in self.spare]
         self.others = {process for process in self.others if processes.alive(process)}
         for other in self.others.difference(found):
@@ -70,7 +73,7 @@ class Descendants:
             self.living()
 
     def _add_newcomers(self) -> None:
-        """Find and record new members among the pids that are new on this machine, for members with many threads.
+        """Find and record new members among the pids that are new on this machine, and drop ended ones: for many threads.
 
         A new process is read twice, since its parent may end during the first time.
         """
@@ -95,6 +98,7 @@ class Descendants:
         self._book.lines([b"%d %d" % process])
 
     def close(self) -> None:
+        """Close the file."""
         self._book.close()
 
     def write_down(self, found: Iterable[Process]) -> None:
@@ -138,7 +142,8 @@ def recorded(job: int) -> List[Process]:
 class JobSearch:
     """A search for the processes of a job on a node: those that are known or have its marker, and their children.
 
-    `known`: processes of the job, alive or not; `mark`: its marker in their environment."""
+    known: processes of the job, alive or not. mark: its marker in their environment.
+    """
 
     def __init__(self, known: Iterable[Process], mark: str) -> None:
         self.known = set(known)

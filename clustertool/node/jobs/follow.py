@@ -33,7 +33,7 @@ _PIECES = 8  # pieces handed on in one turn
 
 
 class Follower:
-    """Reads the events and logs of one job: pieces() yields the frames that are there now, `ended` is set after the last one.
+    """A reader of one job's events and logs: pieces() yields the frames that are there now, `ended` is set after the last one.
 
     request: logs "all", a role or [[role, rank], ...]; file: instead of logs, one file in log/; offsets {log name: bytes to
     skip}; tail: lines from the end or null; since: only lines that were written at this time or later; follow: false reads what
@@ -88,7 +88,10 @@ class Follower:
             time.sleep(_POLL)
 
     def pieces(self) -> Iterator[Tuple[StreamFrame, bytes]]:
-        """Yield frames of new events and of the next piece of each log; at the end a frame "end", and set `ended`."""
+        """Yield frames of new events and of the next piece of each log; at the end a frame "end", and set `ended`.
+
+        With by_time, up to eight pieces in the order in which they were written, as far as that is recorded.
+        """
         # Tested before the last read, which contains everything before.
         last = not self._request.get("follow", True) or self._orphaned()
         yield from self._read_events()
@@ -220,7 +223,11 @@ class Follower:
                     yield {**header, "t": t - self._skew}, data
 
     def _orphaned(self) -> bool:
-        """Check whether supervisor and guard have ended without a last event; every 0.5 s, or 3 s on a shared disk."""
+        """Check whether supervisor and guard have ended without a last event; once True, it stays True.
+
+        Tests that each 0.5 s, or 3 s for the record of another node, whose files it refreshes; meanwhile returns the last
+        result.
+        """
         now = time.monotonic()
         if not self._gone and now >= self._check_at:
             self._check_at = now + (_CHECK_EVERY if self._record.here else _REFRESH)
@@ -239,6 +246,7 @@ class Follower:
                 os.close(files.open_read(self._job, name))
 
     def close(self) -> None:
+        """Close the logs, the events and the job's directory."""
         for log, _ in self._logs.values():
             log.close()
         for fd in (self._events, self._job):

@@ -44,7 +44,10 @@ class JobProcesses:
         return self._entry
 
     def events(self) -> List[Event]:
-        """Read all events; if the first one is missing, since a program has emptied the file, after those of the ledger."""
+        """Read all events.
+
+        If the event "job" is missing, since a program has emptied the file, put those of the ledger first.
+        """
         found: List[Event] = []
         with contextlib.suppress(OSError):
             found = read_events(files.read_file(self.paths.events).split(b"\n"))

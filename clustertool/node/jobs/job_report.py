@@ -42,7 +42,7 @@ _LONGEST = 2000  # characters of a command
 
 
 def status(node: NodeContext, request: requests.JobRequest) -> answers.StatusAnswer:
-    """Collect all events of a job on this node, its ranks' progress, and CPU and memory of its living processes.
+    """Collect all events of a job on this node, its ranks' progress, its heartbeat, and CPU and memory of its living processes.
 
     A job that was only placed has one event.
     """
@@ -122,7 +122,7 @@ def _read_usage_lines(job: int) -> _Lines:
 
 
 def _machine_curve(lines: _Lines, points: int) -> answers.MachineCurve:
-    """Build the curve of the machine. rows: (time, busy CPU seconds, bytes used)."""
+    """Build the curve of the machine, of up to `points` rows: (time, busy CPU seconds, bytes used)."""
     rows: List[usage.Row] = []
     cores = total = 0
     for line in lines:
@@ -132,7 +132,7 @@ def _machine_curve(lines: _Lines, points: int) -> answers.MachineCurve:
 
 
 def _card_curves(lines: _Lines, points: int) -> List[answers.CardCurve]:
-    """Build a curve for each card. rows: (time, utilisation in percent, bytes used)."""
+    """Build a curve for each card, of up to `points` rows: (time, utilisation in percent, bytes used)."""
     rows: Dict[int, List[usage.Row]] = {}
     totals: Dict[int, int] = {}
     for line in lines:
@@ -148,9 +148,9 @@ def _card_curves(lines: _Lines, points: int) -> List[answers.CardCurve]:
 def _rank_curves(
     record: Record, job: int, lines: _Lines, attempts: Mapping[Key, int], points: int
 ) -> List[answers.RankCurve]:
-    """Build a curve for each rank. rows: (time, CPU seconds, bytes resident, processes).
+    """Build a curve for each rank, of up to `points` rows: (time, CPU seconds, bytes resident, processes).
 
-    progress, of the last attempt: (time, epoch, step).
+    Each has the size of the last attempt's log, and its progress: (time, epoch, step).
     """
     rows: Dict[Key, List[usage.Row]] = {key: [] for key in attempts}
     sizes: Dict[Key, List[Tuple[float, int]]] = {key: [] for key in attempts}
@@ -199,7 +199,10 @@ def _log_curve(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> answe
 
 
 def _read_log_ends(record: Record, job: int, ranks: Sequence[ProcessStatus]) -> List[Tuple[str, int, str]]:
-    """Read the ends of logs, [role, rank, text]: 400 lines of the first four failed ranks, three lines of the others."""
+    """Read the ends of logs, [role, rank, text]: 400 lines of the first four failed ranks, three lines of the others.
+
+    At most 64 KiB, or 1 KiB. Logs that cannot be read are left out.
+    """
     failed = sorted((rank for rank in ranks if rank.state is RankState.FAILED), key=lambda rank: rank.since)[:_FAILED]
     found: List[Tuple[str, int, str]] = []
     for rank in ranks:

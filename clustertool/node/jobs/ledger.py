@@ -64,7 +64,7 @@ class Ledger:
     def note(self, kind: str, fields: Mapping[str, object]) -> None:
         """Store an event of a supervisor, guard, gauge or the end in the entry, and write it; ignore other events.
 
-        If the disk is full it is lost: events.jsonl has it too.
+        An error of the disk is ignored: events.jsonl has the event too.
         """
         if kind in CARETAKERS:
             self._entry[kind] = [fields["pid"], fields["start"]]
@@ -124,9 +124,9 @@ def jobs(base: str) -> List[str]:
 
 
 def names(base: str, job: str) -> Dict[str, bool]:
-    """Find the jobs below `base`: True for one whose directory has the tool's marker, False for one with only an entry.
+    """Map the id of each job below `base` to whether its directory has the tool's marker; False: it has only an entry.
 
-    job: only this one; "" for all. Raises PreflightError if `base` cannot be read.
+    job: only this one; "" for all. {} if `base` does not exist. Raises PreflightError if it cannot be read.
     """
     try:
         found = os.listdir(base)

@@ -83,7 +83,10 @@ class LiveSampler:
         }
 
     def _list_jobs(self) -> None:
-        """List the node's jobs again if a job directory was added or removed, or after 10 s."""
+        """Find the node's jobs again if a job directory was added or removed, or after 10 s; keep the state of known ones.
+
+        Jobs of another machine, and those whose records cannot be used, are left out.
+        """
         places, now = _places(self._root), time.monotonic()
         if places == self._places and now < self._again:
             return
@@ -117,7 +120,7 @@ class _SampledJob:
         self._reset()
 
     def _reset(self) -> None:
-        """Forget the status, since other ranks begin."""
+        """Begin with a new status without ranks, and count the samples anew."""
         self._status = JobStatus()
         self._here = self._status.nodes[self.record.node] = NodeStatus(self.record.node)
         self._samples = -1
@@ -155,7 +158,10 @@ class _SampledJob:
         return sample
 
     def _read_events(self) -> None:
-        """Apply the events that are new since the last call to header, membership and status; ignore malformed ones."""
+        """Apply the events that are new since the last call to header, membership and status; ignore malformed ones.
+
+        A new epoch of an elastic job resets the status.
+        """
         with contextlib.suppress(OSError):
             with open(self.record.paths.events, "rb") as file:
                 file.seek(self._at)

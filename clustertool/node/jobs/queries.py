@@ -34,7 +34,8 @@ _FOREIGN = 100  # orphans below other ROOT_DIRs
 def ranks_left(record: Record, part: NodePart, found: Mapping[str, Remains]) -> List[RankKey]:
     """Return the ranks of which a process lives on this node although supervisor and guard have ended.
 
-    All ranks, if only recorded processes live that have no mark. found: of find_living().
+    All ranks, if only recorded processes live that have no mark; none of a job that starts, runs or was recorded as clean.
+    found: of find_living().
     """
     if isinstance(record, OrphanRecord):
         return sorted(record.remains.ranks)
@@ -67,15 +68,19 @@ class OrphanRecord(Record):
         self.remains = remains
 
     def own(self) -> NodeRecord:
+        """Return an empty record: there are no events."""
         return NodeRecord()
 
     def last(self) -> NodeRecord:
+        """Return an empty record: there are no events."""
         return NodeRecord()
 
     def key(self) -> Key:
+        """Return the mark of the processes; whether this node coordinates is not known, and counts as False."""
         return Key(self.remains.mark, False)
 
     def blank(self) -> bool:
+        """Return False: processes of the job live, so it has started."""
         return False
 
     def supervised(self, own: Optional[NodeRecord] = None) -> bool:
@@ -83,7 +88,10 @@ class OrphanRecord(Record):
         return False
 
     def process(self, kind: str, own: Optional[CaretakerRecord] = None) -> Optional[Process]:
-        """Find a caretaker by its name: a supervisor among the parents of the job's processes, others as its children."""
+        """Find a caretaker by its process name: a supervisor among the parents of the job's processes, others as its children.
+
+        Returns None if there is none.
+        """
         parents = {getattr(processes.stat(process.pid), "parent", 0) for process in self.remains.processes}
         heads = [pid for pid in parents if processes.named(pid)[0] == f"ct-{CARETAKERS[0]}"]
         near = heads if kind == CARETAKERS[0] else [child for pid in heads for child in processes.children(pid)]
@@ -105,7 +113,10 @@ def records(node: NodeContext, request: requests.JobRequest) -> List[Record]:
 
 
 def records_and_orphans(node: NodeContext, request: requests.JobRequest) -> List[Record]:
-    """Find the records that the request names, and an OrphanRecord for each job that has only processes here."""
+    """Find the records that the request names, and an OrphanRecord for each job that has only processes here.
+
+    For the folder of another node (base) there are no orphans.
+    """
     found = records(node, request)
     return found if node.base is not None else [*found, *_find_orphans(node, request, remains.find_living())]
 

@@ -32,7 +32,10 @@ _LATEST = 1e11  # seconds since the epoch; the laptop refuses a later time
 
 
 class RankProgress(NamedTuple):
-    """`output`: when the log was written last (or made, if it is empty), by this node's clock."""
+    """The newest epoch and step in a log, None if it has none.
+
+    output: when the log was written last (or made, if it is empty), by this node's clock.
+    """
 
     epoch: Optional[float]
     step: Optional[float]
@@ -50,7 +53,10 @@ NO_RECORD = RecordedSize(0, False)
 
 
 class RankLog:
-    """A log that is open for reading. `base`: how many of its bytes are in the second file. `at`: the position of read()."""
+    """A log that is open for reading, with the second file, which has what the program has truncated.
+
+    base: how many of its bytes are in the second file. at: the position of read().
+    """
 
     def __init__(self, job: int, name: str, shown: bool = False) -> None:
         """Open a log. job: the descriptor of the job's directory. name: JobPaths.log.
@@ -88,7 +94,10 @@ class RankLog:
             self.base = about.st_size if about.st_mode & stat.S_IRUSR else self.base
 
     def read(self, most: int) -> bytes:
-        """Return up to `most` bytes from `at`, and move `at` on; b"" at the end, and for up to 2 s after a truncation."""
+        """Return up to `most` bytes from `at`, and move `at` on; b"" at the end, and for up to 2 s after a truncation.
+
+        If the second file appears only now, returns its last 256 KiB at most, instead.
+        """
         before, truncated = self.base, self.truncated()
         self.refresh()
         if truncated:
@@ -165,7 +174,7 @@ def progress(job: int, log: str, most: int) -> Optional[RankProgress]:
 
 
 def tail_offset(log: RankLog, lines: int) -> int:
-    """Return the offset at which the last `lines` lines of a log begin; 0 if it has fewer."""
+    """Return the offset at which the last `lines` lines of a log begin; 0 if it has fewer, its end for 0 lines."""
     end = log.size()
     if lines <= 0:
         return end

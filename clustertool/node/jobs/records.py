@@ -45,7 +45,7 @@ _PROOF = "ask the engine whether the job has ended"
 
 
 class Record(JobProcesses):
-    """One job on this node. `header` is its first event; `trouble` is why its records cannot be used, or "".
+    """One job on this node. `header` is its first event; `trouble` is why its records cannot be used, or None.
 
     here: its processes are, or were, processes of this machine. See SharedRecord for others.
     """
@@ -56,7 +56,8 @@ class Record(JobProcesses):
     def read(cls, base: str, job: str) -> Record:
         """Read the header of a job, and build its record. An unknown format becomes the record's `trouble`.
 
-        The header is the first event, or from spec.json or the ledger, and is {} if none has it.
+        The header is the first event, else that of spec.json, else of the ledger, else {}. For an elastic job that of the
+        ledger comes first: a later epoch may have other nodes.
         """
         paths = JobPaths(base, job)
         trouble = None
@@ -73,6 +74,7 @@ class Record(JobProcesses):
 
     @property
     def node(self) -> int:
+        """The index of this node in the job; 0 if it is not known."""
         return self.header.get("node", 0)
 
     @property
@@ -139,7 +141,7 @@ class Record(JobProcesses):
         return None
 
     def container(self) -> Optional[RuntimeSpec]:
-        """Read the runtime and its program of the job's containers; None if its ranks ran in none."""
+        """Read the runtime and its program of the job's containers; None if its ranks ran in none, or this is damaged."""
         found = self.entry.get("container") or _read_spec(self.paths).get("container") or {}
         with contextlib.suppress(KeyError, TypeError):
             runtime, program = str(found["runtime"]), str(found["program"])
@@ -164,7 +166,7 @@ class Record(JobProcesses):
         return "" if own.boot and recorded_here(own.boot, own.space) else name
 
     def unknown(self) -> str:
-        """Describe why it cannot be known from here whether it runs; "" if it can.
+        """Describe why it cannot be known from here whether the job runs; "" if it can, and after the event "clean".
 
         Reasons: trouble with the records, another machine, or damaged records without a mark.
         """
@@ -247,7 +249,8 @@ def find(root: str, entry: str, hostname: str, job: str = "", exact: bool = Fals
     """Find the records of this node below ROOT_DIR, newest first. entry: how conf.py names this node, user@host:port.
 
     Other nodes may see the same ROOT_DIR: a node's own record is the one made for its entry, or else for its host name. job:
-    what a user calls the jobs (see can_mean()), "" for all; exact: an id.
+    what a user calls the jobs (see can_mean()), "" for all; exact: an id. Removes stale entries of the ledger, and restores
+    markers.
     """
     own: List[Record] = []
     by_name: Dict[str, Record] = {}
@@ -399,6 +402,7 @@ class SharedRecord(Record):
         return beat is not None and beat < _RECENT and own.ended is None and not own.clean
 
     def other_machine(self) -> str:
+        """Return "": whatever host name the record has, its state is read from the shared files."""
         return ""
 
     def unknown(self) -> str:
@@ -437,9 +441,9 @@ def list_bases(node: NodeContext, request: NoFields) -> BasesAnswer:
 
 
 def find_shared(root: str, base: str, job: str, exact: bool) -> List[Record]:
-    """Find the records below a base, newest first; job, exact: see find(). Writes nothing.
+    """Find the records below a base, newest first, with the node's number of the base's name. job, exact: see find().
 
-    Raises NotFound, PreflightError.
+    Writes nothing. Raises NotFound, PreflightError.
     """
     records = _records_of_base(_base_path(root, base), job if exact else "")
     found = [record for record in records if exact or record.called(job)]

@@ -1,7 +1,7 @@
 """This module finds processes of jobs that no supervisor ends any more: what a job has left on its node, and orphans.
 
 A process names its job, the job's directory and its rank by its environment. It is an orphan only if this directory does not
-exist, or has no record of the job: a program has removed it, and so no record leads to the process. orphan_record.py has what
+exist, or has no record of the job: a program has removed it, and so no record leads to the process. queries.OrphanRecord
 stands for such a record. Each probe imports this module, and so it needs neither the records nor the fold of their events.
 """
 

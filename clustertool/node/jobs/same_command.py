@@ -31,9 +31,11 @@ _Entry = Tuple[str, str, int, bool, int, int]  # command, starter, at, start, pi
 
 
 def enter(node: NodeContext, request: SameCommandRequest) -> SameCommandAnswer:
-    """Enter a command, unless an equal one from another machine goes before it, by the table above; return that one's starter.
+    """Enter a command on this node, unless an equal one that was typed on another machine goes before it.
 
-    The answer has an empty starter if this command was entered, and the job if the other one's job runs. Raises PreflightError.
+    That is a command whose job runs, that has asked for its start, or that is earlier in the list of nodes when this one asks
+    for its start. Answers its starter, and the job if that runs; both are "" if this command was entered. Entries whose agent
+    has ended are removed. Raises PreflightError.
     """
     command, starter = request["command"], request["starter"]
     own = processes.identify(os.getpid())

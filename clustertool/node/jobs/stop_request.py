@@ -161,7 +161,7 @@ def _just_stopped(record: Record) -> bool:
 class _Left:
     """What there is of a job on this node: supervisor and guard if they live, and a search that finds the rest.
 
-    `job`: the descriptor of its directory, -1 where a program has removed that or its marker.
+    As a context manager it opens the job's directory. job: its descriptor, -1 where a program has removed that or its marker.
     """
 
     def __init__(self, record: Record) -> None:
@@ -257,10 +257,10 @@ def _recorded_answer(record: Record) -> JobStop:
 
 
 def _take_over(left: _Left, by: str, grace: float) -> JobStop:
-    """End a job whose supervisor is dead or frozen: kill supervisor and guard, then end all processes, and record both.
+    """End a job whose supervisor is dead or frozen: kill supervisor and guard, end all processes, and remove containers.
 
-    The supervisor is ended first, so that nothing is started again. A coordinator on another node records this node as lost
-    after its timeout: the key to inform it is on no disk.
+    Records the loss of the supervisor and the end. The supervisor is ended first, so that nothing is started again. A
+    coordinator on another node records this node as lost after its timeout: the key to inform it is on no disk.
     """
     left.search.living()
     for process in left.caretakers:

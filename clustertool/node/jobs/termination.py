@@ -30,7 +30,7 @@ _OF_SIGNALS = (128 + signal.SIGTERM, 128 + signal.SIGKILL)  # exit codes of a sh
 
 
 class Termination:
-    """Ends processes by TERM and KILL. Call turn() until it returns the survivors.
+    """The end of processes by TERM and KILL. Call turn() until it returns the survivors.
 
     living: finds the processes. mark: the job's marker. Without a `grace` there is only KILL. term_after: seconds until TERM; a
     sender that signals all processes has sent it, or will before that. patience: seconds of KILL after which what still lives
@@ -98,9 +98,9 @@ class Termination:
         return pid in self._mains or not (main in living if main else self._mains & living)
 
     def _find_main(self, pid: int, living: Set[int]) -> None:
-        """Record the main process above a process that is new, and above those between.
+        """Record for a new process, and new ones above it, which main process of a rank is above them, 0 for none.
 
-        It gets no TERM if one above it has got TERM, a main process excepted, or after half of the grace.
+        They get no TERM if a process above them has got it that is no main process, or if half of the grace is over.
         """
         below: List[int] = []
         while pid in living and pid not in self._above:
@@ -130,9 +130,10 @@ class Termination:
         self._kill_at, self._rest_at = min(self._kill_at, now + grace), min(self._rest_at, now + grace / 2)
 
     def turn(self, unreaped: bool = False) -> Optional[List[str]]:
-        """Send TERM or KILL to what is due. Return descriptions of the survivors once the end is over, else None.
+        """Send TERM or KILL to what is due. Return descriptions of the survivors ([]: none) once the end is over, else None.
 
-        unreaped: the supervisor has children, dead or missed by the search. The end waits until they are reaped.
+        Sets `quiet` when only helpers live. unreaped: the supervisor has children, dead or missed by the search. The end waits
+        until they are reaped.
         """
         now = time.monotonic()
         left = self._living()
@@ -272,7 +273,10 @@ class Sweep(JobSearch):
         session_folder.remove(self.mark)
 
     def _end_processes(self, grace: float, patience: float) -> List[str]:
-        """End all processes of the job, and wait for that. Return descriptions of the survivors."""
+        """End all processes of the job by TERM, and after the grace by KILL, and wait for that.
+
+        Return descriptions of survivors.
+        """
         spared, linger = (self._helpers, LINGER) if self._container else (tuple, 0.0)
         mains = [main.pid for main in self._mains if processes.alive(main)]
         termination = Termination(self.living, self.mark, grace, patience, spared, linger, mains=mains)
