@@ -33,24 +33,24 @@ class Allocation:
         """Do nothing; a subclass keeps `spare`, the supervisor's set of pids of children that are no processes of the job."""
 
     def ask(self, by: str, code: int) -> None:
-        """Begin to ask the engine why it ends the job, without waiting. by, code: the signal as text, and its exit code.
+        """Do nothing; a subclass begins to ask the engine why it ends the job, without waiting.
 
-        Without an allocation this does nothing.
+        by, code: the signal as text, and its exit code.
         """
 
     def turn(self) -> Optional[Outcome]:
-        """Return the outcome of the job, once, when the engine has answered or is late; else None."""
+        """Return None; a subclass returns the outcome of the job, once, when the engine has answered or is late."""
         return None
 
     def comes_back(self, outcome: Outcome) -> bool:
-        """Check whether the engine may start the job again after it has ended with `outcome`."""
+        """Return False; a subclass checks whether the engine may start the job again after it has ended with `outcome`."""
         return False
 
     def leave(self, end: End) -> str:
-        """Leave the allocation after the end of the job. Returns what went wrong, or "".
+        """Do nothing, and return ""; a subclass leaves the allocation after the end of the job, and returns what went wrong.
 
-        An engine's subclass makes the engine start the job again where an orderly end would prevent that, and gives the nodes
-        back where the engine would wait for a lost one.
+        It makes the engine start the job again where an orderly end would prevent that, and gives the nodes back where the
+        engine would wait for a lost one.
         """
         return ""
 

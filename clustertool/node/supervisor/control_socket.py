@@ -49,7 +49,7 @@ class UserRequests(NamedTuple):
     """What was requested on this node: the end of the job, and to release this node.
 
     by: what requested the end ("": not), with the exit code `code` and the state of the outcome. stop_at: when an agent has
-    requested that, by the clock of the machine (0.0: not). release: what requested the release ("": not).
+    requested that, by the clock of the machine (0.0: not). leave_by: what requested the release ("": not).
     """
 
     by: str = ""
@@ -175,6 +175,7 @@ class ControlSocket:
             raise PreflightError(what, fix) from None
 
     def wires(self) -> List[Union[socket.socket, ControlClient]]:
+        """List what the supervisor's loop waits for: the listening socket and all clients."""
         return [self._sock, *self._clients, *self._waiting.values()]
 
     def has_waiting_client(self, key: Waiting) -> bool:
@@ -245,6 +246,7 @@ class ControlSocket:
             self._clients.append(ControlClient(sock, peer.pid))
 
     def _close(self, client: ControlClient) -> None:
+        """Close a client, and forget it."""
         self._clients.remove(client)
         client.close()
 
@@ -281,7 +283,7 @@ def _compute_answer(message: Header, answer: Answer) -> Union[Tuple[Header, byte
 
 
 class LauncherRequests:
-    """Carries out the requests of mpirun's helpers: agents that start daemons, and wrappers of ranks.
+    """The handler of requests of mpirun's helpers: agents that start daemons, and wrappers of ranks.
 
     adopt: makes a process a rank of the supervisor, by key and pid, or raises ClustertoolError.
     """
@@ -319,7 +321,7 @@ class LauncherRequests:
         return _ACCEPTED, b""
 
     def turn(self, link: CoordinatorLink) -> None:
-        """Answer the wrappers whose ranks have ended without a failure, and the agents whose daemons have ended on any node."""
+        """Answer wrappers that came after their ranks had ended well, and agents whose daemons have ended on any node."""
         for key in self._ranks.launched.take_late():  # a rank may end before its wrapper has sent the request
             self.answer_wrapper(key)
         for exit in link.ended_daemons():
@@ -340,7 +342,10 @@ class LauncherRequests:
         self._control.resolve((request, *exit.key), answer)
 
     def may_have_ended(self, rank: LocalRank, exit: RankExit) -> bool:
-        """Check whether a rank ended a moment ago as those do that mpirun ends, and mpirun has not reported that yet."""
+        """Check whether a rank ended a moment ago as those do that mpirun ends, and mpirun may still report that.
+
+        False for a rank that mpirun has not started, and once it is known that mpirun has ended the rank.
+        """
         if not self._ranks.launched.starts(rank.key[0]) or self.has_ended(rank):
             return False
         return LaunchedRanks.may_be_ended(exit.code, exit.signal) and time.monotonic() - rank.ended_at <= NOTICE

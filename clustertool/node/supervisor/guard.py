@@ -61,7 +61,7 @@ def _guard_patience(spec: Spec) -> float:
 
 
 class GuardKeeper:
-    """Starts the guard, exchanges heartbeats with it, and replaces one that dies, is stopped or is silent.
+    """The supervisor's side of the guard: starts it, exchanges heartbeats, and replaces one that dies, is stopped or is silent.
 
     Call start() once, turn() each loop, changed() on its SIGCHLD, and end() at last. pid: of the present guard, 0 while there
     is none.

@@ -115,7 +115,7 @@ class KeptLog:
 
 
 class LogKeeper:
-    """Keeps the logs and records of a job on this node. A thread does the work: only open() and the last calls wait."""
+    """The keeper of a job's logs and records on this node. A thread does the work: only open() and the last calls wait."""
 
     def __init__(self, job: int, paths: JobPaths) -> None:
         self._job, self._paths = job, paths
@@ -213,7 +213,9 @@ class LogKeeper:
         return False
 
     def _path(self, name: str) -> str:
+        """Return the path of a file of the job by the descriptor of the job's directory."""
         return f"{files.path_of(self._job)}/{name}"
 
     def _kept_path(self, name: str) -> str:
+        """Return the path of a file's further name in the kept folder."""
         return os.path.join(self._paths.kept, name.replace("/", "+"))

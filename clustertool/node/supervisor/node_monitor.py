@@ -216,6 +216,7 @@ class Book:
         self.close()
 
     def close(self) -> None:
+        """Close the file; write() opens it again."""
         if self._journal is not None:
             self._journal.close()
             self._journal = None
@@ -431,5 +432,5 @@ def card_reader(kind: str, ids: Sequence[int]) -> Callable[[], List[CardUsage]]:
 
 
 def _card_usage(device: Any) -> CardUsage:
-    """Return (index, utilisation, bytes used, bytes of memory) of a device."""
+    """Return (index, utilisation, bytes used, bytes of memory) of a device; 0 for a use that is not known."""
     return device["index"], device.get("utilisation") or 0, device.get("memory_used") or 0, device["memory_total"]

@@ -64,7 +64,10 @@ _IN_COLLECTIVE = re.compile(
 
 
 class LoggedError(NamedTuple):
-    """line: the error, as it is compared and shown. cause: what began it. exception: whether it ended a Python program."""
+    """The error with which a log ends.
+
+    line: the error, as it is compared and shown. cause: what began it. exception: whether it ended a Python program.
+    """
 
     line: bytes
     cause: bytes
@@ -165,7 +168,7 @@ def _last_exceptions(lines: Sequence[bytes]) -> List[int]:
 
 
 def _message(lines: Sequence[bytes], place: int) -> bytes:
-    """Return the line at `place`, with the seven lines below it if a communication library has printed it."""
+    """Return the line at `place`, with the seven lines below it if a communication library or C++ has printed it."""
     if not _LIBRARIES.search(lines[place], 0, _WIDTH) and not _BEGINS.match(lines[place]):
         return lines[place]
     return b"\n".join(lines[place : place + _MESSAGE])
@@ -177,9 +180,10 @@ def shown_exception(error: LoggedError, secrets: Iterable[str]) -> str:
 
 
 def classify(error: LoggedError) -> Tuple[int, bool, bool]:
-    """Return (number, consequence, timed out) of an error, as RankExit has them; (0, False, False) for an empty one.
+    """Return (number, consequence, timed out) of an error; (0, False, False) for an empty one.
 
-    Lines that differ in digits and addresses only have the same number.
+    number: equal for lines that differ in digits and addresses only. consequence: another process has gone, or a collective has
+    timed out. timed out: only the latter.
     """
     if not error.line:
         return 0, False, False

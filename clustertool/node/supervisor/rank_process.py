@@ -65,7 +65,10 @@ def environment(spec: RankSurroundings, rank: ProcessCommand, attempt: int, own:
 
 
 def planned_variables(spec: RankSurroundings, rank: ProcessCommand, attempt: int) -> Dict[str, str]:
-    """Merge the plan's variables of all ranks (not for launchers) and of this one, the secrets, and the attempt's number."""
+    """Merge the plan's variables of all ranks (not for launchers) and of this one, the secrets, and the attempt's number.
+
+    If the plan has PyTorch's number of restarts, it becomes that of the attempt, too.
+    """
     env = {**({} if rank.get("apart", False) else spec["common"]), **rank["env"], **spec.get("secrets", {})}
     env["CLUSTERTOOL_ATTEMPT"] = str(attempt)
     if "TORCHELASTIC_RESTART_COUNT" in env:

@@ -70,7 +70,7 @@ class PendingServer:
 
 
 class ListenWatch:
-    """Finds the pservers that listen. pending: those that were started and do not listen yet."""
+    """The watch for pservers that begin to listen. pending: those that were started and do not listen yet."""
 
     def __init__(self) -> None:
         self.pending: Dict[Key, PendingServer] = {}
@@ -104,7 +104,7 @@ class ListenWatch:
 
 
 class Running(NamedTuple):
-    """A rank as the supervisor knows it."""
+    """A running rank, for the recorder's thread. pid: of its program. log_size: in bytes, -1 if it is not known."""
 
     role: str
     rank: int
@@ -114,7 +114,7 @@ class Running(NamedTuple):
 
 
 class LocalRank:
-    """One rank of this node, running or ended."""
+    """One rank of this node, waiting, running or ended, with the descriptor of its log, its exit, and its container."""
 
     def __init__(self, spec: SpecProcess) -> None:
         self.spec = spec
@@ -238,6 +238,7 @@ class RankTable:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (self._own_files, hard))
 
     def find(self, key: Key) -> Optional[LocalRank]:
+        """Return the rank of this node with a key; None if it has none."""
         return next((rank for rank in self._ranks if rank.key == key), None)
 
     def launchers(self) -> List[int]:

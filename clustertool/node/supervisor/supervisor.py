@@ -80,7 +80,7 @@ _BUNDLE: BundleAnswer = {"type": "bundle"}
 
 
 class NodeResources:
-    """Call reserve() before a rank starts, refresh() twice a second and release() at the end."""
+    """The ports and devices that a job reserves here. reserve() comes before a rank starts, refresh() and release() later."""
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
@@ -171,7 +171,7 @@ def _own_outcome(requests: UserRequests, survivors: Sequence[str], spec: Spec) -
 
 
 class Supervisor:
-    """spec: one node's part of a plan, as the engine wrote it. job: a descriptor of the job's directory; leave() closes it."""
+    """The owner of a job's processes on a node. spec: this node's part. job: its directory's descriptor; leave() closes it."""
 
     def __init__(self, spec: Spec, job: int, umask: int, origin: Origin = AGENT) -> None:
         """Open the files of events and of descendants, and create the parts of a supervisor; prepare() starts them."""
@@ -206,6 +206,7 @@ class Supervisor:
 
     @property
     def coordinates(self) -> bool:
+        """Whether this node coordinates the job."""
         return self.spec["node"] == self.spec["lead"]["node"]
 
     @property
@@ -533,7 +534,10 @@ class Supervisor:
         self._report(exits)
 
     def _handle_change(self, rank: LocalRank, pid: int, status: int, used: resource.struct_rusage) -> List[RankExit]:
-        """Record that a rank was frozen or thawed, by its wait status; return its exit in a list, [] if not judged yet."""
+        """Handle a rank's wait status: record a freeze, thaw or end.
+
+        Return a list with its exit, [] without one to judge now.
+        """
         role, number = rank.key
         if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
             if rank.container is not None:  # the client of the runtime: NodeMonitor observes the program
@@ -636,7 +640,7 @@ class Supervisor:
         return helpers(self.family.members) | self.ranks.waiting_clients()
 
     def release(self) -> None:
-        """Let mpirun and what it has started end, in a shutdown: no rank is left on any node, or the coordinator is lost."""
+        """Allow a shutdown, if any, to kill mpirun's processes: no rank is left on any node, or the coordinator is lost."""
         if self.shutdown is not None:
             self.shutdown.release()
 

@@ -71,10 +71,12 @@ class LeaseKeeper:
 
     @property
     def seconds(self) -> float:
+        """How long the lease lasts."""
         return self._lease.seconds
 
     @property
     def ended(self) -> bool:
+        """Whether the lease has ended."""
         return self._lease.ended
 
     @property
@@ -89,7 +91,7 @@ class LeaseKeeper:
 
     @property
     def lacks_store(self) -> bool:
-        """Whether that time has passed: the node has not reached the store for too long."""
+        """Whether the node has not reached the store of the job until its deadline."""
         return boottime() >= self._store_deadline
 
     def stamp(self, message: Header) -> Header:
@@ -138,7 +140,7 @@ class OwnLease(LeaseKeeper):
 
     @property
     def why(self) -> str:
-        """Describe why the lease has ended."""
+        """The reason why the lease has ended, as text."""
         if self.lacks_store:
             return "it did not reach the store of the job"
         return f"it did not run for {self.seconds:g} s"
@@ -209,32 +211,35 @@ class CoordinatorLink:
 
     @property
     def silent(self) -> bool:
-        """Whether a node was lost because nothing came from it. The program that started its supervisor then waits for it."""
+        """Whether a node was lost because nothing came from it: the program that started its supervisor waits for it then."""
         return False
 
     def wires(self) -> Sequence[FileDescriptorLike]:
-        """Return the connections whose descriptors wake the caller's loop."""
+        """Return the connections whose descriptors wake the caller's loop; here none."""
         return []
 
     def post(self, message: MemberMessage) -> None:
-        """Send a message of this node's supervisor to the coordinator, or keep it until there is a connection."""
+        """Do nothing; a subclass sends a message of this node's supervisor to the coordinator, or keeps it until it can."""
         return
 
     def launch(self, key: Key, command: str) -> None:
-        """Order the node of the process `key` to start a daemon of mpirun by `command`; here do nothing.
+        """Do nothing; the coordinator's own node, the only one with mpirun, orders a node to start a daemon of it by `command`.
 
-        Only the coordinator's own node has an mpirun.
+        key: the daemon's process, which names the node.
         """
 
     def ended_daemons(self) -> List[RankExit]:
-        """Return the exits of mpirun's daemons, of all nodes, that have become known since the last call."""
+        """Return the exits of mpirun's daemons, of all nodes, that have become known since the last call; here none."""
         return []
 
     def turn(self, ready: Set[int]) -> None:
-        """Read and send what is due, once. ready: descriptors that can be read or written."""
+        """Do nothing; a subclass reads and sends what is due, once. ready: descriptors that can be read or written."""
 
     def close(self, outcome: Optional[Outcome] = None) -> None:
-        """Close the connections, after the last messages. outcome: with which the supervisor ends, None if it has none."""
+        """Do nothing; a subclass closes the connections, after the last messages.
+
+        outcome: with which the supervisor ends, None if it has none.
+        """
 
 
 class ConnectionReport:
@@ -309,10 +314,12 @@ class CoordinatorClient(CoordinatorLink):
 
     @property
     def connecting(self) -> bool:
+        """Whether there is no connection, so that turn() must be called to try again."""
         return self._wire is None
 
     @property
     def joined(self) -> bool:
+        """Whether the coordinator has answered once."""
         return self._report.joined
 
     @property
@@ -349,9 +356,11 @@ class CoordinatorClient(CoordinatorLink):
 
     @property
     def silent(self) -> bool:
+        """Whether the coordinator is lost: see `loss`."""
         return self.loss is not None
 
     def wires(self) -> List[TlsLink]:
+        """Return the connection in a list, [] if there is none."""
         return [self._wire] if self._wire is not None else []
 
     def post(self, message: MemberMessage) -> None:
@@ -418,6 +427,7 @@ class CoordinatorClient(CoordinatorLink):
                 self.lease.read(message)
 
     def _stamped(self, message: Header) -> Header:
+        """Copy a message, with the number of the last received one, the attempt, and this process as the sender."""
         return {**message, "ack": self._mail.got, "attempt": self.attempt, "sender": self._me}
 
     def _send_beat(self, wire: TlsLink, now: float) -> None:
@@ -436,6 +446,7 @@ class CoordinatorClient(CoordinatorLink):
         self._beat_at = now + beat(self._loss_timeout)
 
     def close(self, outcome: Optional[Outcome] = None) -> None:
+        """Close the connection as leave() does, and wait at most 1 s."""
         self.leave(_FAREWELL)
 
     def leave(self, seconds: float) -> None:

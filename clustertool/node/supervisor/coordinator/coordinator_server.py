@@ -45,7 +45,7 @@ _LARGE = 1e18  # steps and seconds
 
 
 class LauncherWatch:
-    """Watches how mpirun and its daemons end. limit: seconds that mpirun and its ranks may wait for the other's end."""
+    """The watch of how mpirun and its daemons end. limit: seconds that mpirun and its ranks may wait for the other's end."""
 
     def __init__(self, grace: float) -> None:
         self.limit = max(_LEAST, grace)
@@ -173,6 +173,7 @@ class CoordinatorServer(CoordinatorLink):
     # -- for the supervisor's loop --
 
     def wires(self) -> List[FileDescriptorLike]:
+        """Return what wakes the loop: the listener, its new connections, and those of members and machines on standby."""
         return [*self._listener.wires(), *self._members.wires(), *(self._standby.wires() if self._standby else [])]
 
     @property
@@ -211,6 +212,7 @@ class CoordinatorServer(CoordinatorLink):
             self._members.post_to(node, dict(order))
 
     def ended_daemons(self) -> List[RankExit]:
+        """Return the exits of mpirun's daemons, of all nodes, that have become known since the last call."""
         return self._limits.launcher.take_ended()
 
     def turn(self, ready: Set[int]) -> None:
@@ -261,8 +263,8 @@ class CoordinatorServer(CoordinatorLink):
     def _read_event(self, node: int, message: Header) -> Optional[epoch_decisions.Event]:
         """Build the event for a message of a supervisor, or return None if its type has none. Raises one of _MALFORMED.
 
-        The message "attached" also renews the time without a laptop. A stop of a leaving node in an elastic job becomes a
-        ShutDown.
+        The message "attached" renews the time without a laptop. A stop because of a signal is noted for the orders to stop. A
+        stop of a leaving node in an elastic job becomes a ShutDown.
         """
         if message.get("type") == "attached":
             self._limits.attached(time.monotonic())
@@ -551,6 +553,7 @@ class CoordinatorServer(CoordinatorLink):
         self.orders.append(order)
 
     def _stamped(self, message: Header) -> Header:
+        """Copy a message, with the present attempt, and this process as the sender."""
         return {**message, "attempt": self._state.attempt, "sender": self._me}
 
     def close(self, outcome: Optional[Outcome] = None) -> None:

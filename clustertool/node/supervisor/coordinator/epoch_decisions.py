@@ -150,13 +150,15 @@ def _is_ending(state: State) -> bool:
 
 
 def _next_epoch(why: str) -> Outcome:
+    """Build the outcome NEXT_EPOCH: this epoch ends because of `why`, and not the job."""
     return Outcome(JobState.NEXT_EPOCH, 75, "tool", why)
 
 
 def _end_epoch(state: State, why: str) -> Step:
-    """End the epoch for the reason `why`, since the nodes that take part change; change nothing if it ends, but by a failure.
+    """End the epoch for the reason `why`, since the nodes that take part change.
 
-    That failure of ranks is dropped and not counted: it is an effect of the change, or must not wait for it.
+    Changes nothing if the attempt ends already, unless because of a failure of ranks: that is dropped and not counted, as it is
+    an effect of the change, or must not wait for it.
     """
     if state.ending is not None and state.ending.state is not JobState.FAILED:
         return state, ()

@@ -47,10 +47,14 @@ _NOT_STARTED = (NOT_EXECUTABLE, NOT_FOUND)
 
 
 class Joined(NamedTuple):
+    """A node has joined the job."""
+
     node: int
 
 
 class Listening(NamedTuple):
+    """A pserver listens at its endpoint."""
+
     key: Key
     attempt: int = 0
 
@@ -67,6 +71,8 @@ class Exited(NamedTuple):
 
 
 class Clean(NamedTuple):
+    """A node has ended all processes of the attempt but `survivors`."""
+
     node: int
     survivors: Tuple[str, ...] = ()
     attempt: int = 0
@@ -80,6 +86,8 @@ class Quiet(NamedTuple):
 
 
 class Lost(NamedTuple):
+    """A node is lost: its supervisor is silent or dead, or sends what cannot be read. why: the reason as text."""
+
     node: int
     why: str
 
@@ -156,6 +164,8 @@ class Ask(NamedTuple):
 
 
 class Finish(NamedTuple):
+    """The verdict, when nothing of the job is left on any node that could be reached."""
+
     outcome: Outcome
 
 
@@ -197,6 +207,8 @@ class Shape:
 
 
 class State(NamedTuple):
+    """All that the coordinator knows of the present attempt of a job or epoch."""
+
     shape: Shape
     phase: str = "joining"
     attempt: int = 0
@@ -240,14 +252,17 @@ def with_release(state: State, actions: Tuple[Action, ...]) -> Step:
 
 
 def _on_quiet(state: State, event: Quiet) -> Step:
+    """Record that a node is quiet."""
     return state._replace(quiet=state.quiet | {event.node}), ()
 
 
 def _on_joined(state: State, event: Joined) -> Step:
+    """Record that a node has joined, and start the first role if it is the last one."""
     return _advance(state._replace(joined=state.joined | {event.node}))  # it gets the orders that were given before
 
 
 def _on_listening(state: State, event: Listening) -> Step:
+    """Record that a pserver listens, and start the trainers if it is the last one."""
     return _advance(state._replace(listening=state.listening | {event.key}))
 
 
@@ -435,9 +450,9 @@ def reason(state: State) -> str:
 
 
 def end(state: State, outcome: Outcome) -> Step:
-    """Set the outcome, and add a Stop unless the attempt ends already.
+    """Set the outcome of the job, and return a Stop unless the attempt ends already.
 
-    Then all nodes have that order, or get it when they join.
+    If it does, all nodes have a Stop, or get it when they join.
     """
     ends = state.phase == "ending"
     state = state._replace(phase="ending", ending=outcome, restart=False)

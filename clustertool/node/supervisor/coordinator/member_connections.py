@@ -33,7 +33,7 @@ _MAX_HEADER = 1 << 16
 
 
 class CoordinatorListener:
-    """Accepts connections and keeps each one until its first message arrives. Call turn() each loop.
+    """The socket on which the coordinator listens, with each connection until its first message arrives. Call turn() each loop.
 
     Strangers may open thousands of connections a second, send nothing or anything, and keep them open (decision 87). So what
     has sent no message is bounded: connections in all, and from one address; seconds until the first message; seconds of this
@@ -54,6 +54,7 @@ class CoordinatorListener:
         self._max_header = max_header
 
     def wires(self) -> List[FileDescriptorLike]:
+        """Return what wakes the loop: the socket that listens, and the connections without a message."""
         return [self._socket, *self._pending]
 
     def turn(self, now: float, ready: Optional[Set[int]]) -> Iterator[Tuple[TlsLink, List[Header]]]:
@@ -150,7 +151,7 @@ class JobMember:
 
 
 class JobMembers:
-    """The members of a job, which are all nodes but the coordinator's: sends them orders and heartbeats, and finds silent ones.
+    """The members of a job, all nodes but the coordinator's: sends them orders and heartbeats, and finds silent ones.
 
     clock: the coordinator's own clock, which its loop turns. elastic: beats are acknowledged, and silence is measured by
     CLOCK_BOOTTIME, as the nodes measure their leases.
@@ -166,6 +167,7 @@ class JobMembers:
         self._all_started = False  # every node has acknowledged its first order
 
     def wires(self) -> List[TlsLink]:
+        """Return the connections of the members that have one."""
         return [member.wire for member in self.nodes.values() if member.wire is not None]
 
     def connect(self, member: JobMember, wire: TlsLink, sender: Incarnation) -> None:

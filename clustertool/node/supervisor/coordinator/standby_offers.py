@@ -61,6 +61,7 @@ class StandbyOffers:
         return len(self._links)
 
     def wires(self) -> List[TlsLink]:
+        """Return the connections of the machines that wait."""
         return list(self._links)
 
     def add(self, wire: TlsLink, offer: StandbyOffer, now: float) -> bool:
@@ -108,6 +109,7 @@ class StandbyOffers:
         return gone
 
     def _remove(self, wire: TlsLink) -> None:
+        """Close a connection, and forget it and its offer."""
         self._links.pop(wire)
         wire.close()
 
