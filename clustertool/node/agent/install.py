@@ -124,6 +124,7 @@ def _remove_unused(cache: str) -> None:
 
 
 def _remove(path: str) -> None:
+    """Remove a folder, as far as possible, or a file or link. Raises OSError for the latter."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path, ignore_errors=True)
     else:

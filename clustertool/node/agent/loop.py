@@ -54,13 +54,15 @@ class BaseContext(NodeContext):
         self._agent = agent
 
     def follow(self, follower: Follower) -> None:
+        """Add a follower to the agent; each of its frames names the base."""
         self._agent.follow(follower, self.base)
 
 
 class Agent(PlacingContext):
-    """`hello` is the laptop's first message: root_dir, root_group (ROOT_DIR_GROUP), and entry (how conf.py names this node).
+    """The agent of one command: its channel to the laptop, the followers that read for it, its threads, and the relay.
 
-    safe, complete: see AgentStart.
+    hello: the laptop's first message: root_dir, root_group (ROOT_DIR_GROUP), and entry (how conf.py names this node). safe,
+    complete: see AgentStart.
     """
 
     def __init__(
@@ -183,6 +185,7 @@ class Agent(PlacingContext):
         return text.getvalue()
 
     def send(self, header: Mapping[str, object], payload: bytes = b"") -> None:
+        """Queue a message and its payload for the channel."""
         self._send(encode(dict(header), payload))
 
     def _send(self, frame: bytes) -> None:

@@ -106,9 +106,10 @@ def _is_over(record: Record) -> bool:
 
 
 def _lock_job(job_dir: str) -> Optional[int]:
-    """Lock the job's directory, and return a descriptor, which the process keeps as long as it lives. None: another one has it.
+    """Lock the job's directory, and return a descriptor, which the process that joins keeps as long as it lives.
 
-    So two commands that start a lost node again at the same time start it once.
+    None if another process has locked it: two commands that start a lost node again at the same time start it once. Without
+    locks in the file system, a descriptor.
     """
     descriptor = files.open_job_dir(job_dir)
     try:
@@ -142,7 +143,7 @@ def _open_memory_file() -> int:
 def become(report: int, place: str, join: int, umask: int, kept: Sequence[int]) -> NoReturn:
     """Replace this detached process by a new Python that joins a job.
 
-    join: a descriptor of the join file. kept: others that it has.
+    join: a descriptor of the join file. kept: other descriptors that the new Python gets.
     """
     for descriptor in (report, join, *kept):
         os.set_inheritable(descriptor, True)

@@ -114,7 +114,7 @@ def _claim_ports(agent: PlacingContext, spec: Spec) -> None:
 
 
 def _write_files(spec: Spec, job: int) -> None:
-    """Write spec, node number, endpoints and lists of shards, and make the folders for logs and output."""
+    """Write spec, node number, endpoints and lists of shards, make the folders for logs and output, and link the logs."""
     exclusive = not may_be_placed_again(spec)
     files.create(job, f"{paths.OURS}/spec.json", json.dumps(spec).encode(), exclusive)
     files.create(job, "nodefile", f"{spec['node']}\n".encode(), exclusive=False)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class PieceSaver:
-    """Writes the pieces of a dispatch to the disk in a thread: each one as it arrives, then the manifest.
+    """A thread that writes the pieces of a dispatch to the disk: each one as it arrives, then the manifest.
 
     So little is left to write after the last piece, and a slow disk does not delay what the relay sends to others. Call add()
     with names of pieces in the store, then finish() once. `over`: all is on the disk, or `error` is the reason why not. After
@@ -74,6 +74,7 @@ class Inventory:
 
     @property
     def has_bits(self) -> str:
+        """The numbers of the pieces that are here, as topology.bits()."""
         return topology.bits(self._has)
 
     def bytes_of(self, numbers: Set[int]) -> int:
@@ -120,9 +121,10 @@ class Inventory:
         return manifest.name_of(self._text) == str(self._order["manifest"])
 
     def take(self) -> FrozenSet[int]:
-        """Assign numbers to the pieces of the manifest, and return the numbers of those that are lacking in the store.
+        """Assign numbers to the pieces of the manifest, note which are in the store, and return the numbers of those that lack.
 
-        Those of other groups than the order's are not lacking, and for a helper none.
+        Those of other groups than the order's do not lack, and for a helper none. Needed pieces in the store that a crash could
+        take are queued to be made durable.
         """
         groups = self._order["groups"]
         found = manifest.piece_rows(self._text) if groups is None else manifest.read_rows(self._text)

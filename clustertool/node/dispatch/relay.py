@@ -53,6 +53,7 @@ class PeerLink:
 
     @property
     def taker(self) -> bool:
+        """Whether the other node is a taker."""
         return self.source is None
 
 
@@ -71,6 +72,7 @@ class LaptopLink:
 
     @property
     def wants_write(self) -> bool:
+        """Whether messages wait to be sent."""
         return bool(self._out)
 
     def report(self, kind: str, **more: object) -> None:

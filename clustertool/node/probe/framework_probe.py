@@ -33,7 +33,7 @@ def describe(error: BaseException) -> str:
 
 
 def first_set(*names: str) -> List[str]:
-    """Return the values of the first of these variables that is not empty, split at commas."""
+    """Return the values of the first of these variables that is not empty, split at commas; [""] if all are."""
     return next(filter(None, (os.environ.get(name, "") for name in names)), "").split(",")
 
 
@@ -56,7 +56,10 @@ def require(right: object, what: str) -> None:
 
 
 def try_torch() -> None:
-    """Test torch: multiply matrices on each device of this rank, meet the other ranks, and sum numbers with them."""
+    """Test torch: multiply matrices on each device of this rank, meet the other ranks, and sum numbers; report each step.
+
+    Raises RuntimeError for devices that torch does not see, or a wrong result; else the errors of torch.
+    """
     torch = importlib.import_module("torch")
     dist = importlib.import_module("torch.distributed")
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -103,7 +106,10 @@ def interface(backend: str) -> str:
 
 
 def reduce(dist: Any, numbers: Any) -> None:
-    """Sum up numbers of all ranks, each its own from 1 to the world's size. Raises RuntimeError for a wrong count or sum."""
+    """Report this step, and sum up numbers of all ranks, each its own from 1 to the world's size.
+
+    Raises RuntimeError for a wrong count of ranks or sum.
+    """
     tell("reduce")
     dist.all_reduce(numbers)
     least, most, world = int(numbers.min()), int(numbers.max()), dist.get_world_size()

@@ -79,7 +79,7 @@ def _close() -> None:
 
 
 class _TestPeer:
-    """A connection that came in."""
+    """A connection that came in: what was received, its purpose (kind), and until when it may stay."""
 
     def __init__(self, sock: socket.socket, now: float) -> None:
         self.sock = sock
@@ -90,6 +90,8 @@ class _TestPeer:
 
 
 class _Listener:
+    """The listener of a check, a thread with its sockets: it answers who sends the token with the node's number."""
+
     def __init__(self, sockets: Sequence[socket.socket], token: bytes, node: int) -> None:
         self._token, self._answer = token, f"{node:08d}".encode()
         self._poll = select.epoll()

@@ -46,7 +46,7 @@ Found = Tuple[int, int, bytes, int]  # family, index of the interface, address, 
 def interfaces() -> Dict[str, List[Tuple[str, int]]]:
     """Map each interface to its (address, length of the network's prefix) pairs, IPv4 first.
 
-    Without an answer there are none.
+    [] for one without addresses, and for all if the kernel does not answer.
     """
     names = dict(socket.if_nameindex())
     found: Dict[str, List[Tuple[str, int]]] = {name: [] for name in names.values()}
