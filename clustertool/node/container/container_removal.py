@@ -73,7 +73,10 @@ class Removal:
         self._left: Optional[List[str]] = None if self._argv else []
 
     def turn(self) -> Optional[List[str]]:
-        """Start the next command, or kill one that takes too long; return what is left, None while that is not known yet."""
+        """Start the next command, or kill one that takes over 15 s. Return what is left, or None while that is not known yet.
+
+        It is [] once no container is left, or what the last command has left after 20 s.
+        """
         now = time.monotonic()
         self._end = self._end or now + _PATIENCE
         if self.pid:

@@ -163,7 +163,7 @@ def inspect(program: str, image: str) -> Image:
 def save(
     program: str, kind: str, runtime: str, image: str, folder: str, check: Callable[[], None] = require_wanted
 ) -> str:
-    """Write an image to an empty folder, and return the id that it has when it was loaded. Raises DispatchError."""
+    """Write an image to an empty folder, and return the id that it gets when it is loaded. Raises DispatchError."""
     argv = container_runtimes.save(program, kind, runtime, image, folder)
     try:
         if kind == container_runtimes.COPY_DIR:
@@ -209,6 +209,7 @@ def _extract(file: BinaryIO, folder: str) -> None:
 
 
 def _answer(found: Image) -> ImageAnswer:
+    """Build the answer that describes an image."""
     return {"image_id": found.image_id, "digest": found.digest, "size": found.size}
 
 

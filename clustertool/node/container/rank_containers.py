@@ -109,7 +109,10 @@ class RankContainer:
         return True
 
     def sample(self) -> bool:
-        """Store CPU time and memory of its first process. Returns whether it was stopped or continued since the last call."""
+        """Store CPU time and memory of its first process, and set `frozen` and `orphaned`, if that process lives.
+
+        Returns whether it was stopped or continued since the last call.
+        """
         found = processes.stat(self.main.pid) if self.main else None
         if self.main is None or found is None or found.start != self.main.start or found.state in "ZX":
             return False
@@ -141,9 +144,10 @@ def _peak_memory(pid: int) -> int:
 
 
 class RankContainers:
-    """`present`: whether the ranks of this node run in containers. Otherwise there is nothing to remove, and no linger.
+    """The containers of the ranks of this node: what they need, how they start, and their removal.
 
-    linger: seconds for the runtime's own processes, after those in containers were killed.
+    present: whether ranks run in containers. Otherwise there is nothing to remove, and no linger. linger: seconds for the
+    runtime's own processes, after those in containers were killed.
     """
 
     def __init__(self, spec: Spec, job: int) -> None:
@@ -203,9 +207,9 @@ class RankContainers:
     def start(
         self, process: SpecProcess, variables: Mapping[str, str], around: Surroundings
     ) -> Tuple[Tuple[List[str], Dict[str, str]], RankContainer]:
-        """Build how a rank starts: the command line and environment of the client, and its RankContainer. Raises OSError.
+        """Build the command line and environment of the client that is to start a rank, and the rank's RankContainer.
 
-        It starts nothing, but creates the file for the rank's pid.
+        Starts nothing, but creates the file for the rank's pid. Raises OSError.
         """
         spec, container = self._spec, self._spec["container"]
         made = RankContainer(self._job, process, spec["mark"], self._waits)

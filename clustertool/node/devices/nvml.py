@@ -41,6 +41,7 @@ _kept: Dict[str, bytes] = {}  # what could not be written anywhere
 
 
 def _path(digest: str) -> str:
+    """Return the path of the file of the module with this digest."""
     return os.path.join(detect.place(), f"{detect.MODULE}{digest}", "pynvml.py")
 
 
@@ -72,6 +73,7 @@ def keep_module(digest: str, packed: bytes) -> None:
 
 
 def _digest(data: bytes) -> str:
+    """Return the first 32 digits of the SHA-256 of a module."""
     return hashlib.sha256(data).hexdigest()[:32]
 
 
@@ -174,7 +176,7 @@ def load(digest: str, ids: Sequence[int]) -> List[Tuple[int, float, int, int]]:
 
 
 class _Asker:
-    """Calls of one card: what is not there is None, and the first real error is kept."""
+    """The calls of NVML about one card: what is not there is None. error: the text of the first real error, or ""."""
 
     def __init__(self, nvml: Library) -> None:
         self._nvml = nvml
@@ -238,6 +240,7 @@ def _memory(nvml: Library, ask: _Asker, handle: Handle) -> Any:
 
 
 def _watts(milliwatts: Optional[int]) -> Optional[float]:
+    """Convert milliwatts to watts; None if they are not known."""
     return None if milliwatts is None else round(milliwatts / 1000, 1)
 
 

@@ -68,7 +68,7 @@ def _read_unless_hung(kind: str, module: str, full: bool) -> Dict[str, Any]:
 
 
 class PacedReader:
-    """Samples repeatedly for at most one percent of a core: expensive samples are less frequent."""
+    """A repeated reader of the devices that takes at most one percent of a core: expensive samples are less frequent."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -78,8 +78,8 @@ class PacedReader:
     def now(self) -> Dict[str, Any]:
         """Return all that is known of the devices, read anew if it is time: the first time wholly, later what changes.
 
-        It is {"need": module} as in read_devices(). The next time is after half a second, or after 100 times the CPU time that
-        the reading took.
+        Returns {"need": module} as read_devices(). The next time is after half a second, or 100 times the CPU time of the
+        reading.
         """
         if time.monotonic() >= self._next:
             before = processes.used_cpu_seconds()

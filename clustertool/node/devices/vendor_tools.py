@@ -153,12 +153,14 @@ def _parse_load(temperature: str, power: str, limit: str, utilisation: str) -> C
 
 
 def _read_float(text: str) -> Optional[float]:
+    """Convert a text to a number; None if it is none."""
     with contextlib.suppress(ValueError):
         return float(text)
     return None
 
 
 def _read_int(text: str) -> Optional[int]:
+    """Convert a text to a rounded number; None if it is none."""
     number = _read_float(text)
     return None if number is None else round(number)
 

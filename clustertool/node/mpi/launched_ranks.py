@@ -26,7 +26,10 @@ _OF_SHELL = set(";&|()<>`$\n")
 
 
 class LaunchedRanks:
-    """`present`: whether mpirun starts the trainers of this job. Otherwise nothing else here is used."""
+    """The ranks of this node that mpirun starts, the daemons of mpirun, and what is known of how the ranks end.
+
+    present: whether mpirun starts the trainers of this job. Otherwise nothing else here is used.
+    """
 
     def __init__(self, spec: Spec) -> None:
         self.present = spec.get("launcher", "") == MPIRUN

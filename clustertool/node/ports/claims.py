@@ -62,7 +62,7 @@ def take_back(job: str, base: str) -> None:
 
 
 def claim_for_check(ports: Sequence[int]) -> List[int]:
-    """Claim those of the ports that no job has for a check, until release_check() or the end of this process. Return them.
+    """Claim for a check those of the ports that no job has, until release_check() or the end of this process; return them.
 
     Raises PreflightError.
     """

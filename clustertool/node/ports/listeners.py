@@ -116,7 +116,10 @@ def _describe_process(pid: str, uid: int) -> str:
 
 
 def require_free(ports: Sequence[int]) -> None:
-    """Bind each port for a moment. Raises PortInUse with the process that has it, PreflightError for another error."""
+    """Check that each port is free, by binding it for a moment.
+
+    Raises PortInUse with the process that has it, PreflightError for another error.
+    """
     for port in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -131,7 +134,7 @@ def require_free(ports: Sequence[int]) -> None:
 
 
 def ephemeral() -> "tuple[int, int]":
-    """Read the first and last of the ports that the kernel itself gives to connections."""
+    """Read the first and last of the ports that the kernel itself gives to connections; 32768 and 60999 if that fails."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="utf-8") as file:
             low, high = file.read().split()

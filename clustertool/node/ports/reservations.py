@@ -123,4 +123,5 @@ def holder(port: int, uids: Collection[int]) -> str:
 
 
 def _describe_owner(uid: Optional[int]) -> str:
+    """Describe the job that has reserved a port, by its user; None: not known."""
     return "a job of another user" if uid is None else f"a job of user {users.name_of(uid)}"
