@@ -53,7 +53,10 @@ exit""".encode()
 
 
 class AgentClient:
-    """Open with AgentClient.open(); ask() for one answer; frames that answer nothing (events, logs, beats) go to `sink`."""
+    """The client of the agent on one node. Make it by open(); ask() sends a request and returns its answer.
+
+    Frames that answer nothing (events, logs, heartbeats) go to `sink`.
+    """
 
     def __init__(self, link: Link, host: Host, sink: Sink | None) -> None:
         self.link = link
@@ -199,13 +202,13 @@ class AgentClient:
         raise from_wire(error["kind"], error["what"], error["fix"], self.host.name)
 
     def send(self, request: Request[Answered], number: int | None = None, now: float = 0.0) -> None:
-        """Send a request. Without a number the node sends no answer."""
+        """Send a request. Without a number the node sends no answer. Nothing is raised if the channel fails."""
         with self._sending():
             self._channel.sendall(encode(request.header(number, now)))
 
     @contextlib.contextmanager
     def _sending(self) -> Iterator[None]:
-        """Hold the lock for the time of one message.
+        """Return a context manager for sending one message, which holds the lock.
 
         If the channel fails, the connection counts as lost, and nothing is raised.
         """
@@ -357,6 +360,7 @@ class AgentClient:
         return BadAnswer(f"it sent something that is not valid: {what}", fix, self.host.name)
 
     def _lost(self, why: str) -> Unreachable:
+        """Build the error of a connection that was lost."""
         return Unreachable(why, f"check the node; {PROGRAM} status shows the state of the job", self.host.name)
 
     def _set_dead(self, error: ClustertoolError) -> None:

@@ -165,6 +165,7 @@ class LocalCluster:
         return self._to_cluster(servers) if any(server.alive for server in servers) else None
 
     def home(self, node: int) -> Path:
+        """Return the home folder of a node."""
         return self.dir / f"node{node}"
 
     def _to_cluster(self, servers: Iterable[Server]) -> Cluster:
@@ -204,7 +205,7 @@ class LocalCluster:
     def _check_dir(self) -> None:
         """Raise PreflightError if another user can have written the directory, as far as it exists.
 
-        It names processes to end and servers to log in to.
+        Its files name processes to end and servers to log in to.
         """
         wrong = path_trust.unsafe(str(self.run))
         if wrong:
@@ -213,7 +214,10 @@ class LocalCluster:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        """Lock the cluster's directory for a block; wait for the lock at most 60 s. Raises PreflightError."""
+        """Return a context manager that locks the cluster's directory, and makes `run`. Waits at most 60 s.
+
+        Raises PreflightError after this time, and for a directory that another user can have written.
+        """
         self._check_dir()
         descriptor = os.open(self.dir / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
@@ -237,6 +241,7 @@ class LocalCluster:
     # -- servers
 
     def _config(self, node: int) -> Path:
+        """Return the path of the configuration of a node's server."""
         return self.run / f"{node}.conf"
 
     def _read_server(self, node: int) -> Server:

@@ -113,7 +113,10 @@ class Fleet:
         self.wait_for_late(lag)
 
     def open_more(self, hosts: Iterable[Host], leave: Callable[[Host], bool], lag: float | None = None) -> Fleet:
-        """Connect to further hosts, numbered after those that are there. Close and remove hosts for which leave() is true."""
+        """Close and remove the hosts for which leave() is true, and connect to further hosts, numbered behind the others.
+
+        It waits for them as open() does.
+        """
         kept = [host for host in self.cluster.hosts if not leave(host)]
         old = {node: host.index for node, host in enumerate(kept)}
         numbered = tuple(replace(host, index=node) for node, host in enumerate((*kept, *hosts)))
@@ -154,9 +157,10 @@ class Fleet:
         return list(self._late.values())
 
     def wait_for_late(self, lag: float | None = None) -> None:
-        """Wait for the late nodes, and sort them into `agents` and `failed`. Each has a deadline.
+        """Wait for the late nodes, each of which has a deadline, and sort them into `agents` and `failed`.
 
-        lag: as for open(). Nodes that are late then stay `late`.
+        Questions of logins are put meanwhile, and new host keys are shown at the end. lag: as for open(). Nodes that are late
+        then stay `late`.
         """
         if self._work is None:  # of open_shared(): no other node is there
             return
@@ -243,7 +247,10 @@ class Fleet:
         return self._links.prompter
 
     def keep_hosts(self, cluster: Cluster) -> None:
-        """Keep only these hosts of the cluster, found by name; renumber the nodes, and close the agents of all others."""
+        """Replace the cluster by this one, which has some of its hosts: renumber the nodes, and close the agents of all others.
+
+        The hosts are found by their names.
+        """
         known = {host.name: host.index for host in self.cluster.hosts}
         self._renumber(cluster, {host.index: known[host.name] for host in cluster.hosts})
 

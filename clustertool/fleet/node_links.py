@@ -13,7 +13,7 @@ from clustertool.ssh.prompter import Prompter
 
 
 class NodeLinks:
-    """Opens connections, and closes all of them at its end: use as a context manager."""
+    """The open connections of one command. It is a context manager, and closes all of them at its end."""
 
     def __init__(
         self, cluster: Cluster, prompter: Prompter, reach: Callable[[Host], Link | None] = lambda host: None

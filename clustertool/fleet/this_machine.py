@@ -42,8 +42,8 @@ SHELL = ("/bin/sh",)
 def own_cluster(folder: Path, known: Cluster | None = None) -> Cluster:
     """Build the cluster whose only host is this machine, for jobs in `folder`, with the interpreter of this command.
 
-    known: the cluster of a conf.py, whose other keys stay. The checks of ping and rsync are off. Raises PreflightError where
-    the system is not Linux.
+    known: the cluster of a conf.py, whose other keys stay. The checks of ping and rsync are off, and shell_defaults() are put
+    in front of ENV. Raises PreflightError where the system is not Linux.
     """
     if not sys.platform.startswith("linux"):
         raise PreflightError("jobs on this machine alone need Linux", "name Linux nodes with --ips or in conf.py")
@@ -59,7 +59,7 @@ def own_cluster(folder: Path, known: Cluster | None = None) -> Cluster:
 def with_job_python(cluster: Cluster) -> Cluster:
     """Return the cluster with a `job_python` that states path and version of its jobs' `python3`, and the rule that chose it.
 
-    Returns it unchanged where PRELUDE or an image decides this.
+    It is "" if no python3 is found. Returns the cluster unchanged where PRELUDE or an image decides this.
     """
     if cluster.prelude or cluster.container.image:
         return cluster
@@ -180,6 +180,7 @@ class HereLink:
         return Unreachable(why, "is this machine overloaded?", self.node)
 
     def close(self) -> None:
+        """Close all channels."""
         for channel in self._channels:
             channel.close()
 
@@ -214,6 +215,7 @@ class HereChannel:
 
     @property
     def eof_received(self) -> bool:
+        """Whether the shell has ended."""
         return self.status_event.is_set()
 
     def shutdown_write(self) -> None:

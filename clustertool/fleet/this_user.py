@@ -32,23 +32,22 @@ def name() -> str:
 
 
 def config() -> Path:
-    """Return the folder of this user's configuration.
-
-    Raises NoHome where this user has no home folder, as all folders here.
-    """
+    """Return the folder of this user's configuration. Raises NoHome."""
     return _system_folder(user_config_path, "XDG_CONFIG_HOME")
 
 
 def state() -> Path:
+    """Return the folder of this user's state. Raises NoHome."""
     return _system_folder(user_state_path, "XDG_STATE_HOME")
 
 
 def cache() -> Path:
+    """Return the folder of this user's cache. Raises NoHome."""
     return _system_folder(user_cache_path, "XDG_CACHE_HOME")
 
 
 def expand_home(path: str) -> Path:
-    """Expand a path whose first part may be ~ or ~USER: a shell leaves that of --to=~/results."""
+    """Expand a path whose first part may be ~ or ~USER, as in --to=~/results. Raises NoHome for ~ without a home folder."""
     if path.partition("/")[0] != "~":
         return Path(os.path.expanduser(path))
     return Path((users.home() or _no_home("HOME")) + path[1:])

@@ -28,6 +28,8 @@ Key = tuple[int, int, int, int]  # size, mtime and ctime in ns, inode
 
 
 class WorkspaceCache:
+    """The cached files of one workspace. For a user without a home folder it keeps nothing."""
+
     def __init__(self, top: Path) -> None:
         name = hashlib.sha256(os.fsencode(top.resolve())).hexdigest()[:32]
         self._dir = Path(os.devnull)  # nothing is kept below it
@@ -44,7 +46,10 @@ class WorkspaceCache:
             return {}
 
     def keep_digests(self, found: Mapping[str, tuple[Key, list[str]]]) -> None:
-        """Write digests for later dispatches, without those of files that changed in the last two seconds."""
+        """Write digests for later dispatches, without those of files that changed in the last two seconds.
+
+        Errors are ignored.
+        """
         limit = (time.time() - _FRESH) * 1e9
         old = {path: (key, names) for path, (key, names) in found.items() if max(key[1], key[2]) < limit}
         self._save(_DIGESTS, old)
@@ -64,6 +69,7 @@ class WorkspaceCache:
             return "", set(), []
 
     def keep_packs(self, release: str, nodes: Iterable[str], packs: Sequence[Pack]) -> None:
+        """Write the release that was sent last, the nodes to which it was sent, and its packs. Errors are ignored."""
         self._save("packs", {"release": release, "nodes": list(nodes), "packs": packs})
 
     def manifest(self, release: str) -> bytes | None:

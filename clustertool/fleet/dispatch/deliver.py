@@ -40,7 +40,10 @@ _PATCH = 24 << 10  # bytes up to which a change is sent to every node at once
 
 @dataclass(frozen=True)
 class Dispatched:
-    """`sent`, `had` and `shared` are node ids (shared: another node's copy is theirs too). `releases`: what each node has."""
+    """The result of a dispatch. releases: {node: its release}. tally: counts of bytes, and the errors of nodes.
+
+    sent: nodes that have received the release; had: those that had it before; shared: those that share the ROOT_DIR of another.
+    """
 
     releases: Mapping[int, str]
     tally: DispatchCounts
@@ -55,9 +58,9 @@ class Dispatched:
 
 
 class _Delivery:
-    """One dispatch. had: the receivers that have their release already. lacking: the others. source: of those that have it.
+    """One dispatch. had: the receivers that have their release already; lacking: the others.
 
-    group: each file that not all nodes take -> a group.
+    source: the node from which the release is taken, None for this machine. group: {file that not all nodes take: its group}.
     """
 
     def __init__(

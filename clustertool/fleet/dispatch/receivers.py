@@ -12,7 +12,10 @@ from clustertool.model.facts import ByNode
 
 @dataclass
 class DispatchCounts:
-    """Bytes that went over the uplink and between nodes; `served`: nodes that got their pieces from the laptop, and why."""
+    """The counts of a dispatch: bytes that went over the uplink and between nodes, and the errors of nodes (`failed`).
+
+    served: {node that got its pieces only from the laptop: why}.
+    """
 
     uplink: int = 0
     between: int = 0

@@ -95,7 +95,7 @@ def pull(image: LocalImage, check: Callable[[], None]) -> LocalImage:
 def save(image: LocalImage, kind: str, check: Callable[[], None]) -> SavedImage:
     """Save an image as files below the cache folder, unless an earlier dispatch has done so, and read them as a workspace.
 
-    Other saved images are removed, the newest excepted. Raises DispatchError, or what `check` raises.
+    Before a new one is saved, all others but the newest are removed. Raises DispatchError, or what `check` raises.
     """
     top = this_user.cache() / "images"
     this_user.make_folder(top, "XDG_CACHE_HOME")

@@ -17,8 +17,9 @@ _Part = tuple[str, int, int]  # path, offset, size
 
 
 class Shipment:
-    """`group`: files that not every node takes -> a name for those that take them. Raises DispatchError: a file changed.
+    """A workspace as it is sent: its manifest, its pieces, and where their bytes are. Packs and manifest are cached.
 
+    `group`: {file that not every node takes: a name for those that take it}. Raises DispatchError if a file has changed.
     `common`: releases that all receivers have; `receivers`: names for their ROOT_DIRs. The packs of the last release sent are
     used again. Those that contain files which are no more cannot be read here: only where it was sent to all receivers in
     these packs, and all have it still. Others may have the same release in other packs.

@@ -35,7 +35,7 @@ Check = Callable[[], None]
 
 @dataclass(frozen=True)
 class LineOrder:
-    """What to cut. seed None: in the order of the file; `replace`: shards that are there already may go."""
+    """The parameters of a split. seed: of a random order; None: the order of the file. replace: older shards may go."""
 
     data: Path
     folder: Path
@@ -46,6 +46,8 @@ class LineOrder:
 
 @dataclass(frozen=True)
 class Shard:
+    """One shard that was written, with its numbers of lines and bytes."""
+
     path: Path
     lines: int
     bytes: int
@@ -53,6 +55,8 @@ class Shard:
 
 @dataclass(frozen=True)
 class Result:
+    """The result of a split."""
+
     shards: tuple[Shard, ...]
     replaced: int  # shards of an older set that were removed
 
@@ -107,7 +111,7 @@ def _refuse_existing(order: LineOrder) -> list[str]:
 
 @dataclass(frozen=True)
 class _Data:
-    """`body`: bytes up to and with the last newline; `lines`: newlines; what is left after them is the tail."""
+    """The file to cut, as it was measured. `body`: bytes up to and with the last newline. `lines`: number of newlines."""
 
     info: os.stat_result
     file: BinaryIO
@@ -116,12 +120,16 @@ class _Data:
 
     @property
     def tail(self) -> int:
+        """The number of bytes behind the last newline."""
         return self.info.st_size - self.body
 
 
 @contextlib.contextmanager
 def _open_data(path: Path) -> Iterator[BinaryIO]:
-    """Open the data. Raises DataError for what cannot be read, no regular file, and packed data (gzip and others)."""
+    """Return a context manager that opens the data, and closes it.
+
+    Raises DataError for what cannot be read, no regular file, and packed data (gzip and others).
+    """
     try:
         file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
     except OSError as error:
@@ -137,7 +145,7 @@ def _open_data(path: Path) -> Iterator[BinaryIO]:
 
 
 def _blocks(file: BinaryIO, start: int, end: int, check: Check) -> Iterator[bytes]:
-    """Yield the bytes from start to end; fewer, if the file has shrunk."""
+    """Yield the bytes from start to end in blocks of 1 MiB; fewer, if the file has shrunk. Calls `check` before each block."""
     while start < end:
         check()
         block = os.pread(file.fileno(), min(BLOCK, end - start), start)
@@ -178,7 +186,10 @@ def _require_unchanged(file: BinaryIO, data: _Data, order: LineOrder) -> None:
 
 @contextlib.contextmanager
 def _stage(folder: Path, name: str) -> Iterator[Path]:
-    """Create a separate folder next to the shards, and remove it afterwards. First remove those that killed splits left."""
+    """Return a context manager that creates a separate folder in `folder`, locks it, and removes it at its end.
+
+    First it removes those that killed splits of this file have left.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(f".{glob.escape(name)}-????????.split"):
         with contextlib.suppress(OSError), _lock(left):
@@ -193,7 +204,7 @@ def _stage(folder: Path, name: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Lock a folder for the time of a split. Raises BlockingIOError while another split has it."""
+    """Return a context manager that locks a folder. Raises BlockingIOError if another split has the lock."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -51,7 +51,10 @@ _END = 5.0
 
 
 class Spread:
-    """run() once. `tally` gets the bytes, the failures, and the nodes that only the laptop could serve."""
+    """One distribution of the pieces of a shipment to nodes, by run(), which is called once.
+
+    `tally` gets the bytes, the failures, and the nodes that only the laptop could serve.
+    """
 
     def __init__(
         self, fleet: Fleet, shipment: Shipment | RemoteShipment, tally: DispatchCounts, progress: ProgressReceiver
@@ -140,7 +143,7 @@ class Spread:
         try:
             self._read_report(node, message)
         except ValueError as error:
-            self._fail(node, self._run_again_error(node, f"its relay sent what is not valid: {error}"))
+            self._record_failure(node, self._run_again_error(node, f"its relay sent what is not valid: {error}"))
 
     def _count_bytes(self, node: int, size: int) -> None:
         """Count bytes that were sent to a node, in the tally and for the scheduler."""
@@ -170,7 +173,7 @@ class Spread:
                 what, fix = _CAUSES[action.cause]
                 silent = action.cause in (Cause.STUCK, Cause.SILENT)
                 error, why = Unreachable if silent else DispatchError, self._scheduler.served.get(action.node, "")
-                self._fail(action.node, error(what.format(LOST, why=why), fix, self._fleet.name(action.node)))
+                self._record_failure(action.node, error(what.format(LOST, why=why), fix, self._fleet.name(action.node)))
                 if silent:
                     self._in_background(agent.link.close)  # a thread that still sends to it continues
 
@@ -180,7 +183,7 @@ class Spread:
         Raises ValueError for pieces that do not exist.
         """
         if message["type"] == "relay-failed" or message["type"] == "relay-gone":
-            self._fail(node, self._relay_error(node, message))
+            self._record_failure(node, self._relay_error(node, message))
             return
         scheduler, count, now = self._scheduler, len(self._sizes), time.monotonic()
         if not scheduler.reported(node, now):
@@ -225,9 +228,10 @@ class Spread:
         return from_wire(kind, message["what"], message["fix"], self._fleet.name(node))
 
     def _run_again_error(self, node: int, what: str) -> DispatchError:
+        """Build the error of a node whose fix is to run the command again."""
         return DispatchError(what, "run it again", self._fleet.name(node))
 
-    def _fail(self, node: int, error: ClustertoolError) -> None:
+    def _record_failure(self, node: int, error: ClustertoolError) -> None:
         """Record that a node has failed, unless it has received everything, and do what the scheduler decides."""
         member = self._scheduler.members[node]
         if node not in self._tally.failed and (member.helper or member.phase is not DispatchPhase.DONE):
@@ -257,7 +261,7 @@ class Spread:
         try:
             self._fleet.ask_one(node, request)
         except ClustertoolError as error:
-            self._queue_call(self._fail, node, error)
+            self._queue_call(self._record_failure, node, error)
 
     def _send(self, node: int, message: RelayOrder, piece: int | None = None) -> None:
         """Send a node's relay a message, with the bytes of a piece, if given.
@@ -274,7 +278,7 @@ class Spread:
             self._fleet.agents[node].send_to_relay(message, data, moved, lambda: self._scheduler.gentle)
             good = True
         except ClustertoolError as error:
-            self._queue_call(self._fail, node, error)
+            self._queue_call(self._record_failure, node, error)
             good = False
         self._queue_call(self._take_sent, node, good)
 

@@ -80,8 +80,9 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Workspace:
-    """`times`: mtimes in ns. `chunks`: the pieces of every file, by name. `read`: content of small files, as far as it fits.
+    """A folder as it was walked: what is sent (`entries`) and what is not (`left_out`).
 
+    `times`: mtimes in ns. `chunks`: the names of the pieces of every file. `read`: content of small files, up to 64 MiB.
     `unsure`: paths of files that may have secrets and that .clusterignore does not name. `grown`: those of files to which a
     program wrote while they were read; sent is what they had when they were opened.
     """
@@ -97,6 +98,7 @@ class Workspace:
 
     @cached_property
     def release(self) -> str:
+        """The digest of all entries, which names what is sent."""
         return digest(self.entries)
 
     @property
@@ -109,6 +111,7 @@ class Workspace:
 
     @property
     def size(self) -> int:
+        """The bytes of all files."""
         return sum(entry.size for entry in self.entries)
 
 
@@ -190,10 +193,9 @@ Found = tuple[str, os.stat_result]
 
 
 class _Content(NamedTuple):
-    """names: of the pieces of a file.
+    """A file that was read. names: of its pieces. data: its bytes if it is small.
 
-    data: its bytes if it is small. private: it begins as a private key. info: when it was opened. still: nothing was written
-    while it was read.
+    private: it begins as a private key. info: its status when it was opened. still: nothing was written while it was read.
     """
 
     names: list[str]
@@ -264,7 +266,7 @@ def _read_all(walk: _Walk, todo: Sequence[Found], crew: _Readers) -> Iterator[_R
 
 
 def _in_batches(items: Sequence[Found]) -> Iterator[Sequence[Found]]:
-    """Cut a list into parts of _BATCH files."""
+    """Yield the parts of a list, each of 100 files at most."""
     return (items[at : at + _BATCH] for at in range(0, len(items), _BATCH))
 
 
@@ -313,7 +315,7 @@ def exactly(fd: int, size: int, at: int) -> bytes:
 
 
 class _Readers:
-    """Threads, for what waits for a disk or is hashed. Where small files come from memory they would only fight over Python."""
+    """A pool of threads that read files. Small files are read in the calling thread until one has to wait for the disk."""
 
     def __init__(self, pool: Executor) -> None:
         self._pool = pool
@@ -330,7 +332,7 @@ class _Readers:
         yield from self.at_once(do, rest)
 
     def at_once(self, do: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
-        """Do the work of all items in threads, from now on, and return the results in order."""
+        """Start do(item) for all items in the threads, and return an iterator over the results, in order."""
         return self._pool.map(do, items)
 
 
@@ -363,7 +365,10 @@ class _Walk:
 
     @contextlib.contextmanager
     def noting(self, path: str) -> Iterator[None]:
-        """Record an OSError of the block as a problem of this path; a path that has vanished is left out. "": the workspace."""
+        """Return a context manager that records an OSError in it as a problem of this path, and raises nothing.
+
+        A path that has vanished is recorded as left out instead. "": the workspace.
+        """
         try:
             yield
         except OSError as error:
@@ -438,10 +443,12 @@ class _Walk:
         with self.noting(folder), os.scandir(self.place(folder)) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):  # as if it had gone before
-                    self._take(entry, folder, found)
+                    self._add_or_leave_out(entry, folder, found)
         return found
 
-    def _take(self, entry: os.DirEntry[bytes], folder: str, found: list[tuple[str, os.stat_result]]) -> None:
+    def _add_or_leave_out(
+        self, entry: os.DirEntry[bytes], folder: str, found: list[tuple[str, os.stat_result]]
+    ) -> None:
         """Add an entry of a folder to `found`, or record why it is left out. Raises OSError."""
         path = folder + os.fsdecode(entry.name)
         is_dir = entry.is_dir(follow_symlinks=False)

@@ -38,7 +38,7 @@ _SERIAL = 1
 
 @dataclass(frozen=True)
 class Secret:
-    """`source`: where it was found, for messages."""
+    """A secret, and where it was found (`source`), for messages."""
 
     text: str = field(repr=False)
     source: str

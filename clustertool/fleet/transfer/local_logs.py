@@ -31,9 +31,9 @@ def prepare(folder: Path) -> None:
 
 
 class LocalLogs:
-    """write() the pieces of the logs of a job into `folder`. `failure` says why no more is written.
+    """The copy of a job's logs in `folder`, to which write() adds pieces. `failure`: why a piece was not written, "" at first.
 
-    folder: that of --log-dir, which shows them by links (`shown`); None is ./JOB<id>/log, which shows no other job.
+    The parameter folder: that of --log-dir, which shows the logs by links (`shown`); None: ./JOB<id>/log, without links.
     """
 
     def __init__(self, job: str, folder: Path | None) -> None:

@@ -34,7 +34,10 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class FolderEntry:
-    """What a node has. kind: file, dir, link or unreadable; modified, changed (ctime): in ns; link: its target, or why."""
+    """A file or folder on a node. kind: file, dir, link or unreadable. modified, changed (ctime): times in ns.
+
+    link: the target of a link, or why it is unreadable.
+    """
 
     path: str
     kind: str
@@ -159,6 +162,7 @@ class NodeFolder:
 
 
 def _unwritable(path: Path, error: OSError) -> DispatchError:
+    """Build the error of a path of this machine that cannot be written."""
     return DispatchError(f"{os.fspath(path)!r} cannot be written: {error.strerror}", "fetch to another place: --to DIR")
 
 
@@ -185,7 +189,10 @@ class _Copy:
 
     @contextlib.contextmanager
     def folder(self, parts: list[str]) -> Iterator[int]:
-        """Open a folder here, which is made, and yield its descriptor. Raises OSError where something else is in its place."""
+        """Return a context manager that makes and opens a folder below `target`; its value is the folder's descriptor.
+
+        parts: the path below `target`. Raises OSError where something else is in its place.
+        """
         fd = os.open(self.target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for part in parts:
@@ -198,7 +205,7 @@ class _Copy:
             os.close(fd)
 
     def has(self, entry: FolderEntry) -> bool:
-        """Check whether a regular file with the entry's size and time is there."""
+        """Check whether `target` has a regular file with the entry's path, size and time. Makes the folders above it."""
         with self.folder(entry.parts[:-1]) as fd:
             try:
                 info = os.stat(entry.parts[-1], dir_fd=fd, follow_symlinks=False)

@@ -52,7 +52,7 @@ Check = Callable[[], None]
 
 
 class RsyncMissing(DispatchError):
-    """There is no rsync, here or on the node."""
+    """The error of a missing rsync, on this machine or on the node."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,10 @@ def push(
 
 @contextlib.contextmanager
 def _names_file(names: Iterable[str]) -> Iterator[IO[bytes]]:
-    """Yield an open file with the names, each with NUL behind it, as --files-from=- with --from0 reads them."""
+    """Return a context manager whose value is an open temporary file with the names, each with NUL behind it.
+
+    --files-from=- with --from0 reads them so.
+    """
     with tempfile.TemporaryFile() as file:
         file.write(b"".join(os.fsencode(name) + b"\0" for name in names))
         file.seek(0)
@@ -237,7 +240,7 @@ class _Session:
         )
 
     def _require_moving(self) -> None:
-        """Raise the error of the remote side, of a lost connection, or of STALL seconds without a byte.
+        """Raise the error of the remote side, of a lost connection, or of 60 seconds without a byte; else do nothing.
 
         rsync's own --timeout guards only the side that sends: a receiver waits for a frozen node for ever.
         """
